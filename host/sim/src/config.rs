@@ -58,6 +58,8 @@ pub struct SimConfig {
     pub bootstrap_port: u16,
     /// vLLM: port of the side channel, 0 for any.
     pub side_port: u16,
+    /// SGLang: lets `/pd_role_switch` change the role of an engine of a pair.
+    pub role_switch: bool,
     /// Number of data-parallel ranks that the engine reports.
     pub dp_size: u32,
     /// Fixed duration of a prefill.
@@ -129,6 +131,7 @@ impl Default for SimConfig {
             max_model_len: 131_072,
             bootstrap_port: 0,
             side_port: 0,
+            role_switch: false,
             dp_size: 1,
             overhead: Duration::from_millis(30),
             prefill_per_token: Duration::from_micros(200),
@@ -214,7 +217,7 @@ impl SimConfig {
     pub(crate) fn version(&self) -> &str {
         self.version.as_deref().unwrap_or(match self.dialect {
             Dialect::Vllm | Dialect::Openai => "0.32.0",
-            Dialect::Sglang => "0.5.9",
+            Dialect::Sglang => "0.5.23",
         })
     }
 

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::{
-    config::{Dialect, Role},
+    config::{Dialect, Role, SimConfig},
     engine::{Engine, Finish, Local},
     failure::Failure,
     faults::Picked,
@@ -68,11 +68,13 @@ impl Dialect {
         }
     }
 
-    /// Returns the port on which an engine of this role listens for other engines, if it does.
-    pub(crate) fn side_port(self, role: Role, side: u16, bootstrap: u16) -> Option<u16> {
-        match (self, role) {
-            (Self::Vllm, Role::Prefill) => Some(side),
-            (Self::Sglang, Role::Prefill) => Some(bootstrap),
+    /// Returns the port on which an engine listens for other engines, if it does. SGLang engines that may
+    /// switch their role always do.
+    pub(crate) fn side_port(self, config: &SimConfig) -> Option<u16> {
+        match (self, config.role) {
+            (Self::Vllm, Role::Prefill) => Some(config.side_port),
+            (Self::Sglang, Role::Prefill) => Some(config.bootstrap_port),
+            (Self::Sglang, Role::Decode) if config.role_switch => Some(config.bootstrap_port),
             _ => None,
         }
     }

@@ -31,7 +31,7 @@ use kv_events::Publisher;
 use steps::Ticket;
 
 use crate::{
-    config::SimConfig,
+    config::{Role, SimConfig},
     core::{EngineCore, Job, JobId, Refusal, Token},
     faults::FaultBoard,
     leg::Leg,
@@ -61,6 +61,10 @@ pub(crate) struct Engine {
     pub(crate) side: side::Client,
     /// Host and port of the side channel or bootstrap server, for other engines.
     pub(crate) advertised: (String, u16),
+    /// Port of the KV events, if they are published.
+    pub(crate) kv_port: Option<u16>,
+    /// The role of the moment. SGLang can switch it.
+    role: Mutex<Role>,
     scheduler: Mutex<Scheduler>,
     /// Notified when the core's next deadline may have changed.
     moved: Notify,
@@ -160,7 +164,7 @@ impl Scheduler {
 }
 
 impl Engine {
-    pub(crate) fn new(config: SimConfig, advertised: (String, u16)) -> Self {
+    pub(crate) fn new(config: SimConfig, advertised: (String, u16), kv_port: Option<u16>) -> Self {
         let mut core = EngineCore::new(config.core(), config.seed);
         let publisher = config
             .kv_events
@@ -178,6 +182,8 @@ impl Engine {
             rooms: Rooms::default(),
             side: side::Client::default(),
             advertised,
+            kv_port,
+            role: Mutex::new(config.role),
             scheduler: Mutex::new(Scheduler { core, publisher, sequences: HashMap::new() }),
             moved: Notify::new(),
             work: Notify::new(),
@@ -187,6 +193,15 @@ impl Engine {
             stored: Mutex::default(),
             config,
         }
+    }
+
+    /// Returns the role of the moment.
+    pub(crate) fn role(&self) -> Role {
+        *self.role.lock()
+    }
+
+    pub(crate) fn set_role(&self, role: Role) {
+        *self.role.lock() = role;
     }
 
     /// Submits a sequence.

@@ -24,6 +24,7 @@ mod metrics;
 mod pooling;
 mod probe;
 mod realtime;
+mod sglang;
 mod stored;
 
 /// Limit of a body in bytes: more than a prompt of 128k tokens needs.
@@ -54,9 +55,11 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/v2/rerank", post(pooling::rerank))
             .route("/score", post(pooling::score)),
         Dialect::Sglang => named(engine_routes)
-            .route("/server_info", get(probe::server_info))
-            .route("/get_server_info", get(probe::server_info))
-            .route("/v1/loads", get(probe::loads))
+            .route("/server_info", get(sglang::server_info))
+            .route("/get_server_info", get(sglang::server_info))
+            .route("/model_info", get(sglang::model_info))
+            .route("/v1/loads", get(sglang::loads))
+            .route("/pd_role_switch", post(sglang::role_switch))
             .route("/ready", get(probe::ready))
             .route("/abort_request", post(control::abort)),
         Dialect::Openai => engine_routes,

@@ -38,6 +38,9 @@ struct Args {
     /// vLLM: port of the side channel of a prefill; 0 for any.
     #[arg(long, default_value_t = 0)]
     side_port: u16,
+    /// SGLang: let `/pd_role_switch` change the role of an engine of a pair.
+    #[arg(long)]
+    role_switch: bool,
     /// Number of data-parallel ranks to report.
     #[arg(long, default_value_t = 1)]
     dp_size: u32,
@@ -207,6 +210,7 @@ fn config(args: Args) -> anyhow::Result<SimConfig> {
         max_model_len: args.max_model_len,
         bootstrap_port: args.bootstrap_port,
         side_port: args.side_port,
+        role_switch: args.role_switch,
         dp_size: args.dp_size,
         overhead: span("overhead-ms", args.overhead_ms, 1e-3)?,
         prefill_per_token: span("prefill-ms-per-token", args.prefill_ms_per_token, 1e-3)?,

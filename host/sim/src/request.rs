@@ -6,9 +6,9 @@ use serde_json::Value;
 
 use crate::{
     api::Api,
-    config::SimConfig,
+    config::{Dialect, SimConfig},
     core::{Piece, Prompt},
-    engine::{Finish, Plan},
+    engine::{Finish, Plan, random_hex},
     failure::Failure,
     faults::{Break, FaultKind, Picked},
 };
@@ -127,6 +127,9 @@ impl Body {
             return Err(Failure::not_found(message).with_param("model"));
         }
         body.convert(config, api);
+        if config.dialect == Dialect::Sglang {
+            body.take_rank(headers)?;
+        }
         if api.is_chat() && body.messages.is_none() {
             return Err(missing("messages", bytes));
         }
@@ -138,6 +141,16 @@ impl Body {
         }
         body.check_numbers(config)?;
         Ok(body)
+    }
+
+    /// Takes the rank of SGLang's header, which counts more than the body's.
+    fn take_rank(&mut self, headers: &HeaderMap) -> Result<(), Failure> {
+        let Some(given) = headers.get("x-data-parallel-rank") else { return Ok(()) };
+        let rank = given.to_str().ok().and_then(|text| text.trim().parse().ok());
+        self.routed_dp_rank = Some(rank.ok_or_else(|| {
+            Failure::bad(format!("Invalid X-Data-Parallel-Rank header: must be an integer, got {given:?}"))
+        })?);
+        Ok(())
     }
 
     /// Turns the fields of another API into those of a chat, as the engines do. What an engine does not take
@@ -199,6 +212,33 @@ impl Body {
     /// Returns whether the body has messages, for an endpoint that also accepts a prompt.
     pub(crate) fn is_chat(&self) -> bool {
         self.messages.is_some()
+    }
+
+    /// Returns whether the prompt is a list of prompts, also of a single one.
+    pub(crate) fn is_batch(&self) -> bool {
+        matches!(self.prompt, Some(PromptField::Texts(_) | PromptField::IdLists(_)))
+    }
+
+    /// Returns the ids of SGLang's items: that of a batch gets the item's number. Several choices of a prompt
+    /// get random ones.
+    pub(crate) fn item_ids(&self) -> Vec<String> {
+        // The id is written to JSON without escaping.
+        let clean = |rid: &String| rid.replace(['"', '\\'], "");
+        let prompts = match &self.prompt {
+            Some(PromptField::Texts(texts)) => texts.len(),
+            Some(PromptField::IdLists(lists)) => lists.len(),
+            _ => 1,
+        };
+        let items = 0..prompts.saturating_mul(self.n() as usize).min(MAX_SEQUENCES);
+        match &self.rid {
+            Some(_) if self.n() > 1 => items.map(|_| random_hex(32)).collect(),
+            None => items.map(|_| random_hex(32)).collect(),
+            Some(OneOrMany::One(rid)) if self.is_batch() => {
+                items.map(|item| format!("{}_{item}", clean(rid))).collect()
+            }
+            Some(OneOrMany::One(rid)) => vec![clean(rid)],
+            Some(OneOrMany::Many(rids)) => rids.iter().map(clean).collect(),
+        }
     }
 
     /// Returns the number of outputs for each prompt.

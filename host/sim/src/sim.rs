@@ -6,7 +6,7 @@ use tokio::{net::TcpListener, sync::broadcast};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    config::SimConfig,
+    config::{Role, SimConfig},
     engine::{Engine, Recorded, SimState, kv_events, side},
     faults::Fault,
     http,
@@ -55,7 +55,7 @@ impl Sim {
             return Err(StartError::Config(problems.join("; ")));
         }
         let (listener, addr) = listen(config.listen).await?;
-        let side_port = config.dialect.side_port(config.role, config.side_port, config.bootstrap_port);
+        let side_port = config.dialect.side_port(&config);
         let side = match side_port {
             Some(port) => Some(listen(SocketAddr::new(config.listen.ip(), port)).await?),
             None => None,
@@ -67,7 +67,8 @@ impl Sim {
         };
         let kv_addr = kv.as_ref().map(|(_, addr)| *addr);
         let host = config.advertise_host.clone().unwrap_or_else(|| reachable(addr));
-        let engine = Arc::new(Engine::new(config, (host, side_addr.map_or(0, |addr| addr.port()))));
+        let advertised = (host, side_addr.map_or(0, |addr| addr.port()));
+        let engine = Arc::new(Engine::new(config, advertised, kv_addr.map(|addr| addr.port())));
 
         let (tasks, stop, side_stop) = (TaskTracker::new(), Stop::default(), CancellationToken::new());
         tasks.spawn(server::serve(listener, http::router(&engine), tasks.clone(), stop.clone()));
@@ -127,6 +128,11 @@ impl SimHandle {
     /// Replaces the active faults.
     pub fn set_faults(&self, faults: Vec<Fault>) {
         self.engine.faults.replace(faults);
+    }
+
+    /// Switches the role, as `/pd_role_switch` does.
+    pub fn switch_role(&self, role: Role) {
+        self.engine.set_role(role);
     }
 
     /// Returns the recorded requests, oldest first, if `record` is set.

@@ -19,6 +19,8 @@ pub(crate) struct Meta {
     pub(crate) api: Api,
     pub(crate) chat: bool,
     pub(crate) id: String,
+    /// SGLang: the id of each output.
+    pub(crate) item_ids: Vec<String>,
     pub(crate) created: u64,
     /// Name of the model as a JSON string.
     pub(crate) model: String,
@@ -112,17 +114,23 @@ impl Meta {
     }
 
     /// Returns the common start of every object: id, object, created, model.
-    fn head(&self, object: &str) -> String {
-        let Self { id, created, model, .. } = self;
+    fn head(&self, id: &str, object: &str) -> String {
+        let Self { created, model, .. } = self;
         format!(r#"{{"id":"{id}","object":"{object}","created":{created},"model":{model}"#)
     }
 
     fn chunk_head(&self) -> String {
-        self.head(if self.chat { "chat.completion.chunk" } else { "text_completion" })
+        self.head(&self.id, if self.chat { "chat.completion.chunk" } else { "text_completion" })
+    }
+
+    /// The start of a chunk of output number `index`, which may have an id of its own.
+    fn item_head(&self, index: u32) -> String {
+        let id = self.item_ids.get(index as usize).unwrap_or(&self.id);
+        self.head(id, if self.chat { "chat.completion.chunk" } else { "text_completion" })
     }
 
     fn whole_head(&self) -> String {
-        self.head(if self.chat { "chat.completion" } else { "text_completion" })
+        self.head(&self.id, if self.chat { "chat.completion" } else { "text_completion" })
     }
 
     fn prompt_ids(&self, index: u32) -> String {

@@ -42,28 +42,28 @@ struct Taker {
 
 impl Handshake for Bootstrap {
     fn leg(&self, engine: &Engine, body: &Body) -> Result<Leg, Failure> {
-        for (name, rank) in
-            [("routed_dp_rank", body.routed_dp_rank), ("disagg_prefill_dp_rank", body.disagg_prefill_dp_rank)]
-        {
-            // The rank belongs to the prefill engine, which may have more ranks than this one.
-            if name == "routed_dp_rank" && rank.is_some_and(|rank| rank >= engine.config.dp_size) {
-                let (rank, size) = (rank.unwrap_or_default(), engine.config.dp_size);
-                return Err(Failure::bad(format!("{name} {rank} is out of range: dp_size is {size}")));
-            }
+        // `disagg_prefill_dp_rank` belongs to the prefill engine, which may have more ranks than this one.
+        let size = engine.config.dp_size;
+        if let Some(rank) = body.routed_dp_rank.filter(|rank| *rank >= size) {
+            return Err(Failure::bad(format!("routed_dp_rank={rank} out of range [0, {size})")));
         }
-        let leg = match engine.config.role {
+        let leg = match engine.role() {
             Role::Prefill => Leg::Prefill,
             Role::Decode => Leg::Decode,
             Role::Aggregated => Leg::Aggregated,
         };
         match (&body.bootstrap_room, leg) {
+            // The engine ignores the room. A gateway that sends one is wrong, which the counter shows.
             (Some(_), Leg::Aggregated) => {
                 engine.counters.handoff(HandoffResult::Wrong);
-                Err(Failure::bad("bootstrap_room came to an engine without disaggregation"))
+                Ok(leg)
             }
             (None, Leg::Prefill | Leg::Decode) => {
                 engine.counters.handoff(HandoffResult::Missing);
-                Err(Failure::bad(format!("a disaggregated {} engine needs bootstrap_room", leg.as_str())))
+                let id = body.item_ids().into_iter().next().unwrap_or_default();
+                Err(Failure::bad(format!(
+                    "Invalid request: Disaggregated request received without bootstrap room id. req.rid='{id}'"
+                )))
             }
             _ => Ok(leg),
         }
@@ -77,12 +77,16 @@ impl Handshake for Bootstrap {
         if matches!(&body.bootstrap_host, Some(OneOrMany::One(host)) if host == NO_PARTNER) {
             return Ok(Box::new(Local));
         }
-        let room = *item(body.bootstrap_room.as_ref(), "bootstrap_room", incoming.sequences, index)?
-            .filter(|room| **room <= MAX_ROOM)
+        let first = item(body.bootstrap_room.as_ref(), index)?.copied();
+        // A single room is that of the first item of a batch.
+        let next = if matches!(body.bootstrap_room, Some(OneOrMany::One(_))) { index as u64 } else { 0 };
+        let room = first
+            .and_then(|room| room.checked_add(next))
+            .filter(|room| *room <= MAX_ROOM)
             .ok_or_else(|| Failure::bad("bootstrap_room is not within 0 and 2^63-1"))?;
-        let host = item(body.bootstrap_host.as_ref(), "bootstrap_host", incoming.sequences, index)?
+        let host = item(body.bootstrap_host.as_ref(), index)?
             .ok_or_else(|| Failure::bad("bootstrap_host is missing"))?;
-        let port = item(body.bootstrap_port.as_ref(), "bootstrap_port", incoming.sequences, index)?;
+        let port = item(body.bootstrap_port.as_ref(), index)?;
         let engine = Arc::clone(incoming.engine);
         if leg == Leg::Prefill {
             let seat = PrefillSeat::take(&engine, room).map_err(|failure| failed(&engine, failure))?;
@@ -108,21 +112,14 @@ impl Handshake for Bootstrap {
     }
 }
 
-/// Returns the value of one sequence: the single value, or the element of an array with one value per
-/// sequence.
-fn item<'a, T>(
-    values: Option<&'a OneOrMany<T>>,
-    name: &str,
-    sequences: usize,
-    index: usize,
-) -> Result<Option<&'a T>, Failure> {
+/// Returns the value of one prompt: the single value, or the element of an array, which may be longer than
+/// the batch.
+fn item<T>(values: Option<&OneOrMany<T>>, index: usize) -> Result<Option<&T>, Failure> {
     match values {
         None => Ok(None),
-        Some(OneOrMany::One(one)) if sequences == 1 => Ok(Some(one)),
-        Some(OneOrMany::Many(many)) if many.len() == sequences => Ok(many.get(index)),
-        Some(OneOrMany::One(_)) => Err(Failure::bad(format!("{name}: one value for {sequences} sequences"))),
+        Some(OneOrMany::One(one)) => Ok(Some(one)),
         Some(OneOrMany::Many(many)) => {
-            Err(Failure::bad(format!("{name}: {} values for {sequences} sequences", many.len())))
+            many.get(index).map(Some).ok_or_else(|| Failure::internal("list index out of range"))
         }
     }
 }
@@ -177,6 +174,10 @@ impl Link for Taker {
         Box::pin(async move {
             let ask = Ask::Join { room: self.room, fingerprint: prompt.fingerprint() };
             let reply = self.engine.side.ask(&self.host, self.port, &ask).await;
+            if self.room == 0 {
+                // The engine marks metadata that have not arrived with this number.
+                self.engine.clock.sleep(self.engine.config.room_wait).await;
+            }
             let (result, failure) = match reply {
                 Ok(reply) if reply.verdict == Verdict::Pulled && !self.transfer_fails => {
                     self.engine.counters.handoff(HandoffResult::Pulled);

@@ -86,9 +86,9 @@ impl Handshake for Nixl {
             (true, false) => (Leg::Prefill, Role::Prefill),
             (false, true) => (Leg::Decode, Role::Decode),
         };
-        if engine.config.role != role {
+        if engine.role() != role {
             engine.counters.handoff(HandoffResult::Wrong);
-            let (leg, role) = (leg.as_str(), engine.config.role.as_str());
+            let (leg, role) = (leg.as_str(), engine.role().as_str());
             return Err(Failure::bad(format!("a {leg} leg came to an engine whose role is {role}")));
         }
         Ok(leg)

@@ -23,7 +23,7 @@ use crate::{
     failure::Failure,
     faults::{FaultKind, Picked},
     leg::Leg,
-    request::{Body, OneOrMany},
+    request::Body,
     server::Conn,
     wire::{Meta, Shape},
 };
@@ -87,12 +87,12 @@ async fn serve(engine: &Arc<Engine>, api: Api, conn: &Conn, headers: &HeaderMap,
     if let Some(response) = act_out(engine, shape, &faults, conn, body.stream, &mut flight).await {
         return response;
     }
-    let id = response_id(engine.config.dialect, api, headers, &body);
-    flight.id = (engine.config.record > 0).then(|| id.clone());
-    if api == Api::Responses {
-        engine.store(&id);
+    let ids = response_ids(engine.config.dialect, api, headers, &body);
+    flight.id = ids.first().filter(|_| engine.config.record > 0).cloned();
+    if let (Api::Responses, Some(id)) = (api, ids.first()) {
+        engine.store(id);
     }
-    match start(engine, api, &body, leg, &faults, id).await {
+    match start(engine, api, &body, leg, &faults, ids).await {
         Ok(answer) if body.stream => answer.stream(flight, faults.body_break()),
         Ok(answer) => answer.whole(flight, faults.body_break()).await,
         Err(failure) => {
@@ -109,18 +109,26 @@ async fn start(
     body: &Body,
     leg: Leg,
     faults: &Picked,
-    id: String,
+    ids: Vec<String>,
 ) -> Result<Answer, Failure> {
     let (handshake, chat) = (engine.config.dialect.handshake(), api.is_chat());
     let prompts = body.prompts(chat)?;
+    let sglang = engine.config.dialect == Dialect::Sglang;
+    let id = ids.first().cloned().unwrap_or_default();
+    let named = if sglang { ids } else { Vec::new() };
+    let abort = Aborts::enter(engine, named.clone())
+        .ok_or_else(|| Failure::bad(format!("Duplicate request ID detected: {id}")))?;
+    if sglang && leg != Leg::Aggregated && body.n() > 1 {
+        // A run that fills the cache and all choices wait in the one room of their prompt.
+        std::future::pending::<()>().await;
+    }
     let fixed = if leg == Leg::Prefill { handshake.prefill_answer() } else { None };
     let plans = body.plans(&engine.config, chat, &prompts, fixed, faults)?;
-    let abort = Aborts::enter(engine, rids(body));
     let incoming = Incoming { engine, body, faults, id: &id, sequences: plans.len() };
     let mut sequences = Vec::with_capacity(plans.len());
     for (index, plan) in plans.into_iter().enumerate() {
         let link = handshake.link(leg, &incoming, index)?;
-        sequences.push(Sequence::submit(engine, plan, link, abort.token.clone())?);
+        sequences.push(Sequence::submit(engine, plan, link, abort.token(index))?);
     }
     for sequence in sequences.iter_mut().filter(|sequence| sequence.decides_status()) {
         sequence.prepare().await?;
@@ -130,6 +138,7 @@ async fn start(
         api,
         chat,
         id,
+        item_ids: named,
         created: unix_now(),
         model: serde_json::to_string(&engine.config.model).unwrap_or_default(),
         fingerprint: engine.id.get(..8).unwrap_or_default().to_owned(),
@@ -183,30 +192,21 @@ pub(super) async fn act_out(
     None
 }
 
-/// Returns the id of a response. vLLM and OpenAI: the request's id or a random one, with a prefix. SGLang:
-/// the body's `rid`.
-fn response_id(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) -> String {
+/// Returns the id of a response, of SGLang one for each item. vLLM and OpenAI: the request's id or a random
+/// one, with a prefix. SGLang: the body's `rid`.
+fn response_ids(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) -> Vec<String> {
     if dialect == Dialect::Sglang {
-        return rids(body).into_iter().next().unwrap_or_else(|| random_hex(32));
+        return body.item_ids();
     }
     let given = headers.get("x-request-id").and_then(|value| value.to_str().ok());
     // The id is written to JSON without escaping.
     let given = given.filter(|id| !id.contains(['"', '\\']) && id.chars().all(|c| !c.is_control()));
     let id = given.map_or_else(|| random_hex(16), str::to_owned);
-    format!("{}{id}", api.id_prefix())
-}
-
-fn rids(body: &Body) -> Vec<String> {
-    let clean = |rid: &String| rid.replace(['"', '\\'], "");
-    match &body.rid {
-        None => Vec::new(),
-        Some(OneOrMany::One(rid)) => vec![clean(rid)],
-        Some(OneOrMany::Many(rids)) => rids.iter().map(clean).collect(),
-    }
+    vec![format!("{}{id}", api.id_prefix())]
 }
 
 fn expected_leg(engine: &Engine) -> Leg {
-    match engine.config.role {
+    match engine.role() {
         Role::Prefill => Leg::Prefill,
         Role::Decode => Leg::Decode,
         Role::Aggregated => Leg::Aggregated,

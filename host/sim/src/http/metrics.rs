@@ -97,7 +97,12 @@ fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
 
 fn sglang(engine: &Engine, state: &SimState, out: &mut Exposition) {
     let config = &engine.config;
-    let labels = format!(r#"{{engine_type="unified",model_name="{}",tp_rank="0"}}"#, config.model);
+    let engine_type = match config.role {
+        _ if config.role_switch => "dynamic",
+        Role::Aggregated => "unified",
+        role => role.as_str(),
+    };
+    let labels = format!(r#"{{engine_type="{engine_type}",model_name="{}",tp_rank="0"}}"#, config.model);
     let usage = f64::from(state.used_blocks) / f64::from(config.blocks);
     let hits = ratio(state.prefix_hits, state.prefix_queries);
     let gauges = [

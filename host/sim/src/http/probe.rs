@@ -1,4 +1,4 @@
-//! Endpoints that a gateway probes: health, version, models, server info, loads, tokenization.
+//! Endpoints that a gateway probes: health, version, models, tokenization.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use serde_json::json;
 use super::{json as json_response, refuse, refuse_as};
 use crate::{
     api::Api,
-    config::{Dialect, Role},
+    config::Dialect,
     engine::Engine,
     failure::Failure,
     faults::{FaultKind, FaultLeg},
@@ -162,72 +162,6 @@ pub(super) async fn count_tokens(
     }
 }
 
-/// Handles SGLang's `/server_info`: start arguments and state.
-pub(super) async fn server_info(
-    State(engine): State<Arc<Engine>>,
-    Extension(conn): Extension<Conn>,
-) -> Response {
-    if let Some(response) = faulty(&engine, FaultLeg::Facts, &conn).await {
-        return response;
-    }
-    let config = &engine.config;
-    let mode = match config.role {
-        Role::Prefill => "prefill",
-        Role::Decode => "decode",
-        Role::Aggregated => "null",
-    };
-    let bootstrap_port = match (config.role, config.bootstrap_port) {
-        (Role::Prefill, _) => engine.advertised.1,
-        (_, 0) => crate::config::SimConfig::DEFAULT_BOOTSTRAP_PORT,
-        (_, port) => port,
-    };
-    ok(&json!({
-        "model_path": config.model,
-        "served_model_name": config.model,
-        "context_length": config.max_model_len,
-        "tp_size": 1,
-        "dp_size": config.dp_size,
-        "page_size": config.block_size,
-        "disaggregation_mode": mode,
-        "disaggregation_bootstrap_port": bootstrap_port,
-        // Start arguments that were not given; the state below has what they came to.
-        "max_running_requests": null,
-        "max_total_tokens": null,
-        "max_total_num_tokens": capacity(&engine),
-        "max_req_input_len": config.max_model_len,
-        "status": "ready",
-        "internal_states": [{"effective_max_running_requests_per_dp": config.max_num_seqs}],
-        "version": config.version(),
-    }))
-}
-
-/// Handles SGLang's `/v1/loads`.
-pub(super) async fn loads(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
-    if let Some(response) = faulty(&engine, FaultLeg::Probe, &conn).await {
-        return response;
-    }
-    let (config, state) = (&engine.config, engine.state());
-    let used = u64::from(state.used_blocks) * u64::from(config.block_size);
-    let usage = f64::from(state.used_blocks) / f64::from(config.blocks);
-    let load = json!({
-        "dp_rank": 0,
-        "num_running_reqs": state.running,
-        "num_waiting_reqs": state.waiting,
-        "num_total_reqs": state.running + state.waiting,
-        "num_used_tokens": used,
-        "max_total_num_tokens": capacity(&engine),
-        "token_usage": usage,
-        "max_running_requests": config.max_num_seqs,
-    });
-    let aggregate = json!({
-        "total_running_reqs": state.running,
-        "total_waiting_reqs": state.waiting,
-        "total_reqs": state.running + state.waiting,
-        "avg_token_usage": usage,
-    });
-    ok(&json!({"version": config.version(), "dp_rank_count": 1, "loads": [load], "aggregate": aggregate}))
-}
-
 /// Carries out a fault that affects a probe.
 pub(super) async fn faulty(engine: &Engine, leg: FaultLeg, conn: &Conn) -> Option<Response> {
     let faults = engine.faults.pick(leg, b"");
@@ -245,10 +179,6 @@ pub(super) async fn faulty(engine: &Engine, leg: FaultLeg, conn: &Conn) -> Optio
     Some(refuse(engine, &Failure::injected(status, retry_after)))
 }
 
-fn capacity(engine: &Engine) -> u64 {
-    u64::from(engine.config.blocks) * u64::from(engine.config.block_size)
-}
-
-fn ok(value: &serde_json::Value) -> Response {
+pub(super) fn ok(value: &serde_json::Value) -> Response {
     json_response(StatusCode::OK, value.to_string())
 }

@@ -1,4 +1,5 @@
-//! SGLang's format: the finish reason is in a separate chunk, and errors are flat objects.
+//! SGLang's format (0.5.23 with `--enable-cache-report`): the finish reason of a chat is in a chunk of its own,
+//! and errors are flat objects.
 
 use super::{Choice, Meta, Shape, Usage, json};
 use crate::{
@@ -13,20 +14,23 @@ impl Shape for Sglang {
         vec![chunk(
             meta,
             index,
-            r#""delta":{"role":"assistant","content":"","reasoning_content":null,"tool_calls":null}"#,
+            r#""delta":{"reasoning_content":null,"role":"assistant","content":""}"#,
             None,
             usage,
         )]
     }
 
     fn step(&self, meta: &Meta, step: &Step, _: bool, usage: Option<Usage>) -> Vec<String> {
+        let text = step.token.map(|_| step.text);
+        if !meta.chat {
+            return vec![chunk(meta, step.index, &piece(meta, text), step.finish, usage)];
+        }
         let mut chunks = Vec::new();
-        if step.token.is_some() {
-            chunks.push(chunk(meta, step.index, &piece(meta, Some(step.text)), None, usage));
+        if text.is_some() {
+            chunks.push(chunk(meta, step.index, &piece(meta, text), None, usage));
         }
         if step.finish.is_some() {
-            let nothing = if meta.chat { None } else { Some("") };
-            chunks.push(chunk(meta, step.index, &piece(meta, nothing), step.finish, usage));
+            chunks.push(chunk(meta, step.index, &piece(meta, None), step.finish, usage));
         }
         chunks
     }
@@ -52,20 +56,26 @@ impl Shape for Sglang {
     }
 }
 
+/// A chat's chunk leaves out what is not set, apart from the reasoning.
 fn piece(meta: &Meta, text: Option<&str>) -> String {
-    let text = json(&text);
-    if meta.chat {
-        format!(r#""delta":{{"role":null,"content":{text},"reasoning_content":null,"tool_calls":null}}"#)
-    } else {
-        format!(r#""text":{text}"#)
+    match text {
+        Some(text) if meta.chat => {
+            format!(r#""delta":{{"reasoning_content":null,"content":{}}}"#, json(text))
+        }
+        None if meta.chat => r#""delta":{"reasoning_content":null}"#.to_owned(),
+        _ => format!(r#""text":{}"#, json(text.unwrap_or_default())),
     }
 }
 
 fn chunk(meta: &Meta, index: u32, piece: &str, finish: Option<Finish>, usage: Option<Usage>) -> String {
-    let usage = usage.map_or_else(|| "null".to_owned(), usage_json);
+    let usage = match usage {
+        Some(usage) => format!(r#","usage":{}"#, usage_json(usage)),
+        None if meta.chat => String::new(),
+        None => r#","usage":null"#.to_owned(),
+    };
     format!(
-        r#"{},"choices":[{{"index":{index},{piece},"logprobs":null,"finish_reason":{},"matched_stop":null}}],"usage":{usage}}}"#,
-        meta.chunk_head(),
+        r#"{},"choices":[{{"index":{index},{piece},"logprobs":null,"finish_reason":{},"matched_stop":null}}]{usage}}}"#,
+        meta.item_head(index),
         Finish::json(finish)
     )
 }
@@ -74,9 +84,7 @@ fn whole_choice(meta: &Meta, choice: &Choice) -> String {
     let Choice { index, text, finish, .. } = choice;
     let finish = Finish::json(*finish);
     let body = if meta.chat {
-        format!(
-            r#""message":{{"role":"assistant","content":"{text}","reasoning_content":null,"tool_calls":null}}"#
-        )
+        format!(r#""message":{{"role":"assistant","content":"{text}","reasoning_content":null}}"#)
     } else {
         format!(r#""text":"{text}""#)
     };
@@ -86,6 +94,6 @@ fn whole_choice(meta: &Meta, choice: &Choice) -> String {
 fn usage_json(usage: Usage) -> String {
     let (total, Usage { prompt, completion, cached, .. }) = (usage.total(), usage);
     format!(
-        r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached}}},"reasoning_tokens":0}}"#
+        r#"{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{completion},"prompt_tokens_details":{{"cached_tokens":{cached}}},"reasoning_tokens":0,"completion_tokens_details":null}}"#
     )
 }

@@ -7,6 +7,7 @@ fn meta(chat: bool, id: &str) -> Meta {
         api: if chat { Api::Chat } else { Api::Completions },
         chat,
         id: id.to_owned(),
+        item_ids: Vec::new(),
         created: 1_795_234_019,
         model: "\"tiny\"".to_owned(),
         fingerprint: "45ac2359".to_owned(),

@@ -140,31 +140,103 @@ async fn every_wait_has_a_deadline() {
 }
 
 #[tokio::test]
-async fn a_batch_has_a_room_for_each_sequence() {
+async fn a_batch_has_a_room_and_an_id_for_each_prompt() {
     let (prefill, decode) = pair().await;
     let port = prefill.bootstrap_port();
     let body = json!({
-        "model": "tiny", "prompt": ["aaaabbbb", "ccccdddd"], "n": 2, "max_tokens": 3, "ignore_eos": true,
-        "bootstrap_host": vec!["127.0.0.1"; 4], "bootstrap_port": vec![port; 4], "bootstrap_room": [21, 22, 23, 24],
+        "model": "tiny", "prompt": ["aaaabbbb", "ccccdddd"], "max_tokens": 3, "ignore_eos": true, "rid": "r",
+        "bootstrap_host": vec!["127.0.0.1"; 2], "bootstrap_port": vec![port; 2], "bootstrap_room": [21, 22],
     });
     let path = "/v1/completions";
     let (first, second) = tokio::join!(post(&prefill, path, &body), post(&decode, path, &body));
     assert_eq!((first.status, second.status), (200, 200));
     let second = second.json();
-    assert_eq!(second["choices"].as_array().unwrap().len(), 4);
+    assert_eq!((second["choices"].as_array().unwrap().len(), &second["id"]), (2, &json!("r_0")));
     assert_eq!(
         (&second["usage"]["prompt_tokens"], &second["usage"]["completion_tokens"]),
-        (&json!(4), &json!(12))
+        (&json!(4), &json!(6))
     );
+    assert_eq!(decode.state().handoffs.pulled, 2);
+    // A single value stands for the batch: the same host and port, and rooms from this one on.
+    let mut single = body.clone();
+    for (key, value) in [("bootstrap_host", json!("127.0.0.1")), ("bootstrap_port", json!(port))] {
+        single[key] = value;
+    }
+    (single["bootstrap_room"], single["stream"]) = (json!(31), json!(true));
+    let (_, second) = tokio::join!(post(&prefill, path, &single), post(&decode, path, &single));
+    let events = second.events();
+    for id in ["r_0", "r_1"] {
+        assert!(events.iter().any(|event| event.contains(&format!(r#"{{"id":"{id}""#))), "{id}: {events:?}");
+    }
     assert_eq!(decode.state().handoffs.pulled, 4);
     let mut short = body.clone();
-    short["bootstrap_room"] = json!([31, 32, 33]);
+    short["bootstrap_room"] = json!([41]);
     let refused = post(&prefill, path, &short).await;
     assert!(
-        refused.status == 400 && refused.text().contains("3 values for 4 sequences"),
+        refused.status == 500 && refused.text().contains("list index out of range"),
         "{}",
         refused.text()
     );
+}
+
+#[tokio::test]
+async fn several_choices_hang_on_a_pair_and_run_on_one_engine() {
+    let (prefill, decode) = pair().await;
+    let single = start(Dialect::Sglang, Role::Aggregated).await;
+    let mut body = body(&prefill, 61);
+    body["n"] = json!(2);
+    let (mut first, mut second) = (open(&prefill, PATH, &body).await, open(&decode, PATH, &body).await);
+    assert!(silent(&mut first, 150).await && silent(&mut second, 20).await);
+    let plain = json!({"model": "tiny", "messages": body["messages"], "n": 2, "max_tokens": 2});
+    assert_eq!(post(&single, PATH, &plain).await.json()["choices"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn room_0_is_taken_for_metadata_that_have_not_arrived() {
+    let (prefill, decode) = pair().await;
+    let body = body(&prefill, 0);
+    let _first = open(&prefill, PATH, &body).await;
+    let mut second = open(&decode, PATH, &body).await;
+    assert!(silent(&mut second, 150).await);
+}
+
+#[tokio::test]
+async fn the_rank_of_the_header_counts_more_than_the_body_s() {
+    let single = start_with(Dialect::Sglang, Role::Aggregated, |config| config.dp_size = 2).await;
+    let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "routed_dp_rank": 1});
+    assert_eq!(post(&single, PATH, &body).await.status, 200);
+    let asked = async |rank: &str| {
+        let request = raw(PATH, &body.to_string());
+        let ranked = request.replace("x-request-id: req-1", &format!("x-data-parallel-rank: {rank}"));
+        send(single.addr(), &ranked).await.unwrap()
+    };
+    assert_eq!(asked("0").await.status, 200);
+    assert!(asked("2").await.text().contains("routed_dp_rank=2 out of range"));
+    assert!(asked("first").await.text().contains("must be an integer"));
+}
+
+#[tokio::test]
+async fn an_idle_engine_of_a_pair_switches_its_role() {
+    let may = |config: &mut pointsman_sim::SimConfig| config.role_switch = true;
+    let one = start_with(Dialect::Sglang, Role::Decode, may).await;
+    let two = start_with(Dialect::Sglang, Role::Prefill, may).await;
+    let fixed = start(Dialect::Sglang, Role::Decode).await;
+    let switch = |role: &str| json!({"new_role": role});
+    let refused = post(&fixed, "/pd_role_switch", &switch("prefill")).await;
+    assert_eq!((refused.status, &refused.json()["success"]), (400, &json!(false)));
+    assert_eq!(post(&one, "/pd_role_switch", &switch("cook")).await.status, 400);
+    for (sim, role) in [(&one, "prefill"), (&two, "decode")] {
+        assert_eq!(post(sim, "/pd_role_switch", &switch(role)).await.json()["message"], "ok");
+        assert_eq!(get(sim, "/model_info").await.json()["disaggregation_mode"], role);
+        assert_ne!(
+            get(sim, "/server_info").await.json()["disaggregation_mode"],
+            role,
+            "it keeps the first one"
+        );
+    }
+    let body = body(&one, 62);
+    let (first, second) = tokio::join!(post(&one, PATH, &body), post(&two, PATH, &body));
+    assert_eq!((first.status, second.status), (200, 200));
 }
 
 #[tokio::test]
@@ -175,15 +247,17 @@ async fn what_a_disaggregated_engine_refuses() {
     for sim in [&prefill, &decode] {
         let refused = post(sim, PATH, &plain).await;
         assert_eq!((refused.status, refused.json()["object"].as_str()), (400, Some("error")));
+        assert!(refused.text().contains("without bootstrap room id"));
         assert_eq!(sim.state().handoffs.missing, 1);
     }
-    assert_eq!(post(&single, PATH, &body(&prefill, 40)).await.status, 400);
+    assert_eq!(post(&single, PATH, &body(&prefill, 40)).await.status, 200, "it ignores the room");
+    assert_eq!(single.state().handoffs.wrong, 1, "and the model counts it");
     let mut too_big = body(&prefill, 41);
     too_big["bootstrap_room"] = json!(1_u64 << 63);
     assert_eq!(post(&prefill, PATH, &too_big).await.status, 400);
     let mut rank = body(&prefill, 42);
     rank["routed_dp_rank"] = json!(1);
-    assert!(post(&prefill, PATH, &rank).await.text().contains("dp_size is 1"));
+    assert!(post(&prefill, PATH, &rank).await.text().contains("out of range [0, 1)"));
 }
 
 #[tokio::test]
@@ -209,7 +283,7 @@ async fn an_unset_port_is_the_one_the_decode_engine_was_told() {
 }
 
 #[tokio::test]
-async fn abort_by_prefix_stops_what_runs() {
+async fn an_abort_needs_the_id_of_a_request_and_stops_all_that_begin_with_it() {
     let sim =
         start_with(Dialect::Sglang, Role::Aggregated, |config| config.itl = Duration::from_millis(20)).await;
     let ask = |rid: &str, stream: bool| {
@@ -217,19 +291,40 @@ async fn abort_by_prefix_stops_what_runs() {
         json!({"model": "tiny", "rid": rid, "stream": stream, "max_tokens": 100_000, "ignore_eos": true,
             "messages": messages})
     };
-    let mut one = open(&sim, PATH, &ask("abc1", true)).await;
+    let abort = async |body: Value| post(&sim, "/abort_request", &body).await;
+    let mut one = open(&sim, PATH, &ask("abc", true)).await;
     let mut two = open(&sim, PATH, &ask("abc2", false)).await;
     let mut other = open(&sim, PATH, &ask("xyz", true)).await;
     eventually(&sim, "all run", |state| state.running == 3).await;
-    assert_eq!(post(&sim, "/abort_request", &json!({"rid": "", "abort_all": false})).await.status, 200);
-    assert_eq!(post(&sim, "/abort_request", &json!({"rid": "abc", "abort_all": false})).await.status, 200);
+    let refused = post(&sim, PATH, &ask("xyz", false)).await;
+    assert!(refused.status == 400 && refused.text().contains("Duplicate request ID"), "{}", refused.text());
+    for unknown in ["", "ab", "abc2_0"] {
+        assert_eq!(abort(json!({"rid": unknown, "abort_all": false})).await.status, 200);
+    }
+    assert_eq!(sim.state().running, 3);
+    assert_eq!(abort(json!({"rid": "abc", "abort_all": false})).await.status, 200);
     assert!(read_until(&mut one, "[DONE]").await.contains(r#""finish_reason":"abort""#));
     assert!(read_until(&mut two, "\"usage\"").await.contains(r#""finish_reason":"abort""#));
     eventually(&sim, "two left", |state| state.running == 1 && state.aborted == 2).await;
     read_until(&mut other, "200 OK").await;
-    assert_eq!(post(&sim, "/abort_request", &json!({"abort_all": true})).await.status, 200);
+    assert_eq!(abort(json!({"abort_all": true})).await.status, 200);
     read_until(&mut other, "[DONE]").await;
     eventually(&sim, "all free", |state| state.used_blocks == 0 && state.aborted == 3).await;
+}
+
+#[tokio::test]
+async fn the_items_of_a_batch_are_aborted_one_by_one() {
+    let sim =
+        start_with(Dialect::Sglang, Role::Aggregated, |config| config.itl = Duration::from_millis(20)).await;
+    let batch = json!({"model": "tiny", "rid": "b", "prompt": ["one", "two"], "stream": true,
+        "max_tokens": 100_000, "ignore_eos": true});
+    let mut stream = open(&sim, "/v1/completions", &batch).await;
+    eventually(&sim, "both run", |state| state.running == 2).await;
+    for (rid, left) in [("b", 2), ("b_0", 1), ("b_1", 0)] {
+        assert_eq!(post(&sim, "/abort_request", &json!({"rid": rid})).await.status, 200);
+        eventually(&sim, rid, |state| state.running == left).await;
+    }
+    read_until(&mut stream, "[DONE]").await;
 }
 
 #[tokio::test]
@@ -282,7 +377,7 @@ async fn facts_and_loads_are_sglangs() {
     let metrics = get(&prefill, "/metrics").await.text();
     assert!(
         metrics.contains(
-            "sglang:num_running_reqs{engine_type=\"unified\",model_name=\"tiny\",tp_rank=\"0\"} 0.0"
+            "sglang:num_running_reqs{engine_type=\"prefill\",model_name=\"tiny\",tp_rank=\"0\"} 0.0"
         )
     );
     assert!(metrics.contains("sglang:token_usage{") && metrics.contains("sglang:num_queue_reqs{"));
