@@ -35,6 +35,8 @@ pub enum FactName {
     TotalBlocks,
     /// Limit of concurrent requests of the engine itself.
     MaxRunningRequests,
+    /// Addresses of the engine's KV events and of their replay.
+    KvEvents,
     /// Whether the worker can prefill without a handoff. No engine reports it; it follows from the role.
     LocalPrefill,
 }
@@ -58,6 +60,12 @@ pub struct EngineFacts {
     pub total_blocks: Option<u32>,
     /// Limit of concurrent requests.
     pub max_running_requests: Option<u32>,
+    /// Port of the KV events of the first rank, at the worker's own host.
+    pub kv_events_port: Option<u16>,
+    /// Port that replays the KV events of the first rank.
+    pub kv_replay_port: Option<u16>,
+    /// Whether the role may change while the engine runs (SGLang's `/pd_role_switch`).
+    pub switches_role: bool,
 }
 
 /// The configuration and the engine differ.
@@ -93,6 +101,7 @@ impl FactName {
             Self::BlockSize => "block_size",
             Self::TotalBlocks => "total_blocks",
             Self::MaxRunningRequests => "max_running_requests",
+            Self::KvEvents => "kv_events",
             Self::LocalPrefill => "local_prefill",
         }
     }
@@ -124,6 +133,9 @@ impl EngineFacts {
             block_size: self.block_size.or(earlier.block_size),
             total_blocks: self.total_blocks.or(earlier.total_blocks),
             max_running_requests: self.max_running_requests.or(earlier.max_running_requests),
+            kv_events_port: self.kv_events_port.or(earlier.kv_events_port),
+            kv_replay_port: self.kv_replay_port.or(earlier.kv_replay_port),
+            switches_role: self.switches_role || earlier.switches_role,
         }
     }
 }

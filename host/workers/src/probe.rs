@@ -216,7 +216,7 @@ impl Probe {
                 Ok(Checked::Healthy) => {
                     checks = if stale { 0 } else { checks + 1 };
                     stale = false;
-                    if checks == CHECKS_PER_READING {
+                    if checks == CHECKS_PER_READING || self.has_switched().await {
                         checks = 0;
                         stale = self.read_again().await;
                     }

@@ -189,3 +189,63 @@ async fn b5_an_engine_that_restarts_with_another_page_size_or_role_is_read_again
     .await;
     assert_eq!((&worker["block_size"], &worker["spec"]["dp_size"]), (&json!(16), &json!(2)), "{worker}");
 }
+
+#[tokio::test]
+async fn b5_the_kv_events_of_sglang_need_no_configuration() {
+    let cluster = empty().await;
+    let events = SimConfig { kv_events: true, ..sglang(Role::Aggregated) };
+    let sim = join(&cluster, events.clone(), "id=1,engine=sglang").await;
+    let endpoint = format!("tcp://127.0.0.1:{}", sim.kv_events_port().unwrap());
+    // B5.12
+    until(&cluster, 1, "its events are known", |worker| worker["spec"]["kv_events"] == endpoint).await;
+    let live = || async { metrics(&cluster).await.contains("pointsman_kv_feed_live{worker=\"1\"") };
+    for _ in 0..400 {
+        if live().await {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(live().await, "the feed runs: {}", metrics(&cluster).await);
+    // What is configured counts more, and an engine without events has none.
+    let other = join(&cluster, events, "id=2,engine=sglang,kv_events=tcp://127.0.0.1:9").await;
+    let silent = join(&cluster, sglang(Role::Aggregated), "id=3,engine=sglang").await;
+    let two = until(&cluster, 2, "eligible", eligible).await;
+    let three = until(&cluster, 3, "eligible", eligible).await;
+    assert_eq!(
+        (&two["spec"]["kv_events"], &three["spec"]["kv_events"]),
+        (&json!("tcp://127.0.0.1:9"), &json!(null))
+    );
+    drop((other, silent));
+}
+
+#[tokio::test]
+async fn b5_an_engine_that_switches_its_role_while_it_runs_serves_the_other_leg() {
+    let cluster = empty().await;
+    let may = |role| SimConfig { role_switch: true, ..sglang(role) };
+    let one = join(&cluster, may(Role::Prefill), "id=1,engine=sglang").await;
+    let two = join(&cluster, may(Role::Decode), "id=2,engine=sglang").await;
+    let serves =
+        |role: &'static str| move |worker: &Value| eligible(worker) && worker["spec"]["role"] == role;
+    let body = json!({"model": "tiny", "prompt": "points that move while trains run", "max_tokens": 4});
+    for (roles, first, second) in [
+        ((Role::Prefill, Role::Decode), "prefill", "decode"),
+        ((Role::Decode, Role::Prefill), "decode", "prefill"),
+    ] {
+        one.switch_role(roles.0);
+        two.switch_role(roles.1);
+        // B5.13
+        until(&cluster, 1, first, serves(first)).await;
+        until(&cluster, 2, second, serves(second)).await;
+        let reply = cluster.client.post("/v1/completions", &[], body.to_string()).await.unwrap();
+        assert_eq!(reply.status, 200, "{reply:?}");
+        cluster.at_rest().await.unwrap();
+    }
+    // A configured role is not changed: the worker is left out until both agree.
+    let fixed = join(&cluster, may(Role::Decode), "id=3,engine=sglang,role=decode").await;
+    until(&cluster, 3, "eligible", eligible).await;
+    fixed.switch_role(Role::Prefill);
+    let refused = until(&cluster, 3, "misconfigured", |worker| worker["ineligible"] == "misconfigured").await;
+    assert_eq!(refused["contradiction"]["fact"], "role", "{refused}");
+    fixed.switch_role(Role::Decode);
+    until(&cluster, 3, "eligible again", eligible).await;
+}

@@ -141,6 +141,8 @@ struct ServerInfo {
     max_total_tokens: Option<Value>,
     max_running_requests: Option<Value>,
     version: Option<Value>,
+    enable_pd_role_switch: Option<Value>,
+    kv_events: Option<Value>,
     #[serde(default, deserialize_with = "states")]
     internal_states: Vec<Value>,
 }
@@ -161,14 +163,15 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
         let number = value.as_ref()?.as_u64()?;
         u32::try_from(number).ok().filter(|number| *number > 0)
     };
-    let role = match info.disaggregation_mode.as_ref().and_then(Value::as_str) {
-        Some("prefill") => Some(Role::Prefill),
-        Some("decode") => Some(Role::Decode),
-        Some("null") => Some(Role::Aggregated),
-        _ => None,
-    };
+    let role = sglang_role(info.disaggregation_mode.as_ref());
+    let switches_role = info.enable_pd_role_switch == Some(Value::Bool(true));
     let port = number(&info.disaggregation_bootstrap_port).and_then(|port| u16::try_from(port).ok());
-    let block_size = number(&info.page_size).filter(|size| *size <= MAX_BLOCK_SIZE);
+    // What publishes events over a transport that cannot be followed is not described.
+    let events = info.kv_events.filter(|events| events["publisher"] == "zmq").unwrap_or_default();
+    let event_port = |key: &str| number(&Some(events[key].clone())).and_then(|port| u16::try_from(port).ok());
+    // The events' blocks may be larger than a page: several engines of one rank share it.
+    let sizes = [&Some(events["block_size"].clone()), &info.page_size];
+    let block_size = sizes.into_iter().find_map(number).filter(|size| *size <= MAX_BLOCK_SIZE);
     // Versions that do not report the capacity report the argument that limits it.
     let tokens = number(&info.max_total_num_tokens).or_else(|| number(&info.max_total_tokens));
     let effective =
@@ -176,13 +179,33 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
     Ok(EngineFacts {
         role,
         dp_size: number(&info.dp_size).filter(|size| *size <= MAX_DP_SIZE),
-        bootstrap_port: port.filter(|_| role == Some(Role::Prefill)),
+        // Each engine that may switch its role has a bootstrap server.
+        bootstrap_port: port.filter(|_| role == Some(Role::Prefill) || switches_role),
         connector: None,
         version: info.version.as_ref().and_then(Value::as_str).map(short),
         block_size,
         total_blocks: tokens.zip(block_size).map(|(tokens, size)| tokens / size).filter(|blocks| *blocks > 0),
         max_running_requests: number(&effective).or_else(|| number(&info.max_running_requests)),
+        kv_events_port: event_port("endpoint_port_base"),
+        kv_replay_port: event_port("replay_endpoint_port_base"),
+        switches_role,
     })
+}
+
+/// Parses SGLang's `/model_info`: the role of the moment. `/server_info` keeps the one that the engine started
+/// with.
+pub(super) fn sglang_role_now(body: &[u8]) -> Option<Role> {
+    let info: Value = serde_json::from_slice(body).ok()?;
+    sglang_role(info.get("disaggregation_mode"))
+}
+
+fn sglang_role(mode: Option<&Value>) -> Option<Role> {
+    match mode?.as_str()? {
+        "prefill" => Some(Role::Prefill),
+        "decode" => Some(Role::Decode),
+        "null" => Some(Role::Aggregated),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -243,6 +266,7 @@ mod tests {
             block_size: Some(64),
             total_blocks: Some(100),
             max_running_requests: Some(48),
+            ..EngineFacts::default()
         };
         assert_eq!(facts, want);
         let plain =
@@ -253,6 +277,24 @@ mod tests {
             Ok(EngineFacts::default())
         );
         assert!(sglang_facts(b"<html>").is_err());
+        let events = br#"{"page_size":16,"enable_pd_role_switch":true,"disaggregation_mode":"decode",
+            "disaggregation_bootstrap_port":8998,"kv_events":{"publisher":"zmq","endpoint_host":"*",
+            "endpoint_port_base":5557,"replay_endpoint_port_base":5560,"topic":"","block_size":32,"dp_size":1}}"#;
+        let facts = sglang_facts(events).unwrap();
+        // B5.12
+        assert_eq!((facts.kv_events_port, facts.kv_replay_port), (Some(5557), Some(5560)));
+        assert_eq!(facts.block_size, Some(32), "prompts are hashed in the events' blocks");
+        // B5.13
+        assert!(facts.switches_role && facts.bootstrap_port == Some(8998));
+        for none in ["null", "7", r#"{"publisher":"null","endpoint_port_base":1}"#, r#"{"publisher":"zmq"}"#]
+        {
+            let facts = sglang_facts(format!(r#"{{"kv_events":{none}}}"#).as_bytes()).unwrap();
+            assert_eq!(facts, EngineFacts::default(), "{none}");
+        }
+        let wild = br#"{"kv_events":{"publisher":"zmq","endpoint_port_base":70000}}"#;
+        assert_eq!(sglang_facts(wild), Ok(EngineFacts::default()), "not a port");
+        assert_eq!(sglang_role_now(br#"{"disaggregation_mode":"decode"}"#), Some(Role::Decode));
+        assert_eq!(sglang_role_now(br#"{"model_path":"m"}"#), None, "an older version");
         let huge = br#"{"dp_size":4000000000,"page_size":4000000000}"#;
         assert_eq!(sglang_facts(huge), Ok(EngineFacts::default()), "no engine has so many ranks");
     }

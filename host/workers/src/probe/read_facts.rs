@@ -2,6 +2,7 @@
 
 use super::{
     MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
+    client::Response,
     figures::{Figures, figures},
     pace::spread,
     parse,
@@ -164,6 +165,7 @@ impl Probe {
                 Ok(None) => {}
                 Ok(Some(body)) => {
                     return match parse::sglang_facts(&body) {
+                        Ok(facts) if facts.switches_role => self.role_now(facts).await,
                         Ok(facts) => (facts, None),
                         Err(problem) => (EngineFacts::default(), Some(format!("GET {path}: {problem}"))),
                     };
@@ -174,8 +176,35 @@ impl Probe {
         (EngineFacts::default(), None)
     }
 
-    /// Reads the cache's size from vLLM's metrics, of a worker of a pair also the version, and the connector
-    /// from the metrics or from `/server_info`, which vLLM offers in development mode only.
+    /// Returns whether the engine, which may switch its role while it runs, has another one than it said.
+    pub(super) async fn has_switched(&self) -> bool {
+        let facts = self.worker.facts();
+        if !facts.switches_role {
+            return false;
+        }
+        let Response::Ok(body) = self.model_info().await else { return false };
+        parse::sglang_role_now(&body).is_some_and(|role| Some(role) != facts.role)
+    }
+
+    async fn model_info(&self) -> Response {
+        let url = format!("{}/model_info", self.worker.spec().url);
+        self.get_at(&url, MAX_FACTS_BODY).await
+    }
+
+    /// Reads the role of an SGLang engine that may have switched it.
+    async fn role_now(&self, facts: EngineFacts) -> (EngineFacts, Option<String>) {
+        match self.model_info().await.body() {
+            Ok(Some(body)) => {
+                let role = parse::sglang_role_now(&body).or(facts.role);
+                (EngineFacts { role, ..facts }, None)
+            }
+            Ok(None) => (facts, None),
+            Err(problem) => (EngineFacts { role: None, ..facts }, Some(problem)),
+        }
+    }
+
+    /// Reads the cache's size from vLLM's metrics, of a worker of a pair also the version, and the connector from
+    /// the metrics or from `/server_info`, which vLLM offers in development mode only.
     async fn vllm_facts(&mut self) -> (EngineFacts, Option<String>) {
         let (mut facts, problem) = match self.get("/metrics").await.body() {
             Ok(Some(body)) => {

@@ -68,6 +68,12 @@ impl WorkerSpec {
                 return Err(Contradiction::new(FactName::BootstrapPort, configured, port));
             }
         }
+        // A report without a role was not read, which says nothing of events.
+        if left_out(FactName::KvEvents) && facts.role.is_some() {
+            let endpoint = |port: u16| format!("tcp://{}:{port}", self.host());
+            spec.kv_events = facts.kv_events_port.map(endpoint);
+            spec.kv_replay = facts.kv_replay_port.map(endpoint);
+        }
         if spec.role != Role::Aggregated {
             if facts.connector.as_deref() == Some("none") {
                 return Err(Contradiction::new(FactName::Transport, spec.transport, "none"));
@@ -155,6 +161,23 @@ mod tests {
         let kept = spec("engine=sglang,local_prefill=true");
         let facts = EngineFacts { role: Some(Role::Decode), ..EngineFacts::default() };
         assert!(kept.completed(&facts).unwrap().local_prefill);
+    }
+
+    #[test]
+    fn kv_events_come_from_the_engine_unless_they_are_configured() {
+        let plain = EngineFacts { role: Some(Role::Aggregated), ..EngineFacts::default() };
+        let facts = EngineFacts { kv_events_port: Some(5557), kv_replay_port: Some(5560), ..plain.clone() };
+        let free = spec("engine=sglang").completed(&facts).unwrap();
+        assert_eq!(free.kv_events.as_deref(), Some("tcp://a:5557"));
+        assert_eq!(free.kv_replay.as_deref(), Some("tcp://a:5560"));
+        let silent = free.completed(&EngineFacts::default()).unwrap();
+        assert_eq!(silent, free, "an engine that did not answer");
+        let gone = free.completed(&plain).unwrap();
+        assert_eq!((gone.kv_events, gone.kv_replay), (None, None), "it was restarted without events");
+        let fixed = spec("engine=sglang,kv_events=tcp://proxy:1").completed(&facts).unwrap();
+        assert_eq!((fixed.kv_events.as_deref(), fixed.kv_replay), (Some("tcp://proxy:1"), None));
+        let vllm = spec("engine=vllm,role=aggregated").completed(&facts).unwrap();
+        assert_eq!(vllm.kv_events, None);
     }
 
     #[test]

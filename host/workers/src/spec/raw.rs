@@ -255,6 +255,7 @@ impl RawSpec {
             (FactName::Transport, engine == Engine::Vllm && self.transport.is_none()),
             (FactName::KvCompatibility, engine == Engine::Vllm && self.kv_compatibility.is_none()),
             (FactName::LocalPrefill, self.local_prefill.is_none()),
+            (FactName::KvEvents, sglang && self.kv_events.is_none() && self.kv_replay.is_none()),
         ];
         facts.into_iter().filter(|(_, left)| *left).map(|(fact, _)| fact).collect()
     }
