@@ -71,13 +71,22 @@ pub(crate) enum PrefillAnswer {
     Incomplete(&'static str),
 }
 
-/// An abort call.
+/// The calls that abort a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Abort {
     /// Path at the worker.
     pub path: &'static str,
-    /// JSON body.
-    pub body: Bytes,
+    /// JSON bodies, one for each id that the engine gave to an item of the request.
+    pub bodies: Vec<Bytes>,
+}
+
+/// Content of an answer's id besides the attempt's id, which no client gets (A5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum IdDetail {
+    /// The addresses of both workers, in front of it.
+    Addresses,
+    /// The number of an item in a batch, behind it: `_0`.
+    ItemNumber,
 }
 
 /// One dialect.
@@ -120,8 +129,13 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         PrefillAnswer::MissingParameters
     }
 
-    /// How a leg is aborted by id, where the engine can.
-    fn abort(&self, _token: RequestToken) -> Option<Abort> {
+    /// Whether the engine can abort a leg by its id.
+    fn abortable(&self) -> bool {
+        false
+    }
+
+    /// How a leg of this request is aborted by id, where the engine can.
+    fn abort(&self, _request: &Request, _token: RequestToken) -> Option<Abort> {
         None
     }
 
@@ -130,9 +144,9 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         &["kv_transfer_params", "ec_transfer_params"]
     }
 
-    /// Whether the response id names the workers, and must not reach a client as it is (A5).
-    fn id_names_workers(&self) -> bool {
-        false
+    /// What the answer's id contains that must not reach a client (A5).
+    fn id_detail(&self, _request: &Request) -> Option<IdDetail> {
+        None
     }
 
     /// Whether the decode leg's own `cached_tokens` counts the prompt's cached tokens.
@@ -172,19 +186,25 @@ pub(crate) fn leg_headers(
     headers
 }
 
-/// Uniform room numbers for `items` items [C6]: within `0..=2^63-1`, and with a data-parallel size `s` and
-/// rank `r` congruent to `r`: `room = q * s + r` with `q = x mod ((MAX - r) / s + 1)`.
+/// Uniform room numbers for `items` items [C6]: within `2^42..=2^63-1`, and with a data-parallel size `s` and
+/// rank `r` congruent to `r`.
+///
+/// SGLang reads room 0 as "no metadata has arrived" (`disaggregation/decode.py`, `utils.py`), so its decode
+/// waits for ever. TensorRT-LLM keeps ids below 2^42 for requests of its own (`MIN_GLOBAL_ID`).
 #[must_use]
 pub(crate) fn rooms(items: u32, dp_size: u32, rank: DpRank) -> Vec<u64> {
     let mut rng = rand::rng();
     (0..items.max(1)).map(|_| room(rng.random(), dp_size, rank)).collect()
 }
 
+/// `room = q * s + r` with `q` uniform between the quotients of the first and the last room of the rank.
 fn room(x: u64, dp_size: u32, rank: DpRank) -> u64 {
+    const MIN: u64 = 1 << 42;
     const MAX: u64 = i64::MAX as u64;
     let (size, rank) = (u64::from(dp_size.max(1)), u64::from(rank.0));
-    let quotients = MAX.saturating_sub(rank) / size + 1;
-    (x % quotients) * size + rank
+    let first = MIN.saturating_sub(rank).div_ceil(size);
+    let last = MAX.saturating_sub(rank) / size;
+    (first + x % (last - first + 1)) * size + rank
 }
 
 impl RequestToken {

@@ -371,17 +371,11 @@ impl Drive {
         }
     }
 
-    /// Whether the response id names workers and must be hidden.
-    pub(crate) fn hides_id(&self) -> bool {
-        self.decode
-            .candidate
-            .as_ref()
-            .is_some_and(|candidate| connector_for(candidate.worker.spec()).id_names_workers())
-    }
-
-    /// The attempt's id, as engines see it.
-    pub(crate) fn token(&self) -> RequestToken {
-        self.token
+    /// Removes from an answer what its id contains besides the attempt's id; `None` when there is nothing.
+    pub(crate) fn hide_ids(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let candidate = self.decode.candidate.as_ref()?;
+        let detail = connector_for(candidate.worker.spec()).id_detail(&self.request)?;
+        relay::hide_ids(bytes, self.token, detail)
     }
 }
 
@@ -400,6 +394,6 @@ fn traits(candidate: &Candidate) -> Option<PrefillTraits> {
     Some(PrefillTraits {
         handoff: connector.handoff()?,
         cancellable: spec.prefill_cancellable,
-        abortable: connector.abort(RequestToken::fresh()).is_some(),
+        abortable: connector.abortable(),
     })
 }

@@ -97,11 +97,15 @@ fn aborts(engine: &RawEngine) -> Vec<String> {
     aborts.map(|request| field(&request.body, "rid").as_str().unwrap().to_owned()).collect()
 }
 
-/// The id of the generation request that an engine received.
+/// The id of the first generation request that an engine received.
 fn generation(engine: &RawEngine) -> String {
-    let requests = engine.requests();
-    let sent = requests.iter().find(|request| request.line.ends_with(COMPLETIONS)).unwrap();
-    field(&sent.body, "rid").as_str().unwrap().to_owned()
+    generations(engine).swap_remove(0)
+}
+
+/// The ids of the generation requests that an engine received.
+fn generations(engine: &RawEngine) -> Vec<String> {
+    let sent = engine.requests().into_iter().filter(|request| request.line.ends_with(COMPLETIONS));
+    sent.map(|request| field(&request.body, "rid").as_str().unwrap().to_owned()).collect()
 }
 
 fn field(body: &str, name: &str) -> Value {
@@ -280,6 +284,77 @@ async fn e1_both_legs_of_a_pair_are_aborted_by_their_id_when_the_client_leaves()
     }
     // E1.4: the legs are kept until the engines end them
     assert!(prefill.open() > 0 && decode.open() > 0 && booked(&cluster, 2) == 1);
+}
+
+#[tokio::test]
+async fn e2_each_item_of_an_sglang_batch_is_aborted() {
+    let Pair { prefill, decode, cluster } = pair(vec![Act::Hang], vec![Act::Hang], |_| {}).await;
+    for (prompts, items) in [(json!(["a", "b", "c"]), 3), (json!(["a"]), 1), (json!([[1, 2], [3]]), 2)] {
+        let (begun, sent) = (aborts(&decode).len(), generations(&decode).len());
+        let leaving = cluster.client.post(COMPLETIONS, &[], prompt(json!({"prompt": prompts})));
+        assert!(timeout(150 * MS, leaving).await.is_err(), "no leg answers");
+        cluster.until("the legs are sent", |_| generations(&decode).len() > sent).await.unwrap();
+        let rid = generations(&decode)[sent].clone();
+        for engine in [&prefill, &decode] {
+            let all = |engine: &RawEngine| {
+                let aborted = aborts(engine);
+                (0..items).all(|item| aborted.contains(&format!("{rid}_{item}")))
+            };
+            // E2.5
+            cluster.until("each item is aborted", |_| all(engine)).await.unwrap();
+            assert!(!aborts(engine).contains(&rid), "the engine does not know the id of the whole batch");
+        }
+        assert!(aborts(&decode).len() > begun);
+    }
+}
+
+#[tokio::test]
+async fn a5_the_id_of_an_sglang_batch_has_no_item_s_number() {
+    let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
+    let single = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Aggregated).start().await.unwrap();
+    for cluster in [&cluster, &single] {
+        for prompts in [json!(["which way", "who says so"]), json!(["which way"])] {
+            for stream in [false, true] {
+                let body = prompt(json!({"prompt": prompts, "stream": stream}));
+                let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+                let text = String::from_utf8(reply.body.to_vec()).unwrap();
+                assert_eq!(reply.status, 200, "{text}");
+                let ids: HashSet<&str> =
+                    text.split("\"id\":\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
+                // A5.17
+                assert_eq!(ids.len(), 1, "{text}");
+                let is_ours = |id: &&str| id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+                assert!(ids.iter().all(is_ours), "{text}");
+            }
+        }
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn c6_several_choices_are_refused_by_an_sglang_pair_and_served_by_an_engine_that_is_not_split() {
+    let several = || prompt(json!({"n": 2}));
+    let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
+    for body in [several(), prompt(json!({"n": 2, "prompt": ["a", "b"], "stream": true}))] {
+        let asked = timeout(Duration::from_secs(5), cluster.client.post(COMPLETIONS, &[], body));
+        let refused = asked.await.expect("the pair does not hang").unwrap();
+        let message = refused.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+        // C6.9
+        assert_eq!(refused.status, 400, "{message}");
+        assert!(message.starts_with("n: "), "{message}");
+    }
+    assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "nothing was sent");
+    let mixed = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .sim(Dialect::Sglang, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let reply = mixed.client.post(COMPLETIONS, &[], several()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    assert_eq!(reply.json().unwrap()["choices"].as_array().unwrap().len(), 2);
+    mixed.at_rest().await.unwrap();
 }
 
 #[tokio::test]

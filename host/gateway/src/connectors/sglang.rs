@@ -9,7 +9,7 @@ use serde_json::json;
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Abort, Connector, LegContext, RequestToken, clean, rooms};
+use super::{Abort, Connector, IdDetail, LegContext, RequestToken, clean, rooms};
 use crate::{
     openai::json::Edit,
     openai::request::{Endpoint, Request},
@@ -28,9 +28,14 @@ impl Connector for Sglang {
         Some(HandoffKind::Bootstrap)
     }
 
-    /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat.
+    /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
+    /// several choices, the engine runs a prompt once to fill its cache and then once for each choice, all in
+    /// the prompt's one room (`managers/tokenizer_manager.py`, `_handle_batch_request`): the pair hangs.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
-        (request.endpoint == Endpoint::Messages).then_some("/v1/messages")
+        match request.endpoint {
+            Endpoint::Messages => Some("/v1/messages"),
+            _ => (request.n > 1).then_some("n"),
+        }
     }
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -68,9 +73,23 @@ impl Connector for Sglang {
         edit.finish()
     }
 
-    fn abort(&self, token: RequestToken) -> Option<Abort> {
-        let body = json!({ "rid": token.to_string(), "abort_all": false }).to_string();
-        Some(Abort { path: "/abort_request", body: body.into() })
+    fn abortable(&self) -> bool {
+        true
+    }
+
+    /// The engine ignores an id that it does not know, and knows the items of a batch only.
+    fn abort(&self, request: &Request, token: RequestToken) -> Option<Abort> {
+        let body = |rid: String| Bytes::from(json!({ "rid": rid, "abort_all": false }).to_string());
+        let bodies = if request.is_batch() {
+            (0..request.prompts).map(|item| body(format!("{token}_{item}"))).collect()
+        } else {
+            vec![body(token.to_string())]
+        };
+        Some(Abort { path: "/abort_request", bodies })
+    }
+
+    fn id_detail(&self, request: &Request) -> Option<IdDetail> {
+        request.is_batch().then_some(IdDetail::ItemNumber)
     }
 }
 

@@ -259,7 +259,8 @@ fn a5_p2p_nccl_names_both_workers_in_the_request_id_of_both_legs() {
     let context = context(&prefill, &decode, None);
     let connector = connector_for(&prefill);
     assert_eq!(connector.handoff(), Some(HandoffKind::Addressed));
-    assert!(connector.id_names_workers());
+    let plain = request(Endpoint::Completions, r#"{"model":"m","prompt":"p"}"#);
+    assert_eq!(connector.id_detail(&plain), Some(IdDetail::Addresses));
     let expected = format!("___prefill_addr_10.0.0.1:14579___decode_addr_10.0.0.2:14579_{}", "ab".repeat(16));
     for target in [context.prefill, context.decode] {
         let headers = leg_headers(&context, target.unwrap(), None);
@@ -312,15 +313,97 @@ fn c7_trtllm_generation_gets_the_ids_and_the_context_s_parameters() {
     assert_eq!(read(no_ids), PrefillAnswer::Incomplete("prompt_token_ids"));
 }
 
+#[test]
+fn c1_trtllm_never_gets_two_caps_on_output_tokens() {
+    let worker = spec("role=prefill,engine=trtllm,url=http://10.0.0.1:8000");
+    let connector = connector_for(&worker);
+    let handed = r#"{"disaggregated_params":{"ctx_request_id":5},"prompt_token_ids":[1]}"#;
+    let context = context(&worker, &worker, Some(handed));
+    let caps = |body: &Bytes| {
+        let body = value(body);
+        (body.get("max_tokens").cloned(), body.get("max_completion_tokens").cloned())
+    };
+    let (chat, text) = (Endpoint::ChatCompletions, Endpoint::Completions);
+    let cases = [
+        (chat, r#""max_tokens":7"#, (Some(json!(7)), None)),
+        (chat, r#""max_completion_tokens":9"#, (None, Some(json!(9)))),
+        (chat, r#""max_tokens":7,"max_completion_tokens":9"#, (None, Some(json!(9)))),
+        (chat, r#""max_tokens":7,"max_completion_tokens":null"#, (Some(json!(7)), None)),
+        (text, r#""max_tokens":7,"max_completion_tokens":9"#, (Some(json!(7)), None)),
+    ];
+    for (endpoint, keys, expected) in cases {
+        let body = format!(r#"{{"model":"m","messages":[],"prompt":"p","min_tokens":4,{keys}}}"#);
+        let request = request(endpoint, &body);
+        let legs = [
+            connector.prefill(&request, &context),
+            connector.decode(&request, &context),
+            connector.single(&request, &context),
+        ];
+        for leg in &legs {
+            // C1.4
+            assert_eq!(caps(leg), expected, "{body}");
+        }
+        let consumed = connector.decode_one_token(&request, &context);
+        // E1.3
+        assert_eq!(caps(&consumed), (Some(json!(1)), None), "{body}");
+        assert_eq!(value(&consumed)["min_tokens"], 1);
+    }
+}
+
+#[test]
+fn c6_an_sglang_batch_is_aborted_by_the_id_of_each_item() {
+    let connector = connector_for(&spec(SGLANG));
+    let token = RequestToken([0xab; 16]);
+    let rids = |endpoint, body: &str| -> Vec<Value> {
+        let abort = connector.abort(&request(endpoint, body), token).unwrap();
+        abort.bodies.iter().map(|body| value(body)["rid"].clone()).collect()
+    };
+    let completion =
+        |prompt: &str| rids(Endpoint::Completions, &format!(r#"{{"model":"m","prompt":{prompt}}}"#));
+    // E2.5
+    assert_eq!(completion(r#"["a","b"]"#), [format!("{token}_0"), format!("{token}_1")]);
+    assert_eq!(completion("[[1,2]]"), [format!("{token}_0")], "a list of one prompt is a batch, too");
+    for prompt in [r#""a""#, "[1,2]"] {
+        assert_eq!(completion(prompt), [token.to_string()]);
+    }
+    let chat = r#"{"model":"m","messages":[{"role":"user","content":["a","b"]}]}"#;
+    assert_eq!(rids(Endpoint::ChatCompletions, chat), [token.to_string()]);
+}
+
+#[test]
+fn several_choices_are_not_split_for_sglang() {
+    let connector = connector_for(&spec(SGLANG));
+    let reason = |endpoint, body: &str| connector.unsplittable(&request(endpoint, body));
+    // C6.9
+    assert_eq!(reason(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"n":2}"#), Some("n"));
+    assert_eq!(reason(Endpoint::Completions, r#"{"model":"m","prompt":["a","b"],"n":2}"#), Some("n"));
+    assert_eq!(reason(Endpoint::Completions, r#"{"model":"m","prompt":["a","b"],"n":1}"#), None);
+}
+
 proptest! {
     #[test]
     fn c6_rooms_fit_63_bits_and_tell_the_rank(x in any::<u64>(), size in 1_u32..5_000, rank in 0_u32..5_000) {
         let rank = rank % size;
         let room = room(x, size, DpRank(rank));
         // C6.4
-        prop_assert!(room <= i64::MAX as u64);
+        prop_assert!((1 << 42..=i64::MAX as u64).contains(&room));
         // C6.5
         prop_assert_eq!(room % u64::from(size), u64::from(rank));
+    }
+}
+
+#[test]
+fn c6_the_first_and_the_last_room_of_a_rank_are_within_the_bounds() {
+    for (size, rank) in [(1, 0), (2, 0), (2, 1), (4_096, 4_095)] {
+        let quotients =
+            (i64::MAX as u64 - u64::from(rank)) / u64::from(size) - (1_u64 << 42) / u64::from(size);
+        let [first, last] = [0, quotients - 1].map(|x| room(x, size, DpRank(rank)));
+        // C6.4: never 0, which an SGLang engine takes for "nothing has arrived"
+        assert!(first >= 1 << 42 && first < (1 << 42) + u64::from(size), "{size} {rank}: {first}");
+        assert!(
+            last <= i64::MAX as u64 && last > i64::MAX as u64 - 3 * u64::from(size),
+            "{size} {rank}: {last}"
+        );
     }
 }
 

@@ -62,7 +62,7 @@ impl Connector for Trtllm {
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         let ask = json!({ "request_type": "context_only", "disagg_request_id": context.rooms.first() });
-        clean_prompt(request)
+        clean_body(request)
             .remove("stream_options")
             .set("stream", "false")
             .set("disaggregated_params", ask.to_string())
@@ -70,20 +70,19 @@ impl Connector for Trtllm {
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        generation(clean_prompt(request), request.endpoint, context)
+        generation(clean_body(request), request.endpoint, context)
     }
 
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        let mut edit =
-            clean_prompt(request).remove("stream_options").set("stream", "false").set("max_tokens", "1");
-        if request.body.get("max_completion_tokens").is_some() {
-            edit = edit.set("max_completion_tokens", "1");
+        let mut edit = clean_prompt(request).remove("stream_options").remove("max_completion_tokens");
+        if request.body.get("min_tokens").is_some_and(|min| min != "0") {
+            edit = edit.set("min_tokens", "1");
         }
-        generation(edit, request.endpoint, context)
+        generation(edit.set("stream", "false").set("max_tokens", "1"), request.endpoint, context)
     }
 
     fn single(&self, request: &Request, _: &LegContext<'_>) -> Bytes {
-        clean_prompt(request).finish()
+        clean_body(request).finish()
     }
 
     /// The engine sends the prompt's ids with the parameters, also when they are not needed (C8).
@@ -128,6 +127,16 @@ impl Connector for Trtllm {
 /// gateway routed by the messages.
 fn clean_prompt(request: &Request) -> Edit<'_> {
     clean(request).remove("prompt_token_ids")
+}
+
+/// The client's body with one cap on output tokens: the engine refuses a chat with both names of the cap
+/// (`serve/openai_protocol.py`), and of a completion it knows `max_tokens` only.
+fn clean_body(request: &Request) -> Edit<'_> {
+    const NAMES: [&str; 2] = ["max_tokens", "max_completion_tokens"];
+    let given = NAMES.map(|name| request.body.get(name));
+    let [Some(_), Some(newer)] = given else { return clean_prompt(request) };
+    let keeps_newer = request.endpoint != Endpoint::Completions && newer != "null";
+    clean_prompt(request).remove(if keeps_newer { "max_tokens" } else { "max_completion_tokens" })
 }
 
 /// Without a handoff the worker prefills locally.

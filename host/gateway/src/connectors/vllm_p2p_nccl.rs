@@ -1,11 +1,11 @@
-//! vLLM with the P2pNccl connector: the request id of both legs names both workers, and that is all there is.
-//! Prefill pushes its blocks to decode, which is sent when prefill ended.
+//! vLLM with the P2pNccl connector, which vLLM 0.32 has no more: the request id of both legs names both
+//! workers, and that is all there is. Prefill pushes its blocks to decode, which is sent when prefill ended.
 
 use bytes::Bytes;
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, Target, clean, token_header, vllm};
+use super::{Connector, IdDetail, LegContext, Target, clean, token_header, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -53,7 +53,7 @@ impl Connector for VllmP2pNccl {
     }
 
     /// Its response id is the request id, addresses and all.
-    fn id_names_workers(&self) -> bool {
-        true
+    fn id_detail(&self, _: &Request) -> Option<IdDetail> {
+        Some(IdDetail::Addresses)
     }
 }

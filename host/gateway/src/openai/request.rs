@@ -255,6 +255,14 @@ impl Request {
         self.form.as_ref().map_or_else(|| self.body.bytes(), |form| &form.bytes)
     }
 
+    /// Whether the prompt is a list of prompts, also of a single one.
+    #[must_use]
+    pub(crate) fn is_batch(&self) -> bool {
+        let first = self.body.get(self.prompt_key).and_then(first_element);
+        self.endpoint == Endpoint::Completions
+            && first.is_some_and(|byte| !byte.is_ascii_digit() && byte != b']')
+    }
+
     /// Items an engine sees: one for each choice of each prompt.
     #[must_use]
     pub(crate) fn items(&self) -> u32 {

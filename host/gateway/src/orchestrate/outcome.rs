@@ -87,7 +87,7 @@ impl Drive {
         self.bind(self.legs.answering());
         self.note_stored(&body);
         let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
-        let hidden = self.hides_id().then(|| relay::hide_ids(&edited, self.token)).flatten();
+        let hidden = self.hide_ids(&edited);
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
         let json = HeaderValue::from_static("application/json");
         let content_type = head.headers.remove(header::CONTENT_TYPE).unwrap_or(json);
@@ -241,7 +241,13 @@ impl Drive {
     /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
     /// (A5).
     fn client_error(&self, error: CallError) -> ApiError {
-        if self.hides_id() { relay::hide_ids_in_error(error, self.token).into() } else { error.into() }
+        match error {
+            CallError::Status { status, content_type, retry_after, body } => {
+                let body = self.hide_ids(&body).map_or(body, Bytes::from);
+                CallError::Status { status, content_type, retry_after, body }.into()
+            }
+            other => other.into(),
+        }
     }
 }
 

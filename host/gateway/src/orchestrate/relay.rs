@@ -42,7 +42,7 @@ const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
 pub(crate) use detached::drain;
-pub(crate) use edit::{edit, hide_ids, hide_ids_in_error};
+pub(crate) use edit::{edit, hide_ids};
 pub(crate) use prefill_answer::prefill_answer;
 
 /// A stream on its way.
@@ -221,7 +221,7 @@ impl Relay {
 
     /// Passes complete events on, as one slice unless one has to be edited or held back.
     fn pass(&mut self, events: &[u8]) {
-        let hidden = self.drive.hides_id().then(|| hide_ids(events, self.drive.token())).flatten();
+        let hidden = self.drive.hide_ids(events);
         let events = hidden.as_deref().unwrap_or(events);
         let slice = |place: Range<usize>| events.get(place).unwrap_or_default();
         let mut from = 0;

@@ -138,7 +138,7 @@ impl Drive {
         let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
         let Some(candidate) = candidate else { return };
         let spec = candidate.worker.spec();
-        let Some(abort) = connector_for(spec).abort(self.token) else { return };
+        let Some(abort) = connector_for(spec).abort(&self.request, self.token) else { return };
         let (upstream, to) = (self.upstream.clone(), Destination::new(spec, abort.path));
         let headers = leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
         let over = self.over.get_or_insert_default().clone();
@@ -148,10 +148,15 @@ impl Drive {
         let (worker, limit) = (spec.id, self.state.settings.leg_timeouts.abort);
         self.state.tracker.spawn(async move {
             let send_abort = async || {
-                let silence = Silence { what: "answer to an abort", key: "abort", limit };
-                let call = upstream.whole(&to, &headers, abort.body.clone());
-                let sent = upstream::within(silence, call).await;
-                sent.inspect_err(|error| tracing::debug!(%worker, %error, "abort failed")).is_ok()
+                for body in &abort.bodies {
+                    let silence = Silence { what: "answer to an abort", key: "abort", limit };
+                    let sent = upstream::within(silence, upstream.whole(&to, &headers, body.clone())).await;
+                    if let Err(error) = sent {
+                        tracing::debug!(%worker, %error, "abort failed");
+                        return false;
+                    }
+                }
+                true
             };
             // An abort may arrive before the request that it is meant for: it is repeated while that one
             // runs.

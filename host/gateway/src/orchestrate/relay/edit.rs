@@ -3,10 +3,12 @@
 
 use std::{borrow::Cow, ops::Range};
 
-use bytes::Bytes;
 use memchr::memmem;
 
-use crate::{connectors::RequestToken, openai::sse::Seen, upstream::CallError};
+use crate::{
+    connectors::{IdDetail, RequestToken},
+    openai::sse::Seen,
+};
 
 /// Applies the closed list of edits to an event or a whole body; `None` when there are none.
 pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Option<Vec<u8>> {
@@ -31,34 +33,32 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Opt
     Some(out)
 }
 
-/// Replaces the workers' addresses in a P2pNccl response id by the attempt's own id (A5). `None` when there
-/// are none.
-pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken) -> Option<Vec<u8>> {
-    const MARK: &[u8] = b"___prefill_addr_";
+/// Removes from ids what they contain besides the attempt's id (A5): the workers' addresses of P2pNccl, or
+/// the item's number of SGLang's batches. `None` when there is nothing to remove.
+pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken, detail: IdDetail) -> Option<Vec<u8>> {
+    let token = token.to_string();
+    let mark = match detail {
+        IdDetail::Addresses => "___prefill_addr_".to_owned(),
+        IdDetail::ItemNumber => format!("{token}_"),
+    };
     let (mut out, mut from) = (Vec::new(), 0);
-    while let Some(at) = bytes.get(from..).and_then(|rest| memmem::find(rest, MARK)) {
+    while let Some(at) = bytes.get(from..).and_then(|rest| memmem::find(rest, mark.as_bytes())) {
         let start = from + at;
-        let length = bytes.get(start..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest));
         out.extend_from_slice(bytes.get(from..start).unwrap_or_default());
-        out.extend_from_slice(token.to_string().as_bytes());
-        from = length.map_or(bytes.len(), |length| start + length);
+        out.extend_from_slice(token.as_bytes());
+        let behind = start + mark.len();
+        let rest = bytes.get(behind..).unwrap_or_default();
+        let length = match detail {
+            IdDetail::Addresses => memchr::memchr2(b'"', b'\\', rest),
+            IdDetail::ItemNumber => rest.iter().position(|byte| !byte.is_ascii_digit()),
+        };
+        from = length.map_or(bytes.len(), |length| behind + length);
     }
     if from == 0 {
         return None;
     }
     out.extend_from_slice(bytes.get(from..).unwrap_or_default());
     Some(out)
-}
-
-/// Removes the workers' addresses from an engine's error text.
-pub(crate) fn hide_ids_in_error(error: CallError, token: RequestToken) -> CallError {
-    match error {
-        CallError::Status { status, content_type, retry_after, body } => {
-            let body = hide_ids(&body, token).map_or(body, Bytes::from);
-            CallError::Status { status, content_type, retry_after, body }
-        }
-        other => other,
-    }
 }
 
 #[cfg(test)]
@@ -69,16 +69,27 @@ mod tests {
     fn a5_an_engine_s_refusal_does_not_name_the_workers_of_a_p2p_nccl_pair() {
         let token = RequestToken::fresh();
         let body = r#"{"id":"cmpl-___prefill_addr_10.0.0.1:1___decode_addr_10.0.0.2:2_ab-0","error":{"message":"bad \"___prefill_addr_10.0.0.1:1\""}}"#;
-        let error = CallError::Status {
-            status: http::StatusCode::BAD_REQUEST,
-            content_type: None,
-            retry_after: None,
-            body: Bytes::from_static(body.as_bytes()),
-        };
-        let CallError::Status { body, .. } = hide_ids_in_error(error, token) else { panic!("another error") };
+        let hidden = hide_ids(body.as_bytes(), token, IdDetail::Addresses).unwrap();
         let expected = format!(r#"{{"id":"cmpl-{token}","error":{{"message":"bad \"{token}\""}}}}"#);
         // A5.6: in errors
-        assert_eq!(body, expected);
-        assert_eq!(hide_ids(b"{}", token), None);
+        assert_eq!(String::from_utf8(hidden).unwrap(), expected);
+        assert_eq!(hide_ids(b"{}", token, IdDetail::Addresses), None);
+    }
+
+    #[test]
+    fn a5_ids_of_a_batch_lose_the_item_s_number_and_nothing_else() {
+        let token = RequestToken::fresh();
+        let hidden = |text: &str| {
+            let hidden = hide_ids(text.as_bytes(), token, IdDetail::ItemNumber);
+            hidden.map(|bytes| String::from_utf8(bytes).unwrap())
+        };
+        let events =
+            format!("data: {{\"id\":\"{token}_0\",\"text\":\"_1\"}}\n\ndata: {{\"id\":\"{token}_12\"}}\n\n");
+        let expected =
+            format!("data: {{\"id\":\"{token}\",\"text\":\"_1\"}}\n\ndata: {{\"id\":\"{token}\"}}\n\n");
+        // A5.17
+        assert_eq!(hidden(&events), Some(expected));
+        assert_eq!(hidden(&format!("{{\"id\":\"{token}\"}}")), None);
+        assert_eq!(hidden(&format!("{token}_")), Some(token.to_string()), "cut off behind the mark");
     }
 }
