@@ -85,8 +85,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     sh::status(&format!("starting {} engines (three take about 4 min)", args.engines));
     let start = |n| installed.start(&format!("engine-{n}"), Part::KvEvents, dir.path(), args.blocks);
     let mut engines = (0..args.engines).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-    for engine in &mut engines {
-        engine.ready().await?;
+    for vllm in &mut engines {
+        vllm.engine.ready().await?;
     }
     let setting = Setting { args, bin, dir: dir.path(), model: installed.model.clone(), engines };
     let kv_aware = converse(&setting, "", 0).await?;
@@ -132,7 +132,7 @@ fn with_tools(model: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
 
 async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Result<Figures> {
     let args = setting.args;
-    let workers: Vec<String> = setting.engines.iter().map(Vllm::as_worker_with_events).collect();
+    let workers: Vec<String> = setting.engines.iter().map(|vllm| vllm.as_worker("aggregated")).collect();
     let tokenizer = match args.tokens {
         Tokens::Folder => setting.model.display().to_string(),
         Tokens::Engine => "engine".to_owned(),
@@ -186,8 +186,8 @@ async fn until_live(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of blocks")]
 async fn evicted(engines: &[Vllm], blocks: u32) -> anyhow::Result<u64> {
     let mut evicted = 0;
-    for engine in engines {
-        let metrics = engine.client().get("/metrics").await?;
+    for vllm in engines {
+        let metrics = vllm.engine.client().get("/metrics").await?;
         let queries = sum(&metrics, "vllm:prefix_cache_queries_total");
         let computed = queries - sum(&metrics, "vllm:prefix_cache_hits_total");
         evicted += (computed as u64 / 32).saturating_sub(blocks.into());

@@ -20,6 +20,7 @@ mod e2e_envoy;
 mod e2e_kv;
 mod e2e_nats;
 mod e2e_sdk;
+mod e2e_sglang;
 mod e2e_vllm;
 mod fairness;
 mod fleet;
@@ -40,6 +41,7 @@ mod page;
 mod policies;
 mod proc;
 mod profile;
+mod real_engines;
 mod reload_soak;
 mod setup;
 mod sh;
@@ -119,6 +121,10 @@ enum Command {
     CurlErrors(curl_errors::Args),
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
     E2eVllm(e2e_vllm::Args),
+    /// Run real vLLM prefill and decode engines (Mooncake over TCP, on CPU) behind the gateway.
+    E2eMooncake(e2e_vllm::Args),
+    /// Run real SGLang prefill and decode engines (Mooncake over TCP, on CPU) behind the gateway.
+    E2eSglang(e2e_sglang::Args),
     /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
     E2eKv(e2e_kv::Args),
     /// Let 500 workers come and go through the real etcd, which is killed once; needs Debian's etcd-server.
@@ -184,7 +190,9 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Chaos(args) => chaos::run(&args).await,
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
-        Command::E2eVllm(args) => e2e_vllm::run(&args).await,
+        Command::E2eVllm(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Nixl).await,
+        Command::E2eMooncake(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Mooncake).await,
+        Command::E2eSglang(args) => e2e_sglang::run(&args).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
         Command::KubernetesFiles(args) => kubernetes_files::run(&args),
         Command::TlsScan(args) => tls_scan::run(&args),

@@ -1,0 +1,195 @@
+//! `e2e-sglang`: a real SGLang prefill and decode engine on CPU, with KV over TCP (Mooncake), behind the
+//! gateway.
+//!
+//! Greedy output through both legs has to equal that of one plain engine, token by token, also for lists of
+//! prompts. Several choices are refused, because the pair would hang. Clients that disconnect must leave
+//! nothing behind. A killed decode engine has to end its stream with one valid error event.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::ensure;
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::{
+    client::{CHAT, Client},
+    fleet,
+    metrics_text::samples,
+    real_engines::{Options, PATIENT, RealEngine, Recorder, checks},
+    setup, sh,
+    table::Checks,
+};
+
+mod engines;
+mod install;
+
+use engines::{Installed, Part};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A venv with SGLang; it is created when it does not exist.
+    #[arg(long, default_value = "target/venv-sglang")]
+    venv: PathBuf,
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Longest wait for the engines to notice that clients left: they look every few seconds.
+const SETTLES: Duration = Duration::from_secs(45);
+/// Longest wait for the refusal of what would hang.
+const REFUSED: Duration = Duration::from_secs(5);
+
+/// Runs every check and prints the table.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    let Options { prompts, leavers, record } = &args.options;
+    ensure!(*prompts > 0, "--prompts 0 compares nothing: pass at least 1");
+    setup::run()?;
+    let bin = fleet::build("release")?;
+    let installed = Installed::at(&sh::root().join(&args.venv))?;
+    let dir = tempfile::Builder::new().prefix("pointsman-sglang-").tempdir()?;
+    let recorder = record.as_deref().map(Recorder::new).transpose()?;
+    let prompts: Vec<String> = (0..*prompts).map(checks::prompt).collect();
+    let mut checks = Checks::default();
+    let expected =
+        plain_engine(&bin, dir.path(), &installed, &prompts, &mut checks, recorder.as_ref()).await?;
+
+    sh::status("starting a prefill and a decode engine (about 2 min)");
+    let mut prefill = installed.start("prefill", Part::Prefill, dir.path())?;
+    let mut decode = installed.start("decode", Part::Decode, dir.path())?;
+    prefill.ready().await?;
+    decode.ready().await?;
+    let workers = [&prefill, &decode].map(|engine| format!("engine=sglang,url=http://{}", engine.address));
+    let fleet = fleet::gateway(&bin, dir.path(), PATIENT, &workers).await?;
+    if let Some(recorder) = &recorder {
+        for (engine, name) in [(&prefill, "prefill"), (&decode, "decode")] {
+            facts(recorder, engine, name).await?;
+        }
+    }
+    checks::compare(&fleet.client, &prompts, &expected, &mut checks).await?;
+    checks::batches(&fleet.client, &prompts, &expected, &mut checks).await?;
+    let moved = decode.metric("sglang:num_requests_total", "").await?;
+    checks.check("requests that the decode engine finished", moved, moved > 0.0);
+    several_choices(&fleet.client, &mut checks).await?;
+    checks::leave_early(&fleet.client, *leavers, &prompts, true).await?;
+    let held = held(&[&prefill, &decode]).await?;
+    checks.check(&format!("held after {leavers} clients disconnected"), held, held == 0);
+    checks.none("bookings left in the gateway", fleet.booked(Duration::from_secs(5)).await?);
+    checks::kill_mid_stream(&fleet.client, &mut decode, &mut checks).await?;
+    checks.finish()
+}
+
+/// Answers of one plain engine, which is also tried as an aggregated worker whose KV events the gateway finds
+/// by itself.
+async fn plain_engine(
+    bin: &Path,
+    dir: &Path,
+    installed: &Installed,
+    prompts: &[String],
+    checks: &mut Checks,
+    recorder: Option<&Recorder>,
+) -> anyhow::Result<Vec<Vec<u64>>> {
+    sh::status("starting one plain engine (about 60 s)");
+    let mut plain = installed.start("plain", Part::Plain, dir)?;
+    plain.ready().await?;
+    if let Some(recorder) = recorder {
+        record(recorder, &plain).await?;
+    }
+    let expected = checks::answers(&plain.client(), prompts).await?;
+    let worker = format!("engine=sglang,url=http://{}", plain.address);
+    let fleet = fleet::gateway(bin, dir, PATIENT, &[worker]).await?;
+    let body = json!({
+        "model": "tiny", "stream": true, "max_tokens": 12, "temperature": 0, "ignore_eos": true,
+        "stream_options": { "include_usage": true },
+        "messages": [{ "role": "user", "content": checks::prompt(0) }],
+    });
+    let streamed = fleet.client.stream_chat(&[], body.to_string()).await;
+    let shown = streamed.problem.unwrap_or_else(|| format!("{} events", streamed.events));
+    checks.check("one plain engine through the gateway, streamed", shown, streamed.complete);
+    let metrics = fleet.metrics().await?;
+    let live = samples(&metrics, "pointsman_kv_feed_live").iter().filter(|one| one.value == 1.0).count();
+    checks.check("feeds of KV events that configured themselves", live, live == 1);
+    Ok(expected)
+}
+
+/// A pair hangs on several choices: the gateway has to refuse them before it sends anything.
+async fn several_choices(client: &Client, checks: &mut Checks) -> anyhow::Result<()> {
+    let body = json!({ "model": "tiny", "n": 2, "messages": [{ "role": "user", "content": "hello" }] });
+    let asked = client.send(Method::POST, CHAT, &[], Bytes::from(body.to_string()));
+    let status = match timeout(REFUSED, asked).await {
+        Ok(answer) => answer?.status().to_string(),
+        Err(_) => format!("no answer within {REFUSED:?}"),
+    };
+    checks.check("two choices", &status, status == StatusCode::BAD_REQUEST.to_string());
+    Ok(())
+}
+
+/// Requests that the engines hold in any queue, by their own `/v1/loads`, once they have settled.
+async fn held(engines: &[&RealEngine]) -> anyhow::Result<u64> {
+    let started = tokio::time::Instant::now();
+    loop {
+        let mut held = 0;
+        for engine in engines {
+            let loads = engine.client().json("/v1/loads").await?;
+            held += loads["loads"].as_array().into_iter().flatten().map(requests).sum::<u64>();
+        }
+        if held == 0 || started.elapsed() > SETTLES {
+            return Ok(held);
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+fn requests(load: &Value) -> u64 {
+    let queues = load["disaggregation"].as_object().into_iter().flatten();
+    let queues = queues.filter(|(name, _)| name.ends_with("_reqs")).map(|(_, count)| count);
+    let counts = [&load["num_running_reqs"], &load["num_waiting_reqs"]].into_iter().chain(queues);
+    counts.filter_map(Value::as_u64).sum()
+}
+
+/// Writes what an engine tells of itself.
+async fn facts(recorder: &Recorder, engine: &RealEngine, name: &str) -> anyhow::Result<()> {
+    for (path, file) in [
+        ("/server_info", "server-info.json"),
+        ("/model_info", "model-info.json"),
+        ("/v1/loads", "loads.json"),
+        ("/v1/models", "models.json"),
+        ("/metrics", "metrics.txt"),
+    ] {
+        recorder.get(engine, path, &format!("{name}-{file}")).await?;
+    }
+    Ok(())
+}
+
+/// Writes answers of every form that the gateway reads.
+async fn record(recorder: &Recorder, engine: &RealEngine) -> anyhow::Result<()> {
+    let chat = |more: Value| {
+        let mut body = json!({
+            "model": "tiny", "max_tokens": 4, "temperature": 0, "ignore_eos": true,
+            "rid": "00112233445566778899aabbccddeeff",
+            "messages": [{ "role": "user", "content": "Which points lead to siding four?" }],
+        });
+        body.as_object_mut()
+            .into_iter()
+            .for_each(|body| body.extend(more.as_object().cloned().unwrap_or_default()));
+        body
+    };
+    let usage = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    recorder.post(engine, CHAT, &chat(json!({})), "chat.json").await?;
+    recorder.post(engine, CHAT, &chat(usage.clone()), "chat-stream.txt").await?;
+    recorder.post(engine, CHAT, &chat(json!({ "max_tokens": -1 })), "chat-refused.json").await?;
+    for (prompt, name) in [(json!("Tell about points."), "completion"), (json!(["one", "two"]), "batch")] {
+        let mut body = checks::body(&prompt, false, 4);
+        body["rid"] = json!("00112233445566778899aabbccddeeff");
+        recorder.post(engine, checks::COMPLETIONS, &body, &format!("{name}.json")).await?;
+        body.as_object_mut()
+            .into_iter()
+            .for_each(|body| body.extend(usage.as_object().cloned().unwrap_or_default()));
+        recorder.post(engine, checks::COMPLETIONS, &body, &format!("{name}-stream.txt")).await?;
+    }
+    facts(recorder, engine, "plain").await
+}

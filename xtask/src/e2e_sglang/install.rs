@@ -1,0 +1,32 @@
+//! Installs SGLang 0.5.23 on a machine without a GPU.
+//!
+//! SGLang's kernels are a wheel for GPUs, so a small module of this repository stands in their place, and one
+//! branch of the prefill engine that needs CUDA is left out.
+
+use crate::{real_engines::Venv, sh};
+
+const SGLANG: &str = "sglang==0.5.23";
+/// What SGLang imports on CPU. Its own list has packages that need CUDA.
+const REQUIREMENTS: &str = include_str!("requirements.txt");
+const KERNELS: &str = include_str!("sgl_kernel.py");
+
+/// Installs what a venv lacks.
+pub(crate) fn ensure(venv: &Venv) -> anyhow::Result<()> {
+    if !venv.has("sglang torch transformers mooncake tokenizers") {
+        sh::status("installing SGLang (about 7 GB)");
+        venv.create()?;
+        venv.install(&["--no-deps", SGLANG])?;
+        venv.install_list(REQUIREMENTS)?;
+    }
+    let kernels = venv.packages()?.join("sgl_kernel");
+    std::fs::create_dir_all(&kernels)?;
+    std::fs::write(kernels.join("__init__.py"), KERNELS)?;
+    venv.patch(
+        "sglang/srt/disaggregation/prefill.py",
+        "if getattr(sender, \"supports_host_tensor_indices\", False) and not (",
+        "if torch.cuda.is_available() and getattr(sender, \"supports_host_tensor_indices\", False) and not (",
+    )?;
+    let mooncake = sh::succeeds(venv.python().args(["-c", "import mooncake.engine"]));
+    anyhow::ensure!(mooncake, "Mooncake cannot be loaded: install the packages libibverbs1 and librdmacm1");
+    Ok(())
+}
