@@ -167,7 +167,7 @@ async fn requests_that_wait_for_a_stopped_engine_are_sent_to_another_when_its_he
         .unwrap();
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            config.probe.timeout = 100 * MS;
+            (config.probe.timeout, config.probe.health_timeout) = (100 * MS, 100 * MS);
             raw_worker(config, 9, &engine);
         })
         .sim_with(SimConfig::instant(Dialect::Openai, Role::Aggregated), ",model=tiny")

@@ -114,9 +114,9 @@ colour = 1
             "line 19: workers[0].role: unknown role `cook`: expected prefill, decode or aggregated",
             "line 26: workers[1].dp_size: `0` is out of range: expected 1 to 4096",
             "line 27: workers[1].colour: unknown key `colour`: expected one of id, url, tls_server_name, \
-             role, engine, models, dp_size, bootstrap_host, bootstrap_port, transport, labels, taints, topology, \
-             kv_transfer, kv_addr, kv_events, kv_replay, local_prefill, prefill_cancellable, handoff_lease_s, \
-             max_concurrency, block_size, total_blocks, loras, api_key",
+             role, engine, models, dp_size, bootstrap_host, bootstrap_port, transport, kv_compatibility, labels, \
+             taints, topology, kv_transfer, kv_addr, kv_events, kv_replay, local_prefill, prefill_cancellable, \
+             handoff_lease_s, max_concurrency, block_size, total_blocks, loras, api_key",
             "line 29: servr: unknown key `servr`: did you mean `server`?",
         ],
     );

@@ -239,6 +239,7 @@ fn workers(state: &State) -> String {
                 (&spec.topology, &spec.kv_transfer, &spec.kv_addr, &spec.kv_events, &spec.kv_replay),
                 (spec.local_prefill, spec.prefill_cancellable, spec.max_concurrency, spec.total_blocks),
                 (&spec.loras, &spec.block_size, &spec.api_key, &spec.tls_server_name, &spec.handoff_lease_s),
+                &spec.kv_compatibility,
             )
         )
     });
@@ -431,6 +432,7 @@ fn rows() -> Vec<Row> {
         ("workers[].dp_size", "2"),
         ("workers[].bootstrap_host", "'h'"),
         ("workers[].bootstrap_port", "7"),
+        ("workers[].kv_compatibility", "'a'"),
         ("workers[].labels", "{ zone = 'a' }"),
         ("workers[].taints", "['spot']"),
         ("workers[].topology", "{ rack = 'r2' }"),
@@ -536,7 +538,7 @@ const SLOT: &[(&str, &str, &str)] = &[
     ("scorers[].normalize", SCORER, "'min-max'"),
     ("scorers[].settings", SCORER, "{ a = 1 }"),
     ("picker", SCORER, "'weighted-random'"),
-    ("settings", "", "{ a = 1 }"),
+    ("settings", "SLOT.builtin = 'least-loaded'", "{ active-requests = 2.0 }"),
     ("grants", "", "['log']"),
     ("shared_state", SHARED, "true"),
     ("on_failure", "", "'reject'"),
@@ -556,7 +558,7 @@ const TRIAL: &[(&str, &str, &str)] = &[
     ("scorers[].normalize", SCORER, "'min-max'"),
     ("scorers[].settings", SCORER, "{ a = 1 }"),
     ("picker", SCORER, "'weighted-random'"),
-    ("settings", "", "{ a = 1 }"),
+    ("settings", "SLOT.builtin = 'least-loaded'", "{ active-requests = 2.0 }"),
 ];
 
 /// Rows of all slots: path, what the file says besides, value.
