@@ -9,10 +9,7 @@ use pointsman_workers::{
     IndexConfig, PrefixIndex, Registry, WorkerId,
     probe::{ProbeConfig, Prober},
 };
-use tokio::{
-    net::{TcpListener, TcpSocket},
-    sync::watch,
-};
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -37,24 +34,20 @@ mod check;
 mod discovery;
 #[cfg_attr(not(feature = "ext-proc"), path = "daemon/ext_proc/off.rs")]
 mod ext_proc;
+mod listen;
 mod reload;
 pub(crate) mod service_manager;
 mod slots;
 
 pub(crate) use check::check;
+use listen::{ADMIN_SEND_BUFFER, CLIENT_SEND_BUFFER, cannot_listen, listen};
 use service_manager::Heartbeats;
 pub use service_manager::InheritedSockets;
 
-/// Bytes that the kernel buffers for a client that does not read: without a limit, it is several megabytes.
-const CLIENT_SEND_BUFFER: u32 = 128 * 1024;
-/// Bytes that the kernel buffers for an operator that does not read.
-const ADMIN_SEND_BUFFER: u32 = 64 * 1024;
 /// Searches for stored responses at the same time.
 const MAX_RESPONSE_SEARCHES: usize = 16;
 /// How long the end of the daemon waits for the decision log, and for the exporter of traces.
 const LOG_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections that wait to be accepted.
-const BACKLOG: u32 = 1024;
 
 /// A running gateway.
 #[derive(Debug)]
@@ -268,47 +261,6 @@ async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
             changed = changes.changed() => if changed.is_err() { return },
             () = stop.cancelled() => return,
         }
-    }
-}
-
-/// Listens on an address, or takes the socket of the service manager in its place.
-fn listen(
-    inherited: Option<std::net::TcpListener>,
-    address: SocketAddr,
-    send_buffer: u32,
-) -> Result<TcpListener, BindError> {
-    let Some(listener) = inherited else { return bind(address, send_buffer) };
-    let taken = socket2::SockRef::from(&listener).set_send_buffer_size(send_buffer as usize);
-    taken.and_then(|()| TcpListener::from_std(listener)).map_err(|error| BindError { address, error })
-}
-
-/// Listens on an address. Accepted connections inherit the size of the send buffer.
-fn bind(address: SocketAddr, send_buffer: u32) -> Result<TcpListener, BindError> {
-    let listen = || {
-        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-        socket.set_reuseaddr(true)?;
-        socket.set_send_buffer_size(send_buffer)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    listen().map_err(|error| BindError { address, error })
-}
-
-/// Why an address cannot be listened on.
-struct BindError {
-    address: SocketAddr,
-    error: std::io::Error,
-}
-
-/// Returns the problem of a listener at `path`.
-fn cannot_listen(path: &'static str) -> impl Fn(BindError) -> Problem {
-    move |BindError { address, error }| {
-        let advice = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "stop the process that uses it, or use another port",
-            std::io::ErrorKind::PermissionDenied => "use a port of 1024 or more, or allow this process to",
-            _ => "use an address of this machine",
-        };
-        Problem::new(path, format!("cannot listen on `{address}`: {error}; {advice}"))
     }
 }
 

@@ -19,6 +19,7 @@ mod limits;
 mod listen;
 mod policies;
 mod production;
+mod production_flags;
 mod shell;
 mod workers;
 
@@ -67,8 +68,12 @@ struct Import<'a> {
 /// # Errors
 /// A flag has a value that the router would refuse.
 pub(crate) fn import(flavor: Flavor, arguments: &[String]) -> anyhow::Result<Imported> {
-    let line = CommandLine::parse(arguments)?;
-    let flavor = if line.is_production { Flavor::Production } else { flavor };
+    let mut line = CommandLine::parse(arguments)?;
+    let mut flavor = flavor;
+    if line.is_production {
+        production::translate(&mut line);
+        flavor = Flavor::Production;
+    }
     let draft = Draft::default();
     let mut import =
         Import { flavor, line: &line, engine: flavor.engine(), draft, report: Report::default() };

@@ -51,12 +51,14 @@ mod trail;
 mod tree;
 mod writer;
 
-use holders::Candidate;
 use inbox::Inbox;
 pub use lookup::{Matched, Overlaps};
 use queue::Message;
 use shared::Shared;
 use writer::Writer;
+
+/// A worker and one of its ranks.
+type Candidate = (WorkerId, DpRank);
 
 /// Messages that may wait for the writer. Further records are dropped and counted; events are handed back.
 const QUEUE_LENGTH: usize = 8_192;

@@ -23,7 +23,7 @@ mod template;
 mod traits;
 mod written;
 
-use raw::{RawSpec, error};
+use raw::RawSpec;
 
 /// KV connector of a vLLM worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -144,6 +144,10 @@ pub struct SpecError {
     pub key: String,
     /// What is wrong, with the value.
     pub problem: String,
+}
+
+fn error(key: &str, problem: String) -> SpecError {
+    SpecError { key: key.to_owned(), problem }
 }
 
 impl WorkerSpec {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ impl Publisher {
     /// Publishes a batch as the next message.
     async fn send(&mut self, events: &[Value]) {
         let payload = rmp_serde::to_vec(&json!([1.0, events, 0])).unwrap();
-        let frames = ["kv".into(), self.seq.to_be_bytes().to_vec().into(), payload.into()];
+        let frames: [Bytes; 3] = ["kv".into(), self.seq.to_be_bytes().to_vec().into(), payload.into()];
         self.seq += 1;
         self.socket.send(ZmqMessage::try_from(frames.to_vec()).unwrap()).await.unwrap();
     }

@@ -1,7 +1,7 @@
 //! Installs vLLM 0.33 for CPU, NIXL and Mooncake.
 //!
-//! There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32, which is
-//! good for the protocol and not for speed.
+//! There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32, which
+//! is good for the protocol and not for speed.
 
 use std::process::Command;
 

@@ -5,7 +5,10 @@ use std::{io::ErrorKind, sync::Arc};
 use pointsman_policy_runtime::Command;
 use pointsman_workers::{Registry, Role, WorkerSpec};
 
-use super::{CLIENT_SEND_BUFFER, bind, cannot_listen, slots};
+use super::{
+    listen::{CLIENT_SEND_BUFFER, bind, cannot_listen},
+    slots,
+};
 use crate::{
     config::{Config, ConfigErrors, Problem, settings::Settings},
     tls::TlsContext,

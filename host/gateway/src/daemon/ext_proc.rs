@@ -6,7 +6,7 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use super::{CLIENT_SEND_BUFFER, bind, cannot_listen};
+use super::listen::{BindError, CLIENT_SEND_BUFFER, bind, cannot_listen};
 use crate::{
     budget::Budget,
     config::{ExtProc, Problem},
@@ -26,8 +26,7 @@ pub(super) struct PickerListener {
 pub(super) fn listen(settings: &ExtProc) -> Result<Option<PickerListener>, Problem> {
     let Some(address) = settings.listen else { return Ok(None) };
     let socket = bind(address, CLIENT_SEND_BUFFER);
-    let socket =
-        socket.and_then(|socket| socket.into_std().map_err(|error| super::BindError { address, error }));
+    let socket = socket.and_then(|socket| socket.into_std().map_err(|error| BindError { address, error }));
     let socket = socket.map_err(cannot_listen("ext_proc.listen"))?;
     Ok(Some(PickerListener { socket, streams: Budget::new(settings.max_streams) }))
 }

@@ -86,6 +86,7 @@ fn unsupported(headers: &HeaderMap) -> ApiError {
 ///
 /// # Errors
 /// As [`Decoder::decode`].
+#[cfg(feature = "ext-proc")]
 pub(crate) async fn decode(
     coding: Coding,
     body: &[u8],

@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use super::{
     flags::{self, Arity, Flag},
-    production, shell,
+    production_flags, shell,
 };
 use crate::report::{Kind, Place, plain};
 
@@ -47,7 +47,7 @@ pub(super) struct CommandLine {
     pub(super) given: Vec<Given>,
     /// Models of workers by their URLs.
     pub(super) models: Vec<(String, String)>,
-    /// Whether the router is production-stack's.
+    /// Whether the router is production-stack's, so that its flags are to be translated.
     pub(super) is_production: bool,
 }
 
@@ -103,9 +103,9 @@ impl CommandLine {
                 bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
             }
         }
-        let is_production = production::is_meant(arguments.iter().map(String::as_str));
+        let is_production = production_flags::is_meant(arguments.iter().map(String::as_str));
         let find = |name: &str| -> Option<&'static Flag> {
-            let of_production = is_production.then(|| production::find(name)).flatten();
+            let of_production = is_production.then(|| production_flags::find(name)).flatten();
             of_production.or_else(|| flags::find(name))
         };
         let mut given = Vec::new();
@@ -137,11 +137,7 @@ impl CommandLine {
             let (name, is_told) = (name.to_owned(), Cell::new(false));
             given.push(Given { name, values, place, is_told, original: None, note: None });
         }
-        let mut line = Self { given, models: Vec::new(), is_production };
-        if is_production {
-            production::translate(&mut line);
-        }
-        Ok(line)
+        Ok(Self { given, models: Vec::new(), is_production })
     }
 
     /// Returns the last flag of this name, which counts.

@@ -1,159 +1,16 @@
-//! The flags of production-stack's router, which is also called vllm-router. They become those of the other
+//! Translates the flags of production-stack's router, which is also called vllm-router, to those of the other
 //! vllm-router where these say the same.
-//!
-//! The flags are those of vllm-project/production-stack, `src/vllm_router/parsers/parser.py`.
 
 use std::cell::Cell;
 
 use super::{
     arguments::{CommandLine, Given},
-    flags::{Arity, Flag, read, told},
+    production_flags::find,
 };
 use crate::report::{
-    Kind::{Approximated, Missing, Translated},
+    Kind::{Missing, Translated},
     Place,
 };
-
-const STATS: &str =
-    "engine figures are read every probe.load_interval, and metrics cover an hour (docs/metrics.md)";
-const LMCACHE: &str = "no LMCache controller is asked: give workers kv_events, and what they hold is known";
-const BATCH: &str = "files and batches are not served";
-const SENTRY: &str = "errors go to the log and to metrics";
-const HEALTH: &str = "every worker is asked, every probe.interval";
-
-/// All flags, apart from `--host` and `--port`.
-const FLAGS: &[Flag] = &[
-    // Read by the translation.
-    read("service-discovery", Arity::One),
-    read("static-backends", Arity::One),
-    read("static-models", Arity::One),
-    read("static-model-labels", Arity::One),
-    read("prefill-model-labels", Arity::One),
-    read("decode-model-labels", Arity::One),
-    read("k8s-port", Arity::One),
-    read("k8s-namespace", Arity::One),
-    read("k8s-label-selector", Arity::One),
-    read("routing-logic", Arity::One),
-    read("otel-endpoint", Arity::One),
-    // What the gateway does anyway, or otherwise.
-    told("k8s-service-discovery-type", Arity::One, Approximated, "workers are pods, by their addresses"),
-    told(
-        "k8s-watcher-timeout-seconds",
-        Arity::One,
-        Approximated,
-        "the watch lasts discovery.kubernetes.watch",
-    ),
-    told("static-model-types", Arity::One, Approximated, "the engine's /v1/models and /health tell"),
-    told("static-backend-health-checks", Arity::Switch, Translated, HEALTH),
-    told("static-backend-health-check-interval", Arity::One, Approximated, HEALTH),
-    told("static-backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
-    told("backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
-    told(
-        "session-key",
-        Arity::One,
-        Approximated,
-        "a session is named in x-session-id: let clients send that",
-    ),
-    told("request-rewriter", Arity::One, Translated, "requests are not rewritten"),
-    told("engine-stats-interval", Arity::One, Approximated, STATS),
-    told("request-stats-window", Arity::One, Approximated, STATS),
-    told("log-stats", Arity::Switch, Approximated, STATS),
-    told("log-stats-interval", Arity::One, Approximated, STATS),
-    told("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
-    told("log-format", Arity::One, Approximated, "start the gateway with --log-json for JSON"),
-    told("otel-service-name", Arity::One, Approximated, "the service is called pointsman in traces"),
-    told("otel-secure", Arity::Switch, Approximated, "write https:// in traces.endpoint"),
-    told(
-        "kv-aware-threshold",
-        Arity::One,
-        Approximated,
-        "the cost weighs cached blocks and load (behaviour G)",
-    ),
-    told("prefix-min-match-length", Arity::One, Approximated, "cache-aware has cache-threshold, a share"),
-    told(
-        "max-instance-failover-reroute-attempts",
-        Arity::One,
-        Approximated,
-        "set routing.retries: a retry goes to another worker",
-    ),
-    told("version", Arity::Switch, Translated, "pointsman --version"),
-    // What has no counterpart.
-    told(
-        "root-path",
-        Arity::One,
-        Missing,
-        "paths begin at /: let the proxy before the gateway remove the prefix",
-    ),
-    told("static-aliases", Arity::One, Missing, "a model has the names of its engine (--served-model-name)"),
-    told("callbacks", Arity::One, Missing, "policies choose workers and do not see requests' texts"),
-    told("enable-batch-api", Arity::Switch, Missing, BATCH),
-    told("file-storage-class", Arity::One, Missing, BATCH),
-    told("file-storage-path", Arity::One, Missing, BATCH),
-    told("batch-processor", Arity::One, Missing, BATCH),
-    told(
-        "dynamic-config-yaml",
-        Arity::One,
-        Missing,
-        "import its keys as flags; this file is reloaded on change",
-    ),
-    told(
-        "dynamic-config-json",
-        Arity::One,
-        Missing,
-        "import its keys as flags; this file is reloaded on change",
-    ),
-    told(
-        "feature-gates",
-        Arity::One,
-        Missing,
-        "there is no semantic cache and no detection of personal data",
-    ),
-    told("semantic-cache-model", Arity::One, Missing, "answers are not cached"),
-    told("semantic-cache-dir", Arity::One, Missing, "answers are not cached"),
-    told("semantic-cache-threshold", Arity::One, Missing, "answers are not cached"),
-    told("sentry-dsn", Arity::One, Missing, SENTRY),
-    told("sentry-traces-sample-rate", Arity::One, Missing, SENTRY),
-    told("sentry-profile-session-sample-rate", Arity::One, Missing, SENTRY),
-    told("lmcache-controller-port", Arity::One, Missing, LMCACHE),
-    told("lmcache-controller-reply-port", Arity::One, Missing, LMCACHE),
-    told("lmcache-controller-heartbeat-port", Arity::One, Missing, LMCACHE),
-    told("lmcache-health-check-interval", Arity::One, Missing, LMCACHE),
-    told("lmcache-worker-timeout", Arity::One, Missing, LMCACHE),
-    told(
-        "external-providers-config",
-        Arity::One,
-        Missing,
-        "add them as [[workers]] with engine = \"openai\"",
-    ),
-];
-
-/// Flags that the other vllm-router has, too.
-const COMMON: [&str; 3] = ["service-discovery", "log-level", "version"];
-
-/// Returns a flag by its name.
-pub(super) fn find(name: &str) -> Option<&'static Flag> {
-    FLAGS.iter().find(|flag| flag.name == name)
-}
-
-/// Returns whether arguments are those of this router.
-pub(super) fn is_meant<'a>(arguments: impl Iterator<Item = &'a str>) -> bool {
-    let mut arguments = arguments.peekable();
-    while let Some(argument) = arguments.next() {
-        let Some(flag) = argument.strip_prefix("--") else { continue };
-        let (name, value) = match flag.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (flag, arguments.peek().copied()),
-        };
-        let of_kind = ["static", "k8s", "external-only"];
-        if name == "service-discovery" && value.is_some_and(|value| of_kind.contains(&value)) {
-            return true;
-        }
-        if find(name).is_some() && !COMMON.contains(&name) {
-            return true;
-        }
-    }
-    false
-}
 
 /// What the flags of the other vllm-router say together.
 struct Router<'a> {
@@ -331,10 +188,4 @@ fn split(text: &str) -> Vec<&str> {
 
 fn owned(parts: &[&str]) -> Vec<String> {
     parts.iter().map(|part| (*part).to_owned()).collect()
-}
-
-/// Returns the names of all flags.
-#[cfg(test)]
-pub(super) fn names() -> impl Iterator<Item = (&'static str, Arity)> {
-    FLAGS.iter().map(|flag| (flag.name, flag.arity))
 }

@@ -313,7 +313,7 @@ fn s3_flags_of_production_stack_are_those_of_its_router() {
 #[test]
 fn s3_every_flag_of_production_stack_is_reported() {
     let mut arguments = words(&["--routing-logic", "prefixaware"]);
-    for (flag, arity) in production::names().filter(|(flag, _)| *flag != "routing-logic") {
+    for (flag, arity) in production_flags::names().filter(|(flag, _)| *flag != "routing-logic") {
         arguments.push(format!("--{flag}"));
         if arity.least() > 0 {
             arguments.push(if flag == "static-backends" { "http://a:1" } else { "1" }.to_owned());
@@ -321,7 +321,7 @@ fn s3_every_flag_of_production_stack_is_reported() {
     }
     arguments.push("--of-tomorrow".to_owned());
     let report = import(Flavor::Vllm, &arguments).unwrap().report.text();
-    for (flag, _) in production::names() {
+    for (flag, _) in production_flags::names() {
         // S3.4, S3.6
         assert!(report.contains(&format!(": --{flag}")), "{flag}\n{report}");
     }

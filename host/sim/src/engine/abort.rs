@@ -1,7 +1,7 @@
 //! Aborts requests by the id in their body (SGLang's `rid`).
 //!
-//! An id that no request in progress has is ignored. Otherwise every request whose id begins with it ends: the
-//! engine's front looks for the id itself, its scheduler for the beginning.
+//! An id that no request in progress has is ignored. Otherwise every request whose id begins with it ends:
+//! the engine's front looks for the id itself, its scheduler for the beginning.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -1,5 +1,5 @@
-//! SGLang's format (0.5.23 with `--enable-cache-report`): the finish reason of a chat is in a chunk of its own,
-//! and errors are flat objects.
+//! SGLang's format (0.5.23 with `--enable-cache-report`): the finish reason of a chat is in a chunk of its
+//! own, and errors are flat objects.
 
 use super::{Choice, Meta, Shape, Usage, json};
 use crate::{

@@ -10,7 +10,7 @@ use super::{
     Candidate, Shared,
     engine_cache::EngineCache,
     gates::{Gate, GateRule},
-    holders::{HolderDirectory, Holders, tier_index},
+    holders::{AssignHolders, HolderDirectory, Holders, tier_index},
 };
 use crate::{
     events::Tier,
@@ -183,25 +183,22 @@ impl Candidates {
     }
 }
 
-/// Assigns holders to one candidate.
+/// Assigns the holders of one of all candidates.
 pub(super) struct HoldersOf<'a> {
     pub(super) candidates: &'a mut Candidates,
     pub(super) candidate: Candidate,
 }
 
-impl HoldersOf<'_> {
-    /// Returns the holder of a tier.
-    pub(super) fn of_tier(&mut self, tier: Tier) -> Option<u32> {
+impl AssignHolders for HoldersOf<'_> {
+    fn of_tier(&mut self, tier: Tier) -> Option<u32> {
         self.candidates.holder(self.candidate, tier_index(tier))
     }
 
-    /// Adds a gate. Returns its holder; none before the device has one.
-    pub(super) fn gate(&mut self, rule: GateRule) -> Option<u32> {
+    fn gate(&mut self, rule: GateRule) -> Option<u32> {
         self.candidates.add_gate(self.candidate, rule)
     }
 
-    /// Removes a gate, which lists nothing any more.
-    pub(super) fn end_gate(&mut self, gate: u32) {
+    fn end_gate(&mut self, gate: u32) {
         self.candidates.end_gates(self.candidate, Some(gate));
     }
 }

@@ -1,7 +1,7 @@
 //! Gates: where a match may end. The cache groups of a hybrid model beside the one that the index follows
 //! list their blocks under holders of their own. A match ends where every group has what it needs to go on.
 
-use super::{holders::Candidate, segments::Segment};
+use super::{Candidate, segments::Segment};
 use crate::events::GroupKind;
 
 /// What a cache group needs to go on from the end of a prefix, in blocks of the index.

@@ -7,20 +7,29 @@
 //! directory before it adds any block of the new candidate. A lookup that reads the directory before and
 //! after therefore knows which holders to ignore.
 
-use super::gates::Gate;
-use crate::{
-    events::Tier,
-    id::{DpRank, WorkerId},
+use super::{
+    Candidate,
+    gates::{Gate, GateRule},
 };
-
-/// A worker and one of its ranks.
-pub(super) type Candidate = (WorkerId, DpRank);
+use crate::events::Tier;
 
 /// Index of the holder of recorded decisions, behind those of the tiers.
 pub(super) const RECORDED: usize = 3;
 
 /// A candidate's holders on device, host and disk, and that of its recorded decisions.
 pub(super) type Holders = [Option<u32>; 4];
+
+/// Assigns holders to one candidate.
+pub(super) trait AssignHolders {
+    /// Returns the holder of a tier.
+    fn of_tier(&mut self, tier: Tier) -> Option<u32>;
+
+    /// Adds a gate. Returns its holder; none before the device has one.
+    fn gate(&mut self, rule: GateRule) -> Option<u32>;
+
+    /// Removes a gate, which lists nothing any more.
+    fn end_gate(&mut self, gate: u32);
+}
 
 /// The directory.
 #[derive(Clone, Debug, Default)]

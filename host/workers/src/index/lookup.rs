@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use super::{
+    Candidate,
     gates::Listed,
     holder_rows::{HolderRows, NO_ROW},
-    holders::{Candidate, HolderDirectory, Holders},
+    holders::{HolderDirectory, Holders},
     segments::Segment,
     shared::Shared,
 };

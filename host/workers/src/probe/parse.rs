@@ -167,11 +167,12 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
     let switches_role = info.enable_pd_role_switch == Some(Value::Bool(true));
     let port = number(&info.disaggregation_bootstrap_port).and_then(|port| u16::try_from(port).ok());
     // What publishes events over a transport that cannot be followed is not described.
-    let events = info.kv_events.filter(|events| events["publisher"] == "zmq").unwrap_or_default();
-    let event_port = |key: &str| number(&Some(events[key].clone())).and_then(|port| u16::try_from(port).ok());
+    let events = info.kv_events.filter(|events| events.get("publisher").is_some_and(|name| name == "zmq"));
+    let event = |key: &str| events.as_ref()?.get(key).cloned();
+    let event_port = |key: &str| number(&event(key)).and_then(|port| u16::try_from(port).ok());
     // The events' blocks may be larger than a page: several engines of one rank share it.
-    let sizes = [&Some(events["block_size"].clone()), &info.page_size];
-    let block_size = sizes.into_iter().find_map(number).filter(|size| *size <= MAX_BLOCK_SIZE);
+    let size = number(&event("block_size")).or_else(|| number(&info.page_size));
+    let block_size = size.filter(|size| *size <= MAX_BLOCK_SIZE);
     // Versions that do not report the capacity report the argument that limits it.
     let tokens = number(&info.max_total_num_tokens).or_else(|| number(&info.max_total_tokens));
     let effective =
@@ -192,8 +193,8 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
     })
 }
 
-/// Parses SGLang's `/model_info`: the role of the moment. `/server_info` keeps the one that the engine started
-/// with.
+/// Parses SGLang's `/model_info`: the role of the moment. `/server_info` keeps the one that the engine
+/// started with.
 pub(super) fn sglang_role_now(body: &[u8]) -> Option<Role> {
     let info: Value = serde_json::from_slice(body).ok()?;
     sglang_role(info.get("disaggregation_mode"))

@@ -203,8 +203,8 @@ impl Probe {
         }
     }
 
-    /// Reads the cache's size from vLLM's metrics, of a worker of a pair also the version, and the connector from
-    /// the metrics or from `/server_info`, which vLLM offers in development mode only.
+    /// Reads the cache's size from vLLM's metrics, of a worker of a pair also the version, and the connector
+    /// from the metrics or from `/server_info`, which vLLM offers in development mode only.
     async fn vllm_facts(&mut self) -> (EngineFacts, Option<String>) {
         let (mut facts, problem) = match self.get("/metrics").await.body() {
             Ok(Some(body)) => {

@@ -1,9 +1,6 @@
 //! Everything that is wrong with a description, not only the first thing.
 
-use super::{
-    SpecError, WorkerSpec,
-    raw::{RawSpec, error},
-};
+use super::{SpecError, WorkerSpec, error, raw::RawSpec};
 
 impl RawSpec {
     /// Returns the problems of all keys, one for each key.

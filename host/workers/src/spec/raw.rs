@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec,
+    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, error,
     template::{self, Parts, PortText, SAMPLE},
 };
 use crate::{
@@ -338,8 +338,4 @@ where
     T::Err: fmt::Display,
 {
     value.parse().map_err(|e| error(key, format!("`{value}`: {e}")))
-}
-
-pub(super) fn error(key: &str, problem: String) -> SpecError {
-    SpecError { key: key.to_owned(), problem }
 }

@@ -9,7 +9,7 @@ use std::fmt;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
 
-use super::{SpecError, rank_endpoint, raw::error};
+use super::{SpecError, error, rank_endpoint};
 
 /// What a worker's URL and source put into its addresses.
 #[derive(Clone, Copy, Debug)]

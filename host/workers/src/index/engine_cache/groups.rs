@@ -17,8 +17,8 @@ use std::collections::HashMap;
 use super::{
     super::{
         block_positions::Position,
-        candidates::HoldersOf,
         gates::GateRule,
+        holders::AssignHolders,
         memory::{difference, heap},
         tree::TreeWriter,
     },
@@ -92,7 +92,7 @@ impl EngineCache {
         tree: &mut TreeWriter,
         stored: Stored,
         block_size: usize,
-        holders: &mut HoldersOf<'_>,
+        holders: &mut impl AssignHolders,
     ) -> StoreEffect {
         let before = self.bytes();
         if self.groups.learn(&stored, block_size) {
@@ -126,7 +126,7 @@ impl EngineCache {
         tree: &mut TreeWriter,
         hashes: &[u64],
         (tier, group): (Tier, Option<u32>),
-        holders: &mut HoldersOf<'_>,
+        holders: &mut impl AssignHolders,
     ) -> i64 {
         let before = self.bytes();
         match self.groups.role(group) {
@@ -161,7 +161,7 @@ impl EngineCache {
         tree: &mut TreeWriter,
         number: usize,
         stored: &Stored,
-        holders: &mut HoldersOf<'_>,
+        holders: &mut impl AssignHolders,
     ) {
         let most = MAX_AHEAD + self.runs.bytes() / MIN_BLOCK_BYTES;
         let Some(side) = self.groups.sides.get_mut(number).filter(|side| side.rule.is_some()) else { return };
@@ -211,7 +211,13 @@ impl EngineCache {
     }
 
     /// Lists those blocks of a group that the followed one has, too.
-    fn list(&mut self, tree: &mut TreeWriter, number: usize, hashes: &[u64], holders: &mut HoldersOf<'_>) {
+    fn list(
+        &mut self,
+        tree: &mut TreeWriter,
+        number: usize,
+        hashes: &[u64],
+        holders: &mut impl AssignHolders,
+    ) {
         let Some(side) = self.groups.sides.get_mut(number) else { return };
         let Some(rule) = side.rule else { return };
         let mut ranges = Ranges::default();
@@ -272,7 +278,7 @@ impl EngineCache {
     }
 
     /// Stops to take a group into account.
-    fn ignore(&mut self, tree: &mut TreeWriter, number: usize, holders: &mut HoldersOf<'_>) {
+    fn ignore(&mut self, tree: &mut TreeWriter, number: usize, holders: &mut impl AssignHolders) {
         self.clear_side(tree, number);
         let Some(side) = self.groups.sides.get_mut(number) else { return };
         tracing::warn!(group = side.group, "kv events of a cache group have too many blocks: it is ignored");
