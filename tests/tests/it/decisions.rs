@@ -161,7 +161,7 @@ async fn a_filter_is_replayed_too_and_facts_that_were_not_recorded_are_named() {
     let (policy, access) = loaded(LEAST_LOADED, "{}");
     let error = replay(&policy, access.state(), &*export.body, RankBy::Policy).unwrap_err().to_string();
     assert!(error.contains("\"least-loaded\" asks for: `engine-queue` (in 10 decisions)"), "{error}");
-    assert!(error.ends_with(r#"`[decisions] facts = ["engine-queue"]`"#), "{error}");
+    assert!(error.ends_with(r#"`[decisions] facts = ["engine-queue", "engine-queue-known"]`"#), "{error}");
 }
 
 #[tokio::test]

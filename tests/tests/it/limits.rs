@@ -34,7 +34,14 @@ async fn i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_tak
     )) {
         return;
     }
-    let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
+    // A worker that is not split serves the choices that a pair of SGLang cannot.
+    let cluster = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .sim(Dialect::Sglang, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
     let before = resident();
     for field in ["n", "best_of", "\\u006e"] {
         for n in ["4294967295", "3000000", "129", "0", "-1", "1.5", "1e400", "\"2\"", "1e9"] {
@@ -63,6 +70,7 @@ async fn i_a_batch_has_limits_that_the_operator_sets() {
         })
         .sim(Dialect::Sglang, Role::Prefill)
         .sim(Dialect::Sglang, Role::Decode)
+        .sim(Dialect::Sglang, Role::Aggregated)
         .start()
         .await
         .unwrap();

@@ -45,7 +45,7 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
         ("least-loaded", 6),
         ("kv-aware", 7),
         ("predicted-latency", 15),
-        ("queue-kv-prefix", 28),
+        ("queue-kv-prefix", 29),
         ("cache-aware", 17),
         ("longest-prefix", 10),
         ("conditional-disagg", 16),

@@ -100,12 +100,12 @@ mod tests {
     }
 
     #[test]
-    fn curves_and_counts_are_means_over_the_runs() {
+    fn curves_and_counts_are_means_over_the_runs_and_one_sided_slots_the_worst() {
         let runs = [run(vec![(0.0, 1.0), (120.0, 3.0)], 1), run(vec![(0.5, 2.0), (1.5, 4.0)], 4)];
         let events = Events::over(&runs);
         assert_eq!(events.imbalance_over_time, [(0.5, 1.5), (1.5, 4.0), (119.5, 3.0)]);
         assert_eq!((events.fallbacks["trap"], events.withdrawn_runs), (2.5, 1));
-        assert_eq!(events.one_sided, BTreeMap::from([(SlotKind::Prefill, 3)]));
+        assert_eq!(events.one_sided, BTreeMap::from([(SlotKind::Prefill, 4)]));
         assert!(Events::over(&[]).imbalance_over_time.is_empty());
     }
 }

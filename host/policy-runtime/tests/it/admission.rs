@@ -148,9 +148,9 @@ fn calls_from_many_threads_do_not_meet() {
         .map(|_| {
             let policy = policy.clone();
             std::thread::spawn(move || {
-                // Columns: requests, prefill tokens, queue. Row 1 has the fewest requests.
+                // Columns: requests, prefill tokens, queue, is it known. Row 1 has the fewest requests.
                 (0..2_000)
-                    .filter(|_| policy.select(&mut context(), &call(2), &[0, 5, 3, 0, 0, 0, 0]).is_ok())
+                    .filter(|_| policy.select(&mut context(), &call(2), &[0, 5, 3, 0, 0, 0, 0, 1, 1]).is_ok())
                     .count()
             })
         })
@@ -168,7 +168,7 @@ fn the_embedded_policies_are_admitted_and_answer() {
     assert_eq!(planner.decode_config(&mut context(), &call(0), &[]).unwrap().overlap_score_credit, Some(0.0));
     let filter = admit(LOW_QUEUE, r#"{"threshold":5}"#).unwrap();
     let mut kept = vec![];
-    filter.keep(&mut context(), &call(3), &[9, 5, 0], &mut kept).unwrap();
+    filter.keep(&mut context(), &call(3), &[9, 5, 0, 1, 1, 1], &mut kept).unwrap();
     assert_eq!(kept, [1, 2]);
     assert!(filter.select(&mut context(), &call(1), &[0]).is_err_and(|failure| failure.kind() == "invalid"));
 }

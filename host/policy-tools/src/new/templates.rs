@@ -119,7 +119,7 @@ impl ProjectWorld {
                 rust: template!("selector.rs.in"),
                 python: template!("selector.py.in"),
                 js: template!("selector.js.in"),
-                js_case: (r#"{ rows: [{ "engine-queue": 3 }, { "engine-queue": 1 }] }"#, "{ row: 1 }"),
+                js_case: (r#"{ rows: [{ "active-requests": 3 }, { "active-requests": 1 }] }"#, "{ row: 1 }"),
             },
             Self::Scorer => World {
                 feature: "scorer",

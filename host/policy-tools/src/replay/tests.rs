@@ -28,6 +28,9 @@ fn words_combine_the_facts_of_all_stages_for_the_requested_rows() {
     assert_eq!(line.words(&wants, &[0, 2]).unwrap(), [&request[..], &rows].concat());
     let nan = line.words(&self::wants(&[], &["kv-usage"]), &[1]).unwrap();
     assert_eq!(nan, [0x7fc0_0000]);
+    // The gateway that recorded this did not know which figures are known.
+    assert_eq!(line.words(&self::wants(&[], &["engine-queue-known"]), &[0, 2]).unwrap(), [1, 1]);
+    assert!(line.words(&self::wants(&[], &["engine-running-known"]), &[0]).is_err());
     assert_eq!(line.only_scorer(), Some((2.0, Normalize::Unit)));
     assert_eq!(line.kept_by_the_first_filter(), [0, 2]);
 }
