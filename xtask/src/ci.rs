@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut clippy = sh::cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
     sh::run(&mut clippy)?;
-    // Without its optional parts, as `cargo xtask demo` builds the gateway.
+    // Without its optional parts.
     let mut bare = sh::cargo();
     bare.args(["clippy", "--package", "pointsman-gateway", "--no-default-features", "--locked"]);
     sh::run(bare.args(["--", "-D", "warnings"]))?;

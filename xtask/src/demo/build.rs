@@ -7,14 +7,14 @@ use anyhow::ensure;
 use super::{Policies, guest, has_binaries};
 use crate::{fleet, sh};
 
-/// Builds the gateway and the engine with the profile `demo`: optimised, but without link-time optimisation.
+/// Builds the gateway and the engine with the profile that the tests use, too.
 pub(super) fn binaries() -> anyhow::Result<PathBuf> {
     sh::status(
-        "Step 1 of 3: building the gateway and the simulated engine (the first build compiles about 400 crates; \
+        "Step 1 of 3: building the gateway and the simulated engine (the first build compiles about 500 crates; \
          cargo shows its progress below)",
     );
     let started = Instant::now();
-    let bin = fleet::build("demo")?;
+    let bin = fleet::build("dev")?;
     ensure!(has_binaries(&bin), "{} does not contain pointsman and pointsman-sim", bin.display());
     sh::status(&format!("built in {:.0} s", started.elapsed().as_secs_f64()));
     Ok(bin)

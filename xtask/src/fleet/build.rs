@@ -18,10 +18,12 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     }
     let mut cargo = sh::cargo();
     cargo.args(["build", "--profile", profile, "--locked"]);
-    if profile == "demo" {
-        // The demo pushes no policy to a registry, and builds without the client in less time.
-        cargo.arg("--no-default-features");
+    if profile == "dev" {
+        // With the features of the whole workspace, so that the tests use what is compiled here.
+        cargo.args(["--workspace", "--bin", "pointsman", "--bin", "pointsman-sim"]);
+    } else {
+        cargo.args(["--package", "pointsman-gateway", "--package", "pointsman-sim"]);
     }
-    sh::run(cargo.args(["--package", "pointsman-gateway", "--package", "pointsman-sim"]))?;
-    Ok(target_dir().join(profile))
+    sh::run(&mut cargo)?;
+    Ok(target_dir().join(if profile == "dev" { "debug" } else { profile }))
 }
