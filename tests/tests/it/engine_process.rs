@@ -1,10 +1,7 @@
 //! What engines tell of themselves beside their facts: slow health checks, sleep, a new process, versions
 //! that do not pair, and which leg knows the cached tokens (B8).
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::{net::SocketAddr, time::Duration};
 
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
@@ -13,6 +10,7 @@ use pointsman_tests::{
 };
 use pointsman_workers::{Ineligible, WorkerSpec};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 const COMPLETIONS: &str = "/v1/completions";
 
