@@ -103,6 +103,9 @@ pub(crate) struct Worker {
     pub(crate) models: Vec<String>,
     pub(crate) draining: bool,
     pub(crate) ineligible: Option<String>,
+    /// Whether its engine has too much to do, and the worker is not chosen for a pause.
+    #[serde(default)]
+    pub(crate) paused: bool,
     pub(crate) reason: Option<String>,
     pub(crate) engine_load: Option<EngineLoad>,
     pub(crate) ranks: Vec<Rank>,
@@ -136,7 +139,7 @@ pub(crate) struct Rank {
 impl Worker {
     /// `eligible`, or the reason why the worker gets no request.
     pub(crate) fn state(&self) -> &str {
-        self.ineligible.as_deref().unwrap_or("eligible")
+        self.ineligible.as_deref().unwrap_or(if self.paused { "paused" } else { "eligible" })
     }
 
     /// Requests that the gateway booked on all ranks.

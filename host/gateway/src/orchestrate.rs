@@ -11,7 +11,7 @@ use futures_util::{FutureExt, future::BoxFuture};
 use http::Response;
 use pointsman_orchestration::{Action, Attempts, Event, Legs, PrefillTraits};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
-use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot};
+use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -41,6 +41,7 @@ mod plan;
 mod prefill_call;
 pub(crate) mod preview;
 pub(crate) mod realtime;
+mod refusals;
 pub(crate) mod relay;
 mod respond;
 mod route;
@@ -48,8 +49,9 @@ mod send;
 pub(crate) mod stored;
 
 use next_event::Next;
-pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan, question};
+pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
 use prefill_call::{PrefillBooking, PrefillDone};
+use refusals::Refusals;
 use relay::Answer;
 
 /// A request on its way.
@@ -76,8 +78,10 @@ pub(crate) struct Drive {
     place: Option<ReservedPlace>,
     /// The head of a decode answer that waits for prefill.
     pending_head: Option<Response<Body>>,
-    /// The span of the prefill leg that was sent last.
-    prefill_span: Option<Span>,
+    /// The span of the leg that failed last.
+    failed_span: Option<Span>,
+    /// The prefill worker that failed last, and how; `None`: it was logged, or another one succeeded.
+    failed_prefill: Option<(WorkerId, &'static str)>,
     token: RequestToken,
     rooms: Vec<u64>,
     engine_id: Option<String>,
@@ -103,6 +107,9 @@ pub(crate) struct Upstreaming<T> {
     /// When the call was sent.
     pub(crate) sent: Option<Instant>,
     pub(crate) failure: Option<ApiError>,
+    refusals: Refusals,
+    /// The span of the call that was sent last.
+    span: Option<Span>,
 }
 
 /// The answer of a decode or single leg: its head with a stream to come, or the whole of it.
@@ -113,7 +120,8 @@ pub(crate) enum DecodeHead {
 
 impl<T> Default for Upstreaming<T> {
     fn default() -> Self {
-        Self { candidate: None, booking: None, call: None, sent: None, failure: None }
+        let refusals = Refusals::default();
+        Self { candidate: None, booking: None, call: None, sent: None, failure: None, refusals, span: None }
     }
 }
 
@@ -167,10 +175,7 @@ impl Drive {
         gone: CancellationToken,
     ) -> Box<Self> {
         let PlannedRequest { request, routing_request, snapshot, plan, explain } = *planned;
-        let mut retry_policy = state.settings.split(&request.model).retry_policy;
-        // Local prefill would ignore the worker that a hint names [D4].
-        retry_policy.local_fallback &= request.hints.prefill.is_none();
-        let (legs, actions) = Legs::new(plan.shape, retry_policy);
+        let (legs, actions) = Legs::new(plan.shape, plan::retry_policy(&state, &request, &snapshot));
         let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {
             state,
@@ -191,7 +196,8 @@ impl Drive {
             prefill_booking: PrefillBooking::default(),
             place: None,
             pending_head: None,
-            prefill_span: None,
+            failed_span: None,
+            failed_prefill: None,
             token: RequestToken::fresh(),
             rooms: Vec::new(),
             engine_id: None,
@@ -286,7 +292,13 @@ impl Drive {
         match action {
             Action::Reserve => self.route(Leg::Decode, None),
             Action::Route(leg) => self.route_or_pause(leg),
-            Action::FallBackToLocal => self.state.metrics.handoff("local_fallback"),
+            Action::FallBackToLocal => {
+                self.state.metrics.handoff("local_fallback");
+                self.log_failed_prefill(true);
+                // It explains more than "no worker", if none prefills locally now.
+                self.decode.failure = self.prefill.failure.take();
+                self.decode.refusals = std::mem::take(&mut self.prefill.refusals);
+            }
             Action::Send(Leg::Prefill) => self.send_prefill(),
             Action::Send(_) => self.send_decode(false),
             Action::SendToConsume => self.send_decode(true),
@@ -318,12 +330,6 @@ impl Drive {
         }
     }
 
-    /// Why a leg failed.
-    pub(crate) fn cause(&mut self, leg: Leg) -> ApiError {
-        let failure = if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
-        failure.take().unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()))
-    }
-
     /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
     pub(crate) fn usage(&mut self, usage: Usage) {
         let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
@@ -334,20 +340,6 @@ impl Drive {
     pub(crate) fn decode_knows_cached_tokens(&self) -> bool {
         let candidate = self.decode.candidate.as_ref().filter(|_| self.legs.answering() == Leg::Decode);
         candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
-    }
-
-    /// Records the success of the decode or aggregated leg in metrics and averages.
-    pub(crate) fn served(&mut self) {
-        let Some(candidate) = &self.decode.candidate else { return };
-        let leg = self.legs.answering();
-        self.state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
-        self.account.leg_ended(leg, Ok(()));
-        candidate.load().observe_outcome(true);
-        candidate.worker.note_outcome(true);
-        self.acquit();
-        if let Some(itl) = self.account.rest_itl() {
-            candidate.load().observe_itl(itl);
-        }
     }
 
     fn finish(&mut self) {

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use pointsman_workers::{LogLimit, is_local_shortage};
 
+mod back_pressure;
 mod body;
 mod chunked;
 mod connection;
@@ -77,6 +78,8 @@ pub(crate) enum CallError {
         retry_after: Option<HeaderValue>,
         /// Its body.
         body: Bytes,
+        /// Whether the error was in the body of an answer that said 200.
+        in_body: bool,
     },
     /// The answer violates the engine's protocol.
     #[error("protocol violation: {0}")]
@@ -149,7 +152,7 @@ impl Upstream {
         let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
         let retry_after = retry_after.filter(|value| value.len() <= MAX_RETRY_AFTER);
         let body = Box::pin(beginning(response.into_body())).await?;
-        Err(CallError::Status { status, content_type, retry_after, body })
+        Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
 
     /// Makes one call, over an idle connection if there is one. The engine may have closed an idle
@@ -223,7 +226,8 @@ impl CallError {
         let code = code.and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code));
         let status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
         let content_type = Some(HeaderValue::from_static("application/json"));
-        Self::Status { status, content_type, retry_after: None, body: Bytes::copy_from_slice(body) }
+        let body = Bytes::copy_from_slice(body);
+        Self::Status { status, content_type, retry_after: None, body, in_body: true }
     }
 
     /// Whether the engine broke while it handled the request. An engine that is overloaded refuses a request
@@ -233,9 +237,7 @@ impl CallError {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
             Self::Connect(_) | Self::Shortage(_) => false,
-            Self::Status { status, .. } => {
-                status.is_server_error() && *status != StatusCode::SERVICE_UNAVAILABLE
-            }
+            Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
 
@@ -246,9 +248,9 @@ impl CallError {
         self.breaks_engine() && matches!(self, Self::Broken(_) | Self::Status { .. })
     }
 
-    /// Whether another worker is tried. `retry_429`: also when the engine answered 429.
+    /// Whether another worker is tried.
     #[must_use]
-    pub(crate) fn retryable(&self, retry_429: bool) -> bool {
+    pub(crate) fn retryable(&self) -> bool {
         match self {
             Self::Connect(_)
             | Self::Shortage(_)
@@ -256,9 +258,7 @@ impl CallError {
             | Self::Protocol(_)
             | Self::Timeout(_)
             | Self::Down => true,
-            Self::Status { status, .. } => {
-                status.is_server_error() || (retry_429 && *status == StatusCode::TOO_MANY_REQUESTS)
-            }
+            Self::Status { status, .. } => status.is_server_error() || self.refusal().is_some(),
         }
     }
 
@@ -275,18 +275,18 @@ impl CallError {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
             Self::Shortage(_) => false,
-            Self::Status { status, .. } => status.is_server_error(),
+            Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
 
     /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
-    /// it refused the request.
+    /// its answer was a refusal.
     #[must_use]
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
-            Self::Status { status, .. } => {
-                !status.is_client_error() && *status != StatusCode::SERVICE_UNAVAILABLE
+            Self::Status { status, in_body, .. } => {
+                *in_body || !(status.is_client_error() || self.refusal().is_some())
             }
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
         }
@@ -301,6 +301,7 @@ impl CallError {
             Self::Broken(_) => "broken",
             Self::Timeout(_) => "timeout",
             Self::Down => "down",
+            Self::Status { .. } if self.refusal().is_some() => "overloaded",
             Self::Status { status, .. } if status.is_client_error() => "status_4xx",
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) => "protocol",

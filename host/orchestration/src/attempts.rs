@@ -13,6 +13,7 @@ use tokio::{
 use crate::{
     admission_queue::{Admission, AdmissionQueue, Admit, Entrant, Place},
     backoff::{Backoff, backoff, seeded_backoff},
+    legs::Event,
 };
 
 /// Limit of further rounds over all decode workers to place a handoff.
@@ -238,15 +239,29 @@ impl Attempts {
             return self.after_refused_handoff(error);
         }
         if let Some(admission) = self.unconfirmed.take()
-            && matches!(error, RouteError::AllBusy(_))
+            && error.is_back_pressure()
         {
             admission.withdraw();
         }
         match error {
-            RouteError::AllBusy(_) if self.wait_in_queue(leg, place, parking) => AfterRefusal::Wait,
+            error if error.is_back_pressure() && self.wait_in_queue(leg, place, parking) => {
+                AfterRefusal::Wait
+            }
             RouteError::NoWorker { .. } if self.forgive_suspect(leg) => AfterRefusal::RouteAgain,
             _ => AfterRefusal::GiveUp,
         }
+    }
+
+    /// Returns the event of a leg that is given up.
+    #[must_use]
+    pub fn unroutable(leg: Leg, error: &RouteError) -> Event {
+        // A prefill pool at its own limits works, and the request is refused (C5). One whose engines refuse
+        // more work failed a moment ago.
+        let fails = matches!(
+            error,
+            RouteError::NoWorker { leg: Leg::Prefill, .. } | RouteError::AllPaused { leg: Leg::Prefill, .. }
+        );
+        if leg == Leg::Prefill && fails { Event::NoPrefill } else { Event::Unroutable }
     }
 
     fn wait_for_pause(&mut self, leg: Leg) {
@@ -269,7 +284,7 @@ impl Attempts {
         let Some(handoff) = self.committed.as_mut().filter(|handoff| now < handoff.ends) else {
             return AfterRefusal::GiveUp;
         };
-        if matches!(error, RouteError::AllBusy(_)) && now < handoff.limits_end {
+        if error.is_back_pressure() && now < handoff.limits_end {
             let next = (now + HANDOFF_INTERVAL).min(handoff.limits_end);
             self.waiting = Some(Waiting::Pause(next, Leg::Decode));
             return AfterRefusal::Wait;

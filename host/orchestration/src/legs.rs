@@ -70,6 +70,8 @@ pub struct Legs {
     /// A finish reason was seen and is held back until prefill ended (C11).
     held: bool,
     finished: bool,
+    /// Whether a prefill leg of this request failed.
+    prefill_failed: bool,
     /// Number of engines that broke while they handled this request.
     broken: u32,
 }
@@ -97,6 +99,7 @@ impl Legs {
             overdue: false,
             held: false,
             finished: false,
+            prefill_failed: false,
             broken: 0,
         };
         let actions = legs.start();
@@ -155,6 +158,7 @@ impl Legs {
             Event::Routed => self.routed(),
             Event::Unroutable => self.unroutable(),
             Event::HandoffLost(lost) => self.handoff_lost(lost),
+            Event::NoPrefill => self.no_prefill(),
             Event::PrefillHandoff => self.handoff(),
             Event::PrefillEnded => self.prefill_ended(),
             Event::PrefillWasAll => self.prefill_was_all(),

@@ -42,4 +42,4 @@ pub use prefix::{Prefix, PrefixBuilder};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
-pub use worker::{Candidate, EngineProgress, Health, Ineligible, Reservation, Worker};
+pub use worker::{Candidate, EngineProgress, Health, Ineligible, Pause, Refusal, Reservation, Worker};

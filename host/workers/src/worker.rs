@@ -19,11 +19,14 @@ use crate::{
     spec::WorkerSpec,
 };
 
+mod back_pressure;
 mod eligibility;
 mod reported;
 mod reservation;
 mod shared_load;
 
+use back_pressure::BackPressure;
+pub use back_pressure::{Pause, Refusal};
 pub use eligibility::Ineligible;
 pub use reported::EngineProgress;
 pub use reservation::Reservation;
@@ -63,6 +66,7 @@ pub struct Worker {
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
+    back_pressure: BackPressure,
     /// Whether a request timed out and none was answered since. Then one request at a time is tried.
     suspect: AtomicBool,
     /// Whether a request was answered since a health check failed.
@@ -124,6 +128,7 @@ impl Worker {
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
+            back_pressure: BackPressure::new(),
             suspect: AtomicBool::new(false),
             answered: AtomicBool::new(true),
             down: Notify::new(),
@@ -248,6 +253,10 @@ impl Worker {
             self.suspect.store(false, Ordering::Release);
             self.tell_ranks();
         }
+        if self.back_pressure.is_noted() {
+            self.back_pressure.succeeded();
+            self.tell_ranks();
+        }
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Release);
         }
@@ -273,6 +282,25 @@ impl Worker {
             self.breaker.record_failure(0);
             self.tell_ranks();
         }
+    }
+
+    /// Reports that the engine refused a request because it has too much to do. The worker is not chosen for
+    /// a pause. Returns whether that counts as a failure of the worker: it refused several times in a row.
+    pub fn note_refusal(&self, refusal: Refusal) -> bool {
+        let is_failure = self.back_pressure.refused(refusal);
+        if is_failure && self.breaker.is_open() {
+            self.breaker.record_failure(0);
+        } else if is_failure {
+            self.breaker.trip();
+        }
+        self.tell_ranks();
+        is_failure
+    }
+
+    /// Returns the rest of the pause after the engine refused a request, if one runs.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        self.back_pressure.pause()
     }
 
     /// Returns the engine id of a rank, if it was read.

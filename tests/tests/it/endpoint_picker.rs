@@ -12,6 +12,7 @@ use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     picker::{Carried, Picked, PickerClient},
 };
+use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 use tonic::Code;
@@ -220,7 +221,7 @@ async fn r2_bookings_end_with_the_stream_however_it_ends() {
     // R2.3
     cluster.at_rest().await.unwrap();
     let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
-    carried.answer_head(503, "application/json", None).unwrap();
+    carried.answer_head(500, "application/json", None).unwrap();
     carried.next().await.unwrap();
     // R2.3
     cluster.until("a failed answer releases", |cluster| cluster.booked() == 0).await.unwrap();
@@ -233,7 +234,7 @@ async fn r2_bookings_end_with_the_stream_however_it_ends() {
     // R2.4
     assert_eq!(cluster.metric(&ended("499")).await.unwrap(), [1.0]);
     // R2.4
-    assert_eq!(cluster.metric(&ended("503")).await.unwrap(), [1.0]);
+    assert_eq!(cluster.metric(&ended("500")).await.unwrap(), [1.0]);
     let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     answer(&mut carried, &EVENTS[..60]).await;
     // R2.4: the stream ended before its last event.
@@ -315,6 +316,8 @@ async fn r3_a_subset_is_obeyed_and_an_empty_one_is_503() {
 async fn r4_a_pair_is_booked_and_the_sidecar_is_told_who_prefills() {
     let builder = builder(0).sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
     let (cluster, picker) = started(builder).await;
+    let prefiller = cluster.gateway.state().registry.snapshot().get(WorkerId(1)).unwrap().clone();
+    (0..5).for_each(|_| prefiller.note_outcome(false));
     let (picked, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     let (prefill, decode) = (address(&cluster, 0), address(&cluster, 1));
     // R4.1
@@ -327,6 +330,8 @@ async fn r4_a_pair_is_booked_and_the_sidecar_is_told_who_prefills() {
     carried.next().await.unwrap();
     // R4.2
     cluster.until("prefill is released", |cluster| cluster.booked() == 1).await.unwrap();
+    // R2.6
+    assert!(!prefiller.is_failing(), "it served");
     carried.answer_body(EVENTS.as_bytes(), true).unwrap();
     carried.close();
     while carried.next().await.unwrap().is_some() {}

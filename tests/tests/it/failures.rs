@@ -57,6 +57,14 @@ async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
             for sim in pair {
                 cluster.sims[sim].set_faults(vec![]);
             }
+            // One that answered 503 is left alone for a moment.
+            cluster
+                .until("no worker is paused", |cluster| {
+                    let snapshot = cluster.gateway.state().registry.snapshot();
+                    snapshot.workers().iter().all(|worker| worker.pause().is_none())
+                })
+                .await
+                .unwrap();
             let fired = cluster.sims[place].state().faults_fired.values().sum::<u64>();
             cluster.sims[place].set_faults(once(kind.clone()));
             // Prompts differ, so that the policy sends some of them to the worker that fails.
@@ -309,7 +317,6 @@ async fn f6_all_busy_is_overloaded() {
 async fn f6_a_busy_engine_stays_eligible_and_a_failing_one_is_excluded() {
     for (code, aside) in [(429, false), (500, true)] {
         let cluster = TestClusterBuilder::new()
-            .config(|config| config.routing.retry_429 = true)
             .sim(Dialect::Vllm, Role::Prefill)
             .sim(Dialect::Vllm, Role::Decode)
             .sim(Dialect::Vllm, Role::Decode)

@@ -1,11 +1,12 @@
-//! A source of KV events cannot flood the log, and a routing decision writes one debug line.
+//! What is written to the log: a source of KV events cannot flood it, a routing decision writes one debug
+//! line, and a failed remote prefill one error line.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 
 use std::{io, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
-use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestClusterBuilder, own_process};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -25,6 +26,19 @@ impl io::Write for Log {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// Begins the log of this process, which runs one test.
+fn log() -> Log {
+    let log = Log::default();
+    let writer = log.clone();
+    let levels = "info,pointsman_gateway::telemetry::account=debug";
+    tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_env_filter(levels)
+        .with_writer(move || writer.clone())
+        .init();
+    log
 }
 
 /// Messages that the publisher sends, each with a gap before it.
@@ -66,14 +80,7 @@ async fn jumping_sequence_numbers_of_kv_events_write_a_line_a_second_and_are_cou
     )) {
         return;
     }
-    let log = Log::default();
-    let writer = log.clone();
-    let levels = "info,pointsman_gateway::telemetry::account=debug";
-    tracing_subscriber::fmt()
-        .with_ansi(false)
-        .with_env_filter(levels)
-        .with_writer(move || writer.clone())
-        .init();
+    let log = log();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
     let tasks = TaskTracker::new();
@@ -119,9 +126,7 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
     if !own_process(path) {
         return;
     }
-    let log = Log::default();
-    let writer = log.clone();
-    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let log = log();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!(",kv_events=tcp://{}", listener.local_addr().unwrap());
     let config = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
@@ -142,4 +147,43 @@ async fn p11_workers_with_one_address_for_kv_events_are_told() {
         })
     };
     cluster.until("the log names both workers", told).await.unwrap();
+}
+
+#[tokio::test]
+async fn b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_none() {
+    let path = concat!(
+        module_path!(),
+        "::b6_a_remote_prefill_that_fails_for_good_has_one_line_and_a_refused_one_none"
+    );
+    if !own_process(path) {
+        return;
+    }
+    let log = log();
+    for (local_fallback, status, expected) in
+        [(false, 500, 1), (true, 500, 1), (false, 422, 0), (false, 503, 0)]
+    {
+        // With two that break on the request, there would be no local prefill.
+        let prefill = if local_fallback { 1 } else { 2 };
+        let mut builder =
+            TestClusterBuilder::new().config(|config| config.routing.local_fallback = local_fallback);
+        for place in 0..=prefill {
+            builder = builder.sim(Dialect::Vllm, if place < prefill { Role::Prefill } else { Role::Decode });
+        }
+        let cluster = builder.start().await.unwrap();
+        for sim in &cluster.sims[..prefill] {
+            sim.set_faults(vec![Fault::always(FaultKind::Status { status, retry_after: None })]);
+        }
+        let id = format!("prefill-{local_fallback}-{status}");
+        let body = r#"{"model":"tiny","prompt":"hello","max_tokens":2}"#;
+        let reply = cluster.client.post("/v1/completions", &[("x-request-id", &id)], body).await.unwrap();
+        assert_eq!(reply.status == 200, local_fallback, "{reply:?}");
+        cluster.at_rest().await.unwrap();
+        let text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        let of_request = text.lines().filter(|line| line.contains(&id) && line.contains("ERROR"));
+        let lines: Vec<&str> = of_request.collect();
+        // B6.4
+        assert_eq!(lines.len(), expected, "{id}: {lines:?}");
+        assert!(lines.iter().all(|line| line.contains("remote prefill failed")), "{lines:?}");
+        assert!(lines.iter().all(|line| line.contains(&format!("local={local_fallback}"))), "{lines:?}");
+    }
 }

@@ -287,3 +287,44 @@ async fn d5_order_fallback_and_enforcement_are_rules_of_each_model_and_follow_a_
     assert_eq!(models().await.as_array().unwrap().len(), 1, "{}", models().await);
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn i2_a_pinned_request_is_tried_once_and_the_error_names_the_pin() {
+    let pools = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+    for (header, place) in [("x-prefill-instance-id", 0), ("x-worker-instance-id", 2)] {
+        for (status, seen) in [(500, (502, "bad_upstream")), (503, (503, "overloaded"))] {
+            let builder = pools
+                .iter()
+                .fold(TestClusterBuilder::new(), |builder, role| builder.sim(Dialect::Vllm, *role));
+            let cluster = builder.start().await.unwrap();
+            let fault = FaultKind::Status { status, retry_after: Some(60) };
+            cluster.sims[place].set_faults(vec![Fault::always(fault)]);
+            let worker = (place + 1).to_string();
+            let reply = ask(&cluster, &[(header, &worker)], body("tiny", "a")).await;
+            let text = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+            // I2.8
+            assert!(text.contains(&format!("worker {worker}")), "{text}");
+            if place == 2 && status == 503 {
+                // The handoff was not taken, and has to be: its decode worker is asked again.
+                assert_eq!(refused(&reply), (503, "handoff_lost".to_owned()), "{reply:?}");
+            } else {
+                assert_eq!(refused(&reply), (seen.0, seen.1.to_owned()), "{header} {status}: {reply:?}");
+                assert_eq!(cluster.faults_fired(&format!("status-{status}")), 1, "{header} {status}");
+            }
+            cluster.at_rest().await.unwrap();
+        }
+    }
+    let alone =
+        TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = alone.start().await.unwrap();
+    cluster.sims[1].set_faults(vec![Fault::always(FaultKind::Refuse)]);
+    let reply = ask(&cluster, &[("x-worker-instance-id", "2")], body("tiny", "a")).await;
+    assert_eq!(refused(&reply), (502, "bad_upstream".to_owned()), "{reply:?}");
+    // I2.8
+    assert!(String::from_utf8_lossy(&reply.body).contains("to worker 2"), "{reply:?}");
+    assert_eq!(
+        (cluster.faults_fired("refuse"), cluster.sims[0].state().requests.values().sum::<u64>()),
+        (1, 0)
+    );
+    cluster.at_rest().await.unwrap();
+}

@@ -206,3 +206,29 @@ async fn l1_a_realtime_session_counts_as_a_request_in_flight_of_its_tenant() {
     // L1.9
     assert!(second.is_ok(), "the first session ended: {second:?}");
 }
+
+#[tokio::test]
+async fn i8_realtime_sessions_report_their_outcomes_as_other_requests_do() {
+    let cluster = cluster(1, |config| config.routing.retries = 0).await;
+    let errors = || {
+        let worker = cluster.gateway.state().registry.snapshot().workers()[0].clone();
+        worker.candidates()[0].load().view().error_ppm()
+    };
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
+    refusal(connect(&cluster, "?model=tiny", &[]).await.unwrap_err());
+    let failed = errors();
+    assert!(failed > 0);
+    cluster.sims[0].set_faults(Vec::new());
+    for _ in 0..3 {
+        let mut socket = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+        assert_eq!(event(&mut socket).await["type"], "session.created");
+        socket.close(None).await.unwrap();
+    }
+    // I8.6
+    assert!(errors() < failed, "{} after {failed}", errors());
+    cluster.at_rest().await.unwrap();
+    let decisions = cluster.admin.get("/decisions").await.unwrap().json().unwrap();
+    let text = decisions.to_string();
+    // I8.6: with the decisions, too
+    assert!(text.contains("\"status\":101") && text.contains("\"code\":\"ok\""), "{text}");
+}

@@ -185,6 +185,8 @@ async fn m1_retries_refusals_and_clients_that_leave_have_whole_traces() {
     assert!(legs.len() >= 2 && reply.status.as_u16() >= 200, "{:?}", names(&spans));
     assert_eq!((attribute(legs[0], "error.type"), legs[0].status), ("status_5xx", 2));
     assert_eq!(attribute(legs[1], "pointsman.attempt"), "1");
+    // M1.13
+    assert_eq!((legs[0].links.len(), &legs[1].links[..]), (0, std::slice::from_ref(&legs[0].id)));
     named(&spans, "pause aggregated");
     // M2.3
     assert_eq!(attribute(legs[0], "gen_ai.system"), "vllm");

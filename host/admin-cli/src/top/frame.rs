@@ -123,7 +123,7 @@ fn worker_row(worker: &Worker, model: &Model) -> Row<'static> {
     let hits = model.prefix_hits.get(&worker.id).map(|(cached, all)| f64::from(*cached) / f64::from(*all));
     let colour = match worker.state() {
         "eligible" => Color::Green,
-        "draining" | "at_capacity" => Color::Yellow,
+        "draining" | "at_capacity" | "paused" => Color::Yellow,
         _ => Color::Red,
     };
     Row::new(vec![

@@ -57,6 +57,8 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
             let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
             json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
         });
+        // An engine with too much to do works: `paused` tells of it.
+        let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
         json!({
             "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),
             "models": models(worker.id()),
@@ -65,7 +67,9 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
                 Health::Healthy => "healthy",
                 Health::Unhealthy => "unhealthy",
             },
-            "draining": worker.draining(), "leaving": worker.leaving(), "ineligible": worker.ineligible().map(Ineligible::as_str),
+            "draining": worker.draining(), "leaving": worker.leaving(), "ineligible": ineligible.map(Ineligible::as_str),
+            "paused": worker.pause().is_some(),
+            "paused_ms": worker.pause().filter(|_| age).map(|pause| pause.left.as_millis() as u64),
             "reason": worker.problem(), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,

@@ -71,8 +71,6 @@ pub struct Routing {
     pub order: LegOrder,
     /// Number of further attempts of a request, over all legs.
     pub retries: u32,
-    /// Whether a request is tried on another worker after an engine answered 429.
-    pub retry_429: bool,
     /// Prefill locally after remote prefill failed for good; ignored with `enforce_disagg`.
     pub local_fallback: bool,
     /// How long each session stays bound to its workers; 0: only sessions with a session control are bound.
@@ -266,7 +264,6 @@ impl Default for Routing {
             bytes_per_token: 4,
             order: LegOrder::PrefillFirst,
             retries: 2,
-            retry_429: false,
             local_fallback: false,
             session_affinity: Duration::ZERO,
             busy_status: 529,

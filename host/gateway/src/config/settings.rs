@@ -220,8 +220,6 @@ settings! {
         "routing.order" order: LegOrder,
         /// Number of further attempts of a request, over all legs.
         "routing.retries" retries: u32,
-        /// Whether a request is tried on another worker after an engine answered 429.
-        "routing.retry_429" retry_429: bool,
         /// Prefill locally after remote prefill failed for good.
         "routing.local_fallback" local_fallback: bool,
         /// How long each session stays bound to its workers; 0: only sessions with a session control are

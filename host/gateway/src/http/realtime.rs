@@ -191,7 +191,7 @@ async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut accoun
     state.metrics.relayed_bytes.inc_by(bytes);
     account.ended(101, ended.code());
     if ended == Ended::EngineSlow {
-        candidate.worker.note_timeout();
+        realtime::note_silence(&state, &candidate);
     }
     tracing::debug!(request = account.request_id, bytes, code = ended.code(), "realtime session ended");
     drop((booking, place));

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use pointsman_routing::ShedReason;
+use pointsman_workers::{Leg, WorkerId};
 
 use crate::{openai::rate_limit::Exceeded, upstream::Silence};
 
@@ -194,6 +195,9 @@ pub(crate) enum ApiError {
     /// The prefill ran, and no decode worker can continue the request.
     #[error("the prefill ran, and no decode worker can take its result: {0}; send the request again")]
     HandoffLost(String),
+    /// The worker that the request pins a leg to failed so, and no other one may take the leg.
+    #[error("{0}; the request pins its {1} leg to worker {2}, so no other one was tried")]
+    Pinned(Box<Self>, Leg, WorkerId),
     /// This gateway is shutting down.
     #[error("this gateway is draining; send the request to another one")]
     Draining,
@@ -265,6 +269,7 @@ impl ApiError {
             | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
+            Self::Pinned(cause, ..) => cause.status(),
         }
     }
 
@@ -311,11 +316,13 @@ impl ApiError {
             Self::Deadline => "deadline",
             Self::Overloaded { .. } => "overloaded",
             Self::Engine { .. } => "engine_4xx",
+            Self::Pinned(cause, ..) => cause.code(),
         }
     }
 
     fn retry_after(&self) -> Option<u64> {
         let measured = match self {
+            Self::Pinned(cause, ..) => return cause.retry_after(),
             Self::Overloaded { retry_after, .. } => Some(retry_after),
             Self::TenantLimit(exceeded) => Some(&exceeded.retry_after),
             _ => None,

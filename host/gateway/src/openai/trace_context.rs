@@ -31,6 +31,15 @@ pub(crate) struct TraceContext {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span(u64);
 
+/// The spans of the same trace that a leg follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Links {
+    /// The prefill leg that this leg continues.
+    pub(crate) prefill: Option<Span>,
+    /// The failed leg that this leg is tried after.
+    pub(crate) failed: Option<Span>,
+}
+
 impl TraceContext {
     /// Returns the client's trace, or a new one when it has none or an invalid one.
     #[must_use]
@@ -54,18 +63,23 @@ impl TraceContext {
         alone.then(|| Self { id, parent, flags, state: state(headers) })
     }
 
-    /// Returns the headers of a leg. `prefill` is the span of the prefill leg that this leg continues.
+    /// Returns the headers of a leg.
     pub(crate) fn headers(
         &self,
         span: Span,
-        prefill: Option<Span>,
+        links: Links,
     ) -> impl Iterator<Item = (HeaderName, HeaderValue)> + use<> {
         let parent = format!("00-{:032x}-{span}-{:02x}", self.id, self.flags);
-        let link = |prefill| format!("{KEY}=prefill:{prefill}");
-        let state = match prefill {
-            Some(prefill) if self.state.is_empty() => link(prefill),
-            Some(prefill) => format!("{},{}", link(prefill), self.state),
-            None => self.state.clone(),
+        let link = match (links.prefill, links.failed) {
+            (Some(prefill), Some(failed)) => format!("{KEY}=prefill:{prefill};after:{failed}"),
+            (Some(prefill), None) => format!("{KEY}=prefill:{prefill}"),
+            (None, Some(failed)) => format!("{KEY}=after:{failed}"),
+            (None, None) => String::new(),
+        };
+        let state = match (link.is_empty(), self.state.is_empty()) {
+            (true, _) => self.state.clone(),
+            (false, true) => link,
+            (false, false) => format!("{link},{}", self.state),
         };
         let headers = [(TRACEPARENT, parent), (TRACESTATE, state)];
         let valid = headers.into_iter().filter(|(_, value)| !value.is_empty());
@@ -194,15 +208,22 @@ mod tests {
     fn a3_a_trace_goes_on_and_each_leg_has_a_span_of_its_own() {
         let trace = given(PARENT, &["a=1,pointsman=old", "b=2"]).unwrap();
         let (prefill, decode) = (Span(7), Span(8));
-        let text = |span, prefill| -> Vec<String> {
-            let headers = trace.headers(span, prefill);
+        let text = |span, links| -> Vec<String> {
+            let headers = trace.headers(span, links);
             headers.map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect()
         };
         assert_eq!(
-            text(prefill, None),
+            text(prefill, Links::default()),
             ["traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000007-01", "tracestate: a=1,b=2"]
         );
-        assert_eq!(text(decode, Some(prefill))[1], "tracestate: pointsman=prefill:0000000000000007,a=1,b=2");
+        let state = |links: Links| text(decode, links)[1].replace("tracestate: pointsman=", "");
+        let (prefill, failed) = (Some(prefill), Some(Span(9)));
+        assert_eq!(state(Links { prefill, failed: None }), "prefill:0000000000000007,a=1,b=2");
+        assert_eq!(state(Links { prefill: None, failed }), "after:0000000000000009,a=1,b=2");
+        assert_eq!(
+            state(Links { prefill, failed }),
+            "prefill:0000000000000007;after:0000000000000009,a=1,b=2"
+        );
         assert_ne!(Span::fresh(), Span::fresh());
     }
 

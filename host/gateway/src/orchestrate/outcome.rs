@@ -6,7 +6,7 @@ use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
 use tokio::time::Duration;
 
-use super::{Drive, PrefillDone, id_of, stored};
+use super::{Drive, PrefillDone, Refusals, id_of, stored};
 use crate::{
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
@@ -31,16 +31,16 @@ impl Drive {
             Ok(done) => done,
             Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
         };
+        self.prefill.refusals = Refusals::default();
         self.bind(Leg::Prefill);
         let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         if !connector_for(spec).decode_knows_cached_tokens() {
             self.cached_tokens = cached_tokens;
         }
-        self.state.metrics.leg("prefill", spec.engine.as_str(), "ok");
+        note_success(&self.state, Leg::Prefill, candidate);
         self.account.leg_ended(Leg::Prefill, Ok(()));
-        candidate.load().observe_outcome(true);
-        candidate.worker.note_outcome(true);
+        self.failed_prefill = None;
         let lease = spec.handoff_lease();
         let Some((answer, read)) = answer else { return Event::PrefillEnded };
         match read {
@@ -67,6 +67,8 @@ impl Drive {
 
     pub(super) fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
         self.state.metrics.handoff(result);
+        self.failed_span = self.prefill.span;
+        self.failed_prefill = self.prefill.candidate.as_ref().map(|prefill| (prefill.worker.id(), result));
         self.prefill.failure = Some(ApiError::BadUpstream(problem));
         Event::PrefillFailed(Failed { retryable: false, refused: false, began: true, broke: false })
     }
@@ -168,10 +170,11 @@ impl Drive {
         let candidate = candidate.clone();
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
-        // A decode engine that has too much to do leaves a committed handoff to another one.
-        let retry_429 = self.state.settings.retry_429 || (leg == Leg::Decode && self.handoff.is_some());
+        // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
+        let pin = self.request.hints.pinned(leg);
+        let is_pinned = pin.is_some() && (leg != Leg::Decode || error.began());
         let failed = Failed {
-            retryable: error.retryable(retry_429) && !is_poison,
+            retryable: error.retryable() && !is_poison && !is_pinned,
             refused: error.is_refusal(),
             began: error.began(),
             broke: error.breaks_engine(),
@@ -181,18 +184,29 @@ impl Drive {
         }
         self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
+        self.failed_span = if leg == Leg::Prefill { self.prefill.span } else { self.decode.span };
+        if leg == Leg::Prefill && error.is_fault() {
+            self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
+        }
         if leg == Leg::Prefill && matches!(error, CallError::Timeout(_)) {
             self.suspect_decode();
         }
+        let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {
             cause = ApiError::Poison { cause: cause.to_string(), left: self.state.settings.quarantine };
         }
-        if leg == Leg::Prefill {
-            self.prefill.failure = Some(cause)
-        } else {
-            self.decode.failure = Some(cause)
+        if let Some((worker, _)) = pin {
+            cause = cause.of_pinned(leg, worker);
         }
+        let (refusals, failure) = match leg {
+            Leg::Prefill => (&mut self.prefill.refusals, &mut self.prefill.failure),
+            _ => (&mut self.decode.refusals, &mut self.decode.failure),
+        };
+        if let Some(candidate) = &candidate {
+            refusals.note(refusal, &cause, &candidate.worker);
+        }
+        *failure = Some(cause);
         failed
     }
 
@@ -230,21 +244,32 @@ impl Drive {
         quarantined(&self.state, &self.request)
     }
 
-    /// Records that the request was served: it does not break engines.
-    pub(super) fn acquit(&self) {
-        let quarantine = &self.state.quarantine;
-        if !self.state.settings.quarantine.is_zero() {
-            quarantine.served(quarantine.hash(self.request.bytes()));
+    /// Records the success of the decode or aggregated leg in metrics and averages.
+    pub(crate) fn served(&mut self) {
+        let Some(candidate) = &self.decode.candidate else { return };
+        let leg = self.legs.answering();
+        note_success(&self.state, leg, candidate);
+        self.account.leg_ended(leg, Ok(()));
+        acquit(&self.state, &self.request);
+        if let Some(itl) = self.account.rest_itl() {
+            candidate.load().observe_itl(itl);
         }
+    }
+
+    /// Logs, once, that the remote prefill of the request failed for good. `local`: a local one follows.
+    pub(super) fn log_failed_prefill(&mut self, local: bool) {
+        let Some((worker, kind)) = self.failed_prefill.take() else { return };
+        let (request, tried) = (&self.account.request_id, self.attempts.tried().len());
+        tracing::error!(request, %worker, kind, tried, local, "remote prefill failed");
     }
 
     /// Turns a failed call into the client's error. Ids that name workers are removed from the engine's text
     /// (A5).
     fn client_error(&self, error: CallError) -> ApiError {
         match error {
-            CallError::Status { status, content_type, retry_after, body } => {
+            CallError::Status { status, content_type, retry_after, body, in_body } => {
                 let body = self.hide_ids(&body).map_or(body, Bytes::from);
-                CallError::Status { status, content_type, retry_after, body }.into()
+                CallError::Status { status, content_type, retry_after, body, in_body }.into()
             }
             other => other.into(),
         }
@@ -253,13 +278,27 @@ impl Drive {
 
 /// Returns why a request is refused before it is sent, if an equal one broke two workers.
 pub(super) fn quarantined(state: &State, request: &Request) -> Option<ApiError> {
+    let refused = would_be_quarantined(state, request)?;
+    state.metrics.poison("refused");
+    Some(refused)
+}
+
+/// As [`quarantined`], without counting it.
+pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
     let quarantine = &state.quarantine;
     if quarantine.is_empty() || state.settings.quarantine.is_zero() {
         return None;
     }
     let left = quarantine.refuses(quarantine.hash(request.bytes()))?;
-    state.metrics.poison("refused");
     Some(ApiError::Poison { cause: "an equal request was sent a moment ago".to_owned(), left })
+}
+
+/// Records that the request was served: it does not break engines.
+pub(super) fn acquit(state: &State, request: &Request) {
+    let quarantine = &state.quarantine;
+    if !state.settings.quarantine.is_zero() {
+        quarantine.served(quarantine.hash(request.bytes()));
+    }
 }
 
 /// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
@@ -289,6 +328,13 @@ async fn refusal(head: Response<Body>, content_type: String, idle: Duration) -> 
     }
 }
 
+/// Counts a leg that succeeded, and reports it to its worker.
+pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
+    state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
+    candidate.load().observe_outcome(true);
+    candidate.worker.note_outcome(true);
+}
+
 /// Counts a failed leg, and reports it to its worker unless the request is to blame.
 pub(super) fn note_failure(
     state: &State,
@@ -299,7 +345,12 @@ pub(super) fn note_failure(
 ) {
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
-    if error.is_fault() && !is_poison {
+    if let Some(refusal) = error.refusal() {
+        if worker.note_refusal(refusal) {
+            candidate.load().observe_outcome(false);
+        }
+        tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");
+    } else if error.is_fault() && !is_poison {
         candidate.load().observe_outcome(false);
         worker.note_outcome(false);
     }

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{
     PlannedRequest, id_of,
-    outcome::note_failure,
+    outcome::{acquit, note_failure, note_success},
     pick::{PickedWorker, PickedWorkers},
     relay::book,
     respond::decorate,
@@ -138,7 +138,8 @@ impl PassingAnswer {
         if !status.is_success() {
             let content_type = content_type.cloned();
             let retry_after = headers.get(header::RETRY_AFTER).cloned();
-            return self.fail(&CallError::Status { status, content_type, retry_after, body: Bytes::new() });
+            let (body, in_body) = (Bytes::new(), false);
+            return self.fail(&CallError::Status { status, content_type, retry_after, body, in_body });
         }
         self.bind(self.leg);
         let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
@@ -239,11 +240,9 @@ impl PassingAnswer {
 
     fn served(&mut self) {
         let candidate = &self.answering.candidate;
-        let engine = candidate.worker.spec().engine.as_str();
-        self.state.metrics.leg(self.leg.as_str(), engine, "ok");
+        note_success(&self.state, self.leg, candidate);
         self.account.leg_ended(self.leg, Ok(()));
-        candidate.load().observe_outcome(true);
-        candidate.worker.note_outcome(true);
+        acquit(&self.state, &self.request);
         if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
         }
@@ -257,6 +256,7 @@ impl PassingAnswer {
         self.account.leg_ended(self.leg, Err(error.kind()));
         let (status, code) = match error {
             CallError::Status { status, .. } if status.is_client_error() => (status.as_u16(), "engine_4xx"),
+            CallError::Status { status, .. } if error.refusal().is_some() => (status.as_u16(), "overloaded"),
             CallError::Status { status, .. } => (status.as_u16(), "bad_upstream"),
             _ => (StatusCode::BAD_GATEWAY.as_u16(), "bad_upstream"),
         };
@@ -270,9 +270,7 @@ impl PassingAnswer {
         let Some(mut booking) = prefill.booking.take() else { return };
         if status.is_success() {
             booking.first_token(self.picked_at.elapsed(), true);
-            let engine = prefill.candidate.worker.spec().engine.as_str();
-            self.state.metrics.leg(Leg::Prefill.as_str(), engine, "ok");
-            prefill.candidate.load().observe_outcome(true);
+            note_success(&self.state, Leg::Prefill, &prefill.candidate);
         }
         drop(booking);
         self.state.queue.wake();

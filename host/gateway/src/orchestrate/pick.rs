@@ -15,7 +15,11 @@ use tokio::time::Instant;
 use super::{PlannedRequest, id_of, outcome::quarantined, plan, route::parking, send::single_body, target};
 use crate::{
     connectors::{LegContext, RequestToken, connector_for, leg_headers},
-    openai::{error::ApiError, request::Request, trace_context::Span},
+    openai::{
+        error::ApiError,
+        request::Request,
+        trace_context::{Links, Span},
+    },
     state::State,
     telemetry::{account::Account, traces::LegTarget},
     upstream::LegHeaders,
@@ -126,9 +130,10 @@ impl Picking<'_> {
                 AfterRefusal::Wait => place = self.wait(leg).await?,
                 AfterRefusal::RouteAgain => {}
                 AfterRefusal::GiveUp => {
-                    let error = ApiError::of_route(error, busy_status);
+                    let error =
+                        ApiError::of_refusal(error, busy_status, || state.queue.pressure(&request.model));
                     self.account.not_routed(leg, begun, error.code());
-                    return Err(error.under(|| state.queue.pressure(&request.model)));
+                    return Err(error);
                 }
             }
         }
@@ -190,8 +195,9 @@ impl Picking<'_> {
         let mut headers = leg_headers(&context, to, request.authorization.as_ref());
         headers.retain(|(name, _)| prefill.is_none() || name != RANK);
         let span = Span::fresh();
-        headers.extend(account.trace_context(request).headers(span, None));
-        account.leg_sent(span, LegTarget { leg, candidate: &answering.candidate, attempt: 0, prefill: None });
+        headers.extend(account.trace_context(request).headers(span, Links::default()));
+        let links = Links::default();
+        account.leg_sent(span, LegTarget { leg, candidate: &answering.candidate, attempt: 0, links });
         let body = single_body(request, connector_for(to.spec), &context);
         PickedWorkers { leg, answering, prefill, headers, body }
     }

@@ -5,7 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_orchestration::{NoPair, Shape, Splittable, is_up, pair_that_is_up};
+use pointsman_orchestration::{NoPair, RetryPolicy, Shape, Splittable, is_up, pair_that_is_up};
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
 };
@@ -127,6 +127,15 @@ pub(crate) fn no_worker_registered() -> ApiError {
          /workers/ID`; retry after the time in `retry-after`"
             .to_owned(),
     )
+}
+
+/// Returns the order of the legs, the retries, and whether a local prefill may follow a failed remote one.
+pub(super) fn retry_policy(state: &State, request: &Request, snapshot: &Snapshot) -> RetryPolicy {
+    let mut policy = state.settings.split(&request.model).retry_policy;
+    // Local prefill would ignore the worker that a hint names [D4].
+    let local = snapshot.pool(&request.model, Leg::Aggregated);
+    policy.local_fallback &= request.hints.prefill.is_none() && !local.is_empty();
+    policy
 }
 
 /// The error for a model that no worker serves. A worker that joined a moment ago may serve it: its models

@@ -7,16 +7,17 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use pointsman_orchestration::Shape;
+use pointsman_orchestration::{Attempts, Event, LegOrder, Shape};
 use pointsman_routing::{
-    CandidateId, CostTerms, Purpose, Query, RoutePreview, RouterConfigOverride, RoutingRequest, cost,
+    CandidateId, CostTerms, Pairing, Purpose, Query, RouteError, RoutePreview, RouterConfigOverride,
+    RoutingRequest, cost,
 };
 use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
     openai::{endpoint::Format, error::ApiError, request::Request},
-    orchestrate::{self, RequestPlan},
+    orchestrate::{self, RequestPlan, outcome::would_be_quarantined, plan},
     state::State,
     tokenization::RequestTokens,
 };
@@ -33,29 +34,17 @@ pub(crate) fn preview(
     snapshot: &Snapshot,
     planning: &RequestPlan,
 ) -> Result<Value, ApiError> {
-    let question = |leg| Query {
-        explain: true,
-        ..orchestrate::question(state, request, routing_request, snapshot, leg)
-    };
-    let (mut worker_id, mut legs) = (Map::new(), Vec::new());
-    if planning.shape == Shape::Remote {
-        let prefill = routed(state, &question(Leg::Prefill), &RouterConfigOverride::default())?;
-        let query =
-            Query { other_leg: Some(orchestrate::id_of(&prefill.candidate)), ..question(Leg::Decode) };
-        legs.push(leg(&prefill));
-        worker_id.insert("prefill_worker_id".to_owned(), json!(prefill.receipt.worker));
-        worker_id.insert("prefill_dp_rank".to_owned(), json!(prefill.receipt.rank));
-        let over = state.router.decode_config(&query, Purpose::Preview).0;
-        let decode = routed(state, &query, &over)?;
-        legs.push(leg(&decode));
-        worker_id.insert("decode_worker_id".to_owned(), json!(decode.receipt.worker));
-        worker_id.insert("decode_dp_rank".to_owned(), json!(decode.receipt.rank));
-    } else {
-        let query = Query { planned: planning.planned, ..question(Leg::Aggregated) };
-        let single = routed(state, &query, &RouterConfigOverride::default())?;
-        legs.push(leg(&single));
-        worker_id.insert("decode_worker_id".to_owned(), json!(single.receipt.worker));
-        worker_id.insert("decode_dp_rank".to_owned(), json!(single.receipt.rank));
+    let preview = Preview { state, request, routing_request, snapshot };
+    let legs = preview.legs(planning)?;
+    let mut worker_id = Map::new();
+    for routed in &legs {
+        // One worker that runs the whole request decodes, too.
+        let [worker, rank] = match routed.receipt.leg {
+            Leg::Prefill => ["prefill_worker_id", "prefill_dp_rank"],
+            Leg::Decode | Leg::Aggregated => ["decode_worker_id", "decode_dp_rank"],
+        };
+        worker_id.insert(worker.to_owned(), json!(routed.receipt.worker));
+        worker_id.insert(rank.to_owned(), json!(routed.receipt.rank));
     }
     let known = || tokens.map(RequestTokens::to_vec);
     // Without a tokenizer, the ids of a text are not known.
@@ -68,7 +57,7 @@ pub(crate) fn preview(
         "prompt_blocks": routing_request.prefix.named_blocks(),
     });
     if let Some(answer) = answer.as_object_mut().filter(|_| state.settings.tell_decisions) {
-        answer.insert("legs".to_owned(), Value::from(legs));
+        answer.insert("legs".to_owned(), legs.iter().map(leg).collect());
     }
     Ok(answer)
 }
@@ -92,8 +81,91 @@ pub(crate) fn response(request: &Request, preview: &Value) -> Response<Bytes> {
     response
 }
 
-fn routed(state: &State, query: &Query<'_>, over: &RouterConfigOverride) -> Result<RoutePreview, ApiError> {
-    state.router.preview(query, over).map_err(|error| ApiError::of_route(error, state.settings.busy_status))
+/// A request that is routed without consequences.
+#[derive(Clone, Copy)]
+struct Preview<'a> {
+    state: &'a State,
+    request: &'a Arc<Request>,
+    routing_request: &'a RoutingRequest,
+    snapshot: &'a Snapshot,
+}
+
+impl Preview<'_> {
+    /// Routes the legs as the driver would, prefill first in the result.
+    fn legs(self, planning: &RequestPlan) -> Result<Vec<RoutePreview>, ApiError> {
+        if let Some(error) = would_be_quarantined(self.state, self.request) {
+            return Err(error);
+        }
+        if planning.shape == Shape::Aggregated {
+            let local = self.route(Leg::Aggregated, None, planning.planned);
+            return Ok(vec![local.map_err(|error| self.told(error))?]);
+        }
+        let policy = plan::retry_policy(self.state, self.request, self.snapshot);
+        let routed = match policy.order {
+            LegOrder::PrefillFirst => self.prefill_first(),
+            LegOrder::DecodeFirst => self.decode_first(),
+        };
+        let (leg, error) = match routed {
+            Ok(pair) => return Ok(pair.into()),
+            Err(failed) => failed,
+        };
+        if leg == Leg::Prefill
+            && policy.local_fallback
+            && Attempts::unroutable(leg, &error) == Event::NoPrefill
+        {
+            let local = self.route(Leg::Aggregated, None, planning.planned);
+            // A failure of prefill explains more than "no worker", and a pause more than a failure.
+            let told = |local: RouteError| self.told(if local.pause().is_some() { local } else { error });
+            return local.map(|local| vec![local]).map_err(told);
+        }
+        Err(self.told(error))
+    }
+
+    fn prefill_first(self) -> Result<[RoutePreview; 2], (Leg, RouteError)> {
+        let prefill = self.leg(Leg::Prefill, None)?;
+        let decode = self.leg(Leg::Decode, Some(&prefill))?;
+        Ok([prefill, decode])
+    }
+
+    fn decode_first(self) -> Result<[RoutePreview; 2], (Leg, RouteError)> {
+        let decode = self.leg(Leg::Decode, None)?;
+        let prefill = self.leg(Leg::Prefill, Some(&decode))?;
+        Ok([prefill, decode])
+    }
+
+    fn leg(self, leg: Leg, other: Option<&RoutePreview>) -> Result<RoutePreview, (Leg, RouteError)> {
+        self.route(leg, other, None).map_err(|error| (leg, error))
+    }
+
+    fn route(
+        self,
+        leg: Leg,
+        other: Option<&RoutePreview>,
+        planned: Option<CandidateId>,
+    ) -> Result<RoutePreview, RouteError> {
+        let Self { state, request, routing_request, snapshot } = self;
+        let question = plan::question(state, request, routing_request, snapshot, leg);
+        // A session that the request opens begins anew (A2).
+        let opens = request.hints.session_control.is_some_and(|control| control.open);
+        let query = Query {
+            explain: true,
+            other_leg: other.map(|other| orchestrate::id_of(&other.candidate)),
+            pairing: Pairing { is_first: leg == Leg::Decode && other.is_none(), ..question.pairing },
+            planned,
+            session: question.session.filter(|_| !opens),
+            ..question
+        };
+        let over = match leg {
+            Leg::Decode => state.router.decode_config(&query, Purpose::Preview).0,
+            Leg::Prefill | Leg::Aggregated => RouterConfigOverride::default(),
+        };
+        state.router.preview(&query, &over)
+    }
+
+    fn told(self, error: RouteError) -> ApiError {
+        let Self { state, request, .. } = self;
+        ApiError::of_refusal(error, state.settings.busy_status, || state.queue.pressure(&request.model))
+    }
 }
 
 /// Describes a leg: its receipt, the load of its worker, and the cost terms of every candidate.

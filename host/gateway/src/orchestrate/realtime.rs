@@ -6,10 +6,18 @@ use http::HeaderMap;
 use pointsman_routing::{Purpose, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, Leg};
 
-use super::{id_of, outcome::note_failure, plan, target};
+use super::{
+    Refusals, id_of,
+    outcome::{note_failure, note_success},
+    plan, target,
+};
 use crate::{
     connectors::{LegContext, RequestToken, leg_headers},
-    openai::{error::ApiError, request::Request, trace_context::Span},
+    openai::{
+        error::ApiError,
+        request::Request,
+        trace_context::{Links, Span},
+    },
     state::State,
     telemetry::account::Account,
     upstream::{self, Destination, Silence, UpgradedCall, Upstream},
@@ -36,8 +44,10 @@ pub(crate) async fn open(
     account: &mut Account,
 ) -> Result<Session, ApiError> {
     let snapshot = state.registry.snapshot();
+    account.records(state.router.decisions(), &state.learning, &state.decision_stats, None);
     plan(state, request, routing_request, &snapshot, Purpose::Route, None)?;
-    let (mut tried, mut failure) = (Vec::new(), None);
+    let (mut tried, mut failure, mut links) = (Vec::new(), None, Links::default());
+    let (mut refusals, pin) = (Refusals::default(), request.hints.pinned(Leg::Aggregated));
     for attempt in 0..=state.settings.split(&request.model).retry_policy.retries {
         let question = plan::question(state, request, routing_request, &snapshot, Leg::Aggregated);
         let request_id = Some(account.request_id.as_str());
@@ -48,34 +58,48 @@ pub(crate) async fn open(
         let routed = match routed {
             Ok(routed) => routed,
             Err(error) => {
-                return Err(failure.unwrap_or_else(|| ApiError::of_route(error, state.settings.busy_status)));
+                let pause = error.pause();
+                let cause = ApiError::of_route(error, state.settings.busy_status);
+                refusals.note_pause(pause, &cause);
+                return Err(refusals.answer(failure.unwrap_or(cause)));
             }
         };
         account.decided(routed.receipt, routing_request);
         let candidate = routed.candidate;
         let mut headers = headers.clone();
-        headers.extend(request.trace.headers(Span::fresh(), None));
+        let span = Span::fresh();
+        headers.extend(request.trace.headers(span, links));
+        links.failed = Some(span);
         match call(state, upstream, &candidate, path, headers).await {
             Ok(engine) => {
-                let spec = candidate.worker.spec();
-                state.metrics.leg(Leg::Aggregated.as_str(), spec.engine.as_str(), "ok");
-                candidate.worker.note_outcome(true);
+                note_success(state, Leg::Aggregated, &candidate);
                 bind(state, request, routing_request, &candidate);
                 return Ok(Session { engine, candidate, booking: routed.booking });
             }
             Err(error) => {
                 note_failure(state, Leg::Aggregated, &candidate, &error, false);
                 tried.push(id_of(&candidate));
-                let retryable = error.retryable(state.settings.retry_429);
+                let (retryable, refusal) = (error.retryable(), error.refusal());
                 let error = ApiError::from(error);
+                if let Some((worker, _)) = pin {
+                    return Err(error.of_pinned(Leg::Aggregated, worker));
+                }
                 if !retryable {
                     return Err(error);
                 }
+                refusals.note(refusal, &error, &candidate.worker);
                 failure = Some(error);
             }
         }
     }
-    Err(failure.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned())))
+    Err(refusals.answer(failure.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()))))
+}
+
+/// Records that the worker of a session did not take the client's bytes in time.
+pub(crate) fn note_silence(state: &State, candidate: &Candidate) {
+    let limit = state.settings.client_write_timeout;
+    let silence = Silence { what: "engine to read", key: "client_write", limit };
+    note_failure(state, Leg::Aggregated, candidate, &upstream::CallError::Timeout(silence), false);
 }
 
 async fn call(

@@ -1,6 +1,8 @@
 //! Chooses a leg's worker, at once, after a pause or from the queue; books it and releases it.
 
-use pointsman_orchestration::{AfterRefusal, Entrant, Entry, Event, Lost, Parking, Queued, Waiting};
+use pointsman_orchestration::{
+    AfterRefusal, Attempts, Entrant, Entry, Event, Lost, Parking, Queued, Waiting,
+};
 use pointsman_routing::{
     Pairing, Purpose, Query, RefusedDecision, ReservedPlace, RouteError, Routed, RouterConfigOverride,
     RoutingRequest, SlotKind,
@@ -50,7 +52,7 @@ impl Drive {
         if self.attempts.begin(self.legs.attempt()) {
             self.token = RequestToken::fresh();
             self.handoff = None;
-            self.prefill_span = None;
+            self.prefill.span = None;
             self.release_place();
             if let Some(cause) = self.quarantined() {
                 let failure =
@@ -141,14 +143,22 @@ impl Drive {
             AfterRefusal::RouteAgain => self.route(leg, None),
             AfterRefusal::GiveUp if leg == Leg::Decode && self.legs.owes() => self.not_consumed(error, begun),
             AfterRefusal::GiveUp => {
-                let failure =
-                    if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
-                // On a retry, the first failure explains more than "no worker is left".
-                let cause = ApiError::of_route(error, state.settings.busy_status);
-                let cause = cause.under(|| state.queue.pressure(&self.request.model));
+                let (failure, refusals) = match leg {
+                    Leg::Prefill => (&mut self.prefill.failure, &mut self.prefill.refusals),
+                    _ => (&mut self.decode.failure, &mut self.decode.refusals),
+                };
+                let (event, paused) = (Attempts::unroutable(leg, &error), error.pause());
+                let pressure = || state.queue.pressure(&self.request.model);
+                let cause = ApiError::of_refusal(error, state.settings.busy_status, pressure);
+                let cause = match self.request.hints.pinned(leg).filter(|_| paused.is_some()) {
+                    Some((worker, _)) => cause.of_pinned(leg, worker),
+                    None => cause,
+                };
                 self.account.not_routed(leg, begun, cause.code());
+                refusals.note_pause(paused, &cause);
+                // On a retry, the first failure explains more than "no worker is left".
                 failure.get_or_insert(cause);
-                self.report(Event::Unroutable);
+                self.report(event);
             }
         }
     }

@@ -21,7 +21,10 @@ use super::{
 };
 use crate::{
     connectors::{Connector, LegContext, connector_for, leg_headers},
-    openai::{request::Request, trace_context::Span},
+    openai::{
+        request::Request,
+        trace_context::{Links, Span},
+    },
     telemetry::traces::LegTarget,
     upstream::{self, CallError, Destination, Silence},
 };
@@ -52,9 +55,9 @@ impl Drive {
         let body = connector.prefill(&self.request, &context);
         let span = Span::fresh();
         let mut headers = leg_headers(&context, target(candidate), self.request.authorization.as_ref());
-        headers.extend(self.account.trace_context(&self.request).headers(span, None));
-        let target =
-            LegTarget { leg: Leg::Prefill, candidate, attempt: self.attempts.earlier(), prefill: None };
+        let links = Links { prefill: None, failed: self.failed_span };
+        headers.extend(self.account.trace_context(&self.request).headers(span, links));
+        let target = LegTarget { leg: Leg::Prefill, candidate, attempt: self.attempts.earlier(), links };
         self.account.leg_sent(span, target);
         let to = Destination::new(spec, self.request.endpoint.path());
         let upstream = self.upstream.clone();
@@ -84,7 +87,7 @@ impl Drive {
             });
             unless_down(&worker, call).await
         }));
-        self.prefill_span = Some(span);
+        self.prefill.span = Some(span);
     }
 
     pub(super) fn send_decode(&mut self, consume: bool) {
@@ -98,16 +101,16 @@ impl Drive {
         };
         let mut headers = leg_headers(&context, target(candidate), self.request.authorization.as_ref());
         // The decode leg names the prefill that it continues (D1).
-        let prefill = self.prefill_span.filter(|_| self.legs.answering() == Leg::Decode);
-        let span = Span::fresh();
-        headers.extend(self.account.trace_context(&self.request).headers(span, prefill));
+        let prefill = self.prefill.span.filter(|_| self.legs.answering() == Leg::Decode);
+        let (span, links) = (Span::fresh(), Links { prefill, failed: self.failed_span });
+        headers.extend(self.account.trace_context(&self.request).headers(span, links));
         let (leg, attempt) = (self.legs.answering(), self.attempts.earlier());
-        self.account.leg_sent(span, LegTarget { leg, candidate, attempt, prefill });
+        self.account.leg_sent(span, LegTarget { leg, candidate, attempt, links });
         headers
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let to = Destination::new(spec, self.request.endpoint.path());
         let upstream = self.upstream.clone();
-        self.decode.sent = Some(Instant::now());
+        (self.decode.sent, self.decode.span) = (Some(Instant::now()), Some(span));
         let streams = self.request.stream && !consume;
         let limits = self.state.settings.leg_timeouts;
         let silence = if streams {

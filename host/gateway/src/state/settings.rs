@@ -56,8 +56,6 @@ pub(crate) struct Settings {
     pub connections_per_address: usize,
     /// Smallest rate of an upload in bytes per second; 0: any rate.
     pub min_body_rate: u32,
-    /// Whether a request is tried on another worker after an engine answered 429.
-    pub retry_429: bool,
     /// How long a session stays bound when its request does not say; `None`: only requests with a session
     /// control bind.
     pub session_affinity: Option<Duration>,
@@ -186,7 +184,6 @@ impl Settings {
             bytes_per_token,
             order: _,
             retries: _,
-            retry_429,
             local_fallback: _,
             session_affinity,
             busy_status,
@@ -212,7 +209,6 @@ impl Settings {
             realtime_idle_timeout: timeouts.realtime_idle,
             connections_per_address: reloadable.limits.connections_per_address,
             min_body_rate: reloadable.limits.min_body_rate,
-            retry_429,
             session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),
             booking_ttl: timeouts.booking,
             queue_timeout: queue.timeout,

@@ -141,6 +141,9 @@ impl Sources {
         let busy = workers().map(|(worker, labels)| (labels, u64::from(busy.contains(&worker.id()))));
         let help = "1 if the worker is beyond a busy threshold of some leg, else 0";
         out.gauges("pointsman_worker_busy", help, busy)?;
+        let paused = workers().map(|(worker, labels)| (labels, u64::from(worker.pause().is_some())));
+        let help = "1 if the worker is not chosen for a pause because its engine has too much to do, else 0";
+        out.gauges("pointsman_worker_paused", help, paused)?;
         let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.active_requests())));
         out.gauges("pointsman_worker_active_requests", "Number of requests booked on the worker", booked)
     }

@@ -166,7 +166,7 @@ async fn garbage_is_told() {
     let head = engine(once("220 smtp ready\r\n\r\n")).await;
     let outcome = call(&upstream(), &head.url).await.unwrap_err();
     assert!(
-        outcome.to_string().contains("not HTTP/1.1") && outcome.began() && outcome.retryable(false),
+        outcome.to_string().contains("not HTTP/1.1") && outcome.began() && outcome.retryable(),
         "{outcome}"
     );
     let chunk = engine(once("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n")).await;

@@ -63,7 +63,7 @@ async fn refusal(response: Response<Incoming>) -> CallError {
     let (content_type, retry_after) = (given(header::CONTENT_TYPE), given(header::RETRY_AFTER));
     let body = Limited::new(response.into_body(), MAX_ERROR_BODY).collect().await;
     let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
-    CallError::Status { status, content_type, retry_after, body }
+    CallError::Status { status, content_type, retry_after, body, in_body: false }
 }
 
 /// The text contains no address, so a client may see it (A5).

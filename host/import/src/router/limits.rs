@@ -61,9 +61,6 @@ impl Import<'_> {
         let retries = if disabled.is_some() { 0 } else { (attempts - 1).clamp(0, 100) };
         let source = if disabled.is_some() { "--disable-retries".to_owned() } else { source };
         self.draft.set("routing", "retries", retries, format!("{source}: the first attempt is not a retry"));
-        if retries > 0 {
-            self.draft.set("routing", "retry_429", true, "both routers retry 408, 429 and 5xx");
-        }
         self.tell_number(
             "retry-max-retries",
             given,

@@ -2,8 +2,8 @@
 //! the gateway's own (`pointsman_orchestration`), and the decisions are the production router's.
 
 use pointsman_orchestration::{
-    Action, AfterRefusal, Entrant, Entry, Event as LegEvent, HandoffKind, Legs, Lost, NoPair, Parking,
-    PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
+    Action, AfterRefusal, Attempts, Entrant, Entry, Event as LegEvent, HandoffKind, Legs, Lost, NoPair,
+    Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
 };
 use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
@@ -268,11 +268,11 @@ impl Lab<'_> {
             AfterRefusal::Wait => self.wait(number),
             AfterRefusal::RouteAgain => self.route(number, leg, None),
             AfterRefusal::GiveUp => {
-                let refused = matches!(error, RouteError::AllBusy(_) | RouteError::Shed(_));
+                let refused = error.is_back_pressure() || matches!(error, RouteError::Shed(_));
                 flight.cause.get_or_insert(if refused { Ended::Shed } else { Ended::NoWorker });
                 let is_lost = leg == Leg::Decode && flight.legs.owes() && flight.legs.only_consumes();
                 let lost = LegEvent::HandoffLost(Lost::NoDecodeWorker);
-                self.report(number, if is_lost { lost } else { LegEvent::Unroutable });
+                self.report(number, if is_lost { lost } else { Attempts::unroutable(leg, error) });
             }
         }
     }

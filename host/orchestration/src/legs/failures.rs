@@ -17,6 +17,10 @@ impl Legs {
         if leg == Leg::Decode && self.owes() {
             return self.consume_elsewhere();
         }
+        // The retry of a prefill that failed: it failed for good.
+        if leg == Leg::Prefill && self.prefill_failed {
+            return self.no_prefill();
+        }
         self.fail(leg)
     }
 
@@ -49,11 +53,19 @@ impl Legs {
         smallvec![Action::Lose(lost)]
     }
 
+    pub(super) fn no_prefill(&mut self) -> Actions {
+        if self.prefill != LegState::Routing {
+            return Actions::new();
+        }
+        if self.may_fall_back() { self.fall_back() } else { self.fail(Leg::Prefill) }
+    }
+
     pub(super) fn prefill_failed(&mut self, failed: Failed) -> Actions {
         if self.prefill != LegState::InFlight {
             return Actions::new();
         }
         self.prefill = LegState::Over;
+        self.prefill_failed = true;
         self.broken += u32::from(failed.broke);
         let mut actions = smallvec![Action::Cancel(Leg::Prefill)];
         if self.decode == LegState::InFlight {
@@ -64,16 +76,34 @@ impl Legs {
             actions.extend(self.retry());
             return actions;
         }
-        let allowed = self.policy.local_fallback && (failed.retryable || !failed.refused);
-        if allowed && self.client == Client::Waiting && self.broken < MAX_BROKEN {
-            self.policy.local_fallback = false;
-            self.shape = Shape::Aggregated;
-            actions.push(Action::FallBackToLocal);
-            actions.extend(self.start());
-            return actions;
-        }
-        actions.extend(self.fail(Leg::Prefill));
+        let refused = failed.refused && !failed.retryable;
+        let end = if self.may_fall_back() && !refused { self.fall_back() } else { self.fail(Leg::Prefill) };
+        actions.extend(end);
         actions
+    }
+
+    /// Whether the request may run on a worker that prefills locally (B6). That worker would be one more
+    /// engine on which the request may break.
+    fn may_fall_back(&self) -> bool {
+        self.policy.local_fallback && self.client == Client::Waiting && self.broken < MAX_BROKEN
+    }
+
+    fn fall_back(&mut self) -> Actions {
+        let mut actions = self.release_decode();
+        self.policy.local_fallback = false;
+        self.shape = Shape::Aggregated;
+        actions.push(Action::FallBackToLocal);
+        actions.extend(self.start());
+        actions
+    }
+
+    /// Releases a decode worker that was booked and got nothing: the next attempt may need its place.
+    fn release_decode(&mut self) -> Actions {
+        if self.decode != LegState::Routed {
+            return Actions::new();
+        }
+        self.decode = LegState::Over;
+        smallvec![Action::Cancel(Leg::Decode)]
     }
 
     pub(super) fn decode_failed(&mut self, failed: Failed) -> Actions {
@@ -134,7 +164,9 @@ impl Legs {
 
     fn retry(&mut self) -> Actions {
         self.policy.retries -= 1;
-        self.start()
+        let mut actions = self.release_decode();
+        actions.extend(self.start());
+        actions
     }
 
     fn fail(&mut self, leg: Leg) -> Actions {

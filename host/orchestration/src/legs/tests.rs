@@ -454,6 +454,35 @@ fn b6_a_failed_prefill_becomes_a_local_one_only_with_the_operator_s_word() {
 }
 
 #[test]
+fn b6_a_retry_that_finds_no_prefill_worker_becomes_a_local_prefill() {
+    for event in [E::NoPrefill, E::Unroutable] {
+        for order in [LegOrder::PrefillFirst, LegOrder::DecodeFirst] {
+            let retry_policy = RetryPolicy { order, retries: 2, local_fallback: true };
+            let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
+            legs.on(E::Routed);
+            legs.on(E::PrefillRouted(COMPLETED));
+            let again = legs.on(E::PrefillFailed(BROKE));
+            if order == LegOrder::DecodeFirst {
+                // The decode worker was booked: its place is free for the next attempt.
+                let decode = Leg::Decode;
+                assert_eq!(again[..], [A::Cancel(Leg::Prefill), A::Cancel(decode), A::Route(decode)]);
+                assert_eq!(legs.on(E::Routed)[..], [A::Route(Leg::Prefill)]);
+                let local = [A::Cancel(decode), A::FallBackToLocal, A::Route(Leg::Aggregated)];
+                assert_eq!(legs.on(event)[..], local);
+            } else {
+                assert_eq!(again[..], [A::Cancel(Leg::Prefill), A::Route(Leg::Prefill)]);
+                // B6.2
+                assert_eq!(legs.on(event)[..], [A::FallBackToLocal, A::Route(Leg::Aggregated)], "{event:?}");
+            }
+        }
+    }
+    // A pool that is only busy did not fail.
+    let retry_policy = RetryPolicy { retries: 2, local_fallback: true, ..RetryPolicy::default() };
+    let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
+    assert_eq!(legs.on(E::Unroutable)[..], [A::Fail(Leg::Prefill), A::Finish]);
+}
+
+#[test]
 fn an_addressed_handoff_routes_both_and_sends_decode_when_prefill_ended() {
     let steps: &[(Event, &[Action])] = &[
         (E::PrefillRouted(ADDRESSED), &[A::Route(Leg::Decode)]),
@@ -730,7 +759,9 @@ impl World {
             events.push(E::Unroutable);
         }
         match self.routing {
-            Some(Leg::Prefill) => events.extend([E::PrefillRouted(self.traits), E::Unroutable]),
+            Some(Leg::Prefill) => {
+                events.extend([E::PrefillRouted(self.traits), E::Unroutable, E::NoPrefill]);
+            }
             Some(Leg::Decode) => {
                 events.extend(self.decode_lives.then_some(E::Routed));
                 events.extend((waits || !self.owed).then_some(E::Unroutable));
@@ -789,7 +820,7 @@ impl World {
         }
         match event {
             E::Reserved => (self.reserving, self.placed) = (false, true),
-            E::PrefillRouted(_) | E::Routed | E::Unroutable | E::HandoffLost(_) => {
+            E::PrefillRouted(_) | E::Routed | E::Unroutable | E::NoPrefill | E::HandoffLost(_) => {
                 self.placed |= event == E::Routed;
                 (self.routing, self.reserving) = (None, false);
             }

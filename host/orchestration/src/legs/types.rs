@@ -23,7 +23,8 @@ pub struct RetryPolicy {
     pub order: LegOrder,
     /// Number of further attempts, all legs together.
     pub retries: u32,
-    /// Whether a request whose prefill failed for good may run on a worker that prefills locally (B6).
+    /// Whether a request whose prefill failed for good, or that no prefill worker takes, may run on a worker
+    /// that prefills locally (B6).
     pub local_fallback: bool,
 }
 
@@ -86,6 +87,8 @@ pub enum Event {
     Unroutable,
     /// A committed handoff cannot be consumed.
     HandoffLost(Lost),
+    /// No prefill worker can take the prefill leg: each failed, is down or refuses more work.
+    NoPrefill,
     /// The prefill answer carries a complete handoff.
     PrefillHandoff,
     /// The prefill leg of a bootstrap pair succeeded.

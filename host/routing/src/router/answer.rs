@@ -1,6 +1,6 @@
 //! Answers of the router: a booked worker, a preview, or an error.
 
-use pointsman_workers::{Booking, Candidate, Leg, WorkerId};
+use pointsman_workers::{Booking, Candidate, Leg, Pause, WorkerId};
 
 use crate::{
     config::RouterConfig, cost::CostTerms, policy::ShedReason, query::CandidateId, receipt::Receipt,
@@ -44,6 +44,14 @@ pub enum RouteError {
     /// Every candidate that could serve is at its limit.
     #[error("every {0} worker is busy")]
     AllBusy(Leg),
+    /// Every candidate that could serve refused a request a moment ago because it has too much to do.
+    #[error("every {leg} worker refuses more work for now")]
+    AllPaused {
+        /// The leg.
+        leg: Leg,
+        /// Time until the first of them may be asked again.
+        pause: Pause,
+    },
     /// The pinned worker does not exist.
     #[error("worker {0} is not known")]
     UnknownWorker(WorkerId),
@@ -59,4 +67,21 @@ pub enum RouteError {
     /// The policy failed, and the operator chose to refuse such requests.
     #[error("the routing policy failed: {0}")]
     PolicyFailed(&'static str),
+}
+
+impl RouteError {
+    /// Returns the rest of the pause of the first worker that may be asked again, when all are paused.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        match self {
+            Self::AllPaused { pause, .. } => Some(*pause),
+            _ => None,
+        }
+    }
+
+    /// Whether workers could serve the leg and only have too much to do now.
+    #[must_use]
+    pub fn is_back_pressure(&self) -> bool {
+        matches!(self, Self::AllBusy(_) | Self::AllPaused { .. })
+    }
 }

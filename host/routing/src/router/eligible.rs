@@ -1,7 +1,7 @@
 //! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can
 //! extend it.
 
-use pointsman_workers::{Candidate, Ineligible, Leg, Pool};
+use pointsman_workers::{Candidate, Ineligible, Leg, Pause, Pool};
 
 use super::{
     RouteError,
@@ -58,7 +58,7 @@ fn check_other_pin(query: &Query<'_>, busy: &BusyRules, rows: &mut Vec<u32>) -> 
     }
     let leg = other(query.leg);
     let pairing = Pairing::default();
-    let pinned = Query { leg, pin: Some(pin), session: None, planned: None, pairing, ..*query };
+    let pinned = Query { leg, pin: Some(pin), session: None, planned: None, tried: &[], pairing, ..*query };
     pinned_row(&pinned, busy, query.snapshot.pool(query.model, leg), rows)
 }
 
@@ -86,7 +86,7 @@ fn last_rows(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
     };
     for drains in [false, true] {
         let lives = |candidate: &Candidate| match candidate.ineligible() {
-            None | Some(Ineligible::AtCapacity | Ineligible::Failing) => !drains,
+            None | Some(Ineligible::AtCapacity | Ineligible::Paused | Ineligible::Failing) => !drains,
             Some(Ineligible::Draining) => drains,
             Some(_) => false,
         };
@@ -123,10 +123,11 @@ pub(super) fn eligible_rows(
     if search.saw_failing {
         search.fill_failing(rows);
     }
-    match (rows.is_empty(), search.saw_busy) {
-        (false, _) => Ok(()),
-        (true, true) => Err(RouteError::AllBusy(query.leg)),
-        (true, false) => Err(no_worker(query, &thresholds, pool)),
+    match (rows.is_empty(), search.saw_busy, search.paused) {
+        (false, ..) => Ok(()),
+        (true, true, _) => Err(RouteError::AllBusy(query.leg)),
+        (true, false, Some(pause)) => Err(RouteError::AllPaused { leg: query.leg, pause }),
+        (true, false, None) => Err(no_worker(query, &thresholds, pool)),
     }
 }
 
@@ -155,6 +156,10 @@ fn pinned_row(
         let reason = format!("it has no rank {rank}: its ranks are 0 to {}", known.spec().dp_size - 1);
         return Err(RouteError::NotEligible(worker, reason));
     }
+    if query.tried.iter().any(|(tried, _)| *tried == worker) {
+        let text = format!("worker {worker}, to which the request pins the {} leg, failed it", query.leg);
+        return Err(RouteError::NoWorker { leg: query.leg, text });
+    }
     let (mut refused, mut is_busy) = (None, false);
     for (position, candidate) in (0_u32..).zip(pool) {
         let wanted = candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
@@ -164,6 +169,7 @@ fn pinned_row(
                     rows.push(position);
                     return Ok(());
                 }
+                Some(Refused::Paused(pause)) => return Err(RouteError::AllPaused { leg: query.leg, pause }),
                 Some(reason) => {
                     is_busy |= matches!(reason, Refused::Busy(_));
                     refused = Some(reason.phrase().0);
@@ -215,6 +221,9 @@ fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -
         None => busy.exceeded(candidate.load().view()).map(|threshold| Refused::Busy(over(threshold))),
         Some(Ineligible::AtCapacity) => Some(Refused::Busy(phrase(Ineligible::AtCapacity))),
         Some(Ineligible::Failing) => Some(Refused::Failing),
+        // A probe asks the worker whether it refuses.
+        Some(Ineligible::Paused) if query.probe => None,
+        Some(Ineligible::Paused) => candidate.worker.pause().map(Refused::Paused),
         Some(other) => Some(Refused::Other(phrase(other))),
     }
 }
@@ -233,6 +242,7 @@ fn over(threshold: &str) -> Phrase {
 #[derive(Clone, Copy)]
 enum Refused {
     Busy(Phrase),
+    Paused(Pause),
     Failing,
     Other(Phrase),
 }
@@ -241,6 +251,7 @@ impl Refused {
     fn phrase(self) -> Phrase {
         match self {
             Self::Failing => phrase(Ineligible::Failing),
+            Self::Paused(_) => phrase(Ineligible::Paused),
             Self::Busy(reason) | Self::Other(reason) => reason,
         }
     }

@@ -16,6 +16,7 @@ pub(super) fn phrase(reason: Ineligible) -> Phrase {
         Ineligible::Asleep => ("is asleep", "are asleep"),
         Ineligible::Draining => ("is draining", "are draining"),
         Ineligible::Failing => ("is failing", "are failing"),
+        Ineligible::Paused => ("refuses more work for now", "refuse more work for now"),
         Ineligible::AtCapacity => ("is busy", "are busy"),
     }
 }

@@ -20,6 +20,8 @@ pub enum Ineligible {
     /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
     /// It may still be chosen if no other worker is left.
     Failing,
+    /// Its engine refused a request because it has too much to do, and the pause has not ended.
+    Paused,
     /// It has reached its limit of concurrent requests.
     AtCapacity,
 }
@@ -43,8 +45,12 @@ impl Worker {
             return Some(Ineligible::Draining);
         }
         let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
-        if on_trial || self.breaker.is_paused() {
+        let is_paused = self.pause().is_some();
+        if on_trial || self.breaker.is_paused() || (is_paused && self.breaker.is_open()) {
             return Some(Ineligible::Failing);
+        }
+        if is_paused {
+            return Some(Ineligible::Paused);
         }
         let limit = self.spec.max_concurrency?;
         let taken = self.active_requests().saturating_add(self.reserved());
@@ -65,6 +71,7 @@ impl Worker {
         let _telling = self.telling.lock();
         let conditional = self.spec.max_concurrency.is_some()
             || self.suspect.load(Ordering::Acquire)
+            || self.back_pressure.is_noted()
             || self.breaker.is_open();
         let eligible = !conditional && self.ineligible().is_none();
         self.ranks.iter().for_each(|rank| rank.set_surely_eligible(eligible));
@@ -88,6 +95,7 @@ impl Ineligible {
             Self::Asleep => "asleep",
             Self::Draining => "draining",
             Self::Failing => "failing",
+            Self::Paused => "paused",
             Self::AtCapacity => "at_capacity",
         }
     }
@@ -103,6 +111,7 @@ mod tests {
     use crate::{
         facts::{Contradiction, FactName},
         spec::WorkerSpec,
+        worker::Refusal,
     };
 
     /// A change that decides on eligibility.
@@ -114,6 +123,7 @@ mod tests {
         Misconfigured(bool),
         Asleep(bool),
         Outcome(bool),
+        Refusal(bool),
         Answered,
         Timeout,
         Later,
@@ -128,6 +138,7 @@ mod tests {
             any::<bool>().prop_map(Change::Misconfigured),
             any::<bool>().prop_map(Change::Asleep),
             prop::bool::weighted(0.3).prop_map(Change::Outcome),
+            any::<bool>().prop_map(Change::Refusal),
             Just(Change::Answered),
             Just(Change::Timeout),
             Just(Change::Later),
@@ -143,6 +154,10 @@ mod tests {
                 Self::Misconfigured(on) => _ = worker.set_contradiction(on.then(contradiction)),
                 Self::Asleep(on) => _ = worker.set_asleep(on),
                 Self::Outcome(ok) => worker.note_outcome(ok),
+                Self::Refusal(asks) => {
+                    let retry_after = asks.then_some(Duration::from_secs(3));
+                    worker.note_refusal(Refusal { retry_after, is_too_many: false });
+                }
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
                 Self::Later => tokio::time::advance(Duration::from_secs(1)).await,
@@ -177,7 +192,8 @@ mod tests {
                     assert!(sure == [false; 2] || worker.ineligible().is_none(), "after {change:?}");
                     // Nothing is asked of the worker while it is well.
                     let suspect = worker.suspect.load(Ordering::Relaxed);
-                    let conditional = limited || suspect || worker.breaker.is_open();
+                    let refused = worker.back_pressure.is_noted();
+                    let conditional = limited || suspect || refused || worker.breaker.is_open();
                     let well = worker.ineligible().is_none() && !conditional;
                     assert_eq!(sure, [well; 2], "after {change:?}");
                 }

@@ -243,8 +243,6 @@ pub(super) fn all() -> Vec<Case> {
         // Nothing was passed on: another worker serves the request.
         expected: match name {
             "an error event first" => Expected::StreamError,
-            // The client gets it: routing.retry_429 is off.
-            "status 429" => Expected::OneError,
             _ => Expected::Served,
         },
     });

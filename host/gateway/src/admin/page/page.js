@@ -101,7 +101,7 @@ function parse(text) {
 // ---- workers --------------------------------------------------------------------------------------------------
 
 function showWorkers({ workers }) {
-  const ready = workers.filter((worker) => !worker.ineligible).length;
+  const ready = workers.filter((worker) => !worker.ineligible && !worker.paused).length;
   setText($("eligible"), `${ready} of ${workers.length}`);
   const names = shortNames(workers);
   const renamed = JSON.stringify([...names]) !== JSON.stringify([...state.names]);
@@ -121,8 +121,9 @@ function showWorker(node, worker) {
   setCell(id, name, name === address ? shortId(worker.id) : address, "name");
   id.title = `${worker.id} ${worker.spec.url}\n${worker.models.join(", ")}`;
   setCell(role, worker.spec.role, worker.spec.engine);
-  const kind = worker.ineligible ? (worker.health === "unhealthy" ? "bad" : "warn") : "good";
-  setCell(health, worker.health, worker.ineligible?.replaceAll("_", " "), kind);
+  const reason = worker.ineligible ?? (worker.paused ? "paused" : null);
+  const kind = reason ? (worker.health === "unhealthy" ? "bad" : "warn") : "good";
+  setCell(health, worker.health, reason?.replaceAll("_", " "), kind);
   const total = worker.ranks.reduce((sum, rank) => sum + rank.active_requests, 0);
   const bars = make("div", worker.ranks.length > 2 ? "bars many" : "bars", ...worker.ranks.map((rank) => bar(rank, worker)));
   bars.append(make("span", "", number(total)));

@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::StatusCode;
 use pointsman_orchestration::Pressure;
 use pointsman_routing::RouteError;
+use pointsman_workers::{Leg, WorkerId};
 
 use super::{ApiError, RETRY_AFTER, response::engine_text, status};
 use crate::{openai::request_error::RequestError, upstream::CallError};
@@ -26,13 +27,49 @@ impl ApiError {
     }
 
     /// Adds how full the queue is to the error of a request that found all workers busy.
-    pub(crate) fn under(mut self, pressure: impl FnOnce() -> Pressure) -> Self {
+    fn under(mut self, pressure: impl FnOnce() -> Pressure) -> Self {
         if let Self::Overloaded { text, retry_after, .. } = &mut self {
             let pressure = pressure();
             *text = format!("{text}: {pressure}; retry after the time in `retry-after`");
             *retry_after = pressure.retry_after;
         }
         self
+    }
+
+    /// Changes when a client should try again because the workers are busy.
+    pub(crate) fn retried_after(mut self, when: Duration) -> Self {
+        match &mut self {
+            Self::Overloaded { retry_after, .. } => *retry_after = when,
+            Self::Pinned(cause, ..) => {
+                let changed = cause.as_ref().clone().retried_after(when);
+                **cause = changed;
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// Converts the routing error of a request that does not wait in the queue any more. `pressure`: how full
+    /// the queue is.
+    pub(crate) fn of_refusal(
+        error: RouteError,
+        busy_status: u16,
+        pressure: impl FnOnce() -> Pressure,
+    ) -> Self {
+        let is_busy = matches!(error, RouteError::AllBusy(_));
+        let error = Self::of_route(error, busy_status);
+        if is_busy { error.under(pressure) } else { error }
+    }
+
+    /// Names the worker that the request pins the leg to, and that failed. An engine's own answer passes
+    /// unchanged.
+    pub(crate) fn of_pinned(self, leg: Leg, worker: WorkerId) -> Self {
+        match self {
+            Self::BadUpstream(_) | Self::EngineTimeout(_) | Self::Overloaded { .. } => {
+                Self::Pinned(Box::new(self), leg, worker)
+            }
+            other => other,
+        }
     }
 
     /// Converts a routing error; `busy_status` is the status when every eligible worker is busy.
@@ -45,10 +82,19 @@ impl ApiError {
                 let retry_after = Duration::from_secs(RETRY_AFTER);
                 Self::Overloaded { text, status: status(busy_status), retry_after }
             }
+            RouteError::AllPaused { pause, .. } => Self::Overloaded {
+                text: format!("{text}; retry after the time in `retry-after`"),
+                status: if pause.is_too_many {
+                    StatusCode::TOO_MANY_REQUESTS
+                } else {
+                    StatusCode::SERVICE_UNAVAILABLE
+                },
+                retry_after: pause.left,
+            },
             RouteError::UnknownWorker(_) => Self::WorkerNotFound(text),
             RouteError::NotEligible(..) => Self::WorkerNotEligible(text),
             // In direct mode the message names the missing hint [C4, F3].
-            RouteError::NoPin(pointsman_workers::Leg::Prefill) => {
+            RouteError::NoPin(Leg::Prefill) => {
                 Self::InvalidRequest(format!("{text}: set the header x-prefill-instance-id"))
             }
             RouteError::NoPin(_) => Self::InvalidRequest(format!(
@@ -62,9 +108,18 @@ impl ApiError {
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Status { status, content_type, retry_after, body } if status.is_client_error() => {
+            CallError::Status { status, content_type, retry_after, body, .. } if status.is_client_error() => {
                 Self::Engine { status, content_type, retry_after, body }
             }
+            CallError::Status { status, ref body, .. } if error.refusal().is_some() => Self::Overloaded {
+                text: format!(
+                    "the engine has too much to do and answered {}: {}; retry after the time in `retry-after`",
+                    status.as_u16(),
+                    engine_text(body)
+                ),
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                retry_after: Duration::from_secs(RETRY_AFTER),
+            },
             CallError::Status { status, body, .. } => {
                 Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
             }

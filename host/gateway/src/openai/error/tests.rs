@@ -1,6 +1,6 @@
 use http::header;
 use pointsman_routing::RouteError;
-use pointsman_workers::{Leg, WorkerId};
+use pointsman_workers::{Leg, Pause, WorkerId};
 use serde_json::json;
 
 use super::*;
@@ -58,6 +58,11 @@ fn i_every_row_of_the_table_has_its_status_and_code() {
     check(ApiError::Draining, 503, "draining", true);
     check(ApiError::Deadline, 504, "deadline", false);
     check(ApiError::of_route(RouteError::AllBusy(Leg::Decode), 529), 529, "overloaded", true);
+    for (is_too_many, status) in [(false, 503), (true, 429)] {
+        let pause = Pause { left: Duration::from_secs(2), is_too_many };
+        let paused = RouteError::AllPaused { leg: Leg::Decode, pause };
+        check(ApiError::of_route(paused, 529), status, "overloaded", true);
+    }
     check(ApiError::of_route(RouteError::NoPin(Leg::Prefill), 529), 400, "invalid_request", false);
 }
 
@@ -68,6 +73,7 @@ fn i_an_engine_s_4xx_passes_unchanged_and_its_5xx_text_is_carried() {
         content_type: Some(HeaderValue::from_static("text/x")),
         retry_after: Some(HeaderValue::from_static("7")),
         body: Bytes::from_static(b"{\"error\": 1 }"),
+        in_body: false,
     };
     let response = ApiError::from(refused).response("id");
     // I1.3
@@ -76,7 +82,7 @@ fn i_an_engine_s_4xx_passes_unchanged_and_its_5xx_text_is_carried() {
     assert_eq!(response.headers().get(header::RETRY_AFTER).unwrap(), "7");
     let body = Bytes::from_static(br#"{"error":{"message":"out of blocks","code":500}}"#);
     let status = StatusCode::INTERNAL_SERVER_ERROR;
-    let failed = CallError::Status { status, content_type: None, retry_after: None, body };
+    let failed = CallError::Status { status, content_type: None, retry_after: None, body, in_body: false };
     // I1.1: it quotes the engine's text
     assert_eq!(ApiError::from(failed).to_string(), "the engine answered 500: out of blocks");
 }

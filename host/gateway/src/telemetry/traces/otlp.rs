@@ -97,7 +97,7 @@ fn encode(span: &mut Message, trace: &RequestTrace, record: &SpanRecord) {
             event.bytes(2, name);
         });
     }
-    if let Some(linked) = record.link {
+    for linked in [record.links.prefill, record.links.failed].into_iter().flatten() {
         span.message(13, |link| {
             link.bytes(1, trace_id);
             link.bytes(2, linked.bytes());

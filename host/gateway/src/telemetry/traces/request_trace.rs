@@ -6,6 +6,7 @@
 //!   route prefill · queue prefill · pause prefill  internal
 //!   prefill                                        client, parent of the engine's span
 //!   decode ---link---> prefill                     client, parent of the engine's span
+//!   a retry ---link---> the leg that failed
 //!   relay                                          internal
 //! ```
 //! Spans hold labels, ids, names and numbers, and never text of a prompt or an answer.
@@ -25,7 +26,7 @@ use crate::{
     openai::{
         request::{Endpoint, Request},
         sse::Usage,
-        trace_context::{Span, TraceContext},
+        trace_context::{Links, Span, TraceContext},
     },
 };
 
@@ -117,7 +118,7 @@ impl RequestTrace {
             start,
             end: Instant::now(),
             attributes,
-            link: None,
+            links: Links::default(),
             events: Vec::new(),
             failed: false,
         }
@@ -181,7 +182,7 @@ impl RequestTrace {
         self.engine = Some(engine);
         attributes.label(self.provider_key(), engine);
         let span = self.child(target.leg.as_str(), Instant::now(), attributes);
-        let span = SpanRecord { id, kind: SpanKind::Client, link: target.prefill, ..span };
+        let span = SpanRecord { id, kind: SpanKind::Client, links: target.links, ..span };
         *self.slot(target.leg) = Some(span);
     }
 

@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 use pointsman_workers::{Candidate, Leg};
 use tokio::time::Instant;
 
-use crate::openai::trace_context::Span;
+use crate::openai::trace_context::{Links, Span};
 
 /// Limit of a text in an attribute, bytes: names of models, workers and policies are shorter.
 const MAX_TEXT: usize = 256;
@@ -21,8 +21,7 @@ pub(super) struct SpanRecord {
     pub(super) start: Instant,
     pub(super) end: Instant,
     pub(super) attributes: Attributes,
-    /// A span of the same trace that this one continues.
-    pub(super) link: Option<Span>,
+    pub(super) links: Links,
     /// Moments within the span.
     pub(super) events: Vec<(&'static str, Instant)>,
     pub(super) failed: bool,
@@ -95,8 +94,7 @@ pub(crate) struct LegTarget<'a> {
     pub(crate) candidate: &'a Candidate,
     /// 0 for the first try.
     pub(crate) attempt: u32,
-    /// The span of the prefill leg that this leg continues.
-    pub(crate) prefill: Option<Span>,
+    pub(crate) links: Links,
 }
 
 impl LegTarget<'_> {

@@ -1,7 +1,7 @@
 //! The search for the candidates that may serve a leg. It reads columns, and asks a candidate only when they
 //! do not decide.
 
-use pointsman_workers::{Candidate, Pool, RankView};
+use pointsman_workers::{Candidate, Pause, Pool, RankView};
 
 use super::{Refused, described::Described, ineligible};
 use crate::{busy::BusyThresholds, query::Query};
@@ -12,13 +12,15 @@ pub(super) struct Search<'a> {
     pool: &'a Pool,
     /// Whether a candidate was only left out because it is busy.
     pub(super) saw_busy: bool,
+    /// The shortest pause of the candidates that were only left out because their engines refused more work.
+    pub(super) paused: Option<Pause>,
     /// Whether a candidate was only left out because its last requests failed.
     pub(super) saw_failing: bool,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(query: &'a Query<'a>, thresholds: BusyThresholds, pool: &'a Pool) -> Self {
-        Self { query, thresholds, pool, saw_busy: false, saw_failing: false }
+        Self { query, thresholds, pool, saw_busy: false, paused: None, saw_failing: false }
     }
 
     /// Fills `rows`, which are empty, with the eligible candidates.
@@ -79,6 +81,7 @@ impl<'a> Search<'a> {
         match ineligible(self.query, &self.thresholds, candidate) {
             None => return true,
             Some(Refused::Busy(_)) => self.saw_busy = true,
+            Some(Refused::Paused(pause)) => self.paused = Some(shorter(self.paused, pause)),
             Some(Refused::Failing) => self.saw_failing = true,
             Some(Refused::Other(_)) => {}
         }
@@ -88,4 +91,10 @@ impl<'a> Search<'a> {
     fn was_tried(&self, candidate: &Candidate) -> bool {
         self.query.tried.contains(&(candidate.worker_id(), candidate.rank))
     }
+}
+
+/// Returns the shorter pause. Too many requests came from the client only if all workers say so.
+fn shorter(known: Option<Pause>, pause: Pause) -> Pause {
+    let Some(known) = known else { return pause };
+    Pause { left: known.left.min(pause.left), is_too_many: known.is_too_many && pause.is_too_many }
 }

@@ -1,6 +1,6 @@
 use pointsman_workers::{
-    BookingRequest, DpRank, EngineLoad, Health, Leg, ModelName, Prefix, Registry, Snapshot, WorkerId,
-    WorkerSpec,
+    BookingRequest, DpRank, EngineLoad, Health, Leg, ModelName, Prefix, Refusal, Registry, Snapshot,
+    WorkerId, WorkerSpec,
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom as _};
 use tokio::time::Instant;
@@ -44,6 +44,9 @@ fn fleet(random: &mut SmallRng) -> Registry {
         worker.set_draining(random.random_bool(0.1));
         if random.random_bool(0.1) {
             (0..20).for_each(|_| worker.note_outcome(false));
+        }
+        if random.random_bool(0.1) {
+            worker.note_refusal(Refusal { retry_after: None, is_too_many: false });
         }
         if random.random_bool(0.4) {
             let waiting = random.random_bool(0.8).then(|| random.random_range(0..4));

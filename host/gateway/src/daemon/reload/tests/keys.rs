@@ -318,7 +318,6 @@ fn rows() -> Vec<Row> {
         row("routing.bytes_per_token", "3", settings),
         row("routing.order", "'decode-first'", settings),
         row("routing.retries", "5", settings),
-        row("routing.retry_429", "true", settings),
         row("routing.local_fallback", "true", settings),
         row("routing.session_affinity", "'7s'", settings),
         row("routing.busy_status", "503", settings),

@@ -1,0 +1,115 @@
+//! What a client is told when the engines that a leg asked have too much to do.
+
+use http::StatusCode;
+use pointsman_workers::{Leg, Pause, Refusal, Worker};
+use tokio::time::Duration;
+
+use super::Drive;
+use crate::openai::error::ApiError;
+
+/// Refusals of the engines that a leg asked, over all attempts of a request.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    /// When the first of them may be asked again.
+    soonest: Option<Duration>,
+    /// The last 503.
+    overloaded: Option<ApiError>,
+    /// The 429 of the engine that may be asked first.
+    too_many: Option<(ApiError, Duration)>,
+}
+
+impl Refusals {
+    /// Adds a failed call, if its engine has too much to do. `told`: the client's error.
+    pub(super) fn note(&mut self, refusal: Option<Refusal>, told: &ApiError, worker: &Worker) {
+        let Some(refusal) = refusal else { return };
+        let paused = || worker.pause().map(|pause| pause.left);
+        self.add(told.clone(), refusal.retry_after.or_else(paused).unwrap_or_default());
+    }
+
+    /// Adds that only paused workers are left, if it is so.
+    pub(super) fn note_pause(&mut self, pause: Option<Pause>, told: &ApiError) {
+        if let Some(pause) = pause {
+            self.add(told.clone(), pause.left);
+        }
+    }
+
+    /// Adds a refusal, and when its engine may be asked again.
+    fn add(&mut self, told: ApiError, after: Duration) {
+        self.soonest = Some(self.soonest.map_or(after, |soonest| soonest.min(after)));
+        if told.status() != StatusCode::TOO_MANY_REQUESTS {
+            self.overloaded = Some(told);
+        } else if self.too_many.as_ref().is_none_or(|(_, soonest)| after < *soonest) {
+            self.too_many = Some((told, after));
+        }
+    }
+
+    /// Returns the client's error of a leg that failed for good, last because of `cause`: an engine that only
+    /// has too much to do may serve the request later. A refusal of the request itself stands.
+    pub(super) fn answer(&mut self, cause: ApiError) -> ApiError {
+        let replaced = matches!(
+            cause,
+            ApiError::BadUpstream(_)
+                | ApiError::EngineTimeout(_)
+                | ApiError::NoWorker(_)
+                | ApiError::Overloaded { .. }
+                | ApiError::Pinned(..)
+                | ApiError::Engine { status: StatusCode::TOO_MANY_REQUESTS, .. }
+        );
+        let Some(soonest) = self.soonest.filter(|_| replaced) else { return cause };
+        let too_many = self.too_many.take().map(|(told, _)| told);
+        let told = self.overloaded.take().map(|told| told.retried_after(soonest)).or(too_many);
+        told.unwrap_or(cause)
+    }
+}
+
+impl Drive {
+    /// Why a leg failed.
+    pub(crate) fn cause(&mut self, leg: Leg) -> ApiError {
+        let (failure, refusals) = match leg {
+            Leg::Prefill => (&mut self.prefill.failure, &mut self.prefill.refusals),
+            _ => (&mut self.decode.failure, &mut self.decode.refusals),
+        };
+        let cause = failure.take().unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()));
+        let told = refusals.answer(cause);
+        if leg == Leg::Prefill {
+            self.log_failed_prefill(false);
+        }
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn overloaded() -> ApiError {
+        let (status, retry_after) = (StatusCode::SERVICE_UNAVAILABLE, Duration::from_secs(1));
+        ApiError::Overloaded { text: "busy".to_owned(), status, retry_after }
+    }
+
+    fn too_many(body: &'static str) -> ApiError {
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        ApiError::Engine { status, content_type: None, retry_after: None, body: body.into() }
+    }
+
+    fn answer(refusals: &[(ApiError, u64)], cause: ApiError) -> ApiError {
+        let mut all = Refusals::default();
+        for (told, after) in refusals {
+            all.add(told.clone(), Duration::from_secs(*after));
+        }
+        all.answer(cause)
+    }
+
+    #[test]
+    fn the_answer_is_503_with_the_soonest_time_and_429_only_when_all_engines_said_so() {
+        let broken = || ApiError::BadUpstream("it broke".to_owned());
+        let soonest = overloaded().retried_after(Duration::from_secs(3));
+        // I13.4
+        assert_eq!(answer(&[(overloaded(), 7), (too_many("a"), 3)], overloaded()), soonest);
+        assert_eq!(answer(&[(overloaded(), 3)], broken()), soonest);
+        assert_eq!(answer(&[(too_many("a"), 3), (too_many("b"), 2)], too_many("a")), too_many("b"));
+        assert_eq!(answer(&[], broken()), broken());
+        let wrong = ApiError::InvalidRequest("no".to_owned());
+        assert_eq!(answer(&[(overloaded(), 3)], wrong.clone()), wrong, "the request itself is refused");
+    }
+}

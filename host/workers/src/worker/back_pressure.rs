@@ -1,0 +1,227 @@
+//! Back-pressure of an engine: one that refuses requests because it has too much to do is not chosen for a
+//! pause.
+//!
+//! An engine with a full queue answers 503 or 429 in a millisecond. Its load is low for that time, so without
+//! a pause it would draw most of the traffic.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use tokio::time::{Duration, Instant};
+
+/// Longest pause that an engine may ask for.
+const MAX_ASKED: Duration = Duration::from_secs(30);
+/// First pause after a refusal without `Retry-After`. It doubles with each further one in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause after a refusal without `Retry-After`.
+const MAX_PAUSE: Duration = Duration::from_secs(10);
+/// Refusals in a row after which the worker counts as failing.
+const MAX_IN_ROW: u32 = 5;
+/// Refusals further apart are no row.
+const ROW: Duration = Duration::from_secs(30);
+
+/// An engine's refusal to take one more request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// When the engine wants to be asked again.
+    pub retry_after: Option<Duration>,
+    /// Whether the engine says that the client sent too many requests (429).
+    pub is_too_many: bool,
+}
+
+/// The rest of a pause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// Time until the worker may be chosen again.
+    pub left: Duration,
+    /// Whether the engine said that the client sent too many requests (429).
+    pub is_too_many: bool,
+}
+
+/// The pauses of one worker. Readers take no lock.
+#[derive(Debug)]
+pub(super) struct BackPressure {
+    /// End of the pause in milliseconds after `epoch`; 0: no refusal since the last success.
+    until_ms: AtomicU64,
+    is_too_many: AtomicBool,
+    epoch: Instant,
+    row: Mutex<Row>,
+}
+
+/// Refusals since the last success.
+#[derive(Debug, Default)]
+struct Row {
+    /// Number of pauses that began.
+    pauses: u32,
+    /// When the pauses without `Retry-After` began, up to [`MAX_IN_ROW`], the last one first.
+    began: [Option<Instant>; MAX_IN_ROW as usize],
+}
+
+impl BackPressure {
+    pub(super) fn new() -> Self {
+        Self {
+            until_ms: AtomicU64::new(0),
+            is_too_many: AtomicBool::new(false),
+            epoch: Instant::now(),
+            row: Mutex::default(),
+        }
+    }
+
+    /// Returns the rest of the pause, if one runs.
+    pub(super) fn pause(&self) -> Option<Pause> {
+        let until = self.until_ms.load(Ordering::Acquire);
+        if until == 0 {
+            return None;
+        }
+        let left = until.checked_sub(self.now_ms()).filter(|left| *left > 0)?;
+        let is_too_many = self.is_too_many.load(Ordering::Relaxed);
+        Some(Pause { left: Duration::from_millis(left), is_too_many })
+    }
+
+    /// Returns whether the engine refused a request and none succeeded since, apart from those that succeeded
+    /// during a pause.
+    pub(super) fn is_noted(&self) -> bool {
+        self.until_ms.load(Ordering::Acquire) != 0
+    }
+
+    /// Begins or extends a pause. Returns whether the refusals are a failure of the worker: several pauses in
+    /// a row, and nothing succeeded between them.
+    pub(super) fn refused(&self, refusal: Refusal) -> bool {
+        let mut row = self.row.lock();
+        let running = self.pause().map_or(Duration::ZERO, |pause| pause.left);
+        let asked = refusal.retry_after.filter(|after| !after.is_zero());
+        if asked.is_none() && !running.is_zero() {
+            // It was sent before the pause began.
+            return false;
+        }
+        let pause = match asked {
+            Some(asked) => asked.min(MAX_ASKED),
+            None => row.pause(),
+        };
+        let is_failure = asked.is_none() && row.begins();
+        if pause > running {
+            self.is_too_many.store(refusal.is_too_many, Ordering::Relaxed);
+            let until = self.now_ms().saturating_add(millis(pause)).max(1);
+            self.until_ms.store(until, Ordering::Release);
+        }
+        is_failure
+    }
+
+    /// Notes that the engine served a request. A pause that runs goes on: the request was taken before it.
+    pub(super) fn succeeded(&self) {
+        let mut row = self.row.lock();
+        *row = Row::default();
+        if self.pause().is_none() {
+            self.until_ms.store(0, Ordering::Release);
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        millis(self.epoch.elapsed())
+    }
+}
+
+impl Row {
+    /// Returns the pause after one more refusal without `Retry-After`.
+    fn pause(&self) -> Duration {
+        let recent = self.began.first().copied().flatten().is_some_and(|last| last.elapsed() < ROW);
+        let doublings = if recent { self.pauses.min(8) } else { 0 };
+        (FIRST_PAUSE * 2_u32.pow(doublings)).min(MAX_PAUSE)
+    }
+
+    /// Notes a pause without `Retry-After`. Returns whether there are too many in a row.
+    fn begins(&mut self) -> bool {
+        let recent = self.began.first().copied().flatten().is_some_and(|last| last.elapsed() < ROW);
+        self.pauses = if recent { self.pauses.saturating_add(1) } else { 1 };
+        self.began.rotate_right(1);
+        if let Some(last) = self.began.first_mut() {
+            *last = Some(Instant::now());
+        }
+        self.began.last().copied().flatten().is_some_and(|first| first.elapsed() < ROW)
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Refusal = Refusal { retry_after: None, is_too_many: false };
+
+    fn left(engine: &BackPressure) -> Duration {
+        engine.pause().map_or(Duration::ZERO, |pause| pause.left)
+    }
+
+    async fn pass(seconds: f64) {
+        tokio::time::advance(Duration::from_secs_f64(seconds)).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_double_to_ten_seconds_and_the_fifth_in_a_row_is_a_failure() {
+        let engine = BackPressure::new();
+        pass(1.0).await;
+        for (place, pause) in [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0].into_iter().enumerate() {
+            assert_eq!(engine.pause(), None);
+            // I13.2, I13.5
+            assert_eq!(engine.refused(PLAIN), place >= 4, "refusal {place}");
+            assert_eq!(left(&engine), Duration::from_secs_f64(pause));
+            assert!(!engine.refused(PLAIN), "an answer to what was sent before the pause changes nothing");
+            assert_eq!(left(&engine), Duration::from_secs_f64(pause));
+            pass(pause).await;
+        }
+        assert!(engine.is_noted());
+        engine.succeeded();
+        assert!(!engine.is_noted());
+        assert!(!engine.refused(PLAIN));
+        assert_eq!(left(&engine), Duration::from_millis(500));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_that_serves_between_its_refusals_does_not_fail() {
+        let engine = BackPressure::new();
+        for _ in 0..40 {
+            // I13.5
+            assert!(!engine.refused(PLAIN));
+            assert_eq!(left(&engine), Duration::from_millis(500));
+            engine.succeeded();
+            assert_eq!(
+                left(&engine),
+                Duration::from_millis(500),
+                "what was taken before the pause does not end it"
+            );
+            pass(0.5).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_that_are_far_apart_are_no_row() {
+        let engine = BackPressure::new();
+        for _ in 0..10 {
+            assert!(!engine.refused(PLAIN));
+            assert_eq!(left(&engine), Duration::from_millis(500));
+            pass(31.0).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_s_own_time_holds_up_to_half_a_minute_and_is_no_failure() {
+        let engine = BackPressure::new();
+        let asks = |seconds| Refusal { retry_after: Some(Duration::from_secs(seconds)), is_too_many: true };
+        for _ in 0..10 {
+            // I13.2, I13.5
+            assert!(!engine.refused(asks(3)));
+            assert_eq!(engine.pause(), Some(Pause { left: Duration::from_secs(3), is_too_many: true }));
+            pass(3.0).await;
+        }
+        engine.refused(asks(3_600));
+        assert_eq!(left(&engine), Duration::from_secs(30));
+        engine.refused(asks(1));
+        assert_eq!(left(&engine), Duration::from_secs(30), "a longer pause stands");
+        pass(30.0).await;
+        engine.refused(asks(0));
+        assert_eq!(left(&engine), Duration::from_millis(500), "no time at all is as none");
+    }
+}

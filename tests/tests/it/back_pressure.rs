@@ -1,0 +1,245 @@
+//! Engines that have too much to do: they answer 503 or 429, are paused, and are not failing (I13).
+
+use std::time::Duration;
+
+use pointsman_gateway::config::{Config, SlotEntry};
+use pointsman_routing::{NativeMode, SlotKind};
+use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role};
+use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_workers::WorkerId;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn chat(stream: bool) -> String {
+    json!({
+        "model": "tiny", "max_tokens": 3, "stream": stream,
+        "messages": [{"role": "user", "content": "too many at once"}],
+    })
+    .to_string()
+}
+
+fn refuses(status: u16, retry_after: Option<u32>) -> Vec<Fault> {
+    vec![Fault::always(FaultKind::Status { status, retry_after })]
+}
+
+async fn ask(cluster: &TestCluster, stream: bool) -> Reply {
+    cluster.client.post(CHAT, &[], chat(stream)).await.unwrap()
+}
+
+fn seen(reply: &Reply) -> (u16, Option<&str>) {
+    (reply.status.as_u16(), reply.headers.get("retry-after").map(|value| value.to_str().unwrap()))
+}
+
+async fn two(change: impl FnOnce(&mut Config)) -> TestCluster {
+    let builder = TestClusterBuilder::new().config(change);
+    let builder = builder.sim(Dialect::Vllm, Role::Aggregated).sim(Dialect::Vllm, Role::Aggregated);
+    builder.start().await.unwrap()
+}
+
+async fn workers(cluster: &TestCluster) -> Vec<Value> {
+    let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    list["workers"].as_array().unwrap().clone()
+}
+
+#[tokio::test]
+async fn i13_when_all_engines_have_too_much_to_do_the_answer_is_503_with_the_soonest_time() {
+    for stream in [false, true] {
+        let cluster = two(|_| {}).await;
+        for (sim, after) in cluster.sims.iter().zip([7, 2]) {
+            sim.set_faults(refuses(503, Some(after)));
+        }
+        let reply = ask(&cluster, stream).await;
+        // I13.1, I13.4
+        assert_eq!((seen(&reply), reply.code()), ((503, Some("2")), "overloaded".to_owned()), "{reply:?}");
+        let text = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+        assert!(text.contains("injected fault: status 503"), "it quotes the engine: {text}");
+        for _ in 0..4 {
+            let reply = ask(&cluster, stream).await;
+            assert_eq!((reply.status.as_u16(), reply.code()), (503, "overloaded".to_owned()), "{reply:?}");
+            assert!(matches!(seen(&reply).1, Some("1" | "2")), "{reply:?}");
+        }
+        // I13.2
+        assert_eq!(cluster.faults_fired("status-503"), 2, "nobody is asked during a pause");
+        for worker in workers(&cluster).await {
+            let paused = worker["paused_ms"].as_u64().unwrap();
+            // I13.3
+            assert_eq!((&worker["ineligible"], &worker["paused"]), (&Value::Null, &json!(true)), "{worker}");
+            assert!((1..=7_000).contains(&paused), "{worker}");
+        }
+        cluster.sims.iter().for_each(|sim| sim.set_faults(vec![]));
+        cluster
+            .until("a pause is over", |cluster| {
+                let snapshot = cluster.gateway.state().registry.snapshot();
+                snapshot.workers().iter().any(|worker| worker.pause().is_none())
+            })
+            .await
+            .unwrap();
+        assert_eq!(ask(&cluster, stream).await.status, 200);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i13_an_engine_s_429_stays_429_when_every_engine_says_it() {
+    let cluster = two(|_| {}).await;
+    for (sim, after) in cluster.sims.iter().zip([7, 3]) {
+        sim.set_faults(refuses(429, Some(after)));
+    }
+    let reply = ask(&cluster, false).await;
+    // I13.4
+    assert_eq!(seen(&reply), (429, Some("3")), "{reply:?}");
+    // I1.3
+    assert_eq!(reply.json().unwrap()["error"]["message"], "injected fault: status 429");
+    let paused = ask(&cluster, false).await;
+    assert_eq!((paused.status.as_u16(), paused.code()), (429, "overloaded".to_owned()), "{paused:?}");
+    assert_eq!(cluster.faults_fired("status-429"), 2);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
+    for (native, status, retry_after) in [
+        (Some(NativeMode::LeastLoaded), 503, None),
+        (Some(NativeMode::LeastLoaded), 503, Some(0)),
+        (Some(NativeMode::LeastLoaded), 429, None),
+        (None, 503, None),
+    ] {
+        let cluster = two(|config| {
+            let entry = native.map(|native| SlotEntry { native: Some(native), ..SlotEntry::default() });
+            config.policies.slots.extend(entry.map(|entry| (SlotKind::Aggregated, entry)));
+        })
+        .await;
+        cluster.sims[0].set_faults(refuses(status, retry_after));
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let client = cluster.client.clone();
+            clients.spawn(async move {
+                for turn in 0..150 {
+                    let body = chat(false).replace("too many", &format!("{turn} too many"));
+                    let reply = client.post(CHAT, &[], body).await.unwrap();
+                    // I2.1, I2.4
+                    assert_eq!(reply.status, 200, "{reply:?}");
+                }
+            });
+        }
+        clients.join_all().await;
+        let asked = cluster.faults_fired(&format!("status-{status}"));
+        println!("{native:?} {status} {retry_after:?}: {asked} of 600 requests were refused once");
+        // I13.2: under 2 %
+        assert!((1..12).contains(&asked), "{native:?} {status} {retry_after:?}: {asked} of 600");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i13_a_worker_that_also_serves_is_not_failing() {
+    let cluster = two(|_| {}).await;
+    for sim in &cluster.sims {
+        let fault = Fault::always(FaultKind::Status { status: 503, retry_after: Some(1) });
+        sim.set_faults(vec![Fault { share: 0.5, ..fault }]);
+    }
+    let served = async {
+        let mut served = 0;
+        while served < 20 {
+            served += u32::from(ask(&cluster, false).await.status == 200);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), served).await.unwrap();
+    assert!(cluster.faults_fired("status-503") > 0);
+    for id in [1, 2] {
+        let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone();
+        // I13.5
+        assert!(!worker.is_failing());
+        assert_eq!(worker.candidates()[0].load().view().error_ppm(), 0);
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i13_a_handoff_that_a_decode_worker_refuses_is_taken_by_another() {
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+    for turn in 0..12 {
+        cluster.sims[1 + turn % 2].set_faults(vec![]);
+        cluster.sims[2 - turn % 2].set_faults(vec![Fault {
+            leg: Some(FaultLeg::Decode),
+            ..Fault::always(FaultKind::Status { status: 503, retry_after: None })
+        }]);
+        cluster
+            .until("no worker is paused", |cluster| {
+                let snapshot = cluster.gateway.state().registry.snapshot();
+                snapshot.workers().iter().all(|worker| worker.pause().is_none())
+            })
+            .await
+            .unwrap();
+        let reply = ask(&cluster, turn % 3 == 0).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+        if cluster.faults_fired("status-503") >= 2 {
+            break;
+        }
+    }
+    assert!(cluster.faults_fired("status-503") > 0, "no decode worker was asked that refuses");
+    let prefill = cluster.sims[0].state();
+    let served: u64 = cluster.sims[1..].iter().map(|sim| sim.state().handoffs.pulled).sum();
+    // E5.2, I13.6
+    assert_eq!(
+        (prefill.requests.values().sum::<u64>(), prefill.stranded),
+        (served, 0),
+        "each prefill ran once"
+    );
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i13_a_prefill_engine_that_refuses_is_left_for_another_one() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let cluster = TestCluster::disaggregated(dialect, 2, 1).await.unwrap();
+        cluster.sims[0].set_faults(refuses(429, Some(5)));
+        for _ in 0..10 {
+            // I13.1
+            assert_eq!(ask(&cluster, false).await.status, 200);
+        }
+        cluster.sims[1].set_faults(refuses(503, Some(5)));
+        let reply = ask(&cluster, false).await;
+        // I2.7, I13.4
+        assert_eq!(
+            (reply.status.as_u16(), reply.code()),
+            (503, "overloaded".to_owned()),
+            "{dialect:?} {reply:?}"
+        );
+        assert!(reply.headers.contains_key("retry-after"));
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i13_a_request_that_finds_only_paused_workers_waits_in_the_queue() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.queue.limit = 10)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    cluster.sims[0].set_faults(vec![Fault { times: Some(1), ..refuses(503, Some(1)).remove(0) }]);
+    let refused = ask(&cluster, false).await;
+    assert_eq!(seen(&refused), (503, Some("1")), "{refused:?}");
+    // I13.7
+    assert_eq!(ask(&cluster, false).await.status, 200, "it waited for the end of the pause");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i13_a_worker_that_fails_beside_a_paused_one_leaves_a_time_to_come_back() {
+    let cluster = two(|_| {}).await;
+    cluster.sims[0].set_faults(refuses(503, Some(20)));
+    cluster.sims[1].set_faults(vec![Fault::always(FaultKind::Refuse)]);
+    for _ in 0..3 {
+        let reply = ask(&cluster, false).await;
+        // I13.4
+        assert_eq!((reply.status.as_u16(), reply.code()), (503, "overloaded".to_owned()), "{reply:?}");
+        assert!(reply.headers.contains_key("retry-after"));
+    }
+    assert_eq!(cluster.faults_fired("status-503"), 1);
+    cluster.at_rest().await.unwrap();
+}
