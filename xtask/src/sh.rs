@@ -15,8 +15,8 @@ pub(crate) fn root() -> PathBuf {
 
 /// The cargo that runs this command, in the workspace's root.
 ///
-/// What `cargo run` says of xtask is not passed on: build scripts that read such variables would run again, and
-/// with them a hundred crates be compiled, whenever somebody calls cargo once by xtask and once directly.
+/// What `cargo run` says of xtask is not passed on: build scripts that read such variables would run again,
+/// and with them a hundred crates be compiled, whenever somebody calls cargo once by xtask and once directly.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

@@ -100,7 +100,7 @@ impl Daemon {
         };
         let listener = client.into_std()?;
         let stop = CancellationToken::new();
-        let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable.probe));
+        let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable));
         let (discovery, replicas) = (settings.fixed.discovery.clone(), settings.fixed.replicas.clone());
         let block_size = settings.fixed.block_size;
         let shared = SharedState::new(build(config, settings, source, probe)?);

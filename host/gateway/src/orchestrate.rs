@@ -7,7 +7,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
-use futures_util::{FutureExt, future::BoxFuture};
+use futures_util::future::BoxFuture;
 use http::Response;
 use pointsman_orchestration::{Action, Attempts, Event, Legs, PrefillTraits};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
@@ -30,6 +30,7 @@ pub(crate) mod after_disconnect;
 pub(crate) mod availability;
 pub(crate) mod client_connection;
 mod drain_prefill;
+mod lateness;
 mod next_event;
 mod outcome;
 #[cfg(feature = "ext-proc")]
@@ -47,12 +48,14 @@ mod respond;
 mod route;
 mod send;
 pub(crate) mod stored;
+mod whole_estimate;
 
 use next_event::Next;
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
 use prefill_call::{PrefillBooking, PrefillDone};
 use refusals::Refusals;
 use relay::Answer;
+use whole_estimate::WholeEstimate;
 
 /// A request on its way.
 pub(crate) struct Drive {
@@ -97,6 +100,8 @@ pub(crate) struct Drive {
     over: Option<CancellationToken>,
     /// Cancelled when the prefill call ended; the call makes it.
     prefill_over: Option<CancellationToken>,
+    /// Progress of an answer that is not streamed.
+    estimate: Option<WholeEstimate>,
 }
 
 /// One leg: its worker, booking, call in flight, and failure.
@@ -209,6 +214,7 @@ impl Drive {
             planned: plan.planned,
             over: None,
             prefill_over: None,
+            estimate: None,
         })
     }
 
@@ -277,14 +283,6 @@ impl Drive {
     /// Whether the prefill leg is in flight.
     pub(crate) fn prefill_runs(&self) -> bool {
         self.prefill.call.is_some()
-    }
-
-    /// Polls the prefill call; its outcome as an event.
-    pub(crate) fn poll_prefill(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Event> {
-        let Some(call) = self.prefill.call.as_mut() else { return std::task::Poll::Pending };
-        let outcome = std::task::ready!(call.poll_unpin(cx));
-        self.prefill.call = None;
-        std::task::Poll::Ready(self.prefill_outcome(outcome))
     }
 
     /// Performs an action that needs no answer to the client.

@@ -8,12 +8,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use pointsman_workers::{LogLimit, is_local_shortage};
+use tokio::time::Instant;
 
 mod back_pressure;
 mod body;
 mod chunked;
 mod connection;
 mod destination;
+mod pause;
 mod pool;
 mod stream;
 #[cfg(test)]
@@ -26,6 +28,7 @@ pub(crate) use body::Body;
 use connection::{Connection, Failed};
 pub(crate) use destination::Destination;
 use destination::Parts;
+pub(crate) use pause::PauseLimits;
 pub(crate) use pool::ConnectionPool;
 pub(crate) use upgrade::UpgradedCall;
 pub(crate) use wire_error::WireError;
@@ -318,13 +321,13 @@ fn shortage(error: &std::io::Error) -> CallError {
     CallError::Shortage(error.to_string())
 }
 
-/// Reads a body whole. `idle` limits each pause of the engine.
+/// Reads a body whole. `limits` are those of each pause of the engine.
 ///
 /// # Errors
 /// [`CallError`], also when the body is larger than any engine's answer.
-pub(crate) async fn collect(mut body: Body, idle: Option<Duration>) -> Result<Bytes, CallError> {
+pub(crate) async fn collect(mut body: Body, limits: Option<PauseLimits>) -> Result<Bytes, CallError> {
     let mut whole = Vec::new();
-    while read_within(&mut body, &mut whole, idle).await? {
+    while read_within(&mut body, &mut whole, limits).await? {
         if whole.len() > MAX_BODY {
             return Err(CallError::Protocol(format!("the body has more than {MAX_BODY} bytes")));
         }
@@ -332,18 +335,31 @@ pub(crate) async fn collect(mut body: Body, idle: Option<Duration>) -> Result<By
     Ok(whole.into())
 }
 
-/// Appends the bytes that arrive next to `out`, within `idle`; `false` at the end of the body.
+/// Appends the bytes that arrive next to `out`, within `limits`; `false` at the end of the body.
 ///
 /// # Errors
 /// [`CallError`].
 pub(crate) async fn read_within(
     body: &mut Body,
     out: &mut Vec<u8>,
-    idle: Option<Duration>,
+    limits: Option<PauseLimits>,
 ) -> Result<bool, CallError> {
-    let Some(limit) = idle else { return Ok(body.read(out).await?) };
-    let silence = Silence { what: "rest of the engine's answer", key: "event_idle", limit };
-    within(silence, async { Ok(body.read(out).await?) }).await
+    let Some(limits) = limits else { return Ok(body.read(out).await?) };
+    let from = Instant::now();
+    let mut until = limits.half(from);
+    loop {
+        if let Ok(read) = tokio::time::timeout_at(until, body.read(out)).await {
+            return Ok(read?);
+        }
+        if let Some(worker) = body.worker() {
+            worker.read_figures();
+        }
+        let (now, end) = (Instant::now(), limits.end(from, body.worker()));
+        if now >= end {
+            return Err(CallError::Timeout(limits.silence("rest of the engine's answer", from, now)));
+        }
+        until = end;
+    }
 }
 
 /// Limits the time of a call.

@@ -17,14 +17,18 @@ use crate::{
 };
 
 mod booked;
+mod estimate;
 mod journal;
 mod rank_blocks;
 mod remote;
+mod speeds;
 
+pub use estimate::Estimate;
 pub(crate) use journal::RankJournal;
 pub use journal::{Journal, JournalEntry, LoadValues, WorkerKey};
 use rank_blocks::RankBlocks;
 pub use remote::{RemoteBooking, RemoteFigures};
+use speeds::Speeds;
 
 /// Load that a decision books.
 #[derive(Clone, Debug)]
@@ -54,6 +58,8 @@ pub struct BookingRequest {
 pub struct RankLoad {
     position: Position,
     blocks: Mutex<RankBlocks>,
+    /// How fast the rank is, as measured here.
+    speeds: Speeds,
     /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
     journal: Option<RankJournal>,
 }
@@ -86,7 +92,7 @@ const MILLIS: i64 = 1_000;
 impl RankLoad {
     /// Creates the load of a rank whose bookings are noted for other gateways.
     pub(crate) fn noted(position: Position, journal: Option<RankJournal>) -> Self {
-        Self { position, blocks: Mutex::default(), journal }
+        Self { position, blocks: Mutex::default(), speeds: Speeds::default(), journal }
     }
 
     /// Returns the figures.
@@ -157,6 +163,7 @@ impl RankLoad {
     /// Adds the time from sending a leg to its first token, in which the worker computed `new_tokens` prompt
     /// tokens.
     fn observe_first_token(&self, took: Duration, new_tokens: u32) {
+        self.speeds.observe_first_token(took, new_tokens);
         let (took, averages) = (micros(took), self.view().averages);
         averages.ttft.observe(took);
         if new_tokens > 0 {
@@ -167,6 +174,7 @@ impl RankLoad {
 
     /// Adds a request's mean inter-token latency.
     pub fn observe_itl(&self, itl: Duration) {
+        self.speeds.observe_itl(itl);
         self.view().averages.itl.observe(micros(itl));
     }
 

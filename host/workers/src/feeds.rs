@@ -57,6 +57,8 @@ impl Default for Feeds {
 
 struct IndexSink {
     index: Arc<PrefixIndex>,
+    /// Whose events they are.
+    owner: Arc<Worker>,
     worker: WorkerId,
     rank: DpRank,
     live: Arc<AtomicBool>,
@@ -75,6 +77,10 @@ impl FeedStatus {
 impl Sink for IndexSink {
     fn apply(&self, batch: Batch) {
         let mut batch = batch;
+        // Blocks come and go while the engine works.
+        if !batch.events.is_empty() {
+            self.owner.hear();
+        }
         // Back-pressure: the feed stops reading while the queue is full. Blocking is fine, feeds have their
         // own thread.
         while let Err(returned) = self.index.events(self.worker, self.rank, batch) {
@@ -171,6 +177,7 @@ impl Feeds {
             let status = FeedStatus { counters: config.counters.clone(), live: Arc::default() };
             let sink = IndexSink {
                 index: index.clone(),
+                owner: worker.clone(),
                 worker: worker.id(),
                 rank: DpRank(rank),
                 live: status.live.clone(),

@@ -2,6 +2,7 @@
 //!
 //! Contains no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
 
+mod activity;
 mod average;
 mod block_map;
 mod booking;
@@ -12,6 +13,7 @@ mod facts;
 mod feeds;
 mod hash;
 mod id;
+mod in_flight;
 mod index;
 mod log_limit;
 mod os_errors;
@@ -24,9 +26,10 @@ mod sync;
 mod tls;
 mod worker;
 
+pub use activity::{Stuck, StuckBy};
 pub use booking::{
-    Booking, BookingRequest, Journal, JournalEntry, LoadValues, RankLoad, RemoteBooking, RemoteFigures,
-    WorkerKey,
+    Booking, BookingRequest, Estimate, Journal, JournalEntry, LoadValues, RankLoad, RemoteBooking,
+    RemoteFigures, WorkerKey,
 };
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use columns::{EngineLoad, RankView};
@@ -34,6 +37,7 @@ pub use facts::{Contradiction, EngineFacts, FactName};
 pub use feeds::{FeedStatus, Feeds};
 pub use hash::{Salt, block_hashes, name_hash};
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, WorkerId};
+pub use in_flight::InFlight;
 pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use log_limit::LogLimit;
 pub use os_errors::is_local_shortage;
@@ -42,4 +46,4 @@ pub use prefix::{Prefix, PrefixBuilder};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
-pub use worker::{Candidate, EngineProgress, Health, Ineligible, Pause, Refusal, Reservation, Worker};
+pub use worker::{Candidate, Health, Ineligible, Pause, Refusal, Reservation, Worker};

@@ -24,10 +24,12 @@ mod client;
 mod exposition;
 mod figures;
 mod health;
+mod one_token;
 mod pace;
 mod parse;
 mod process;
 mod read_facts;
+mod stuck;
 
 use client::{Clients, ProbeClient, Response};
 use figures::Figures;
@@ -36,6 +38,7 @@ use health::health_path;
 use pace::{Failing, spread};
 use process::metrics_path;
 use read_facts::Problem;
+use stuck::Watch;
 
 /// The check that every engine answers.
 const HEALTH: &str = "/health";
@@ -67,6 +70,10 @@ pub struct ProbeConfig {
     pub load_interval: Duration,
     /// Most requests to all workers together each second. With more workers, the two times above grow.
     pub max_per_second: u32,
+    /// Silence that makes a worker stuck while requests wait for it; 0: none does.
+    pub wedge_after: Duration,
+    /// Time between two looks at the activity of the workers.
+    pub look_interval: Duration,
 }
 
 /// Returns the facts in the body of vLLM's `/metrics`: block size, number of blocks, connector.
@@ -110,14 +117,17 @@ impl Prober {
     ) {
         let tasks = tracker.clone();
         let (publisher, stopped) = (registry.clone(), stop.clone());
+        let clients = Clients::new(tls);
+        let watch = Watch::new(registry.clone(), config.clone(), clients.clone(), tracker.clone());
         tracker.spawn(async move {
             tokio::select! {
                 () = publisher.publish_late() => {}
+                () = watch.run(stopped.clone()) => {}
                 () = stopped.cancelled() => {}
             }
         });
         tracker.spawn(async move {
-            let (clients, turns) = (Clients::new(tls), Arc::new(Semaphore::new(MAX_AT_ONCE)));
+            let turns = Arc::new(Semaphore::new(MAX_AT_ONCE));
             let failing = Failing::default();
             let mut followed = Followed::default();
             let mut changes = registry.subscribe();
@@ -248,6 +258,10 @@ impl Probe {
                 () = self.worker.check_requested() => {
                     tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
                     self.checks.requested(&self.worker);
+                }
+                () = self.worker.reading_requested() => {
+                    tokio::time::sleep_until(checked + MIN_REQUESTED_GAP.min(config.interval)).await;
+                    load_due = Instant::now();
                 }
                 () = changed(&mut self.config) => load_due = Instant::now(),
             }

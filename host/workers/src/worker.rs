@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::{
+    activity::Activity,
     booking::{Booking, BookingRequest, Journal, RankJournal, RankLoad, WorkerKey},
     breaker::{Breaker, BreakerRules},
     columns::Columns,
@@ -21,6 +22,7 @@ use crate::{
 
 mod back_pressure;
 mod eligibility;
+mod progress;
 mod reported;
 mod reservation;
 mod shared_load;
@@ -28,7 +30,6 @@ mod shared_load;
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
 pub use eligibility::Ineligible;
-pub use reported::EngineProgress;
 pub use reservation::Reservation;
 
 /// Result of a worker's health checks.
@@ -57,8 +58,6 @@ pub struct Worker {
     misconfigured: AtomicBool,
     /// Whether the engine sleeps.
     asleep: AtomicBool,
-    /// How much the engine has done, as it last told.
-    progress: Mutex<EngineProgress>,
     /// What the last probe found wrong.
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
@@ -67,6 +66,12 @@ pub struct Worker {
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
     back_pressure: BackPressure,
+    /// What the worker does while requests wait for it.
+    activity: Activity,
+    /// Whether the worker is left out because it is stuck.
+    put_aside: AtomicBool,
+    /// Makes the prober read the engine's figures at once.
+    read_now: Notify,
     /// Whether a request timed out and none was answered since. Then one request at a time is tried.
     suspect: AtomicBool,
     /// Whether a request was answered since a health check failed.
@@ -124,11 +129,13 @@ impl Worker {
             leaving: AtomicBool::new(false),
             misconfigured: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            progress: Mutex::default(),
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             back_pressure: BackPressure::new(),
+            activity: Activity::new(),
+            put_aside: AtomicBool::new(false),
+            read_now: Notify::new(),
             suspect: AtomicBool::new(false),
             answered: AtomicBool::new(true),
             down: Notify::new(),

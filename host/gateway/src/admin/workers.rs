@@ -70,6 +70,10 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
             "draining": worker.draining(), "leaving": worker.leaving(), "ineligible": ineligible.map(Ineligible::as_str),
             "paused": worker.pause().is_some(),
             "paused_ms": worker.pause().filter(|_| age).map(|pause| pause.left.as_millis() as u64),
+            "stuck": worker.stuck().map(|stuck| {
+                let since_s = age.then(|| stuck.since.elapsed().as_secs());
+                json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
+            }),
             "reason": worker.problem(), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,

@@ -11,10 +11,10 @@ use std::{
 use http::{HeaderName, HeaderValue};
 
 use super::{
-    Config, Index, Policies, Problem, Routing, Secret, Server, Timeouts,
+    Config, Index, Policies, Problem, Routing, Secret, Server,
     settings::{
         AuthSettings, IndexSettings, Listeners, PolicyRuntime, PolicySettings, Reloadable, RoutingSettings,
-        ServerSettings, Settings, Static, TimeoutSettings,
+        ServerSettings, Settings, Static,
     },
 };
 
@@ -25,6 +25,7 @@ mod jwt;
 mod limits;
 mod model;
 mod shared_state;
+mod timeouts;
 mod traces;
 mod upstream;
 mod workers;
@@ -348,38 +349,5 @@ impl Problems {
     fn index(&mut self, index: &Index) -> IndexSettings {
         let Index { byte_budget, ttl } = *index;
         IndexSettings { byte_budget, ttl: self.limit("index.ttl", ttl) }
-    }
-
-    fn timeouts(&mut self, timeouts: &Timeouts) -> TimeoutSettings {
-        let Timeouts {
-            connect,
-            request,
-            body_idle,
-            client_idle,
-            client_write,
-            realtime_idle,
-            head,
-            prefill_head,
-            whole_head,
-            event_idle,
-            abort,
-            booking,
-            drain,
-        } = *timeouts;
-        TimeoutSettings {
-            connect: self.limit("timeouts.connect", connect),
-            request: self.limit("timeouts.request", request),
-            body_idle: self.limit("timeouts.body_idle", body_idle),
-            head: self.limit("timeouts.head", head),
-            prefill_head: self.limit("timeouts.prefill_head", prefill_head),
-            whole_head: self.limit("timeouts.whole_head", whole_head),
-            event_idle: self.limit("timeouts.event_idle", event_idle),
-            abort: self.limit("timeouts.abort", abort),
-            client_idle: self.limit("timeouts.client_idle", client_idle),
-            client_write: self.limit("timeouts.client_write", client_write),
-            realtime_idle: self.limit("timeouts.realtime_idle", realtime_idle),
-            booking: self.limit("timeouts.booking", booking),
-            drain,
-        }
     }
 }

@@ -175,10 +175,20 @@ pub struct Timeouts {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub whole_head: Duration,
-    /// How long an engine may pause between two events of a stream, or within a whole answer.
+    /// How long an engine may pause between two events of a stream, or within a whole answer, while its
+    /// worker makes no progress.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub event_idle: Duration,
+    /// How long it may pause in any case, if that is longer.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub event_idle_max: Duration,
+    /// Silence of a stream after which its client gets a comment, so that proxies keep the connection; 0:
+    /// never.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub stream_comment: Duration,
     /// How long a call to abort a leg may take.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
@@ -227,6 +237,10 @@ pub struct Probe {
     pub load_interval: Duration,
     /// Most requests of probes to all workers together each second; with more workers, both intervals grow.
     pub max_per_second: u32,
+    /// How long requests may wait for a worker that makes no progress until it is put aside; 0: never.
+    #[serde(with = "duration")]
+    #[schemars(with = "String")]
+    pub wedge_after: Duration,
 }
 
 impl Default for Server {
@@ -321,6 +335,8 @@ impl Default for Timeouts {
             prefill_head: Duration::from_secs(120),
             whole_head: Duration::from_secs(300),
             event_idle: Duration::from_secs(60),
+            event_idle_max: Duration::from_secs(360),
+            stream_comment: Duration::from_secs(15),
             abort: Duration::from_secs(5),
             client_idle: Duration::from_secs(75),
             client_write: Duration::from_secs(30),
@@ -339,6 +355,7 @@ impl Default for Probe {
             health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
             max_per_second: 1_000,
+            wedge_after: Duration::from_secs(30),
         }
     }
 }

@@ -28,6 +28,7 @@ pub(crate) use auth::{
 pub use decisions::{DecisionLogSettings, DecisionSettings};
 pub use model::ModelSettings;
 pub use probe::ProbeSettings;
+pub use timeouts::TimeoutSettings;
 pub use traces::TraceSettings;
 
 /// A validated configuration.
@@ -59,6 +60,7 @@ macro_rules! settings {
 mod auth;
 mod decisions;
 mod probe;
+mod timeouts;
 mod traces;
 
 /// Values that only a restart changes.
@@ -279,38 +281,6 @@ settings! {
         "limits.body_bytes_in_flight" body_bytes_in_flight: usize,
         /// Smallest rate of an upload in bytes per second; 0: any rate.
         "limits.min_body_rate" min_body_rate: u32,
-    }
-}
-
-settings! {
-    /// Time limits.
-    TimeoutSettings {
-        /// Limit of connecting to a worker.
-        "timeouts.connect" connect: Duration,
-        /// Limit of a whole request.
-        "timeouts.request" request: Duration,
-        /// How long a client may pause while it uploads a body.
-        "timeouts.body_idle" body_idle: Duration,
-        /// How long the head of a streamed answer, and then its first event, may take.
-        "timeouts.head" head: Duration,
-        /// How long the head of a prefill leg's answer may take.
-        "timeouts.prefill_head" prefill_head: Duration,
-        /// How long the head of an answer that is not streamed may take.
-        "timeouts.whole_head" whole_head: Duration,
-        /// How long an engine may pause within an answer.
-        "timeouts.event_idle" event_idle: Duration,
-        /// How long a call to abort a leg may take.
-        "timeouts.abort" abort: Duration,
-        /// How long a connection may stay without a whole request head.
-        "timeouts.client_idle" client_idle: Duration,
-        /// How long a client may accept no byte of an answer.
-        "timeouts.client_write" client_write: Duration,
-        /// How long both ends of a WebSocket connection may be silent.
-        "timeouts.realtime_idle" realtime_idle: Duration,
-        /// Time without a token after which a booking is released.
-        "timeouts.booking" booking: Duration,
-        /// How long requests in flight may run after the drain began.
-        "timeouts.drain" drain: Duration,
     }
 }
 

@@ -3,7 +3,7 @@
 //! What may fail comes first, so that a failure leaves everything as it was. Requests that started before
 //! keep the old [`State`]; those that start afterwards get the new one.
 
-use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
+use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
 use pointsman_orchestration::{ModelBounds, QueueRules, TenantShare};
 use pointsman_policy_runtime::Command;
@@ -43,7 +43,7 @@ impl ReloadTarget for SharedState {
             traces,
             timeouts: _,
             upstream: _,
-            probe,
+            probe: _,
             models,
             workers,
         } = after;
@@ -85,9 +85,8 @@ impl ReloadTarget for SharedState {
         state.realtime.set_limit(limits.realtime_connections);
         state.connections.set_limit(connection_limit(limits.connections));
         state.probe.send_if_modified(|config| {
-            let changed = *config != probe_config(probe);
-            *config = probe_config(probe);
-            changed
+            let new = probe_config(after);
+            std::mem::replace(config, new) != new
         });
         let limiter = if keeps_limiter(before, after) { state.limiter.clone() } else { rate_limiter(after) };
         let router = state.router.reconfigured(routing.cost, policies.on_failure, record);
@@ -235,10 +234,25 @@ pub(super) fn tenant_metrics(settings: &Reloadable, metrics: &Metrics) -> Arc<Te
     Arc::new(metrics.tenants.named(limited.chain(keys).chain(certificates).map(String::as_str)))
 }
 
-pub(super) fn probe_config(probe: &ProbeSettings) -> ProbeConfig {
-    let ProbeSettings { interval, timeout, health_timeout, load_interval, max_per_second } = *probe;
-    ProbeConfig { interval, timeout, health_timeout, load_interval, max_per_second }
+pub(super) fn probe_config(settings: &Reloadable) -> ProbeConfig {
+    let ProbeSettings { interval, timeout, health_timeout, load_interval, max_per_second, wedge_after } =
+        settings.probe;
+    // Often enough to tell a pause within an answer from a worker that is stuck.
+    let shortest = if wedge_after.is_zero() { Duration::MAX } else { wedge_after };
+    let look_interval = (shortest.min(settings.timeouts.event_idle) / 4).min(MAX_LOOK_INTERVAL);
+    ProbeConfig {
+        interval,
+        timeout,
+        health_timeout,
+        load_interval,
+        max_per_second,
+        wedge_after,
+        look_interval,
+    }
 }
+
+/// Longest time between two looks at the activity of workers.
+const MAX_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Returns which workers differ between two readings of the file.
 fn worker_changes(before: &[WorkerSpec], after: &[WorkerSpec]) -> WorkerChanges {

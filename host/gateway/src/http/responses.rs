@@ -9,7 +9,8 @@ use axum::{
 };
 use bytes::Bytes;
 use futures_util::stream;
-use tokio::time::{Duration, Instant, timeout_at};
+use pointsman_workers::InFlight;
+use tokio::time::{Instant, timeout_at};
 
 use super::{
     DataThread,
@@ -28,7 +29,7 @@ use crate::{
     orchestrate::stored::{self, StoredCall},
     state::State,
     telemetry::account::Account,
-    upstream::{self, Upstream},
+    upstream::{self, PauseLimits, Upstream},
 };
 
 /// Capacity of the buffer of a stream, bytes.
@@ -97,14 +98,15 @@ async fn answer(
     request_id: &str,
 ) -> Result<Response<Body>, ApiError> {
     let (answered, worker) = stored::call(state, upstream, call).await?;
-    let idle = state.settings.leg_timeouts.event_idle;
-    let (head, body) = answered.into_parts();
+    let pause = state.settings.leg_timeouts.pause();
+    let (head, mut body) = answered.into_parts();
+    body.of_call(InFlight::new(worker.clone(), None));
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     let is_stream = content_type.as_ref().is_some_and(|kind| sse::is_stream(kind.as_bytes()));
     let body = if is_stream {
-        events(body, idle, deadline, request_id.to_owned())
+        events(body, pause, deadline, request_id.to_owned())
     } else {
-        let whole = upstream::collect(body, Some(idle)).await?;
+        let whole = upstream::collect(body, Some(pause)).await?;
         let fields = connector_for(worker.spec()).private_answer_fields();
         Body::from(without_fields(&whole, fields).map_or(whole, Bytes::from))
     };
@@ -118,13 +120,13 @@ async fn answer(
 }
 
 /// The events of an engine as they come. A failure is one event that ends them.
-fn events(body: upstream::Body, idle: Duration, deadline: Instant, request_id: String) -> Body {
+fn events(body: upstream::Body, pause: PauseLimits, deadline: Instant, request_id: String) -> Body {
     Body::from_stream(stream::unfold(Some(body), move |body| {
         let request_id = request_id.clone();
         async move {
             let mut body = body?;
             let mut bytes = Vec::with_capacity(BUFFER);
-            let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(idle))).await;
+            let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(pause))).await;
             let failure = match read {
                 Ok(Ok(true)) => return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some(body))),
                 Ok(Ok(false)) => return None,

@@ -190,6 +190,16 @@ impl Endpoint {
         PromptKeys { preamble, key, required }
     }
 
+    /// Whether the engine generates tokens.
+    pub(crate) fn generates(self) -> bool {
+        match self {
+            Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages => true,
+            Self::Transcriptions | Self::Translations | Self::Realtime => true,
+            Self::Embeddings | Self::CountTokens | Self::Rerank(_) | Self::Score(_) => false,
+            Self::Tokenize | Self::Detokenize | Self::StoredResponse => false,
+        }
+    }
+
     /// The key of the cap on output tokens, besides `max_completion_tokens`.
     pub(super) fn max_tokens_key(self) -> &'static str {
         if self == Self::Responses { "max_output_tokens" } else { "max_tokens" }

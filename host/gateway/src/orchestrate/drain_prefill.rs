@@ -10,28 +10,28 @@ use crate::{
         seen,
         sse::{self, Splitter},
     },
-    upstream::{self, Body, CallError},
+    upstream::{self, Body, CallError, PauseLimits},
 };
 
 /// How long the end of a body may take after the end mark.
 const END_GRACE: Duration = Duration::from_millis(200);
 
-/// Reads a prefill answer to its end without keeping it. `idle` limits each pause of the engine. Returns the
-/// cached prompt tokens that a whole answer reports.
+/// Reads a prefill answer to its end without keeping it. `limits` are those of each pause of the engine.
+/// Returns the cached prompt tokens that a whole answer reports.
 ///
 /// # Errors
 /// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
 /// wait for it until its own timeout.
 pub(super) async fn drain_prefill(
     response: Response<Body>,
-    idle: Duration,
+    limits: PauseLimits,
 ) -> Result<Option<u32>, CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
     if sse::is_stream(content_type) {
-        return drain_events(response.into_body(), idle).await.map(|()| None);
+        return drain_events(response.into_body(), limits).await.map(|()| None);
     }
-    let whole = upstream::collect(response.into_body(), Some(idle)).await?;
+    let whole = upstream::collect(response.into_body(), Some(limits)).await?;
     if sse::look(&whole).error {
         return Err(CallError::of_error_body(&whole));
     }
@@ -43,9 +43,9 @@ pub(super) async fn drain_prefill(
 }
 
 /// Reads events up to the end mark. What the body does afterwards does not matter.
-async fn drain_events(mut body: Body, idle: Duration) -> Result<(), CallError> {
+async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallError> {
     let mut splitter = Splitter::default();
-    while upstream::read_within(&mut body, splitter.room(), Some(idle)).await? {
+    while upstream::read_within(&mut body, splitter.room(), Some(limits)).await? {
         let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
         let events = splitter.first(whole);
         for event in sse::events(events).filter_map(|place| events.get(place)) {

@@ -1,8 +1,11 @@
 //! What the driver waits for, up to the head of an answer.
 
-use futures_util::future::BoxFuture;
+use std::task::{Context, Poll};
+
+use futures_util::{FutureExt, future::BoxFuture};
 use http::Response;
 use pointsman_orchestration::{Event, Waiting};
+use tokio::time::Instant;
 
 use super::{DecodeHead, Drive, pending_head::first_bytes};
 use crate::upstream::Body;
@@ -20,13 +23,24 @@ pub(super) enum Next {
     Stream(Response<Body>),
 }
 
+/// What is due at a moment.
+#[derive(Clone, Copy)]
+enum Alarm {
+    /// The end of the request.
+    Deadline,
+    /// The end of the bookings.
+    Stale,
+    /// A step of the estimate of an answer that is not streamed.
+    Estimate,
+}
+
 impl Drive {
     /// Waits for the next event of the client, the legs and the clock.
     pub(super) async fn next(&mut self) -> Next {
         if let Some(head) = self.due_head() {
             return Next::Stream(head);
         }
-        let (deadline, stale) = (self.deadline, self.stale_at().filter(|stale| *stale < self.deadline));
+        let (until, alarm) = self.next_alarm();
         let waiting = self.attempts.waiting();
         let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
         let pending = self.pending_head.as_mut();
@@ -50,11 +64,36 @@ impl Drive {
             }
             () = first_bytes(pending) => self.pending_head.take().map_or(Next::Nothing, Next::Stream),
             () = over(waiting) => Next::Again,
-            () = tokio::time::sleep_until(stale.unwrap_or(deadline)) => match stale {
-                Some(_) => Next::Stale,
-                None => Next::Event(Event::Deadline),
+            () = tokio::time::sleep_until(until) => match alarm {
+                Alarm::Estimate => {
+                    self.advance_estimate();
+                    Next::Nothing
+                }
+                Alarm::Stale => Next::Stale,
+                Alarm::Deadline => {
+                    self.note_deadline(self.decode.sent.filter(|_| self.decode.call.is_some()));
+                    Next::Event(Event::Deadline)
+                }
             },
         }
+    }
+
+    /// Returns the moment to wait for, and what is due then.
+    fn next_alarm(&self) -> (Instant, Alarm) {
+        let stale = self.stale_at().filter(|stale| *stale < self.deadline);
+        let (until, alarm) = stale.map_or((self.deadline, Alarm::Deadline), |stale| (stale, Alarm::Stale));
+        match self.estimate_due().filter(|due| *due < until) {
+            Some(due) => (due, Alarm::Estimate),
+            None => (until, alarm),
+        }
+    }
+
+    /// Polls the prefill call; its outcome as an event.
+    pub(crate) fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
+        let Some(call) = self.prefill.call.as_mut() else { return Poll::Pending };
+        let outcome = std::task::ready!(call.poll_unpin(cx));
+        self.prefill.call = None;
+        Poll::Ready(self.prefill_outcome(outcome))
     }
 }
 

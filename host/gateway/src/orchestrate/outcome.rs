@@ -4,7 +4,6 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
-use tokio::time::Duration;
 
 use super::{Drive, PrefillDone, Refusals, id_of, stored};
 use crate::{
@@ -19,7 +18,7 @@ use crate::{
     },
     orchestrate::relay,
     state::{State, quarantine::Broke},
-    upstream::{self, Body, CallError},
+    upstream::{self, Body, CallError, PauseLimits},
 };
 
 impl Drive {
@@ -27,6 +26,7 @@ impl Drive {
         if let Some(over) = self.prefill_over.take() {
             over.cancel();
         }
+        self.estimate_begins();
         let PrefillDone { answer, cached_tokens } = match outcome {
             Ok(done) => done,
             Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
@@ -85,7 +85,9 @@ impl Drive {
         if let Some(usage) = seen.usage {
             self.usage(usage);
         }
+        self.estimate_ends(seen.usage.and_then(|usage| usage.completion_tokens));
         self.served();
+        self.handoff_done();
         self.bind(self.legs.answering());
         self.note_stored(&body);
         let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
@@ -135,8 +137,8 @@ impl Drive {
             head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
         if !sse::is_stream(content_type) {
             let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
-            let idle = self.state.settings.leg_timeouts.event_idle;
-            let refusal = Box::pin(refusal(head, shown, idle));
+            let pause = self.state.settings.leg_timeouts.pause();
+            let refusal = Box::pin(refusal(head, shown, pause));
             let refusal = tokio::time::timeout_at(self.deadline, refusal).await;
             let error = refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned()));
             return Err(self.decode_failed(error));
@@ -188,8 +190,11 @@ impl Drive {
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
-        if leg == Leg::Prefill && matches!(error, CallError::Timeout(_)) {
-            self.suspect_decode();
+        if matches!(error, CallError::Timeout(_)) {
+            self.note_late(leg);
+            if leg == Leg::Prefill {
+                self.suspect_decode();
+            }
         }
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
@@ -316,12 +321,12 @@ fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
 }
 
 /// What an answer says that should have been a stream: an error object, or something else.
-async fn refusal(head: Response<Body>, content_type: String, idle: Duration) -> CallError {
+async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits) -> CallError {
     let unexpected = format!("expected text/event-stream, got content type `{content_type}`");
     if !content_type.to_ascii_lowercase().starts_with("application/json") {
         return CallError::Protocol(unexpected);
     }
-    match upstream::collect(head.into_body(), Some(idle)).await {
+    match upstream::collect(head.into_body(), Some(pause)).await {
         Ok(body) if sse::look(&body).error => CallError::of_error_body(&body),
         Ok(_) => CallError::Protocol(unexpected),
         Err(error) => error,

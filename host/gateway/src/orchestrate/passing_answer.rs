@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
-use pointsman_workers::{Booking, Leg};
+use pointsman_workers::{Booking, InFlight, Leg};
 use tokio::time::Instant;
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
     relay::book,
     respond::decorate,
     stored,
+    whole_estimate::WholeEstimate,
 };
 use crate::{
     openai::{
@@ -47,6 +48,10 @@ pub(crate) struct PassingAnswer {
     answering: PickedWorker,
     prefill: Option<PickedWorker>,
     picked_at: Instant,
+    /// What the worker owes; `None`: another one, which is not watched, prefills first.
+    call: Option<InFlight>,
+    /// Progress of an answer that is not streamed.
+    estimate: Option<WholeEstimate>,
     content: Content,
 }
 
@@ -73,8 +78,11 @@ impl PassingAnswer {
         let (request, explain) = (request.clone(), *explain);
         let (session, tenant) = (routing_request.session_hash, routing_request.tenant_hash);
         let PickedWorkers { leg, answering, prefill, .. } = workers;
-        let picked_at = Instant::now();
-        let content = Content::Nothing;
+        let (picked_at, content) = (Instant::now(), Content::Nothing);
+        let alone = prefill.is_none();
+        let call = alone.then(|| InFlight::new(answering.candidate.worker.clone(), None));
+        let booking = answering.booking.as_ref().filter(|_| alone && !request.stream);
+        let estimate = booking.map(|booking| WholeEstimate::new(booking, &request, leg, Some(picked_at)));
         Self {
             state,
             account,
@@ -87,6 +95,8 @@ impl PassingAnswer {
             answering,
             prefill,
             picked_at,
+            call,
+            estimate,
             content,
         }
     }
@@ -112,16 +122,30 @@ impl PassingAnswer {
     /// expire.
     pub(crate) fn deadline(&self) -> Instant {
         let end = self.account.started() + self.state.settings.request_timeout;
-        let is_booked = self.answering.booking.is_some();
-        let stale = self.account.last_life().max(self.picked_at) + self.state.settings.booking_ttl;
-        if is_booked { end.min(stale) } else { end }
+        if self.answering.booking.is_none() {
+            return end;
+        }
+        let due = self.estimate.as_ref().and_then(WholeEstimate::due);
+        let next = end.min(self.stale_at());
+        due.map_or(next, |due| due.min(next))
+    }
+
+    /// When the bookings expire unless a token comes.
+    fn stale_at(&self) -> Instant {
+        self.account.last_life().max(self.picked_at) + self.state.settings.booking_ttl
     }
 
     /// Takes note that the deadline has passed. Returns the error that ends the request, if it has ended.
     pub(crate) fn time_passed(&mut self) -> Option<ApiError> {
-        if Instant::now() < self.account.started() + self.state.settings.request_timeout {
-            self.state.metrics.expired_bookings.inc();
-            self.release();
+        let now = Instant::now();
+        if now < self.account.started() + self.state.settings.request_timeout {
+            if now >= self.stale_at() {
+                self.state.metrics.expired_bookings.inc();
+                self.release();
+            } else if let (Some(estimate), Some(booking)) = (&mut self.estimate, &mut self.answering.booking)
+            {
+                estimate.advance(booking);
+            }
             return None;
         }
         let error = ApiError::Deadline;
@@ -153,6 +177,7 @@ impl PassingAnswer {
     /// Takes note of bytes of the body.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.state.metrics.relayed_bytes.inc_by(bytes.len() as u64);
+        self.answering.candidate.worker.hear();
         match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
             Content::Stream { mut splitter, closed } => {
                 splitter.room().extend_from_slice(bytes);
@@ -224,6 +249,10 @@ impl PassingAnswer {
                     self.account.usage(usage);
                 }
                 self.note_stored(&body);
+                if let (Some(estimate), Some(booking)) = (self.estimate.take(), &self.answering.booking) {
+                    let tokens = seen.usage.and_then(|usage| usage.completion_tokens);
+                    estimate.ended(booking, tokens, &self.state.metrics);
+                }
                 self.served();
             }
             Content::Ignored { failed: true } => {}
@@ -289,6 +318,7 @@ impl PassingAnswer {
     }
 
     fn release(&mut self) {
+        self.call = None;
         let of_prefill = self.prefill.as_mut().and_then(|prefill| prefill.booking.take());
         let released: [Option<Booking>; 2] = [self.answering.booking.take(), of_prefill];
         if released.iter().any(Option::is_some) {

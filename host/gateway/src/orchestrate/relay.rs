@@ -13,20 +13,18 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Action, Event};
-use pointsman_workers::Booking;
-use tokio::time::{Duration, Instant, Sleep};
+use tokio::time::{Instant, Sleep};
 
 use crate::{
     openai::endpoint::Format,
     openai::error::ApiError,
     openai::sse::{self, Seen, Splitter},
     orchestrate::Drive,
-    telemetry::account::Account,
-    telemetry::metrics::{Metrics, seconds},
     upstream::{self, CallError},
 };
 
 mod answer;
+mod booking;
 mod detached;
 mod edit;
 mod limits;
@@ -41,6 +39,7 @@ const OUT_CAPACITY: usize = 2 * 1024;
 const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
+pub(in crate::orchestrate) use booking::book;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use prefill_answer::prefill_answer;
@@ -55,6 +54,8 @@ struct Relay {
     read_at: Instant,
     /// When a whole event last came, or the wait for the first one began.
     event_at: Instant,
+    /// When the client last got a comment.
+    commented_at: Instant,
     /// Whether an event came.
     begun: bool,
     /// Bytes for the client.
@@ -90,28 +91,6 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
     response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming))))
 }
 
-/// Brings a booking up to the tokens that `account` has counted by `now`. `first`: these are the first, after
-/// this time, and whether their worker computed the prompt. A new block yields the mean inter-token latency
-/// (F4).
-pub(super) fn book(
-    booking: &mut Booking,
-    account: &mut Account,
-    metrics: &Metrics,
-    now: Instant,
-    first: Option<(Duration, bool)>,
-) {
-    if let Some((took, computed_prompt)) = first {
-        booking.first_token(took, computed_prompt);
-    }
-    let begins = booking.output_tokens(account.tokens());
-    if (first.is_some() || begins)
-        && let Some(itl) = account.block_begins(now)
-    {
-        booking.load().observe_itl(itl);
-        metrics.itl.observe(seconds(itl));
-    }
-}
-
 impl Relay {
     fn new(drive: Box<Drive>, incoming: upstream::Body) -> Self {
         let now = Instant::now();
@@ -123,6 +102,7 @@ impl Relay {
             splitter: Splitter::default(),
             read_at: now,
             event_at: now,
+            commented_at: now,
             begun: false,
             out: BytesMut::with_capacity(OUT_CAPACITY),
             uncounted: 0,
@@ -280,6 +260,7 @@ impl Relay {
         if seen.tokens > 0 && !self.first_token {
             self.first_token = true;
             self.note_answered();
+            self.drive.handoff_done();
             self.report(Event::FirstToken);
         }
         if seen.finish && !self.finish_seen {

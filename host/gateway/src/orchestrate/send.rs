@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::header;
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::{Leg, Worker};
+use pointsman_workers::{InFlight, Leg, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +18,7 @@ use super::{
     drain_prefill::drain_prefill,
     prefill_call::{PrefillCall, Prefilled},
     target,
+    whole_estimate::WholeEstimate,
 };
 use crate::{
     connectors::{Connector, LegContext, connector_for, leg_headers},
@@ -63,7 +64,7 @@ impl Drive {
         let upstream = self.upstream.clone();
         let limits = self.state.settings.leg_timeouts;
         let silence = head_of("prefill answer", "prefill_head", limits.prefill_head);
-        let idle = limits.event_idle;
+        let pause = limits.pause();
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         self.prefill_over = Some(CancellationToken::new());
@@ -75,14 +76,16 @@ impl Drive {
             booking: self.prefill_booking.clone(),
         };
         self.prefill.call = Some(task.start(async move {
+            let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
-                let (head, body) = upstream::within(silence, head).await?.into_parts();
+                let (head, mut body) = upstream::within(silence, head).await?.into_parts();
+                body.of_call(in_flight);
                 if carries_data {
-                    let body = upstream::collect(body, Some(idle)).await?;
+                    let body = upstream::collect(body, Some(pause)).await?;
                     return Ok(Prefilled::Answer(http::Response::from_parts(head, body)));
                 }
-                let cached_tokens = drain_prefill(http::Response::from_parts(head, body), idle).await?;
+                let cached_tokens = drain_prefill(http::Response::from_parts(head, body), pause).await?;
                 Ok(Prefilled::Drained { cached_tokens })
             });
             unless_down(&worker, call).await
@@ -112,25 +115,30 @@ impl Drive {
         let upstream = self.upstream.clone();
         (self.decode.sent, self.decode.span) = (Some(Instant::now()), Some(span));
         let streams = self.request.stream && !consume;
+        let from = self.decode.sent.filter(|_| self.prefill.call.is_none());
+        let booking = self.decode.booking.as_ref().filter(|_| !streams);
+        self.estimate = booking.map(|booking| WholeEstimate::new(booking, &self.request, leg, from));
         let limits = self.state.settings.leg_timeouts;
         let silence = if streams {
             head_of("answer", "head", limits.head)
         } else {
             head_of("whole answer", "whole_head", limits.whole_head)
         };
-        let idle = limits.event_idle;
+        let pause = limits.pause();
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.prefill_over.clone().filter(|_| self.prefill.call.is_some());
         let worker = candidate.worker.clone();
         self.decode.call = Some(Box::pin(async move {
+            let mut in_flight = InFlight::new(worker.clone(), prefill_over.clone());
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
-                let response = within_after(prefill_over, silence, head).await?;
+                let mut response = within_after(prefill_over, &mut in_flight, silence, head).await?;
+                response.body_mut().of_call(in_flight);
                 if streams {
                     return Ok(DecodeHead::Stream(response));
                 }
                 let (head, body) = response.into_parts();
-                let body = upstream::collect(body, Some(idle)).await?;
+                let body = upstream::collect(body, Some(pause)).await?;
                 Ok(DecodeHead::Whole(http::Response::from_parts(head, body)))
             });
             unless_down(&worker, call).await
@@ -208,15 +216,18 @@ async fn unless_down<T>(
     }
 }
 
-/// Limits the time of a call, counted from when `start` is cancelled, if there is one.
+/// Limits the time of a call, counted from when `start` is cancelled, if there is one. Until then the worker
+/// owes nothing.
 async fn within_after<T>(
     start: Option<CancellationToken>,
+    in_flight: &mut InFlight,
     silence: Silence,
     call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
 ) -> Result<T, CallError> {
     let Some(start) = start else { return upstream::within(silence, call).await };
     let late = async {
         start.cancelled().await;
+        in_flight.check();
         tokio::time::sleep(silence.limit).await;
     };
     tokio::select! {

@@ -21,6 +21,7 @@ use crate::{
     openai::hints::{HintTrust, Hints},
     openai::request::RequestRules,
     tokenization::routing_request::Measure,
+    upstream::PauseLimits,
 };
 
 /// Values of one configuration that requests read.
@@ -104,8 +105,12 @@ pub(crate) struct LegTimeouts {
     pub prefill_head: Duration,
     /// Of the head of an answer that is not streamed.
     pub whole_head: Duration,
-    /// Of a pause within an answer.
+    /// Of a pause within an answer in which the worker makes no progress.
     pub event_idle: Duration,
+    /// Of every pause within an answer.
+    pub event_idle_max: Duration,
+    /// Silence after which the client of a stream gets a comment; 0: it gets none.
+    pub stream_comment: Duration,
     /// Of a call that aborts a leg.
     pub abort: Duration,
 }
@@ -117,8 +122,15 @@ impl LegTimeouts {
             prefill_head: timeouts.prefill_head,
             whole_head: timeouts.whole_head,
             event_idle: timeouts.event_idle,
+            event_idle_max: timeouts.event_idle_max,
+            stream_comment: timeouts.stream_comment,
             abort: timeouts.abort,
         }
+    }
+
+    /// Returns the limits of a pause within an answer.
+    pub(crate) fn pause(&self) -> PauseLimits {
+        PauseLimits { idle: self.event_idle, most: self.event_idle_max }
     }
 }
 

@@ -144,6 +144,12 @@ impl Sources {
         let paused = workers().map(|(worker, labels)| (labels, u64::from(worker.pause().is_some())));
         let help = "1 if the worker is not chosen for a pause because its engine has too much to do, else 0";
         out.gauges("pointsman_worker_paused", help, paused)?;
+        let stuck = workers().map(|(worker, labels)| (labels, u64::from(worker.stuck().is_some())));
+        let help = "1 if requests wait for the worker and it makes no progress, else 0";
+        out.gauges("pointsman_worker_stuck", help, stuck)?;
+        let times = workers().map(|(worker, labels)| (labels, worker.times_put_aside()));
+        let help = "Number of times that the worker was put aside because it made no progress";
+        out.counters("pointsman_worker_times_put_aside", help, times)?;
         let booked = workers().map(|(worker, labels)| (labels, u64::from(worker.active_requests())));
         out.gauges("pointsman_worker_active_requests", "Number of requests booked on the worker", booked)
     }

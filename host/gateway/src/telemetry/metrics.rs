@@ -54,6 +54,9 @@ const TOKEN_BUCKETS: [f64; 12] =
 /// Upper bounds of shares.
 const SHARE_BUCKETS: [f64; 11] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
+/// Upper bounds of relative errors.
+const ERROR_BUCKETS: [f64; 10] = [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
+
 /// A histogram for each source of its figures.
 type BySource = Family<SourceLabels, Histogram, fn() -> Histogram>;
 
@@ -183,6 +186,8 @@ pub struct Metrics {
     pub predictions: Family<ReasonLabels, Counter>,
     /// Whether predictions are right, by model; for the log.
     pub prediction_checks: PredictionChecks,
+    /// Share of the time by which estimates of answers that are not streamed were wrong.
+    pub(crate) whole_estimate_errors: Histogram,
     /// Bookings released because no token came for too long.
     pub expired_bookings: Counter,
     /// Wrong keys by listener: `clients` or `admin`.
@@ -248,6 +253,7 @@ impl Default for Metrics {
             not_tokenized: Family::default(),
             predictions: Family::default(),
             prediction_checks: PredictionChecks::default(),
+            whole_estimate_errors: Histogram::new(ERROR_BUCKETS),
             expired_bookings: Counter::default(),
             wrong_keys: Family::default(),
             key_set_fetches: Family::default(),
@@ -305,6 +311,7 @@ impl Metrics {
             poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
             not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",
             predictions "predictions" "Number of cached-token predictions by how they compare with the engine's report",
+            whole_estimate_errors "whole_estimate_error_ratio" "Share of the time by which the estimated duration of an answer that is not streamed was wrong",
             expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",
             wrong_keys "wrong_keys" "Number of requests with a wrong key or admin token, by listener",
             key_set_fetches "key_set_fetches" "Number of fetches of the identity server's public keys, by outcome",

@@ -2,6 +2,8 @@
 
 use std::task::{Context, Poll};
 
+use pointsman_workers::{InFlight, Worker};
+
 use super::{
     connection::{Answered, Connection},
     pool::ConnectionPool,
@@ -31,6 +33,25 @@ impl Body {
         let (framing, keep) = (head.framing, head.keep);
         let peeked = Vec::new();
         Self { framing, early, peeked, failed: None, connection: Some(connection), keep, pool }
+    }
+
+    /// Tells the worker of `call` of the bytes that come, until the body has ended.
+    pub(crate) fn of_call(&mut self, call: InFlight) {
+        if let Some(connection) = &mut self.connection {
+            connection.call = Some(call);
+        }
+    }
+
+    /// Returns the worker that sends the body.
+    pub(crate) fn worker(&self) -> Option<&Worker> {
+        self.call().map(InFlight::worker)
+    }
+
+    /// Nobody reads the body now, so the worker owes nothing until it is read again.
+    pub(crate) fn rest(&mut self) {
+        if let Some(call) = self.call_mut() {
+            call.pause();
+        }
     }
 
     /// Returns the bytes of the body that arrived with the head.
@@ -73,6 +94,9 @@ impl Body {
         cx: &mut Context<'_>,
         out: &mut Vec<u8>,
     ) -> Poll<Result<bool, WireError>> {
+        if let Some(call) = self.call_mut() {
+            call.check();
+        }
         let before = out.len();
         out.append(&mut self.peeked);
         self.take_early(out);
@@ -98,6 +122,9 @@ impl Body {
                 Err(error) => self.failed = Some(error),
             }
         }
+        if let Some(call) = self.call() {
+            call.hear();
+        }
         Poll::Ready(Ok(true))
     }
 
@@ -118,8 +145,17 @@ impl Body {
         Ok(())
     }
 
+    fn call(&self) -> Option<&InFlight> {
+        self.connection.as_ref()?.call.as_ref()
+    }
+
+    fn call_mut(&mut self) -> Option<&mut InFlight> {
+        self.connection.as_mut()?.call.as_mut()
+    }
+
     fn give_back(&mut self) {
-        if let Some(connection) = self.connection.take().filter(|_| self.keep) {
+        if let Some(mut connection) = self.connection.take().filter(|_| self.keep) {
+            connection.call = None;
             self.pool.put(connection);
         }
     }

@@ -11,7 +11,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use pointsman_workers::{EngineTls, is_tls_alert, tls_problem};
+use pointsman_workers::{EngineTls, InFlight, is_tls_alert, tls_problem};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{
@@ -39,6 +39,9 @@ pub(super) struct Connection {
     verified: Option<Verified>,
     /// The engine has answered a call.
     answered: bool,
+    /// The call that the worker owes the bytes of an answer to. It is here and not in the body, which is
+    /// moved.
+    pub(super) call: Option<InFlight>,
 }
 
 /// The head of an answer, and the bytes of its body that arrived with it.
@@ -69,7 +72,7 @@ impl Connection {
     /// Connects.
     pub(super) async fn open(to: &Destination, parts: Parts<'_>, tls: &EngineTls) -> io::Result<Box<Self>> {
         let (stream, verified) = stream::open(to, parts, tls).await?;
-        Ok(Box::new(Self { stream, origin: parts.origin.into(), verified, answered: false }))
+        Ok(Box::new(Self { stream, origin: parts.origin.into(), verified, answered: false, call: None }))
     }
 
     /// Whether a new connection would be verified with the same.

@@ -123,6 +123,11 @@ pub(super) fn eligible_rows(
     if search.saw_failing {
         search.fill_failing(rows);
     }
+    // A retry waits for no worker that others wait for in vain, and a busy worker is about to be free.
+    let is_last = !search.saw_busy && search.paused.is_none() && query.tried.is_empty();
+    if rows.is_empty() && search.saw_stuck && is_last {
+        search.fill_stuck(rows);
+    }
     match (rows.is_empty(), search.saw_busy, search.paused) {
         (false, ..) => Ok(()),
         (true, true, _) => Err(RouteError::AllBusy(query.leg)),
@@ -224,6 +229,7 @@ fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -
         // A probe asks the worker whether it refuses.
         Some(Ineligible::Paused) if query.probe => None,
         Some(Ineligible::Paused) => candidate.worker.pause().map(Refused::Paused),
+        Some(Ineligible::Stuck) => Some(Refused::Stuck),
         Some(other) => Some(Refused::Other(phrase(other))),
     }
 }
@@ -244,6 +250,7 @@ enum Refused {
     Busy(Phrase),
     Paused(Pause),
     Failing,
+    Stuck,
     Other(Phrase),
 }
 
@@ -252,6 +259,7 @@ impl Refused {
         match self {
             Self::Failing => phrase(Ineligible::Failing),
             Self::Paused(_) => phrase(Ineligible::Paused),
+            Self::Stuck => phrase(Ineligible::Stuck),
             Self::Busy(reason) | Self::Other(reason) => reason,
         }
     }

@@ -17,6 +17,7 @@ pub(super) fn phrase(reason: Ineligible) -> Phrase {
         Ineligible::Draining => ("is draining", "are draining"),
         Ineligible::Failing => ("is failing", "are failing"),
         Ineligible::Paused => ("refuses more work for now", "refuse more work for now"),
+        Ineligible::Stuck => ("makes no progress", "make no progress"),
         Ineligible::AtCapacity => ("is busy", "are busy"),
     }
 }

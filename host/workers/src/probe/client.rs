@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, ResolveServerName};
 use hyper_util::{
     client::legacy::{Client, ResponseFuture, connect::HttpConnector},
@@ -23,10 +23,11 @@ use crate::{
 /// workers open many at once.
 const MAX_IDLE: usize = 2;
 
-type Plain = Client<HttpConnector, Empty<Bytes>>;
-type Secure = Client<HttpsConnector<HttpConnector>, Empty<Bytes>>;
+type Plain = Client<HttpConnector, Full<Bytes>>;
+type Secure = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// Makes the clients of workers.
+#[derive(Clone)]
 pub(super) struct Clients {
     plain: Plain,
     tls: Arc<EngineTls>,
@@ -56,6 +57,17 @@ pub(super) enum Response {
     Failed(String),
     /// This host has no descriptor or port left, which says nothing about the worker.
     Shortage(String),
+}
+
+/// Result of a request that makes the engine work.
+pub(super) enum Posted {
+    Ok,
+    /// Status 404, 405 or 501.
+    Absent,
+    /// Any other status below 500.
+    Refused,
+    /// Another status, an error, or no answer.
+    Failed,
 }
 
 impl Response {
@@ -99,7 +111,8 @@ impl ProbeClient {
         max_body: usize,
         limit: Duration,
     ) -> Response {
-        match tokio::time::timeout(limit, self.call(url, key, max_body)).await {
+        let call = self.call((Method::GET, url), key, Bytes::new(), max_body);
+        match tokio::time::timeout(limit, call).await {
             Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
             Ok(Ok((
                 StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
@@ -111,24 +124,50 @@ impl ProbeClient {
         }
     }
 
-    async fn call(
+    /// Sends POST with a JSON body and the worker's key, and reads an answer of at most `max_body` bytes
+    /// within `limit`.
+    pub(super) async fn post(
         &self,
         url: &str,
         key: Option<&str>,
+        body: Bytes,
+        (max_body, limit): (usize, Duration),
+    ) -> Posted {
+        match tokio::time::timeout(limit, self.call((Method::POST, url), key, body, max_body)).await {
+            Ok(Ok((status, _))) if status.is_success() => Posted::Ok,
+            Ok(Ok((
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                _,
+            ))) => Posted::Absent,
+            Ok(Ok((status, _))) if !status.is_server_error() => Posted::Refused,
+            Ok(_) | Err(_) => Posted::Failed,
+        }
+    }
+
+    async fn call(
+        &self,
+        (method, url): (Method, &str),
+        key: Option<&str>,
+        body: Bytes,
         max_body: usize,
     ) -> Result<(StatusCode, Bytes), Response> {
-        let failed = |problem: String| Response::Failed(format!("GET {url}: {problem}"));
-        let mut request = Request::builder().method(Method::GET).uri(url);
+        let at = format!("{method} {url}");
+        let failed = |problem: String| Response::Failed(format!("{at}: {problem}"));
+        let mut request = Request::builder().uri(url);
+        if method == Method::POST {
+            request = request.header(http::header::CONTENT_TYPE, "application/json");
+        }
+        request = request.method(method);
         if let Some(key) = key {
             request = request.header(http::header::AUTHORIZATION, format!("Bearer {key}"));
         }
-        let request = request.body(Empty::new()).map_err(|error| Response::Failed(error.to_string()))?;
+        let request = request.body(Full::new(body)).map_err(|error| Response::Failed(error.to_string()))?;
         let response = self.request(request).map_err(failed)?.await.map_err(|error| {
             if is_local_shortage(&error) {
-                return Response::Shortage(format!("GET {url}: {error}"));
+                return Response::Shortage(format!("{at}: {error}"));
             }
             if is_refused(&error) {
-                return Response::Refused(format!("GET {url}: connection refused"));
+                return Response::Refused(format!("{at}: connection refused"));
             }
             failed(tls_problem(&error).unwrap_or_else(|| error.to_string()))
         })?;
@@ -137,7 +176,7 @@ impl ProbeClient {
         body.map(|body| (status, body.to_bytes())).map_err(|error| failed(error.to_string()))
     }
 
-    fn request(&self, request: Request<Empty<Bytes>>) -> Result<ResponseFuture, String> {
+    fn request(&self, request: Request<Full<Bytes>>) -> Result<ResponseFuture, String> {
         match self {
             Self::Plain(client) => Ok(client.request(request)),
             Self::Tls { tls, server_name, current } => {

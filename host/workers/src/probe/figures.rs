@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::exposition::{Sample, samples};
-use crate::worker::EngineProgress;
+use crate::activity::{EngineProgress, EngineSigns};
 
 /// Names of the gauges, the preferred ones first: engines renamed some, and a version may have both. A colon
 /// stands for a colon or an underscore, and Ray puts `ray_` in front.
@@ -52,6 +52,13 @@ impl Figures {
     /// Returns whether any load figure is known.
     pub(super) fn has_load(&self) -> bool {
         self.running.is_some() || self.waiting.is_some() || self.kv_usage.is_some()
+    }
+
+    /// Returns the figures that move while the engine works; `None`: it tells none.
+    pub(super) fn signs(&self) -> Option<EngineSigns> {
+        let Self { progress, kv_usage, .. } = *self;
+        let is_running = self.running.is_some_and(|running| running > 0);
+        (progress.is_known() || self.has_load()).then_some(EngineSigns { progress, kv_usage, is_running })
     }
 
     /// Returns whether these are figures of another process than the `earlier` ones: it started or made its

@@ -100,6 +100,8 @@ mod tests {
             health_timeout: long,
             load_interval: Duration::ZERO,
             max_per_second: 1_000,
+            wedge_after: Duration::ZERO,
+            look_interval: Duration::from_secs(1),
         };
         let worker = Worker::new(WorkerSpec::parse_flag("role=decode,engine=vllm,url=http://a:1").unwrap());
         let mut checks = HealthChecks::default();

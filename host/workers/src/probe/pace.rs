@@ -97,6 +97,8 @@ mod tests {
             health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
             max_per_second: 1_500,
+            wedge_after: Duration::ZERO,
+            look_interval: Duration::from_secs(1),
         };
         let both = |interval: u64, load_interval: u64| Pace {
             interval: Duration::from_secs(interval),
@@ -123,6 +125,8 @@ mod tests {
             health_timeout: Duration::from_secs(5),
             load_interval: Duration::from_secs(5),
             max_per_second: 1_000,
+            wedge_after: Duration::ZERO,
+            look_interval: Duration::from_secs(1),
         };
         // B5.10
         let interval = |failing| config.interval_of_failing(Duration::from_millis(500), failing);

@@ -26,6 +26,7 @@ impl Probe {
         let read = match self.get(path).await {
             Response::Absent => {
                 self.load_path = None;
+                self.worker.note_signs(None);
                 return self.worker.set_engine_load(None);
             }
             answer => answer.body().ok().flatten().map(|body| figures(&body)),
@@ -41,6 +42,7 @@ impl Probe {
         }
         self.load_failures += 1;
         if self.load_failures >= MAX_LOAD_FAILURES {
+            self.worker.note_signs(None);
             self.worker.set_engine_load(None);
         }
     }
@@ -52,7 +54,7 @@ impl Probe {
             self.process_ended("another start");
             self.worker.note_restart();
         }
-        self.worker.set_engine_progress(figures.progress);
+        self.worker.note_signs(figures.signs());
         if self.worker.set_asleep(figures.asleep) {
             self.log(if figures.asleep { "asleep" } else { "awake" }, "");
             if figures.asleep {
@@ -80,5 +82,6 @@ impl Probe {
     fn forget_process(&self) {
         self.index.forget_records(self.worker.id());
         self.worker.set_engine_load(None);
+        self.worker.activity().forget();
     }
 }

@@ -88,6 +88,8 @@ async fn test_worker(owner: &'static str) -> TestWorker {
         health_timeout: Duration::from_millis(500),
         load_interval: Duration::from_millis(10),
         max_per_second: 1_500,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     let receiver = watch::channel(config).1;
     Prober::start(registry.clone(), index.clone(), receiver, Arc::default(), tasks, stop.clone());
@@ -167,6 +169,8 @@ async fn b4_a_removed_worker_s_task_ends() {
         health_timeout: Duration::from_millis(100),
         load_interval: Duration::ZERO,
         max_per_second: 1_500,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(
         registry.clone(),
@@ -223,6 +227,8 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
         health_timeout: Duration::from_secs(10),
         load_interval: Duration::ZERO,
         max_per_second: u32::MAX,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(
         registry.clone(),
@@ -265,6 +271,8 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
         health_timeout: Duration::from_secs(10),
         load_interval: Duration::ZERO,
         max_per_second: 100,
+        wedge_after: Duration::ZERO,
+        look_interval: Duration::from_secs(1),
     };
     Prober::start(
         registry.clone(),

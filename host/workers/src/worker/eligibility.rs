@@ -22,6 +22,8 @@ pub enum Ineligible {
     Failing,
     /// Its engine refused a request because it has too much to do, and the pause has not ended.
     Paused,
+    /// Requests wait for it, and it makes no progress. It may be chosen if no other worker is left.
+    Stuck,
     /// It has reached its limit of concurrent requests.
     AtCapacity,
 }
@@ -43,6 +45,9 @@ impl Worker {
         }
         if self.draining() || self.leaving() {
             return Some(Ineligible::Draining);
+        }
+        if self.is_put_aside() {
+            return Some(Ineligible::Stuck);
         }
         let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
         let is_paused = self.pause().is_some();
@@ -96,6 +101,7 @@ impl Ineligible {
             Self::Draining => "draining",
             Self::Failing => "failing",
             Self::Paused => "paused",
+            Self::Stuck => "stuck",
             Self::AtCapacity => "at_capacity",
         }
     }
@@ -126,6 +132,7 @@ mod tests {
         Refusal(bool),
         Answered,
         Timeout,
+        PutAside(bool),
         Later,
     }
 
@@ -141,6 +148,7 @@ mod tests {
             any::<bool>().prop_map(Change::Refusal),
             Just(Change::Answered),
             Just(Change::Timeout),
+            any::<bool>().prop_map(Change::PutAside),
             Just(Change::Later),
         ]
     }
@@ -160,6 +168,7 @@ mod tests {
                 }
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
+                Self::PutAside(on) => _ = worker.set_put_aside(on),
                 Self::Later => tokio::time::advance(Duration::from_secs(1)).await,
             }
         }

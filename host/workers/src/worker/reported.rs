@@ -8,41 +8,6 @@ use crate::{
     facts::{Contradiction, EngineFacts},
 };
 
-/// How much an engine has done since its process began; `None` where it does not tell. An engine that makes
-/// progress raises one of these.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineProgress {
-    /// Prompt tokens of requests.
-    pub prompt_tokens: Option<u64>,
-    /// Generated tokens.
-    pub generation_tokens: Option<u64>,
-    /// Requests that ended.
-    pub finished_requests: Option<u64>,
-    /// Tokens that steps processed. Of SGLang, which counts the ones above when a request ends.
-    pub step_tokens: Option<u64>,
-}
-
-impl EngineProgress {
-    fn all(&self) -> [Option<u64>; 4] {
-        [self.prompt_tokens, self.generation_tokens, self.finished_requests, self.step_tokens]
-    }
-
-    /// Returns whether the engine tells any of the figures.
-    #[must_use]
-    pub fn is_known(&self) -> bool {
-        self.all().iter().any(Option::is_some)
-    }
-
-    /// Returns whether a figure is lower than it was: the engine has begun to count again.
-    #[must_use]
-    pub fn is_behind(&self, earlier: &Self) -> bool {
-        self.all()
-            .into_iter()
-            .zip(earlier.all())
-            .any(|(now, before)| now.zip(before).is_some_and(|(now, before)| now < before))
-    }
-}
-
 impl Worker {
     /// Returns the number of KV blocks of a rank: as configured, otherwise as the engine reports.
     #[must_use]
@@ -94,17 +59,6 @@ impl Worker {
     /// Stores the engine's load figures, `None` when they are not known any more.
     pub fn set_engine_load(&self, load: Option<EngineLoad>) {
         self.ranks.iter().for_each(|rank| rank.view().set_engine_load(load));
-    }
-
-    /// Returns how much the engine has done, as it last told.
-    #[must_use]
-    pub fn engine_progress(&self) -> EngineProgress {
-        *self.progress.lock()
-    }
-
-    /// Stores how much the engine has done.
-    pub fn set_engine_progress(&self, progress: EngineProgress) {
-        *self.progress.lock() = progress;
     }
 
     /// Returns whether the engine sleeps: it lives, and serves no request until it is woken.

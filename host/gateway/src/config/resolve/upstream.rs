@@ -15,7 +15,7 @@ impl Problems {
     }
 
     pub(super) fn probe(&mut self, probe: &Probe) -> ProbeSettings {
-        let Probe { interval, timeout, health_timeout, load_interval, max_per_second } = *probe;
+        let Probe { interval, timeout, health_timeout, load_interval, max_per_second, wedge_after } = *probe;
         if max_per_second == 0 {
             self.add("probe.max_per_second", "`0` would never check a worker: expected 1 or more");
         }
@@ -25,6 +25,7 @@ impl Problems {
             health_timeout: self.limit("probe.health_timeout", health_timeout),
             load_interval,
             max_per_second,
+            wedge_after,
         }
     }
 }

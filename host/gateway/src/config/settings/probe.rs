@@ -15,5 +15,7 @@ settings! {
         "probe.load_interval" load_interval: Duration,
         /// Most requests of probes to all workers together each second.
         "probe.max_per_second" max_per_second: u32,
+        /// How long requests may wait for a worker that makes no progress; 0: for ever.
+        "probe.wedge_after" wedge_after: Duration,
     }
 }

@@ -97,7 +97,7 @@ impl Body for Answer {
             Content::Relayed(relay) => {
                 let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
                 if blocked {
-                    running.expire_bookings();
+                    running.not_read();
                     return Poll::Pending;
                 }
                 if this.burst >= MAX_BURST {

@@ -41,7 +41,10 @@ impl Relay {
     }
 
     /// Releases bookings that expired while the client does not read. Its connection ends at the deadline.
-    pub(super) fn expire_bookings(&mut self) {
+    pub(super) fn not_read(&mut self) {
+        if let Some(incoming) = &mut self.incoming {
+            incoming.rest();
+        }
         if self.drive.stale_at().is_some_and(|stale| Instant::now() >= stale) {
             self.drive.expire();
         }

@@ -2,7 +2,7 @@
 //! behind `[DONE]`.
 
 use pointsman_orchestration::Event;
-use pointsman_workers::Candidate;
+use pointsman_workers::Worker;
 use tokio::time::{Duration, Instant};
 
 use super::Relay;
@@ -15,6 +15,8 @@ use crate::{
 const END_GRACE: Duration = Duration::from_secs(1);
 /// How often a stream without an event checks whether its worker is down.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
+/// What the client of a silent stream gets: a comment, which every parser of events skips.
+const COMMENT: &[u8] = b": waiting for the engine\n\n";
 
 impl Relay {
     /// Returns when time has to be looked at next. An event moves none of these moments to an earlier time,
@@ -22,8 +24,13 @@ impl Relay {
     pub(super) fn next_moment(&self) -> Instant {
         let deadline = self.drive.deadline;
         let bounded = self.drive.stale_at().map_or(deadline, |stale| stale.min(deadline));
+        let bounded = self.comment_at().map_or(bounded, |at| at.min(bounded));
         match self.silent_at() {
-            Some(at) if self.begun => bounded.min(at),
+            Some(at) if self.begun => {
+                // The engine's figures are read before they decide.
+                let half = self.drive.state.settings.leg_timeouts.pause().half(self.event_at);
+                if half > Instant::now() { bounded.min(at).min(half) } else { bounded.min(at) }
+            }
             Some(at) => bounded.min(at).min(Instant::now() + HEALTH_INTERVAL),
             None => bounded,
         }
@@ -33,6 +40,7 @@ impl Relay {
     pub(super) fn time_passed(&mut self) {
         let now = Instant::now();
         if now >= self.drive.deadline {
+            self.drive.note_deadline(self.incoming.as_ref().map(|_| self.event_at));
             self.report(Event::Deadline);
             if !self.over {
                 let next = self.next_moment();
@@ -49,8 +57,28 @@ impl Relay {
         if self.drive.stale_at().is_some_and(|stale| now >= stale) {
             self.drive.expire();
         }
+        if self.comment_at().is_some_and(|at| now >= at) {
+            self.commented_at = now;
+            self.out.extend_from_slice(COMMENT);
+        }
+        if self.begun && now >= self.drive.state.settings.leg_timeouts.pause().half(self.event_at) {
+            self.worker().inspect(|worker| worker.read_figures());
+        }
         let next = self.next_moment();
         self.timer.as_mut().reset(next);
+    }
+
+    /// When the client gets a comment unless an event comes. Events that are held back stay behind it.
+    fn comment_at(&self) -> Option<Instant> {
+        let every = self.drive.state.settings.leg_timeouts.stream_comment;
+        let has_all = self.detached || (self.closed && self.held.is_none());
+        let waits = !self.over && !has_all && !every.is_zero() && !self.drive.gone.is_cancelled();
+        waits.then(|| self.event_at.max(self.commented_at) + every)
+    }
+
+    /// The worker whose answer is relayed.
+    fn worker(&self) -> Option<&Worker> {
+        self.drive.decode.candidate.as_ref().map(|candidate| &*candidate.worker)
     }
 
     /// Waits no longer than a moment for the end of the body: then its connection can serve another call.
@@ -87,16 +115,12 @@ impl Relay {
 
     /// Tells the worker that it answered.
     pub(super) fn note_answered(&self) {
-        if let Some(candidate) = &self.drive.decode.candidate {
-            candidate.worker.note_answered();
-        }
+        self.worker().inspect(|worker| worker.note_answered());
     }
 
     /// Returns why the engine is given up, if it is.
     fn lost(&self, now: Instant) -> Option<CallError> {
-        let is_down = |candidate: &Candidate| candidate.worker.is_down();
-        if !self.begun && self.incoming.is_some() && self.drive.decode.candidate.as_ref().is_some_and(is_down)
-        {
+        if !self.begun && self.incoming.is_some() && self.worker().is_some_and(Worker::is_down) {
             return Some(CallError::Down);
         }
         if now < self.silent_at()? {
@@ -104,7 +128,7 @@ impl Relay {
         }
         let limits = &self.drive.state.settings.leg_timeouts;
         Some(CallError::Timeout(if self.begun {
-            Silence { what: "next event of the stream", key: "event_idle", limit: limits.event_idle }
+            limits.pause().silence("next event of the stream", self.event_at, now)
         } else {
             Silence { what: "first event of the stream", key: "head", limit: limits.head }
         }))
@@ -118,7 +142,7 @@ impl Relay {
             return Some(self.event_at + END_GRACE);
         }
         if self.begun {
-            return Some(self.event_at + limits.event_idle);
+            return Some(limits.pause().end(self.event_at, self.worker()));
         }
         // The prefill leg has a limit of its own.
         (!self.drive.prefill_runs()).then(|| self.event_at + limits.head)

@@ -16,11 +16,13 @@ pub(super) struct Search<'a> {
     pub(super) paused: Option<Pause>,
     /// Whether a candidate was only left out because its last requests failed.
     pub(super) saw_failing: bool,
+    /// Whether a candidate was only left out because it makes no progress.
+    pub(super) saw_stuck: bool,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(query: &'a Query<'a>, thresholds: BusyThresholds, pool: &'a Pool) -> Self {
-        Self { query, thresholds, pool, saw_busy: false, paused: None, saw_failing: false }
+        Self { query, thresholds, pool, saw_busy: false, paused: None, saw_failing: false, saw_stuck: false }
     }
 
     /// Fills `rows`, which are empty, with the eligible candidates.
@@ -64,12 +66,21 @@ impl<'a> Search<'a> {
     /// Fills `rows` with the candidates whose last requests failed, when no other is left: one of them may
     /// have recovered, so they are tried rather than the request refused.
     pub(super) fn fill_failing(&self, rows: &mut Vec<u32>) {
-        let is_failing = |candidate: &Candidate| {
+        self.fill_refused(rows, |refused| matches!(refused, Refused::Failing));
+    }
+
+    /// As [`Search::fill_failing`], with the candidates that make no progress.
+    pub(super) fn fill_stuck(&self, rows: &mut Vec<u32>) {
+        self.fill_refused(rows, |refused| matches!(refused, Refused::Stuck));
+    }
+
+    fn fill_refused(&self, rows: &mut Vec<u32>, is_meant: impl Fn(Refused) -> bool) {
+        let is_meant = |candidate: &Candidate| {
             let reason = || ineligible(self.query, &self.thresholds, candidate);
-            !self.was_tried(candidate) && matches!(reason(), Some(Refused::Failing))
+            !self.was_tried(candidate) && reason().is_some_and(&is_meant)
         };
-        let failing = (0_u32..).zip(self.pool).filter(|(_, candidate)| is_failing(candidate));
-        rows.extend(failing.map(|(row, _)| row));
+        let meant = (0_u32..).zip(self.pool).filter(|(_, candidate)| is_meant(candidate));
+        rows.extend(meant.map(|(row, _)| row));
     }
 
     /// Asks a candidate, and notes why it may not serve.
@@ -83,6 +94,7 @@ impl<'a> Search<'a> {
             Some(Refused::Busy(_)) => self.saw_busy = true,
             Some(Refused::Paused(pause)) => self.paused = Some(shorter(self.paused, pause)),
             Some(Refused::Failing) => self.saw_failing = true,
+            Some(Refused::Stuck) => self.saw_stuck = true,
             Some(Refused::Other(_)) => {}
         }
         false

@@ -391,6 +391,8 @@ fn rows() -> Vec<Row> {
         row("timeouts.prefill_head", "'7s'", settings),
         row("timeouts.whole_head", "'7s'", settings),
         row("timeouts.event_idle", "'7s'", settings),
+        row("timeouts.event_idle_max", "'7s'", settings),
+        row("timeouts.stream_comment", "'7s'", settings),
         row("timeouts.abort", "'7s'", settings),
         row("upstream.idle_timeout", "'7s'", settings),
         row("upstream.idle_connections", "7", settings),
@@ -406,6 +408,7 @@ fn rows() -> Vec<Row> {
         row("probe.health_timeout", "'7s'", probe),
         row("probe.load_interval", "'7s'", probe),
         row("probe.max_per_second", "7", probe),
+        row("probe.wedge_after", "'7s'", probe),
         row("models.*.tokenizer", "'engine'", tokens),
         Row("models.*.tokenizer_timeout", "models.m.tokenizer = 'engine'", "'7s'".to_owned(), tokens),
         Row("models.*.tokenizer_cache_bytes", "models.m.tokenizer = 'engine'", "0".to_owned(), tokens),
@@ -633,7 +636,7 @@ impl Reloading {
         std::fs::write(&path, toml::to_string(&base()).unwrap()).unwrap();
         let read = move || Ok(Config::load(Some(&path), &Environment::default(), |_| {})?);
         let settings = read().and_then(|config: Config| Ok(config.resolve()?)).unwrap();
-        let (probe, _) = watch::channel(probe_config(&settings.reloadable.probe));
+        let (probe, _) = watch::channel(probe_config(&settings.reloadable));
         let source = ConfigSource { path: None, read: Arc::new(read) };
         Self {
             shared: SharedState::new(build(&Config::default(), settings, Some(source), probe).unwrap()),

@@ -1,0 +1,91 @@
+//! Keeps the booking of an answer that is not streamed up to its estimated progress (F4.10).
+
+use pointsman_workers::{Booking, Estimate, Leg};
+use tokio::time::{Duration, Instant};
+
+use super::Drive;
+use crate::{openai::request::Request, telemetry::metrics::Metrics};
+
+/// The estimate of the answer that is awaited.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WholeEstimate {
+    estimate: Estimate,
+    computes_prompt: bool,
+    /// When the worker began; `None`: it waits for the prefill worker.
+    from: Option<Instant>,
+    /// When the estimate changes next.
+    due: Option<Instant>,
+}
+
+impl WholeEstimate {
+    /// Estimates the answer to `request`, which a worker begins at `from`.
+    pub(super) fn new(booking: &Booking, request: &Request, leg: Leg, from: Option<Instant>) -> Self {
+        let computes_prompt = leg != Leg::Decode;
+        let sequences = if request.endpoint.generates() { request.items() } else { 0 };
+        let estimate = booking.estimate(computes_prompt, sequences, request.max_tokens);
+        let mut whole = Self { estimate, computes_prompt, from: None, due: None };
+        if let Some(from) = from {
+            whole.begins(from);
+        }
+        whole
+    }
+
+    /// The worker begins at `from`.
+    pub(super) fn begins(&mut self, from: Instant) {
+        if self.from.is_none() {
+            self.from = Some(from);
+            self.due = self.estimate.next(Duration::ZERO).map(|next| from + next);
+        }
+    }
+
+    /// Returns when the booking has to be brought up to date.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Brings the booking up to date.
+    pub(super) fn advance(&mut self, booking: &mut Booking) {
+        let Some(from) = self.from else { return };
+        let elapsed = from.elapsed();
+        booking.advance(&self.estimate, elapsed);
+        self.due = self.estimate.next(elapsed).map(|next| from + next);
+    }
+
+    /// The answer came, with so many tokens if its engine told.
+    pub(super) fn ended(&self, booking: &Booking, tokens: Option<u32>, metrics: &Metrics) {
+        if let (Some(from), Some(tokens)) = (self.from, tokens) {
+            let error = booking.answered(&self.estimate, from.elapsed(), self.computes_prompt, tokens);
+            metrics.whole_estimate_errors.observe(error);
+        }
+    }
+}
+
+impl Drive {
+    /// Returns when the booking of an answer that is not streamed has to be brought up to date.
+    pub(super) fn estimate_due(&self) -> Option<Instant> {
+        self.decode.booking.as_ref()?;
+        self.estimate.as_ref()?.due()
+    }
+
+    /// Brings the booking up to the estimated progress.
+    pub(super) fn advance_estimate(&mut self) {
+        if let (Some(estimate), Some(booking)) = (&mut self.estimate, &mut self.decode.booking) {
+            estimate.advance(booking);
+        }
+    }
+
+    /// The prefill worker is done, so that the other one begins.
+    pub(super) fn estimate_begins(&mut self) {
+        if let Some(estimate) = &mut self.estimate {
+            estimate.begins(Instant::now());
+        }
+    }
+
+    /// Corrects the booking by the answer.
+    pub(super) fn estimate_ends(&mut self, tokens: Option<u32>) {
+        if let (Some(estimate), Some(booking)) = (self.estimate.take(), &mut self.decode.booking) {
+            estimate.ended(booking, tokens, &self.state.metrics);
+            tokens.map(|tokens| booking.output_tokens(tokens));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! How long an engine may pause within an answer.
+
+use pointsman_workers::Worker;
+use tokio::time::{Duration, Instant};
+
+use super::Silence;
+
+/// Limits of a pause. A worker that makes progress may pause for longer: it may hold back a tool call, or
+/// serve others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PauseLimits {
+    /// Of a pause in which the worker makes no progress.
+    pub(crate) idle: Duration,
+    /// Of every pause, if it is more.
+    pub(crate) most: Duration,
+}
+
+impl PauseLimits {
+    /// Returns when a pause has to end that began at `from`, as far as is known now.
+    pub(crate) fn end(self, from: Instant, worker: Option<&Worker>) -> Instant {
+        let quiet = worker.map_or(from, |worker| worker.alive_at().max(from));
+        (quiet + self.idle).min(from + self.most.max(self.idle))
+    }
+
+    /// Returns when the engine's figures should be read, so that the end is judged by new ones.
+    pub(crate) fn half(self, from: Instant) -> Instant {
+        from + self.idle / 2
+    }
+
+    /// Says what was not sent before the end.
+    pub(crate) fn silence(self, what: &'static str, from: Instant, now: Instant) -> Silence {
+        if self.most > self.idle && now >= from + self.most {
+            return Silence { what, key: "event_idle_max", limit: self.most };
+        }
+        Silence { what, key: "event_idle", limit: self.idle }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::WorkerSpec;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_ends_without_progress_and_always_at_its_bound() {
+        let second = Duration::from_secs(1);
+        let limits = PauseLimits { idle: 60 * second, most: 360 * second };
+        let worker =
+            Worker::new(WorkerSpec::parse_flag("role=aggregated,engine=vllm,url=http://a:1").unwrap());
+        tokio::time::advance(100 * second).await;
+        let from = Instant::now();
+        assert_eq!(limits.end(from, Some(&worker)), from + 60 * second, "what was before does not count");
+        assert_eq!(limits.end(from, None), from + 60 * second);
+        let key = |after: u32| limits.silence("event", from, from + second * after).key;
+        assert_eq!((key(60), key(359), key(360)), ("event_idle", "event_idle", "event_idle_max"));
+        let longer = PauseLimits { idle: 600 * second, ..limits };
+        assert_eq!(longer.end(from, None), from + 600 * second, "a longer event_idle stays as it is");
+        assert_eq!(longer.silence("event", from, from + 600 * second).key, "event_idle");
+    }
+}

@@ -1,0 +1,45 @@
+//! What an engine tells of its work.
+
+/// How much an engine has done since its process began; `None` where it does not tell. An engine that makes
+/// progress raises one of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct EngineProgress {
+    /// Prompt tokens of requests.
+    pub(crate) prompt_tokens: Option<u64>,
+    /// Generated tokens.
+    pub(crate) generation_tokens: Option<u64>,
+    /// Requests that ended.
+    pub(crate) finished_requests: Option<u64>,
+    /// Tokens that steps processed. Of SGLang, which counts the ones above when a request ends.
+    pub(crate) step_tokens: Option<u64>,
+}
+
+impl EngineProgress {
+    fn all(&self) -> [Option<u64>; 4] {
+        [self.prompt_tokens, self.generation_tokens, self.finished_requests, self.step_tokens]
+    }
+
+    /// Returns whether the engine tells any of the figures.
+    pub(crate) fn is_known(&self) -> bool {
+        self.all().iter().any(Option::is_some)
+    }
+
+    /// Returns whether a figure is lower than it was: the engine has begun to count again.
+    pub(crate) fn is_behind(&self, earlier: &Self) -> bool {
+        self.all()
+            .into_iter()
+            .zip(earlier.all())
+            .any(|(now, before)| now.zip(before).is_some_and(|(now, before)| now < before))
+    }
+}
+
+/// The figures of an engine that move while it works.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct EngineSigns {
+    /// What it has done.
+    pub(crate) progress: EngineProgress,
+    /// Use of the KV cache, a share. It moves during a long prefill.
+    pub(crate) kv_usage: Option<f32>,
+    /// Whether requests run.
+    pub(crate) is_running: bool,
+}

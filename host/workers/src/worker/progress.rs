@@ -1,0 +1,93 @@
+//! Whether a worker makes progress, and what follows when it does not.
+
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+
+use super::Worker;
+use crate::{
+    activity::{Activity, EngineSigns, Stuck},
+    id::WorkerId,
+};
+
+impl Worker {
+    pub(crate) fn activity(&self) -> &Activity {
+        &self.activity
+    }
+
+    /// Returns why and since when the worker is stuck; `None` if it is not.
+    #[must_use]
+    pub fn stuck(&self) -> Option<Stuck> {
+        self.activity.stuck()
+    }
+
+    /// Returns whether the worker is left out because it is stuck. The last eligible worker of a pool and
+    /// more than half of one are not.
+    #[must_use]
+    pub fn is_put_aside(&self) -> bool {
+        self.put_aside.load(Ordering::Acquire)
+    }
+
+    /// Leaves the worker out, or takes it back. Returns true if that changed.
+    pub(crate) fn set_put_aside(&self, aside: bool) -> bool {
+        let changed = self.put_aside.swap(aside, Ordering::AcqRel) != aside;
+        if changed {
+            self.tell_ranks();
+        }
+        changed
+    }
+
+    /// Returns how often the worker was put aside.
+    #[must_use]
+    pub fn times_put_aside(&self) -> u64 {
+        self.activity.times_put_aside()
+    }
+
+    /// Returns when the worker last made progress: it sent a byte of an answer or a KV event, or a figure of
+    /// its engine moved.
+    #[must_use]
+    pub fn alive_at(&self) -> Instant {
+        self.activity.alive_at()
+    }
+
+    /// Reports that the worker gave a sign of progress.
+    pub fn hear(&self) {
+        self.activity.hear();
+    }
+
+    /// Reports that the deadline of a request passed while the worker owed it an answer.
+    pub fn note_deadline(&self, request: u64) {
+        self.activity.note_deadline(request);
+    }
+
+    /// Reports that a handoff to or from `partner` was not finished when a deadline passed.
+    pub fn note_handoff_late(&self, request: u64, partner: WorkerId) {
+        self.activity.note_handoff_late(request, partner);
+    }
+
+    /// Reports that a handoff finished.
+    pub fn note_handoff_done(&self) {
+        self.activity.note_handoff_done();
+    }
+
+    /// Takes a reading of the engine's figures; `None`: they are not known any more.
+    pub(crate) fn note_signs(&self, signs: Option<EngineSigns>) {
+        self.activity.read(signs);
+    }
+
+    /// Lets one request at a time try the worker until one is answered.
+    pub(crate) fn put_on_trial(&self) {
+        self.suspect.store(true, Ordering::Release);
+        self.tell_ranks();
+    }
+
+    /// Has the engine's figures read at once.
+    pub fn read_figures(&self) {
+        self.read_now.notify_one();
+    }
+
+    /// Resolves when the engine's figures have to be read at once.
+    pub(crate) async fn reading_requested(&self) {
+        self.read_now.notified().await;
+    }
+}

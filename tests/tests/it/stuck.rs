@@ -1,0 +1,311 @@
+//! Workers whose health is good and whose requests hang: they are told from slow ones by their progress, and
+//! left out until they answer the gateway's own request. Streams that are silent while their engine works.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use pointsman_gateway::config::Config;
+use pointsman_sim::{Dialect, Fault, FaultKind, Role};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{chunk, json, status, stream_head},
+};
+use pointsman_workers::{Ineligible, StuckBy, Worker, WorkerId, WorkerSpec};
+use serde_json::Value;
+use tokio::time::Instant;
+
+const COMPLETIONS: &str = "/v1/completions";
+const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+const MS: Duration = Duration::from_millis(1);
+
+/// What a vLLM engine does; changed while it runs.
+#[derive(Default)]
+struct Behaviour {
+    /// Completions are never answered.
+    hangs: AtomicBool,
+    /// Generated tokens; `u64::MAX`: the engine does not tell.
+    tokens: AtomicU64,
+    /// Each reading of the metrics shows more tokens.
+    works: AtomicBool,
+}
+
+fn metrics(behaviour: &Behaviour) -> Vec<u8> {
+    let added = u64::from(behaviour.works.load(Ordering::Relaxed));
+    let running = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n";
+    let text = match behaviour.tokens.load(Ordering::Relaxed) {
+        u64::MAX => running.to_owned(),
+        _ => {
+            let tokens = behaviour.tokens.fetch_add(added, Ordering::Relaxed);
+            format!("{running}vllm:generation_tokens_total{{engine=\"0\"}} {tokens}.0\n")
+        }
+    };
+    format!("HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\n\r\n{text}", text.len())
+        .into()
+}
+
+fn event(text: &str, finish: &str) -> Vec<u8> {
+    let choice = format!(r#"{{"index":0,"text":"{text}","finish_reason":{finish}}}"#);
+    chunk(format!("data: {{\"id\":\"x\",\"choices\":[{choice}]}}\n\n").as_bytes())
+}
+
+/// Answers probes as vLLM does, and generation requests with `acts`.
+async fn vllm(
+    behaviour: &Arc<Behaviour>,
+    acts: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static,
+) -> RawEngine {
+    let behaviour = behaviour.clone();
+    let script = move |request: &RawRequest| match request.line.as_str() {
+        "GET /health" => vec![Act::Send(json("{}"))],
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        "GET /metrics" => vec![Act::Send(metrics(&behaviour))],
+        line if line.starts_with("POST") && behaviour.hangs.load(Ordering::Relaxed) => vec![Act::Hang],
+        line if line.starts_with("POST") => acts(request),
+        _ => vec![Act::Send(status("404 Not Found", "{}"))],
+    };
+    RawEngine::start(script).await.unwrap()
+}
+
+fn answer(_: &RawRequest) -> Vec<Act> {
+    vec![Act::Send(json(r#"{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"stop"}]}"#))]
+}
+
+fn add(config: &mut Config, id: u64, engine: &RawEngine) {
+    let flag = format!("id={id},role=aggregated,engine=vllm,url=http://{}", engine.address);
+    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+}
+
+fn worker(cluster: &TestCluster, id: u64) -> Arc<Worker> {
+    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
+}
+
+async fn ask(cluster: &TestCluster, turn: u32) -> u16 {
+    let body = format!(r#"{{"model":"tiny","prompt":"turn {turn}","max_tokens":4}}"#);
+    cluster.client.post(COMPLETIONS, &[], body).await.unwrap().status.as_u16()
+}
+
+/// Two workers in turn, the second of which may hang.
+async fn two_in_turn(
+    behaviour: &Arc<Behaviour>,
+    change: impl FnOnce(&mut Config),
+) -> (TestCluster, [RawEngine; 2]) {
+    let good = Arc::new(Behaviour { works: AtomicBool::new(true), ..Behaviour::default() });
+    let engines = [vllm(&good, answer).await, vllm(behaviour, answer).await];
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.policies.slots = toml::from_str("[aggregated]\nnative = \"round-robin\"").unwrap();
+        config.probe.wedge_after = 500 * MS;
+        config.probe.load_interval = 50 * MS;
+        add(config, 1, &engines[0]);
+        add(config, 2, &engines[1]);
+        change(config);
+    });
+    (builder.start().await.unwrap(), engines)
+}
+
+#[tokio::test]
+async fn b7_a_worker_that_hangs_while_its_health_is_good_is_put_aside_and_comes_back() {
+    let behaviour = Arc::new(Behaviour::default());
+    let (cluster, engines) = two_in_turn(&behaviour, |_| {}).await;
+    for turn in 0..4 {
+        assert_eq!(ask(&cluster, turn).await, 200);
+    }
+    behaviour.hangs.store(true, Ordering::Relaxed);
+    let client = cluster.client.clone();
+    let waits = cluster.gateway.state().tracker.spawn(async move {
+        let ask = async |turn: u32| {
+            let body = format!(r#"{{"model":"tiny","prompt":"wait {turn}","max_tokens":4}}"#);
+            client.post(COMPLETIONS, &[], body).await
+        };
+        tokio::join!(ask(0), ask(1), ask(2), ask(3))
+    });
+    cluster.until("it is put aside", |cluster| worker(cluster, 2).is_put_aside()).await.unwrap();
+    let stuck = worker(&cluster, 2);
+    assert_eq!(stuck.ineligible(), Some(Ineligible::Stuck));
+    // B7.6
+    for turn in 0..16 {
+        assert_eq!(ask(&cluster, turn).await, 200, "turn {turn}");
+    }
+    let asked = |of: &str| engines[1].requests().iter().filter(|request| request.body.contains(of)).count();
+    assert!(asked("wait") >= 1 && engines[0].requests().len() >= 18);
+    // B7.8
+    let list = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    let shown = list["workers"].as_array().unwrap().iter().find(|worker| worker["id"] == 2).unwrap().clone();
+    assert_eq!(
+        (&shown["ineligible"], &shown["stuck"]["by"]),
+        (&"stuck".into(), &"silence".into()),
+        "{shown}"
+    );
+    assert_eq!(cluster.metric("pointsman_worker_stuck{worker=\"2\"").await.unwrap(), [1.0]);
+    assert_eq!(cluster.metric("pointsman_worker_times_put_aside_total{worker=\"2\"").await.unwrap(), [1.0]);
+    assert_eq!(cluster.metric("pointsman_worker_times_put_aside_total{worker=\"1\"").await.unwrap(), [0.0]);
+    // B7.4: of the gateway's own requests each asks for one token, and none is a client's.
+    cluster.until("it is probed", |_| asked("Hello") >= 1).await.unwrap();
+    behaviour.hangs.store(false, Ordering::Relaxed);
+    cluster.until("it is back", |cluster| worker(cluster, 2).ineligible().is_none()).await.unwrap();
+    assert!(engines[1].requests().iter().all(|request| {
+        let body: Value = serde_json::from_str(&request.body).unwrap();
+        body["prompt"] != "Hello" || (body["max_tokens"] == 1 && body.get("kv_transfer_params").is_none())
+    }));
+    waits.abort();
+    drop(waits);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
+    let behaviour = Arc::new(Behaviour::default());
+    let engine = vllm(&behaviour, answer).await;
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.probe.wedge_after = 200 * MS;
+        config.probe.load_interval = 50 * MS;
+        config.timeouts.whole_head = Duration::from_secs(2);
+        add(config, 1, &engine);
+    });
+    let cluster = builder.start().await.unwrap();
+    behaviour.hangs.store(true, Ordering::Relaxed);
+    let (hung, ()) = tokio::join!(ask(&cluster, 0), async {
+        cluster.until("it is stuck", |cluster| worker(cluster, 1).stuck().is_some()).await.unwrap();
+        behaviour.hangs.store(false, Ordering::Relaxed);
+        // B7.5
+        assert!(!worker(&cluster, 1).is_put_aside());
+        assert_eq!(ask(&cluster, 1).await, 200);
+    });
+    assert_eq!(hung, 504);
+    cluster.until("it answers", |cluster| worker(cluster, 1).stuck().is_none()).await.unwrap();
+    assert_eq!(worker(&cluster, 1).times_put_aside(), 0);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b7_an_engine_without_figures_is_stuck_after_three_deadlines_in_a_row() {
+    let behaviour = Arc::new(Behaviour { tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() });
+    let change = |config: &mut Config| {
+        config.timeouts.whole_head = 300 * MS;
+        config.routing.retries = 0;
+    };
+    let (cluster, engines) = two_in_turn(&behaviour, change).await;
+    behaviour.hangs.store(true, Ordering::Relaxed);
+    let (mut failed, mut turn) = (0, 0);
+    let end = Instant::now() + Duration::from_secs(20);
+    while worker(&cluster, 2).stuck().is_none() && Instant::now() < end {
+        failed += u32::from(ask(&cluster, turn).await == 504);
+        turn += 1;
+    }
+    // B7.3
+    assert_eq!((failed, worker(&cluster, 2).stuck().map(|stuck| stuck.by)), (3, Some(StuckBy::Deadlines)));
+    cluster.until("it is put aside", |cluster| worker(cluster, 2).is_put_aside()).await.unwrap();
+    let before = engines[1].requests().iter().filter(|request| request.body.contains("turn")).count();
+    for turn in 0..16 {
+        assert_eq!(ask(&cluster, turn).await, 200);
+    }
+    let after = engines[1].requests().iter().filter(|request| request.body.contains("turn")).count();
+    assert_eq!(before, after);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
+    let mut builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.prefill_head = 300 * MS;
+        config.timeouts.head = 300 * MS;
+        // The engine sends a head, and nothing after it.
+        config.timeouts.event_idle = 300 * MS;
+        config.timeouts.request = Duration::from_secs(5);
+    });
+    for role in [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode] {
+        builder = builder.sim(Dialect::Sglang, role);
+    }
+    let cluster = builder.start().await.unwrap();
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::HangAfterHeaders)]);
+    let (mut turn, end) = (0, Instant::now() + Duration::from_secs(40));
+    while !worker(&cluster, 1).is_put_aside() && Instant::now() < end {
+        assert_eq!(ask(&cluster, turn).await, 200, "turn {turn}");
+        turn += 1;
+    }
+    // B7.7
+    assert_eq!(
+        worker(&cluster, 1).stuck().map(|stuck| stuck.by),
+        Some(StuckBy::Handoffs),
+        "after {turn} requests"
+    );
+    for id in 2..=4 {
+        assert_eq!(worker(&cluster, id).stuck(), None, "worker {id}");
+    }
+    let before = cluster.faults_fired("hang-after-headers");
+    for turn in 0..12 {
+        assert_eq!(ask(&cluster, turn).await, 200);
+    }
+    assert_eq!(cluster.faults_fired("hang-after-headers"), before);
+    cluster.at_rest().await.unwrap();
+}
+
+/// An engine whose streams are silent for `pause` after their first event.
+async fn silent(behaviour: &Arc<Behaviour>, pause: Duration, dialect: &str) -> (TestCluster, RawEngine) {
+    let engine = vllm(behaviour, move |_| {
+        let first = Act::Send([stream_head(), event("a", "null")].concat());
+        let rest = [event("b", "\"stop\""), chunk(b"data: [DONE]\n\n"), chunk(b"")].concat();
+        vec![first, Act::Pause(pause), Act::Send(rest)]
+    })
+    .await;
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.event_idle = 500 * MS;
+        config.timeouts.event_idle_max = 2_500 * MS;
+        config.timeouts.stream_comment = 200 * MS;
+        config.probe.load_interval = 50 * MS;
+        let flag = format!("id=1,role=aggregated,engine={dialect},url=http://{}", engine.address);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    });
+    (builder.start().await.unwrap(), engine)
+}
+
+/// The text of a stream, and how long it took.
+async fn stream(cluster: &TestCluster) -> (String, Duration) {
+    let begun = Instant::now();
+    let body = r#"{"model":"tiny","prompt":"a","stream":true}"#;
+    let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+    assert_eq!(reply.status, 200);
+    cluster.at_rest().await.unwrap();
+    (String::from_utf8(reply.body.to_vec()).unwrap(), begun.elapsed())
+}
+
+#[tokio::test]
+async fn i3_a_stream_that_is_silent_while_its_engine_works_goes_on_with_comments_between_events() {
+    let counts = Behaviour { works: AtomicBool::new(true), ..Behaviour::default() };
+    let says_running = Behaviour { tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() };
+    for behaviour in [counts, says_running] {
+        let (cluster, _engine) = silent(&Arc::new(behaviour), 1_500 * MS, "vllm").await;
+        let (text, took) = stream(&cluster).await;
+        // I3.6
+        assert!(text.ends_with("data: [DONE]\n\n") && took >= 1_400 * MS, "{took:?} {text}");
+        // I3.8
+        let events: Vec<&str> = text.split_terminator("\n\n").collect();
+        let comments = events.iter().filter(|event| event.starts_with(": ")).count();
+        assert!((2..=8).contains(&comments), "{text}");
+        assert!(events[0].starts_with("data: ") && events[1].starts_with(": "), "{text}");
+        assert_eq!(events.len() - comments, 3, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn i3_a_stream_ends_when_nothing_moves_and_always_at_its_bound() {
+    let (still, works) =
+        (Behaviour::default(), Behaviour { works: AtomicBool::new(true), ..Behaviour::default() });
+    let unknown = Behaviour::default();
+    let cases = [
+        // I3.6
+        (still, "vllm", 500 * MS),
+        (unknown, "openai", 500 * MS),
+        // I3.7
+        (works, "vllm", 2_500 * MS),
+    ];
+    for (behaviour, dialect, least) in cases {
+        let (cluster, _engine) = silent(&Arc::new(behaviour), Duration::from_secs(60), dialect).await;
+        let (text, took) = stream(&cluster).await;
+        assert!(text.contains("\"code\":\"engine_timeout\""), "{text}");
+        assert!(took >= least && took < least + 1_500 * MS, "{dialect} {took:?} {text}");
+    }
+}
