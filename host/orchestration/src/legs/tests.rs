@@ -461,6 +461,7 @@ fn b6_a_retry_that_finds_no_prefill_worker_becomes_a_local_prefill() {
             let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
             legs.on(E::Routed);
             legs.on(E::PrefillRouted(COMPLETED));
+            legs.on(E::Reserved);
             let again = legs.on(E::PrefillFailed(BROKE));
             if order == LegOrder::DecodeFirst {
                 // The decode worker was booked: its place is free for the next attempt.
