@@ -123,6 +123,48 @@ fn every_relative_link_of_the_documentation_resolves() {
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
+/// Source files of the product at or below `dir`.
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("target") {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// Targets `docs/PAGE.md` and `docs/PAGE.md#HEADING` in a source file.
+fn named_pages(text: &str) -> Vec<String> {
+    let of_target = |c: char| c.is_ascii_alphanumeric() || "/-_.#".contains(c);
+    let ends = text.split("docs/").skip(1).map(|rest| rest.split(|c| !of_target(c)).next().unwrap());
+    // The dot or colon of the sentence is not a part of the name.
+    let ends = ends.map(|end| end.trim_end_matches('.'));
+    ends.filter(|end| end.contains(".md")).map(|end| format!("docs/{end}")).collect()
+}
+
+#[test]
+fn every_page_that_a_message_of_the_product_names_exists() {
+    let mut files = Vec::new();
+    for dir in ["host", "xtask", "policies"] {
+        sources(&root().join(dir), &mut files);
+    }
+    let mut problems = Vec::new();
+    let (mut pages, mut headings) = (0, 0);
+    for file in &files {
+        for target in named_pages(&std::fs::read_to_string(file).unwrap()) {
+            pages += 1;
+            headings += usize::from(target.contains('#'));
+            // Pages are named from the root.
+            let problem = problem(&root().join("README.md"), &target);
+            problems.extend(problem.map(|problem| format!("{}: {problem}", file.display())));
+        }
+    }
+    assert!(pages > 10 && headings > 2, "only {pages} pages and {headings} headings are named");
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
 #[test]
 fn every_page_is_in_the_table_of_contents() {
     let docs = root().join("docs");
@@ -143,4 +185,6 @@ fn the_check_finds_a_missing_file_and_a_missing_heading() {
     assert_eq!(problem(&page, "docs/configuration.md#slots"), None);
     let text = "[a](b.md) `[no](c.md)`\n```\n[no](d.md)\n```\n[e](https://f/g.md)";
     assert_eq!(links(text), ["b.md"]);
+    let text = "\"see docs/a.md#b-c\", docs/d.md. ../docs/e.md)";
+    assert_eq!(named_pages(text), ["docs/a.md#b-c", "docs/d.md", "docs/e.md"]);
 }

@@ -11,7 +11,7 @@ const KIND: &str = "EndpointPickerConfig";
 /// # Errors
 /// The file is not YAML, or does not have exactly one configuration.
 pub(super) fn find(text: &str) -> Result<Node, String> {
-    let documents = yaml::parse(text)?;
+    let documents = yaml::parse(text).map_err(|problem| of_template(text, problem))?;
     let mut found = Vec::new();
     for document in documents {
         if is_config(&document) { found.push(document) } else { within(&document, &mut found)? }
@@ -31,17 +31,32 @@ pub(super) fn find(text: &str) -> Result<Node, String> {
 }
 
 /// What to do with files of other projects, by a word that only they have.
-const OTHERS: [(&str, &str); 5] = [
+const OTHERS: [(&str, &str); 9] = [
     ("routerSpec", "production-stack: give the router's command line to `pointsman import vllm-router`"),
-    ("DynamoGraphDeployment", "Dynamo: the frontend's flags have no import; see docs/import.md"),
-    ("aibrix", "AIBrix: its gateway's policies have no import; see docs/import.md"),
+    (
+        "servingEngineSpec",
+        "production-stack: give the router's command line to `pointsman import vllm-router`",
+    ),
     ("sglang_router", "sglang-router: give its command line to `pointsman import sglang-router`"),
     ("vllm-router", "vllm-router: give its command line to `pointsman import vllm-router`"),
+    ("lightseekorg/smg", "smg: give its command line to `pointsman import sglang-router`"),
+    ("sgl-router", "sgl-router: it has no import; see docs/import.md#without-an-import"),
+    ("nvidia.com/dynamo", "Dynamo: its frontend has no import; see docs/import.md#without-an-import"),
+    ("DynamoGraphDeployment", "Dynamo: its frontend has no import; see docs/import.md#without-an-import"),
+    ("aibrix", "AIBrix: its gateway has no import; see docs/import.md#without-an-import"),
 ];
 
 fn hint(text: &str) -> String {
     let other = OTHERS.iter().find(|(word, _)| text.contains(word));
     other.map_or_else(String::new, |(_, what)| format!(". This file looks like one of {what}"))
+}
+
+/// The problem of a file that is not YAML yet.
+fn of_template(text: &str, problem: String) -> String {
+    if !text.contains("{{") {
+        return problem;
+    }
+    format!("{problem}. This file looks like a template of Helm: give what `helm template` makes of it")
 }
 
 fn is_config(node: &Node) -> bool {
@@ -114,6 +129,15 @@ mod tests {
             let config = find(&text).unwrap();
             // S2.1
             assert_eq!(config.get("plugins").unwrap().list()[0].get("type").unwrap().line, line, "{text}");
+        }
+        for (text, expected) in [
+            ("kind: DynamoGraphDeployment\n", "docs/import.md#without-an-import"),
+            ("metadata:\n  labels: {model.aibrix.ai/name: m}\n", "docs/import.md#without-an-import"),
+            ("image: aibrix/sglang\nargs: [-m, sglang_router.launch_router]\n", "import sglang-router"),
+            ("{{- if .Values.x }}\na: {{ .Values.y }}\n", "helm template"),
+        ] {
+            // S2.1
+            assert!(find(text).unwrap_err().contains(expected), "{text}: {:?}", find(text));
         }
         // S2.1
         assert!(find("routerSpec:\n  routingLogic: session\n").unwrap_err().contains("production-stack"));

@@ -113,7 +113,9 @@ pub(super) fn of(kind: &str) -> Option<(Kind, &'static str)> {
 
 /// Returns what becomes of a feature gate.
 pub(super) fn gate(gate: &str) -> (Kind, &'static str) {
-    match gate.split('=').next().unwrap_or_default() {
+    let (name, value) = gate.split_once('=').unwrap_or((gate, "true"));
+    match name {
+        _ if value == "false" => (Translated, "left out: it is off"),
         "flowControl" => (Translated, "[queue]: see flowControl"),
         "dataLayer" | "prepareDataPlugins" | "experimentalDatalayer" => (Translated, "built in"),
         "haPopulateNonLeaderDatastore" => {

@@ -40,7 +40,7 @@ impl Import<'_> {
             } else if filters::is_filter(plugin.kind) {
                 self.filter(plugin, entry.place, legs)?;
             } else {
-                self.other(plugin, entry);
+                self.other(&mut plan, plugin, entry);
             }
             plugin.is_told.set(true);
         }
@@ -131,11 +131,14 @@ impl Import<'_> {
     }
 
     /// A plugin that does nothing in a profile, or that is not known.
-    fn other(&mut self, plugin: &Plugin<'_>, entry: &Entry<'_>) {
+    fn other(&mut self, plan: &mut SlotPlan, plugin: &Plugin<'_>, entry: &Entry<'_>) {
         let theirs = format!("plugin `{}` in a profile", plain(plugin.name));
         plugin.read_all();
-        let (kind, ours) = super::notes::of(plugin.kind)
-            .unwrap_or((Kind::Missing, "its type is not known: write a policy, or leave it out"));
+        let note = super::notes::of(plugin.kind);
+        // It may be a scorer, so the workers are not all equal.
+        plan.lost |= note.is_none();
+        let (kind, ours) =
+            note.unwrap_or((Kind::Missing, "its type is not known: write a policy, or leave it out"));
         self.report.add(kind, entry.place, theirs, ours);
     }
 }

@@ -8,7 +8,7 @@ use super::{
 use crate::report::{Kind, plain};
 
 /// Scorers without counterpart, and what to do.
-const MISSING: [(&str, &str); 9] = [
+const MISSING: [(&str, &str); 10] = [
     (
         "no-hit-lru-scorer",
         "left out: new prompts go by the other scores; the policy `least-loaded` spreads them, too",
@@ -28,6 +28,10 @@ const MISSING: [(&str, &str); 9] = [
     (
         "topology-affinity-scorer",
         "left out: set topology and kv_transfer = \"preferred:DOMAIN:WEIGHT\" on the prefill workers",
+    ),
+    (
+        "kv-aware-scorer",
+        "left out: it is Dynamo's; builtin = \"kv-aware\" has the formula of its cost (behaviour G)",
     ),
     ("mm-embeddings-cache-scorer", "left out: images count as parts of the prompt's blocks (behaviour H6)"),
     ("multicluster-queue-scorer", "left out: a gateway serves one cluster"),

@@ -271,3 +271,29 @@ fn s2_kv_events_of_pods_become_a_default_of_their_source() {
     // S2.6
     assert_eq!(defaults["kv_events"].as_str(), Some("tcp://{host}:5600"));
 }
+
+#[test]
+fn s2_a_profile_whose_only_scorer_is_not_known_is_not_random() {
+    for kind in ["of-tomorrow", "kv-aware-scorer"] {
+        let (table, report) = imported(&format!(
+            "plugins:\n- {{ name: best, type: {kind} }}\n- {{ type: max-score-picker }}\n{PROFILE}  - \
+             {{ pluginRef: best, weight: 1 }}\n  - pluginRef: max-score-picker\n"
+        ));
+        let slot = &table["policies"]["slots"]["aggregated"];
+        // S2.4
+        assert_eq!(slot["native"].as_str(), Some("least-loaded"), "{kind}");
+        assert!(report.contains("least-loaded, without the scorers named below"), "{report}");
+        assert!(report.contains("1 without counterpart"), "{report}");
+    }
+}
+
+#[test]
+fn s2_a_gate_that_is_off_changes_nothing() {
+    let (table, report) = imported(&format!(
+        "plugins:\n- type: queue-scorer\n{PROFILE}  - pluginRef: queue-scorer\nfeatureGates:\n- \
+         flowControl=false\n- of-tomorrow=false\n"
+    ));
+    // S2.4
+    assert!(report.contains("feature gate `flowControl=false` -> left out: it is off"), "{report}");
+    assert!(report.contains("0 without counterpart") && table.get("queue").is_none(), "{report}");
+}

@@ -15,7 +15,8 @@ const MAX_ARGUMENTS: usize = 20_000;
 const MAX_BYTES: usize = 1024 * 1024;
 
 /// What may stand before the first flag.
-const PROGRAMS: [&str; 20] = [
+const PROGRAMS: [&str; 21] = [
+    "sgl-model-gateway",
     "vllm-router",
     "sglang-router",
     "sglang_router",
@@ -37,6 +38,11 @@ const PROGRAMS: [&str; 20] = [
     "tini",
     "dumb-init",
 ];
+/// Beginnings of the modules of routers.
+const MODULES: [&str; 3] = ["vllm_router", "sglang_router", "smg."];
+/// What becomes of a flag of which the value is not known.
+const VARIABLE: (Kind, &str) =
+    (Kind::Missing, "left out: the value is a variable of a shell or a template: give the value itself");
 /// Options of Python that have a value.
 const PYTHON_OPTIONS: [&str; 2] = ["-X", "-W"];
 
@@ -64,6 +70,8 @@ pub(super) struct Given {
     pub(super) original: Option<String>,
     /// What becomes of it, whatever its value.
     pub(super) note: Option<(Kind, &'static str)>,
+    /// Whether its value is a variable, which is not known.
+    pub(super) is_variable: bool,
 }
 
 impl CommandLine {
@@ -94,15 +102,7 @@ impl CommandLine {
     fn parse_words(arguments: &[String]) -> anyhow::Result<Self> {
         let mut rest =
             arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str())).peekable();
-        let mut in_python = false;
-        while let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--") || *text == "--") {
-            in_python |= shell::file_name(text).starts_with("python");
-            if in_python && PYTHON_OPTIONS.contains(&text) {
-                rest.next();
-            } else if !(is_program(text) || in_python && text.starts_with('-') || is_assignment(text)) {
-                bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
-            }
-        }
+        skip_program(&mut rest)?;
         let is_production = production_flags::is_meant(arguments.iter().map(String::as_str));
         let find = |name: &str| -> Option<&'static Flag> {
             let of_production = is_production.then(|| production_flags::find(name)).flatten();
@@ -134,29 +134,45 @@ impl CommandLine {
             if values.len() > arity.most() {
                 bail!("{place}: --{} takes no value", plain(name));
             }
-            let (name, is_told) = (name.to_owned(), Cell::new(false));
-            given.push(Given { name, values, place, is_told, original: None, note: None });
+            let (unknown, known): (Vec<String>, Vec<String>) =
+                values.into_iter().partition(|value| is_variable(name, value));
+            // One value of two, as of `--prefill URL PORT`, says nothing without the other. A selector
+            // without one of its labels selects pods that were not meant.
+            let is_list = arity == Arity::Many && !name.ends_with("selector");
+            if unknown.is_empty() || is_list && !known.is_empty() {
+                given.push(Given::new(name, known.clone(), place));
+            }
+            if !unknown.is_empty() {
+                let values = if is_list { unknown } else { known.into_iter().chain(unknown).collect() };
+                let lost = Given::new(name, values, place);
+                given.push(Given { note: Some(VARIABLE), is_variable: true, ..lost });
+            }
         }
         Ok(Self { given, models: Vec::new(), is_production })
     }
 
     /// Returns the last flag of this name, which counts.
     pub(super) fn last(&self, name: &str) -> Option<&Given> {
-        self.given.iter().rev().find(|given| given.name == name)
+        self.given.iter().rev().find(|given| given.name == name && !given.is_variable)
     }
 
     /// Returns all flags of this name.
     pub(super) fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a Given> {
-        self.given.iter().filter(move |given| given.name == name)
+        self.given.iter().filter(move |given| given.name == name && !given.is_variable)
     }
 
-    /// Returns whether a switch is on.
+    /// Returns whether a flag is there, whatever its value.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.last(name).is_some()
+        self.given.iter().any(|given| given.name == name)
     }
 }
 
 impl Given {
+    fn new(name: &str, values: Vec<String>, place: Place) -> Self {
+        let (name, is_told) = (name.to_owned(), Cell::new(false));
+        Self { name, values, place, is_told, original: None, note: None, is_variable: false }
+    }
+
     /// Returns the only value.
     pub(super) fn value(&self) -> &str {
         self.values.first().map_or("", String::as_str)
@@ -171,6 +187,7 @@ impl Given {
             is_told: Cell::new(false),
             original: self.original.clone(),
             note: self.note,
+            is_variable: self.is_variable,
         }
     }
 
@@ -199,16 +216,56 @@ fn without_passwords(text: &str) -> String {
     shown.collect::<Vec<_>>().join(" ")
 }
 
+/// Skips what stands before the first flag.
+///
+/// # Errors
+/// A word is neither a program nor a part of its start.
+fn skip_program<'a>(
+    rest: &mut std::iter::Peekable<impl Iterator<Item = (usize, &'a str)>>,
+) -> anyhow::Result<()> {
+    let mut in_python = false;
+    // `cargo run --release -- …` has flags of its own.
+    if rest.peek().is_some_and(|(_, text)| *text == "cargo") {
+        rest.by_ref().find(|(_, text)| *text == "--");
+    }
+    while let Some((_, text)) = rest.next_if(|(_, text)| !text.starts_with("--") || *text == "--") {
+        in_python |= shell::file_name(text).starts_with("python");
+        let of_python = in_python && (text.starts_with('-') || text.ends_with(".py"));
+        if in_python && PYTHON_OPTIONS.contains(&text) {
+            rest.next();
+        } else if !(is_program(text) || of_python || is_assignment(text)) {
+            bail!("`{}` is not a flag: give the arguments of the router after `--`", plain(text));
+        }
+    }
+    Ok(())
+}
+
 fn is_program(text: &str) -> bool {
     let name = shell::file_name(text);
-    name == "-m" || name == "--" || name.starts_with("python") || PROGRAMS.contains(&name)
+    name == "-m" || name == "--" || name.starts_with("python") || PROGRAMS.contains(&name) || is_module(name)
+}
+
+fn is_module(name: &str) -> bool {
+    MODULES.iter().any(|module| name.starts_with(module))
+}
+
+/// Whether a value has a variable of a shell (`$PORT`, `${PORT}`, `$(PORT)`) or of a template
+/// (`{{ .port }}`). A secret may have a dollar sign, so only a variable alone counts there.
+fn is_variable(flag: &str, value: &str) -> bool {
+    let begins = |letter: char| letter.is_ascii_alphanumeric() || "{(_@*".contains(letter);
+    if flags::is_secret(flag) {
+        let name = value.strip_prefix('$').unwrap_or_default();
+        let of_name = |letter: char| letter.is_ascii_alphanumeric() || "_{}()".contains(letter);
+        return !name.is_empty() && name.chars().all(of_name);
+    }
+    value.contains("{{") || value.split('$').skip(1).any(|rest| rest.starts_with(begins))
 }
 
 /// Whether a word is the program or the module of a router.
 fn is_router(text: &str) -> bool {
     let name = shell::file_name(text);
-    let routers = ["smg", "amg"];
-    routers.contains(&name) || PROGRAMS.contains(&name) && name.contains("router")
+    let routers = ["smg", "amg", "sgl-model-gateway"];
+    routers.contains(&name) || is_module(name) || PROGRAMS.contains(&name) && name.contains("router")
 }
 
 /// Whether a word sets a variable of the program's environment.

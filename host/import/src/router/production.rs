@@ -57,7 +57,7 @@ impl<'a> Router<'a> {
 
     /// The flag that counts of those with a name.
     fn last(&self, name: &str) -> Option<&'a Given> {
-        self.given.iter().rev().find(|given| given.name == name)
+        self.given.iter().rev().find(|given| given.name == name && !given.is_variable)
     }
 
     fn is_last(&self, given: &Given) -> bool {
@@ -81,6 +81,7 @@ impl<'a> Router<'a> {
         let value = given.value();
         let as_noted = |note| vec![Given { note: Some(note), ..given.again() }];
         match given.name.as_str() {
+            _ if given.is_variable => vec![given.again()],
             _ if !self.is_last(given) => vec![as_flag(&given.name, &[value], Some(given))],
             "service-discovery" if value == "k8s" => vec![as_flag("service-discovery", &[], Some(given))],
             "service-discovery" if value == "static" => {
@@ -179,6 +180,7 @@ fn as_flag(name: &str, values: &[&str], original: Option<&Given>) -> Given {
         is_told: Cell::new(false),
         original: original.map(Given::shown),
         note: None,
+        is_variable: false,
     }
 }
 

@@ -327,3 +327,54 @@ fn s3_every_flag_of_production_stack_is_reported() {
     }
     assert!(report.contains("--of-tomorrow -> it is not a flag of production-stack"), "{report}");
 }
+
+#[test]
+fn s3_a_value_that_is_a_variable_is_named_and_ends_nothing() {
+    let line = "python3 app.py --port $1 --policy random --worker-urls http://a:1 http://$HOST:2 --api-key \
+                ${KEY} --prometheus-port {{.metrics}}";
+    let (table, report) = imported(Flavor::Sglang, line);
+    let workers = table["workers"].as_array().unwrap();
+    // S3.4
+    assert_eq!(workers.len(), 1);
+    assert!(workers[0].get("api_key").is_none());
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:30000"));
+    for flag in ["argument 3: --port $1", "argument 7: --worker-urls http://$HOST:2", "--api-key [secret]"] {
+        // S3.4
+        assert!(report.contains(&format!("{flag} -> left out: the value is a variable")), "{flag}\n{report}");
+    }
+    assert!(report.contains("4 without counterpart"), "{report}");
+    // A dollar sign makes no variable of a secret.
+    let (table, _) = imported(Flavor::Sglang, "--worker-urls http://a:1 --api-key pa$sword");
+    assert_eq!(table["workers"][0]["api_key"].as_str(), Some("pa$sword"));
+    let line = "--pd-disaggregation --service-discovery --prefill-selector pool=$POOL role=prefill \
+                --decode-selector role=decode --policy random";
+    let (table, report) = imported(Flavor::Sglang, line);
+    let sources = table["discovery"]["kubernetes"].as_array().unwrap();
+    // S3.4: without one of its labels, a selector would select other pods, too.
+    assert_eq!(sources.len(), 1);
+    assert_eq!(sources[0]["selector"].as_str(), Some("role=decode"));
+    assert!(report.contains("--prefill-selector role=prefill pool=$POOL -> left out: the value"), "{report}");
+    let line = "--service-discovery static --static-backends http://$A:1 --static-models m --port $1 \
+                --routing-logic roundrobin";
+    let (_, report) = imported(Flavor::Vllm, line);
+    // S3.4, S3.6
+    assert!(
+        report.contains("--static-backends http://$A:1 -> left out: the value is a variable"),
+        "{report}"
+    );
+}
+
+#[test]
+fn s3_programs_of_public_manifests_are_known() {
+    for program in [
+        "cargo run --release --",
+        "./target/release/vllm-router",
+        "python -m vllm_router.router",
+        "sgl-model-gateway",
+    ] {
+        let (table, _) =
+            imported(Flavor::Vllm, &format!("{program} --policy random --worker-urls http://a:1"));
+        // S3.1
+        assert_eq!(table["policies"]["slots"]["aggregated"]["native"].as_str(), Some("random"), "{program}");
+    }
+}
