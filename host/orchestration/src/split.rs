@@ -70,12 +70,21 @@ pub fn is_up(candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down())
 }
 
-/// Returns the first prefill and the first decode worker of a model that are up.
+/// Returns the first prefill and the first decode worker of a model that are up and speak the same handoff
+/// protocol. A required domain of transfers fails the request instead (D3).
 #[must_use]
 pub fn pair_that_is_up<'a>(
     snapshot: &'a Snapshot,
     model: &ModelName,
 ) -> Option<(&'a Candidate, &'a Candidate)> {
-    let up = |leg| snapshot.pool(model, leg).iter().find(|candidate| is_up(candidate));
-    up(Leg::Prefill).zip(up(Leg::Decode))
+    let (prefill, decode) = (snapshot.pool(model, Leg::Prefill), snapshot.pool(model, Leg::Decode));
+    let mut in_vain = None;
+    prefill.iter().zip(prefill.group_of_rows()).filter(|(from, _)| is_up(from)).find_map(|(from, group)| {
+        // What one worker of a group cannot pair with, the next cannot either.
+        if in_vain.replace(group) == Some(group) {
+            return None;
+        }
+        let pairs = |to: &&Candidate| is_up(to) && from.worker.spec().pairs_with(to.worker.spec());
+        decode.iter().find(pairs).map(|to| (from, to))
+    })
 }

@@ -291,9 +291,18 @@ async fn e2_each_item_of_an_sglang_batch_is_aborted() {
     let Pair { prefill, decode, cluster } = pair(vec![Act::Hang], vec![Act::Hang], |_| {}).await;
     for (prompts, items) in [(json!(["a", "b", "c"]), 3), (json!(["a"]), 1), (json!([[1, 2], [3]]), 2)] {
         let (begun, sent) = (aborts(&decode).len(), generations(&decode).len());
-        let leaving = cluster.client.post(COMPLETIONS, &[], prompt(json!({"prompt": prompts})));
-        assert!(timeout(150 * MS, leaving).await.is_err(), "no leg answers");
-        cluster.until("the legs are sent", |_| generations(&decode).len() > sent).await.unwrap();
+        let first = generations(&prefill).len();
+        {
+            let client = cluster.client.post(COMPLETIONS, &[], prompt(json!({"prompt": prompts})));
+            let sent = cluster.until("both legs are sent", |_| {
+                generations(&decode).len() > sent && generations(&prefill).len() > first
+            });
+            tokio::select! {
+                reply = client => panic!("no leg answers: {reply:?}"),
+                sent = sent => sent.unwrap(),
+            }
+            // The client leaves.
+        }
         let rid = generations(&decode)[sent].clone();
         for engine in [&prefill, &decode] {
             let all = |engine: &RawEngine| {

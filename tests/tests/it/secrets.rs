@@ -147,10 +147,14 @@ async fn k5_no_secret_appears_anywhere() {
     let text = format!(
         "[auth]\nplain_api_keys = true\n[auth.jwt]\njwks_url = 'http://{jwt}x/'\n\
          [server]\ntenants = {{ a = [700755555500777, 'PLANTED-a'] }}\napi_keys = 'PLANTED-b'\n\
+         [[discovery.etcd]]\nname = 'e'\nendpoints = ['https://root:PLANTED-e@127.0.0.1:1']\n\
+         [[discovery.kubernetes]]\nname = 'k'\napi = 'https://root:PLANTED-f@127.0.0.1:1'\n\
          [[auth.keys]]\nid = 'a'\ndigest = 'PLANTED-c'\n[[auth.operators]]\nid = 'a'\ndigest = ['PLANTED-d']\n"
     );
     let problems = load(&text).unwrap_err();
-    assert!(problems.contains("auth.jwt.jwks_url") && problems.contains("auth.keys[0].digest"), "{problems}");
+    for key in ["auth.jwt.jwks_url", "auth.keys[0].digest", "discovery.etcd[0]", "discovery.kubernetes[0]"] {
+        assert!(problems.contains(key), "{key}: {problems}");
+    }
     shown.push_str(&problems);
     cluster.gateway.drain().await;
     let logged = String::from_utf8_lossy(&log.0.lock()).into_owned();

@@ -204,6 +204,32 @@ async fn b3_models_and_readiness_list_only_what_can_be_served() {
 }
 
 #[tokio::test]
+async fn b3_workers_that_cannot_hand_over_to_each_other_are_no_pair() {
+    for enforce_disagg in [false, true] {
+        let engine = |role| SimConfig::instant(Dialect::Vllm, role);
+        let cluster = TestClusterBuilder::new()
+            .config(move |config| config.routing.enforce_disagg = enforce_disagg)
+            .sim_with(engine(Role::Prefill), ",kv_compatibility=0.32")
+            .sim_with(engine(Role::Decode), ",kv_compatibility=0.33")
+            .start()
+            .await
+            .unwrap();
+        let listed = cluster.client.get("/v1/models").await.unwrap().json().unwrap()["data"].clone();
+        let reply = cluster.client.post(CHAT, &[], chat(false)).await.unwrap();
+        if enforce_disagg {
+            // B3.3, B3.4
+            assert_eq!(listed, json!([]));
+            assert_eq!(cluster.admin.get("/readyz").await.unwrap().status, 503);
+            assert_eq!(reply.status, 503);
+        } else {
+            // B3.1: the decode worker can prefill
+            assert_eq!((listed[0]["id"].as_str(), reply.status.as_u16()), (Some("tiny"), 200), "{reply:?}");
+            assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), 0);
+        }
+    }
+}
+
+#[tokio::test]
 async fn b1_without_a_prefill_worker_a_decode_worker_prefills_locally_where_it_can() {
     let cluster = TestClusterBuilder::new()
         .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), "")

@@ -84,7 +84,7 @@ fn allowed(
     let reads = is_read(method);
     let is_health = matches!(path, "/healthz" | "/readyz");
     // A browser sends a certificate with requests of every site, and a token only with those of this page.
-    let by_token = operator.is_some() && bearer(headers).is_some();
+    let by_token = operator.is_some() && matches!(bearer(headers), Ok(Some(_)));
     // A page of another site has no token, and learns nothing from a health check.
     if !by_token && !is_health {
         check_host(headers, &settings.admin_names)?;
@@ -97,7 +97,7 @@ fn allowed(
     let open = !settings.operators_are_known
         || (reads && (is_health || !settings.admin_token_reads || super::page::is_of(path)));
     if !open && operator.is_none() {
-        return Err(match bearer(headers) {
+        return Err(match bearer(headers)? {
             Some(_) if lacks_role => ApiError::NotOperator,
             Some(_) => ApiError::WrongAdminToken,
             None => ApiError::NoAdminToken,

@@ -213,7 +213,8 @@ impl From<DiscoveryFileFormat> for FileFormat {
 fn check_url(path: &str, url: &str, add: &mut impl FnMut(&str, String)) {
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     if !host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '?', '#'])) {
-        add(path, format!("`{url}` is not a URL: expected `https://HOST:PORT` or `http://HOST:PORT`"));
+        let shown = if url.contains('@') { "[secret]" } else { url };
+        add(path, format!("`{shown}` is not a URL: expected `https://HOST:PORT` or `http://HOST:PORT`"));
     }
 }
 

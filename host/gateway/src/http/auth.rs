@@ -71,14 +71,14 @@ fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Cal
 /// a token, a known certificate. An unknown token is not counted here.
 ///
 /// # Errors
-/// [`ApiError::NotOperator`] for a token that is valid and gives no role, [`ApiError::KeysBusy`] or
+/// [`ApiError::InvalidRequest`] for two tokens, [`ApiError::NotOperator`] for a token that is valid and gives no role, [`ApiError::KeysBusy`] or
 /// [`ApiError::NoKeySet`].
 pub(crate) async fn operator_of(
     state: &State,
     headers: &HeaderMap,
     sender: &Sender,
 ) -> Result<Option<Operator>, ApiError> {
-    let Some(given) = bearer(headers) else {
+    let Some(given) = bearer(headers)? else {
         let certificate = sender.certificate.as_ref();
         let owner = certificate.and_then(|own| state.settings.operator_certificates.find(own.names()));
         return Ok(owner.cloned());

@@ -23,8 +23,8 @@ pub(super) fn client_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> 
 }
 
 /// Returns the bearer token of a request.
-pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
-    once(headers, &header::AUTHORIZATION).ok().flatten().and_then(token_of)
+pub(crate) fn bearer(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    Ok(once(headers, &header::AUTHORIZATION)?.and_then(token_of))
 }
 
 /// The token of a header with the scheme `Bearer`, in any case (RFC 9110, section 11.1).

@@ -1,6 +1,6 @@
 //! Which workers and models can serve now.
 
-use pointsman_orchestration::is_up;
+use pointsman_orchestration::{is_up, pair_that_is_up};
 use pointsman_workers::{Leg, ModelName, Snapshot};
 
 use crate::state::Settings;
@@ -9,8 +9,8 @@ use crate::state::Settings;
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
     let serves = |model: &&ModelName| {
-        let remote = up(model, Leg::Prefill) && up(model, Leg::Decode);
-        remote || (!settings.split(model).enforce_disagg && up(model, Leg::Aggregated))
+        pair_that_is_up(snapshot, model).is_some()
+            || (!settings.split(model).enforce_disagg && up(model, Leg::Aggregated))
     };
     snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
 }

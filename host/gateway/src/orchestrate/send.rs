@@ -164,17 +164,18 @@ impl Drive {
                     let sent = upstream::within(silence, upstream.whole(&to, &headers, body.clone())).await;
                     if let Err(error) = sent {
                         tracing::debug!(%worker, %error, "abort failed");
-                        return false;
+                        // One item's failure, for instance because the engine closed the connection, is not
+                        // that of the others. An engine that is silent is not asked for each of them.
+                        if matches!(error, CallError::Timeout(_)) {
+                            return;
+                        }
                     }
                 }
-                true
             };
             // An abort may arrive before the request that it is meant for: it is repeated while that one
             // runs.
             for pause in ABORT_RETRY_DELAYS {
-                if !send_abort().await {
-                    return;
-                }
+                send_abort().await;
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = over.cancelled() => break,

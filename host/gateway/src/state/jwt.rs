@@ -91,7 +91,7 @@ impl TokenVerifier {
         let keys = match &settings.keys {
             KeySource::File(text) => Keys::Fixed(KeySet::parse(text.as_bytes())?),
             KeySource::Url { url, ca } => {
-                let url: reqwest::Url = url.parse().map_err(|_| format!("`{url}` is not a URL"))?;
+                let url: reqwest::Url = url.parse().map_err(|_| "its `jwks_url` is not a URL".to_owned())?;
                 let client = client(&url, ca.as_deref())?;
                 let refresh = Arc::new(Refresh::new(settings.unknown_key_pause));
                 let run = refresh.clone().run((client, url), settings.refresh, metrics.clone(), stop.clone());

@@ -49,13 +49,13 @@ impl Worker {
         if self.is_put_aside() {
             return Some(Ineligible::Stuck);
         }
-        let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
-        let is_paused = self.pause().is_some();
-        if on_trial || self.breaker.is_paused() || (is_paused && self.breaker.is_open()) {
-            return Some(Ineligible::Failing);
-        }
-        if is_paused {
+        // Before `Failing`: a failing worker is tried when no other is left, one that refuses more work is not.
+        if self.pause().is_some() {
             return Some(Ineligible::Paused);
+        }
+        let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
+        if on_trial || self.breaker.is_paused() {
+            return Some(Ineligible::Failing);
         }
         let limit = self.spec.max_concurrency?;
         let taken = self.active_requests().saturating_add(self.reserved());
@@ -208,6 +208,21 @@ mod tests {
                 }
             });
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_refuses_again_and_again_is_paused_and_not_one_to_try_as_the_last() {
+        let worker = worker("");
+        worker.set_health(Health::Healthy);
+        let mut failures = 0;
+        for _ in 0..7 {
+            failures += u32::from(worker.note_refusal(Refusal { retry_after: None, is_too_many: false }));
+            // I13.2
+            assert_eq!(worker.ineligible(), Some(Ineligible::Paused));
+            tokio::time::advance(worker.pause().unwrap().left).await;
+            assert!(worker.pause().is_none());
+        }
+        assert!(failures > 0 && worker.breaker.is_open());
     }
 
     #[test]

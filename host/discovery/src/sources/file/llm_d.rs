@@ -77,9 +77,9 @@ fn worker(endpoint: &Endpoint, defaults: &BTreeMap<String, String>) -> Result<Wo
 /// Returns our name of a role of llm-d.
 fn role_of(role: &str) -> Result<&'static str, String> {
     match role {
-        "prefill" => Ok("prefill"),
+        "prefill" | "encode-prefill" => Ok("prefill"),
         "decode" => Ok("decode"),
-        "prefill-decode" | "both" => Ok("aggregated"),
+        "prefill-decode" | "encode-prefill-decode" | "both" => Ok("aggregated"),
         _ => Err(format!("label {ROLE_LABEL} `{role}`: expected prefill, decode or prefill-decode")),
     }
 }
@@ -116,6 +116,25 @@ endpoints:
             ]
         );
         assert_eq!(workers[0].spec.labels["zone"], "a");
+    }
+
+    #[test]
+    fn roles_with_an_encoder_are_those_of_the_legs_that_the_worker_serves() {
+        for (role, ours) in [
+            ("encode-prefill", Role::Prefill),
+            ("decode", Role::Decode),
+            ("prefill-decode", Role::Aggregated),
+            ("encode-prefill-decode", Role::Aggregated),
+            ("both", Role::Aggregated),
+        ] {
+            let text = format!(
+                "endpoints: [{{ name: x, address: h, port: 70, labels: {{ llm-d.ai/role: {role} }} }}]"
+            );
+            let defaults = BTreeMap::from([("engine".to_owned(), "vllm".to_owned())]);
+            let found = workers(serde_yaml_ng::from_str(&text).unwrap(), &defaults).unwrap();
+            // P5.3
+            assert_eq!(found[0].spec.role, ours, "{role}");
+        }
     }
 
     #[test]
