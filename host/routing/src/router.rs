@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{BookingRequest, PrefixIndex};
+use pointsman_workers::{BookingRequest, Candidate, Pool, PrefixIndex};
 use tokio::time::Instant;
 
 use crate::{
@@ -169,6 +169,7 @@ impl Router {
                 assume_kv_reuse: config.assume_kv_reuse,
                 track_prefill_tokens: config.track_prefill_tokens,
             });
+            count_decision(query.snapshot.pool(query.model, query.leg), &candidate);
             // In approximate mode the index learns of caches from decisions alone (F5).
             self.index.record(candidate.worker_id(), candidate.rank, request.prefix.hashes(), started);
             let mut receipt = chosen.receipt(query, started);
@@ -194,6 +195,14 @@ impl Router {
         let terms = std::mem::take(&mut chosen.terms);
         let candidate = chosen.candidate.clone();
         Ok(RoutePreview { candidate, receipt: chosen.receipt(query, started), config, terms })
+    }
+}
+
+/// Tells workers that just started of a decision, of which they get a growing share.
+fn count_decision(pool: &Pool, chosen: &Candidate) {
+    if chosen.worker.any_warms_up() {
+        pool.iter().for_each(|candidate| candidate.worker.count_decision(pool.len()));
+        chosen.worker.take_turn();
     }
 }
 

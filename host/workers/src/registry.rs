@@ -24,7 +24,7 @@ use crate::{
     id::{Leg, ModelName, Role, WorkerId},
     pool::Pool,
     spec::WorkerSpec,
-    worker::{Candidate, Worker},
+    worker::{Candidate, WarmUps, Worker},
 };
 
 /// All workers at one moment. A leg of a request uses one snapshot throughout.
@@ -122,6 +122,7 @@ pub struct Registry {
     /// Load of all ranks.
     columns: Columns,
     learned: Learned,
+    warm_ups: WarmUps,
 }
 
 #[derive(Debug, Clone)]
@@ -142,6 +143,7 @@ impl Default for Registry {
             journal: None,
             columns: Columns::default(),
             learned: Learned::default(),
+            warm_ups: WarmUps::new(),
         }
     }
 }
@@ -154,7 +156,7 @@ impl Registry {
     }
 
     fn worker(&self, spec: WorkerSpec) -> Worker {
-        Worker::noted(spec, &self.columns, self.journal.as_ref())
+        Worker::noted(spec, &self.columns, self.journal.as_ref(), self.warm_ups.clone())
     }
 
     /// Returns the current snapshot. Never waits.

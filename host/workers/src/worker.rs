@@ -26,11 +26,14 @@ mod progress;
 mod reported;
 mod reservation;
 mod shared_load;
+mod warm_up;
 
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
 pub use eligibility::Ineligible;
 pub use reservation::Reservation;
+use warm_up::WarmUp;
+pub(crate) use warm_up::WarmUps;
 
 /// Result of a worker's health checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +69,7 @@ pub struct Worker {
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
     back_pressure: BackPressure,
+    warm_up: WarmUp,
     /// What the worker does while requests wait for it.
     activity: Activity,
     /// Whether the worker is left out because it is stuck.
@@ -103,12 +107,17 @@ impl Worker {
     /// Creates a worker whose health and facts are unknown.
     #[must_use]
     pub fn new(spec: WorkerSpec) -> Self {
-        Self::noted(spec, &Columns::default(), None)
+        Self::noted(spec, &Columns::default(), None, WarmUps::never())
     }
 
     /// As [`Worker::new`]. Has its load in `columns`, and notes its bookings in `journal`.
     #[must_use]
-    pub(crate) fn noted(spec: WorkerSpec, columns: &Columns, journal: Option<&Arc<Journal>>) -> Self {
+    pub(crate) fn noted(
+        spec: WorkerSpec,
+        columns: &Columns,
+        journal: Option<&Arc<Journal>>,
+        warm_ups: WarmUps,
+    ) -> Self {
         let worker = WorkerKey::of(&spec);
         let journal = |rank| Some(RankJournal { journal: journal?.clone(), worker, rank: DpRank(rank) });
         let positions = (0..).zip(columns.take(spec.dp_size.max(1) as usize));
@@ -133,6 +142,7 @@ impl Worker {
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             back_pressure: BackPressure::new(),
+            warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),
             put_aside: AtomicBool::new(false),
             read_now: Notify::new(),
@@ -192,6 +202,9 @@ impl Worker {
             Health::Healthy => 1,
             Health::Unhealthy => 2,
         };
+        if health == Health::Healthy {
+            self.begin_warm_up();
+        }
         let changed = self.health.swap(code, Ordering::AcqRel) != code;
         if changed {
             self.tell_ranks();

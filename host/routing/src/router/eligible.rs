@@ -74,7 +74,7 @@ fn never_pairs(query: &Query<'_>, pool: &Pool) -> Option<RouteError> {
 }
 
 /// Fills `rows` with every live candidate that can take a committed handoff, whatever its load. Those that
-/// drain come last.
+/// drain or are stuck come last.
 fn last_rows(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
     rows.clear();
     let is_wanted = |candidate: &Candidate| {
@@ -84,10 +84,10 @@ fn last_rows(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
         let tried = query.tried.contains(&(candidate.worker_id(), candidate.rank));
         pinned && !tried && is_allowed(query, candidate)
     };
-    for drains in [false, true] {
+    for is_last in [false, true] {
         let lives = |candidate: &Candidate| match candidate.ineligible() {
-            None | Some(Ineligible::AtCapacity | Ineligible::Paused | Ineligible::Failing) => !drains,
-            Some(Ineligible::Draining) => drains,
+            None | Some(Ineligible::AtCapacity | Ineligible::Paused | Ineligible::Failing) => !is_last,
+            Some(Ineligible::Draining | Ineligible::Stuck) => is_last,
             Some(_) => false,
         };
         let takes = |candidate: &Candidate| {
@@ -120,7 +120,10 @@ pub(super) fn eligible_rows(
     if !rows.is_empty() {
         return Ok(());
     }
-    if search.saw_failing {
+    if search.saw_warming {
+        search.fill_warming(rows);
+    }
+    if rows.is_empty() && search.saw_failing {
         search.fill_failing(rows);
     }
     // A retry waits for no worker that others wait for in vain, and a busy worker is about to be free.

@@ -15,6 +15,7 @@ use crate::{
 
 mod committed;
 mod short_list;
+mod warm_up;
 
 /// A policy with a fixed answer.
 #[derive(Debug)]

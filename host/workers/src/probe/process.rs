@@ -83,5 +83,6 @@ impl Probe {
         self.index.forget_records(self.worker.id());
         self.worker.set_engine_load(None);
         self.worker.activity().forget();
+        self.worker.note_new_process();
     }
 }

@@ -52,6 +52,7 @@ impl Watch {
             let snapshot = self.registry.snapshot();
             let mut stuck: Vec<(Stuck, &Arc<Worker>)> = Vec::new();
             for worker in snapshot.workers() {
+                worker.end_warm_up();
                 let found = self.look(worker, &config);
                 if found.probe {
                     self.probe(worker, &snapshot, &config, &stop);

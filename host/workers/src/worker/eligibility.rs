@@ -77,6 +77,7 @@ impl Worker {
         let conditional = self.spec.max_concurrency.is_some()
             || self.suspect.load(Ordering::Acquire)
             || self.back_pressure.is_noted()
+            || self.warm_up.runs()
             || self.breaker.is_open();
         let eligible = !conditional && self.ineligible().is_none();
         self.ranks.iter().for_each(|rank| rank.set_surely_eligible(eligible));

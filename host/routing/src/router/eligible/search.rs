@@ -18,11 +18,22 @@ pub(super) struct Search<'a> {
     pub(super) saw_failing: bool,
     /// Whether a candidate was only left out because it makes no progress.
     pub(super) saw_stuck: bool,
+    /// Whether a candidate was only left out because it just started.
+    pub(super) saw_warming: bool,
 }
 
 impl<'a> Search<'a> {
     pub(super) fn new(query: &'a Query<'a>, thresholds: BusyThresholds, pool: &'a Pool) -> Self {
-        Self { query, thresholds, pool, saw_busy: false, paused: None, saw_failing: false, saw_stuck: false }
+        Self {
+            query,
+            thresholds,
+            pool,
+            saw_busy: false,
+            paused: None,
+            saw_failing: false,
+            saw_stuck: false,
+            saw_warming: false,
+        }
     }
 
     /// Fills `rows`, which are empty, with the eligible candidates.
@@ -90,7 +101,8 @@ impl<'a> Search<'a> {
             return false;
         }
         match ineligible(self.query, &self.thresholds, candidate) {
-            None => return true,
+            None if self.may_be_chosen(candidate) => return true,
+            None => self.saw_warming = true,
             Some(Refused::Busy(_)) => self.saw_busy = true,
             Some(Refused::Paused(pause)) => self.paused = Some(shorter(self.paused, pause)),
             Some(Refused::Failing) => self.saw_failing = true,
@@ -98,6 +110,19 @@ impl<'a> Search<'a> {
             Some(Refused::Other(_)) => {}
         }
         false
+    }
+
+    /// Whether a candidate has its turn, if it just started. A session stays where it is.
+    fn may_be_chosen(&self, candidate: &Candidate) -> bool {
+        candidate.worker.has_turn() || self.query.session == Some((candidate.worker_id(), candidate.rank))
+    }
+
+    /// Fills `rows` with the candidates that just started, when no other is left.
+    pub(super) fn fill_warming(&self, rows: &mut Vec<u32>) {
+        let may_serve = |candidate: &Candidate| {
+            !self.was_tried(candidate) && ineligible(self.query, &self.thresholds, candidate).is_none()
+        };
+        rows.extend((0_u32..).zip(self.pool).filter(|(_, at)| may_serve(at)).map(|(row, _)| row));
     }
 
     fn was_tried(&self, candidate: &Candidate) -> bool {
