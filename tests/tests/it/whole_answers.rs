@@ -70,6 +70,22 @@ async fn f4_the_prefill_of_a_whole_answer_ends_and_its_blocks_grow_while_it_is_g
     assert_eq!(errors, [2.0]);
 }
 
+/// The upper ends of the histogram of errors; the last bucket has none.
+const ENDS: [f64; 10] = [0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0];
+
+/// How many estimates were wrong by at most each of [`ENDS`], and how many there were.
+async fn errors(cluster: &TestCluster) -> Vec<f64> {
+    cluster.metric("pointsman_whole_estimate_error_ratio_bucket").await.unwrap()
+}
+
+/// A quantile of a histogram, interpolated within its bucket.
+fn quantile(counts: &[f64], share: f64) -> f64 {
+    let wanted = counts[ENDS.len()] * share;
+    let at = counts.iter().position(|count| *count >= wanted).unwrap().min(ENDS.len() - 1);
+    let (from, before) = if at == 0 { (0.0, 0.0) } else { (ENDS[at - 1], counts[at - 1]) };
+    from + (ENDS[at] - from) * ((wanted - before) / (counts[at] - before).max(1.0)).min(1.0)
+}
+
 #[tokio::test]
 async fn f4_booked_load_of_whole_answers_is_within_a_fifth_of_the_true_load() {
     let cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
@@ -94,6 +110,7 @@ async fn f4_booked_load_of_whole_answers_is_within_a_fifth_of_the_true_load() {
     }
     // Some answers are measured first.
     sleep(Duration::from_secs(4)).await;
+    let cold = errors(&cluster).await;
     let (mut booked, mut held) = (0.0, 0.0);
     for _ in 0..250 {
         sleep(20 * MS).await;
@@ -102,6 +119,13 @@ async fn f4_booked_load_of_whole_answers_is_within_a_fifth_of_the_true_load() {
     }
     clients.shutdown().await;
     println!("booked {:.0} blocks, held {:.0}", booked / 250.0, held / 250.0);
+    let warm: Vec<f64> = errors(&cluster).await.iter().zip(cold).map(|(all, cold)| all - cold).collect();
+    println!(
+        "error of {} estimates: p50 {:.2}, p90 {:.2}",
+        warm[10],
+        quantile(&warm, 0.5),
+        quantile(&warm, 0.9)
+    );
     // F4.10
     assert!((booked / held - 1.0).abs() < 0.2, "booked {booked} held {held}");
     cluster.at_rest().await.unwrap();
