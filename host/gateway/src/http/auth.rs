@@ -71,8 +71,8 @@ fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Cal
 /// a token, a known certificate. An unknown token is not counted here.
 ///
 /// # Errors
-/// [`ApiError::InvalidRequest`] for two tokens, [`ApiError::NotOperator`] for a token that is valid and gives no role, [`ApiError::KeysBusy`] or
-/// [`ApiError::NoKeySet`].
+/// [`ApiError::InvalidRequest`] for two tokens, [`ApiError::NotOperator`] for a token that is valid and gives
+/// no role, [`ApiError::KeysBusy`] or [`ApiError::NoKeySet`].
 pub(crate) async fn operator_of(
     state: &State,
     headers: &HeaderMap,

@@ -49,7 +49,8 @@ impl Worker {
         if self.is_put_aside() {
             return Some(Ineligible::Stuck);
         }
-        // Before `Failing`: a failing worker is tried when no other is left, one that refuses more work is not.
+        // Before `Failing`: a failing worker is tried when no other is left, one that refuses more work is
+        // not.
         if self.pause().is_some() {
             return Some(Ineligible::Paused);
         }
