@@ -12,11 +12,13 @@ use crate::{real_engines::Venv, sh};
 const VERSION: &str = "0.33.0";
 /// Version of the package for CPU, whose libraries are used.
 const LIBRARIES: &str = "0.32.0";
-const PACKAGES: [&str; 8] = [
+const PACKAGES: [&str; 9] = [
     "torchvision==0.28.*",
     "torchcodec<0.18",
     "msgpack",
     "nixl",
+    // Of the newer sources.
+    "orjson",
     "tokenizers",
     "mooncake-transfer-engine-non-cuda",
     // To fetch a wheel without installing it.
@@ -27,7 +29,7 @@ const NEWER_SOURCES: &str = include_str!("newer_sources.py");
 
 /// Installs what a venv lacks.
 pub(crate) fn ensure(venv: &Venv) -> anyhow::Result<()> {
-    if !venv.has("vllm nixl mooncake tokenizers pip") {
+    if !venv.has("vllm nixl mooncake tokenizers orjson pip") {
         install(venv)?;
     }
     let marker = venv.packages()?.join(format!("vllm-{VERSION}+cpu.dist-info/METADATA"));

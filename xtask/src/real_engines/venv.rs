@@ -64,8 +64,12 @@ impl Venv {
 
     /// Directory of the installed packages.
     pub(crate) fn packages(&self) -> anyhow::Result<PathBuf> {
-        let mut lib = std::fs::read_dir(self.root.join("lib"))?;
-        Ok(lib.next().context("the environment has no directory lib/python*")??.path().join("site-packages"))
+        // Packages put libraries beside it.
+        let names = std::fs::read_dir(self.root.join("lib"))?.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut packages = names.map(|path| path.join("site-packages"));
+        packages
+            .find(|path| path.is_dir())
+            .context("the environment has no directory lib/python*/site-packages")
     }
 
     /// Replaces a text of an installed file, unless it is replaced already.
