@@ -1,9 +1,9 @@
 //! What a worker does while requests wait for it: the signs by which a worker that is stuck is told from one
 //! that is slow.
 //!
-//! Whoever reads an answer sets a flag, and only if it is not set yet: bytes cost a load, no clock call and
-//! no write. The watch (`crate::probe`) takes the flags of all workers a few times a second and adds up how
-//! long each has been silent.
+//! The code that reads an answer sets a flag, unless it is set already. Bytes therefore cost one load, and
+//! neither a clock call nor a write. The watch (`crate::probe`) takes the flags of all workers a few times a
+//! second and adds up how long each has been silent.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

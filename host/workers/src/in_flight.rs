@@ -32,7 +32,7 @@ impl InFlight {
         }
     }
 
-    /// Stops to count: nobody reads the answer now. [`InFlight::check`] counts it again.
+    /// Stops counting this answer while it is not being read. [`InFlight::check`] counts it again.
     pub fn pause(&mut self) {
         if std::mem::take(&mut self.counts) {
             self.worker.activity().waits_no_more();

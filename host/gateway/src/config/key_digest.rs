@@ -72,7 +72,7 @@ impl KeyDigest {
         Ok(Self::Argon2id(text.into()))
     }
 
-    /// Returns why nobody may use this digest: it stood in the documentation.
+    /// Returns the reason for refusing this digest, if the documentation once showed it.
     #[must_use]
     pub(super) fn published(&self) -> Option<String> {
         let advice = "`pointsman key new` makes a key that only you know";

@@ -154,8 +154,8 @@ fn has_header(value: &Value) -> bool {
     }
 }
 
-/// Whether a key has a number that is a secret; the default, 0, is none. In TOML a number cannot be hidden in
-/// its place.
+/// Whether the value of a key is a secret number. The default, 0, is not secret. TOML has no way to hide a
+/// number where it stands.
 fn is_secret_number(key: &str, value: &Value) -> bool {
     key == "hash_salt" && value.as_integer() != Some(0)
 }

@@ -29,8 +29,9 @@ impl Connector for Sglang {
     }
 
     /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
-    /// several choices, the engine runs a prompt once to fill its cache and then once for each choice, all in
-    /// the prompt's one room (`managers/tokenizer_manager.py`, `_handle_batch_request`): the pair hangs.
+    /// several choices, the engine runs a prompt once to fill its cache and then once more for each choice.
+    /// All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`), so the
+    /// pair hangs.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         match request.endpoint {
             Endpoint::Messages => Some("/v1/messages"),

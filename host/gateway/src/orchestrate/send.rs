@@ -160,13 +160,20 @@ impl Drive {
         self.state.tracker.spawn(async move {
             let send_abort = async || {
                 for body in &abort.bodies {
-                    let silence = Silence { what: "answer to an abort", key: "abort", limit };
-                    let sent = upstream::within(silence, upstream.whole(&to, &headers, body.clone())).await;
+                    let send = async || {
+                        let silence = Silence { what: "answer to an abort", key: "abort", limit };
+                        upstream::within(silence, upstream.whole(&to, &headers, body.clone())).await
+                    };
+                    let mut sent = send().await;
+                    // The engine may have closed a connection that was kept since the last item.
+                    if matches!(sent, Err(CallError::Broken(_))) {
+                        sent = send().await;
+                    }
                     if let Err(error) = sent {
                         tracing::debug!(%worker, %error, "abort failed");
-                        // One item's failure, for instance because the engine closed the connection, is not
-                        // that of the others. An engine that is silent is not asked for each of them.
-                        if matches!(error, CallError::Timeout(_)) {
+                        // An engine that closed the connection or refused one item may take the others. One
+                        // that cannot be reached is not tried once for each of them: there may be thousands.
+                        if !matches!(error, CallError::Broken(_) | CallError::Status { .. }) {
                             return;
                         }
                     }

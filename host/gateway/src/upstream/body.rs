@@ -47,7 +47,7 @@ impl Body {
         self.call().map(InFlight::worker)
     }
 
-    /// Nobody reads the body now, so the worker owes nothing until it is read again.
+    /// Notes that the body is not being read: the worker owes nothing until reading goes on.
     pub(crate) fn rest(&mut self) {
         if let Some(call) = self.call_mut() {
             call.pause();

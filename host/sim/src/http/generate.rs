@@ -119,7 +119,7 @@ async fn start(
     let abort = Aborts::enter(engine, named.clone())
         .ok_or_else(|| Failure::bad(format!("Duplicate request ID detected: {id}")))?;
     if sglang && leg != Leg::Aggregated && body.n() > 1 {
-        // A run that fills the cache and all choices wait in the one room of their prompt.
+        // The run that fills the cache and the runs of all choices wait in the same room.
         std::future::pending::<()>().await;
     }
     let fixed = if leg == Leg::Prefill { handshake.prefill_answer() } else { None };

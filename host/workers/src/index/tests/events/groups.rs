@@ -114,7 +114,7 @@ fn h6_a_second_group_of_full_attention_has_to_have_the_prefix_too() {
 #[test]
 fn h6_tokens_that_are_not_those_of_the_hashes_place_no_block() {
     let (index, tokens) = (live(), (0..20).collect::<Vec<u32>>());
-    // Of five blocks only one has a hash: nobody knows which.
+    // Only one of five blocks has a hash, and the event does not say which.
     apply(&index, vec![stored(None, &[5], &tokens, Tier::Device)]);
     // H6.14
     assert_eq!((depth_of(&index, &tokens), index.stats().orphans), (0, 1));
