@@ -13,9 +13,10 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The host's files under test, as modules.
-const FILES: [(&str, &str); 14] = [
+const FILES: [(&str, &str); 15] = [
     ("breaker", "workers/src/breaker.rs"),
     ("covers", "workers/src/index/covers.rs"),
+    ("gates", "workers/src/index/gates.rs"),
     ("holder_rows", "workers/src/index/holder_rows.rs"),
     ("holders", "workers/src/index/holders.rs"),
     ("lockfree_map", "workers/src/index/lockfree_map.rs"),
@@ -58,6 +59,8 @@ fn main() -> Result<()> {
 /// Returns a module with all files and models. The file that a flaw changes is its changed copy.
 fn module(here: &str, out: &str, name: &str, flaw: Option<&Flaw>) -> Result<String> {
     let mut module = format!("#[allow(dead_code, unreachable_pub, clippy::all)]\npub(crate) mod {name} {{\n");
+    // The host's files import it from their parent.
+    module += "pub(crate) use crate::id::Candidate;\n";
     for (file, path) in FILES {
         let mut path = format!("{here}/../../host/{path}");
         println!("cargo::rerun-if-changed={path}");

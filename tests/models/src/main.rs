@@ -26,9 +26,11 @@ pub(crate) mod id {
 
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub(crate) struct DpRank(pub(crate) u32);
+
+    pub(crate) type Candidate = (WorkerId, DpRank);
 }
 
-/// The cache tiers that the host's files import from their crate.
+/// The cache tiers and kinds of cache groups that the host's files import from their crate.
 pub(crate) mod events {
     #[allow(dead_code)]
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +38,15 @@ pub(crate) mod events {
         Device,
         Host,
         Disk,
+    }
+
+    #[allow(dead_code)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum GroupKind {
+        Full,
+        Window(u32),
+        State,
+        Other,
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    holders::{Candidate, HolderDirectory},
+    Candidate,
+    holders::HolderDirectory,
     lookup::Overlaps,
     shared::Shared,
     trail::{Stretch, Trail},
