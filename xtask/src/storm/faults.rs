@@ -36,7 +36,9 @@ pub(crate) struct Args {
 /// A request that takes longer counts as hanging. The gateway's own deadline is 4 s a leg.
 const HANG: Duration = Duration::from_secs(20);
 
-const CONFIG: &str = "[timeouts]\nrequest = \"4s\"\n[probe]\ninterval = \"300ms\"\n";
+/// A prefill that hangs is left to end when its request is over (E1.2): the deadlines of engines bound it.
+const CONFIG: &str = "[timeouts]\nrequest = \"4s\"\nprefill_head = \"4s\"\nevent_idle = \"4s\"\n\
+    event_idle_max = \"4s\"\n[probe]\ninterval = \"300ms\"\n";
 
 /// How requests ended for their clients.
 #[derive(Default)]
