@@ -304,10 +304,10 @@ impl Worker {
         }
     }
 
-    /// Reports that the engine refused a request because it has too much to do. The worker is not chosen for
-    /// a pause. Returns whether that counts as a failure of the worker: it refused several times in a row.
-    pub fn note_refusal(&self, refusal: Refusal) -> bool {
-        let is_failure = self.back_pressure.refused(refusal);
+    /// Reports that the engine refused a request that was sent at `sent`, because it has too much to do. The
+    /// worker is not chosen for a pause. Returns whether that is a failure: it refused several times in a row.
+    pub fn note_refusal(&self, refusal: Refusal, sent: tokio::time::Instant) -> bool {
+        let is_failure = self.back_pressure.refused(refusal, sent);
         if is_failure && self.breaker.is_open() {
             self.breaker.record_failure(0);
         } else if is_failure {

@@ -133,7 +133,7 @@ fn enter(cluster: &TestCluster, model: &Model, state: State) -> Vec<Booking> {
         State::Paused(places) => {
             let retry_after = Some(Duration::from_secs(30));
             let refusal = Refusal { retry_after, is_too_many: false };
-            places.iter().for_each(|place| _ = of(place).note_refusal(refusal));
+            places.iter().for_each(|place| _ = of(place).note_refusal(refusal, tokio::time::Instant::now()));
         }
         State::Busy(places) => {
             let request = BookingRequest {

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
+use tokio::time::Instant;
 
 use super::{Drive, PrefillDone, Refusals, id_of, stored};
 use crate::{
@@ -182,7 +183,9 @@ impl Drive {
             broke: error.breaks_engine(),
         };
         if let Some(candidate) = &candidate {
-            note_failure(&self.state, leg, candidate, &error, is_poison);
+            let sent = if leg == Leg::Prefill { self.prefill.sent } else { self.decode.sent };
+            let sent = sent.unwrap_or_else(Instant::now);
+            note_failure(&self.state, leg, (candidate, sent), &error, is_poison);
         }
         self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
@@ -340,18 +343,19 @@ pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
     candidate.worker.note_outcome(true);
 }
 
-/// Counts a failed leg, and reports it to its worker unless the request is to blame.
+/// Counts a failed leg, and reports it to its worker unless the request is to blame. `candidate` comes with
+/// the time at which the leg was sent.
 pub(super) fn note_failure(
     state: &State,
     leg: Leg,
-    candidate: &Candidate,
+    (candidate, sent): (&Candidate, Instant),
     error: &CallError,
     is_poison: bool,
 ) {
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
     if let Some(refusal) = error.refusal() {
-        if worker.note_refusal(refusal) {
+        if worker.note_refusal(refusal, sent) {
             candidate.load().observe_outcome(false);
         }
         tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");

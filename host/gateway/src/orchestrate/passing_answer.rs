@@ -281,7 +281,7 @@ impl PassingAnswer {
     /// Records a failed answer with its worker, and releases the bookings.
     fn fail(&mut self, error: &CallError) {
         self.content = Content::Ignored { failed: true };
-        note_failure(&self.state, self.leg, &self.answering.candidate, error, false);
+        note_failure(&self.state, self.leg, (&self.answering.candidate, self.picked_at), error, false);
         self.account.leg_ended(self.leg, Err(error.kind()));
         let (status, code) = match error {
             CallError::Status { status, .. } if status.is_client_error() => (status.as_u16(), "engine_4xx"),

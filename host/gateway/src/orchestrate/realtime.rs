@@ -5,6 +5,7 @@ use std::sync::Arc;
 use http::HeaderMap;
 use pointsman_routing::{Purpose, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, Leg};
+use tokio::time::Instant;
 
 use super::{
     Refusals, id_of,
@@ -70,6 +71,7 @@ pub(crate) async fn open(
         let span = Span::fresh();
         headers.extend(request.trace.headers(span, links));
         links.failed = Some(span);
+        let sent = Instant::now();
         match call(state, upstream, &candidate, path, headers).await {
             Ok(engine) => {
                 note_success(state, Leg::Aggregated, &candidate);
@@ -77,7 +79,7 @@ pub(crate) async fn open(
                 return Ok(Session { engine, candidate, booking: routed.booking });
             }
             Err(error) => {
-                note_failure(state, Leg::Aggregated, &candidate, &error, false);
+                note_failure(state, Leg::Aggregated, (&candidate, sent), &error, false);
                 tried.push(id_of(&candidate));
                 let (retryable, refusal) = (error.retryable(), error.refusal());
                 let error = ApiError::from(error);
@@ -99,7 +101,8 @@ pub(crate) async fn open(
 pub(crate) fn note_silence(state: &State, candidate: &Candidate) {
     let limit = state.settings.client_write_timeout;
     let silence = Silence { what: "engine to read", key: "client_write", limit };
-    note_failure(state, Leg::Aggregated, candidate, &upstream::CallError::Timeout(silence), false);
+    let failure = upstream::CallError::Timeout(silence);
+    note_failure(state, Leg::Aggregated, (candidate, Instant::now()), &failure, false);
 }
 
 async fn call(

@@ -90,7 +90,7 @@ impl Drive {
             });
             unless_down(&worker, call).await
         }));
-        self.prefill.span = Some(span);
+        (self.prefill.sent, self.prefill.span) = (Some(Instant::now()), Some(span));
     }
 
     pub(super) fn send_decode(&mut self, consume: bool) {

@@ -55,6 +55,8 @@ struct Row {
     pauses: u32,
     /// When the pauses without `Retry-After` began, up to [`MAX_IN_ROW`], the last one first.
     began: [Option<Instant>; MAX_IN_ROW as usize],
+    /// When the last pause of any kind began. A success leaves it.
+    last_began: Option<Instant>,
 }
 
 impl BackPressure {
@@ -85,13 +87,17 @@ impl BackPressure {
     }
 
     /// Begins or extends a pause. Returns whether the refusals are a failure of the worker: several pauses in
-    /// a row, and nothing succeeded between them.
-    pub(super) fn refused(&self, refusal: Refusal) -> bool {
+    /// a row, and nothing succeeded between them. `sent`: when the refused request was sent. One that was sent
+    /// before the last pause began says nothing new.
+    pub(super) fn refused(&self, refusal: Refusal, sent: Instant) -> bool {
         let mut row = self.row.lock();
+        if row.last_began.is_some_and(|began| sent < began) {
+            return false;
+        }
         let running = self.pause().map_or(Duration::ZERO, |pause| pause.left);
         let asked = refusal.retry_after.filter(|after| !after.is_zero());
         if asked.is_none() && !running.is_zero() {
-            // It was sent before the pause began.
+            // A probe or a handoff: the pause has the length that it had without it.
             return false;
         }
         let pause = match asked {
@@ -103,6 +109,7 @@ impl BackPressure {
             self.is_too_many.store(refusal.is_too_many, Ordering::Relaxed);
             let until = self.now_ms().saturating_add(millis(pause)).max(1);
             self.until_ms.store(until, Ordering::Release);
+            row.last_began = Some(Instant::now());
         }
         is_failure
     }
@@ -110,7 +117,7 @@ impl BackPressure {
     /// Notes that the engine served a request. A pause that runs goes on: the request was taken before it.
     pub(super) fn succeeded(&self) {
         let mut row = self.row.lock();
-        *row = Row::default();
+        *row = Row { last_began: row.last_began, ..Row::default() };
         if self.pause().is_none() {
             self.until_ms.store(0, Ordering::Release);
         }
@@ -155,6 +162,11 @@ mod tests {
         engine.pause().map_or(Duration::ZERO, |pause| pause.left)
     }
 
+    /// Refuses a request that was sent at this moment.
+    fn refused_now(engine: &BackPressure, refusal: Refusal) -> bool {
+        engine.refused(refusal, Instant::now())
+    }
+
     async fn pass(seconds: f64) {
         tokio::time::advance(Duration::from_secs_f64(seconds)).await;
     }
@@ -166,16 +178,16 @@ mod tests {
         for (place, pause) in [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0].into_iter().enumerate() {
             assert_eq!(engine.pause(), None);
             // I13.2, I13.5
-            assert_eq!(engine.refused(PLAIN), place >= 4, "refusal {place}");
+            assert_eq!(refused_now(&engine, PLAIN), place >= 4, "refusal {place}");
             assert_eq!(left(&engine), Duration::from_secs_f64(pause));
-            assert!(!engine.refused(PLAIN), "an answer to what was sent before the pause changes nothing");
+            assert!(!refused_now(&engine, PLAIN), "a probe during the pause changes nothing");
             assert_eq!(left(&engine), Duration::from_secs_f64(pause));
             pass(pause).await;
         }
         assert!(engine.is_noted());
         engine.succeeded();
         assert!(!engine.is_noted());
-        assert!(!engine.refused(PLAIN));
+        assert!(!refused_now(&engine, PLAIN));
         assert_eq!(left(&engine), Duration::from_millis(500));
     }
 
@@ -184,7 +196,7 @@ mod tests {
         let engine = BackPressure::new();
         for _ in 0..40 {
             // I13.5
-            assert!(!engine.refused(PLAIN));
+            assert!(!refused_now(&engine, PLAIN));
             assert_eq!(left(&engine), Duration::from_millis(500));
             engine.succeeded();
             assert_eq!(
@@ -200,7 +212,7 @@ mod tests {
     async fn refusals_that_are_far_apart_are_no_row() {
         let engine = BackPressure::new();
         for _ in 0..10 {
-            assert!(!engine.refused(PLAIN));
+            assert!(!refused_now(&engine, PLAIN));
             assert_eq!(left(&engine), Duration::from_millis(500));
             pass(31.0).await;
         }
@@ -212,16 +224,57 @@ mod tests {
         let asks = |seconds| Refusal { retry_after: Some(Duration::from_secs(seconds)), is_too_many: true };
         for _ in 0..10 {
             // I13.2, I13.5
-            assert!(!engine.refused(asks(3)));
+            assert!(!refused_now(&engine, asks(3)));
             assert_eq!(engine.pause(), Some(Pause { left: Duration::from_secs(3), is_too_many: true }));
             pass(3.0).await;
         }
-        engine.refused(asks(3_600));
+        refused_now(&engine, asks(3_600));
         assert_eq!(left(&engine), Duration::from_secs(30));
-        engine.refused(asks(1));
+        refused_now(&engine, asks(1));
         assert_eq!(left(&engine), Duration::from_secs(30), "a longer pause stands");
         pass(30.0).await;
-        engine.refused(asks(0));
+        refused_now(&engine, asks(0));
         assert_eq!(left(&engine), Duration::from_millis(500), "no time at all is as none");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_of_what_was_sent_before_the_pause_changes_nothing() {
+        let asks = |seconds| Refusal { retry_after: Some(Duration::from_secs(seconds)), is_too_many: true };
+        for late in [PLAIN, asks(20)] {
+            for first in [PLAIN, asks(2)] {
+                let engine = BackPressure::new();
+                let sent = Instant::now();
+                pass(0.1).await;
+                assert!(!engine.refused(first, sent));
+                let pause = engine.pause().unwrap();
+                // I13.2: the refusal comes during the pause
+                assert!(!engine.refused(late, sent));
+                assert_eq!(engine.pause(), Some(pause), "{first:?}, then {late:?}");
+                pass(pause.left.as_secs_f64()).await;
+                // I13.2: it comes after the pause, and after a success
+                assert!(!engine.refused(late, sent));
+                assert_eq!(engine.pause(), None, "{first:?}, then {late:?}");
+                engine.succeeded();
+                assert!(!engine.refused(late, sent));
+                assert_eq!((engine.pause(), engine.is_noted()), (None, false), "{first:?}, then {late:?}");
+                // What was sent after the pause is news.
+                refused_now(&engine, PLAIN);
+                assert_eq!(left(&engine), Duration::from_millis(500));
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_refusals_of_one_burst_are_one_pause() {
+        let engine = BackPressure::new();
+        let sent = Instant::now();
+        for _ in 0..10 {
+            pass(1.0).await;
+            // I13.2, I13.5
+            assert!(!engine.refused(PLAIN, sent));
+        }
+        assert_eq!(engine.pause(), None);
+        refused_now(&engine, PLAIN);
+        assert_eq!(left(&engine), Duration::from_secs(1), "it is the second");
     }
 }

@@ -166,7 +166,10 @@ mod tests {
                 Self::Outcome(ok) => worker.note_outcome(ok),
                 Self::Refusal(asks) => {
                     let retry_after = asks.then_some(Duration::from_secs(3));
-                    worker.note_refusal(Refusal { retry_after, is_too_many: false });
+                    worker.note_refusal(
+                        Refusal { retry_after, is_too_many: false },
+                        tokio::time::Instant::now(),
+                    );
                 }
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
@@ -218,7 +221,8 @@ mod tests {
         worker.set_health(Health::Healthy);
         let mut failures = 0;
         for _ in 0..7 {
-            failures += u32::from(worker.note_refusal(Refusal { retry_after: None, is_too_many: false }));
+            let refusal = Refusal { retry_after: None, is_too_many: false };
+            failures += u32::from(worker.note_refusal(refusal, tokio::time::Instant::now()));
             // I13.2
             assert_eq!(worker.ineligible(), Some(Ineligible::Paused));
             tokio::time::advance(worker.pause().unwrap().left).await;

@@ -46,7 +46,7 @@ fn fleet(random: &mut SmallRng) -> Registry {
             (0..20).for_each(|_| worker.note_outcome(false));
         }
         if random.random_bool(0.1) {
-            worker.note_refusal(Refusal { retry_after: None, is_too_many: false });
+            worker.note_refusal(Refusal { retry_after: None, is_too_many: false }, Instant::now());
         }
         if random.random_bool(0.4) {
             let waiting = random.random_bool(0.8).then(|| random.random_range(0..4));
