@@ -273,8 +273,7 @@ impl Worker {
             self.suspect.store(false, Ordering::Release);
             self.tell_ranks();
         }
-        if self.back_pressure.is_noted() {
-            self.back_pressure.succeeded();
+        if self.back_pressure.succeeded() {
             self.tell_ranks();
         }
         if !self.answered.load(Ordering::Relaxed) {

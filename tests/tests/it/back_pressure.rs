@@ -158,6 +158,38 @@ async fn i13_a_worker_that_also_serves_is_not_failing() {
 }
 
 #[tokio::test]
+async fn i13_rare_refusals_refuse_no_requests() {
+    for roles in [vec![Role::Aggregated], vec![Role::Prefill, Role::Decode]] {
+        let two_each = roles.iter().chain(&roles);
+        let builder = TestClusterBuilder::new();
+        let builder = two_each.fold(builder, |builder, role| builder.sim(Dialect::Vllm, *role));
+        let cluster = builder.start().await.unwrap();
+        for (status, sim) in [503, 429].into_iter().cycle().zip(&cluster.sims) {
+            let fault = Fault::always(FaultKind::Status { status, retry_after: None });
+            sim.set_faults(vec![Fault { share: 0.02, ..fault }]);
+        }
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..8 {
+            let client = cluster.client.clone();
+            clients.spawn(async move {
+                let mut served = 0;
+                for turn in 0..100 {
+                    let body = chat(turn % 2 == 0).replace("too many", &format!("{turn} too many"));
+                    served += u32::from(client.post(CHAT, &[], body).await.unwrap().status == 200);
+                }
+                served
+            });
+        }
+        let served: u32 = clients.join_all().await.into_iter().sum();
+        let refused = cluster.faults_fired("status-503") + cluster.faults_fired("status-429");
+        println!("{served} of 800 served, {refused} legs refused");
+        // I13.8
+        assert!(refused > 5 && served >= 784, "{served} of 800 served, {refused} legs refused");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn i13_a_handoff_that_a_decode_worker_refuses_is_taken_by_another() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
     for turn in 0..12 {

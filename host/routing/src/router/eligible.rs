@@ -123,6 +123,9 @@ pub(super) fn eligible_rows(
     if search.saw_warming {
         search.fill_warming(rows);
     }
+    if rows.is_empty() && search.saw_trial {
+        search.fill_paused(rows);
+    }
     if rows.is_empty() && search.saw_failing {
         search.fill_failing(rows);
     }
@@ -174,6 +177,10 @@ fn pinned_row(
         if wanted {
             match ineligible(query, &thresholds, candidate) {
                 None => {
+                    rows.push(position);
+                    return Ok(());
+                }
+                Some(Refused::Paused(pause)) if pause.may_be_tried => {
                     rows.push(position);
                     return Ok(());
                 }

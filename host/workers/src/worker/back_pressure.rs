@@ -36,6 +36,9 @@ pub struct Pause {
     pub left: Duration,
     /// Whether the engine said that the client sent too many requests (429).
     pub is_too_many: bool,
+    /// Whether a request that finds no other worker may try this one: the engine served requests up to this
+    /// refusal, and named no time.
+    pub may_be_tried: bool,
 }
 
 /// The pauses of one worker. Readers take no lock.
@@ -44,6 +47,9 @@ pub(super) struct BackPressure {
     /// End of the pause in milliseconds after `epoch`; 0: no refusal since the last success.
     until_ms: AtomicU64,
     is_too_many: AtomicBool,
+    may_be_tried: AtomicBool,
+    /// Whether the engine served a request since the last refusal.
+    served: AtomicBool,
     epoch: Instant,
     row: Mutex<Row>,
 }
@@ -64,6 +70,8 @@ impl BackPressure {
         Self {
             until_ms: AtomicU64::new(0),
             is_too_many: AtomicBool::new(false),
+            may_be_tried: AtomicBool::new(false),
+            served: AtomicBool::new(false),
             epoch: Instant::now(),
             row: Mutex::default(),
         }
@@ -77,7 +85,8 @@ impl BackPressure {
         }
         let left = until.checked_sub(self.now_ms()).filter(|left| *left > 0)?;
         let is_too_many = self.is_too_many.load(Ordering::Relaxed);
-        Some(Pause { left: Duration::from_millis(left), is_too_many })
+        let may_be_tried = self.may_be_tried.load(Ordering::Relaxed);
+        Some(Pause { left: Duration::from_millis(left), is_too_many, may_be_tried })
     }
 
     /// Returns whether the engine refused a request and none succeeded since, apart from those that succeeded
@@ -96,10 +105,12 @@ impl BackPressure {
         }
         let running = self.pause().map_or(Duration::ZERO, |pause| pause.left);
         let asked = refusal.retry_after.filter(|after| !after.is_zero());
-        if asked.is_none() && !running.is_zero() {
+        if asked.is_none() && !running.is_zero() && !self.may_be_tried.load(Ordering::Relaxed) {
             // A probe or a handoff: the pause has the length that it had without it.
             return false;
         }
+        let served = self.served.swap(false, Ordering::Relaxed);
+        self.may_be_tried.store(served && asked.is_none(), Ordering::Relaxed);
         let pause = match asked {
             Some(asked) => asked.min(MAX_ASKED),
             None => row.pause(),
@@ -115,12 +126,21 @@ impl BackPressure {
     }
 
     /// Notes that the engine served a request. A pause that runs goes on: the request was taken before it.
-    pub(super) fn succeeded(&self) {
+    /// Returns whether there was a refusal before.
+    pub(super) fn succeeded(&self) -> bool {
+        // Read first: the flag is shared between threads and almost never changes.
+        if !self.served.load(Ordering::Relaxed) {
+            self.served.store(true, Ordering::Relaxed);
+        }
+        if !self.is_noted() {
+            return false;
+        }
         let mut row = self.row.lock();
         *row = Row { last_began: row.last_began, ..Row::default() };
         if self.pause().is_none() {
             self.until_ms.store(0, Ordering::Release);
         }
+        true
     }
 
     fn now_ms(&self) -> u64 {
@@ -225,7 +245,9 @@ mod tests {
         for _ in 0..10 {
             // I13.2, I13.5
             assert!(!refused_now(&engine, asks(3)));
-            assert_eq!(engine.pause(), Some(Pause { left: Duration::from_secs(3), is_too_many: true }));
+            let left = Duration::from_secs(3);
+            let pause = Pause { left, is_too_many: true, may_be_tried: false };
+            assert_eq!(engine.pause(), Some(pause));
             pass(3.0).await;
         }
         refused_now(&engine, asks(3_600));
@@ -262,6 +284,40 @@ mod tests {
                 assert_eq!(left(&engine), Duration::from_millis(500));
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_engine_may_be_tried_after_its_first_refusal_since_it_served() {
+        let may_be_tried = |engine: &BackPressure| engine.pause().is_some_and(|pause| pause.may_be_tried);
+        let engine = BackPressure::new();
+        refused_now(&engine, PLAIN);
+        assert!(!may_be_tried(&engine), "it never served");
+        pass(0.5).await;
+        for _ in 0..3 {
+            engine.succeeded();
+            refused_now(&engine, PLAIN);
+            // I13.8
+            assert!(may_be_tried(&engine));
+            pass(0.1).await;
+            // It is tried, and refuses again: that counts.
+            refused_now(&engine, PLAIN);
+            // I13.8
+            assert_eq!((may_be_tried(&engine), left(&engine)), (false, Duration::from_secs(1)));
+            pass(0.1).await;
+            refused_now(&engine, PLAIN);
+            assert_eq!(left(&engine), Duration::from_millis(900), "a probe during the pause changes nothing");
+            pass(0.9).await;
+        }
+        engine.succeeded();
+        let asks = Refusal { retry_after: Some(Duration::from_secs(3)), is_too_many: false };
+        refused_now(&engine, PLAIN);
+        refused_now(&engine, asks);
+        // I13.8
+        assert_eq!(
+            (may_be_tried(&engine), left(&engine)),
+            (false, Duration::from_secs(3)),
+            "it named a time"
+        );
     }
 
     #[tokio::test(start_paused = true)]

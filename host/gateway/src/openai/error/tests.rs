@@ -59,7 +59,7 @@ fn i_every_row_of_the_table_has_its_status_and_code() {
     check(ApiError::Deadline, 504, "deadline", false);
     check(ApiError::of_route(RouteError::AllBusy(Leg::Decode), 529), 529, "overloaded", true);
     for (is_too_many, status) in [(false, 503), (true, 429)] {
-        let pause = Pause { left: Duration::from_secs(2), is_too_many };
+        let pause = Pause { left: Duration::from_secs(2), is_too_many, may_be_tried: false };
         let paused = RouteError::AllPaused { leg: Leg::Decode, pause };
         check(ApiError::of_route(paused, 529), status, "overloaded", true);
     }

@@ -14,6 +14,8 @@ pub(super) struct Search<'a> {
     pub(super) saw_busy: bool,
     /// The shortest pause of the candidates that were only left out because their engines refused more work.
     pub(super) paused: Option<Pause>,
+    /// Whether one of them may be tried when no other candidate is left.
+    pub(super) saw_trial: bool,
     /// Whether a candidate was only left out because its last requests failed.
     pub(super) saw_failing: bool,
     /// Whether a candidate was only left out because it makes no progress.
@@ -30,6 +32,7 @@ impl<'a> Search<'a> {
             pool,
             saw_busy: false,
             paused: None,
+            saw_trial: false,
             saw_failing: false,
             saw_stuck: false,
             saw_warming: false,
@@ -80,6 +83,11 @@ impl<'a> Search<'a> {
         self.fill_refused(rows, |refused| matches!(refused, Refused::Failing));
     }
 
+    /// As [`Search::fill_failing`], with the candidates that refused one request among those that they serve.
+    pub(super) fn fill_paused(&self, rows: &mut Vec<u32>) {
+        self.fill_refused(rows, |refused| matches!(refused, Refused::Paused(pause) if pause.may_be_tried));
+    }
+
     /// As [`Search::fill_failing`], with the candidates that make no progress.
     pub(super) fn fill_stuck(&self, rows: &mut Vec<u32>) {
         self.fill_refused(rows, |refused| matches!(refused, Refused::Stuck));
@@ -104,7 +112,10 @@ impl<'a> Search<'a> {
             None if self.may_be_chosen(candidate) => return true,
             None => self.saw_warming = true,
             Some(Refused::Busy(_)) => self.saw_busy = true,
-            Some(Refused::Paused(pause)) => self.paused = Some(shorter(self.paused, pause)),
+            Some(Refused::Paused(pause)) => {
+                self.saw_trial |= pause.may_be_tried;
+                self.paused = Some(shorter(self.paused, pause));
+            }
             Some(Refused::Failing) => self.saw_failing = true,
             Some(Refused::Stuck) => self.saw_stuck = true,
             Some(Refused::Other(_)) => {}
@@ -133,5 +144,9 @@ impl<'a> Search<'a> {
 /// Returns the shorter pause. Too many requests came from the client only if all workers say so.
 fn shorter(known: Option<Pause>, pause: Pause) -> Pause {
     let Some(known) = known else { return pause };
-    Pause { left: known.left.min(pause.left), is_too_many: known.is_too_many && pause.is_too_many }
+    Pause {
+        left: known.left.min(pause.left),
+        is_too_many: known.is_too_many && pause.is_too_many,
+        may_be_tried: known.may_be_tried || pause.may_be_tried,
+    }
 }

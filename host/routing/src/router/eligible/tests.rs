@@ -45,6 +45,9 @@ fn fleet(random: &mut SmallRng) -> Registry {
         if random.random_bool(0.1) {
             (0..20).for_each(|_| worker.note_outcome(false));
         }
+        if random.random_bool(0.3) {
+            worker.note_outcome(true);
+        }
         if random.random_bool(0.1) {
             worker.note_refusal(Refusal { retry_after: None, is_too_many: false }, Instant::now());
         }
@@ -116,7 +119,9 @@ fn expected(query: &Query<'_>, busy: &BusyRules, pool: &Pool) -> Result<Vec<u32>
     };
     let eligible = rows(|answer| answer.is_none());
     let failing = rows(|answer| matches!(answer, Some(Refused::Failing)));
-    let rows_left = if eligible.is_empty() { failing } else { eligible };
+    let trial = rows(|answer| matches!(answer, Some(Refused::Paused(pause)) if pause.may_be_tried));
+    let in_turn = [eligible, trial, failing];
+    let rows_left = in_turn.into_iter().find(|rows| !rows.is_empty()).unwrap_or_default();
     let is_busy = || !rows(|answer| matches!(answer, Some(Refused::Busy(_)))).is_empty();
     if rows_left.is_empty() { Err(is_busy()) } else { Ok(rows_left) }
 }
