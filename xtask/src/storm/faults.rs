@@ -92,7 +92,8 @@ pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
     let dir = tempfile::Builder::new().prefix("pointsman-storm-").tempdir()?;
     let flags = "--room-wait-s 300 --overhead-ms 1 --prefill-ms-per-token 0.01 --itl-ms 1 --lease-s 6";
     let roles = [("vllm", "prefill"), ("vllm", "decode"), ("sglang", "prefill"), ("sglang", "decode")];
-    let engines = roles.map(|(dialect, role)| vec![EngineSpec::new(dialect, role, flags); 2]).concat();
+    let engine = |(dialect, role)| EngineSpec::new(dialect, role, flags).worker("handoff_lease_s=6");
+    let engines = roles.map(|kind| vec![engine(kind); 2]).concat();
     let fleet = fleet::start(bin, dir.path(), &engines, CONFIG).await?;
     for engine in &fleet.engines {
         engine.client().post("/sim/faults", json!(faults(args.share)).to_string()).await?;
@@ -113,7 +114,8 @@ pub(super) async fn run(args: &Args, bin: &Path) -> anyhow::Result<()> {
     for engine in &fleet.engines {
         engine.client().post("/sim/faults", "[]").await?;
     }
-    let booked = fleet.booked(Duration::from_secs(10)).await?;
+    // The prefill of the last request that ended, and its lease (E4.3).
+    let booked = fleet.booked(Duration::from_secs(4 + 6 + 2)).await?;
     // Leases end after 6 s; blocks that were not pulled by then are counted as stranded.
     tokio::time::sleep(Duration::from_secs(8)).await;
     let mut checks = Checks::default();
