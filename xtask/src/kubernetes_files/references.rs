@@ -24,6 +24,7 @@ pub(super) fn problems(objects: &[Value]) -> Vec<String> {
             "Deployment" => all.deployment(object),
             "Service" | "PodDisruptionBudget" | "NetworkPolicy" => selects(object, pod),
             "ServiceMonitor" => all.service_monitor(object),
+            "PodMonitor" => pod_monitor(object, pod),
             "InferencePool" => all.pool(object),
             "RoleBinding" => all.role_binding(object),
             "HorizontalPodAutoscaler" => all.autoscaler(object),
@@ -171,6 +172,24 @@ fn selects(object: &Value, pod: &Value) -> Vec<String> {
         // A number may be that of a component that is not used here.
         let known = port.is_number() || own.iter().any(|other| other["name"] == *port);
         problems.extend(unless(known, &format!("no container has the port {port}")));
+    }
+    problems
+}
+
+/// The monitor selects the gateways' pods, and ports are those of their containers.
+fn pod_monitor(monitor: &Value, pod: &Value) -> Vec<String> {
+    let labels = &pod["metadata"]["labels"];
+    let mut problems = unless(
+        matches(&monitor["spec"]["selector"]["matchLabels"], labels),
+        "the selector does not match the pods",
+    );
+    let label = monitor["spec"]["jobLabel"].as_str().unwrap_or_default();
+    problems.extend(unless(labels[label] == "pointsman", "the alert rules expect the job pointsman"));
+    let ports = list(&pod["spec"]["containers"]).into_iter().flat_map(|container| list(&container["ports"]));
+    let ports: Vec<&Value> = ports.map(|port| &port["name"]).collect();
+    for endpoint in list(&monitor["spec"]["podMetricsEndpoints"]) {
+        let known = ports.contains(&&endpoint["port"]);
+        problems.extend(unless(known, &format!("no container has the port {}", endpoint["port"])));
     }
     problems
 }

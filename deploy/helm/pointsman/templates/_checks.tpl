@@ -1,0 +1,84 @@
+{{/* Values that cannot work together end the command with a sentence that says what to change. */}}
+{{- define "pointsman.checks" -}}
+{{- include "pointsman.checks.policies" . -}}
+{{- include "pointsman.checks.replicas" . -}}
+{{- include "pointsman.checks.monitoring" . -}}
+{{- include "pointsman.checks.picker" . -}}
+{{- end -}}
+
+{{- define "pointsman.checks.policies" -}}
+{{- $policies := .Values.policies -}}
+{{- if eq $policies.source "image" -}}
+{{- if not $policies.image.reference -}}
+{{- fail "policies.source is image, and policies.image.reference is empty: name the image that has the policy files" -}}
+{{- end -}}
+{{- if semverCompare "<1.31.0-0" .Capabilities.KubeVersion.Version -}}
+{{- fail (printf "policies.source is image, and Kubernetes %s has no image volumes: use 1.31 or newer, or another source" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- else if and (eq $policies.source "registry") (not $policies.registry.artifacts) -}}
+{{- fail "policies.source is registry, and policies.registry.artifacts is empty: name at least one {file, reference}" -}}
+{{- else if and (eq $policies.source "persistentVolumeClaim") (not $policies.persistentVolumeClaim.claimName) -}}
+{{- fail "policies.source is persistentVolumeClaim, and policies.persistentVolumeClaim.claimName is empty: name the claim" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pointsman.checks.replicas" -}}
+{{- $replicas := get .Values.config "replicas" | default dict -}}
+{{- $most := ternary (int .Values.autoscaling.maxReplicas) (int .Values.replicaCount) .Values.autoscaling.enabled -}}
+{{- if not .Values.configToml -}}
+{{- $slots := get (get .Values.config "policies" | default dict) "slots" | default dict -}}
+{{- range $slot, $keys := $slots -}}
+{{- if and (get $keys "shared_state") (not (get $replicas "servers")) -}}
+{{- fail (printf "config.policies.slots.%s.shared_state needs config.replicas.servers: %d gateways would count alone. Name the NATS servers, or remove shared_state" $slot $most) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (get $replicas "name") (gt $most 1) -}}
+{{- fail (printf "config.replicas.name gives %d gateways one name: remove it, and each pod uses its own" $most) -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.autoscaling.enabled -}}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
+{{- fail (printf "autoscaling.minReplicas %d is above autoscaling.maxReplicas %d: exchange them" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- if not (or .Values.autoscaling.targetCPUUtilizationPercentage .Values.autoscaling.targetInflightRequests) -}}
+{{- fail "autoscaling has no target: set autoscaling.targetCPUUtilizationPercentage or autoscaling.targetInflightRequests" -}}
+{{- end -}}
+{{- if and .Values.autoscaling.targetInflightRequests (not .Values.monitoring.enabled) -}}
+{{- fail "autoscaling.targetInflightRequests needs monitoring.enabled, which Prometheus and its adapter read: enable it, or set the target to 0" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pointsman.checks.monitoring" -}}
+{{- with .Values.monitoring -}}
+{{- if .enabled -}}
+{{- if and .serviceMonitor.enabled .podMonitor.enabled -}}
+{{- fail "monitoring.serviceMonitor and monitoring.podMonitor are both enabled, so each gateway would be scraped twice: disable one" -}}
+{{- end -}}
+{{- $wanted := or .serviceMonitor.enabled .podMonitor.enabled .prometheusRule.enabled -}}
+{{- if and $wanted (not ($.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+{{- fail "monitoring needs the custom resources of the Prometheus Operator (monitoring.coreos.com/v1), which the cluster does not have: install the operator, or disable serviceMonitor, podMonitor and prometheusRule of monitoring. `helm template` knows no cluster: add --api-versions monitoring.coreos.com/v1" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pointsman.checks.picker" -}}
+{{- $pool := .Values.endpointPicker.inferencePool -}}
+{{- if and .Values.endpointPicker.enabled $pool.create -}}
+{{- if not (.Capabilities.APIVersions.Has "inference.networking.k8s.io/v1") -}}
+{{- fail "endpointPicker.inferencePool needs the custom resources of the Gateway API Inference Extension (inference.networking.k8s.io/v1), which the cluster does not have: install them, or set endpointPicker.inferencePool.create=false. `helm template` knows no cluster: add --api-versions inference.networking.k8s.io/v1" -}}
+{{- end -}}
+{{- $discovery := .Values.engines.discovery -}}
+{{- if and $discovery.enabled (eq $discovery.resource "pods") -}}
+{{- range $one := splitList "," $discovery.selector -}}
+{{- $pair := regexSplit "==?" (nospace $one) 2 -}}
+{{- $key := first $pair -}}
+{{- $found := get (include "pointsman.poolLabels" $ | fromYaml) $key -}}
+{{- if and (regexMatch "^[A-Za-z0-9][A-Za-z0-9._/-]*(==?[A-Za-z0-9._-]+)?$" (nospace $one)) (or (not $found) (and (eq (len $pair) 2) (ne (last $pair) $found))) -}}
+{{- fail (printf "endpointPicker.inferencePool.matchLabels and engines.discovery.selector select different pods: the pool says nothing of %q. Envoy offers the pods of the pool, and the gateways choose among those of the selector" $one) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

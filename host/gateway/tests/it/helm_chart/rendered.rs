@@ -1,0 +1,288 @@
+//! What the chart renders, with the real `helm`.
+
+use super::*;
+
+/// What `helm template` has to be told of a cluster with both custom resources.
+const CUSTOM_RESOURCES: [&str; 2] =
+    ["--api-versions=monitoring.coreos.com/v1", "--api-versions=inference.networking.k8s.io/v1"];
+
+/// Each overlay, the values that give the same, and the objects that only the overlay has.
+const OVERLAYS: [(&str, &[&str], &[&str]); 5] = [
+    ("base", &[], &[]),
+    (
+        "overlays/complete",
+        &["monitoring.enabled=true", "autoscaling.enabled=true", "networkPolicy.enabled=true"],
+        // The operator's own, and a policy for a listener that is closed.
+        &[
+            "ConfigMap/pointsman-policies",
+            "HorizontalPodAutoscaler/vllm-decode",
+            "HorizontalPodAutoscaler/vllm-prefill",
+            "NetworkPolicy/pointsman-picker",
+        ],
+    ),
+    (
+        "overlays/envoy",
+        &["monitoring.enabled=true", "endpointPicker.enabled=true", "networkPolicy.enabled=true"],
+        &[],
+    ),
+    (
+        "overlays/policies-image",
+        &["policies.source=image", "policies.image.reference=registry.example/policies:1.0.0"],
+        &[],
+    ),
+    (
+        "overlays/policies-oci",
+        &[
+            "policies.source=registry",
+            "policies.registry.artifacts[0].file=prefill.wasm",
+            "policies.registry.artifacts[0].reference=registry.example/policies/prefill:1.0.0",
+        ],
+        &[],
+    ),
+];
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn n6_the_chart_gives_the_objects_of_the_kustomize_files_for_equal_values() {
+    let (Some(helm), Some(kubectl)) = (Helm::installed(), program("kubectl")) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    copy(&root().join("deploy/kubernetes"), dir.path());
+    let policy = root().join("tests/fixtures/guests/selector-0.1.0.wasm");
+    fs::copy(policy, dir.path().join("overlays/complete/prefill.wasm")).unwrap();
+    for (overlay, values, operators) in OVERLAYS {
+        let ran = Command::new(&kubectl).arg("kustomize").arg(dir.path().join(overlay)).output().unwrap();
+        assert!(ran.status.success(), "{overlay}: {}", String::from_utf8_lossy(&ran.stderr));
+        let mut kustomize = objects(&String::from_utf8(ran.stdout).unwrap());
+        for name in operators {
+            assert!(kustomize.remove(*name).is_some(), "{overlay} has no {name}");
+        }
+        let chart = objects(&helm.template(&[values, CUSTOM_RESOURCES.as_slice()].concat()).unwrap());
+        // N6.8
+        assert_eq!(chart.keys().collect::<Vec<_>>(), kustomize.keys().collect::<Vec<_>>(), "{overlay}");
+        for (name, object) in chart {
+            // N6.8
+            assert_eq!(object, kustomize[&name], "{overlay}: {name}");
+        }
+    }
+}
+
+#[test]
+fn n6_helm_finds_nothing_to_complain_about_in_the_chart() {
+    let Some(helm) = Helm::installed() else { return };
+    let ran = helm.run(&["lint", "--strict", "--quiet", chart().to_str().unwrap()]);
+    let text = String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap();
+    // N6.9
+    assert!(ran.status.success() && !text.contains("[WARNING]") && !text.contains("[ERROR]"), "{text}");
+}
+
+#[test]
+fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
+    let Some(helm) = Helm::installed() else { return };
+    let picker = ["endpointPicker.enabled=true", CUSTOM_RESOURCES[1]];
+    let cases: [(&[&str], &str); 18] = [
+        (&["replcaCount=3"], "additional properties 'replcaCount' not allowed"),
+        (&["image.tg=1"], "additional properties 'tg' not allowed"),
+        (&["replicaCount=0"], "got 0, want 1"),
+        (&["policies.source=git"], "'configMap', 'image', 'registry', 'persistentVolumeClaim'"),
+        (&["policies.source=image"], "policies.image.reference is empty"),
+        (
+            &["policies.source=image", "policies.image.reference=a", "--kube-version=1.30.0"],
+            "Kubernetes v1.30.0 has no image volumes",
+        ),
+        (&["policies.source=registry"], "policies.registry.artifacts is empty"),
+        (&["policies.source=persistentVolumeClaim"], "claimName is empty"),
+        (&["--kube-version=1.29.0"], "requires kubeVersion: >=1.30.0-0"),
+        (&["monitoring.enabled=true"], "needs the custom resources of the Prometheus Operator"),
+        (
+            &["monitoring.enabled=true", "monitoring.podMonitor.enabled=true", CUSTOM_RESOURCES[0]],
+            "would be scraped twice: disable one",
+        ),
+        (
+            &["endpointPicker.enabled=true"],
+            "needs the custom resources of the Gateway API Inference Extension",
+        ),
+        (
+            &[picker[0], picker[1], "engines.discovery.selector=app=vllm"],
+            "select different pods: the pool says nothing of \"app=vllm\"",
+        ),
+        (
+            &["config.policies.slots.prefill.shared_state=true"],
+            "shared_state needs config.replicas.servers: 2 gateways would count alone",
+        ),
+        (&["config.replicas.name=a"], "config.replicas.name gives 2 gateways one name"),
+        (&["config.server.listen=0.0.0.0:80"], "config.server.listen is written by the chart (0.0.0.0:8080)"),
+        (&["autoscaling.enabled=true"], "targetInflightRequests needs monitoring.enabled"),
+        (&["autoscaling.enabled=true", "autoscaling.minReplicas=11"], "minReplicas 11 is above"),
+    ];
+    for (values, sentence) in cases {
+        let refused = helm.template(values).expect_err(&values.join(" "));
+        // N6.9
+        assert!(refused.contains(sentence), "{values:?}: {refused}");
+    }
+    // The same key and value are welcome where they fit.
+    let fits: [&[&str]; 3] = [
+        &["config.replicas.name=a", "replicaCount=1"],
+        &["config.policies.slots.prefill.shared_state=true", "config.replicas.servers={nats://nats:4222}"],
+        &[
+            picker[0],
+            picker[1],
+            "engines.discovery.selector=app=vllm",
+            "endpointPicker.inferencePool.matchLabels.app=vllm",
+        ],
+    ];
+    for values in fits {
+        // N6.9
+        assert!(helm.template(values).is_ok(), "{values:?}");
+    }
+}
+
+#[test]
+fn n6_the_configuration_of_values_is_that_of_the_same_keys_in_toml() {
+    let Some(helm) = Helm::installed() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let values = dir.path().join("values.yaml");
+    // Whole numbers of YAML are floats for Helm, large ones have an exponent, and the gateway takes neither.
+    let given = r#"
+config:
+  index: { byte_budget: 9007199254740991 }
+  routing: { cost: { temperature: 1, overlap_score_credit: 0.25 } }
+  tenants: { "*": { weight: 2.0, models: { "org/model.1": { concurrency: 8 } } } }
+  traces: { headers: { authorization: "Bearer \"a\\b\" <é>" } }
+  replicas: { servers: ["nats://a:4222", "nats://b:4222"] }
+  policies: { pins: {}, trusted_keys: [] }
+  discovery:
+    max_workers: 8192
+    kubernetes: [{ name: more, namespace: other, selector: app=sglang, port: "8000,8001" }]
+  workers:
+    - { url: "http://10.0.0.1:8000", role: decode, engine: vllm, labels: { zone: a } }
+engines: { discovery: { port: 8000, resource: endpoint-slices, defaults: { engine: vllm } } }
+"#;
+    let expected = r#"
+[server]
+listen = "0.0.0.0:8080"
+admin_listen = "127.0.0.1:9090"
+threads = 2
+[policies]
+dir = "/etc/pointsman/policies.d"
+compile_cache = "/var/cache/pointsman"
+[timeouts]
+drain = "2m"
+[queue]
+limit = 1000
+[routing]
+busy = { prefill = { engine_queue = 16 }, decode = { engine_queue = 16 }, aggregated = { engine_queue = 16 } }
+cost = { temperature = 1.0, overlap_score_credit = 0.25 }
+[index]
+byte_budget = 9007199254740991
+[tenants."*"]
+weight = 2.0
+models = { "org/model.1" = { concurrency = 8 } }
+[traces]
+headers = { authorization = 'Bearer "a\b" <é>' }
+[replicas]
+servers = ["nats://a:4222", "nats://b:4222"]
+[discovery]
+max_workers = 8192
+[[discovery.kubernetes]]
+name = "engines"
+namespace = "serving"
+selector = "pointsman.dev/engine"
+port = "8000"
+resource = "endpoint-slices"
+defaults = { engine = "vllm" }
+[[discovery.kubernetes]]
+name = "more"
+namespace = "other"
+selector = "app=sglang"
+port = "8000,8001"
+[[workers]]
+url = "http://10.0.0.1:8000"
+role = "decode"
+engine = "vllm"
+labels = { zone = "a" }
+"#;
+    fs::write(&values, given).unwrap();
+    let chart = objects(&helm.template(&[&format!("--values={}", values.display())]).unwrap());
+    // N6.10
+    assert_eq!(chart["ConfigMap/pointsman"]["data"]["pointsman.toml"], configuration(expected));
+    let rules = &chart["Role/pointsman"]["rules"];
+    // N6.10
+    assert_eq!(
+        rules,
+        &serde_json::json!([{
+            "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"],
+        }])
+    );
+
+    fs::write(&values, expected).unwrap();
+    let chart = objects(&helm.template(&[&format!("--set-file=configToml={}", values.display())]).unwrap());
+    // N6.10
+    assert_eq!(chart["ConfigMap/pointsman"]["data"]["pointsman.toml"], configuration(expected));
+}
+
+#[test]
+fn n6_a_pod_of_the_chart_gets_longer_to_end_than_its_drain_takes() {
+    let Some(helm) = Helm::installed() else { return };
+    let text =
+        helm.template(&["drainSeconds=3600", "preStopSeconds=20", "restartOnConfigChange=true"]).unwrap();
+    let chart = objects(&text);
+    let pod = &chart["Deployment/pointsman"]["spec"]["template"];
+    let drain = &chart["ConfigMap/pointsman"]["data"]["pointsman.toml"]["timeouts"]["drain"];
+    assert_eq!(drain, "1h");
+    // N6.4
+    assert!(pod["spec"]["terminationGracePeriodSeconds"].as_u64().unwrap() > 3600 + 20 + 5);
+    assert_eq!(pod["metadata"]["annotations"]["checksum/config"].as_str().unwrap().len(), 64);
+}
+
+#[test]
+fn n6_two_releases_in_one_namespace_have_different_names_and_selectors() {
+    let Some(helm) = Helm::installed() else { return };
+    let text = helm.template_of("blue", &[CUSTOM_RESOURCES[0], "monitoring.enabled=true"]).unwrap();
+    assert!(text.contains("app.kubernetes.io/instance: blue"), "{text}");
+    let all = objects(&text);
+    // N6.9
+    assert!(all.keys().all(|name| name.contains("/blue-pointsman")), "{:?}", all.keys());
+}
+
+#[test]
+fn n6_helm_tells_what_to_do_after_the_installation() {
+    let Some(helm) = Helm::installed() else { return };
+    let chart = chart();
+    let mut arguments = vec!["install", "pointsman", chart.to_str().unwrap(), "--namespace=serving"];
+    arguments.extend([
+        "--dry-run=client",
+        "--set=endpointPicker.enabled=true",
+        "--set=monitoring.enabled=true",
+    ]);
+    // A dry run on the client's side knows no custom resources.
+    arguments.extend(["--set=endpointPicker.inferencePool.create=false"]);
+    let off = ["serviceMonitor", "prometheusRule"].map(|one| format!("--set=monitoring.{one}.enabled=false"));
+    arguments.extend(off.iter().map(String::as_str));
+    let ran = helm.run(&arguments);
+    let text = String::from_utf8([ran.stdout, ran.stderr].concat()).unwrap();
+    let notes = text.split("NOTES:").nth(1).unwrap_or_else(|| panic!("{text}"));
+    let wanted = [
+        "image.repository is still registry.example/pointsman",
+        "create secret generic pointsman-admin",
+        "create secret tls pointsman-picker",
+        "--namespace serving rollout status deployment/pointsman",
+        "port-forward service/pointsman 8080:80",
+        "create configmap pointsman-policies --from-file=prefill.wasm",
+    ];
+    for one in wanted {
+        // N6.9
+        assert!(notes.contains(one), "{one}: {notes}");
+    }
+}
