@@ -1,9 +1,14 @@
 //! The Helm chart in `deploy/helm`, against the Kustomize files in `deploy/kubernetes` and the configuration.
 //!
-//! `cargo xtask kubernetes-files` checks what it renders against the published schemas. Tests that render need
-//! `helm`, and those that compare `kubectl`: `xtask/src/kubernetes_files/tools.sh` installs both.
+//! `cargo xtask kubernetes-files` checks what it renders against the published schemas. Tests that render
+//! need `helm`, those that compare also `kubectl`: `xtask/src/kubernetes_files/tools.sh` installs both.
 
-#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests and their helpers may fail")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    reason = "tests and their helpers may fail"
+)]
 
 use std::{
     collections::BTreeMap,
@@ -111,8 +116,8 @@ fn objects(text: &str) -> BTreeMap<String, Value> {
         .collect()
 }
 
-/// An object without what differs by the tool: labels of Helm, the order of lists whose entries have names, and
-/// how `pointsman.toml` is written.
+/// An object without what differs by the tool: labels of Helm, the order of lists whose entries have names,
+/// and how `pointsman.toml` is written.
 fn comparable(value: Value) -> Value {
     match value {
         Value::Object(fields) => {

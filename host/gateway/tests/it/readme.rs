@@ -9,7 +9,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader, Read as _},
+    io::{BufRead, BufReader},
     net::TcpListener,
     path::Path,
     process::{Child, Command, Stdio},
@@ -40,70 +40,85 @@ impl Drop for Shell {
     }
 }
 
-#[test]
-fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
-    use std::os::unix::process::CommandExt as _;
-    let dir = tempfile::tempdir().unwrap();
-    let bin = Path::new(env!("CARGO_BIN_EXE_pointsman")).parent().unwrap();
-    assert!(bin.join("pointsman-sim").exists(), "build the workspace's binaries first: `--workspace --bins`");
-    let (install, engines, policy) = (blocks("Install"), blocks("Your engines"), blocks("Your policy"));
-    assert!(
-        install[0].contains("cargo build --release")
-            && install[0].contains("export PATH=\"$PWD/target/release:$PATH\"")
-    );
-    let (serve, ask) = (&engines[0], &engines[1]);
-    // The ports may be taken on this machine: they are the only thing that differs from the text.
-    let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let free: Vec<String> = held.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
-    drop(held);
-    let ports = ["8001", "8002", "8003", "8080", "9090"];
-    let moved = |text: &str| {
-        let moved =
-            ports.iter().zip(&free).fold(text.to_owned(), |text, (port, free)| text.replace(port, free));
-        // Without flags, these are the defaults.
-        moved.replace(
-            "pointsman serve ",
-            &format!("pointsman serve --listen 127.0.0.1:{} --admin-listen 127.0.0.1:{} ", free[3], free[4]),
-        )
-    };
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
-    let bash = |script: &str| {
-        let mut command = Command::new("bash");
-        command.args(["-euc", script]).current_dir(dir.path()).env("PATH", &path).process_group(0);
-        command
-    };
-    let mut serving =
-        bash(&moved(serve)).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map(Shell).unwrap();
-    let mut out = BufReader::new(serving.0.stdout.take().unwrap());
-    let mut line = String::new();
-    while !line.contains("\"admin\"") {
-        line.clear();
-        assert!(out.read_line(&mut line).unwrap() > 0, "serve ended");
+/// A folder in which the README's commands run, and the ports that take the place of its own: those may be
+/// taken on this machine, and are the only thing that differs from the text.
+struct Terminal {
+    dir: tempfile::TempDir,
+    ports: Vec<String>,
+}
+
+impl Terminal {
+    fn open() -> Self {
+        let held: Vec<TcpListener> = (0..5).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let ports = held.iter().map(|port| port.local_addr().unwrap().port().to_string()).collect();
+        Self { dir: tempfile::tempdir().unwrap(), ports }
     }
-    // What a command prints, again until it has a text.
-    let until = |script: &str, wanted: &str| {
+
+    fn bash(&self, script: &str) -> Command {
+        use std::os::unix::process::CommandExt as _;
+        let written = ["8001", "8002", "8003", "8080", "9090"].iter().zip(&self.ports);
+        let script = written.fold(script.to_owned(), |text, (port, free)| text.replace(port, free));
+        // Without flags, these are the defaults.
+        let [.., clients, admin] = &self.ports[..] else { panic!("{:?}", self.ports) };
+        let listen =
+            format!("pointsman serve --listen 127.0.0.1:{clients} --admin-listen 127.0.0.1:{admin} ");
+        let bin = Path::new(env!("CARGO_BIN_EXE_pointsman")).parent().unwrap();
+        assert!(
+            bin.join("pointsman-sim").exists(),
+            "build the workspace's binaries first: `--workspace --bins`"
+        );
+        let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+        let mut command = Command::new("bash");
+        command.args(["-euc", &script.replace("pointsman serve ", &listen)]);
+        command.current_dir(self.dir.path()).env("PATH", path).process_group(0);
+        command
+    }
+
+    /// Starts a script that serves, and waits until its gateway listens.
+    fn serve(&self, script: &str) -> (Shell, impl BufRead) {
+        let mut serving =
+            self.bash(script).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().map(Shell).unwrap();
+        let mut out = BufReader::new(serving.0.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("\"admin\"") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "serve ended");
+        }
+        // Who serves may still write there.
+        (serving, out)
+    }
+
+    /// What a command prints, again until it has a text.
+    fn until(&self, script: &str, wanted: &str) -> String {
         for _ in 0..400 {
-            let mut asked = bash(&moved(script)).stdout(Stdio::piped()).spawn().unwrap();
-            let mut text = String::new();
-            asked.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-            asked.wait().unwrap();
+            let output = self.bash(script).stderr(Stdio::null()).output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
             if text.contains(wanted) {
                 return text;
             }
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
         panic!("{script} never prints {wanted}");
-    };
+    }
+}
+
+#[test]
+fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
+    let terminal = Terminal::open();
+    let (install, engines, policy) = (blocks("Install"), blocks("Your engines"), blocks("Your policy"));
+    assert!(
+        install[0].contains("cargo build --release")
+            && install[0].contains("export PATH=\"$PWD/target/release:$PATH\"")
+    );
+    let _serving = terminal.serve(&engines[0]);
     // The gateway learns the model from the engines.
-    let answer: Value = serde_json::from_str(&until(ask, "choices")).unwrap();
+    let answer: Value = serde_json::from_str(&terminal.until(&engines[1], "choices")).unwrap();
     assert_eq!(answer["object"], "chat.completion", "{answer}");
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
 
-    std::os::unix::fs::symlink(
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies"),
-        dir.path().join("policies"),
-    )
-    .unwrap();
+    let dir = terminal.dir.path();
+    let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
+    std::os::unix::fs::symlink(policies, dir.join("policies")).unwrap();
     for line in policy[0].lines() {
         let command = line.split('#').next().unwrap().trim();
         let words: Vec<&str> = command.split(' ').collect();
@@ -114,14 +129,14 @@ fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
         // Here a built-in policy takes the place of the file.
         match words[..3] {
             ["pointsman", "policy", "build"] => {
-                fs::write(dir.path().join("shortest/shortest.wasm"), LEAST_LOADED).unwrap();
+                fs::write(dir.join("shortest/shortest.wasm"), LEAST_LOADED).unwrap();
             }
             ["pointsman", "policy", "test"] => {
-                assert!(dir.path().join(words.last().unwrap()).is_file(), "{command}");
+                assert!(dir.join(words.last().unwrap()).is_file(), "{command}")
             }
-            _ => assert!(bash(command).status().unwrap().success(), "{command}"),
+            _ => assert!(terminal.bash(command).status().unwrap().success(), "{command}"),
         }
     }
-    let ask = ask.replace("curl -s ", "curl -si -H 'x-pointsman-decision: 1' ");
-    until(&ask, "least-loaded@");
+    let ask = engines[1].replace("curl -s ", "curl -si -H 'x-pointsman-decision: 1' ");
+    terminal.until(&ask, "least-loaded@");
 }

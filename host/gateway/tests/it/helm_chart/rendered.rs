@@ -148,13 +148,9 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
     }
 }
 
-#[test]
-fn n6_the_configuration_of_values_is_that_of_the_same_keys_in_toml() {
-    let Some(helm) = Helm::installed() else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let values = dir.path().join("values.yaml");
-    // Whole numbers of YAML are floats for Helm, large ones have an exponent, and the gateway takes neither.
-    let given = r#"
+/// Values with every type of TOML. Whole numbers of YAML are floats for Helm, and large ones have an exponent.
+/// The gateway takes neither.
+const VALUES: &str = r#"
 config:
   index: { byte_budget: 9007199254740991 }
   routing: { cost: { temperature: 1, overlap_score_credit: 0.25 } }
@@ -169,7 +165,8 @@ config:
     - { url: "http://10.0.0.1:8000", role: decode, engine: vllm, labels: { zone: a } }
 engines: { discovery: { port: 8000, resource: endpoint-slices, defaults: { engine: vllm } } }
 "#;
-    let expected = r#"
+/// The same keys in TOML, with what the chart adds.
+const TOML: &str = r#"
 [server]
 listen = "0.0.0.0:8080"
 admin_listen = "127.0.0.1:9090"
@@ -213,10 +210,16 @@ role = "decode"
 engine = "vllm"
 labels = { zone = "a" }
 "#;
-    fs::write(&values, given).unwrap();
+
+#[test]
+fn n6_the_configuration_of_values_is_that_of_the_same_keys_in_toml() {
+    let Some(helm) = Helm::installed() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let values = dir.path().join("values.yaml");
+    fs::write(&values, VALUES).unwrap();
     let chart = objects(&helm.template(&[&format!("--values={}", values.display())]).unwrap());
     // N6.10
-    assert_eq!(chart["ConfigMap/pointsman"]["data"]["pointsman.toml"], configuration(expected));
+    assert_eq!(chart["ConfigMap/pointsman"]["data"]["pointsman.toml"], configuration(TOML));
     let rules = &chart["Role/pointsman"]["rules"];
     // N6.10
     assert_eq!(
@@ -226,10 +229,10 @@ labels = { zone = "a" }
         }])
     );
 
-    fs::write(&values, expected).unwrap();
+    fs::write(&values, TOML).unwrap();
     let chart = objects(&helm.template(&[&format!("--set-file=configToml={}", values.display())]).unwrap());
     // N6.10
-    assert_eq!(chart["ConfigMap/pointsman"]["data"]["pointsman.toml"], configuration(expected));
+    assert_eq!(chart["ConfigMap/pointsman"]["data"]["pointsman.toml"], configuration(TOML));
 }
 
 #[test]
