@@ -273,6 +273,15 @@ mod tests {
                 "metadata": { "name": "p" },
                 "spec": { "selector": { "matchLabels": labels } },
             }),
+            json!({
+                "kind": "PodMonitor",
+                "metadata": { "name": "m" },
+                "spec": {
+                    "jobLabel": "app",
+                    "selector": { "matchLabels": labels },
+                    "podMetricsEndpoints": [{ "port": "http" }],
+                },
+            }),
         ]
     }
 
@@ -289,6 +298,9 @@ mod tests {
             (3, "/spec/ports/0/targetPort", json!("grpc"), "no container has the port"),
             (4, "/spec/selector", json!({}), "does not match the pods"),
             (4, "/metadata", json!({ "name": "p", "namespace": "n" }), "the namespace is not"),
+            (5, "/spec/selector", json!({}), "does not match the pods"),
+            (5, "/spec/jobLabel", json!("name"), "expect the job pointsman"),
+            (5, "/spec/podMetricsEndpoints/0/port", json!("admin"), "no container has the port"),
         ];
         for (index, path, value, expected) in changes {
             let mut changed = objects();

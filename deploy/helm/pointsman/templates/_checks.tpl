@@ -23,10 +23,10 @@
 {{- end -}}
 
 {{- define "pointsman.checks.replicas" -}}
-{{- $replicas := get .Values.config "replicas" | default dict -}}
+{{- $replicas := get (.Values.config | default dict) "replicas" | default dict -}}
 {{- $most := ternary (int .Values.autoscaling.maxReplicas) (int .Values.replicaCount) .Values.autoscaling.enabled -}}
 {{- if not .Values.configToml -}}
-{{- $slots := get (get .Values.config "policies" | default dict) "slots" | default dict -}}
+{{- $slots := get (get (.Values.config | default dict) "policies" | default dict) "slots" | default dict -}}
 {{- range $slot, $keys := $slots -}}
 {{- if and (get $keys "shared_state") (not (get $replicas "servers")) -}}
 {{- fail (printf "config.policies.slots.%s.shared_state needs config.replicas.servers: %d gateways would count alone. Name the NATS servers, or remove shared_state" $slot $most) -}}

@@ -3,7 +3,7 @@
 {{- if .Values.configToml -}}
 {{- .Values.configToml -}}
 {{- else -}}
-{{- $config := deepCopy .Values.config -}}
+{{- $config := deepCopy (.Values.config | default dict) -}}
 {{- $own := dict
   "server" (dict "listen" "0.0.0.0:8080" "admin_listen" "127.0.0.1:9090")
   "policies" (dict "dir" "/etc/pointsman/policies.d" "compile_cache" "/var/cache/pointsman")

@@ -91,7 +91,7 @@ fn n6_helm_finds_nothing_to_complain_about_in_the_chart() {
 fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
     let Some(helm) = Helm::installed() else { return };
     let picker = ["endpointPicker.enabled=true", CUSTOM_RESOURCES[1]];
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 19] = [
         (&["replcaCount=3"], "additional properties 'replcaCount' not allowed"),
         (&["image.tg=1"], "additional properties 'tg' not allowed"),
         (&["replicaCount=0"], "got 0, want 1"),
@@ -121,6 +121,10 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
             &["config.policies.slots.prefill.shared_state=true"],
             "shared_state needs config.replicas.servers: 2 gateways would count alone",
         ),
+        (
+            &["--set-json=networkPolicy.adminFrom=[]"],
+            "at '/networkPolicy/adminFrom': minItems: got 0, want 1",
+        ),
         (&["config.replicas.name=a"], "config.replicas.name gives 2 gateways one name"),
         (&["config.server.listen=0.0.0.0:80"], "config.server.listen is written by the chart (0.0.0.0:8080)"),
         (&["autoscaling.enabled=true"], "targetInflightRequests needs monitoring.enabled"),
@@ -148,8 +152,8 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
     }
 }
 
-/// Values with every type of TOML. Whole numbers of YAML are floats for Helm, and large ones have an exponent.
-/// The gateway takes neither.
+/// Values with every type of TOML. Whole numbers of YAML are floats for Helm, and large ones have an exponent,
+/// which the gateway does not take.
 const VALUES: &str = r#"
 config:
   index: { byte_budget: 9007199254740991 }
