@@ -152,8 +152,8 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
     }
 }
 
-/// Values with every type of TOML. Whole numbers of YAML are floats for Helm, and large ones have an exponent,
-/// which the gateway does not take.
+/// Values with every type of TOML. Whole numbers of YAML are floats for Helm, and large ones have an
+/// exponent. The gateway takes neither.
 const VALUES: &str = r#"
 config:
   index: { byte_budget: 9007199254740991 }
