@@ -304,7 +304,8 @@ impl Worker {
     }
 
     /// Reports that the engine refused a request that was sent at `sent`, because it has too much to do. The
-    /// worker is not chosen for a pause. Returns whether that is a failure: it refused several times in a row.
+    /// worker is not chosen for a pause. Returns whether that is a failure: it refused several times in a
+    /// row.
     pub fn note_refusal(&self, refusal: Refusal, sent: tokio::time::Instant) -> bool {
         let is_failure = self.back_pressure.refused(refusal, sent);
         if is_failure && self.breaker.is_open() {

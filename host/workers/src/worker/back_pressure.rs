@@ -96,8 +96,8 @@ impl BackPressure {
     }
 
     /// Begins or extends a pause. Returns whether the refusals are a failure of the worker: several pauses in
-    /// a row, and nothing succeeded between them. `sent`: when the refused request was sent. One that was sent
-    /// before the last pause began says nothing new.
+    /// a row, and nothing succeeded between them. `sent`: when the refused request was sent. One that was
+    /// sent before the last pause began says nothing new.
     pub(super) fn refused(&self, refusal: Refusal, sent: Instant) -> bool {
         let mut row = self.row.lock();
         if row.last_began.is_some_and(|began| sent < began) {
