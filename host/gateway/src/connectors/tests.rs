@@ -109,6 +109,12 @@ fn c7_the_parameters_of_a_real_engine_are_read_and_stay_opaque() {
     // What decode gets is what the recorded decode request carried.
     let sent = value(include_bytes!("../../../../tests/fixtures/pd/decode-request.json"));
     assert_eq!(value(parameters.as_bytes()), sent["kv_transfer_params"]);
+    // A later version says more, and all of it is passed on.
+    let later = include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/prefill-response.json");
+    let answer = connector_for(&spec(NIXL)).read_prefill(later);
+    let PrefillAnswer::Handoff { parameters, .. } = answer else { panic!("{answer:?}") };
+    // C7.2
+    assert_eq!(value(parameters.as_bytes()), value(later)["kv_transfer_params"]);
 }
 
 #[test]

@@ -190,6 +190,18 @@ mod tests {
     }
 
     #[test]
+    fn figures_of_a_real_sglang_and_of_a_real_pair_are_read() {
+        let read =
+            figures(include_bytes!("../../../../tests/fixtures/engines/sglang-0.5.23/plain-metrics.txt"));
+        assert_eq!((read.running, read.waiting, read.kv_usage), (Some(0), Some(0), Some(0.0)));
+        // It counts streamed and whole answers apart.
+        assert_eq!(read.progress.prompt_tokens, Some(77));
+        let read = figures(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));
+        assert_eq!((read.running, read.waiting, read.asleep), (Some(0), Some(0), false));
+        assert!(read.kv_usage.is_some() && read.started.is_some(), "{read:?}");
+    }
+
+    #[test]
     fn b8_series_of_one_data_parallel_rank_are_not_added() {
         let ranks = |labels: fn(u32) -> String, value: u32| -> String {
             (0..8).map(|rank| format!("sglang:num_running_reqs{{{}}} {value}\n", labels(rank))).collect()

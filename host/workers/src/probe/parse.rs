@@ -223,6 +223,52 @@ mod tests {
     }
 
     #[test]
+    fn facts_of_a_real_sglang_are_parsed() {
+        let plain = sglang_facts(include_bytes!(
+            "../../../../tests/fixtures/engines/sglang-0.5.23/plain-server-info.json"
+        ))
+        .unwrap();
+        let expected = EngineFacts {
+            role: Some(Role::Aggregated),
+            dp_size: Some(1),
+            version: Some("0.5.23".into()),
+            block_size: Some(1),
+            total_blocks: Some(16_384),
+            max_running_requests: Some(16),
+            kv_events_port: Some(43_191),
+            kv_replay_port: Some(41_555),
+            ..EngineFacts::default()
+        };
+        assert_eq!(plain, expected);
+        let prefill = sglang_facts(include_bytes!(
+            "../../../../tests/fixtures/engines/sglang-0.5.23/prefill-server-info.json"
+        ))
+        .unwrap();
+        let expected = EngineFacts {
+            role: Some(Role::Prefill),
+            bootstrap_port: Some(37_093),
+            kv_events_port: None,
+            kv_replay_port: None,
+            ..expected
+        };
+        assert_eq!(prefill, expected);
+        let now = include_bytes!("../../../../tests/fixtures/engines/sglang-0.5.23/prefill-model-info.json");
+        assert_eq!(sglang_role_now(now), Some(Role::Prefill));
+    }
+
+    #[test]
+    fn facts_of_a_real_decode_engine_of_vllm_with_nixl_are_parsed() {
+        let names =
+            models(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/prefill-models.json"));
+        let expected = Models { names: vec!["tiny".into()], owner: Some("vllm".into()) };
+        assert_eq!(names.unwrap(), expected);
+        let facts =
+            vllm_facts(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));
+        assert_eq!(facts.connector.as_deref(), Some("NixlConnector"));
+        assert_eq!((facts.block_size, facts.total_blocks), (Some(32), Some(512)));
+    }
+
+    #[test]
     fn mooncake_engine_ids_are_parsed_in_both_forms_and_gaps_are_errors() {
         assert_eq!(engine_ids(br#"{"1":"b","0":"a"}"#), Ok(vec!["a".to_owned(), "b".to_owned()]));
         let entry = br#"{"0":{"engine_id":"a","worker_addr":{}}}"#;

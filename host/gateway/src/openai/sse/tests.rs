@@ -19,15 +19,20 @@ fn recorded(text: &'static str) -> Vec<u8> {
 }
 
 fn captures() -> Vec<Vec<u8>> {
-    [
+    let sglang: [&[u8]; 3] = [
+        include_bytes!("../../../../../tests/fixtures/engines/sglang-0.5.23/chat-stream.txt"),
+        include_bytes!("../../../../../tests/fixtures/engines/sglang-0.5.23/completion-stream.txt"),
+        include_bytes!("../../../../../tests/fixtures/engines/sglang-0.5.23/batch-stream.txt"),
+    ];
+    let vllm = [
         include_str!("../../../../../tests/fixtures/engines/chat-stream-usage.http"),
         include_str!("../../../../../tests/fixtures/engines/chat-stream-nousage.http"),
         include_str!("../../../../../tests/fixtures/engines/completion-stream-contusage.http"),
         include_str!("../../../../../tests/fixtures/engines/completion-stream-tokenids.http"),
         include_str!("../../../../../tests/fixtures/engines/completion-stream-usage.http"),
     ]
-    .map(recorded)
-    .to_vec()
+    .map(recorded);
+    vllm.into_iter().chain(sglang.map(<[u8]>::to_vec)).collect()
 }
 
 /// What a JSON parser says of an event.
@@ -68,12 +73,16 @@ fn plain(mut seen: Seen) -> Seen {
 
 #[test]
 fn recorded_streams_are_seen_as_a_parser_sees_them() {
-    for body in captures() {
+    let captures = captures();
+    let batch = captures.len() - 1;
+    for (place, body) in captures.into_iter().enumerate() {
         let all: Vec<Seen> = events(&body).map(|event| look(&body[event])).collect();
         let expected: Vec<Seen> = events(&body).map(|event| reference(&body[event])).collect();
         assert_eq!(all.iter().cloned().map(plain).collect::<Vec<_>>(), expected);
         assert!(all.last().unwrap().done);
-        assert_eq!(all.iter().filter(|seen| seen.finish).count(), 1);
+        // The last stream answers a list of two prompts.
+        let choices = if place == batch { 2 } else { 1 };
+        assert_eq!(all.iter().filter(|seen| seen.finish).count(), choices);
     }
 }
 
