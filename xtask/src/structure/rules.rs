@@ -16,6 +16,7 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "pointsman-admin-cli",
             "pointsman-config-file",
+            "pointsman-decision-log",
             "pointsman-discovery",
             "pointsman-embedded-policies",
             "pointsman-endpoint-picker",
@@ -45,6 +46,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "pointsman-lab",
         &[
             "pointsman-config-file",
+            "pointsman-decision-log",
             "pointsman-embedded-policies",
             "pointsman-orchestration",
             "pointsman-policy-runtime",
@@ -54,6 +56,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-workers",
         ],
     ),
+    ("pointsman-decision-log", &["pointsman-workers"]),
     ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use pointsman_decision_log::{FileHeader, LoggedBlocks, LoggedRequest};
 use pointsman_workers::Role;
 
 use self::{
@@ -16,7 +17,6 @@ use self::{
 use super::{CalibrateError, Calibration, Capacity, HeldOut, KnownCapacity, report::term_warnings};
 use crate::{
     decision_log::{
-        FileHeader, LoggedRequest,
         reader::{ReadStats, files, read},
         time::moment,
     },
@@ -100,7 +100,7 @@ fn read_log(path: &Path, args: &LogArgs, max: usize) -> anyhow::Result<Logged> {
             }
             block_tokens = header.block_tokens;
             // What the prompt shares with others is not needed: the log says what was cached.
-            request.blocks = crate::decision_log::LoggedBlocks::default();
+            request.blocks = LoggedBlocks::default();
             kept.push_back(request);
             if kept.len() > max {
                 kept.pop_front();

@@ -2,7 +2,8 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use super::{FileHeader, LoggedRequest};
+use pointsman_decision_log::{FileHeader, LoggedRequest};
+
 use crate::trace::{Trace, TraceRequest};
 
 /// Requests that were left out of a trace, by reason.

@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::Context as _;
 use clap::Args;
+use pointsman_decision_log::{LoggedDecision, LoggedRequest};
 
 use super::{
-    LoggedDecision, LoggedRequest,
     convert::{Converter, LeftOut},
     reader::{ReadStats, files, read},
     time::moment,

@@ -6,7 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{FILE_PREFIX, FILE_SUFFIX, FileHeader, LOG_NAME, LOG_VERSION, LoggedRequest};
+use pointsman_decision_log::{FILE_PREFIX, FILE_SUFFIX, FileHeader, LOG_NAME, LOG_VERSION, LoggedRequest};
+
 use crate::trace::{TraceError, parse_line};
 
 /// Limit of the length of a line, bytes. The gateway writes at most some 100 KB.

@@ -1,7 +1,11 @@
 use std::{fs, path::Path};
 
 use clap::Parser;
-use pointsman_workers::Salt;
+use pointsman_decision_log::{
+    FileHeader, LOG_NAME, LOG_VERSION, LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow,
+};
+use pointsman_workers::{Prefix, Salt};
+use serde::Serialize;
 
 use super::{reader::ReadStats, *};
 use crate::trace::Trace;
@@ -197,21 +201,6 @@ fn a_file_that_ends_within_a_frame_is_read_up_to_it_and_a_broken_one_is_an_error
     );
     let (text, _) = export(directory.path(), &["--skip-bad"]).unwrap();
     assert!(text.contains("; 1 malformed lines"), "{text}");
-}
-
-#[test]
-fn the_ids_of_a_long_prompt_are_bounded_and_are_those_of_a_short_one() {
-    let tokens: Vec<u32> = (0..1_600_000).collect();
-    let of = |length: usize| Prefix::of_tokens(&tokens[..length], 16, &Salt::default(), &[]);
-    let long = LoggedBlocks::of(&of(1_600_000), |id| id);
-    assert_eq!(long.ids.len(), 2_048 + (65_536 - 2_048) / 32 + (100_000 - 65_536) / 1_024);
-    let short = LoggedBlocks::of(&of(40_000), |id| id);
-    assert!(!short.depths.is_empty());
-    let marks: Vec<_> = short.marks().collect();
-    assert_eq!(marks, long.marks().take(marks.len()).collect::<Vec<_>>());
-    let dense = LoggedBlocks::of(&of(100), |id| id + 1);
-    assert_eq!((dense.depths.len(), dense.ids.len()), (0, 6));
-    assert_eq!(dense.marks().last().map(|(depth, _)| depth), Some(6));
 }
 
 #[test]

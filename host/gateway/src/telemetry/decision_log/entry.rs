@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_lab::decision_log::{LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow};
+use pointsman_decision_log::{LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow};
 use pointsman_routing::{
     Decider, DecisionId, Digest, Generation, Lane, Receipt, RefusedDecision, RoutingRequest, SlotKind,
 };

@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_lab::decision_log::{FILE_PREFIX, FILE_SUFFIX};
+use pointsman_decision_log::{FILE_PREFIX, FILE_SUFFIX};
 
 /// Names that are tried for a new file: another gateway may write to the same directory.
 const MAX_NAMES: u32 = 100;

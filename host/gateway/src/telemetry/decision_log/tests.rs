@@ -4,7 +4,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use pointsman_lab::decision_log::{FILE_SUFFIX, FileHeader, LoggedRequest};
+use pointsman_decision_log::{FILE_SUFFIX, FileHeader, LoggedRequest};
 use pointsman_workers::{Prefix, Salt as PromptSalt};
 
 use super::*;

@@ -11,7 +11,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_lab::decision_log::{FileHeader, LOG_NAME, LOG_VERSION};
+use pointsman_decision_log::{FileHeader, LOG_NAME, LOG_VERSION};
 use serde::Serialize;
 use tokio::time::{Duration, Instant};
 use zstd::bulk::Compressor;

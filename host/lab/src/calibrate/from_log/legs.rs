@@ -2,13 +2,11 @@
 
 use std::collections::HashMap;
 
+use pointsman_decision_log::{LoggedDecision, LoggedRequest};
 use pointsman_sim::core::PromptKv;
 use pointsman_workers::Role;
 
-use crate::{
-    calibrate::{Sample, replay::Arrival},
-    decision_log::{LoggedDecision, LoggedRequest},
-};
+use crate::calibrate::{Sample, replay::Arrival};
 
 /// Share of the time to first token that has to lie between the decisions of a pair: then the second followed
 /// the end of the prefill.

@@ -1,12 +1,12 @@
 use std::path::Path;
 
+use pointsman_decision_log::{LOG_NAME, LOG_VERSION, LoggedDecision, LoggedOutcome};
 use pointsman_sim::core::{BatchLimits, PromptKv};
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 
 use super::*;
 use crate::{
     calibrate::replay::{Arrival, replay},
-    decision_log::{LOG_NAME, LOG_VERSION, LoggedDecision, LoggedOutcome},
     fleet::StepTimeSpec,
 };
 
