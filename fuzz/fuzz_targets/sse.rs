@@ -6,9 +6,9 @@ use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
-/// The file does not depend on the rest of the gateway, so it is compiled here on its own.
+/// Compiled here on its own, with the instruments of the fuzzer.
 #[allow(dead_code)]
-#[path = "../../host/gateway/src/openai/sse.rs"]
+#[path = "../../host/sse/src/lib.rs"]
 mod scanner;
 
 #[derive(Arbitrary, Debug)]

@@ -57,12 +57,12 @@ pub(crate) struct Args {
 
 /// Prints each figure of both simulators; returns an error when one differs by more than a tenth.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let pointsman = fleet::build("release")?.join("pointsman");
+    let program = fleet::build_programs("release", &[fleet::LAB])?.join(fleet::LAB.name);
     let mut far = Vec::new();
     for speed in &args.speeds {
         let replay = replay(args, *speed)?;
         let begun = Instant::now();
-        let lab = lab(&pointsman, args, *speed)?;
+        let lab = lab(&program, args, *speed)?;
         let took = begun.elapsed().as_secs_f64();
         let mut rows = vec![
             ["arrivals", "router", "figure", "replay", "lab", "lab / replay"].map(str::to_owned).to_vec(),
@@ -110,12 +110,12 @@ fn replay(args: &Args, speed: f64) -> anyhow::Result<Vec<Value>> {
     lines.map(|line| serde_json::from_str(line).context("the replay printed other text")).collect()
 }
 
-fn lab(pointsman: &Path, args: &Args, speed: f64) -> anyhow::Result<Value> {
+fn lab(program: &Path, args: &Args, speed: f64) -> anyhow::Result<Value> {
     let report = tempfile::NamedTempFile::new()?;
-    let mut compare = Command::new(pointsman);
+    let mut compare = Command::new(program);
     compare.args(["compare", "--engines", "8", "--seeds", "1", "--threads", "1"]);
     compare.args(["--arm", "kv-aware", "--arm", "round-robin", "--speed", &speed.to_string()]);
     compare.arg("--trace").arg(&args.trace).arg("--json").arg(report.path());
-    ensure!(compare.stdout(Stdio::null()).status()?.success(), "pointsman compare failed");
+    ensure!(compare.stdout(Stdio::null()).status()?.success(), "pointsman-lab compare failed");
     Ok(serde_json::from_slice(&std::fs::read(report.path())?)?)
 }

@@ -80,7 +80,7 @@ impl Args {
 
 /// Prints the figures of both; returns an error when one is beyond its limit.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    let bin = fleet::build("release")?;
+    let bin = fleet::build_programs("release", &[fleet::GATEWAY, fleet::ENGINE, fleet::LAB])?;
     let requests = slice::read(&args.trace, args.requests, args.speed)?;
     let temporary = tempfile::Builder::new().prefix("pointsman-fidelity-").tempdir()?;
     let dir = args.keep.as_deref().unwrap_or(temporary.path());
@@ -248,7 +248,7 @@ fn lab(args: &Args, bin: &Path, dir: &Path, trace: &Path) -> anyhow::Result<Vec<
     ));
     std::fs::write(&fleet, text)?;
     let output = dir.join("lab.jsonl");
-    let mut lab = Command::new(bin.join("pointsman"));
+    let mut lab = Command::new(bin.join(fleet::LAB.name));
     lab.args(["trace", "run"]).arg(trace).args(["--arm", &args.arm]).arg("--fleet").arg(&fleet);
     lab.arg("--draws").arg(dir.join("draws.jsonl")).arg("--output").arg(&output);
     sh::run(&mut lab)?;

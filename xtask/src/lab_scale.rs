@@ -52,24 +52,24 @@ struct Used {
 
 /// Prints what the runs took; returns an error when one is beyond its limit.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    let pointsman = fleet::build("release")?.join("pointsman");
+    let lab = fleet::build_programs("release", &[fleet::LAB])?.join(fleet::LAB.name);
     let dir = tempfile::Builder::new().prefix("pointsman-lab-scale-").tempdir()?;
     let load = || std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let before = load();
     let mut checks = Checks::default();
-    large(args, &pointsman, dir.path(), &mut checks).await?;
-    again(args, &pointsman, dir.path(), &mut checks)?;
+    large(args, &lab, dir.path(), &mut checks).await?;
+    again(args, &lab, dir.path(), &mut checks)?;
     if let Some(trace) = &args.trace {
-        policy(args, &pointsman, trace, &mut checks).await?;
+        policy(args, &lab, trace, &mut checks).await?;
     }
     sh::status(&format!("load average before and after: {} / {}", before.trim(), load().trim()));
     checks.finish()
 }
 
-async fn large(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+async fn large(args: &Args, lab: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let trace = dir.join("large.jsonl");
-    generate(args, pointsman, args.requests, &trace)?;
-    let mut compare = Command::new(pointsman);
+    generate(args, lab, args.requests, &trace)?;
+    let mut compare = Command::new(lab);
     compare.args(["compare", "--trace-block", TRACE_BLOCK, "--arm", "kv", "--seeds", "1", "--threads", "1"]);
     compare.arg("--engines").arg(args.engines.to_string()).arg("--trace").arg(&trace);
     let used = measure(&mut compare).await?;
@@ -81,14 +81,14 @@ async fn large(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -
 }
 
 /// Runs the same trace with the same seed twice.
-fn again(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+fn again(args: &Args, lab: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let (trace, fleet) = (dir.join("again.jsonl"), dir.join("fleet.toml"));
-    generate(args, pointsman, args.again, &trace)?;
+    generate(args, lab, args.again, &trace)?;
     let count = args.engines;
     std::fs::write(&fleet, format!("block_tokens = {TRACE_BLOCK}\n[[engines]]\ncount = {count}\n"))?;
     let run = |name: &str| -> anyhow::Result<Vec<u8>> {
         let output = dir.join(name);
-        let mut command = Command::new(pointsman);
+        let mut command = Command::new(lab);
         command.args(["trace", "run"]).arg(&trace).args([
             "--trace-block",
             TRACE_BLOCK,
@@ -96,7 +96,7 @@ fn again(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -> anyh
             "power-of-two",
         ]);
         command.args(["--seed", "7"]).arg("--fleet").arg(&fleet).arg("-o").arg(&output);
-        ensure!(command.stdout(Stdio::null()).status()?.success(), "pointsman trace run failed");
+        ensure!(command.stdout(Stdio::null()).status()?.success(), "pointsman-lab trace run failed");
         Ok(std::fs::read(&output)?)
     };
     let (one, other) = (run("one.jsonl")?, run("other.jsonl")?);
@@ -105,9 +105,9 @@ fn again(args: &Args, pointsman: &Path, dir: &Path, checks: &mut Checks) -> anyh
     Ok(())
 }
 
-async fn policy(args: &Args, pointsman: &Path, trace: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+async fn policy(args: &Args, lab: &Path, trace: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let run = async |arm: &str| {
-        let mut compare = Command::new(pointsman);
+        let mut compare = Command::new(lab);
         compare.args(["compare", "--engines", "8", "--seeds", "1", "--threads", "1", "--arm", arm]);
         measure(compare.arg("--trace").arg(trace)).await
     };
@@ -119,19 +119,19 @@ async fn policy(args: &Args, pointsman: &Path, trace: &Path, checks: &mut Checks
     Ok(())
 }
 
-fn generate(args: &Args, pointsman: &Path, requests: u32, to: &Path) -> anyhow::Result<()> {
+fn generate(args: &Args, lab: &Path, requests: u32, to: &Path) -> anyhow::Result<()> {
     let rate = args.rate * f64::from(args.engines);
-    let mut command = Command::new(pointsman);
+    let mut command = Command::new(lab);
     command.args(["trace", "generate", "system-prompts", "--requests", &requests.to_string()]);
     command.args(["--rate", &rate.to_string(), "-o"]).arg(to);
-    ensure!(command.stdout(Stdio::null()).status()?.success(), "pointsman trace generate failed");
+    ensure!(command.stdout(Stdio::null()).status()?.success(), "pointsman-lab trace generate failed");
     Ok(())
 }
 
 /// Runs a command to its end.
 async fn measure(command: &mut Command) -> anyhow::Result<Used> {
     let begun = Instant::now();
-    let mut child: Child = command.stdout(Stdio::null()).spawn().context("could not start pointsman")?;
+    let mut child: Child = command.stdout(Stdio::null()).spawn().context("could not start pointsman-lab")?;
     let mut used = Used::default();
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -142,6 +142,6 @@ async fn measure(command: &mut Command) -> anyhow::Result<Used> {
         tokio::time::sleep(LOOK).await;
     };
     used.wall = begun.elapsed();
-    ensure!(status.success(), "pointsman ended with {status}");
+    ensure!(status.success(), "pointsman-lab ended with {status}");
     Ok(used)
 }

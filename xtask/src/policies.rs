@@ -62,12 +62,11 @@ fn scripts(out: &Path) -> anyhow::Result<Vec<(String, PathBuf)>> {
 }
 
 fn test(built: &[(String, PathBuf)]) -> anyhow::Result<()> {
-    let pointsman = fleet::build("release")?.join("pointsman");
+    let program = fleet::build_programs("release", &[fleet::POLICY])?.join(fleet::POLICY.name);
     for (name, component) in built {
         let policy = |command: &str| {
-            let mut run = Command::new(&pointsman);
-            run.args(["policy", command, "--memory-bytes", SCRIPT_MEMORY, "--deadline-ms", "20"])
-                .arg(component);
+            let mut run = Command::new(&program);
+            run.args([command, "--memory-bytes", SCRIPT_MEMORY, "--deadline-ms", "20"]).arg(component);
             run
         };
         let cases = sh::root().join("policies").join(name).join("cases.toml");

@@ -54,7 +54,7 @@ load_interval = "200ms"
 /// Runs the comparison; returns an error when a request failed or the counts differ.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
-    let bin = fleet::build("release")?;
+    let bin = fleet::build_programs("release", &[fleet::GATEWAY, fleet::ENGINE, fleet::POLICY])?;
     let policy = |name: &str| GuestBuild::new(&sh::root(), &format!("policy-{name}")).build();
     let (active, shadow) = (policy("kv-aware")?, policy(&args.policy)?);
     let bodies = trace::bodies(&trace::path(args.trace.as_deref()), args.requests)?;
@@ -80,8 +80,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let file = dir.path().join("shadow.wasm");
     std::fs::write(&file, shadow)?;
     let replay = |more: &[&str]| {
-        let mut command = Command::new(bin.join("pointsman"));
-        command.args(["policy", "run"]).arg(&file).arg("--receipts").arg(&receipts);
+        let mut command = Command::new(bin.join(fleet::POLICY.name));
+        command.arg("run").arg(&file).arg("--receipts").arg(&receipts);
         command.args(["--as-recorded", "--allow-differences"]).args(more);
         command
     };

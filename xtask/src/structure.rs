@@ -1,6 +1,6 @@
 //! `structure`: sizes of the source tree, and the module rules of ARCHITECTURE.md.
 //!
-//! Reads sources as text and syntax; builds nothing.
+//! Reads sources as text and syntax, and asks cargo for the daemon's crates; builds nothing.
 
 use std::{
     collections::BTreeMap,
@@ -11,6 +11,7 @@ use anyhow::ensure;
 
 use crate::sh;
 
+mod daemon;
 mod graph;
 mod modules;
 mod rules;
@@ -38,7 +39,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.of.is_some() {
         return Ok(());
     }
-    let broken = rules::broken(root, &crates)?;
+    let tree = daemon::Tree::read()?;
+    sh::print(&format!("crates in the daemon: {}", tree.len()));
+    let mut broken = rules::broken(root, &crates)?;
+    broken.extend(tree.broken());
     broken.iter().for_each(|line| sh::print(line));
     ensure!(broken.is_empty(), "the source tree breaks {} module rules; see ARCHITECTURE.md", broken.len());
     sh::print("module rules: all hold");

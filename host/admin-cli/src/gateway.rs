@@ -197,8 +197,10 @@ impl Gateway {
     }
 
     /// Sends GET and returns an answer without an end, to be read chunk by chunk.
-    #[cfg(feature = "top")]
-    pub(crate) async fn stream(&self, path: &str) -> Result<Response, GatewayError> {
+    ///
+    /// # Errors
+    /// The gateway refused or cannot be reached.
+    pub async fn stream(&self, path: &str) -> Result<Response, GatewayError> {
         let url = format!("{}{path}", self.base);
         let opened = async {
             let response = self.send(Method::GET, path).await?;
@@ -243,7 +245,8 @@ async fn whole(mut response: Response) -> reqwest::Result<Option<Vec<u8>>> {
 }
 
 /// The error of a connection, with its last cause only: those before it repeat the URL.
-pub(crate) fn unreachable(url: &str, error: &reqwest::Error) -> GatewayError {
+#[must_use]
+pub fn unreachable(url: &str, error: &reqwest::Error) -> GatewayError {
     let mut cause: &dyn std::error::Error = error;
     while let Some(deeper) = cause.source() {
         cause = deeper;

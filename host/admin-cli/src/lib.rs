@@ -1,31 +1,31 @@
-//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain`,
-//! `decisions` and `top`.
+//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain` and
+//! `decisions`.
 //!
 //! They use the HTTP API of the admin listener and nothing else: this crate does not know the gateway's code.
-//! [`Gateway`] is the only client of that API; the policy commands use it, too.
+//! [`Gateway`] is the only client of that API; the policy commands and `pointsman top` use it, too.
 
 use std::{io::Write as _, process::ExitCode};
 
 use clap::Subcommand;
 
 mod answer;
-mod api;
+pub mod api;
 mod decisions;
 mod drain;
 mod explain;
 mod gateway;
 mod health;
 mod status;
-mod text;
-#[cfg(feature = "top")]
-mod top;
+pub mod text;
 mod workers;
 
 pub use answer::{Answer, GatewayError};
-pub use gateway::{Gateway, GatewayArgs, query, segment};
+pub use gateway::{Gateway, GatewayArgs, query, segment, unreachable};
+pub(crate) use pointsman_cli::print;
+pub use status::{quantiles, requests, short, trials};
 
 /// How every command ends; the end of the help of each.
-const EXIT_CODES: &str = "\
+pub const EXIT_CODES: &str = "\
 Exit codes: 0 good; 1 not ready, not found, refused or not reachable; 2 wrong use.
 
 The token comes from --token-file, POINTSMAN_ADMIN_TOKEN_FILE or POINTSMAN_ADMIN_TOKEN.";
@@ -47,10 +47,6 @@ pub enum AdminCommand {
     /// List the last routing decisions of a running gateway, or explain one of them.
     #[command(after_help = EXIT_CODES)]
     Decisions(decisions::DecisionsArgs),
-    /// Watch a running gateway in the terminal: load, latencies, workers, slots.
-    #[cfg(feature = "top")]
-    #[command(after_help = EXIT_CODES)]
-    Top(top::TopArgs),
 }
 
 impl AdminCommand {
@@ -65,47 +61,29 @@ impl AdminCommand {
             Self::Workers(args) => args.run(),
             Self::Drain(args) => args.run(),
             Self::Decisions(args) => args.run(),
-            #[cfg(feature = "top")]
-            Self::Top(args) => args.run(),
         };
-        match outcome {
-            Err(error) if error.is::<GatewayError>() => {
-                let _ = writeln!(std::io::stderr(), "pointsman: {error:#}");
-                Ok(ExitCode::FAILURE)
-            }
-            outcome => outcome,
-        }
+        told(outcome)
     }
 }
 
-/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
+/// Prints an error of the gateway, which ends a command with code 1. Other errors are the caller's.
 ///
 /// # Errors
-/// Standard output does not take the text.
-pub fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
-}
-
-/// Returns an error with its causes, each once: the text of an error may contain that of its cause.
-#[must_use]
-pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        let next = inner.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
+/// The command was used wrongly.
+pub fn told(outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+    match outcome {
+        Err(error) if error.is::<GatewayError>() => {
+            let _ = writeln!(std::io::stderr(), "pointsman: {error:#}");
+            Ok(ExitCode::FAILURE)
         }
-        cause = inner.source();
+        outcome => outcome,
     }
-    text
 }
 
 /// Runs calls of a command to their end. Ctrl-C ends the process, as the default action of the signal.
-fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+///
+/// # Errors
+/// What the calls return.
+pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

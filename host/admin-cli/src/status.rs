@@ -85,7 +85,8 @@ fn lines(status: &Status) -> Vec<(&'static str, String)> {
 }
 
 /// Rates of the last minute.
-pub(crate) fn requests(live: &Live) -> String {
+#[must_use]
+pub fn requests(live: &Live) -> String {
     let share = (live.requests_per_second > 0.0).then(|| live.errors_per_second / live.requests_per_second);
     format!(
         "{:.1}/s, errors (5xx) {:.1}/s ({}), refusals (4xx) {:.1}/s, {} in flight",
@@ -98,7 +99,8 @@ pub(crate) fn requests(live: &Live) -> String {
 }
 
 /// p50, p90 and p99 of the last minute.
-pub(crate) fn quantiles([p50, p90, p99]: [Option<f64>; 3]) -> String {
+#[must_use]
+pub fn quantiles([p50, p90, p99]: [Option<f64>; 3]) -> String {
     format!("p50 {}, p90 {}, p99 {}", millis(p50), millis(p90), millis(p99))
 }
 
@@ -141,12 +143,14 @@ fn slots(slots: &[Slot]) -> Table {
 }
 
 /// The first characters of a digest.
-pub(crate) fn short(digest: &str) -> String {
+#[must_use]
+pub fn short(digest: &str) -> String {
     digest.chars().take(12).collect()
 }
 
 /// The canary and shadow of a slot in short.
-pub(crate) fn trials(slot: &Slot) -> String {
+#[must_use]
+pub fn trials(slot: &Slot) -> String {
     let one = |lane: &str, trial: &Option<Trial>| {
         let trial = trial.as_ref()?;
         Some(format!("{lane} {}@{} {}", trial.policy, trial.generation, percent(Some(trial.share))))

@@ -7,11 +7,11 @@ use unicode_width::UnicodeWidthStr as _;
 /// Widest cell of a table, columns of the terminal. The last cell of a row may be wider.
 const MAX_CELL: usize = 44;
 /// Stands for a value that is not known.
-pub(crate) const NONE: &str = "-";
+pub const NONE: &str = "-";
 
 /// Replaces characters that would move the cursor, change colours or reorder text. Names of workers and
 /// models come from engines and clients.
-pub(crate) fn clean(text: &str) -> Cow<'_, str> {
+pub fn clean(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_unsafe) {
         return Cow::Borrowed(text);
     }
@@ -27,7 +27,7 @@ fn is_unsafe(c: char) -> bool {
 }
 
 /// Cuts a text to a number of columns, with `…` at the end.
-pub(crate) fn cut(text: &str, columns: usize) -> String {
+pub fn cut(text: &str, columns: usize) -> String {
     if text.width() <= columns {
         return text.to_owned();
     }
@@ -44,7 +44,7 @@ pub(crate) fn cut(text: &str, columns: usize) -> String {
 
 /// A column of a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Column {
+pub enum Column {
     /// Text.
     Left(&'static str),
     /// Numbers.
@@ -53,18 +53,20 @@ pub(crate) enum Column {
 
 /// A table with aligned columns.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     columns: Vec<Column>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub(crate) fn new(columns: &[Column]) -> Self {
+    /// Creates a table without rows.
+    #[must_use]
+    pub fn new(columns: &[Column]) -> Self {
         Self { columns: columns.to_vec(), rows: Vec::new() }
     }
 
     /// Adds a row, one cell for each column.
-    pub(crate) fn row(&mut self, cells: Vec<String>) {
+    pub fn row(&mut self, cells: Vec<String>) {
         let last = self.columns.len().saturating_sub(1);
         let cell = |(place, text): (usize, String)| {
             let text = clean(&text);
@@ -74,7 +76,7 @@ impl Table {
     }
 
     /// Returns the text with one line for each row.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let name = |column: &Column| match column {
             Column::Left(name) | Column::Right(name) => (*name).to_owned(),
         };
@@ -100,7 +102,7 @@ impl Table {
 }
 
 /// A time in milliseconds.
-pub(crate) fn millis(time: Option<f64>) -> String {
+pub fn millis(time: Option<f64>) -> String {
     match time {
         None => NONE.to_owned(),
         Some(time) if time < 10.0 => format!("{time:.1} ms"),
@@ -110,7 +112,7 @@ pub(crate) fn millis(time: Option<f64>) -> String {
 }
 
 /// A share from 0 to 1.
-pub(crate) fn percent(share: Option<f64>) -> String {
+pub fn percent(share: Option<f64>) -> String {
     share.map_or(NONE.to_owned(), |share| {
         if share > 0.0 && share < 0.1 {
             format!("{:.1} %", share * 100.0)
@@ -122,7 +124,7 @@ pub(crate) fn percent(share: Option<f64>) -> String {
 
 /// A number of bytes.
 #[expect(clippy::cast_precision_loss, reason = "a text has three digits")]
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     let mut value = count as f64;
     for unit in ["B", "KiB", "MiB"] {
         if value < 1024.0 {
@@ -134,7 +136,7 @@ pub(crate) fn bytes(count: u64) -> String {
 }
 
 /// A time in seconds, in its two largest units.
-pub(crate) fn age(seconds: u64) -> String {
+pub fn age(seconds: u64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
         (0, 0, 0) => format!("{seconds} s"),
@@ -145,7 +147,7 @@ pub(crate) fn age(seconds: u64) -> String {
 }
 
 /// A moment in milliseconds since the Unix epoch, in UTC.
-pub(crate) fn moment(ms: u64) -> String {
+pub fn moment(ms: u64) -> String {
     let time = std::time::UNIX_EPOCH.checked_add(std::time::Duration::from_millis(ms));
     // Years beyond 9999 have no such form.
     let time = time.filter(|_| ms < 253_402_300_800_000);

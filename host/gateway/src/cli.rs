@@ -1,35 +1,26 @@
 //! The command line.
 
-use std::{
-    io::{IsTerminal as _, Write as _},
-    net::SocketAddr,
-    path::PathBuf,
-    process::ExitCode,
-    sync::Arc,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
 
-use clap::{Args, Parser, Subcommand};
-use pointsman_admin_cli::{AdminCommand, print, with_causes};
-use pointsman_import::ImportCommand;
-use pointsman_lab::cli::{CompareArgs, TraceCommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use pointsman_admin_cli::AdminCommand;
+use pointsman_cli::{DEFAULT_LOG, LogArgs, exit_code, print, start_log};
+use pointsman_policy_admin::PolicyAdminCommand;
 use pointsman_policy_runtime::run_compiler_process;
-use pointsman_policy_tools::PolicyCommand;
 use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     config::{Config, Environment, reload::ConfigSource},
     daemon::{Daemon, InheritedSockets, service_manager},
-    telemetry::text_log,
     version::VERSION,
 };
 
-mod calibrate;
 mod check;
 mod config;
 mod generate;
 mod key;
+mod programs;
 
 /// Gateway daemon for disaggregated LLM serving, routed by WebAssembly policies.
 #[derive(Debug, Parser)]
@@ -37,9 +28,8 @@ mod key;
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Log lines as JSON.
-    #[arg(long, global = true)]
-    log_json: bool,
+    #[command(flatten)]
+    log: LogArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -81,30 +71,20 @@ enum Command {
     /// Print the schema of the configuration, an example, or the values in force.
     #[command(subcommand)]
     Config(config::ConfigCommand),
-    /// Turn the configuration of another router into one of Pointsman, with a report of what differs.
-    #[command(subcommand)]
-    Import(ImportCommand),
     /// Make API keys and tokens of operators, and the digests that the configuration has of them.
     #[command(subcommand)]
     Key(key::KeyCommand),
-    /// Write, test, measure and inspect policies, and replay recorded decisions with them.
+    /// Reload, promote and roll back the policies of a running gateway.
     #[command(subcommand)]
-    Policy(PolicyCommand),
+    Policy(PolicyAdminCommand),
     #[command(flatten)]
     Admin(AdminCommand),
-    /// Compare policies on a request trace, in a simulation with the gateway's own router.
-    Compare(Box<CompareArgs>),
-    /// Fit the engine model of `compare` to your engines: step time, transfer, capacity.
-    Calibrate(Box<calibrate::CalibrateArgs>),
-    /// Convert and generate request traces.
-    #[command(subcommand)]
-    Trace(TraceCommand),
     /// Print the completions of a shell.
     Completions {
         /// The shell, for instance: `pointsman completions bash > /etc/bash_completion.d/pointsman`.
         shell: clap_complete::Shell,
     },
-    /// Write the manual pages: pointsman.1 and one for each command.
+    /// Write the manual pages: pointsman.1 and one for each command, also of the other programs.
     Man {
         /// Directory for the pages; it is created.
         dir: PathBuf,
@@ -148,41 +128,39 @@ struct ServeArgs {
     workers: Vec<String>,
 }
 
+/// Runs the command that the process was started with, or the program that has it.
+#[must_use]
+pub fn run() -> ExitCode {
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    if let Some(failed) = programs::dispatch(&arguments) {
+        return exit_code(Err(failed));
+    }
+    let mut matches = programs::listed(Cli::command()).get_matches();
+    match Cli::from_arg_matches_mut(&mut matches) {
+        Ok(cli) => cli.run(),
+        Err(error) => error.format(&mut Cli::command()).exit(),
+    }
+}
+
 impl Cli {
-    /// Runs the command.
-    #[must_use]
-    pub fn run(self) -> ExitCode {
+    fn run(self) -> ExitCode {
         if let Command::CompilePolicy { request } = &self.command {
             return run_compiler_process(request);
         }
         // What `check-config` finds is its output, not its log.
         let quiet = matches!(self.command, Command::CheckConfig(_));
-        start_log(
-            self.log_json,
-            if quiet { "off" } else { "info,async_nats=off,rustls_platform_verifier=off" },
-        );
-        let outcome = match self.command {
+        start_log(self.log.log_json, if quiet { "off" } else { DEFAULT_LOG });
+        exit_code(match self.command {
             Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.run(),
             Command::Config(command) => command.run(),
-            Command::Import(command) => command.run(),
             Command::Key(command) => command.run(),
             Command::Policy(command) => command.run(),
             Command::Admin(command) => command.run(),
-            Command::Compare(args) => args.run(),
-            Command::Calibrate(args) => args.run(),
-            Command::Trace(command) => command.run(),
             Command::Completions { shell } => generate::completions(shell),
             Command::Man { dir } => generate::manual_pages(&dir),
             Command::CompilePolicy { .. } => Ok(ExitCode::FAILURE),
-        };
-        match outcome {
-            Ok(code) => code,
-            Err(error) => {
-                let _ = writeln!(std::io::stderr(), "pointsman: {}", with_causes(error.as_ref()));
-                ExitCode::from(2)
-            }
-        }
+        })
     }
 }
 
@@ -297,17 +275,4 @@ fn without_key(flag: &str) -> String {
         _ => part,
     });
     parts.collect::<Vec<_>>().join(",")
-}
-
-/// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. The error of a command
-/// says what the TLS verifier logs, and the exchange with other gateways what its NATS client logs. Colours
-/// are for terminals only, since files and journals would keep the escape sequences.
-fn start_log(json: bool, default: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let colours = std::io::stderr().is_terminal() && !no_color;
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    if json { log.json().init() } else { log.fmt_fields(text_log::fields()).init() }
 }

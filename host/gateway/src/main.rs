@@ -2,11 +2,10 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use pointsman_gateway::cli::Cli;
+use pointsman_gateway::cli;
 
 fn main() -> ExitCode {
     // A policy file that makes the compiler panic is refused and logged, without a backtrace.
     std::panic::set_hook(pointsman_policy_runtime::panic_hook(std::panic::take_hook()));
-    Cli::parse().run()
+    cli::run()
 }

@@ -15,5 +15,6 @@ pub(crate) mod request;
 pub(crate) mod request_error;
 pub(crate) mod reserved;
 pub(crate) mod seen;
-pub(crate) mod sse;
 pub(crate) mod trace_context;
+
+pub(crate) use pointsman_sse as sse;

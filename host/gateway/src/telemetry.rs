@@ -13,6 +13,5 @@ pub(crate) mod metrics;
 pub(crate) mod prediction_checks;
 pub(crate) mod tenant_metrics;
 pub(crate) mod tenants;
-pub(crate) mod text_log;
 pub(crate) mod tls_metrics;
 pub(crate) mod traces;

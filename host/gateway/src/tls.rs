@@ -11,12 +11,8 @@ mod context;
 mod engines;
 mod listeners;
 mod names;
-mod pem;
-mod provider;
 mod server;
-mod x509;
 
 pub(crate) use context::{Loaded, TlsContext};
-pub(crate) use engines::{engine_client, no_trust};
 pub(crate) use listeners::{Handshake, ListenerTls};
 pub(crate) use names::CertificateNames;

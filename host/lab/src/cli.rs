@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
+use pointsman_cli::print;
 use tokio::time::Duration;
 
 use crate::{
@@ -167,12 +168,4 @@ impl GenerateArgs {
         let Self { rate, burstiness, seed, .. } = *self;
         Workload { shape, requests: self.requests as usize, rate, burstiness, seed }
     }
-}
-
-/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
-fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
 }

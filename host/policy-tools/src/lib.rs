@@ -1,4 +1,4 @@
-//! The commands of policy authors and operators (`pointsman policy …`), and the replay of recorded decisions.
+//! The commands of policy authors (`pointsman policy …`), and the replay of recorded decisions.
 //!
 //! The commands load a policy with the same runtime as the gateway, so a policy that passes here is admitted
 //! there. This crate contains no HTTP server and does not know the gateway: commands for a running gateway
@@ -7,8 +7,8 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use pointsman_policy_admin::PolicyAdminCommand;
 
-mod admin;
 mod bench;
 mod build;
 mod inspect;
@@ -18,7 +18,6 @@ mod one_row;
 mod output;
 mod place;
 mod policy_file;
-mod quarantine;
 pub mod replay;
 mod run;
 mod test;
@@ -43,15 +42,9 @@ pub enum PolicyCommand {
     Push(transfer::PushArgs),
     /// Copy a policy file and its signature from a registry, an OCI image layout or a directory.
     Pull(transfer::PullArgs),
-    /// List or clear the policy files that ended their compiler process.
-    #[command(subcommand)]
-    Quarantine(quarantine::QuarantineCommand),
-    /// Make a running gateway read its policy directory now.
-    Reload(admin::ReloadArgs),
-    /// Make a running gateway roll a slot back to its previous policy, or end its canary or shadow.
-    Rollback(admin::RollbackArgs),
-    /// Make a running gateway promote a slot's canary or shadow to active.
-    Promote(admin::PromoteArgs),
+    /// Commands for the policies of a gateway.
+    #[command(flatten)]
+    Admin(PolicyAdminCommand),
 }
 
 impl PolicyCommand {
@@ -69,10 +62,7 @@ impl PolicyCommand {
             Self::Build(args) => args.run(),
             Self::Push(args) => args.run(),
             Self::Pull(args) => args.run(),
-            Self::Quarantine(command) => command.run(),
-            Self::Reload(args) => args.run(),
-            Self::Rollback(args) => args.run(),
-            Self::Promote(args) => args.run(),
+            Self::Admin(command) => command.run(),
         }
     }
 }

@@ -11,6 +11,7 @@ pub use faults::{Fault, FaultKind, FaultLeg};
 pub use leg::Leg;
 pub use sim::{Sim, SimHandle, StartError};
 
+pub mod cli;
 pub mod core;
 
 mod api;

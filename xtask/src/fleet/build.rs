@@ -9,10 +9,31 @@ pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| sh::root().join("target"), PathBuf::from)
 }
 
+/// A program, and the package that builds it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program {
+    pub(crate) name: &'static str,
+    package: &'static str,
+}
+
+/// The gateway.
+pub(crate) const GATEWAY: Program = Program { name: "pointsman", package: "pointsman-gateway" };
+/// The simulated engine.
+pub(crate) const ENGINE: Program = Program { name: "pointsman-sim", package: "pointsman-sim" };
+/// `compare` and `trace`.
+pub(crate) const LAB: Program = Program { name: "pointsman-lab", package: "pointsman-lab-cli" };
+/// The commands of policy authors.
+pub(crate) const POLICY: Program = Program { name: "pointsman-policy", package: "pointsman-policy-tools" };
+
 /// Builds the gateway and the engine with a profile and returns their directory.
+pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
+    build_programs(profile, &[GATEWAY, ENGINE])
+}
+
+/// Builds programs with a profile and returns their directory.
 ///
 /// With `POINTSMAN_BIN=DIR` in the environment nothing is built, and the binaries of that directory are used.
-pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn build_programs(profile: &str, programs: &[Program]) -> anyhow::Result<PathBuf> {
     if let Some(bin) = std::env::var_os("POINTSMAN_BIN") {
         return Ok(bin.into());
     }
@@ -20,9 +41,9 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     cargo.args(["build", "--profile", profile, "--locked"]);
     if profile == "dev" {
         // With the features of the whole workspace, so that the tests use what is compiled here.
-        cargo.args(["--workspace", "--bin", "pointsman", "--bin", "pointsman-sim"]);
+        cargo.arg("--workspace").args(programs.iter().flat_map(|program| ["--bin", program.name]));
     } else {
-        cargo.args(["--package", "pointsman-gateway", "--package", "pointsman-sim"]);
+        cargo.args(programs.iter().flat_map(|program| ["--package", program.package]));
     }
     sh::run(&mut cargo)?;
     Ok(target_dir().join(if profile == "dev" { "debug" } else { profile }))

@@ -15,18 +15,19 @@ const EDGES: &[(&str, &[&str])] = &[
         "pointsman-gateway",
         &[
             "pointsman-admin-cli",
+            "pointsman-certificates",
+            "pointsman-cli",
             "pointsman-config-file",
             "pointsman-decision-log",
             "pointsman-discovery",
             "pointsman-embedded-policies",
             "pointsman-endpoint-picker",
-            "pointsman-import",
-            "pointsman-lab",
             "pointsman-orchestration",
+            "pointsman-policy-admin",
             "pointsman-policy-runtime",
-            "pointsman-policy-tools",
             "pointsman-replicas",
             "pointsman-routing",
+            "pointsman-sse",
             "pointsman-tokens",
             "pointsman-workers",
         ],
@@ -34,8 +35,9 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-policy-tools",
         &[
-            "pointsman-admin-cli",
+            "pointsman-cli",
             "pointsman-guest-build",
+            "pointsman-policy-admin",
             "pointsman-policy-cases",
             "pointsman-policy-runtime",
             "pointsman-routing",
@@ -45,6 +47,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-lab",
         &[
+            "pointsman-cli",
             "pointsman-config-file",
             "pointsman-decision-log",
             "pointsman-embedded-policies",
@@ -56,12 +59,27 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-workers",
         ],
     ),
+    (
+        "pointsman-lab-cli",
+        &[
+            "pointsman-certificates",
+            "pointsman-cli",
+            "pointsman-lab",
+            "pointsman-policy-runtime",
+            "pointsman-sim",
+            "pointsman-sse",
+            "pointsman-workers",
+        ],
+    ),
+    ("pointsman-admin-cli", &["pointsman-cli"]),
     ("pointsman-decision-log", &["pointsman-workers"]),
     ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
+    ("pointsman-policy-admin", &["pointsman-admin-cli", "pointsman-cli", "pointsman-policy-runtime"]),
     ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-replicas", &["pointsman-orchestration", "pointsman-routing", "pointsman-workers"]),
     ("pointsman-routing", &["pointsman-workers"]),
+    ("pointsman-tools", &["pointsman-admin-cli", "pointsman-cli", "pointsman-import"]),
 ];
 
 /// Files of `host` that may keep a buffer pool, or a handler of the platform, for each thread.

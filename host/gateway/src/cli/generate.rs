@@ -2,20 +2,19 @@
 
 use std::{path::Path, process::ExitCode};
 
-use anyhow::Context as _;
 use clap::CommandFactory as _;
+use pointsman_cli::{completions as complete, manual_pages as pages};
 
-use super::{Cli, print};
+use super::{Cli, programs};
 
 pub(super) fn completions(shell: clap_complete::Shell) -> anyhow::Result<ExitCode> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "pointsman", &mut script);
-    print(&String::from_utf8_lossy(&script))?;
+    complete(shell, programs::with_their_commands(Cli::command())?)?;
     Ok(ExitCode::SUCCESS)
 }
 
 pub(super) fn manual_pages(dir: &Path) -> anyhow::Result<ExitCode> {
-    let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir));
-    written.with_context(|| format!("cannot write the manual pages to `{}`", dir.display()))?;
+    pages(Cli::command(), "pointsman", dir)?;
+    // Its page of `policy` has all commands of that name: it replaces ours.
+    programs::manual_pages(dir)?;
     Ok(ExitCode::SUCCESS)
 }

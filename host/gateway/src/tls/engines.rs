@@ -3,13 +3,10 @@
 use std::{path::Path, sync::Arc};
 
 use arc_swap::ArcSwapOption;
+use pointsman_certificates::{client_config, pem, provider::PROVIDER, system_roots};
 use pointsman_workers::{EngineTls, TlsClient};
-use rustls::{
-    ClientConfig, Error, RootCertStore,
-    sign::{CertifiedKey, SingleCertAndKey},
-};
 
-use super::{changes, changes::Seen, pem, provider::PROVIDER, provider::versions};
+use super::{changes, changes::Seen};
 use crate::{
     config::{Problem, UpstreamTls},
     telemetry::tls_metrics::TlsMetrics,
@@ -133,66 +130,12 @@ impl Contents {
         let expires = own.as_ref().map(|(_, expires)| *expires);
         let own = own.map(|(own, _)| Arc::new(own));
         let (Ok(roots), true) = (roots, problems.is_empty()) else { return Err(problems) };
-        let (roots, settings) = (roots.map(Arc::new), settings.clone());
+        let (roots, only_tls13) = (roots.map(Arc::new), settings.only_tls13());
         let client = TlsClient::new(move || {
             let roots = roots.clone().map_or_else(system_roots, Ok)?;
-            let built = client_config(roots, own.clone(), &settings);
+            let built = client_config(roots, own.clone(), only_tls13);
             built.map_err(|error| format!("TLS to engines cannot be set up: {error}"))
         });
         Ok(LoadedEngines { in_force, client, expires })
     }
-}
-
-/// Returns what a command uses to connect with the files of `settings`.
-///
-/// # Errors
-/// All problems of the files.
-pub(crate) fn engine_client(settings: &UpstreamTls) -> Result<Arc<ClientConfig>, String> {
-    let loaded = Contents::read(settings).and_then(|contents| contents.load(settings));
-    let loaded = loaded.map_err(|problems| {
-        let messages: Vec<String> = problems.into_iter().map(|problem| problem.message).collect();
-        messages.join("; ")
-    })?;
-    let tls = EngineTls::default();
-    tls.install(loaded.client);
-    tls.config()
-}
-
-/// Returns what a command uses that connects without TLS only.
-///
-/// # Errors
-/// TLS cannot be set up.
-pub(crate) fn no_trust() -> Result<Arc<ClientConfig>, Error> {
-    client_config(Arc::new(RootCertStore::empty()), None, &UpstreamTls::default())
-}
-
-fn client_config(
-    roots: Arc<RootCertStore>,
-    own: Option<Arc<CertifiedKey>>,
-    settings: &UpstreamTls,
-) -> Result<Arc<ClientConfig>, Error> {
-    let builder = ClientConfig::builder_with_provider(PROVIDER.clone());
-    let builder = builder.with_protocol_versions(versions(settings.only_tls13()))?;
-    let builder = builder.with_root_certificates(roots);
-    let mut config = match own {
-        Some(own) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(own))),
-        None => builder.with_no_client_auth(),
-    };
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(Arc::new(config))
-}
-
-/// Returns the authorities that this machine trusts.
-fn system_roots() -> Result<Arc<RootCertStore>, String> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        let why = found.errors.first().map_or_else(String::new, |error| format!(" ({error})"));
-        return Err(format!(
-            "this machine trusts no authority{why}: install its root certificates (ca-certificates), or set \
-             upstream.tls.ca_file"
-        ));
-    }
-    Ok(Arc::new(roots))
 }

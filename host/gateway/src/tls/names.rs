@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pointsman_certificates::x509::{Certificate, DNS, EMAIL, URI};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
     client::danger::HandshakeSignatureValid,
@@ -9,7 +10,6 @@ use rustls::{
     server::danger::{ClientCertVerified, ClientCertVerifier},
 };
 
-use super::x509::{Certificate, DNS, EMAIL, URI};
 use crate::config::NameKind;
 
 /// Names of one kind that are read from a certificate; further ones are ignored.

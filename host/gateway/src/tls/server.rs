@@ -2,6 +2,11 @@
 
 use std::{path::Path, sync::Arc};
 
+use pointsman_certificates::{
+    pem,
+    provider::{PROVIDER, versions},
+    x509::{Certificate, DNS, IP},
+};
 use rustls::{
     Error, ServerConfig,
     crypto::ring,
@@ -9,12 +14,7 @@ use rustls::{
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-use super::{
-    names::NamedClients,
-    pem,
-    provider::{PROVIDER, versions},
-    x509::{Certificate, DNS, IP},
-};
+use super::names::NamedClients;
 use crate::config::{Problem, Tls};
 
 /// Contents of a listener's files.

@@ -36,7 +36,7 @@ impl Daemon {
         let file = dir.path().join("p.toml");
         let addresses = "listen = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\nthreads = 1\n";
         fs::write(&file, format!("[server]\n{addresses}{config}")).unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_pointsman"))
+        let mut process = Command::new(crate::programs::pointsman())
             .args(["serve", "--config"])
             .arg(&file)
             .stdout(Stdio::piped())
@@ -81,7 +81,7 @@ struct Ran {
 }
 
 fn pointsman(arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG").env_remove("POINTSMAN_ADMIN_TOKEN");
     let ran = command.envs(variables.iter().copied()).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();

@@ -193,7 +193,7 @@ fn answer(engine: Arc<Engine>, mut tokens: mpsc::UnboundedReceiver<bool>, prompt
 }
 
 async fn calibrate(directory: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     command.current_dir(directory).arg("calibrate").args(args);
     command.env_remove("OPENAI_API_KEY").env("RIGHT_KEY", "right").output().await.expect("the binary runs")
 }
@@ -252,7 +252,7 @@ async fn a_known_step_time_is_recovered_over_sockets_and_compare_reads_the_fleet
         "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 9}\n",
     )
     .expect("");
-    let mut compare = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut compare = Command::new(crate::programs::pointsman());
     compare.current_dir(directory.path()).args(["compare", "--trace", "t.jsonl", "--fleet", "fleet.toml"]);
     let output = compare.args(["--arm", "kv", "--seeds", "1"]).output().await.expect("runs");
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -313,7 +313,7 @@ async fn a_dry_run_prints_the_plan_and_sends_no_prompt() {
 async fn ctrl_c_and_the_end_of_the_time_leave_what_was_measured() {
     let directory = tempfile::tempdir().expect("a directory");
     let (url, _engine) = Engine::start(Flaw::None).await;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     command.args(["calibrate", "--url", &url, "--output-tokens", "8"]).env_remove("OPENAI_API_KEY");
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     tokio::time::sleep(Duration::from_secs(5)).await;

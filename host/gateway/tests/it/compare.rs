@@ -13,7 +13,7 @@ use pointsman_test_guests::HOSTILE;
 use serde_json::Value;
 
 fn pointsman(directory: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     command.current_dir(directory).args(args).output().expect("the binary runs")
 }
 
@@ -176,7 +176,7 @@ fn a_policy_that_traps_or_loops_is_an_outcome_of_the_report() {
 fn ctrl_c_ends_with_the_seeds_that_are_over_and_code_130() {
     let directory = tempfile::tempdir().expect("a directory");
     generate(directory.path());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     command.current_dir(directory.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.args(["compare", "--trace", "t.jsonl", "--trace-block", "64", "--limit", "20", "--engines", "2"]);
     command.args(["--arm", "kv", "--seeds", "1000", "--json", "r.json"]);

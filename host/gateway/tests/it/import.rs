@@ -16,7 +16,7 @@ fn fixtures() -> PathBuf {
 
 /// Exit code, stdout and stderr of `pointsman` with a text on stdin.
 fn pointsman(arguments: &[&str], stdin: &str) -> (Option<i32>, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     command.args(arguments).env("NO_COLOR", "1").env_remove("RUST_LOG");
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

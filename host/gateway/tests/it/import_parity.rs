@@ -24,7 +24,7 @@ fn golden() -> Value {
 /// The slots of the configuration that a sample becomes.
 fn slots(sample: &str) -> Table {
     let path = fixtures().join(sample);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     if sample.starts_with("llm-d") {
         command.args(["import", "llm-d"]).arg(path);
     } else {

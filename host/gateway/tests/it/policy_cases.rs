@@ -33,7 +33,7 @@ fn compiled(name: &str, cases: &str) -> (Option<i32>, String, String) {
     let bytes = pointsman_embedded_policies::by_name(name).expect("embedded");
     fs::write(directory.path().join("policy.wasm"), bytes).expect("written");
     fs::write(directory.path().join("cases.toml"), cases).expect("written");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     let output = command.current_dir(directory.path()).args(["policy", "test", "policy.wasm"]).output();
     let output = output.expect("the binary runs");
     let text = |bytes| String::from_utf8(bytes).expect("text");

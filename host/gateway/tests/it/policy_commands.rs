@@ -16,7 +16,7 @@ struct Ran {
 }
 
 fn pointsman<const N: usize>(dir: &Path, arguments: [&str; N]) -> Ran {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut command = Command::new(crate::programs::pointsman());
     let output = command.current_dir(dir).arg("policy").args(arguments).output().expect("the binary runs");
     Ran {
         code: output.status.code(),
@@ -304,7 +304,7 @@ fn new_scripts_build_and_pass_their_own_cases() {
 const WORLDS: [&str; 4] = ["selector", "scorer", "filter", "decode-override"];
 
 fn build_and_test(project: &Path, name: &str, target: &Path) {
-    let mut build = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut build = Command::new(crate::programs::pointsman());
     build.current_dir(project).args(["policy", "build", "--tools"]).arg(target);
     let output = build.env("CARGO_TARGET_DIR", target).env("CARGO_NET_OFFLINE", "true").output();
     let output = output.expect("the binary runs");
@@ -328,7 +328,7 @@ fn build_reports_what_a_project_lacks() {
     let ran = pointsman(dir.path(), ["build", "."]);
     assert!(ran.err.contains("policy.toml: "), "{}", ran.err);
     fs::write(dir.path().join("policy.toml"), "name = \"x\"\nworld = \"selector\"\n").expect("written");
-    let mut build = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut build = Command::new(crate::programs::pointsman());
     let output = build.current_dir(dir.path()).args(["policy", "build"]).env("PYTHON", "no-such-python");
     let output = output.output().expect("the binary runs");
     let words = String::from_utf8_lossy(&output.stderr).into_owned();

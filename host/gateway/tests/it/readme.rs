@@ -15,10 +15,10 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use clap::Parser as _;
 use pointsman_embedded_policies::LEAST_LOADED;
-use pointsman_gateway::cli::Cli;
 use serde_json::Value;
+
+use crate::programs;
 
 /// The commands of a section of the README, one text for each block.
 fn blocks(title: &str) -> Vec<String> {
@@ -62,11 +62,7 @@ impl Terminal {
         let [.., clients, admin] = &self.ports[..] else { panic!("{:?}", self.ports) };
         let listen =
             format!("pointsman serve --listen 127.0.0.1:{clients} --admin-listen 127.0.0.1:{admin} ");
-        let bin = Path::new(env!("CARGO_BIN_EXE_pointsman")).parent().unwrap();
-        assert!(
-            bin.join("pointsman-sim").exists(),
-            "build the workspace's binaries first: `--workspace --bins`"
-        );
+        let bin = Path::new(programs::pointsman()).parent().unwrap();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         let mut command = Command::new("bash");
         command.args(["-euc", &script.replace("pointsman serve ", &listen)]);
@@ -123,7 +119,7 @@ fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
         let command = line.split('#').next().unwrap().trim();
         let words: Vec<&str> = command.split(' ').collect();
         if words[0] == "pointsman" {
-            assert!(Cli::try_parse_from(&words).is_ok(), "{command}");
+            assert!(programs::parses(&words), "{command}");
         }
         // A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both.
         // Here a built-in policy takes the place of the file.

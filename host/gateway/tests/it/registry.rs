@@ -1,6 +1,5 @@
 //! `policy push` and `pull` with registries: the real binary, real sockets, registries that misbehave.
 
-#![cfg(feature = "registry")]
 #![allow(clippy::expect_used, clippy::disallowed_types, reason = "helpers of tests")]
 
 use std::{
@@ -60,7 +59,7 @@ impl Work {
     fn run(&self, arguments: &[&str]) -> Ran {
         let path = format!("{}:{}", self.directory.path().display(), std::env::var("PATH").expect("PATH"));
         let started = Instant::now();
-        let output = Command::new(env!("CARGO_BIN_EXE_pointsman"))
+        let output = Command::new(crate::programs::pointsman())
             .current_dir(&self.directory)
             .env("DOCKER_CONFIG", self.path("docker"))
             .env("PATH", path)

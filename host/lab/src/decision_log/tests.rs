@@ -2,7 +2,8 @@ use std::{fs, path::Path};
 
 use clap::Parser;
 use pointsman_decision_log::{
-    FileHeader, LOG_NAME, LOG_VERSION, LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest, LoggedShadow,
+    FileHeader, LOG_NAME, LOG_VERSION, LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest,
+    LoggedShadow,
 };
 use pointsman_workers::{Prefix, Salt};
 use serde::Serialize;

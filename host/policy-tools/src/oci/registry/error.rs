@@ -1,6 +1,6 @@
 //! Errors of registries, and text of strangers in them.
 
-use pointsman_admin_cli::with_causes;
+use pointsman_cli::with_causes;
 
 use super::super::error::OciError;
 

@@ -1,0 +1,143 @@
+//! PEM files: read within a size, taken apart, and checked.
+
+use std::{
+    fs::File,
+    io::Read as _,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustls::{
+    Error as TlsError, RootCertStore,
+    crypto::CryptoProvider,
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{Error, PemObject as _},
+    },
+    sign::CertifiedKey,
+};
+use sha2::{Digest as _, Sha256};
+
+use crate::x509::Certificate;
+
+/// Largest file that is read, bytes. A bundle of all public authorities has a quarter of a megabyte.
+const MAX_FILE: u64 = 4 * 1024 * 1024;
+
+/// Reads a file.
+///
+/// # Errors
+/// What is wrong with it, and what to do.
+pub fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    let failed = |error| format!("cannot read `{shown}`: {error}; check the path and its permissions");
+    let file = File::open(path).map_err(failed)?;
+    if !file.metadata().map_err(failed)?.is_file() {
+        return Err(format!("`{shown}` is not a file: name a PEM file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_FILE {
+        return Err(format!("`{shown}` has more than {MAX_FILE} bytes: name a PEM file"));
+    }
+    Ok(bytes)
+}
+
+/// Returns the certificates of a file.
+///
+/// # Errors
+/// The file has none, or is not PEM.
+pub fn certificates(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
+    match certificates {
+        Ok(certificates) if certificates.is_empty() => {
+            Err(format!("`{}` contains no certificate: expected PEM blocks `CERTIFICATE`", path.display()))
+        }
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(format!("`{}` is not a PEM file: {error}", path.display())),
+    }
+}
+
+/// Returns the private key of a file.
+///
+/// # Errors
+/// The file has none.
+pub fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(bytes).map_err(|error| match error {
+        Error::NoItemsFound => format!(
+            "`{}` contains no private key that can be used: expected a PEM block `PRIVATE KEY`, `EC PRIVATE KEY` or \
+             `RSA PRIVATE KEY`, not encrypted",
+            path.display()
+        ),
+        error => format!("`{}` is not a PEM file: {error}", path.display()),
+    })
+}
+
+/// Returns the authorities of a file.
+///
+/// # Errors
+/// The file has none, or one of them cannot be used.
+pub fn authorities(path: &Path, bytes: &[u8]) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for (index, certificate) in certificates(path, bytes)?.into_iter().enumerate() {
+        roots.add(certificate).map_err(|error| {
+            format!("certificate {index} of `{}` cannot be an authority: {error}", path.display())
+        })?;
+    }
+    Ok(roots)
+}
+
+/// Returns a digest that differs when one of the files does.
+pub fn digest<'a>(files: impl Iterator<Item = &'a Vec<u8>>) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for file in files {
+        hash.update(file.len().to_le_bytes());
+        hash.update(file);
+    }
+    hash.finalize().into()
+}
+
+/// Returns a certificate with its key, each from a path with its content, and when the certificate expires.
+/// `note` is told each problem with the key `cert_file` or `key_file`.
+pub fn certified_key(
+    (cert_file, certificate): (&Path, &[u8]),
+    (key_file, key): (&Path, &[u8]),
+    provider: &CryptoProvider,
+    note: &mut impl FnMut(&str, String),
+) -> Option<(CertifiedKey, i64)> {
+    let chain = certificates(cert_file, certificate).map_err(|message| note("cert_file", message)).ok();
+    let key = private_key(key_file, key).map_err(|message| note("key_file", message)).ok();
+    let (chain, key) = (chain?, key?);
+    let expires = expiry(chain.first()?, cert_file).map_err(|message| note("cert_file", message)).ok();
+    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|error| {
+        let (key, cert) = (key_file.display(), cert_file.display());
+        let message = match error {
+            TlsError::InconsistentKeys(_) => {
+                format!("`{key}` is not the key of the certificate in `{cert}`: name the files of one pair")
+            }
+            error => format!("`{key}` cannot be used: {error}"),
+        };
+        note("key_file", message);
+    });
+    Some((certified.ok()?, expires?))
+}
+
+/// Returns when a certificate expires.
+///
+/// # Errors
+/// It is malformed, or not valid now.
+fn expiry(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> {
+    let shown = file.display();
+    let Certificate { not_before, not_after, .. } = Certificate::parse(certificate)
+        .ok_or_else(|| format!("the first certificate of `{shown}` is malformed: issue another one"))?;
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now = i64::try_from(since_1970).unwrap_or(i64::MAX);
+    if not_after.seconds() < now {
+        return Err(format!("the certificate in `{shown}` expired on {not_after}: renew it"));
+    }
+    if not_before.seconds() > now {
+        return Err(format!(
+            "the certificate in `{shown}` is not valid before {not_before}: check the clock of this machine"
+        ));
+    }
+    Ok(not_after.seconds())
+}

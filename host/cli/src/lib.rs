@@ -1,0 +1,52 @@
+//! What every program of Pointsman has at the command line: its version, log lines, errors, completions and
+//! manual pages.
+
+use std::{io::Write as _, process::ExitCode};
+
+mod generate;
+mod log;
+mod text_log;
+pub mod tree;
+pub mod version;
+
+pub use generate::{ToolCommand, completions, manual_pages};
+pub use log::{DEFAULT_LOG, LogArgs, start_log};
+
+/// Returns the exit code of a command, and prints its error to stderr.
+#[must_use]
+pub fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "pointsman: {}", with_causes(error.as_ref()));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
+///
+/// # Errors
+/// Standard output does not take the text.
+pub fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Returns an error with its causes, each once: the text of an error may contain that of its cause.
+#[must_use]
+pub fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let next = inner.to_string();
+        if !text.contains(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = inner.source();
+    }
+    text
+}

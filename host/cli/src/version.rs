@@ -1,0 +1,17 @@
+//! The version of this build.
+
+/// Release, as in `Cargo.toml`.
+pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// Release, and behind `+` the commit, where the build was told it: `0.1.0+6032306ab12c`. `cargo xtask
+/// package` sets the variable; a build script that asked git would run again after each commit.
+pub const VERSION: &str = match option_env!("POINTSMAN_VERSION") {
+    Some(version) if !version.is_empty() => version,
+    _ => RELEASE,
+};
+
+/// Returns the commit of this build; `None`: the build was not told it.
+#[must_use]
+pub fn commit() -> Option<&'static str> {
+    VERSION.split_once('+').map(|(_, commit)| commit)
+}

@@ -1,0 +1,265 @@
+//! An engine or a gateway that is measured, over the OpenAI API.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::HttpsConnector;
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioExecutor,
+};
+use pointsman_certificates::no_trust;
+use pointsman_lab::calibrate::Sample;
+use pointsman_sse::{self as sse, Splitter};
+use pointsman_workers::tls_problem;
+use rustls::ClientConfig;
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::{Value, json};
+use tokio::time::{Duration, Instant};
+
+/// Limit of an answer that is not streamed, bytes.
+const MAX_BODY: usize = 8 * 1024 * 1024;
+/// Limit of the server's own text in an error message, characters.
+const MAX_TEXT: usize = 300;
+/// Time that a question about facts may take.
+const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A server of the OpenAI API.
+#[derive(Debug)]
+pub(super) struct Target {
+    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    url: String,
+    authorization: Option<HeaderValue>,
+    /// Environment variable of the API key, for messages.
+    key_name: String,
+}
+
+/// Why a request gave no measurement.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TargetError {
+    #[error("{0}: not the address of an HTTP server; expected http://HOST:PORT or https://HOST:PORT")]
+    Address(String),
+    #[error("{0}: cannot be reached: {1}; check the address, and that the server runs")]
+    Unreachable(String, String),
+    #[error("{0}: answered {1}; set the environment variable {2} to a valid API key")]
+    Unauthorized(String, StatusCode, String),
+    #[error("{0}: answered {1} to a request with a prompt of token ids: {2}")]
+    Status(String, StatusCode, String),
+    #[error("{0}: answered without a stream, although `stream` was set: token times cannot be measured")]
+    NotStreaming(String),
+    #[error("{0}: sent an error within the stream: {1}")]
+    InStream(String, String),
+    #[error("{0}: sent no usage with token counts, although `stream_options.include_usage` was set")]
+    NoUsage(String),
+    #[error("{0}: the stream ended without a token")]
+    NoToken(String),
+    #[error("{0}: the connection failed within the answer: {1}")]
+    Broken(String, String),
+}
+
+#[derive(Deserialize)]
+struct Chunk {
+    #[serde(default)]
+    choices: Vec<IgnoredAny>,
+    usage: Option<Usage>,
+    error: Option<Value>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Usage {
+    prompt_tokens: u32,
+    #[serde(default)]
+    completion_tokens: u32,
+    prompt_tokens_details: Option<Details>,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Details {
+    cached_tokens: Option<u32>,
+}
+
+/// Times of a stream.
+#[derive(Default)]
+struct Seen {
+    first: Option<Instant>,
+    last: Option<Instant>,
+    usage: Option<Usage>,
+}
+
+impl Target {
+    /// Creates a client of `url`, which has https:// when there is `tls`. The value of the environment
+    /// variable `key_name` goes into the `Authorization` header.
+    pub(super) fn new(url: &str, key_name: &str, tls: Option<Arc<ClientConfig>>) -> anyhow::Result<Self> {
+        let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let parsed = url.parse::<Uri>().ok();
+        let scheme = if tls.is_some() { "https" } else { "http" };
+        let parsed = parsed.filter(|uri| uri.scheme_str() == Some(scheme) && uri.host().is_some());
+        if parsed.is_none() {
+            return Err(TargetError::Address(url).into());
+        }
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.enforce_http(false);
+        connector.set_connect_timeout(Some(FACTS_TIMEOUT));
+        let authorization = match std::env::var(key_name) {
+            Ok(key) if !key.is_empty() => {
+                let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                    .with_context(|| format!("{key_name} has characters that no header may have"))?;
+                value.set_sensitive(true);
+                Some(value)
+            }
+            _ => None,
+        };
+        let tls = tls.map_or_else(no_trust, Ok)?;
+        let connector = HttpsConnector::from((connector, tls));
+        let http = Client::builder(TokioExecutor::new()).build(connector);
+        Ok(Self { http, url, authorization, key_name: key_name.to_owned() })
+    }
+
+    pub(super) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Reads a document. `None` when the server has none at this path.
+    pub(super) async fn get(&self, path: &str) -> Result<Option<Bytes>, TargetError> {
+        let answer = async {
+            let response = self.send("GET", path, Bytes::new()).await?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+            let body = body.map_err(|error| TargetError::Broken(self.url.clone(), error.to_string()))?;
+            Ok((status, body.to_bytes()))
+        };
+        let (status, body) = match tokio::time::timeout(FACTS_TIMEOUT, answer).await {
+            Ok(answer) => answer?,
+            Err(_) => {
+                let problem = format!("no answer to GET {path} within {FACTS_TIMEOUT:?}");
+                return Err(TargetError::Unreachable(self.url.clone(), problem));
+            }
+        };
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(TargetError::Unauthorized(self.url.clone(), status, self.key_name.clone()))
+            }
+            status => Ok(status.is_success().then_some(body)),
+        }
+    }
+
+    async fn send(&self, method: &str, path: &str, body: Bytes) -> Result<Response<Incoming>, TargetError> {
+        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.url));
+        if let Some(value) = &self.authorization {
+            request = request.header(header::AUTHORIZATION, value);
+        }
+        if !body.is_empty() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
+        }
+        let request = request.body(Full::new(body)).map_err(|_| TargetError::Address(self.url.clone()))?;
+        let sent = self.http.request(request).await;
+        sent.map_err(|error| TargetError::Unreachable(self.url.clone(), with_cause(&error)))
+    }
+
+    /// Sends a prompt of token ids and measures the times of its tokens. `start` is time 0 of the sample.
+    pub(super) async fn measure(
+        &self,
+        model: &str,
+        prompt: &[u32],
+        osl: u32,
+        start: Instant,
+    ) -> Result<Sample, TargetError> {
+        let body = json!({
+            "model": model, "prompt": prompt, "max_tokens": osl, "ignore_eos": true, "temperature": 0,
+            "stream": true, "stream_options": {"include_usage": true},
+        });
+        let sent = Instant::now();
+        let response = self.send("POST", "/v1/completions", body.to_string().into()).await?;
+        let response = self.checked(response).await?;
+        let seen = self.read(response.into_body()).await?;
+        let (Some(first), Some(last)) = (seen.first, seen.last) else {
+            return Err(TargetError::NoToken(self.url.clone()));
+        };
+        let usage = seen.usage.ok_or_else(|| TargetError::NoUsage(self.url.clone()))?;
+        let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
+        Ok(Sample {
+            at_ms: milliseconds(sent - start),
+            isl: usage.prompt_tokens,
+            cached: usage.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or(0),
+            osl: usage.completion_tokens.max(1),
+            ttft_ms: milliseconds(first - sent),
+            e2e_ms: milliseconds(last - sent),
+        })
+    }
+
+    /// Returns an answer that streams events; anything else is an error.
+    async fn checked(&self, response: Response<Incoming>) -> Result<Response<Incoming>, TargetError> {
+        let status = response.status();
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            return Err(TargetError::Unauthorized(self.url.clone(), status, self.key_name.clone()));
+        }
+        if !status.is_success() {
+            let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+            let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            return Err(TargetError::Status(self.url.clone(), status, beginning(&body)));
+        }
+        let content_type = response.headers().get(header::CONTENT_TYPE);
+        if !content_type.is_some_and(|value| sse::is_stream(value.as_bytes())) {
+            return Err(TargetError::NotStreaming(self.url.clone()));
+        }
+        Ok(response)
+    }
+
+    async fn read(&self, mut body: Incoming) -> Result<Seen, TargetError> {
+        let broken = |problem: String| TargetError::Broken(self.url.clone(), problem);
+        let (mut seen, mut splitter) = (Seen::default(), Splitter::default());
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| broken(with_cause(&error)))?;
+            let Ok(data) = frame.into_data() else { continue };
+            let now = Instant::now();
+            splitter.room().extend_from_slice(&data);
+            let whole = splitter.whole().map_err(|error| broken(error.to_string()))?;
+            let bytes = splitter.first(whole);
+            for event in sse::events(bytes).filter_map(|place| bytes.get(place)) {
+                self.event(event, now, &mut seen)?;
+            }
+            splitter.pass(whole);
+        }
+        Ok(seen)
+    }
+
+    fn event(&self, event: &[u8], now: Instant, seen: &mut Seen) -> Result<(), TargetError> {
+        let object = sse::object(event);
+        if sse::is_done(event) || object.is_empty() {
+            return Ok(());
+        }
+        let chunk: Chunk = serde_json::from_slice(object).map_err(|error| {
+            TargetError::Broken(self.url.clone(), format!("an event is not JSON: {error}"))
+        })?;
+        if let Some(error) = chunk.error.filter(|error| !error.is_null()) {
+            return Err(TargetError::InStream(self.url.clone(), beginning(error.to_string().as_bytes())));
+        }
+        if !chunk.choices.is_empty() {
+            seen.first.get_or_insert(now);
+            seen.last = Some(now);
+        }
+        seen.usage = chunk.usage.or(seen.usage);
+        Ok(())
+    }
+}
+
+fn beginning(body: &[u8]) -> String {
+    String::from_utf8_lossy(body).chars().take(MAX_TEXT).collect()
+}
+
+/// An error with its innermost cause, which says what happened.
+fn with_cause(error: &(dyn std::error::Error + 'static)) -> String {
+    if let Some(problem) = tls_problem(error) {
+        return problem;
+    }
+    let mut innermost = error;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    innermost.to_string()
+}

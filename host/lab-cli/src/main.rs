@@ -1,0 +1,53 @@
+//! `pointsman-lab`: `pointsman compare`, `calibrate`, `trace` and `sim`.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use pointsman_cli::{DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log, version::VERSION};
+use pointsman_lab::cli::{CompareArgs, TraceCommand};
+use pointsman_sim::cli::SimArgs;
+
+use self::calibrate::CalibrateArgs;
+
+mod calibrate;
+
+/// Compare policies in simulations, fit those to your engines, and simulate engines.
+#[derive(Debug, Parser)]
+#[command(name = "pointsman-lab", version = VERSION)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Compare policies on a request trace, in a simulation with the gateway's own router.
+    Compare(Box<CompareArgs>),
+    /// Fit the engine model of `compare` to your engines: step time, transfer, capacity.
+    Calibrate(Box<CalibrateArgs>),
+    /// Convert and generate request traces.
+    #[command(subcommand)]
+    Trace(TraceCommand),
+    /// Simulate an inference engine with the HTTP interface of vLLM, SGLang or a plain OpenAI server.
+    Sim(Box<SimArgs>),
+    #[command(flatten)]
+    Tool(ToolCommand),
+}
+
+fn main() -> ExitCode {
+    // A policy file that makes the compiler panic is refused and logged, without a backtrace.
+    std::panic::set_hook(pointsman_policy_runtime::panic_hook(std::panic::take_hook()));
+    let cli = Cli::parse();
+    // As `pointsman-sim` does.
+    let log = if matches!(cli.command, Command::Sim(_)) { "warn" } else { DEFAULT_LOG };
+    start_log(cli.log.log_json, log);
+    exit_code(match cli.command {
+        Command::Compare(args) => args.run(),
+        Command::Calibrate(args) => args.run(),
+        Command::Trace(command) => command.run(),
+        Command::Sim(args) => args.run().map(|()| ExitCode::SUCCESS),
+        Command::Tool(command) => command.run(Cli::command(), "pointsman"),
+    })
+}

@@ -1,0 +1,357 @@
+//! Server-sent events of an engine, looked at as they pass.
+//!
+//! Lines end as the standard has it: with LF, CRLF or CR. An event ends with a blank line. A CR at the end of
+//! what has come may be the first half of a CRLF. It ends its line at once, and a line feed that follows is a
+//! blank line of its own, which means nothing.
+//!
+//! [`Splitter`] cuts a byte stream at event boundaries without copying whole events; [`look`] finds in an
+//! event's JSON what the legs and the account need: a token, a finish reason, usage, an error. It never
+//! builds a value tree and allocates nothing: it knows the few keys it wants and how an engine writes them,
+//! and strings cannot fake them, for a quote within a string is always escaped.
+
+use std::{ops::Range, sync::LazyLock};
+
+use memchr::memmem::Finder;
+
+/// An event that never ends must not fill memory.
+const MAX_EVENT: usize = 16 * 1024 * 1024;
+
+/// May stand at the start of a stream.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Finds the end mark; made once.
+static END_MARK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("[DONE]"));
+
+/// What a stream that was busy may keep for its next bytes.
+const KEPT: usize = 64 * 1024;
+
+/// Cuts a stream into whole events.
+#[derive(Debug, Default)]
+pub struct Splitter {
+    /// What has come, and was not passed on.
+    bytes: Vec<u8>,
+    /// How much of it is known to have no boundary.
+    looked: usize,
+    /// Whether the start of the stream, where a byte order mark may stand, has passed.
+    started: bool,
+}
+
+/// An event larger than any engine writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an event of more than {MAX_EVENT} bytes")]
+pub struct Oversized;
+
+/// What an event is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// `data: [DONE]`.
+    pub done: bool,
+    /// Carries a token.
+    pub token: bool,
+    /// Output tokens in it: the length of `token_ids`, else 1 when it carries a choice with content.
+    pub tokens: u32,
+    /// Has a finish reason that is not null.
+    pub finish: bool,
+    /// An error event.
+    pub error: bool,
+    /// Usage in it.
+    pub usage: Option<Usage>,
+    /// Where the number of `cached_tokens` lies in the event.
+    pub cached_at: Option<Range<usize>>,
+    /// Where a `kv_transfer_params` value that is not null lies in the event.
+    pub handoff_at: Option<Range<usize>>,
+}
+
+/// Whether a slice looks like an event: each line is a known field, a comment or blank, and data ends as JSON
+/// (or the end mark) does. An event that an engine cut short must not reach a client.
+#[must_use]
+pub fn is_event(bytes: &[u8]) -> bool {
+    // Almost every event is one line of data.
+    if bytes.starts_with(b"data:") && ends_as_json(bytes) {
+        return true;
+    }
+    let (mut last_data, mut is_named) = (None, false);
+    for line in lines(bytes) {
+        let (name, value) = field(line);
+        match name {
+            b"data" => last_data = Some(value),
+            b"event" => is_named = true,
+            b"" | b"id" | b"retry" => {}
+            _ => return false,
+        }
+    }
+    // Data of a named event is not a chunk of an answer.
+    is_named || last_data.is_none_or(ends_as_json)
+}
+
+/// Whether the content type of an answer is that of a stream of events, in any case and with any parameters.
+#[must_use]
+pub fn is_stream(content_type: &[u8]) -> bool {
+    let kind = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
+    kind.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+}
+
+fn ends_as_json(data: &[u8]) -> bool {
+    matches!(data.trim_ascii_end().last(), Some(b'}' | b']'))
+}
+
+/// The JSON object in an event.
+#[must_use]
+pub fn object(event: &[u8]) -> &[u8] {
+    let (from, to) = (memchr::memchr(b'{', event), memchr::memrchr(b'}', event));
+    from.zip(to).and_then(|(from, to)| event.get(from..=to)).unwrap_or_default()
+}
+
+/// The lines of an event, without their ends.
+fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    bytes.split(|byte| matches!(byte, b'\n' | b'\r'))
+}
+
+/// The name and the value of a line's field; a comment has an empty name.
+fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    match memchr::memchr(b':', line) {
+        Some(colon) => {
+            let value = line.get(colon + 1..).unwrap_or_default();
+            (line.get(..colon).unwrap_or_default(), value.strip_prefix(b" ").unwrap_or(value))
+        }
+        None => (line, &[]),
+    }
+}
+
+/// The name of an event, if it has one.
+#[must_use]
+pub fn name(event: &[u8]) -> Option<&[u8]> {
+    lines(event).map(field).find(|(name, _)| *name == b"event").map(|(_, value)| value)
+}
+
+/// Whether an event is the end mark.
+pub fn is_done(event: &[u8]) -> bool {
+    // Neither almost every event nor a whole JSON body has to be split into lines.
+    if event.starts_with(b"data: {") || END_MARK.find(event).is_none() {
+        return false;
+    }
+    lines(event).map(field).any(|(name, value)| name == b"data" && value.starts_with(b"[DONE]"))
+}
+
+/// Token counts as the engine reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Prompt tokens.
+    pub prompt_tokens: u32,
+    /// Output tokens so far; `None`: not reported.
+    pub completion_tokens: Option<u32>,
+    /// Prompt tokens that were cached.
+    pub cached_tokens: Option<u32>,
+}
+
+impl Splitter {
+    /// Where to append what has come.
+    pub fn room(&mut self) -> &mut Vec<u8> {
+        &mut self.bytes
+    }
+
+    /// How many bytes, from the first on, are whole events.
+    ///
+    /// # Errors
+    /// [`Oversized`].
+    pub fn whole(&mut self) -> Result<usize, Oversized> {
+        if !self.started {
+            self.drop_byte_order_mark();
+        }
+        // A boundary may lie across a cut: three bytes of what was there before can belong to it.
+        let end = last_boundary(&self.bytes, self.looked.saturating_sub(3)).unwrap_or(0);
+        self.looked = self.bytes.len();
+        if self.bytes.len() - end > MAX_EVENT { Err(Oversized) } else { Ok(end) }
+    }
+
+    /// Removes the mark from the start of the stream: many clients do not know it.
+    fn drop_byte_order_mark(&mut self) {
+        let length = self.bytes.len().min(BYTE_ORDER_MARK.len());
+        if BYTE_ORDER_MARK.get(..length) != self.bytes.get(..length) {
+            self.started = true;
+        } else if length == BYTE_ORDER_MARK.len() {
+            self.bytes.drain(..length);
+            self.started = true;
+        }
+    }
+
+    /// The first `length` bytes.
+    #[must_use]
+    pub fn first(&self, length: usize) -> &[u8] {
+        self.bytes.get(..length).unwrap_or_default()
+    }
+
+    /// Forgets the first `length` bytes: they were passed on.
+    pub fn pass(&mut self, length: usize) {
+        self.bytes.drain(..length.min(self.bytes.len()));
+        self.looked = self.looked.saturating_sub(length);
+        if self.bytes.capacity() > KEPT {
+            self.bytes.shrink_to(KEPT);
+        }
+    }
+
+    /// Bytes of an event that never ended.
+    #[must_use]
+    pub fn rest(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// Behind the last blank line of `bytes`, looked for from `from` on.
+fn last_boundary(bytes: &[u8], from: usize) -> Option<usize> {
+    let ends = memchr::memrchr2_iter(b'\n', b'\r', bytes.get(from..)?);
+    ends.map(|at| from + at).find(|at| ends_event(bytes, *at)).map(|at| at + 1)
+}
+
+/// Whether the line end at `at` ends a blank line.
+fn ends_event(bytes: &[u8], at: usize) -> bool {
+    let before = bytes.get(..at).unwrap_or_default();
+    let is_second_half = bytes.get(at) == Some(&b'\n') && before.ends_with(b"\r");
+    let line = if is_second_half { before.get(..at - 1).unwrap_or_default() } else { before };
+    matches!(line.last(), None | Some(b'\n' | b'\r'))
+}
+
+/// The places of the single events in a slice of whole ones.
+pub fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
+        let end = memchr::memchr2_iter(b'\n', b'\r', rest).find(|at| ends_event(rest, *at));
+        let length = end.map_or(rest.len(), |end| end + 1);
+        // Both halves of a CRLF belong to the event.
+        let halved = rest.get(length - 1) == Some(&b'\r') && rest.get(length) == Some(&b'\n');
+        let length = length + usize::from(halved);
+        let event = at..at + length;
+        at += length;
+        Some(event)
+    })
+}
+
+/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys.
+#[must_use]
+pub fn look(event: &[u8]) -> Seen {
+    let mut seen = Seen::default();
+    if is_done(event) {
+        seen.done = true;
+        return seen;
+    }
+    let mut first = FirstValues::default();
+    for (key, at) in keys(event) {
+        match key {
+            b"finish_reason" => seen.finish |= event.get(at) == Some(&b'"'),
+            // The first event of a chat, with a role and no content, holds no token.
+            b"content" | b"text" | b"reasoning_content" | b"reasoning" | b"arguments" => {
+                seen.token |= event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"');
+            }
+            // A tool call's head carries a name before any argument.
+            b"tool_calls" if !first.tool_calls => {
+                first.tool_calls = true;
+                seen.token |= event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']');
+            }
+            b"token_ids" => {
+                if let Some(ids) = ids_at(event, at) {
+                    first.token_ids = Some(first.token_ids.unwrap_or(0) + ids);
+                }
+            }
+            b"choices" => first.choices = true,
+            b"error" => first.error = first.error.or(Some(at)),
+            b"usage" => first.usage = first.usage.or(Some(at)),
+            b"kv_transfer_params" => first.handoff = first.handoff.or(Some(at)),
+            b"prompt_tokens" | b"completion_tokens" | b"cached_tokens" => first.count(key, at),
+            _ => {}
+        }
+    }
+    seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
+    seen.token |= seen.tokens > 0;
+    let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
+    let error = first.error.and_then(|at| event.get(at));
+    seen.error = matches!(error, Some(b'{' | b'"')) && !first.choices;
+    seen.handoff_at = first.handoff.and_then(|at| object_at(event, at));
+    if object(first.usage).is_some() {
+        let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
+        seen.cached_at = first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
+        seen.usage = Some(Usage {
+            prompt_tokens: count(first.prompt).unwrap_or(0),
+            completion_tokens: count(first.completion),
+            cached_tokens: count(seen.cached_at.as_ref().map(|place| place.start)),
+        });
+    }
+    seen
+}
+
+/// Positions of the values of keys whose first occurrence counts.
+#[derive(Default)]
+struct FirstValues {
+    usage: Option<usize>,
+    prompt: Option<usize>,
+    completion: Option<usize>,
+    cached: Option<usize>,
+    error: Option<usize>,
+    handoff: Option<usize>,
+    token_ids: Option<u32>,
+    tool_calls: bool,
+    choices: bool,
+}
+
+impl FirstValues {
+    /// Notes a count of tokens. Only those after the key `usage` belong to the usage object.
+    fn count(&mut self, key: &[u8], at: usize) {
+        if self.usage.is_none() {
+            return;
+        }
+        let place = match key {
+            b"prompt_tokens" => &mut self.prompt,
+            b"completion_tokens" => &mut self.completion,
+            _ => &mut self.cached,
+        };
+        *place = place.or(Some(at));
+    }
+}
+
+/// The longest key that [`look`] knows.
+const LONGEST: usize = "kv_transfer_params".len();
+
+/// Every short key with the place where its value begins. A key within a string would have escaped quotes,
+/// and is none.
+fn keys(bytes: &[u8]) -> impl Iterator<Item = (&[u8], usize)> {
+    memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
+        let name = bytes.get(..colon)?.strip_suffix(b"\"")?;
+        let near = name.get(name.len().saturating_sub(LONGEST + 1)..)?;
+        let key = near.get(near.iter().rposition(|byte| *byte == b'"')? + 1..)?;
+        let quote = name.len() - key.len() - 1;
+        if key.ends_with(b"\\") || (quote > 0 && bytes.get(quote - 1) == Some(&b'\\')) {
+            return None;
+        }
+        let gap = bytes.get(colon + 1..)?.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        Some((key, colon + 1 + gap))
+    })
+}
+
+/// The number of ids in the array that begins at `at`, if one does.
+fn ids_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let inner = bytes.get(at..)?.strip_prefix(b"[")?;
+    let end = memchr::memchr(b']', inner).unwrap_or(inner.len());
+    let list = inner.get(..end).unwrap_or_default();
+    let commas = u32::try_from(memchr::memchr_iter(b',', list).count()).unwrap_or(u32::MAX);
+    Some(if list.iter().all(u8::is_ascii_whitespace) { 0 } else { commas + 1 })
+}
+
+fn digits(bytes: &[u8], at: usize) -> usize {
+    bytes.get(at..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit()).count()
+}
+
+fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let text = bytes.get(at..at + digits(bytes, at))?;
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The place of the JSON object that begins at `at`, if one does.
+fn object_at(bytes: &[u8], at: usize) -> Option<Range<usize>> {
+    let rest = bytes.get(at..).filter(|rest| rest.first() == Some(&b'{'))?;
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&serde_json::value::RawValue>();
+    let value = values.next()?.ok()?;
+    Some(at..at + value.get().len())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,40 @@
+//! `pointsman-tools`: `pointsman import` and `pointsman top`.
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+use pointsman_cli::{DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log, version::VERSION};
+use pointsman_import::ImportCommand;
+
+mod top;
+
+/// Import the configuration of another router, and watch a running gateway.
+#[derive(Debug, Parser)]
+#[command(name = "pointsman-tools", version = VERSION)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    log: LogArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Turn the configuration of another router into one of Pointsman, with a report of what differs.
+    #[command(subcommand)]
+    Import(ImportCommand),
+    /// Watch a running gateway in the terminal: load, latencies, workers, slots.
+    Top(top::TopArgs),
+    #[command(flatten)]
+    Tool(ToolCommand),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log(cli.log.log_json, DEFAULT_LOG);
+    exit_code(match cli.command {
+        Command::Import(command) => command.run(),
+        Command::Top(args) => args.run(),
+        Command::Tool(command) => command.run(Cli::command(), "pointsman"),
+    })
+}

@@ -1,0 +1,213 @@
+//! What the gateway last told, and what the operator wants to see of it.
+
+use std::{cmp::Ordering, collections::HashMap};
+
+use pointsman_admin_cli::api::{Live, Slot, Worker, Workers};
+use serde::Deserialize;
+
+use super::events::Event;
+
+/// What the gateway last told.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Model {
+    pub(super) url: String,
+    pub(super) version: String,
+    pub(super) may_change: bool,
+    pub(super) workers: Vec<Worker>,
+    pub(super) slots: Vec<Slot>,
+    pub(super) live: Live,
+    /// Requests of the newest decisions by worker: those with cached prompt tokens, and all.
+    pub(super) prefix_hits: HashMap<u64, (u32, u32)>,
+    /// Since when there is no connection, and why.
+    pub(super) lost: Option<(String, String)>,
+    /// How the last command ended.
+    pub(super) message: Option<String>,
+    /// Kinds of events that came.
+    pub(super) seen: [bool; 5],
+}
+
+#[derive(Deserialize)]
+struct Hello {
+    version: String,
+    may_change: bool,
+}
+
+#[derive(Deserialize)]
+struct Slots {
+    slots: Vec<Slot>,
+}
+
+#[derive(Deserialize)]
+struct Newest {
+    decisions: Vec<Brief>,
+}
+
+/// The part of a decision that counts for prefix hits.
+#[derive(Deserialize)]
+struct Brief {
+    leg: String,
+    choice: Option<Choice>,
+    outcome: Option<Outcome>,
+}
+
+#[derive(Deserialize)]
+struct Choice {
+    worker: u64,
+}
+
+#[derive(Deserialize)]
+struct Outcome {
+    cached_tokens: Cached,
+}
+
+#[derive(Deserialize)]
+struct Cached {
+    reported: Option<u64>,
+}
+
+impl Model {
+    /// Takes an event. Unknown kinds are ignored; a known kind of another shape is an error.
+    pub(super) fn apply(&mut self, event: &Event) -> serde_json::Result<()> {
+        let place = match event.kind.as_str() {
+            "hello" => {
+                let hello: Hello = serde_json::from_str(&event.data)?;
+                (self.version, self.may_change) = (hello.version, hello.may_change);
+                0
+            }
+            "workers" => {
+                self.workers = serde_json::from_str::<Workers>(&event.data)?.workers;
+                1
+            }
+            "slots" => {
+                self.slots = serde_json::from_str::<Slots>(&event.data)?.slots;
+                2
+            }
+            "stats" => {
+                self.live = serde_json::from_str(&event.data)?;
+                3
+            }
+            "decisions" => {
+                self.prefix_hits = hits(&serde_json::from_str::<Newest>(&event.data)?.decisions);
+                4
+            }
+            _ => return Ok(()),
+        };
+        if let Some(seen) = self.seen.get_mut(place) {
+            *seen = true;
+        }
+        Ok(())
+    }
+
+    /// Whether every kind of event came that a frame shows.
+    pub(super) fn is_complete(&self) -> bool {
+        self.seen.iter().all(|seen| *seen)
+    }
+}
+
+/// Counts requests whose prompt was found in the worker's cache. The decode leg's prompt comes by the
+/// handoff.
+fn hits(decisions: &[Brief]) -> HashMap<u64, (u32, u32)> {
+    let mut hits: HashMap<u64, (u32, u32)> = HashMap::new();
+    for one in decisions.iter().filter(|one| one.leg != "decode") {
+        let reported = one.outcome.as_ref().and_then(|outcome| outcome.cached_tokens.reported);
+        if let (Some(choice), Some(tokens)) = (&one.choice, reported) {
+            let (cached, all) = hits.entry(choice.worker).or_default();
+            *cached += u32::from(tokens > 0);
+            *all += 1;
+        }
+    }
+    hits
+}
+
+/// Order of the workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Sort {
+    #[default]
+    Id,
+    Active,
+    Queue,
+    KvUsage,
+    Ttft,
+}
+
+impl Sort {
+    /// Returns the next order.
+    pub(super) fn next(self) -> Self {
+        match self {
+            Self::Id => Self::Active,
+            Self::Active => Self::Queue,
+            Self::Queue => Self::KvUsage,
+            Self::KvUsage => Self::Ttft,
+            Self::Ttft => Self::Id,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Id => "id",
+            Self::Active => "active",
+            Self::Queue => "queue",
+            Self::KvUsage => "KV",
+            Self::Ttft => "TTFT",
+        }
+    }
+
+    /// Largest first, except for ids.
+    fn compare(self, a: &Worker, b: &Worker) -> Ordering {
+        let queue = |worker: &Worker| worker.engine_load.as_ref().and_then(|load| load.waiting).unwrap_or(0);
+        let usage =
+            |worker: &Worker| worker.engine_load.as_ref().and_then(|load| load.kv_usage).unwrap_or(0.0);
+        let ttft = |worker: &Worker| worker.ttft_ms().unwrap_or(0.0);
+        let order = match self {
+            Self::Id => Ordering::Equal,
+            Self::Active => b.active().cmp(&a.active()),
+            Self::Queue => queue(b).cmp(&queue(a)),
+            Self::KvUsage => usage(b).total_cmp(&usage(a)),
+            Self::Ttft => ttft(b).total_cmp(&ttft(a)),
+        };
+        order.then(a.id.cmp(&b.id))
+    }
+}
+
+/// A change that waits for the operator's `y`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Change {
+    pub(super) worker: u64,
+    pub(super) undo: bool,
+}
+
+/// What the operator wants to see.
+#[derive(Clone, Debug, Default)]
+pub(super) struct View {
+    pub(super) sort: Sort,
+    pub(super) filter: String,
+    /// Keys go to the filter.
+    pub(super) typing: bool,
+    pub(super) help: bool,
+    pub(super) selected: usize,
+    pub(super) confirm: Option<Change>,
+    /// What is shown instead of the newest model.
+    pub(super) paused: Option<Box<Model>>,
+}
+
+impl View {
+    /// The workers that match the filter, in order.
+    pub(super) fn rows<'a>(&self, model: &'a Model) -> Vec<&'a Worker> {
+        let wanted = self.filter.to_lowercase();
+        let matches = |worker: &&Worker| {
+            let text = format!(
+                "{} {} {} {} {} {}",
+                worker.id,
+                worker.spec.role,
+                worker.spec.engine,
+                worker.state(),
+                worker.spec.url,
+                worker.models.join(" ")
+            );
+            text.to_lowercase().contains(&wanted)
+        };
+        let mut rows: Vec<&Worker> = model.workers.iter().filter(matches).collect();
+        rows.sort_by(|a, b| self.sort.compare(a, b));
+        rows
+    }
+}
