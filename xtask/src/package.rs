@@ -1,4 +1,4 @@
-//! `package`: what a release consists of: the binary, a Debian package, a list of what is in them (SBOM),
+//! `package`: what a release consists of: the programs, a Debian package, a list of what is in them (SBOM),
 //! and digests.
 //!
 //! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the
@@ -107,14 +107,19 @@ async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// Checks the binary itself: its version, and that it names no directory of this machine.
+/// Checks the programs themselves: their version, and that they name no directory of this machine.
 fn check(files: &Files, commit: &Commit, checks: &mut Checks) -> anyhow::Result<()> {
-    let told = Command::new(&files.binary).arg("--version").output().context("starting the binary")?;
-    let told = String::from_utf8_lossy(&told.stdout).trim().to_owned();
-    checks.check("version of the binary", &told, told == format!("pointsman {}", commit.version));
-    let bytes = fs::read(&files.binary)?;
-    let named = files.mapped.iter().filter(|path| contains(&bytes, path.as_os_str().as_encoded_bytes()));
-    checks.none("directories of this machine in the binary", named.count() as u64);
+    for program in &files.programs {
+        let name = name(program);
+        let told = Command::new(program).arg("--version").output();
+        let told = told.with_context(|| format!("starting {name}"))?;
+        let told = String::from_utf8_lossy(&told.stdout).trim().to_owned();
+        let expected = format!("{name} {}", commit.version);
+        checks.check(&format!("version of {name}"), &told, told == expected);
+        let bytes = fs::read(program)?;
+        let named = files.mapped.iter().filter(|path| contains(&bytes, path.as_os_str().as_encoded_bytes()));
+        checks.none(&format!("directories of this machine in {name}"), named.count() as u64);
+    }
     for file in files.all() {
         let kib = fs::metadata(file)?.len() / 1024;
         checks.show(&format!("size of {}", name(file)), format!("{kib} KiB"));

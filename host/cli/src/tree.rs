@@ -54,8 +54,8 @@ impl CommandTree {
         }
     }
 
-    /// Makes the commands below it again, for completions only. Their texts are never freed: a process does this
-    /// once, and ends.
+    /// Makes the commands below it again, for completions only. Their texts are never freed: a process does
+    /// this once, and ends.
     #[must_use]
     pub fn into_commands(self) -> Vec<Command> {
         self.commands.into_iter().map(Self::into_command).collect()

@@ -6,7 +6,8 @@
 //! dialect wants, `upstream` is the HTTP client. `telemetry` writes down what happened; `admin` serves
 //! operators. `state` is what they share, `tls` the certificates of listeners, `budget` a limit on something
 //! that many use together, `tenant_limits` what tenants may use; `openapi` describes the API; `picker`
-//! answers Envoy's questions for an endpoint; `replicas` is the load of other gateways; `daemon` assembles it. No module names wasmtime.
+//! answers Envoy's questions for an endpoint; `replicas` is the load of other gateways; `daemon` assembles
+//! it. No module names wasmtime.
 
 mod admin;
 mod budget;

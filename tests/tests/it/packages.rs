@@ -114,7 +114,9 @@ fn n5_every_file_of_the_debian_package_exists() {
     let unit = read("deploy/systemd/pointsman.service");
     let documented = unit.lines().find_map(|line| line.strip_prefix("Documentation=")).unwrap();
     let document = documented.split(' ').find_map(|url| url.strip_prefix("file://")).unwrap();
-    for needed in ["/usr/bin/pointsman", "/etc/pointsman/pointsman.toml", document] {
+    let programs = ["lab", "policy", "tools"].map(|name| format!("/usr/bin/pointsman-{name}"));
+    let programs = programs.iter().map(String::as_str);
+    for needed in programs.chain(["/usr/bin/pointsman", "/etc/pointsman/pointsman.toml", document]) {
         // N5.3
         assert!(installed.iter().any(|path| path == needed), "{needed}");
     }

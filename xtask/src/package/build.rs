@@ -20,12 +20,21 @@ pub(super) struct Build<'a> {
     pub(super) counts: Option<&'a Path>,
 }
 
+/// The programs of a release: name, package, directory of its manifest. The first one starts the others, and
+/// writes the manual pages and completions of all.
+const PROGRAMS: [(&str, &str, &str); 4] = [
+    ("pointsman", "pointsman-gateway", "host/gateway"),
+    ("pointsman-lab", "pointsman-lab-cli", "host/lab-cli"),
+    ("pointsman-policy", "pointsman-policy-tools", "host/policy-tools"),
+    ("pointsman-tools", "pointsman-tools", "host/tools"),
+];
+
 /// What a build made.
 #[derive(Debug)]
 pub(super) struct Files {
-    pub(super) binary: PathBuf,
+    pub(super) programs: Vec<PathBuf>,
     deb: PathBuf,
-    sbom: PathBuf,
+    sboms: Vec<PathBuf>,
     /// Directories of this machine that no file may name.
     pub(super) mapped: Vec<PathBuf>,
 }
@@ -35,14 +44,14 @@ struct Dirs {
     source: PathBuf,
     target: PathBuf,
     cargo_home: PathBuf,
-    /// What the binary wrote: manual pages and completions; and the changelog.
+    /// What the programs wrote: manual pages and completions; and the changelog.
     generated: PathBuf,
 }
 
 impl Files {
     /// What is published, in the order of `SHA256SUMS`.
-    pub(super) fn all(&self) -> [&Path; 3] {
-        [&self.binary, &self.deb, &self.sbom]
+    pub(super) fn all(&self) -> Vec<&Path> {
+        self.programs.iter().chain([&self.deb]).chain(&self.sboms).map(PathBuf::as_path).collect()
     }
 }
 
@@ -63,14 +72,15 @@ impl Build<'_> {
         let dirs = Dirs { source, target, cargo_home, generated: profile_dir.join("package") };
         let mapped = self.mapped(&dirs)?;
         let mut build = self.cargo(&dirs, &mapped);
-        build.args(["build", "--locked", "--profile", self.profile, "--package", "pointsman-gateway"]);
-        sh::run(&mut build)?;
-        let binary = profile_dir.join("pointsman");
+        build.args(["build", "--locked", "--profile", self.profile]);
+        sh::run(build.args(PROGRAMS.iter().flat_map(|(_, package, _)| ["--package", package])))?;
+        let programs: Vec<PathBuf> = PROGRAMS.iter().map(|(name, _, _)| profile_dir.join(name)).collect();
         remove(&dirs.generated)?;
-        self.generate(&binary, &dirs)?;
-        let sbom = self.sbom(&dirs, &mapped)?;
+        self.generate(&profile_dir.join("pointsman"), &dirs)?;
+        let sboms = PROGRAMS.iter().map(|(name, _, manifest)| self.sbom(name, manifest, &dirs, &mapped));
+        let sboms = sboms.collect::<anyhow::Result<_>>()?;
         let deb = self.deb(&dirs, &mapped)?;
-        Ok(Files { binary, deb, sbom, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
+        Ok(Files { programs, deb, sboms, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
     }
 
     /// Directories, and what stands for them in the files. rustc takes the last one that fits.
@@ -115,7 +125,7 @@ impl Build<'_> {
         command.env("SOURCE_DATE_EPOCH", &self.commit.time).env("TZ", "UTC").env("LC_ALL", "C.UTF-8")
     }
 
-    /// Writes what the package has besides the binary and files of the repository.
+    /// Writes what the package has besides the programs and files of the repository.
     fn generate(&self, binary: &Path, dirs: &Dirs) -> anyhow::Result<()> {
         let generated = &dirs.generated;
         let pointsman = |arguments: &[&str]| -> anyhow::Result<Vec<u8>> {
@@ -142,24 +152,24 @@ impl Build<'_> {
         sh::run(gzip.current_dir(generated))
     }
 
-    /// Lists the crates in the binary with versions and licences, as CycloneDX.
-    fn sbom(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> anyhow::Result<PathBuf> {
+    /// Lists the crates in a program with versions and licences, as CycloneDX.
+    fn sbom(
+        &self,
+        name: &str,
+        manifest: &str,
+        dirs: &Dirs,
+        mapped: &[(PathBuf, String)],
+    ) -> anyhow::Result<PathBuf> {
         let mut cargo = self.cargo(dirs, mapped);
-        cargo.args([
-            "cyclonedx",
-            "--quiet",
-            "--manifest-path",
-            "host/gateway/Cargo.toml",
-            "--format",
-            "json",
-        ]);
-        sh::run(cargo.args(["--spec-version", "1.5", "--override-filename", "sbom"]))?;
-        let written = dirs.source.join("host/gateway/sbom.json");
+        cargo.args(["cyclonedx", "--quiet", "--manifest-path", &format!("{manifest}/Cargo.toml")]);
+        cargo.args(["--format", "json", "--spec-version", "1.5", "--override-filename", "sbom"]);
+        sh::run(&mut cargo)?;
+        let written = dirs.source.join(manifest).join("sbom.json");
         let mut text = fs::read_to_string(&written).with_context(|| written.display().to_string())?;
         for (from, to) in mapped {
             text = text.replace(&*from.to_string_lossy(), to);
         }
-        let sbom = dirs.generated.join("pointsman.cdx.json");
+        let sbom = dirs.generated.join(format!("{name}.cdx.json"));
         fs::write(&sbom, text)?;
         Ok(sbom)
     }

@@ -28,6 +28,8 @@ impl Tree {
     pub(super) fn read() -> anyhow::Result<Self> {
         let mut cargo = sh::cargo();
         cargo.args(["tree", "--package", "pointsman-gateway", "--edges", "normal", "--locked"]);
+        // Of the daemon alone, also where builds take the features of the whole workspace.
+        cargo.env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
         let output = cargo.args(["--prefix", "none", "--format", "{p}"]).output()?;
         let problem = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "`cargo tree` failed: {}", problem.trim());
