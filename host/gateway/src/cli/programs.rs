@@ -17,6 +17,9 @@ use clap::{Command, Subcommand as _};
 use pointsman_cli::tree::CommandTree;
 use pointsman_policy_admin::PolicyAdminCommand;
 
+/// The flag of every program that may stand before a command.
+const LOG_JSON: &str = "--log-json";
+
 /// A command of another program.
 #[derive(Debug)]
 struct Tool {
@@ -82,7 +85,8 @@ pub(super) fn dispatch(arguments: &[OsString]) -> Option<anyhow::Error> {
     };
     let program = dir.join(tool.program);
     if !program.is_file() {
-        let asks_for_help = matches!(arguments.last(), None) || arguments.iter().any(|word| is_help(word));
+        let first = arguments.iter().find(|word| *word != LOG_JSON);
+        let asks_for_help = first.is_none_or(|word| is_help(word));
         return if *tool == POLICY && asks_for_help { None } else { Some(absent(tool, &dir)) };
     }
     // The name for help and usage, which the program takes from here.
@@ -93,7 +97,7 @@ pub(super) fn dispatch(arguments: &[OsString]) -> Option<anyhow::Error> {
 
 /// Finds the program for these arguments; `None`: this one.
 fn call(arguments: &[OsString]) -> Option<Call> {
-    let flags = arguments.iter().take_while(|word| *word == "--log-json").count();
+    let flags = arguments.iter().take_while(|word| *word == LOG_JSON).count();
     let (flags, words) = arguments.split_at(flags);
     let (help, words) = match words {
         [first, rest @ ..] if first == "help" => (Some(OsString::from("--help")), rest),

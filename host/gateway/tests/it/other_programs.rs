@@ -84,6 +84,7 @@ fn only_the_directory_of_pointsman_itself_counts_also_behind_a_link() {
         (&["sim"], "pointsman-lab-cli"),
         (&["top", "--once"], "pointsman-tools"),
         (&["policy", "new", "x"], "pointsman-policy-tools"),
+        (&["policy", "new", "--help"], "pointsman-policy-tools"),
     ] {
         let output = run(command);
         let told = text(&output.stderr);
