@@ -177,13 +177,9 @@ async fn a_connection_without_a_request_is_closed() {
     let cluster = cluster(|config| config.timeouts.client_idle = Duration::from_millis(300)).await;
     for address in [cluster.gateway.address, cluster.gateway.admin] {
         for bytes in ["", "GET /hea", "GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"] {
-            let started = Instant::now();
             let mut client = send(address, bytes).await.unwrap();
             let text = until_closed(&mut client).await;
-            assert!(
-                !text.contains("(open)") && started.elapsed() < Duration::from_secs(3),
-                "{bytes:?}: {text}"
-            );
+            assert!(!text.contains("(open)"), "{bytes:?}: {text}");
         }
     }
     assert!(metrics(&cluster).await.contains("client_connections_ended_total{reason=\"idle\"} 6"));
