@@ -9,11 +9,7 @@ use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     raw::{resident_bytes, send, until_closed, until_mark},
 };
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::TcpStream,
-    time::{Instant, sleep},
-};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::sleep};
 
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;

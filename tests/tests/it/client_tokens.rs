@@ -6,7 +6,6 @@ use std::{path::PathBuf, time::Duration};
 use pointsman_gateway::config::{Model, TokenSource};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, raw::send};
-use tokio::time::Instant;
 
 const COMPLETIONS: &str = "/v1/completions";
 

@@ -36,7 +36,8 @@ async fn cluster(prefill: usize, change: impl FnOnce(&mut Config)) -> TestCluste
 #[tokio::test]
 async fn b6_local_prefill_follows_when_no_prefill_worker_is_left_for_a_retry() {
     for order in [LegOrder::PrefillFirst, LegOrder::DecodeFirst] {
-        let faults = [(1, status(500)), (1, status(503)), (1, status(429)), (1, FaultKind::Refuse), (2, status(503))];
+        let faults =
+            [(1, status(500)), (1, status(503)), (1, status(429)), (1, FaultKind::Refuse), (2, status(503))];
         for (prefill, fault) in faults {
             let cluster = cluster(prefill, |config| config.routing.order = order).await;
             for sim in &cluster.sims[..prefill] {
@@ -72,7 +73,11 @@ async fn b6_a_refused_request_and_a_busy_pool_do_not_lead_to_local_prefill() {
         // I2.7: the request is the client's mistake
         assert_eq!(ask(&cluster).await.status, refused);
         cluster.at_rest().await.unwrap();
-        assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "{refused}: nobody prefills it");
+        assert_eq!(
+            cluster.sims[1].state().requests.values().sum::<u64>(),
+            0,
+            "{refused}: nobody prefills it"
+        );
     }
 
     let busy = TestClusterBuilder::new()

@@ -353,7 +353,10 @@ async fn k2_keys_rotate_and_an_unknown_key_cannot_flood_the_identity_server() {
     assert_eq!(ask(&cluster, &remembered).await.0, 401);
     assert_eq!(ask(&cluster, &first.token(&claims(json!({"n": 2})))).await.0, 401);
     // K2.4: without `kid` the only key that fits counts
-    assert_eq!((ask(&cluster, &nameless(&second)).await.0, ask(&cluster, &nameless(&first)).await.0), (200, 401));
+    assert_eq!(
+        (ask(&cluster, &nameless(&second)).await.0, ask(&cluster, &nameless(&first)).await.0),
+        (200, 401)
+    );
     let before = server.requests();
     let began = tokio::time::Instant::now();
     let tokens: Vec<String> = (0..300)

@@ -6,7 +6,7 @@ use pointsman_gateway::config::{Config, SemconvVersion, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{Behaviour, Collector, ReceivedSpan, TestCluster, TestClusterBuilder};
 use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
