@@ -1,5 +1,5 @@
-//! What each command with real engines begins with: programs, directory, prompts, and the answers of one plain
-//! engine.
+//! What each command with real engines begins with: programs, directory, prompts, and the answers of one
+//! plain engine.
 
 use std::path::PathBuf;
 

@@ -10,7 +10,7 @@ use crate::openai::{endpoint::Format, error_body::Told, request_id::tell_request
 const MAX_TEXT: usize = 500;
 
 impl ApiError {
-    /// Returns the whole answer, in OpenAI's error shape and with the id as a header. An engine's own refusal is
+    /// Returns the whole answer, in OpenAI's error shape, with the id as a header. An engine's own refusal is
     /// passed on unchanged.
     #[must_use]
     pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {

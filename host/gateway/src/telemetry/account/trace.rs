@@ -26,7 +26,7 @@ impl Account {
         self.trace.is_some()
     }
 
-    /// Returns the trace that the engines' spans belong to. One that the exporter does not take is not sampled.
+    /// Returns the trace that the engines' spans belong to. Without the exporter's part it is not sampled.
     pub(crate) fn trace_context<'a>(&'a self, request: &'a Request) -> Cow<'a, TraceContext> {
         match &self.trace {
             Some(trace) => Cow::Borrowed(&trace.context),
