@@ -5,12 +5,8 @@
 //! prompts. Several choices are refused, because the pair would hang. Clients that disconnect must leave
 //! nothing behind. A killed decode engine has to end its stream with one valid error event.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::ensure;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -18,10 +14,9 @@ use tokio::time::timeout;
 
 use crate::{
     client::{CHAT, Client},
-    fleet,
     metrics_text::samples,
-    real_engines::{Options, PATIENT, RealEngine, Recorder, checks},
-    setup, sh,
+    real_engines::{Options, RealEngine, Recorder, Session, checks},
+    sh,
     table::Checks,
 };
 
@@ -46,25 +41,19 @@ const REFUSED: Duration = Duration::from_secs(5);
 
 /// Runs every check and prints the table.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    let Options { prompts, leavers, record } = &args.options;
-    ensure!(*prompts > 0, "--prompts 0 compares nothing: pass at least 1");
-    setup::run()?;
-    let bin = fleet::build("release")?;
+    let leavers = args.options.leavers;
+    let mut session = Session::begin("sglang", &args.options)?;
     let installed = Installed::at(&sh::root().join(&args.venv))?;
-    let dir = tempfile::Builder::new().prefix("pointsman-sglang-").tempdir()?;
-    let recorder = record.as_deref().map(Recorder::new).transpose()?;
-    let prompts: Vec<String> = (0..*prompts).map(checks::prompt).collect();
-    let mut checks = Checks::default();
-    let expected =
-        plain_engine(&bin, dir.path(), &installed, &prompts, &mut checks, recorder.as_ref()).await?;
+    let expected = plain_engine(&installed, &mut session).await?;
 
     sh::status("starting a prefill and a decode engine (about 2 min)");
-    let mut prefill = installed.start("prefill", Part::Prefill, dir.path())?;
-    let mut decode = installed.start("decode", Part::Decode, dir.path())?;
+    let mut prefill = installed.start("prefill", Part::Prefill, session.dir.path())?;
+    let mut decode = installed.start("decode", Part::Decode, session.dir.path())?;
     prefill.ready().await?;
     decode.ready().await?;
     let workers = [&prefill, &decode].map(|engine| format!("engine=sglang,url=http://{}", engine.address));
-    let fleet = fleet::gateway(&bin, dir.path(), PATIENT, &workers).await?;
+    let fleet = session.gateway(&workers).await?;
+    let Session { prompts, recorder, mut checks, .. } = session;
     if let Some(recorder) = &recorder {
         for (engine, name) in [(&prefill, "prefill"), (&decode, "decode")] {
             facts(recorder, engine, name).await?;
@@ -75,7 +64,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let moved = decode.metric("sglang:num_requests_total", "").await?;
     checks.check("requests that the decode engine finished", moved, moved > 0.0);
     several_choices(&fleet.client, &mut checks).await?;
-    checks::leave_early(&fleet.client, *leavers, &prompts, true).await?;
+    checks::leave_early(&fleet.client, leavers, &prompts, true).await?;
     let held = held(&[&prefill, &decode]).await?;
     checks.check(&format!("held after {leavers} clients disconnected"), held, held == 0);
     checks.none("bookings left in the gateway", fleet.booked(Duration::from_secs(5)).await?);
@@ -85,34 +74,18 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Answers of one plain engine, which is also tried as an aggregated worker whose KV events the gateway finds
 /// by itself.
-async fn plain_engine(
-    bin: &Path,
-    dir: &Path,
-    installed: &Installed,
-    prompts: &[String],
-    checks: &mut Checks,
-    recorder: Option<&Recorder>,
-) -> anyhow::Result<Vec<Vec<u64>>> {
+async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::Result<Vec<Vec<u64>>> {
     sh::status("starting one plain engine (about 60 s)");
-    let mut plain = installed.start("plain", Part::Plain, dir)?;
+    let mut plain = installed.start("plain", Part::Plain, session.dir.path())?;
     plain.ready().await?;
-    if let Some(recorder) = recorder {
+    if let Some(recorder) = &session.recorder {
         record(recorder, &plain).await?;
     }
-    let expected = checks::answers(&plain.client(), prompts).await?;
     let worker = format!("engine=sglang,url=http://{}", plain.address);
-    let fleet = fleet::gateway(bin, dir, PATIENT, &[worker]).await?;
-    let body = json!({
-        "model": "tiny", "stream": true, "max_tokens": 12, "temperature": 0, "ignore_eos": true,
-        "stream_options": { "include_usage": true },
-        "messages": [{ "role": "user", "content": checks::prompt(0) }],
-    });
-    let streamed = fleet.client.stream_chat(&[], body.to_string()).await;
-    let shown = streamed.problem.unwrap_or_else(|| format!("{} events", streamed.events));
-    checks.check("one plain engine through the gateway, streamed", shown, streamed.complete);
+    let (expected, fleet) = session.plain_answers(&plain, worker).await?;
     let metrics = fleet.metrics().await?;
     let live = samples(&metrics, "pointsman_kv_feed_live").iter().filter(|one| one.value == 1.0).count();
-    checks.check("feeds of KV events that configured themselves", live, live == 1);
+    session.checks.check("feeds of KV events that configured themselves", live, live == 1);
     Ok(expected)
 }
 

@@ -5,18 +5,13 @@
 //! transferred by the engines' own count. Clients that disconnect must pin no blocks for longer than the
 //! lease. A killed decode engine has to end its stream with one valid error event.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
-use anyhow::ensure;
 use serde_json::json;
 
 use crate::{
-    fleet,
-    real_engines::{Options, PATIENT, RealEngine, Recorder, checks},
-    setup, sh,
+    real_engines::{Options, RealEngine, Recorder, Session, checks},
+    sh,
     table::Checks,
 };
 
@@ -53,29 +48,25 @@ pub(crate) enum Connector {
 
 /// Runs every check and prints the table.
 pub(crate) async fn run(args: &Args, connector: Connector) -> anyhow::Result<()> {
-    let Options { prompts, leavers, record } = &args.options;
-    ensure!(*prompts > 0, "--prompts 0 compares nothing: pass at least 1");
-    setup::run()?;
-    let bin = fleet::build("release")?;
+    let leavers = args.options.leavers;
+    let mut session = Session::begin("vllm", &args.options)?;
     let installed = Installed::at(&sh::root().join(&args.venv))?;
-    let dir = tempfile::Builder::new().prefix("pointsman-vllm-").tempdir()?;
-    let prompts: Vec<String> = (0..*prompts).map(checks::prompt).collect();
-    let mut checks = Checks::default();
-    let expected = plain_engine(&bin, dir.path(), &installed, &prompts, &mut checks).await?;
+    let expected = plain_engine(&installed, &mut session).await?;
 
     sh::status("starting a prefill and a decode engine (about 3 min)");
-    let mut prefill = installed.start("prefill", Part::Prefill(connector), dir.path(), BLOCKS)?;
-    let mut decode = installed.start("decode", Part::Decode(connector), dir.path(), BLOCKS)?;
+    let mut prefill = installed.start("prefill", Part::Prefill(connector), session.dir.path(), BLOCKS)?;
+    let mut decode = installed.start("decode", Part::Decode(connector), session.dir.path(), BLOCKS)?;
     prefill.engine.ready().await?;
     decode.engine.ready().await?;
     let workers = [prefill.as_worker("prefill"), decode.as_worker("decode")];
-    let fleet = fleet::gateway(&bin, dir.path(), PATIENT, &workers).await?;
-    if let Some(dir) = record {
-        record_pair(&Recorder::new(dir)?, connector, &prefill.engine, &decode.engine).await?;
+    let fleet = session.gateway(&workers).await?;
+    let Session { prompts, recorder, mut checks, .. } = session;
+    if let Some(recorder) = &recorder {
+        record_pair(recorder, connector, &prefill.engine, &decode.engine).await?;
     }
     checks::compare(&fleet.client, &prompts, &expected, &mut checks).await?;
     transferred(connector, &decode.engine, &mut checks).await?;
-    checks::leave_early(&fleet.client, *leavers, &prompts, false).await?;
+    checks::leave_early(&fleet.client, leavers, &prompts, false).await?;
     let engines = [&prefill.engine, &decode.engine];
     let held = checks::held(&engines, &HELD, LEASE + Duration::from_secs(15)).await?;
     let expired = format!("vllm:{}_num_kv_expired_reqs_total", connector.metrics());
@@ -88,26 +79,11 @@ pub(crate) async fn run(args: &Args, connector: Connector) -> anyhow::Result<()>
 }
 
 /// Answers of one plain engine, which is also tried as an aggregated worker of the gateway.
-async fn plain_engine(
-    bin: &Path,
-    dir: &Path,
-    installed: &Installed,
-    prompts: &[String],
-    checks: &mut Checks,
-) -> anyhow::Result<Vec<Vec<u64>>> {
+async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::Result<Vec<Vec<u64>>> {
     sh::status("starting one plain engine (about 90 s)");
-    let mut plain = installed.start("plain", Part::Plain, dir, BLOCKS)?;
+    let mut plain = installed.start("plain", Part::Plain, session.dir.path(), BLOCKS)?;
     plain.engine.ready().await?;
-    let expected = checks::answers(&plain.engine.client(), prompts).await?;
-    let fleet = fleet::gateway(bin, dir, PATIENT, &[plain.as_worker("aggregated")]).await?;
-    let body = json!({
-        "model": "tiny", "stream": true, "max_tokens": 12, "temperature": 0, "ignore_eos": true,
-        "stream_options": { "include_usage": true },
-        "messages": [{ "role": "user", "content": checks::prompt(0) }],
-    });
-    let streamed = fleet.client.stream_chat(&[], body.to_string()).await;
-    let shown = streamed.problem.unwrap_or_else(|| format!("{} events", streamed.events));
-    checks.check("one plain engine through the gateway, streamed", shown, streamed.complete);
+    let (expected, _) = session.plain_answers(&plain.engine, plain.as_worker("aggregated")).await?;
     Ok(expected)
 }
 

@@ -11,16 +11,18 @@ use crate::{
 
 pub(crate) mod checks;
 mod record;
+mod session;
 mod venv;
 
 pub(crate) use record::Recorder;
+pub(crate) use session::Session;
 pub(crate) use venv::Venv;
 
 /// Longest wait until an engine is ready: two of them share two cores for some minutes.
 const BOOT: Duration = Duration::from_secs(600);
 
 /// Settings of the gateway in front of engines that share the machine with it.
-pub(crate) const PATIENT: &str = "[probe]\ntimeout = \"10s\"\n";
+const PATIENT: &str = "[probe]\ntimeout = \"10s\"\n";
 
 /// Options of every command.
 #[derive(Debug, clap::Args)]

@@ -13,6 +13,7 @@ pub(crate) mod limits;
 pub(crate) mod rate_limit;
 pub(crate) mod request;
 pub(crate) mod request_error;
+pub(crate) mod request_id;
 pub(crate) mod reserved;
 pub(crate) mod seen;
 pub(crate) mod trace_context;

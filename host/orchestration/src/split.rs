@@ -1,5 +1,7 @@
 //! Whether a request runs on one worker or on two [B, D4].
 
+use std::collections::HashMap;
+
 use pointsman_workers::{Candidate, Leg, ModelName, Snapshot};
 
 use crate::legs::{RetryPolicy, Shape};
@@ -77,14 +79,58 @@ pub fn pair_that_is_up<'a>(
     snapshot: &'a Snapshot,
     model: &ModelName,
 ) -> Option<(&'a Candidate, &'a Candidate)> {
-    let (prefill, decode) = (snapshot.pool(model, Leg::Prefill), snapshot.pool(model, Leg::Decode));
-    let mut in_vain = None;
-    prefill.iter().zip(prefill.group_of_rows()).filter(|(from, _)| is_up(from)).find_map(|(from, group)| {
-        // What one worker of a group cannot pair with, the next cannot either.
-        if in_vain.replace(group) == Some(group) {
-            return None;
-        }
-        let pairs = |to: &&Candidate| is_up(to) && from.worker.spec().pairs_with(to.worker.spec());
-        decode.iter().find(pairs).map(|to| (from, to))
+    first_pair(snapshot.pool(model, Leg::Prefill), snapshot.pool(model, Leg::Decode), is_up)
+}
+
+/// Looks at each candidate at most three times, however few of them pair.
+fn first_pair<'a>(
+    prefill: &'a [Candidate],
+    decode: &'a [Candidate],
+    is_up: impl Fn(&Candidate) -> bool,
+) -> Option<(&'a Candidate, &'a Candidate)> {
+    let first = prefill.iter().find(|from| is_up(from))?;
+    let pairs = |to: &&Candidate| is_up(to) && first.worker.spec().pairs_with(to.worker.spec());
+    if let Some(to) = decode.iter().find(pairs) {
+        return Some((first, to));
+    }
+    let mut partners = HashMap::new();
+    for (row, to) in decode.iter().enumerate().filter(|(_, to)| is_up(to)) {
+        let spec = to.worker.spec();
+        partners.entry(spec.handoff_protocol()).or_insert_with(Partners::default).add(row, to);
+    }
+    let mut from = prefill.iter().filter(|from| is_up(from));
+    from.find_map(|from| {
+        let spec = from.worker.spec();
+        let to = partners.get(&spec.handoff_protocol())?.first(spec.kv_compatibility.as_deref())?;
+        Some((from, to))
     })
 }
+
+/// Candidates of one handoff protocol. Those whose compatibility is not known pair with all others.
+#[derive(Default)]
+struct Partners<'a> {
+    first: Option<(usize, &'a Candidate)>,
+    first_unknown: Option<(usize, &'a Candidate)>,
+    first_known: HashMap<&'a str, (usize, &'a Candidate)>,
+}
+
+impl<'a> Partners<'a> {
+    /// Adds a candidate. Rows come in their order.
+    fn add(&mut self, row: usize, candidate: &'a Candidate) {
+        self.first.get_or_insert((row, candidate));
+        match candidate.worker.spec().kv_compatibility.as_deref() {
+            Some(known) => _ = self.first_known.entry(known).or_insert((row, candidate)),
+            None => _ = self.first_unknown.get_or_insert((row, candidate)),
+        }
+    }
+
+    /// Returns the first candidate that pairs with a worker of this compatibility.
+    fn first(&self, compatibility: Option<&str>) -> Option<&'a Candidate> {
+        let Some(own) = compatibility else { return self.first.map(|(_, candidate)| candidate) };
+        let both = self.first_known.get(own).into_iter().chain(&self.first_unknown);
+        both.min_by_key(|(row, _)| *row).map(|(_, candidate)| *candidate)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -200,9 +200,14 @@ impl WorkerSpec {
     #[must_use]
     pub fn pairs_with(&self, other: &Self) -> bool {
         let compatible = self.kv_compatibility.as_ref().zip(other.kv_compatibility.as_ref());
-        self.engine == other.engine
-            && (self.engine != Engine::Vllm || self.transport == other.transport)
+        self.handoff_protocol() == other.handoff_protocol()
             && compatible.is_none_or(|(own, other)| own == other)
+    }
+
+    /// Returns what has to be equal for two workers to pair, besides the compatibility where both know it.
+    #[must_use]
+    pub fn handoff_protocol(&self) -> impl Eq + std::hash::Hash + use<> {
+        (self.engine, (self.engine == Engine::Vllm).then_some(self.transport))
     }
 
     /// Parses the value of a `--worker` flag: comma-separated `key=value` pairs. `engine` and `url` are

@@ -173,18 +173,16 @@ async fn repeated_wrong_keys_are_slowed_down_and_right_ones_are_not() {
         assert!(reply.headers.contains_key("retry-after"));
         assert!(begun.elapsed() >= std::time::Duration::from_millis(900), "{:?}", begun.elapsed());
     }
-    let mut fastest = std::time::Duration::MAX;
-    // A delay would hold up each of them for a second; a busy machine holds up some.
-    for _ in 0..5 {
-        let begun = tokio::time::Instant::now();
+    let begun = tokio::time::Instant::now();
+    for _ in 0..10 {
         let right = cluster.client.get_with("/v1/models", &[("authorization", "Bearer sk-1")]).await.unwrap();
         assert_eq!(right.status, 200);
         let right =
             cluster.admin.post("/policies/reload", &[("authorization", "Bearer s3cret")], "").await.unwrap();
         assert_eq!(right.status, 200);
-        fastest = fastest.min(begun.elapsed());
     }
-    assert!(fastest < std::time::Duration::from_millis(900), "{fastest:?}");
+    // A delay would hold up each of the twenty for a second.
+    assert!(begun.elapsed() < std::time::Duration::from_secs(15), "{:?}", begun.elapsed());
     let metrics = cluster.admin.get("/metrics").await.unwrap();
     let text = String::from_utf8_lossy(&metrics.body).into_owned();
     assert!(text.contains("pointsman_wrong_keys_total{reason=\"admin\"} 5"), "{text}");

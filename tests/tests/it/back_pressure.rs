@@ -5,8 +5,12 @@ use std::time::Duration;
 use pointsman_gateway::config::{Config, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, FaultLeg, Role};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
-use pointsman_workers::WorkerId;
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{json as json_answer, status},
+};
+use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -78,6 +82,63 @@ async fn i13_when_all_engines_have_too_much_to_do_the_answer_is_503_with_the_soo
         assert_eq!(ask(&cluster, stream).await.status, 200);
         cluster.at_rest().await.unwrap();
     }
+}
+
+/// Refuses a request when the pause is over that its body names, with the `Retry-After` that it names.
+fn refuse(request: &RawRequest) -> Vec<Act> {
+    let after = |mark: &str| {
+        let digits = request.body.split(mark).nth(1)?.split(';').next()?;
+        digits.parse::<u64>().ok()
+    };
+    let head = match after("retry ") {
+        Some(seconds) => format!("503 Service Unavailable\r\nretry-after: {seconds}"),
+        None => "503 Service Unavailable".to_owned(),
+    };
+    let pause = Duration::from_millis(after("late ").unwrap_or_default());
+    vec![Act::Pause(pause), Act::Send(status(&head, r#"{"error":{"message":"full"}}"#))]
+}
+
+#[tokio::test]
+async fn i13_a_late_refusal_of_what_was_sent_before_the_pause_changes_nothing() {
+    let engine = RawEngine::start(|request| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json_answer(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("POST") => refuse(request),
+        _ => vec![Act::Send(json_answer("{}"))],
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.routing.retries = 0;
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        })
+        .start()
+        .await
+        .unwrap();
+    let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(1)).unwrap().clone();
+    let ask = async |mark: &str| {
+        let body = json!({"model": "tiny", "messages": [{"role": "user", "content": mark}]}).to_string();
+        cluster.client.post(CHAT, &[], body).await.unwrap()
+    };
+    // The first refusal begins a pause of half a second. The others were sent before it.
+    let both = async |late: &str| {
+        let before = engine.requests().len();
+        let first = async {
+            cluster.until("the late one was sent", |_| engine.requests().len() > before).await.unwrap();
+            ask("late 0;").await
+        };
+        let (late, first) = tokio::join!(ask(late), first);
+        assert_eq!((late.status.as_u16(), first.status.as_u16()), (503, 503), "{late:?} {first:?}");
+        worker.pause().map(|pause| pause.left)
+    };
+    // I13.2: during the pause
+    let left = both("late 200;retry 20;").await;
+    assert!(left.is_none_or(|left| left <= Duration::from_millis(500)), "{left:?}");
+    cluster.until("the pause is over", |_| worker.pause().is_none()).await.unwrap();
+    // I13.2: the pause of the second round, a second, is over when the refusal comes
+    assert_eq!(both("late 4000;").await, None);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
@@ -234,7 +295,7 @@ async fn i13_a_prefill_engine_that_refuses_is_left_for_another_one() {
         }
         cluster.sims[1].set_faults(refuses(503, Some(5)));
         let reply = ask(&cluster, false).await;
-        // I2.7, I13.4
+        // I13.4
         assert_eq!(
             (reply.status.as_u16(), reply.code()),
             (503, "overloaded".to_owned()),

@@ -9,11 +9,7 @@ use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     raw::{resident_bytes, send, until_closed, until_mark},
 };
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::TcpStream,
-    time::{Instant, sleep},
-};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::sleep};
 
 const CHAT: &str = "/v1/chat/completions";
 const BODY: &str = r#"{"model":"tiny","max_tokens":2,"messages":[{"role":"user","content":"hello"}]}"#;
@@ -177,13 +173,9 @@ async fn a_connection_without_a_request_is_closed() {
     let cluster = cluster(|config| config.timeouts.client_idle = Duration::from_millis(300)).await;
     for address in [cluster.gateway.address, cluster.gateway.admin] {
         for bytes in ["", "GET /hea", "GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"] {
-            let started = Instant::now();
             let mut client = send(address, bytes).await.unwrap();
             let text = until_closed(&mut client).await;
-            assert!(
-                !text.contains("(open)") && started.elapsed() < Duration::from_secs(3),
-                "{bytes:?}: {text}"
-            );
+            assert!(!text.contains("(open)"), "{bytes:?}: {text}");
         }
     }
     assert!(metrics(&cluster).await.contains("client_connections_ended_total{reason=\"idle\"} 6"));

@@ -1,10 +1,19 @@
 //! Workers that come from files and leases: real sockets, the gateway in process.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use pointsman_gateway::config::{DiscoveryFile, DiscoveryFileFormat};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{
+    Act, RawEngine, TestCluster, TestClusterBuilder,
+    raw_engine::{json as json_answer, status},
+};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -141,6 +150,41 @@ async fn p6_a_lease_needs_the_role_of_an_operator() {
 }
 
 #[tokio::test]
+async fn p10_a_discovered_worker_is_not_eligible_before_its_engine_was_asked() {
+    let answers = Arc::new(AtomicBool::new(false));
+    let script = {
+        let answers = answers.clone();
+        move |request: &pointsman_tests::RawRequest| match request.line.as_str() {
+            "GET /v1/models" if !answers.load(Ordering::Relaxed) => vec![Act::Hang],
+            "GET /v1/models" => vec![Act::Send(json_answer(r#"{"data":[{"id":"tiny"}]}"#))],
+            line if line.starts_with("POST") => vec![Act::Send(json_answer(r#"{"choices":[]}"#))],
+            "GET /health" => vec![Act::Send(json_answer("{}"))],
+            _ => vec![Act::Send(status("404 Not Found", "{}"))],
+        }
+    };
+    let engine = RawEngine::start(script).await.unwrap();
+    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    // The source tells everything, and the engine is healthy.
+    let body = json!({
+        "url": format!("http://{}", engine.address), "role": "aggregated", "engine": "openai",
+        "models": ["tiny"], "block_size": 16, "total_blocks": 100,
+    });
+    assert_eq!(cluster.admin.put("/workers/7", &[], body.to_string()).await.unwrap().status, 200);
+    until(&cluster, "it is known", |workers| workers.len() == 1).await;
+    for _ in 0..10 {
+        // P10.1
+        assert_eq!(workers(&cluster).await[0]["ineligible"], "not_ready");
+        assert_eq!(status_of_chat(&cluster).await, 503);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(engine.requests().is_empty(), "{:?}", engine.requests());
+    answers.store(true, Ordering::Relaxed);
+    // P10.1
+    until(&cluster, "it is eligible", eligible).await;
+    assert_eq!(status_of_chat(&cluster).await, 200);
+}
+
+#[tokio::test]
 async fn p10_a_discovered_worker_that_its_engine_contradicts_is_refused_with_both_values() {
     let engine = sim().await;
     let cluster = TestClusterBuilder::new().start().await.unwrap();
@@ -159,7 +203,7 @@ async fn p10_a_discovered_worker_that_its_engine_contradicts_is_refused_with_bot
         assert_eq!(put.status, 200);
         until(&cluster, "it is refused", |workers| workers[0]["ineligible"] == "misconfigured").await;
         let contradiction = workers(&cluster).await[0]["contradiction"].clone();
-        // P10.1, P10.2
+        // P10.2
         assert_eq!(contradiction, json!({ "fact": fact, "configured": configured, "reported": reported }));
         assert_eq!(cluster.admin.delete(&path).await.unwrap().status, 200);
     }

@@ -1,9 +1,13 @@
 //! What engines report of themselves: role, ranks, ports, block sizes, capacity (B5).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use pointsman_sim::{Dialect, Fault, Role, Sim, SimConfig, SimHandle};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{json as json_answer, status},
+};
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
@@ -30,14 +34,14 @@ async fn worker(cluster: &TestCluster, id: u64) -> Value {
 
 /// Waits for a worker to be as `condition` says, and returns it.
 async fn until(cluster: &TestCluster, id: u64, what: &str, condition: impl Fn(&Value) -> bool) -> Value {
-    for _ in 0..400 {
+    for _ in 0..2_000 {
         let worker = worker(cluster, id).await;
         if condition(&worker) {
             return worker;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("waited 2 s in vain for: {what}: {}", worker(cluster, id).await)
+    panic!("waited 10 s in vain for: {what}: {}", worker(cluster, id).await)
 }
 
 fn eligible(worker: &Value) -> bool {
@@ -248,4 +252,61 @@ async fn b5_an_engine_that_switches_its_role_while_it_runs_serves_the_other_leg(
     assert_eq!(refused["contradiction"]["fact"], "role", "{refused}");
     fixed.switch_role(Role::Decode);
     until(&cluster, 3, "eligible again", eligible).await;
+}
+
+#[tokio::test]
+async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
+    /// Numbers of health checks, and of those before each reading of the facts.
+    #[derive(Default)]
+    struct Asked {
+        checks: usize,
+        readings: Vec<usize>,
+    }
+    for interval in [Duration::from_millis(10), Duration::from_secs(600)] {
+        let asked = Arc::new(Mutex::new(Asked::default()));
+        let script = {
+            let asked = asked.clone();
+            move |request: &RawRequest| {
+                let mut asked = asked.lock();
+                match request.line.as_str() {
+                    "GET /health" => {
+                        asked.checks += 1;
+                        vec![Act::Send(json_answer("{}"))]
+                    }
+                    "GET /v1/models" => {
+                        let checks = asked.checks;
+                        asked.readings.push(checks);
+                        vec![Act::Send(json_answer(r#"{"data":[{"id":"tiny"}]}"#))]
+                    }
+                    line if line.starts_with("GET") => vec![Act::Send(json_answer("{}"))],
+                    _ if request.body.contains("reset") => vec![Act::Reset],
+                    _ => vec![Act::Send(status("404 Not Found", r#"{"error":{"message":"no"}}"#))],
+                }
+            }
+        };
+        let engine = RawEngine::start(script).await.unwrap();
+        let flag = format!("id=1,engine=openai,role=aggregated,url=http://{}", engine.address);
+        let builder = TestClusterBuilder::new().config(|config| {
+            (config.probe.interval, config.routing.retries) = (interval, 0);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        });
+        let cluster = builder.start().await.unwrap();
+        let readings = || asked.lock().readings.len();
+        if interval < Duration::from_secs(1) {
+            cluster.until("the facts are read again and again", |_| readings() >= 5).await.unwrap();
+            let asked = asked.lock();
+            let steps: Vec<usize> = asked.readings.windows(2).map(|two| two[1] - two[0]).skip(1).collect();
+            // B5.7: after ten checks
+            assert!(steps.iter().all(|checks| *checks == 10), "{:?}", asked.readings);
+            continue;
+        }
+        for (prompt, status) in [("reset", 502), ("unknown", 404)] {
+            let before = readings();
+            let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+            let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+            assert_eq!(reply.status.as_u16(), status, "{reply:?}");
+            // B5.7: after a failure, and after a 404
+            cluster.until("the facts are read again", |_| readings() > before).await.unwrap();
+        }
+    }
 }

@@ -32,6 +32,8 @@ fn check(reply: &Reply, status: u16, code: &str) {
     assert!(!body["error"]["message"].as_str().unwrap().is_empty());
     let id = body["error"]["request_id"].as_str().unwrap();
     assert!(!id.is_empty());
+    // A5.5
+    assert_eq!(reply.headers.get("x-request-id").map(|value| value.to_str().unwrap()), Some(id), "{code}");
     let retry = matches!(status, 429 | 503 | 529);
     assert_eq!(reply.headers.contains_key("retry-after"), retry, "{code}");
 }
@@ -343,4 +345,103 @@ async fn c4_direct_mode_names_what_is_missing() {
     let both = [("x-prefill-instance-id", "1"), ("x-worker-instance-id", "2")];
     assert_eq!(cluster.client.post(CHAT, &both, chat(2)).await.unwrap().status, 200);
     cluster.at_rest().await.unwrap();
+}
+
+/// The id of a request in the header of its answer, and in the body of an error.
+fn ids(reply: &Reply) -> (String, Option<String>) {
+    let header = reply.headers.get("x-request-id").map(|value| value.to_str().unwrap().to_owned());
+    let body = reply.json().ok().and_then(|body| body["error"]["request_id"].as_str().map(str::to_owned));
+    (header.unwrap_or_default(), body)
+}
+
+#[tokio::test]
+async fn a5_every_answer_names_the_request_in_a_header() {
+    let cluster = single(|config| {
+        config.server.max_body_bytes = 10_000;
+        config.server.api_keys = vec!["sk-1".into()];
+        config.server.cors_origins = vec!["https://page.example".to_owned()];
+    })
+    .await;
+    let large = "x".repeat(20_000);
+    let preview = chat(1).replacen('{', r#"{"nvext":{"annotations":["query_instance_id:"]},"#, 1);
+    let key = ("authorization", "Bearer sk-1");
+    let (brotli, ours) = (("content-encoding", "compress"), ("x-request-id", "client-7"));
+    let cases: &[(&str, &str, &[(&str, &str)], &str, u16)] = &[
+        ("POST", CHAT, &[], "{}", 401),
+        ("POST", CHAT, &[("authorization", "Bearer sk-2")], "{}", 401),
+        ("POST", "/v1/route", &[], "{}", 401),
+        ("GET", "/v1/models", &[], "", 401),
+        ("GET", "/v1/realtime?model=tiny", &[], "", 401),
+        ("GET", "/v1/responses/resp_1", &[], "", 401),
+        ("POST", CHAT, &[key], "{", 400),
+        ("POST", "/v1/route", &[key], "{", 400),
+        ("GET", "/nothing", &[], "", 404),
+        ("POST", CHAT, &[key], r#"{"model":"other","messages":[]}"#, 404),
+        ("GET", "/v1/models/other", &[key], "", 404),
+        ("GET", "/v1/responses/resp_1", &[key], "", 404),
+        ("GET", CHAT, &[key], "", 405),
+        ("POST", CHAT, &[key], &large, 413),
+        ("POST", CHAT, &[key, brotli], "{}", 415),
+        ("POST", "/v1/route", &[key, brotli], "{}", 415),
+        ("GET", "/v1/realtime?model=tiny", &[key], "", 426),
+        ("GET", "/v1/models", &[key], "", 200),
+        ("GET", "/v1/models/tiny", &[key], "", 200),
+        ("GET", "/version", &[], "", 200),
+        ("GET", "/health", &[], "", 200),
+        ("GET", "/openapi.json", &[], "", 200),
+        ("POST", "/v1/route", &[key], &chat(1), 200),
+        ("POST", CHAT, &[key], &preview, 200),
+        ("POST", CHAT, &[key], &chat(1), 200),
+        (
+            "OPTIONS",
+            CHAT,
+            &[("origin", "https://page.example"), ("access-control-request-method", "POST")],
+            "",
+            200,
+        ),
+    ];
+    for (method, path, headers, body, status) in cases {
+        for given in [None, Some(ours)] {
+            let headers: Vec<_> = headers.iter().copied().chain(given).collect();
+            let reply = match *method {
+                "POST" => cluster.client.post(path, &headers, (*body).to_owned()).await.unwrap(),
+                _ => cluster.client.send(method, path, &headers).await.unwrap(),
+            };
+            assert_eq!(reply.status.as_u16(), *status, "{method} {path}: {reply:?}");
+            let (header, body) = ids(&reply);
+            // A5.5
+            assert!(
+                if given.is_some() { header == ours.1 } else { header.len() == 32 },
+                "{method} {path}: {reply:?}"
+            );
+            // The body of an engine's own 404 is passed on.
+            let is_ours = *status >= 400 && !(path.starts_with("/v1/responses") && *status == 404);
+            assert_eq!(body.is_some(), is_ours, "{method} {path}: {reply:?}");
+            assert!(body.is_none_or(|body| body == header), "{method} {path}: {reply:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a5_a_refused_connection_names_its_refusal_in_a_header() {
+    let cluster = single(|config| config.limits.connections = 1).await;
+    let _held = tokio::net::TcpStream::connect(cluster.gateway.address).await.unwrap();
+    let mut refused = None;
+    for _ in 0..200 {
+        let mut stream = pointsman_tests::raw::send(cluster.gateway.address, "GET /version HTTP/1.1\r\n\r\n")
+            .await
+            .unwrap();
+        let answer = pointsman_tests::raw::until_closed(&mut stream).await;
+        if answer.starts_with("HTTP/1.1 503") {
+            refused = Some(answer);
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let answer = refused.unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let id = head.lines().find_map(|line| line.strip_prefix("x-request-id: ")).unwrap();
+    let body: Value = serde_json::from_str(body).unwrap();
+    // A5.5, I1.1
+    assert!(id.len() == 32 && body["error"]["request_id"] == id, "{answer}");
 }

@@ -36,8 +36,9 @@ async fn cluster(prefill: usize, change: impl FnOnce(&mut Config)) -> TestCluste
 #[tokio::test]
 async fn b6_local_prefill_follows_when_no_prefill_worker_is_left_for_a_retry() {
     for order in [LegOrder::PrefillFirst, LegOrder::DecodeFirst] {
-        for (prefill, fault) in [(1, status(500)), (1, status(503)), (1, FaultKind::Refuse), (2, status(503))]
-        {
+        let faults =
+            [(1, status(500)), (1, status(503)), (1, status(429)), (1, FaultKind::Refuse), (2, status(503))];
+        for (prefill, fault) in faults {
             let cluster = cluster(prefill, |config| config.routing.order = order).await;
             for sim in &cluster.sims[..prefill] {
                 sim.set_faults(vec![Fault::always(fault.clone())]);
@@ -45,7 +46,7 @@ async fn b6_local_prefill_follows_when_no_prefill_worker_is_left_for_a_retry() {
             for _ in 0..3 {
                 let reply = ask(&cluster).await;
                 assert_eq!(reply.status, 200, "{order:?} {prefill} {fault:?}: {reply:?}");
-                // B6.2, B6.3
+                // B6.2, B6.3, I2.7
                 assert!(decisions(&reply).contains(&format!("aggregated={}/0", prefill + 1)), "{reply:?}");
             }
             cluster.at_rest().await.unwrap();
@@ -67,9 +68,17 @@ async fn b6_local_prefill_follows_when_the_prefill_worker_dies() {
 #[tokio::test]
 async fn b6_a_refused_request_and_a_busy_pool_do_not_lead_to_local_prefill() {
     let cluster = cluster(1, |_| {}).await;
-    cluster.sims[0].set_faults(vec![Fault::always(status(422))]);
-    assert_eq!(ask(&cluster).await.status, 422, "the request is the client's mistake");
-    cluster.at_rest().await.unwrap();
+    for refused in [400, 404, 413, 422] {
+        cluster.sims[0].set_faults(vec![Fault::always(status(refused))]);
+        // I2.7: the request is the client's mistake
+        assert_eq!(ask(&cluster).await.status, refused);
+        cluster.at_rest().await.unwrap();
+        assert_eq!(
+            cluster.sims[1].state().requests.values().sum::<u64>(),
+            0,
+            "{refused}: nobody prefills it"
+        );
+    }
 
     let busy = TestClusterBuilder::new()
         .config(|config| config.routing.local_fallback = true)

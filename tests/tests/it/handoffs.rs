@@ -210,15 +210,20 @@ async fn c11_a_held_end_becomes_504_at_the_deadline() {
 #[tokio::test]
 async fn c11_a_decode_error_is_not_held() {
     let pair = pair(vec![Act::Hang], vec![failure()], |_| {}).await;
-    let started = Instant::now();
     let reply = pair.cluster.client.post(COMPLETIONS, &[], prompt(json!({}))).await.unwrap();
     // C11.7
-    assert!(reply.code() == "bad_upstream" && started.elapsed() < SLOW, "{reply:?} {:?}", started.elapsed());
+    assert_eq!(reply.code(), "bad_upstream", "{reply:?}: a held answer would end at the deadline");
     pair.cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn i_a_head_that_comes_while_prefill_runs_does_not_rule_out_a_retry() {
+    a_head_and(Vec::new()).await;
+    a_head_and(chunk(b": ping\n\n")).await;
+}
+
+/// The decode engine sends a head and `more`, and no event, while prefill runs and fails.
+async fn a_head_and(more: Vec<u8>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let prefill = |calls: Arc<AtomicUsize>| {
         engine(move || match calls.fetch_add(1, Ordering::SeqCst) {
@@ -229,7 +234,7 @@ async fn i_a_head_that_comes_while_prefill_runs_does_not_rule_out_a_retry() {
     let (one, two) = (prefill(calls.clone()).await, prefill(calls).await);
     let attempts = Arc::new(AtomicUsize::new(0));
     let decode = engine(move || match attempts.fetch_add(1, Ordering::SeqCst) {
-        0 => vec![Act::Send(stream_head()), Act::Hang],
+        0 => vec![Act::Send([stream_head(), more.clone()].concat()), Act::Hang],
         _ => events(&[TOKEN, LAST, DONE]),
     })
     .await;
@@ -403,10 +408,8 @@ async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
             reply = cluster.client.post(COMPLETIONS, &[], prompt(json!({}))) => panic!("prefill has ended: {reply:?}"),
             seen = cluster.until("prefill runs", has_it) => seen.unwrap(),
         }
-        let left = Instant::now();
         cluster.at_rest().await.unwrap();
-        // E1.2, E4.1
-        assert_eq!(left.elapsed() < SLOW / 2, consumed == 0, "`{flag}`: {:?}", left.elapsed());
+        // E1.2, E4.1: a prefill that goes on has a handoff
         assert_eq!(cluster.sims[1].state().handoffs.pulled, consumed, "`{flag}`");
     }
 }

@@ -337,13 +337,26 @@ async fn k2_keys_rotate_and_an_unknown_key_cannot_flood_the_identity_server() {
     let mut jwt = server.jwt();
     jwt.unknown_key_pause = Duration::from_secs(1);
     let cluster = cluster(jwt).await;
-    until_served(&cluster, &first.token(&claims(json!({})))).await;
+    let remembered = first.token(&claims(json!({})));
+    until_served(&cluster, &remembered).await;
+    assert_eq!(ask(&cluster, &remembered).await.0, 200);
+    let nameless = |key: &Key| key.token_with(&json!({"alg": "ES256"}), &claims(json!({})));
+    assert_eq!(ask(&cluster, &nameless(&first)).await.0, 200);
     server.set(&[&second]);
     tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let fetched = server.requests();
+    // K2.4: without `kid` a change of the key is not noticed
+    assert_eq!((ask(&cluster, &nameless(&second)).await.0, server.requests()), (401, fetched));
     // K2.4: the unknown key makes the gateway fetch, and the request waits for it.
     assert_eq!(ask(&cluster, &second.token(&claims(json!({})))).await.0, 200);
-    // K2.4: a key that left the set verifies nothing, remembered tokens included.
-    assert_eq!(ask(&cluster, &first.token(&claims(json!({})))).await.0, 401);
+    // K2.4: a key that left the set verifies nothing, the text of a remembered token included.
+    assert_eq!(ask(&cluster, &remembered).await.0, 401);
+    assert_eq!(ask(&cluster, &first.token(&claims(json!({"n": 2})))).await.0, 401);
+    // K2.4: without `kid` the only key that fits counts
+    assert_eq!(
+        (ask(&cluster, &nameless(&second)).await.0, ask(&cluster, &nameless(&first)).await.0),
+        (200, 401)
+    );
     let before = server.requests();
     let began = tokio::time::Instant::now();
     let tokens: Vec<String> = (0..300)
@@ -359,6 +372,34 @@ async fn k2_keys_rotate_and_an_unknown_key_cannot_flood_the_identity_server() {
     assert!(server.requests() - before <= allowed, "{} fetches", server.requests() - before);
     assert_eq!(ask(&cluster, &second.token(&claims(json!({})))).await.0, 200);
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn k2_an_unknown_key_soon_after_a_fetch_or_beside_a_file_is_refused_at_once() {
+    let (known, unknown) = (Key::new("k1"), Key::new("k2"));
+    let server = IdentityServer::start(&[&known]).await;
+    let mut jwt = server.jwt();
+    jwt.unknown_key_pause = Duration::from_secs(600);
+    let fetches = cluster(jwt).await;
+    until_served(&fetches, &known.token(&claims(json!({})))).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), json!({"keys": [known.public()]}).to_string()).unwrap();
+    let mut jwt = server.jwt();
+    (jwt.jwks_url, jwt.jwks_file) = (None, Some(file.path().to_owned()));
+    let reads = cluster(jwt).await;
+    assert_eq!(ask(&reads, &known.token(&claims(json!({})))).await.0, 200);
+    // Now both sets have the key, and nobody looks.
+    server.set(&[&known, &unknown]);
+    std::fs::write(file.path(), json!({"keys": [known.public(), unknown.public()]}).to_string()).unwrap();
+    let before = server.requests();
+    for cluster in [&fetches, &reads] {
+        let (status, message) = ask(cluster, &unknown.token(&claims(json!({})))).await;
+        // K2.4
+        assert!(status == 401 && message.contains("its key is not one of"), "{status} {message}");
+        assert_eq!(ask(cluster, &known.token(&claims(json!({"n": 1})))).await.0, 200);
+    }
+    // K2.5
+    assert_eq!(server.requests(), before);
 }
 
 #[tokio::test]

@@ -553,7 +553,8 @@ async fn h1_an_engine_that_is_slow_or_fails_to_tokenize_costs_the_tokens_only() 
             let reply = cluster.client.post(CHAT, &[], chat(json!({}))).await.unwrap();
             assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
         }
-        assert!(began.elapsed() < Duration::from_secs(5));
+        // The engine never answers: without the limit there would be no end.
+        assert!(began.elapsed() < Duration::from_secs(30));
         let metrics = cluster.admin.get("/metrics").await.unwrap().body;
         let metrics = String::from_utf8_lossy(&metrics);
         for reason in [reason, "engine_paused"] {

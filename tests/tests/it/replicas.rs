@@ -193,6 +193,46 @@ async fn q3_a_partition_is_noticed_and_heals() {
     until_remote(&two, 0).await;
 }
 
+/// The largest number of cached blocks of a worker that a preview of the request names.
+async fn cached_blocks(cluster: &TestCluster, body: &str) -> u64 {
+    fn largest(value: &Value) -> u64 {
+        let own = value["cached_blocks"]["device"].as_u64().unwrap_or(0);
+        let inner: Vec<&Value> = match value {
+            Value::Array(values) => values.iter().collect(),
+            Value::Object(fields) => fields.values().collect(),
+            _ => Vec::new(),
+        };
+        inner.into_iter().map(largest).max().unwrap_or(0).max(own)
+    }
+    let reply = cluster.client.post("/v1/route", &[], body.to_owned()).await.unwrap();
+    assert_eq!(reply.status, 200, "{reply:?}");
+    largest(&reply.json().unwrap())
+}
+
+#[tokio::test]
+async fn q5_a_prompt_that_one_gateway_sent_counts_at_the_others() {
+    let Some(nats) = Nats::start("").await else { return };
+    let one = first(replicas("one", &nats.url())).await;
+    let two = second(&one, replicas("two", &nats.url())).await;
+    until_peers(&one, 1).await;
+    until_peers(&two, 1).await;
+    let tokens: Vec<u32> = (0..128).collect();
+    let body = json!({ "model": "tiny", "prompt": tokens, "max_tokens": 2 }).to_string();
+    assert_eq!((cached_blocks(&one, &body).await, cached_blocks(&two, &body).await), (0, 0));
+    for turn in 0..2 {
+        assert_eq!(one.client.post("/v1/completions", &[], body.clone()).await.unwrap().status, 200);
+        let own = cached_blocks(&one, &body).await;
+        assert!(own > 0, "turn {turn}");
+        let end = Instant::now() + Duration::from_secs(15);
+        while cached_blocks(&two, &body).await < own && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // Q5.1
+        assert_eq!(cached_blocks(&two, &body).await, own, "turn {turn}");
+    }
+    assert_eq!(two.sims.len(), 0, "it sent nothing itself");
+}
+
 #[tokio::test]
 async fn q6_a_session_bound_at_one_gateway_is_bound_at_the_others() {
     let Some(nats) = Nats::start("").await else { return };

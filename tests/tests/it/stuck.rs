@@ -208,6 +208,37 @@ async fn b7_an_engine_without_figures_is_stuck_after_three_deadlines_in_a_row() 
 }
 
 #[tokio::test]
+async fn b7_a_prefill_worker_is_stuck_when_the_deadlines_of_three_requests_pass() {
+    let script = |request: &RawRequest| match request.line.as_str() {
+        "GET /health" => vec![Act::Send(json("{}"))],
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("POST") => vec![Act::Hang],
+        _ => vec![Act::Send(status("404 Not Found", "{}"))],
+    };
+    let engines = [RawEngine::start(script).await.unwrap(), RawEngine::start(script).await.unwrap()];
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.timeouts.request = 400 * MS;
+            for (role, engine) in ["prefill", "decode"].iter().zip(&engines) {
+                let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        })
+        .start()
+        .await
+        .unwrap();
+    for turn in 0..3 {
+        assert_eq!(ask(&cluster, turn).await, 504);
+    }
+    let prefill = cluster.gateway.state().registry.snapshot();
+    let of = |role| prefill.workers().iter().find(|worker| worker.spec().role == role).unwrap().clone();
+    cluster.until("it is stuck", |_| of(pointsman_workers::Role::Prefill).stuck().is_some()).await.unwrap();
+    // B7.3: the deadline of the request
+    assert_eq!(of(pointsman_workers::Role::Prefill).stuck().map(|stuck| stuck.by), Some(StuckBy::Deadlines));
+    assert_eq!(of(pointsman_workers::Role::Decode).stuck(), None, "it was not asked");
+}
+
+#[tokio::test]
 async fn b7_a_prefill_worker_whose_handoffs_do_not_finish_is_put_aside() {
     let mut builder = TestClusterBuilder::new().config(|config| {
         config.timeouts.prefill_head = 300 * MS;
@@ -297,15 +328,60 @@ async fn i3_a_stream_ends_when_nothing_moves_and_always_at_its_bound() {
     let unknown = Behaviour::default();
     let cases = [
         // I3.6
-        (still, "vllm", 500 * MS),
-        (unknown, "openai", 500 * MS),
+        (still, "vllm", 500 * MS, "timeouts.event_idle"),
+        (unknown, "openai", 500 * MS, "timeouts.event_idle"),
         // I3.7
-        (works, "vllm", 2_500 * MS),
+        (works, "vllm", 2_500 * MS, "timeouts.event_idle_max"),
     ];
-    for (behaviour, dialect, least) in cases {
+    for (behaviour, dialect, least, key) in cases {
         let (cluster, _engine) = silent(&Arc::new(behaviour), Duration::from_secs(60), dialect).await;
         let (text, took) = stream(&cluster).await;
         assert!(text.contains("\"code\":\"engine_timeout\""), "{text}");
-        assert!(took >= least && took < least + 1_500 * MS, "{dialect} {took:?} {text}");
+        let other = key == "timeouts.event_idle" && text.contains("timeouts.event_idle_max");
+        assert!(took >= least && text.contains(key) && !other, "{dialect} {took:?} {text}");
+    }
+}
+
+#[tokio::test]
+async fn i3_comments_of_an_engine_are_no_events() {
+    // The engine keeps its connection with comments for ten seconds.
+    let pings = || {
+        let ping = [Act::Pause(250 * MS), Act::Send(chunk(b": {\"error\":{\"message\":\"x\"}}\n\n"))];
+        std::iter::repeat_n(ping, 40).flatten().collect::<Vec<_>>()
+    };
+    let begun = Arc::new(AtomicBool::new(true));
+    let begins = begun.clone();
+    let behaviour = Arc::new(Behaviour { works: AtomicBool::new(true), ..Behaviour::default() });
+    let engine = vllm(&behaviour, move |_| {
+        let first = if begins.load(Ordering::Relaxed) { event("a", "null") } else { Vec::new() };
+        let mut acts = vec![Act::Send([stream_head(), first].concat())];
+        acts.extend(pings());
+        acts.push(Act::Send([event("b", "\"stop\""), chunk(b"data: [DONE]\n\n"), chunk(b"")].concat()));
+        acts
+    })
+    .await;
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.timeouts.event_idle = 500 * MS;
+            config.timeouts.event_idle_max = 2_000 * MS;
+            config.timeouts.head = 1_000 * MS;
+            config.probe.load_interval = 50 * MS;
+            config.routing.retries = 0;
+            add(config, 1, &engine);
+        })
+        .start()
+        .await
+        .unwrap();
+    for (has_begun, least, key) in
+        [(true, 2_000 * MS, "timeouts.event_idle_max"), (false, 1_000 * MS, "timeouts.head")]
+    {
+        begun.store(has_begun, Ordering::Relaxed);
+        let (text, took) = stream(&cluster).await;
+        // I3.7
+        assert!(text.contains("\"code\":\"engine_timeout\"") && text.contains(key), "{took:?} {text}");
+        assert!(took >= least, "{took:?}: the engine would have gone on after ten seconds");
+        assert_eq!(text.matches("data: ").count(), 1 + usize::from(has_begun), "{text}");
+        // I3.5
+        assert!(text.contains(": {\"error\""), "{text}");
     }
 }

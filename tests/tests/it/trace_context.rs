@@ -80,6 +80,21 @@ async fn a2_keys_of_nvext_that_have_no_effect_are_named_in_a_header() {
         reply.headers["x-pointsman-warning"],
         "ignored, not known or not supported: nvext.extra_fields, nvext.agent_hints.speculative_prefill"
     );
+    let unknown = json!({ "extra_fields": ["timing"], "annotations": ["token_ids", "query_instance_id:"] });
+    for path in ["/v1/chat/completions", "/v1/route"] {
+        let told = cluster.client.post(path, &[], chat(unknown.clone())).await.unwrap();
+        // A3.10: without running it, too
+        let warning = told.headers["x-pointsman-warning"].to_str().unwrap();
+        assert!(warning.contains("nvext.extra_fields") && warning.contains("token_ids"), "{path}: {warning}");
+        let known = json!({ "agent_hints": { "osl": 9 }, "annotations": ["query_instance_id:"] });
+        let quiet = cluster.client.post(path, &[], chat(known)).await.unwrap();
+        assert!(!quiet.headers.contains_key("x-pointsman-warning"), "{path}: {:?}", quiet.headers);
+        // F2.4
+        assert_eq!(quiet.headers["content-type"], "application/json", "{path}");
+    }
+    let streamed = chat(json!({})).replacen('{', r#"{"stream":true,"#, 1);
+    let reply = cluster.client.post("/v1/route", &[], streamed).await.unwrap();
+    assert!(reply.headers["content-type"] == "application/json" && reply.json().is_ok(), "{reply:?}");
     let quiet = json!({ "agent_hints": { "osl": 9 }, "router": { "ttft_target": 5.0 } });
     let reply = cluster.client.post("/v1/chat/completions", &[], chat(quiet)).await.unwrap();
     assert!(!reply.headers.contains_key("x-pointsman-warning"), "{:?}", reply.headers);

@@ -6,7 +6,7 @@ use pointsman_gateway::config::{Config, SemconvVersion, TokenSource};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{Behaviour, Collector, ReceivedSpan, TestCluster, TestClusterBuilder};
 use serde_json::json;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -263,7 +263,18 @@ async fn m1_without_traces_or_outside_the_sample_nothing_is_sent() {
         .start()
         .await
         .unwrap();
-    for parent in [None, Some(PARENT.replace("-01", "-00"))] {
+    let not_parent_based = TestClusterBuilder::new()
+        .config(tracing_to(collector.endpoint()))
+        .config(|config| (config.traces.sample_ratio, config.traces.parent_based) = (0.0, false))
+        .sim_with(sim(Dialect::Vllm, Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
+    // The last one: a client's flag where it does not decide.
+    for (parent, parent_based) in
+        [(None, true), (Some(PARENT.replace("-01", "-00")), true), (Some(PARENT.to_owned()), false)]
+    {
+        let cluster = if parent_based { &cluster } else { &not_parent_based };
         let headers: Vec<_> = parent.as_deref().map(|parent| ("traceparent", parent)).into_iter().collect();
         assert_eq!(cluster.client.post(CHAT, &headers, body(false, 2)).await.unwrap().status, 200);
         let sent = cluster.sims[0].recorded().last().unwrap().headers.clone();
@@ -322,11 +333,9 @@ async fn m3_a_bad_collector_costs_spans_and_no_request() {
             .start()
             .await
             .unwrap();
-        let begun = Instant::now();
         for _ in 0..5 {
             assert_eq!(cluster.client.post(CHAT, &[], body(true, 2)).await.unwrap().status, 200);
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "{behaviour:?}: {:?}", begun.elapsed());
         let counted = async {
             while dropped(&cluster, reason).await == 0.0 {
                 sleep(Duration::from_millis(20)).await;

@@ -17,8 +17,14 @@ fn check(text: &str, expected: &[&str]) {
 #[test]
 fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
     check("", &[]);
-    // B1.5: the configuration
-    assert!(!Config::default().routing.enforce_disagg);
+    let default = Config::default();
+    assert!(!default.routing.enforce_disagg);
+    let shown = default.shown().unwrap();
+    // B1.5: the configuration, as `config show` shows it
+    assert!(shown.to_string().lines().any(|line| line.starts_with("enforce_disagg = false")), "{shown}");
+    let page = include_str!("../../../../docs/configuration.md");
+    // B1.5: the configuration, as `config example` prints it
+    assert!(page.lines().any(|line| line.starts_with("enforce_disagg = false")));
 }
 
 #[test]

@@ -110,7 +110,10 @@ pub(crate) async fn prepare(
         let tokens = tokens.as_ref();
         let show_plan = |plan| preview::preview(state, &request, tokens, &routing_request, &snapshot, &plan);
         return match plan.map_err(ApiError::from).and_then(show_plan) {
-            Ok(answer) => Ok(Prepared::Preview { answer: preview::response(&request, &answer), account }),
+            Ok(answer) => Ok(Prepared::Preview {
+                answer: preview::response(&request, &answer, &account.request_id),
+                account,
+            }),
             Err(error) => Err(Refused::new(account, error)),
         };
     }

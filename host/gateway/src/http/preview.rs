@@ -1,11 +1,9 @@
 //! `POST /v1/route`: where a chat or completion would run (F2).
 
 use axum::{
-    Json,
     body::Body,
     extract::State as Extract,
     http::{Request as HttpRequest, Response},
-    response::IntoResponse,
 };
 use pointsman_routing::Purpose;
 
@@ -17,6 +15,7 @@ use super::{
 };
 use crate::{
     openai::{
+        error::ApiError,
         json::JsonBody,
         request::{Endpoint, Request},
     },
@@ -29,6 +28,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let (state, upstream) = thread.context();
     let (parts, body) = request.into_parts();
     let Arrival { sender, first_byte: started, .. } = Arrival::of(&parts.extensions);
+    let id = request_id(&parts.headers);
     let answered = async {
         let caller = identify(&state, &parts.headers, &sender).await?;
         let Admitted { body, caller, held: _held } =
@@ -43,10 +43,9 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let routing_request = routing_request(&request, &state.settings.measure, tokens.as_ref(), tenant);
         let snapshot = state.registry.snapshot();
         let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None)?;
-        preview::preview(&state, &request, tokens.as_ref(), &routing_request, &snapshot, &plan)
+        let told = preview::preview(&state, &request, tokens.as_ref(), &routing_request, &snapshot, &plan)?;
+        Ok(preview::of_route(&request, &told, &id))
     };
-    match answered.await {
-        Ok(answer) => Json(answer).into_response(),
-        Err(error) => error.response(&request_id(&parts.headers)).map(Body::from),
-    }
+    let answered: Result<_, ApiError> = answered.await;
+    answered.unwrap_or_else(|error| error.response(&id)).map(Body::from)
 }

@@ -12,6 +12,7 @@ use axum::{
 };
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use pointsman_workers::Leg;
 
 use super::{
     DataThread,
@@ -26,6 +27,7 @@ use crate::{
     openai::{
         error::ApiError,
         request::{Endpoint, Request},
+        request_id::tell_request_id,
     },
     orchestrate::realtime::{self, Session},
     state::{State, caller::Tenant},
@@ -57,9 +59,13 @@ pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body
     let started = Arrival::of(&parts.extensions).first_byte;
     let id = request_id(&parts.headers);
     let mut account = Account::new(state.metrics.clone(), id, Endpoint::Realtime, started);
+    if let Some(traces) = &state.traces {
+        account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
+    }
     let upgrade = parts.extensions.remove::<OnUpgrade>();
     match open(&state, &upstream, &parts, upgrade.is_some(), &mut account).await {
         Ok(opened) => {
+            account.relay_begins();
             let response = switch(&opened.session.engine.headers, &account.request_id);
             if let Some(upgrade) = upgrade {
                 let tracker = state.tracker.clone();
@@ -167,9 +173,7 @@ fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
             headers.insert(name, value.clone());
         }
     }
-    if let Ok(id) = HeaderValue::from_str(request_id) {
-        headers.insert("x-request-id", id);
-    }
+    tell_request_id(headers, request_id);
     response
 }
 
@@ -178,6 +182,7 @@ async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut accoun
     let Opened { session, place } = opened;
     let Session { engine, candidate, booking } = session;
     let Ok(client) = upgrade.await else {
+        account.leg_ended(Leg::Aggregated, Ok(()));
         account.ended(499, "client_closed");
         return;
     };
@@ -193,6 +198,8 @@ async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut accoun
     if ended == Ended::EngineSlow {
         realtime::note_silence(&state, &candidate);
     }
+    let outcome = if ended == Ended::EngineSlow { Err("timeout") } else { Ok(()) };
+    account.leg_ended(Leg::Aggregated, outcome);
     tracing::debug!(request = account.request_id, bytes, code = ended.code(), "realtime session ended");
     drop((booking, place));
     state.queue.wake();

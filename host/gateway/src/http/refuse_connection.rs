@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::audience::Audience;
+use super::{audience::Audience, request_id::fresh_id};
 use crate::{budget::Budget, openai::error, tls::Handshake};
 
 /// Number of refusals that are written at the same time; further connections are closed without an answer.
@@ -117,8 +117,10 @@ pub(super) fn plain_text() -> String {
 
 /// An answer as it is sent, the last one of its connection.
 fn written(status: StatusCode, code: &'static str, message: &str, headers: &str) -> String {
-    let body = error::body(status, code, message, "").to_string();
+    let id = fresh_id();
+    let body = error::body(status, code, message, &id).to_string();
     let mut answer = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n{headers}");
+    let _ = write!(answer, "x-request-id: {id}\r\n");
     let _ = write!(answer, "content-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
     answer
 }

@@ -24,6 +24,7 @@ use crate::{
         endpoint::{Endpoint, Format},
         error::ApiError,
         hide::without_fields,
+        request_id::tell_request_id,
         sse,
     },
     orchestrate::stored::{self, StoredCall},
@@ -113,9 +114,7 @@ async fn answer(
     let mut response = Response::new(body);
     *response.status_mut() = head.status;
     response.headers_mut().extend(content_type.map(|kind| (header::CONTENT_TYPE, kind)));
-    if let Ok(id) = request_id.parse() {
-        response.headers_mut().insert("x-request-id", id);
-    }
+    tell_request_id(response.headers_mut(), request_id);
     Ok(response)
 }
 

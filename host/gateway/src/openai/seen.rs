@@ -55,6 +55,10 @@ struct Details {
 /// Looks at one event of a stream.
 #[must_use]
 pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
+    // Text of a comment is no token and no error, whatever it looks like.
+    if event.starts_with(b":") && !sse::has_data(event) {
+        return Seen::default();
+    }
     if format == Format::OpenAi { sse::look(event) } else { named(event) }
 }
 

@@ -124,6 +124,12 @@ impl TraceContext {
         Self { flags: self.flags | SAMPLED, ..self }
     }
 
+    /// Returns the same trace without the sampled flag.
+    #[must_use]
+    pub(crate) fn unsampled(&self) -> Self {
+        Self { flags: self.flags & !SAMPLED, ..self.clone() }
+    }
+
     /// Returns the 63 bits of the id by which OpenTelemetry's ratio sampler decides: all services that see
     /// the trace decide alike.
     #[must_use]

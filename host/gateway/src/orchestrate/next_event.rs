@@ -7,7 +7,7 @@ use http::Response;
 use pointsman_orchestration::{Event, Waiting};
 use tokio::time::Instant;
 
-use super::{DecodeHead, Drive, pending_head::first_bytes};
+use super::{DecodeHead, Drive, pending_head::first_event};
 use crate::upstream::Body;
 
 /// What came first.
@@ -62,7 +62,7 @@ impl Drive {
                     Err(error) => Next::Event(self.decode_failed(error)),
                 }
             }
-            () = first_bytes(pending) => self.pending_head.take().map_or(Next::Nothing, Next::Stream),
+            () = first_event(pending) => self.pending_head.take().map_or(Next::Nothing, Next::Stream),
             () = over(waiting) => Next::Again,
             () = tokio::time::sleep_until(until) => match alarm {
                 Alarm::Estimate => {

@@ -145,15 +145,17 @@ impl Drive {
             return Err(self.decode_failed(error));
         }
         let first = head.body_mut().peek();
-        if let Some(place) = sse::events(first).next()
-            && let event = first.get(place).unwrap_or_default()
+        let first_event = sse::first_event(first);
+        let has_event = first_event.is_some();
+        if let Some(event) = first_event
             && event.ends_with(b"\n")
             && seen::event(self.request.endpoint.format(), event).error
         {
             let error = CallError::of_error_body(sse::object(event));
             return Err(self.decode_failed(error));
         }
-        if let Some(error) = head.body_mut().failed_at_once() {
+        // Comments before it do not count.
+        if !has_event && let Some(error) = head.body_mut().failed_at_once() {
             return Err(self.decode_failed(error.into()));
         }
         self.bind(self.legs.answering());

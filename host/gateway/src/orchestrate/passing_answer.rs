@@ -298,8 +298,12 @@ impl PassingAnswer {
         let Some(prefill) = &mut self.prefill else { return };
         let Some(mut booking) = prefill.booking.take() else { return };
         if status.is_success() {
-            booking.first_token(self.picked_at.elapsed(), true);
+            let took = self.picked_at.elapsed();
+            booking.first_token(took, true);
             note_success(&self.state, Leg::Prefill, &prefill.candidate);
+            // The answer's head shows that it ended. Of one that failed, nothing tells which leg did.
+            let engine = prefill.candidate.worker.spec().engine.as_str();
+            self.state.metrics.leg_took(Leg::Prefill.as_str(), engine, "ok", took);
         }
         drop(booking);
         self.state.queue.wake();

@@ -1,12 +1,12 @@
 //! The head of a decode answer that came while prefill runs.
 //!
 //! Some engines send it before the prefill ended. Passing it on would rule out a retry when prefill fails, so
-//! it waits for the first bytes of the body or for the end of prefill, whichever comes first.
+//! it waits for the first event of the body or for the end of prefill, whichever comes first.
 
 use http::Response;
 
 use super::Drive;
-use crate::upstream::Body;
+use crate::{openai::sse, upstream::Body};
 
 impl Drive {
     /// Keeps a head until it can be passed on; returns it if that is now.
@@ -24,10 +24,11 @@ impl Drive {
     }
 }
 
-/// Waits until the body of a head has bytes, an end or an error; without a head, forever.
-pub(super) async fn first_bytes(head: Option<&mut Response<Body>>) {
+/// Waits until the body of a head has an event, an end or an error; without a head, forever. A comment that
+/// keeps the connection is no event.
+pub(super) async fn first_event(head: Option<&mut Response<Body>>) {
     match head {
-        Some(head) => std::future::poll_fn(|cx| head.body_mut().poll_peek(cx)).await,
+        Some(head) => std::future::poll_fn(|cx| head.body_mut().poll_peek(cx, sse::has_data)).await,
         None => std::future::pending().await,
     }
 }

@@ -16,7 +16,7 @@ use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    openai::{endpoint::Format, error::ApiError, request::Request},
+    openai::{endpoint::Format, error::ApiError, request::Request, request_id::tell_request_id},
     orchestrate::{self, RequestPlan, outcome::would_be_quarantined, plan},
     state::State,
     tokenization::RequestTokens,
@@ -62,9 +62,14 @@ pub(crate) fn preview(
     Ok(answer)
 }
 
+/// Returns the answer of `POST /v1/route`.
+pub(crate) fn of_route(request: &Request, preview: &Value, request_id: &str) -> Response<Bytes> {
+    answer(request, (preview.to_string(), "application/json"), request_id)
+}
+
 /// Returns the answer to a client that asked where its request would run: JSON, or one item of a stream if it
 /// asked for a stream.
-pub(crate) fn response(request: &Request, preview: &Value) -> Response<Bytes> {
+pub(crate) fn response(request: &Request, preview: &Value, request_id: &str) -> Response<Bytes> {
     let (text, content_type) = match request.stream {
         true if request.endpoint.format() == Format::OpenAi => {
             (format!("data: {preview}\n\ndata: [DONE]\n\n"), "text/event-stream")
@@ -72,9 +77,15 @@ pub(crate) fn response(request: &Request, preview: &Value) -> Response<Bytes> {
         true => (format!("event: query_instance_id\ndata: {preview}\n\n"), "text/event-stream"),
         false => (preview.to_string(), "application/json"),
     };
+    answer(request, (text, content_type), request_id)
+}
+
+/// An answer with the headers that the answer of a request that runs has.
+fn answer(request: &Request, (text, content_type): (String, &'static str), id: &str) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    tell_request_id(headers, id);
     if let Some(warning) = &request.hints.warning {
         headers.insert("x-pointsman-warning", warning.clone());
     }

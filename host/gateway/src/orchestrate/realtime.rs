@@ -20,7 +20,7 @@ use crate::{
         trace_context::{Links, Span},
     },
     state::State,
-    telemetry::account::Account,
+    telemetry::{account::Account, traces::LegTarget},
     upstream::{self, Destination, Silence, UpgradedCall, Upstream},
 };
 
@@ -69,7 +69,9 @@ pub(crate) async fn open(
         let candidate = routed.candidate;
         let mut headers = headers.clone();
         let span = Span::fresh();
-        headers.extend(request.trace.headers(span, links));
+        headers.extend(account.trace_context(request).headers(span, links));
+        let target = LegTarget { leg: Leg::Aggregated, candidate: &candidate, attempt, links };
+        account.leg_sent(span, target);
         links.failed = Some(span);
         let sent = Instant::now();
         match call(state, upstream, &candidate, path, headers).await {
@@ -80,6 +82,7 @@ pub(crate) async fn open(
             }
             Err(error) => {
                 note_failure(state, Leg::Aggregated, (&candidate, sent), &error, false);
+                account.leg_ended(Leg::Aggregated, Err(error.kind()));
                 tried.push(id_of(&candidate));
                 let (retryable, refusal) = (error.retryable(), error.refusal());
                 let error = ApiError::from(error);

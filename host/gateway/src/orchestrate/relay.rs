@@ -52,11 +52,11 @@ struct Relay {
     splitter: Splitter,
     /// When the engine's bytes were last read.
     read_at: Instant,
-    /// When a whole event last came, or the wait for the first one began.
+    /// When an event with data last came, or the wait for the first one began.
     event_at: Instant,
     /// When the client last got a comment.
     commented_at: Instant,
-    /// Whether an event came.
+    /// Whether an event with data came.
     begun: bool,
     /// Bytes for the client.
     out: BytesMut,
@@ -188,7 +188,7 @@ impl Relay {
         let mut splitter = std::mem::take(&mut self.splitter);
         match splitter.whole() {
             Ok(whole) => {
-                if whole > 0 {
+                if sse::has_data(splitter.first(whole)) {
                     (self.begun, self.event_at) = (true, self.read_at);
                 }
                 self.pass(splitter.first(whole));

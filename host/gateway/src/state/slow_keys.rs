@@ -147,7 +147,7 @@ mod tests {
         assert!(!flood.contains(&Ok(true)));
         // The verdict is known: the right key waits for nothing.
         let again = keys.verify("a.right", &phc, address(2), Some(Duration::from_secs(60)));
-        assert_eq!(tokio::time::timeout(Duration::from_millis(50), again).await, Ok(Ok(true)));
+        assert_eq!(futures_util::FutureExt::now_or_never(again), Some(Ok(true)));
         // A changed digest has no verdict.
         let other = KeyDigest::argon2id("a.other").unwrap().to_string();
         assert_eq!(keys.verify("a.right", &other, address(1), None).await, Ok(false));

@@ -92,6 +92,8 @@ pub(crate) struct Account {
     log: Option<LogDraft>,
     /// Spans of the request, if they are recorded.
     trace: Option<Box<RequestTrace>>,
+    /// Whether traces are recorded, and this request's is not.
+    left_out: bool,
     /// The legs that run: prefill, and the one that answers.
     open_legs: [Option<OpenLeg>; 2],
 }
@@ -147,6 +149,7 @@ impl Account {
             origin: None,
             log: None,
             trace: None,
+            left_out: false,
             open_legs: [None; 2],
         })
     }

@@ -11,6 +11,9 @@ use super::{
     wire_error::WireError,
 };
 
+/// Bytes that are looked at before anything is read, at most.
+const MAX_PEEKED: usize = 64 * 1024;
+
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
 /// connection, which stops the engine's work.
 #[derive(Debug)]
@@ -62,21 +65,27 @@ impl Body {
         &self.peeked
     }
 
-    /// Waits until bytes of the body have come, or there will be none.
-    pub(crate) fn poll_peek(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut peeked = std::mem::take(&mut self.peeked);
-        let known = !peeked.is_empty() || self.failed.is_some() || self.framing.is_done();
-        let polled = if known { Poll::Ready(Ok(true)) } else { self.poll_read(cx, &mut peeked) };
-        self.peeked = peeked;
-        if let Poll::Ready(Err(error)) = &polled {
-            self.failed = Some(error.clone());
+    /// Waits until bytes of the body have come that are `enough`, or too many, or there will be none.
+    pub(crate) fn poll_peek(&mut self, cx: &mut Context<'_>, enough: impl Fn(&[u8]) -> bool) -> Poll<()> {
+        loop {
+            let is_over = self.failed.is_some() || self.framing.is_done();
+            if is_over || self.peeked.len() >= MAX_PEEKED || enough(&self.peeked) {
+                return Poll::Ready(());
+            }
+            let mut peeked = std::mem::take(&mut self.peeked);
+            let polled = self.poll_read(cx, &mut peeked);
+            self.peeked = peeked;
+            match polled {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => self.failed = Some(error),
+            }
         }
-        polled.map(drop)
     }
 
-    /// Returns why the body cannot be read at all, when its first bytes show it.
+    /// Returns why nothing can be read behind the bytes that were looked at, when that is known.
     pub(crate) fn failed_at_once(&mut self) -> Option<WireError> {
-        if self.peeked.is_empty() { self.failed.take() } else { None }
+        self.failed.take()
     }
 
     /// Decodes the bytes that arrived with the head.

@@ -137,8 +137,9 @@ fn a_loop_is_stopped_in_time() {
     took.sort_unstable();
     let median = took[took.len() / 2];
     println!("a loop was stopped after {median:?} (median of {}), {:?} at most", took.len(), took.last());
-    // The deadline is 2 ms of CPU time; a median of 40 does not depend on single pauses of the machine.
-    assert!(median.as_millis() < 100, "{median:?}");
+    // The deadline is 2 ms of CPU time. The bound is for a machine that gives this thread a tenth of its time
+    // for a while: without the deadline no call would end.
+    assert!(median.as_secs() < 5, "{median:?}");
 }
 
 #[test]

@@ -144,6 +144,22 @@ fn q1_a_worker_is_found_by_its_url_and_otherwise_by_its_id() {
 }
 
 #[test]
+fn q1_the_url_of_a_worker_counts_more_than_its_id() {
+    let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[]));
+    // Here 2 has the URL that 1 has there, and 1 that of 2.
+    let swapped = |id: u64, url: u64| WorkerSpec { id: WorkerId(id), ..spec(url) };
+    reader.registry.apply(vec![swapped(2, 1), swapped(1, 2)], &[]);
+    reader.peers.set_workers(&reader.registry.snapshot());
+    let _booking = sender.book(0, &[], false);
+    reader.receive(sender.outbox.batch(Vec::new()));
+    for candidate in candidates(&reader.registry) {
+        let is_it = (candidate.worker_id(), candidate.rank) == (WorkerId(2), DpRank(0));
+        // Q1.4
+        assert_eq!(candidate.load().remote().active_requests, u32::from(is_it), "{candidate:?}");
+    }
+}
+
+#[test]
 fn q1_bookings_of_an_unknown_worker_wait_until_it_is_registered() {
     let (mut sender, mut reader) = (Sender::new(5, 100), Reader::new(&[1]));
     let _booking = sender.book(2, &[1], true);

@@ -4,13 +4,14 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::ApiError;
-use crate::openai::{endpoint::Format, error_body::Told};
+use crate::openai::{endpoint::Format, error_body::Told, request_id::tell_request_id};
 
 /// Limit of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
 
 impl ApiError {
-    /// Returns the whole answer, in OpenAI's error shape. An engine's own refusal is passed on unchanged.
+    /// Returns the whole answer, in OpenAI's error shape, with the id as a header. An engine's own refusal is
+    /// passed on unchanged.
     #[must_use]
     pub(crate) fn response(&self, request_id: &str) -> Response<Bytes> {
         self.response_as(Format::OpenAi, request_id)
@@ -39,6 +40,7 @@ impl ApiError {
             }
         };
         *response.status_mut() = self.status();
+        tell_request_id(response.headers_mut(), request_id);
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

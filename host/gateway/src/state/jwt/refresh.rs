@@ -139,3 +139,31 @@ async fn fetch(client: &reqwest::Client, url: &reqwest::Url) -> Result<(KeySet, 
     let keys = KeySet::parse(&bytes)?;
     Ok((keys, bytes))
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn k2_only_so_many_requests_wait_for_a_fetch() {
+        let refresh = Refresh::new(Duration::from_secs(10));
+        let mut waiting: Vec<_> = (0..MAX_WAITING).map(|_| Box::pin(refresh.again())).collect();
+        for waits in &mut waiting {
+            assert_eq!(waits.as_mut().now_or_never(), None);
+        }
+        // K2.4: too many wait
+        assert_eq!(refresh.again().now_or_never(), Some(false));
+        let ended = |fetches| Ended { fetches, began: Some(Instant::now()) };
+        refresh.ended.send_replace(ended(1));
+        for waits in waiting {
+            // K2.4: the request waits for the fetch
+            assert!(waits.await);
+        }
+        // K2.4: the last fetch began a moment ago
+        assert_eq!(refresh.again().now_or_never(), Some(false));
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(refresh.again().now_or_never(), None, "it waits");
+    }
+}

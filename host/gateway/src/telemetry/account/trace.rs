@@ -1,5 +1,7 @@
 //! What a request tells its trace, if it is recorded. Each call costs one branch if it is not.
 
+use std::borrow::Cow;
+
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
@@ -13,8 +15,9 @@ use crate::{
 };
 
 impl Account {
-    /// Records the request's trace, if there is one.
+    /// Records the request's trace; `None`: the exporter does not take it.
     pub(crate) fn traced(&mut self, trace: Option<Box<RequestTrace>>) {
+        self.left_out = trace.is_none();
         self.trace = trace;
     }
 
@@ -23,9 +26,13 @@ impl Account {
         self.trace.is_some()
     }
 
-    /// Returns the trace that the engines' spans belong to.
-    pub(crate) fn trace_context<'a>(&'a self, request: &'a Request) -> &'a TraceContext {
-        self.trace.as_ref().map_or(&request.trace, |trace| &trace.context)
+    /// Returns the trace that the engines' spans belong to. Without the exporter's part it is not sampled.
+    pub(crate) fn trace_context<'a>(&'a self, request: &'a Request) -> Cow<'a, TraceContext> {
+        match &self.trace {
+            Some(trace) => Cow::Borrowed(&trace.context),
+            None if self.left_out && request.trace.is_sampled() => Cow::Owned(request.trace.unsampled()),
+            None => Cow::Borrowed(&request.trace),
+        }
     }
 
     /// Adds a stage that began at `start` and ends now.

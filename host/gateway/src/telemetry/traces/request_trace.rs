@@ -235,7 +235,8 @@ impl RequestTrace {
 
     fn root(&self, ending: &Ending<'_>) -> SpanRecord {
         let mut attributes = Attributes::default();
-        attributes.label("http.request.method", "POST");
+        let method = if ending.endpoint == Endpoint::Realtime { "GET" } else { "POST" };
+        attributes.label("http.request.method", method);
         attributes.label("http.route", ending.endpoint.path());
         attributes.label("url.path", ending.endpoint.path());
         attributes.int("http.response.status_code", ending.status);
@@ -247,7 +248,7 @@ impl RequestTrace {
             attributes.int("pointsman.spans_lost", i64::try_from(self.lost).unwrap_or(i64::MAX));
         }
         self.gen_ai(ending, &mut attributes);
-        let name = format!("POST {}", ending.endpoint.path());
+        let name = format!("{method} {}", ending.endpoint.path());
         SpanRecord {
             id: self.root,
             parent: self.context.parent(),

@@ -180,7 +180,7 @@ async fn h6_a_silent_peer_with_3_1_gets_a_ping_and_is_then_disconnected() {
     let began = Instant::now();
     let error = connection.recv().await.unwrap_err();
     assert!(matches!(error, ZmtpError::Silent(_)), "{error}");
-    assert!((LIMITS.silence * 2..LIMITS.silence * 20).contains(&began.elapsed()));
+    assert!(began.elapsed() >= LIMITS.silence * 2, "the ping has its time, too");
     drop(connection);
     let mut said = Vec::new();
     stream.read_to_end(&mut said).await.unwrap();

@@ -1,0 +1,15 @@
+//! The header by which a client knows its request.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+/// Its name, in requests and answers.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Writes the id into the headers of an answer. There is none where no request could be read.
+pub(crate) fn tell_request_id(headers: &mut HeaderMap, id: &str) {
+    if let Ok(value) = HeaderValue::from_str(id)
+        && !id.is_empty()
+    {
+        headers.insert(REQUEST_ID, value);
+    }
+}
