@@ -354,6 +354,9 @@ fn ids(reply: &Reply) -> (String, Option<String>) {
     (header.unwrap_or_default(), body)
 }
 
+/// Method, path, headers and body of a request, and the status of its answer.
+type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a str, u16);
+
 #[tokio::test]
 async fn a5_every_answer_names_the_request_in_a_header() {
     let cluster = single(|config| {
@@ -366,7 +369,7 @@ async fn a5_every_answer_names_the_request_in_a_header() {
     let preview = chat(1).replacen('{', r#"{"nvext":{"annotations":["query_instance_id:"]},"#, 1);
     let key = ("authorization", "Bearer sk-1");
     let (brotli, ours) = (("content-encoding", "compress"), ("x-request-id", "client-7"));
-    let cases: &[(&str, &str, &[(&str, &str)], &str, u16)] = &[
+    let cases: &[Case<'_>] = &[
         ("POST", CHAT, &[], "{}", 401),
         ("POST", CHAT, &[("authorization", "Bearer sk-2")], "{}", 401),
         ("POST", "/v1/route", &[], "{}", 401),

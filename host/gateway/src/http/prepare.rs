@@ -107,13 +107,10 @@ pub(crate) async fn prepare(
     let snapshot = state.registry.snapshot();
     if request.hints.query_only {
         let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Preview, None);
-        let tokens = tokens.as_ref();
-        let show_plan = |plan| preview::preview(state, &request, tokens, &routing_request, &snapshot, &plan);
-        return match plan.map_err(ApiError::from).and_then(show_plan) {
-            Ok(answer) => Ok(Prepared::Preview {
-                answer: preview::response(&request, &answer, &account.request_id),
-                account,
-            }),
+        let show = |it| preview::preview(state, &request, tokens.as_ref(), &routing_request, &snapshot, &it);
+        let shown = plan.map_err(ApiError::from).and_then(show);
+        return match shown.map(|answer| preview::response(&request, &answer, &account.request_id)) {
+            Ok(answer) => Ok(Prepared::Preview { answer, account }),
             Err(error) => Err(Refused::new(account, error)),
         };
     }
