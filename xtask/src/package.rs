@@ -1,5 +1,5 @@
-//! `package`: what a release consists of: the programs, a Debian package, a list of what is in them (SBOM),
-//! and digests.
+//! `package`: what a release consists of: the programs, a Debian package, an image, a list of what is in them
+//! (SBOM), and digests.
 //!
 //! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the
 //! machine are mapped to fixed ones and times are those of the commit, so each build of a commit has the
@@ -18,6 +18,7 @@ use crate::{fleet, profile, setup, sh, table::Checks};
 
 mod build;
 mod commit;
+pub(crate) mod image;
 
 use build::{Build, Files};
 use commit::Commit;
@@ -50,6 +51,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         ("cargo-cyclonedx", "cargo install --locked cargo-cyclonedx"),
         ("dpkg-shlibdeps", "apt install dpkg-dev"),
         ("gzip", "apt install gzip"),
+        ("ldd", "apt install libc-bin"),
     ] {
         let found = sh::succeeds(Command::new("sh").args(["-c", &format!("command -v {program}")]));
         ensure!(found, "`{program}` is missing; install it with `{install}`");
@@ -83,6 +85,28 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     collect(&all.collect::<Vec<_>>(), &output)?;
     sh::print(&format!("{} is in {}", commit.version, output.display()));
     checks.finish()
+}
+
+/// Copies the programs of an image from a directory into another one, without symbols.
+pub(crate) fn strip_for_image(bin: &Path, to: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let strip = |name: &str| {
+        let program = to.join(name);
+        let mut strip = Command::new("strip");
+        sh::run(strip.arg("-o").arg(&program).arg(bin.join(name)))
+            .context("install it with `apt install binutils`")?;
+        Ok(program)
+    };
+    build::IMAGE_PROGRAMS.into_iter().map(strip).collect()
+}
+
+/// Writes an image of programs into an empty directory, as `package` does, and returns its path.
+pub(crate) fn write_image(programs: &[PathBuf], dir: &Path) -> anyhow::Result<PathBuf> {
+    let release = Commit::of_head()?.release()?;
+    let output = dir.join(image::file_name(&release));
+    let source = sh::root();
+    let contents = image::Contents { programs, documents: &[], source: &source, release: &release };
+    image::write(contents, dir, &output)?;
+    Ok(output)
 }
 
 /// Returns the file of the counts by which the compiler lays out the hot path.

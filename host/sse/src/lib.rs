@@ -120,7 +120,7 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
 
 /// Whether one of the events has data. A comment, such as a ping that keeps a connection, is no event.
 #[must_use]
-pub(crate) fn has_data(events: &[u8]) -> bool {
+pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.
     let events = events.strip_prefix(BYTE_ORDER_MARK).unwrap_or(events);
     events.starts_with(b"data:") || lines(events).any(|line| field(line).0 == b"data")
@@ -128,7 +128,7 @@ pub(crate) fn has_data(events: &[u8]) -> bool {
 
 /// The first event that has data.
 #[must_use]
-pub(crate) fn first_event(bytes: &[u8]) -> Option<&[u8]> {
+pub fn first_event(bytes: &[u8]) -> Option<&[u8]> {
     events(bytes).filter_map(|place| bytes.get(place)).find(|event| has_data(event))
 }
 

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use super::{Commit, remove};
+use super::{Commit, image, name, remove};
 use crate::sh;
 
 /// Commit and profile to build.
@@ -29,11 +29,15 @@ const PROGRAMS: [(&str, &str, &str); 4] = [
     ("pointsman-tools", "pointsman-tools", "host/tools"),
 ];
 
+/// Programs of the image, as of `deploy/container/Dockerfile`.
+pub(super) const IMAGE_PROGRAMS: [&str; 2] = ["pointsman", "pointsman-policy"];
+
 /// What a build made.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) programs: Vec<PathBuf>,
     deb: PathBuf,
+    image: PathBuf,
     sboms: Vec<PathBuf>,
     /// Directories of this machine that no file may name.
     pub(super) mapped: Vec<PathBuf>,
@@ -51,7 +55,12 @@ struct Dirs {
 impl Files {
     /// What is published, in the order of `SHA256SUMS`.
     pub(super) fn all(&self) -> Vec<&Path> {
-        self.programs.iter().chain([&self.deb]).chain(&self.sboms).map(PathBuf::as_path).collect()
+        self.programs
+            .iter()
+            .chain([&self.deb, &self.image])
+            .chain(&self.sboms)
+            .map(PathBuf::as_path)
+            .collect()
     }
 }
 
@@ -78,9 +87,10 @@ impl Build<'_> {
         remove(&dirs.generated)?;
         self.generate(&profile_dir.join("pointsman"), &dirs)?;
         let sboms = PROGRAMS.iter().map(|(name, _, manifest)| self.sbom(name, manifest, &dirs, &mapped));
-        let sboms = sboms.collect::<anyhow::Result<_>>()?;
+        let sboms = sboms.collect::<anyhow::Result<Vec<_>>>()?;
         let deb = self.deb(&dirs, &mapped)?;
-        Ok(Files { programs, deb, sboms, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
+        let image = self.image(&programs, &sboms, &dirs)?;
+        Ok(Files { programs, deb, image, sboms, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
     }
 
     /// Directories, and what stands for them in the files. rustc takes the last one that fits.
@@ -172,6 +182,25 @@ impl Build<'_> {
         let sbom = dirs.generated.join(format!("{name}.cdx.json"));
         fs::write(&sbom, text)?;
         Ok(sbom)
+    }
+
+    /// Writes the image of the programs that a gateway and its operators need.
+    fn image(&self, programs: &[PathBuf], sboms: &[PathBuf], dirs: &Dirs) -> anyhow::Result<PathBuf> {
+        let release = self.commit.release()?;
+        let output = dirs.generated.join(image::file_name(&release));
+        let of_image = |files: &[PathBuf], ending: &str| -> Vec<PathBuf> {
+            let names = IMAGE_PROGRAMS.map(|name| format!("{name}{ending}"));
+            files.iter().filter(|file| names.contains(&name(file))).cloned().collect()
+        };
+        let (programs, documents) = (of_image(programs, ""), of_image(sboms, ".cdx.json"));
+        let contents = image::Contents {
+            programs: &programs,
+            documents: &documents,
+            source: &dirs.source,
+            release: &release,
+        };
+        image::write(contents, &dirs.generated, &output)?;
+        Ok(output)
     }
 
     fn deb(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> anyhow::Result<PathBuf> {
