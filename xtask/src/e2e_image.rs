@@ -1,5 +1,5 @@
-//! `e2e-image`: runs the image of `package` under an OCI runtime, as a user without rights and with a read-only
-//! root: it serves, takes a policy that is dropped, and stops within its drain.
+//! `e2e-image`: runs the image of `package` under an OCI runtime, as a user without rights and with a
+//! read-only root: it serves, takes a policy that is dropped, and stops within its drain.
 
 use std::{
     fs,
@@ -95,7 +95,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Writes the image of the same programs twice.
 fn made_twice(bin: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
-    let programs = package::strip_for_image(bin, dir)?;
+    let programs = package::strip(&package::IMAGE_PROGRAMS, bin, dir)?;
     let (one, other) = (dir.join("one"), dir.join("other"));
     fs::create_dir(&one)?;
     fs::create_dir(&other)?;

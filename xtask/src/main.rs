@@ -23,6 +23,7 @@ mod e2e_nats;
 mod e2e_sdk;
 mod e2e_sglang;
 mod e2e_vllm;
+mod e2e_wheel;
 mod fairness;
 mod fleet;
 mod fuzz;
@@ -78,7 +79,7 @@ enum Command {
     Nightly(nightly::Args),
     /// Run the benches.
     Bench(bench::Args),
-    /// Build what a release consists of: programs, Debian package, image, SBOM and digests.
+    /// Build what a release consists of: programs, Debian package, image, wheel, SBOM and digests.
     Package(package::Args),
     /// Count what a gateway does while it serves, for `package --profile-data`.
     Profile(profile::Args),
@@ -142,6 +143,8 @@ enum Command {
     Chaos(chaos::Args),
     /// Run the image of `package` without root and with a read-only root; needs crun or runc.
     E2eImage(e2e_image::Args),
+    /// Install a wheel of `package` into a fresh environment and call its programs; needs python3.
+    E2eWheel(e2e_wheel::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
@@ -192,6 +195,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eNats(args) => e2e_nats::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
         Command::E2eImage(args) => e2e_image::run(&args).await,
+        Command::E2eWheel(args) => e2e_wheel::run(&args),
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Nixl).await,

@@ -1,5 +1,5 @@
-//! An unpacked image, and the runtime's configuration of its containers. They are made from what the image says,
-//! not from what this repository knows of it.
+//! An unpacked image, and the runtime's configuration of its containers. They are made from what the image
+//! says, not from what this repository knows of it.
 
 use std::{
     fs,

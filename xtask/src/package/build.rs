@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use super::{Commit, image, name, remove};
+use super::{Commit, contents::Contents, image, name, remove, wheel};
 use crate::sh;
 
 /// Commit and profile to build.
@@ -18,11 +18,13 @@ pub(super) struct Build<'a> {
     pub(super) profile: &'a str,
     /// Counts for profile-guided optimisation.
     pub(super) counts: Option<&'a Path>,
+    /// Linker in place of the usual one.
+    pub(super) linker: Option<&'a Path>,
 }
 
 /// The programs of a release: name, package, directory of its manifest. The first one starts the others, and
 /// writes the manual pages and completions of all.
-const PROGRAMS: [(&str, &str, &str); 4] = [
+pub(super) const PROGRAMS: [(&str, &str, &str); 4] = [
     ("pointsman", "pointsman-gateway", "host/gateway"),
     ("pointsman-lab", "pointsman-lab-cli", "host/lab-cli"),
     ("pointsman-policy", "pointsman-policy-tools", "host/policy-tools"),
@@ -38,6 +40,7 @@ pub(super) struct Files {
     pub(super) programs: Vec<PathBuf>,
     deb: PathBuf,
     image: PathBuf,
+    wheel: PathBuf,
     sboms: Vec<PathBuf>,
     /// Directories of this machine that no file may name.
     pub(super) mapped: Vec<PathBuf>,
@@ -57,7 +60,7 @@ impl Files {
     pub(super) fn all(&self) -> Vec<&Path> {
         self.programs
             .iter()
-            .chain([&self.deb, &self.image])
+            .chain([&self.deb, &self.image, &self.wheel])
             .chain(&self.sboms)
             .map(PathBuf::as_path)
             .collect()
@@ -90,7 +93,15 @@ impl Build<'_> {
         let sboms = sboms.collect::<anyhow::Result<Vec<_>>>()?;
         let deb = self.deb(&dirs, &mapped)?;
         let image = self.image(&programs, &sboms, &dirs)?;
-        Ok(Files { programs, deb, image, sboms, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
+        let wheel = self.wheel(&programs, &sboms, &dirs)?;
+        Ok(Files {
+            programs,
+            deb,
+            image,
+            wheel,
+            sboms,
+            mapped: mapped.into_iter().map(|(path, _)| path).collect(),
+        })
     }
 
     /// Directories, and what stands for them in the files. rustc takes the last one that fits.
@@ -127,6 +138,10 @@ impl Build<'_> {
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
             .env("CFLAGS", each("-ffile-prefix-map").join(" "))
             .env("POINTSMAN_VERSION", &self.commit.version);
+        if let Some(linker) = self.linker {
+            let target = format!("{}_unknown_linux_gnu", env::consts::ARCH).to_uppercase();
+            cargo.env(format!("CARGO_TARGET_{target}_LINKER"), linker);
+        }
         self.dated(&mut cargo);
         cargo
     }
@@ -193,14 +208,16 @@ impl Build<'_> {
             files.iter().filter(|file| names.contains(&name(file))).cloned().collect()
         };
         let (programs, documents) = (of_image(programs, ""), of_image(sboms, ".cdx.json"));
-        let contents = image::Contents {
-            programs: &programs,
-            documents: &documents,
-            source: &dirs.source,
-            release: &release,
-        };
+        let contents =
+            Contents { programs: &programs, documents: &documents, source: &dirs.source, release: &release };
         image::write(contents, &dirs.generated, &output)?;
         Ok(output)
+    }
+
+    fn wheel(&self, programs: &[PathBuf], sboms: &[PathBuf], dirs: &Dirs) -> anyhow::Result<PathBuf> {
+        let release = self.commit.release()?;
+        let contents = Contents { programs, documents: sboms, source: &dirs.source, release: &release };
+        wheel::write(contents, &dirs.generated)
     }
 
     fn deb(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> anyhow::Result<PathBuf> {

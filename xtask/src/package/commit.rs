@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
-use super::image::Release;
+use super::contents::Release;
 use crate::sh;
 
 /// The commit that is checked out, and what is called after it.

@@ -1,10 +1,7 @@
 //! An OCI image without a base image: the programs with the libraries that they link, root certificates, the
 //! configuration. No daemon is needed, and the same programs give the same bytes.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::Context as _;
 
@@ -14,38 +11,15 @@ mod layout;
 mod libraries;
 mod tree;
 
+use super::contents::{Contents, Release};
 use tree::Tree;
 
-/// Root certificates of Debian's `ca-certificates`. Those that an administrator added to the build machine are
-/// elsewhere, so that no image trusts them.
+/// Root certificates of Debian's `ca-certificates`. Those that an administrator added to the build machine
+/// are elsewhere, so that no image trusts them.
 const CERTIFICATES: &str = "/usr/share/ca-certificates/mozilla";
 
 /// Numeric user and group of the process.
 const USER: u64 = 65532;
-
-/// What labels say of the commit.
-#[derive(Clone, Debug)]
-pub(crate) struct Release {
-    pub(crate) version: String,
-    /// Hash of the commit.
-    pub(crate) revision: String,
-    /// Time of every file, seconds since 1970.
-    pub(crate) time: u64,
-    /// The same time, as RFC 3339 writes it.
-    pub(crate) created: String,
-}
-
-/// Files of an image that are not the same for every build.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Contents<'a> {
-    /// Stripped programs, for `/usr/bin`.
-    pub(crate) programs: &'a [PathBuf],
-    /// Lists of the crates in each program.
-    pub(crate) documents: &'a [PathBuf],
-    /// Root of the sources, which have the configuration.
-    pub(crate) source: &'a Path,
-    pub(crate) release: &'a Release,
-}
 
 /// Writes the image as the archive of an OCI layout. `work` keeps files that are in the making.
 pub(crate) fn write(contents: Contents<'_>, work: &Path, output: &Path) -> anyhow::Result<()> {
@@ -93,7 +67,8 @@ fn files(contents: Contents<'_>) -> anyhow::Result<Tree> {
     tree.file("etc/group", format!("root:x:0:\npointsman:x:{USER}:\n"), 0o644);
     tree.file("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n", 0o644);
     tree.directory("tmp", 0o1777, 0);
-    // Compiled policies; all that the process writes. A tmpfs or a volume covers it when the root is read-only.
+    // Compiled policies; all that the process writes. A tmpfs or a volume covers it when the root is
+    // read-only.
     tree.directory("var/cache/pointsman", 0o700, USER);
     // Where a runtime mounts: it cannot make directories in a root that is read-only.
     for mounted in ["dev", "proc", "sys"] {
@@ -118,7 +93,10 @@ fn certificates(dir: &Path) -> anyhow::Result<String> {
 mod tests {
     use std::{fs, path::PathBuf};
 
-    use super::{Contents, Release, certificates, write};
+    use super::{
+        super::contents::{Contents, Release},
+        certificates, write,
+    };
     use crate::sh;
 
     #[test]

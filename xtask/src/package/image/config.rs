@@ -1,8 +1,9 @@
-//! The configuration of an image: user, command, ports, labels. It says what `deploy/container/Dockerfile` says.
+//! The configuration of an image: user, command, ports, labels. It says what `deploy/container/Dockerfile`
+//! says.
 
 use serde_json::{Value, json};
 
-use super::{Release, USER};
+use super::{super::contents::Release, USER};
 
 const TITLE: &str = "Pointsman";
 const DESCRIPTION: &str = "Gateway for disaggregated LLM serving";
@@ -75,7 +76,7 @@ pub(super) fn architecture() -> &'static str {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{super::Release, config};
+    use super::{super::super::contents::Release, config};
     use crate::sh;
 
     /// The argument of an instruction in the last stage of the Dockerfile.

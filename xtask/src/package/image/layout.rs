@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use super::{Release, config};
+use super::{super::contents::Release, config};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
