@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 pub(crate) use self::{
-    build::{ENGINE, GATEWAY, LAB, POLICY, build, build_programs, target_dir},
+    build::{ENGINE, GATEWAY, LAB, POLICY, TOOLS, build, build_programs, target_dir},
     engines::EngineSpec,
     process::{End, Process, free_port},
 };

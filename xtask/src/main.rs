@@ -17,11 +17,13 @@ mod curl_errors;
 mod demo;
 mod discovery;
 mod e2e_envoy;
+mod e2e_image;
 mod e2e_kv;
 mod e2e_nats;
 mod e2e_sdk;
 mod e2e_sglang;
 mod e2e_vllm;
+mod e2e_wheel;
 mod fairness;
 mod fleet;
 mod fuzz;
@@ -77,7 +79,7 @@ enum Command {
     Nightly(nightly::Args),
     /// Run the benches.
     Bench(bench::Args),
-    /// Build what a release consists of: binary, Debian package, SBOM and digests.
+    /// Build what a release consists of: programs, Debian package, image, wheel, SBOM and digests.
     Package(package::Args),
     /// Count what a gateway does while it serves, for `package --profile-data`.
     Profile(profile::Args),
@@ -139,6 +141,10 @@ enum Command {
     E2eNats(e2e_nats::Args),
     /// Kill engines, gateways, NATS and etcd and cut networks at random, under load; needs both servers.
     Chaos(chaos::Args),
+    /// Run the image of `package` without root and with a read-only root; needs crun or runc.
+    E2eImage(e2e_image::Args),
+    /// Install a wheel of `package` into a fresh environment and call its programs; needs python3.
+    E2eWheel(e2e_wheel::Args),
     /// Scan the TLS of both listeners with testssl.sh and sslscan.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
@@ -188,6 +194,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,
         Command::E2eNats(args) => e2e_nats::run(&args).await,
         Command::Chaos(args) => chaos::run(&args).await,
+        Command::E2eImage(args) => e2e_image::run(&args).await,
+        Command::E2eWheel(args) => e2e_wheel::run(&args),
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Nixl).await,

@@ -1,5 +1,5 @@
-//! `package`: what a release consists of: the programs, a Debian package, a list of what is in them (SBOM),
-//! and digests.
+//! `package`: what a release consists of: the programs, a Debian package, an image, a wheel, lists of what is
+//! in the programs (SBOM), and digests.
 //!
 //! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the
 //! machine are mapped to fixed ones and times are those of the commit, so each build of a commit has the
@@ -18,9 +18,16 @@ use crate::{fleet, profile, setup, sh, table::Checks};
 
 mod build;
 mod commit;
+mod contents;
+mod glibc;
+mod image;
+mod wheel;
+mod zig;
 
 use build::{Build, Files};
 use commit::Commit;
+use contents::Contents;
+use glibc::Glibc;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -41,6 +48,9 @@ pub(crate) struct Args {
     /// Build without counts: in half of the time, a program that needs up to a third more CPU time.
     #[arg(long)]
     no_profile: bool,
+    /// Link for this glibc instead of this machine's, for example 2.28, with zig (from PyPI).
+    #[arg(long, value_name = "VERSION")]
+    glibc: Option<Glibc>,
 }
 
 /// Builds and prints a table; an error when a check fails.
@@ -50,6 +60,9 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         ("cargo-cyclonedx", "cargo install --locked cargo-cyclonedx"),
         ("dpkg-shlibdeps", "apt install dpkg-dev"),
         ("gzip", "apt install gzip"),
+        ("ldd", "apt install libc-bin"),
+        ("readelf", "apt install binutils"),
+        ("zip", "apt install zip"),
     ] {
         let found = sh::succeeds(Command::new("sh").args(["-c", &format!("command -v {program}")]));
         ensure!(found, "`{program}` is missing; install it with `{install}`");
@@ -62,10 +75,16 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let commit = Commit::of_head()?;
     let work = target.join("package-build");
     let counts = counts(args).await?;
-    let build = Build { commit: &commit, profile: &args.profile, counts: counts.as_deref() };
+    let linker = args.glibc.map(|glibc| zig::linker(&target, glibc)).transpose()?;
+    let build = Build {
+        commit: &commit,
+        profile: &args.profile,
+        counts: counts.as_deref(),
+        linker: linker.as_deref(),
+    };
     let files = build.run(&work.join("first"), None)?;
     let mut checks = Checks::default();
-    check(&files, &commit, &mut checks)?;
+    check(&files, &commit, args.glibc, &mut checks)?;
     if args.verify {
         // A build that takes over files of an earlier one would prove less.
         let second = work.join("a-second-one/in-a-directory-of-another-length");
@@ -83,6 +102,42 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     collect(&all.collect::<Vec<_>>(), &output)?;
     sh::print(&format!("{} is in {}", commit.version, output.display()));
     checks.finish()
+}
+
+/// Programs of an image.
+pub(crate) const IMAGE_PROGRAMS: [&str; 2] = build::IMAGE_PROGRAMS;
+
+/// Programs of a wheel.
+pub(crate) fn wheel_programs() -> Vec<&'static str> {
+    build::PROGRAMS.iter().map(|(name, ..)| *name).collect()
+}
+
+/// Copies programs from a directory into another one, without symbols.
+pub(crate) fn strip(programs: &[&str], bin: &Path, to: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let strip = |name: &&str| {
+        let program = to.join(name);
+        let mut strip = Command::new("strip");
+        sh::run(strip.arg("-o").arg(&program).arg(bin.join(name)))
+            .context("install it with `apt install binutils`")?;
+        Ok(program)
+    };
+    programs.iter().map(strip).collect()
+}
+
+/// Writes an image of programs into an empty directory, as `package` does, and returns its path.
+pub(crate) fn write_image(programs: &[PathBuf], dir: &Path) -> anyhow::Result<PathBuf> {
+    let release = Commit::of_head()?.release()?;
+    let output = dir.join(image::file_name(&release));
+    let source = sh::root();
+    let contents = Contents { programs, documents: &[], source: &source, release: &release };
+    image::write(contents, dir, &output)?;
+    Ok(output)
+}
+
+/// Writes a wheel of programs into an empty directory, as `package` does, and returns its path.
+pub(crate) fn write_wheel(programs: &[PathBuf], dir: &Path) -> anyhow::Result<PathBuf> {
+    let (release, source) = (Commit::of_head()?.release()?, sh::root());
+    wheel::write(Contents { programs, documents: &[], source: &source, release: &release }, dir)
 }
 
 /// Returns the file of the counts by which the compiler lays out the hot path.
@@ -108,7 +163,7 @@ async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
 }
 
 /// Checks the programs themselves: their version, and that they name no directory of this machine.
-fn check(files: &Files, commit: &Commit, checks: &mut Checks) -> anyhow::Result<()> {
+fn check(files: &Files, commit: &Commit, glibc: Option<Glibc>, checks: &mut Checks) -> anyhow::Result<()> {
     for program in &files.programs {
         let name = name(program);
         let told = Command::new(program).arg("--version").output();
@@ -116,6 +171,8 @@ fn check(files: &Files, commit: &Commit, checks: &mut Checks) -> anyhow::Result<
         let told = String::from_utf8_lossy(&told.stdout).trim().to_owned();
         let expected = format!("{name} {}", commit.version);
         checks.check(&format!("version of {name}"), &told, told == expected);
+        let needed = glibc::needed(program)?;
+        checks.check(&format!("glibc of {name}"), needed, glibc.is_none_or(|glibc| needed <= glibc));
         let bytes = fs::read(program)?;
         let named = files.mapped.iter().filter(|path| contains(&bytes, path.as_os_str().as_encoded_bytes()));
         checks.none(&format!("directories of this machine in {name}"), named.count() as u64);

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::ensure;
 
-use crate::{fuzz, page, sh};
+use crate::{e2e_image, e2e_wheel, fuzz, page, sh};
 
 /// One row.
 pub(super) struct Row {
@@ -116,6 +116,20 @@ const ROWS: &[Row] = &[
         purpose: "the OpenAI Python SDK through the gateway",
         missing: || first_missing(&["python3"]),
         commands: || vec![xtask(&["e2e-sdk"])],
+    },
+    Row {
+        name: "e2e-image",
+        minutes: 30,
+        purpose: "the image of a release under crun or runc: no root, read-only root",
+        missing: e2e_image::missing,
+        commands: || vec![xtask(&["e2e-image"])],
+    },
+    Row {
+        name: "e2e-wheel",
+        minutes: 30,
+        purpose: "the wheel of a release, installed by path into a fresh environment",
+        missing: e2e_wheel::missing,
+        commands: || vec![xtask(&["e2e-wheel"])],
     },
     Row {
         name: "page",

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use super::{Commit, remove};
+use super::{Commit, contents::Contents, image, name, remove, wheel};
 use crate::sh;
 
 /// Commit and profile to build.
@@ -18,22 +18,29 @@ pub(super) struct Build<'a> {
     pub(super) profile: &'a str,
     /// Counts for profile-guided optimisation.
     pub(super) counts: Option<&'a Path>,
+    /// Linker in place of the usual one.
+    pub(super) linker: Option<&'a Path>,
 }
 
 /// The programs of a release: name, package, directory of its manifest. The first one starts the others, and
 /// writes the manual pages and completions of all.
-const PROGRAMS: [(&str, &str, &str); 4] = [
+pub(super) const PROGRAMS: [(&str, &str, &str); 4] = [
     ("pointsman", "pointsman-gateway", "host/gateway"),
     ("pointsman-lab", "pointsman-lab-cli", "host/lab-cli"),
     ("pointsman-policy", "pointsman-policy-tools", "host/policy-tools"),
     ("pointsman-tools", "pointsman-tools", "host/tools"),
 ];
 
+/// Programs of the image, as of `deploy/container/Dockerfile`.
+pub(super) const IMAGE_PROGRAMS: [&str; 2] = ["pointsman", "pointsman-policy"];
+
 /// What a build made.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) programs: Vec<PathBuf>,
     deb: PathBuf,
+    image: PathBuf,
+    wheel: PathBuf,
     sboms: Vec<PathBuf>,
     /// Directories of this machine that no file may name.
     pub(super) mapped: Vec<PathBuf>,
@@ -51,7 +58,12 @@ struct Dirs {
 impl Files {
     /// What is published, in the order of `SHA256SUMS`.
     pub(super) fn all(&self) -> Vec<&Path> {
-        self.programs.iter().chain([&self.deb]).chain(&self.sboms).map(PathBuf::as_path).collect()
+        self.programs
+            .iter()
+            .chain([&self.deb, &self.image, &self.wheel])
+            .chain(&self.sboms)
+            .map(PathBuf::as_path)
+            .collect()
     }
 }
 
@@ -78,9 +90,18 @@ impl Build<'_> {
         remove(&dirs.generated)?;
         self.generate(&profile_dir.join("pointsman"), &dirs)?;
         let sboms = PROGRAMS.iter().map(|(name, _, manifest)| self.sbom(name, manifest, &dirs, &mapped));
-        let sboms = sboms.collect::<anyhow::Result<_>>()?;
+        let sboms = sboms.collect::<anyhow::Result<Vec<_>>>()?;
         let deb = self.deb(&dirs, &mapped)?;
-        Ok(Files { programs, deb, sboms, mapped: mapped.into_iter().map(|(path, _)| path).collect() })
+        let image = self.image(&programs, &sboms, &dirs)?;
+        let wheel = self.wheel(&programs, &sboms, &dirs)?;
+        Ok(Files {
+            programs,
+            deb,
+            image,
+            wheel,
+            sboms,
+            mapped: mapped.into_iter().map(|(path, _)| path).collect(),
+        })
     }
 
     /// Directories, and what stands for them in the files. rustc takes the last one that fits.
@@ -117,6 +138,10 @@ impl Build<'_> {
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"))
             .env("CFLAGS", each("-ffile-prefix-map").join(" "))
             .env("POINTSMAN_VERSION", &self.commit.version);
+        if let Some(linker) = self.linker {
+            let target = format!("{}_unknown_linux_gnu", env::consts::ARCH).to_uppercase();
+            cargo.env(format!("CARGO_TARGET_{target}_LINKER"), linker);
+        }
         self.dated(&mut cargo);
         cargo
     }
@@ -172,6 +197,27 @@ impl Build<'_> {
         let sbom = dirs.generated.join(format!("{name}.cdx.json"));
         fs::write(&sbom, text)?;
         Ok(sbom)
+    }
+
+    /// Writes the image of the programs that a gateway and its operators need.
+    fn image(&self, programs: &[PathBuf], sboms: &[PathBuf], dirs: &Dirs) -> anyhow::Result<PathBuf> {
+        let release = self.commit.release()?;
+        let output = dirs.generated.join(image::file_name(&release));
+        let of_image = |files: &[PathBuf], ending: &str| -> Vec<PathBuf> {
+            let names = IMAGE_PROGRAMS.map(|name| format!("{name}{ending}"));
+            files.iter().filter(|file| names.contains(&name(file))).cloned().collect()
+        };
+        let (programs, documents) = (of_image(programs, ""), of_image(sboms, ".cdx.json"));
+        let contents =
+            Contents { programs: &programs, documents: &documents, source: &dirs.source, release: &release };
+        image::write(contents, &dirs.generated, &output)?;
+        Ok(output)
+    }
+
+    fn wheel(&self, programs: &[PathBuf], sboms: &[PathBuf], dirs: &Dirs) -> anyhow::Result<PathBuf> {
+        let release = self.commit.release()?;
+        let contents = Contents { programs, documents: sboms, source: &dirs.source, release: &release };
+        wheel::write(contents, &dirs.generated)
     }
 
     fn deb(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> anyhow::Result<PathBuf> {

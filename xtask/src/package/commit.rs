@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, ensure};
 
+use super::contents::Release;
 use crate::sh;
 
 /// The commit that is checked out, and what is called after it.
@@ -18,6 +19,8 @@ pub(super) struct Commit {
     pub(super) deb_version: String,
     /// The time as Debian changelogs write it.
     pub(super) date: String,
+    /// The time as RFC 3339 writes it.
+    created: String,
 }
 
 impl Commit {
@@ -31,7 +34,18 @@ impl Commit {
             version: format!("{release}+{short}"),
             deb_version: format!("{release}+{digits}.{short}-1"),
             date: show("%cd", "--date=format-local:%a, %d %b %Y %H:%M:%S +0000")?,
+            created: show("%cd", "--date=format-local:%Y-%m-%dT%H:%M:%SZ")?,
             hash,
+        })
+    }
+
+    /// What an image says of the commit.
+    pub(super) fn release(&self) -> anyhow::Result<Release> {
+        Ok(Release {
+            version: self.version.clone(),
+            revision: self.hash.clone(),
+            time: self.time.parse().context("git gave no time of the commit")?,
+            created: self.created.clone(),
         })
     }
 }

@@ -1,0 +1,254 @@
+//! `e2e-image`: runs the image of `package` under an OCI runtime, as a user without rights and with a
+//! read-only root: it serves, takes a policy that is dropped, and stops within its drain.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    client::{CHAT, Client},
+    fleet::{self, ENGINE, EngineSpec, GATEWAY, POLICY},
+    package, sh,
+    table::Checks,
+};
+
+mod bundle;
+mod container;
+
+use bundle::{Bundle, Network};
+use container::{Container, RUNTIMES, Runtime};
+
+/// A component that another release's tools built.
+const FROZEN: &str = "tests/fixtures/guests/selector-0.1.0.wasm";
+const CONFIG: &str = r#"
+[policies]
+dir = "/etc/pointsman/policies.d"
+compile_cache = "/var/cache/pointsman"
+rescan = "1s"
+[policies.slots.aggregated]
+grants = ["log", "state"]
+[probe]
+interval = "200ms"
+[timeouts]
+drain = "20s"
+"#;
+/// `timeouts.drain` of the configuration.
+const DRAIN: Duration = Duration::from_secs(20);
+/// Limit of everything that is waited for.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Tokens of the request that is in flight when the gateway is stopped, and the time between two of them.
+const TOKENS: u64 = 60;
+const ITL_MS: u64 = 50;
+const CONFIG_FILE: &str = "/etc/pointsman/pointsman.toml";
+const POLICIES_DIR: &str = "/etc/pointsman/policies.d";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Image of `cargo xtask package`; default: one of debug builds.
+    #[arg(long)]
+    image: Option<PathBuf>,
+    /// `crun` or `runc`; default: the first one that works.
+    #[arg(long)]
+    runtime: Option<String>,
+}
+
+/// Reason why the command cannot run on this machine.
+pub(crate) fn missing() -> Option<String> {
+    // Without root, a container has but one user, and both runtimes need a second one.
+    if !rustix::process::geteuid().is_root() {
+        return Some("containers with a user of their own need root".to_owned());
+    }
+    let found = RUNTIMES.iter().any(|name| sh::succeeds(Command::new(name).arg("--version")));
+    (!found).then(|| "neither crun nor runc is installed: apt install crun".to_owned())
+}
+
+/// Prints a table; an error when a check fails.
+pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(reason) = missing() {
+        sh::print(&format!("skipped: {reason}"));
+        return Ok(());
+    }
+    let dir = tempfile::Builder::new().prefix("pointsman-image-").tempdir()?;
+    let mut checks = Checks::default();
+    let programs = if args.image.is_some() { vec![ENGINE] } else { vec![GATEWAY, POLICY, ENGINE] };
+    let bin = fleet::build_programs("dev", &programs)?;
+    let image = match &args.image {
+        Some(image) => image.clone(),
+        None => made_twice(&bin, dir.path(), &mut checks)?,
+    };
+    checks.show("size of the image", format!("{} KiB", fs::metadata(&image)?.len() / 1024));
+    read_by_others(&image, dir.path(), &mut checks);
+    let bundle = Bundle::unpack(&image, dir.path())?;
+    let runtime = Runtime::find(args.runtime.as_deref(), &bundle, dir.path())?;
+    checks.show("runtime", runtime.name());
+    as_it_is(&runtime, &bundle, dir.path(), &mut checks).await?;
+    serves(&runtime, &bundle, &bin, dir.path(), &mut checks).await?;
+    checks.finish()
+}
+
+/// Writes the image of the same programs twice.
+fn made_twice(bin: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
+    let programs = package::strip(&package::IMAGE_PROGRAMS, bin, dir)?;
+    let (one, other) = (dir.join("one"), dir.join("other"));
+    fs::create_dir(&one)?;
+    fs::create_dir(&other)?;
+    let image = package::write_image(&programs, &one)?;
+    let again = package::write_image(&programs, &other)?;
+    checks.check("two images of the same programs are equal", "", fs::read(&image)? == fs::read(again)?);
+    Ok(image)
+}
+
+/// Lets skopeo copy the image, when it is installed.
+fn read_by_others(image: &Path, dir: &Path, checks: &mut Checks) {
+    if !sh::succeeds(Command::new("skopeo").arg("--version")) {
+        checks.show("skopeo copies it", "skipped: not installed");
+        return;
+    }
+    let mut skopeo = Command::new("skopeo");
+    skopeo.args(["--insecure-policy", "copy", &format!("oci-archive:{}", image.display())]);
+    skopeo.arg(format!("oci:{}:copy", dir.join("copy").display()));
+    checks.check("skopeo copies it", "", sh::succeeds(&mut skopeo));
+}
+
+/// Runs the image's own command in a network of its own, and its health check.
+async fn as_it_is(runtime: &Runtime, bundle: &Bundle, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let config = bundle.write(dir, "as-it-is", &bundle.command(), &[], Network::Own)?;
+    let mut container = runtime.start("as-it-is", &config, dir)?;
+    let health = bundle.health_check()?;
+    let started = Instant::now();
+    while !container.exec(&health)?.status.success() && started.elapsed() < LIMIT {
+        sleep(Duration::from_millis(200)).await;
+    }
+    let took = started.elapsed();
+    checks.check("seconds to a good health check", format!("{:.1}", took.as_secs_f64()), took < LIMIT);
+    let process = container.process()?;
+    checks.check("user of the process", &process.user, process.user == bundle.user().to_string());
+    checks.check("its capabilities", &process.capabilities, process.capabilities == "0000000000000000");
+    checks.check("its root is read-only", "", process.has_read_only_root);
+    stop(bundle, &mut container, Duration::from_secs(5), checks).await
+}
+
+/// Serves with an engine of the host, takes a policy, and stops while a request is in flight.
+async fn serves(
+    runtime: &Runtime,
+    bundle: &Bundle,
+    bin: &Path,
+    dir: &Path,
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
+    let engine = EngineSpec::new("vllm", "aggregated", &format!("--itl-ms {ITL_MS}")).start(bin, dir, 1)?;
+    let address = engine.listening();
+    let port = address.rsplit(':').next().context("the engine announced no port")?;
+    let [policies, config, hosts] = ["policies", "pointsman.toml", "hosts"].map(|name| dir.join(name));
+    fs::create_dir(&policies)?;
+    fs::write(&config, CONFIG)?;
+    // libc of the image looks the name up.
+    fs::write(&hosts, "127.0.0.1 localhost engine.internal\n")?;
+    let worker = |scheme| format!("role=aggregated,engine=vllm,url={scheme}://engine.internal:{port}");
+    // The second one fails, but not before the root certificates are read.
+    let workers = ["--worker", &worker("http"), "--worker", &worker("https")];
+    let listen = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let serve = [&["serve", "--config", CONFIG_FILE], &workers[..], &listen[..]].concat();
+    let mounts = [(&*policies, POLICIES_DIR), (&*config, CONFIG_FILE), (&*hosts, "/etc/hosts")];
+    let config = bundle.write(dir, "serves", &bundle.program(&serve), &mounts, Network::Host)?;
+    let mut container = runtime.start("serves", &config, dir)?;
+    let (client, admin) = (container.client("listening"), container.client("admin"));
+    until(|| async { client.post(CHAT, body(1, false)).await.is_ok() }).await;
+    let answer = client.post(CHAT, body(4, false)).await;
+    checks.check("a request is answered", "", answer.is_ok_and(|text| text.contains("\"choices\"")));
+    let is_plain = |reasons: &str| reasons.contains("does not speak TLS");
+    until(|| async { reasons(&admin).await.is_ok_and(|reasons| is_plain(&reasons)) }).await;
+    let reasons = reasons(&admin).await?;
+    let found = is_plain(&reasons);
+    checks.check("root certificates are found", if found { "" } else { &reasons }, found);
+    let inspect = bundle.tool(&["inspect", &format!("{POLICIES_DIR}/aggregated.wasm")]);
+    fs::copy(sh::root().join(FROZEN), policies.join(".staged"))?;
+    fs::rename(policies.join(".staged"), policies.join("aggregated.wasm"))?;
+    until(|| async { policy(&admin).await.is_ok_and(|name| name == "frozen") }).await;
+    let name = policy(&admin).await?;
+    checks.check("a policy that was built elsewhere serves", &name, name == "frozen");
+    checks.check("pointsman-policy reads it", "", container.exec(&inspect)?.status.success());
+    drains(bundle, &mut container, &client, checks).await
+}
+
+/// Stops the gateway while a request is in flight.
+async fn drains(
+    bundle: &Bundle,
+    container: &mut Container<'_>,
+    client: &Client,
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
+    let stream = async {
+        let streamed = client.stream_chat(&[], body(TOKENS, true)).await;
+        (streamed, Instant::now())
+    };
+    let stop = async {
+        sleep(Duration::from_millis(ITL_MS * TOKENS / 3)).await;
+        let signalled = Instant::now();
+        stop(bundle, container, DRAIN, checks).await?;
+        anyhow::Ok(signalled)
+    };
+    let ((streamed, ended), signalled) = tokio::join!(stream, stop);
+    checks.check("a request was in flight", "", ended > signalled?);
+    checks.check("it ended whole", streamed.problem.unwrap_or_default(), streamed.complete);
+    Ok(())
+}
+
+/// Sends the signal that the image names, and waits for the end.
+async fn stop(
+    bundle: &Bundle,
+    container: &mut Container<'_>,
+    limit: Duration,
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
+    let signal = bundle.stop_signal();
+    container.signal(&signal)?;
+    let started = Instant::now();
+    let mut ended = None;
+    while ended.is_none() && started.elapsed() < LIMIT {
+        sleep(Duration::from_millis(20)).await;
+        ended = container.ended()?;
+    }
+    let took = started.elapsed();
+    let status = ended.map_or_else(|| "still runs".to_owned(), |status| status.to_string());
+    checks.check(&format!("after {signal}"), &status, ended.is_some_and(|status| status.success()));
+    checks.check("seconds until it stopped", format!("{:.1}", took.as_secs_f64()), took < limit);
+    Ok(())
+}
+
+/// Name of the policy that decides.
+async fn policy(admin: &Client) -> anyhow::Result<String> {
+    let policies = admin.json("/policies").await?;
+    let slots = policies["slots"].as_array().context("/policies lists no slots")?;
+    let slot = slots.iter().find(|slot| slot["slot"] == "aggregated");
+    let slot = slot.context("/policies lists no slot `aggregated`")?;
+    Ok(slot["policy"].as_str().unwrap_or_default().to_owned())
+}
+
+/// Why workers get no requests.
+async fn reasons(admin: &Client) -> anyhow::Result<String> {
+    let workers = admin.json("/workers").await?;
+    let workers = workers["workers"].as_array().context("/workers lists no workers")?;
+    let reasons: Vec<&str> = workers.iter().filter_map(|worker| worker["reason"].as_str()).collect();
+    Ok(reasons.join("; "))
+}
+
+fn body(tokens: u64, stream: bool) -> String {
+    let messages = json!([{ "role": "user", "content": "Hello" }]);
+    json!({ "model": "tiny", "max_tokens": tokens, "stream": stream, "messages": messages }).to_string()
+}
+
+/// Waits until something holds; what follows says whether it does.
+async fn until<F: Future<Output = bool>>(holds: impl Fn() -> F) {
+    let started = Instant::now();
+    while !holds().await && started.elapsed() < LIMIT {
+        sleep(Duration::from_millis(100)).await;
+    }
+}

@@ -1,0 +1,116 @@
+//! `e2e-wheel`: installs a wheel by its path into a fresh environment and calls the programs there.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::Context as _;
+
+use crate::{
+    fleet::{self, GATEWAY, LAB, POLICY, TOOLS},
+    package, sh,
+    table::Checks,
+};
+
+/// Reads the tag that the symbols of a wheel's programs permit.
+const AUDIT: &str = "auditwheel==6.8.2";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Wheel of `cargo xtask package`; default: one of debug builds.
+    #[arg(long)]
+    wheel: Option<PathBuf>,
+}
+
+/// Reason why the command cannot run on this machine.
+pub(crate) fn missing() -> Option<String> {
+    let needed = [("python3", "--version"), ("zip", "--version"), ("readelf", "--version")];
+    let missing = needed.iter().find(|(name, flag)| !sh::succeeds(Command::new(name).arg(flag)))?;
+    Some(format!("{} is not installed", missing.0))
+}
+
+/// Prints a table; an error when a check fails.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(reason) = missing() {
+        sh::print(&format!("skipped: {reason}"));
+        return Ok(());
+    }
+    let dir = tempfile::Builder::new().prefix("pointsman-wheel-").tempdir()?;
+    let mut checks = Checks::default();
+    let wheel = match &args.wheel {
+        Some(wheel) => wheel.canonicalize().with_context(|| format!("could not find {}", wheel.display()))?,
+        None => made_twice(dir.path(), &mut checks)?,
+    };
+    let name = wheel.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    checks.show("size of the wheel", format!("{} KiB", fs::metadata(&wheel)?.len() / 1024));
+    checks.show("tag of the wheel", name.rsplit('-').next().unwrap_or_default());
+    audit(&wheel, &name, dir.path(), &mut checks)?;
+    let venv = dir.path().join("venv");
+    sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    let mut pip = Command::new(venv.join("bin/pip"));
+    pip.args(["install", "--quiet", "--no-index", "--disable-pip-version-check"]);
+    sh::run(pip.current_dir(dir.path()).arg(&wheel))?;
+    installed(&venv, &mut checks)?;
+    checks.finish()
+}
+
+/// Writes the wheel of the same programs twice.
+fn made_twice(dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
+    let bin = fleet::build_programs("dev", &[GATEWAY, LAB, POLICY, TOOLS])?;
+    let programs = package::strip(&package::wheel_programs(), &bin, dir)?;
+    let (one, other) = (dir.join("one"), dir.join("other"));
+    fs::create_dir(&one)?;
+    fs::create_dir(&other)?;
+    let wheel = package::write_wheel(&programs, &one)?;
+    let again = package::write_wheel(&programs, &other)?;
+    checks.check("two wheels of the same programs are equal", "", fs::read(&wheel)? == fs::read(again)?);
+    Ok(wheel)
+}
+
+/// Compares the tag with that of auditwheel, which is installed from PyPI.
+fn audit(wheel: &Path, name: &str, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let venv = dir.join("venv-audit");
+    sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
+    let mut pip = Command::new(venv.join("bin/pip"));
+    if !sh::succeeds(pip.args(["install", "--quiet", "--only-binary", ":all:", AUDIT])) {
+        checks.show("auditwheel", "skipped: no PyPI");
+        return Ok(());
+    }
+    let shown = Command::new(venv.join("bin/auditwheel")).arg("show").arg(wheel).output()?;
+    let told = String::from_utf8_lossy(&shown.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    let tag = name.rsplit('-').next().and_then(|tag| tag.strip_suffix(".whl")).unwrap_or_default();
+    let agrees = told.contains(&format!("following platform tag: \"{tag}\""));
+    checks.check("auditwheel finds the same tag", if agrees { "" } else { &told }, agrees);
+    Ok(())
+}
+
+/// Calls the programs of an environment.
+fn installed(venv: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let program = venv.join("bin/pointsman");
+    let call = |arguments: &[&str]| -> anyhow::Result<(bool, String)> {
+        // Nothing but the environment: what PATH has does not help.
+        let output = Command::new(&program).args(arguments).env("PATH", "/nonexistent").output()?;
+        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    let (succeeded, help) = call(&["--help"])?;
+    let names = ["serve", "policy", "compare", "calibrate", "trace", "sim", "import", "top"];
+    let listed = |name: &&str| help.lines().any(|line| line.trim_start().starts_with(&format!("{name} ")));
+    let lacking: Vec<&str> = names.into_iter().filter(|name| !listed(name)).collect();
+    let complete = succeeded && lacking.is_empty() && !help.contains("Not installed");
+    checks.check("`pointsman --help` lists every command", lacking.join(" "), complete);
+    for command in ["compare", "policy", "import"] {
+        let (succeeded, help) = call(&[command, "--help"])?;
+        let passed = succeeded && help.contains("Usage: ");
+        checks.check(&format!("`pointsman {command} --help`"), "", passed);
+    }
+    let found = Command::new(venv.join("bin/pip")).args(["show", "--files", "pointsman"]).output()?;
+    let found = String::from_utf8_lossy(&found.stdout).into_owned();
+    let lacking: Vec<&str> = package::wheel_programs()
+        .into_iter()
+        .filter(|name| !found.lines().any(|line| line.trim().ends_with(&format!("bin/{name}"))))
+        .collect();
+    checks.check("pip lists the programs", lacking.join(" "), lacking.is_empty());
+    Ok(())
+}

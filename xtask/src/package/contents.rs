@@ -1,0 +1,27 @@
+//! What an image and a wheel are made from.
+
+use std::path::{Path, PathBuf};
+
+/// What labels and metadata say of the commit.
+#[derive(Clone, Debug)]
+pub(crate) struct Release {
+    pub(crate) version: String,
+    /// Hash of the commit.
+    pub(crate) revision: String,
+    /// Time of every file, seconds since 1970.
+    pub(crate) time: u64,
+    /// The same time, as RFC 3339 writes it.
+    pub(crate) created: String,
+}
+
+/// Files that are not the same for every build.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contents<'a> {
+    /// Stripped programs.
+    pub(crate) programs: &'a [PathBuf],
+    /// Lists of the crates in each program.
+    pub(crate) documents: &'a [PathBuf],
+    /// Root of the sources.
+    pub(crate) source: &'a Path,
+    pub(crate) release: &'a Release,
+}
