@@ -26,6 +26,7 @@ pub type BusyByLeg = BTreeMap<Leg, BusyThresholds>;
 pub struct BusyRules {
     default: BusyByLeg,
     models: HashMap<ModelName, BusyByLeg>,
+    requests_wait: bool,
 }
 
 /// A candidate that is beyond a threshold of a model's leg.
@@ -101,7 +102,20 @@ impl BusyRules {
     #[must_use]
     pub fn new(default: BusyByLeg, models: impl IntoIterator<Item = (ModelName, BusyByLeg)>) -> Self {
         let models = models.into_iter().filter(|(_, legs)| !legs.is_empty());
-        Self { default, models: models.collect() }
+        Self { default, models: models.collect(), requests_wait: false }
+    }
+
+    /// Says whether a request that finds no free worker waits in a queue.
+    #[must_use]
+    pub fn with_queue(mut self, requests_wait: bool) -> Self {
+        self.requests_wait = requests_wait;
+        self
+    }
+
+    /// Whether a request that finds no free worker waits in a queue.
+    #[must_use]
+    pub fn requests_wait(&self) -> bool {
+        self.requests_wait
     }
 
     /// Returns the thresholds of a model's leg.

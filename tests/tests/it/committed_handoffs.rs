@@ -277,7 +277,8 @@ async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_
             (config.routing.retries, config.probe.load_interval) = (0, 50 * MS);
         })
         .sim_with(slow(Dialect::Vllm, 200 * MS), "")
-        .sim_with(slow(Dialect::Vllm, 1_000 * MS), ",handoff_lease_s=600")
+        // Long enough that the gateway knows of the busy decode worker before this prefill ends.
+        .sim_with(slow(Dialect::Vllm, 6_000 * MS), ",handoff_lease_s=600")
         .sim_with(decode, "")
         .start()
         .await

@@ -163,7 +163,7 @@ pub(super) fn record_of_decisions(settings: &DecisionSettings) -> Result<Decisio
 /// Returns the thresholds beyond which workers are busy.
 pub(super) fn busy_rules(settings: &Reloadable) -> BusyRules {
     let models = settings.models.iter().map(|(name, model)| (ModelName::new(name), model.busy.clone()));
-    BusyRules::new(settings.routing.busy.clone(), models)
+    BusyRules::new(settings.routing.busy.clone(), models).with_queue(settings.queue.limit > 0)
 }
 
 /// Returns the bounds of the queue and the shares of tenants.

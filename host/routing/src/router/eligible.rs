@@ -123,7 +123,7 @@ pub(super) fn eligible_rows(
     if search.saw_warming {
         search.fill_warming(rows);
     }
-    if rows.is_empty() && search.saw_trial {
+    if rows.is_empty() && search.saw_trial && !busy.requests_wait() {
         search.fill_paused(rows);
     }
     if rows.is_empty() && search.saw_failing {
@@ -180,7 +180,7 @@ fn pinned_row(
                     rows.push(position);
                     return Ok(());
                 }
-                Some(Refused::Paused(pause)) if pause.may_be_tried => {
+                Some(Refused::Paused(pause)) if pause.may_be_tried && !busy.requests_wait() => {
                     rows.push(position);
                     return Ok(());
                 }
@@ -238,7 +238,14 @@ fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -
         Some(Ineligible::Failing) => Some(Refused::Failing),
         // A probe asks the worker whether it refuses.
         Some(Ineligible::Paused) if query.probe => None,
-        Some(Ineligible::Paused) => candidate.worker.pause().map(Refused::Paused),
+        Some(Ineligible::Paused) => candidate.worker.pause().map(|pause| {
+            let reserved = query.pairing.reserved == Some(candidate.worker_id());
+            let is_free = || {
+                let has_place = reserved || !candidate.worker.is_at_capacity();
+                has_place && busy.exceeded(candidate.load().view()).is_none()
+            };
+            Refused::Paused(Pause { may_be_tried: pause.may_be_tried && is_free(), ..pause })
+        }),
         Some(Ineligible::Stuck) => Some(Refused::Stuck),
         Some(other) => Some(Refused::Other(phrase(other))),
     }

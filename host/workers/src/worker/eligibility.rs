@@ -58,9 +58,14 @@ impl Worker {
         if on_trial || self.breaker.is_paused() {
             return Some(Ineligible::Failing);
         }
-        let limit = self.spec.max_concurrency?;
-        let taken = self.active_requests().saturating_add(self.reserved());
-        (taken >= limit).then_some(Ineligible::AtCapacity)
+        self.is_at_capacity().then_some(Ineligible::AtCapacity)
+    }
+
+    /// Whether the worker has reached its limit of concurrent requests.
+    #[must_use]
+    pub fn is_at_capacity(&self) -> bool {
+        let taken = || self.active_requests().saturating_add(self.reserved());
+        self.spec.max_concurrency.is_some_and(|limit| taken() >= limit)
     }
 
     /// Whether the ranks were told that the worker is eligible without a condition.

@@ -99,7 +99,7 @@ fn rules(random: &mut SmallRng, leg: Leg) -> BusyRules {
         prefill_tokens: random.random_bool(0.5).then_some(20),
         engine_queue: random.random_bool(0.5).then_some(2),
     };
-    BusyRules::new(BusyByLeg::from([(leg, thresholds)]), [])
+    BusyRules::new(BusyByLeg::from([(leg, thresholds)]), []).with_queue(random.random_bool(0.3))
 }
 
 fn some_candidates(random: &mut SmallRng, pool: &Pool, chance: f64) -> Vec<CandidateId> {
@@ -120,6 +120,7 @@ fn expected(query: &Query<'_>, busy: &BusyRules, pool: &Pool) -> Result<Vec<u32>
     let eligible = rows(|answer| answer.is_none());
     let failing = rows(|answer| matches!(answer, Some(Refused::Failing)));
     let trial = rows(|answer| matches!(answer, Some(Refused::Paused(pause)) if pause.may_be_tried));
+    let trial = if busy.requests_wait() { vec![] } else { trial };
     let in_turn = [eligible, trial, failing];
     let rows_left = in_turn.into_iter().find(|rows| !rows.is_empty()).unwrap_or_default();
     let is_busy = || !rows(|answer| matches!(answer, Some(Refused::Busy(_)))).is_empty();
