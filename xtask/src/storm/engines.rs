@@ -119,7 +119,7 @@ fn is_sound(row: &Row) -> bool {
 }
 
 /// Prints the table: one row for each kind, over all its legs.
-fn report(rows: &Rows, stranded: f64, booked: u64, peak: f64, limit: f64) -> anyhow::Result<()> {
+fn report(rows: &Rows, [dropped, died]: [f64; 2], booked: u64, peak: f64, limit: f64) -> anyhow::Result<()> {
     let head = ["case", "legs", "requests", "met it", "errors allowed/seen", "desyncs", "recovery", ""];
     let mut table = vec![head.map(str::to_owned).to_vec()];
     let (mut failed, mut kinds) = (0, BTreeMap::<usize, Vec<_>>::new());
@@ -146,13 +146,13 @@ fn report(rows: &Rows, stranded: f64, booked: u64, peak: f64, limit: f64) -> any
     columns(&table).iter().for_each(|line| sh::print(line));
     let count = kinds.len();
     sh::print(&format!(
-        "\n{count} kinds, {} rows, {failed} failed; committed handoffs that the gateway dropped: {stranded}; \
-         bookings left: {booked}; peak resident memory of the gateway: {peak:.0} MB (limit {limit:.0} MB)",
+        "\n{count} kinds, {} rows, {failed} failed; committed handoffs that the gateway dropped: {dropped} \
+         (and {died} whose prefill engine was killed); bookings left: {booked}; peak resident memory of the gateway: {peak:.0} MB (limit {limit:.0} MB)",
         rows.len(),
     ));
     anyhow::ensure!(count > 0, "no kind has a name that contains the text of --only");
     anyhow::ensure!(failed == 0, "{failed} rows fell short; see the rows marked FAILED");
-    anyhow::ensure!(stranded == 0.0 && booked == 0, "the gateway dropped handoffs or kept bookings");
+    anyhow::ensure!(dropped == 0.0 && booked == 0, "the gateway dropped handoffs or kept bookings");
     anyhow::ensure!(peak <= limit, "the gateway's peak memory is {peak:.0} MB; the limit is {limit:.0} MB");
     Ok(())
 }

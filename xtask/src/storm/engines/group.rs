@@ -306,11 +306,12 @@ fn signal(signal: &str, pid: u32) {
     let _ = Command::new("kill").args([signal, &pid.to_string()]).status();
 }
 
-/// Number of committed handoffs that stayed unconsumed.
-pub(super) fn stranded(metrics: &str) -> f64 {
-    let lost =
-        |reason| crate::metrics_text::sum_with(metrics, "pointsman_handoffs_total", &[("reason", reason)]);
-    lost("lost_no_decode_worker") + lost("lost_prefill_died")
+/// Committed handoffs that stayed unconsumed: those without a decode worker, and those whose prefill engine
+/// died.
+pub(super) fn stranded(metrics: &str) -> [f64; 2] {
+    ["lost_no_decode_worker", "lost_prefill_died"].map(|reason| {
+        crate::metrics_text::sum_with(metrics, "pointsman_handoffs_total", &[("reason", reason)])
+    })
 }
 
 /// Requests booked now on the workers of all groups.
