@@ -1,9 +1,35 @@
 {{/* Values that cannot work together end the command with a sentence that says what to change. */}}
 {{- define "pointsman.checks" -}}
+{{- include "pointsman.checks.secrets" . -}}
 {{- include "pointsman.checks.policies" . -}}
 {{- include "pointsman.checks.replicas" . -}}
 {{- include "pointsman.checks.monitoring" . -}}
 {{- include "pointsman.checks.picker" . -}}
+{{- end -}}
+
+{{/* The configuration is a ConfigMap, which more people may read than Secrets. */}}
+{{- define "pointsman.checks.secrets" -}}
+{{- $config := .Values.config | default dict -}}
+{{- if .Values.configToml -}}{{- $config = fromToml .Values.configToml -}}{{- end -}}
+{{- $name := ternary "configToml: " "config." (not (empty .Values.configToml)) -}}
+{{- range $path := list "server.admin_token" "server.api_keys" "server.tenants" "routing.hash_salt" "decisions.log_salt" -}}
+{{- $section := get $config (dir (replace "." "/" $path)) | default dict -}}
+{{- $key := base (replace "." "/" $path) -}}
+{{- if and (eq $key "admin_token") $.Values.monitoring.enabled (get $section $key) -}}
+{{- fail (printf "%s%s and monitoring.enabled give the gateway two tokens, which it refuses: put the token in the Secret of monitoring.adminTokenSecret, and remove the key" $name $path) -}}
+{{- end -}}
+{{- if get $section $key -}}
+{{- fail (printf "%s%s is a secret, and the configuration is a ConfigMap: put it in a Secret and name it in `env` (POINTSMAN__%s)" $name $path (upper (replace "." "__" $path))) -}}
+{{- end -}}
+{{- end -}}
+{{- range $at, $worker := get $config "workers" | default list -}}
+{{- if get $worker "api_key" -}}
+{{- fail (printf "%sworkers[%d].api_key is a secret, and the configuration is a ConfigMap: put the list of workers in a Secret and name it in `env` (POINTSMAN__WORKERS)" $name $at) -}}
+{{- end -}}
+{{- end -}}
+{{- if get .Values.engines.discovery.defaults "api_key" -}}
+{{- fail "engines.discovery.defaults.api_key is a secret, and the configuration is a ConfigMap: let the gateways forward the clients' keys (upstream.forward_authorization), or name the workers in a Secret" -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "pointsman.checks.policies" -}}
@@ -17,6 +43,15 @@
 {{- end -}}
 {{- else if and (eq $policies.source "registry") (not $policies.registry.artifacts) -}}
 {{- fail "policies.source is registry, and policies.registry.artifacts is empty: name at least one {file, reference}" -}}
+{{- else if eq $policies.source "registry" -}}
+{{- $files := dict -}}
+{{- range $policies.registry.artifacts -}}
+{{- $container := include "pointsman.pullContainer" . -}}
+{{- if hasKey $files $container -}}
+{{- fail (printf "policies.registry.artifacts: the files %s and %s give the init containers one name, %s: rename one" (get $files $container) .file $container) -}}
+{{- end -}}
+{{- $_ := set $files $container .file -}}
+{{- end -}}
 {{- else if and (eq $policies.source "persistentVolumeClaim") (not $policies.persistentVolumeClaim.claimName) -}}
 {{- fail "policies.source is persistentVolumeClaim, and policies.persistentVolumeClaim.claimName is empty: name the claim" -}}
 {{- end -}}

@@ -196,7 +196,7 @@ async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut accoun
     state.metrics.relayed_bytes.inc_by(bytes);
     account.ended(101, ended.code());
     if ended == Ended::EngineSlow {
-        realtime::note_silence(&state, &candidate);
+        realtime::note_silence(&candidate);
     }
     let outcome = if ended == Ended::EngineSlow { Err("timeout") } else { Ok(()) };
     account.leg_ended(Leg::Aggregated, outcome);
