@@ -10,25 +10,36 @@
 {{/* The configuration is a ConfigMap, which more people may read than Secrets. */}}
 {{- define "pointsman.checks.secrets" -}}
 {{- $config := .Values.config | default dict -}}
-{{- if .Values.configToml -}}{{- $config = fromToml .Values.configToml -}}{{- end -}}
-{{- $name := ternary "configToml: " "config." (not (empty .Values.configToml)) -}}
-{{- range $path := list "server.admin_token" "server.api_keys" "server.tenants" "routing.hash_salt" "decisions.log_salt" -}}
-{{- $section := get $config (dir (replace "." "/" $path)) | default dict -}}
-{{- $key := base (replace "." "/" $path) -}}
-{{- if and (eq $key "admin_token") $.Values.monitoring.enabled (get $section $key) -}}
-{{- fail (printf "%s%s and monitoring.enabled give the gateway two tokens, which it refuses: put the token in the Secret of monitoring.adminTokenSecret, and remove the key" $name $path) -}}
+{{- $prefix := "config." -}}
+{{- if .Values.configToml -}}
+{{- $config = fromToml .Values.configToml -}}
+{{- $prefix = "configToml: " -}}
 {{- end -}}
-{{- if get $section $key -}}
-{{- fail (printf "%s%s is a secret, and the configuration is a ConfigMap: put it in a Secret and name it in `env` (POINTSMAN__%s)" $name $path (upper (replace "." "__" $path))) -}}
+{{- $server := get $config "server" | default dict -}}
+{{- if and .Values.monitoring.enabled (get $server "admin_token") -}}
+{{- fail (printf "%sserver.admin_token and monitoring.enabled give the gateway two tokens, which it refuses: put the token in the Secret of monitoring.adminTokenSecret, and remove the key" $prefix) -}}
 {{- end -}}
-{{- end -}}
+{{- $secrets := dict
+  "server.admin_token" (get $server "admin_token")
+  "server.api_keys" (get $server "api_keys")
+  "server.tenants" (get $server "tenants" | default dict | values)
+  "routing.hash_salt" (get (get $config "routing" | default dict) "hash_salt")
+  "decisions.log_salt" (get (get $config "decisions" | default dict) "log_salt") -}}
 {{- range $at, $worker := get $config "workers" | default list -}}
-{{- if get $worker "api_key" -}}
-{{- fail (printf "%sworkers[%d].api_key is a secret, and the configuration is a ConfigMap: put the list of workers in a Secret and name it in `env` (POINTSMAN__WORKERS)" $name $at) -}}
+{{- $_ := set $secrets (printf "workers[%d].api_key" $at) (get $worker "api_key") -}}
+{{- end -}}
+{{- range $path, $value := $secrets -}}
+{{- if include "pointsman.isPlain" $value -}}
+{{- fail (printf "%s%s is a secret, and the configuration is a ConfigMap: put it in a Secret and name it in `env`, and write {env: NAME} here" $prefix $path) -}}
 {{- end -}}
 {{- end -}}
-{{- if get .Values.engines.discovery.defaults "api_key" -}}
-{{- fail "engines.discovery.defaults.api_key is a secret, and the configuration is a ConfigMap: let the gateways forward the clients' keys (upstream.forward_authorization), or name the workers in a Secret" -}}
+{{- end -}}
+
+{{/* Not empty for a secret as it is, or a list with one. `{env: …}` and `{file: …}` say where it is. */}}
+{{- define "pointsman.isPlain" -}}
+{{- if kindIs "slice" . -}}
+{{- range . -}}{{- include "pointsman.isPlain" . -}}{{- end -}}
+{{- else if and . (not (kindIs "map" .)) -}}yes
 {{- end -}}
 {{- end -}}
 

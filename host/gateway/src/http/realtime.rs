@@ -27,7 +27,7 @@ use crate::{
     openai::{
         error::ApiError,
         request::{Endpoint, Request},
-        request_id::tell_request_id,
+        request_id::set_request_id,
     },
     orchestrate::realtime::{self, Session},
     state::{State, caller::Tenant},
@@ -173,7 +173,7 @@ fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
             headers.insert(name, value.clone());
         }
     }
-    tell_request_id(headers, request_id);
+    set_request_id(headers, request_id);
     response
 }
 

@@ -112,7 +112,7 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
             ],
             "the files a.b.wasm and a_b.wasm give the init containers one name, pull-a-b: rename one",
         ),
-        (&["config.server.admin_token=x"], "name it in `env` (POINTSMAN__SERVER__ADMIN_TOKEN)"),
+        (&["config.server.admin_token=x"], "put it in a Secret and name it in `env`"),
         (
             &["config.server.admin_token=x", "monitoring.enabled=true", CUSTOM_RESOURCES[0]],
             "config.server.admin_token and monitoring.enabled give the gateway two tokens",
@@ -156,7 +156,8 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
         assert!(refused.contains(sentence), "{values:?}: {refused}");
     }
     // The same key and value are welcome where they fit.
-    let fits: [&[&str]; 3] = [
+    let fits: [&[&str]; 4] = [
+        &["config.server.admin_token.env=TOKEN", "config.server.api_keys[0].file=/run/key"],
         &["config.replicas.name=a", "replicaCount=1"],
         &["config.policies.slots.prefill.shared_state=true", "config.replicas.servers={nats://nats:4222}"],
         &[
@@ -276,12 +277,8 @@ fn n6_a_pod_of_the_chart_gets_longer_to_end_than_its_drain_takes() {
 #[test]
 fn n6_two_releases_in_one_namespace_have_different_names_and_selectors() {
     let Some(helm) = Helm::installed() else { return };
-    let values = [
-        CUSTOM_RESOURCES[0],
-        CUSTOM_RESOURCES[1],
-        "monitoring.enabled=true",
-        "endpointPicker.enabled=true",
-    ];
+    let values =
+        [CUSTOM_RESOURCES[0], CUSTOM_RESOURCES[1], "monitoring.enabled=true", "endpointPicker.enabled=true"];
     let text = helm.template_of("blue", &values).unwrap();
     assert!(text.contains("app.kubernetes.io/instance: blue"), "{text}");
     let all = objects(&text);
