@@ -132,7 +132,7 @@ async fn as_it_is(runtime: &Runtime, bundle: &Bundle, dir: &Path, checks: &mut C
     checks.check("user of the process", &process.user, process.user == bundle.user().to_string());
     checks.check("its capabilities", &process.capabilities, process.capabilities == "0000000000000000");
     checks.check("its root is read-only", "", process.has_read_only_root);
-    stop(bundle, &mut container, Duration::from_secs(5), checks).await
+    stop(bundle, &mut container, DRAIN, checks).await
 }
 
 /// Serves with an engine of the host, takes a policy, and stops while a request is in flight.

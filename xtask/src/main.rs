@@ -15,6 +15,7 @@ mod ci;
 mod client;
 mod curl_errors;
 mod demo;
+mod digest;
 mod discovery;
 mod e2e_envoy;
 mod e2e_image;

@@ -12,9 +12,8 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use sha2::{Digest as _, Sha256};
 
-use crate::{fleet, profile, setup, sh, table::Checks};
+use crate::{digest::sha256, fleet, profile, setup, sh, table::Checks};
 
 mod build;
 mod commit;
@@ -196,8 +195,7 @@ struct NamedDigest {
 
 fn digest(file: &Path) -> anyhow::Result<NamedDigest> {
     let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
-    let hex = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(NamedDigest { name: name(file), hex })
+    Ok(NamedDigest { name: name(file), hex: sha256(&content) })
 }
 
 /// Copies the files into the output directory and writes `SHA256SUMS`, which `sha256sum --check` reads.

@@ -9,9 +9,8 @@ use std::{
 
 use anyhow::Context as _;
 use pointsman_guest_build::{GuestBuild, Project};
-use sha2::{Digest as _, Sha256};
 
-use crate::{fleet, setup, sh};
+use crate::{digest::sha256, fleet, setup, sh};
 
 /// Directories below `policies/` with policies that are not written in Rust.
 const LANGUAGES: [&str; 2] = ["python", "js"];
@@ -92,7 +91,7 @@ fn store(out: &Path, name: &str, bytes: &[u8]) -> anyhow::Result<PathBuf> {
     std::fs::create_dir_all(out).with_context(|| format!("could not create {}", out.display()))?;
     let path = out.join(format!("{name}.wasm"));
     std::fs::write(&path, bytes).with_context(|| format!("could not write {}", path.display()))?;
-    let digest: String = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+    let digest = sha256(bytes);
     sh::print(&format!("{name:<20} {:>8} bytes  sha256 {digest}", bytes.len()));
     Ok(path)
 }

@@ -1,7 +1,7 @@
 //! The parts of the admin listener's answers that the commands show. Unknown keys are ignored, so that a
 //! command reads the answers of a later release.
 
-#![allow(missing_docs, reason = "docs/openapi and docs/receipts.md describe the fields, by the same names")]
+#![allow(missing_docs, reason = "the listener's OpenAPI document and docs/receipts.md describe the fields")]
 
 use serde::Deserialize;
 

@@ -62,7 +62,7 @@ impl AdminCommand {
             Self::Drain(args) => args.run(),
             Self::Decisions(args) => args.run(),
         };
-        told(outcome)
+        report_gateway_error(outcome)
     }
 }
 
@@ -70,7 +70,7 @@ impl AdminCommand {
 ///
 /// # Errors
 /// The command was used wrongly.
-pub fn told(outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
+pub fn report_gateway_error(outcome: anyhow::Result<ExitCode>) -> anyhow::Result<ExitCode> {
     match outcome {
         Err(error) if error.is::<GatewayError>() => {
             let _ = writeln!(std::io::stderr(), "pointsman: {error:#}");

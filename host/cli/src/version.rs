@@ -10,6 +10,25 @@ pub const VERSION: &str = match option_env!("POINTSMAN_VERSION") {
     _ => RELEASE,
 };
 
+/// Variable in which `pointsman` tells its version to a program that it runs.
+pub const CALLER_VERSION: &str = "POINTSMAN_CALLER_VERSION";
+
+/// Checks that the `pointsman` that runs this program is of its version. Without one, any will do.
+///
+/// # Errors
+/// It is of another version.
+pub fn check_caller() -> anyhow::Result<()> {
+    match std::env::var_os(CALLER_VERSION) {
+        Some(caller) if caller != VERSION => {
+            let caller = caller.display();
+            anyhow::bail!(
+                "`pointsman` has the version {caller}, and the program with this command {VERSION}: install both from one release"
+            )
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns the commit of this build; `None`: the build was not told it.
 #[must_use]
 pub fn commit() -> Option<&'static str> {

@@ -56,7 +56,7 @@ mod tunnel;
 use arrival::Arrival;
 use base_url::meant;
 use connected::Service;
-pub(crate) use request_id::{request_id, told};
+pub(crate) use request_id::{add_request_id, request_id};
 
 /// How long a browser may remember what it is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
@@ -103,9 +103,9 @@ impl DataThread {
 pub(crate) fn service(thread: DataThread, cors_origins: &[HeaderValue]) -> Service {
     let routes = endpoints().with_state(thread.clone());
     if cors_origins.is_empty() {
-        Service::of_clients(routes.layer(from_fn(told)), thread)
+        Service::of_clients(routes.layer(from_fn(add_request_id)), thread)
     } else {
-        Service::of_router(routes.layer(cors(cors_origins)).layer(from_fn(told)))
+        Service::of_router(routes.layer(cors(cors_origins)).layer(from_fn(add_request_id)))
     }
 }
 

@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use pointsman_cli::{DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log, version::VERSION};
+use pointsman_cli::{
+    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log,
+    version::{VERSION, check_caller},
+};
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
 use pointsman_sim::cli::SimArgs;
 
@@ -39,6 +42,9 @@ enum Command {
 fn main() -> ExitCode {
     // A policy file that makes the compiler panic is refused and logged, without a backtrace.
     std::panic::set_hook(pointsman_policy_runtime::panic_hook(std::panic::take_hook()));
+    if let Err(error) = check_caller() {
+        return exit_code(Err(error));
+    }
     let cli = Cli::parse();
     // As `pointsman-sim` does.
     let log = if matches!(cli.command, Command::Sim(_)) { "warn" } else { DEFAULT_LOG };

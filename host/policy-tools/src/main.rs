@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use pointsman_cli::{DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log, version::VERSION};
+use pointsman_cli::{
+    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log,
+    version::{VERSION, check_caller},
+};
 use pointsman_policy_tools::PolicyCommand;
 
 /// Write, test, measure and inspect policies, and replay recorded decisions with them.
@@ -27,6 +30,9 @@ enum Command {
 fn main() -> ExitCode {
     // A policy file that makes the compiler panic is refused and logged, without a backtrace.
     std::panic::set_hook(pointsman_policy_runtime::panic_hook(std::panic::take_hook()));
+    if let Err(error) = check_caller() {
+        return exit_code(Err(error));
+    }
     let cli = Cli::parse();
     start_log(cli.log.log_json, DEFAULT_LOG);
     exit_code(match cli.command {

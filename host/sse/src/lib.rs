@@ -95,16 +95,36 @@ fn ends_as_json(data: &[u8]) -> bool {
     matches!(data.trim_ascii_end().last(), Some(b'}' | b']'))
 }
 
-/// The JSON object in an event.
+/// The JSON object in an event's data.
 #[must_use]
 pub fn object(event: &[u8]) -> &[u8] {
-    let (from, to) = (memchr::memchr(b'{', event), memchr::memrchr(b'}', event));
+    let from = data_lines(event).find_map(|(at, line)| Some(at + memchr::memchr(b'{', line)?));
+    let to = data_lines(event).filter_map(|(at, line)| Some(at + memchr::memrchr(b'}', line)?)).last();
     from.zip(to).and_then(|(from, to)| event.get(from..=to)).unwrap_or_default()
 }
 
 /// The lines of an event, without their ends.
 fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|byte| matches!(byte, b'\n' | b'\r'))
+}
+
+/// The lines of an event that have data, with where they begin. A JSON body is one line, whatever it contains:
+/// it has no fields.
+fn data_lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
+    let is_body = matches!(without_mark(bytes).trim_ascii_start().first(), Some(b'{' | b'['));
+    let mut at = 0;
+    let lines = std::iter::from_fn(move || {
+        let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
+        let end = if is_body { None } else { memchr::memchr2(b'\n', b'\r', rest) };
+        let line = (at, end.and_then(|end| rest.get(..end)).unwrap_or(rest));
+        at += line.1.len() + 1;
+        Some(line)
+    });
+    lines.filter(move |(_, line)| is_body || field(without_mark(line)).0 == b"data")
+}
+
+fn without_mark(bytes: &[u8]) -> &[u8] {
+    bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
 }
 
 /// The name and the value of a line's field; a comment has an empty name.
@@ -122,7 +142,7 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.
-    let events = events.strip_prefix(BYTE_ORDER_MARK).unwrap_or(events);
+    let events = without_mark(events);
     events.starts_with(b"data:") || lines(events).any(|line| field(line).0 == b"data")
 }
 
@@ -241,7 +261,8 @@ pub fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys.
+/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. Text
+/// of comments and of other fields does not count, whatever it looks like.
 #[must_use]
 pub fn look(event: &[u8]) -> Seen {
     let mut seen = Seen::default();
@@ -250,7 +271,9 @@ pub fn look(event: &[u8]) -> Seen {
         return seen;
     }
     let mut first = FirstValues::default();
-    for (key, at) in keys(event) {
+    let all_keys =
+        data_lines(event).flat_map(|(from, line)| keys(line).map(move |(key, at)| (key, from + at)));
+    for (key, at) in all_keys {
         match key {
             b"finish_reason" => seen.finish |= event.get(at) == Some(&b'"'),
             // The first event of a chat, with a role and no content, holds no token.

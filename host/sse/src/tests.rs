@@ -119,6 +119,33 @@ fn i_an_error_event_is_seen() {
 }
 
 #[test]
+fn only_data_is_looked_at() {
+    let error = r#"{"error":{"code":429}}"#;
+    for other in [
+        format!(": {error}\n\n"),
+        format!("id: 1\n: {error}\n\n"),
+        format!("id: {error}\r\n\r\n"),
+        format!(": {error}\rdata: {{\"choices\":[]}}\r\r"),
+        format!("data: {{\"id\":1}}\n: {error}\n\n"),
+    ] {
+        assert_eq!(look(other.as_bytes()), Seen::default(), "{other:?}");
+    }
+    for failed in [
+        format!(": {{\"choices\":[]}}\ndata: {error}\n\n"),
+        format!("id: 1\r\ndata:{error}\r\n: }}\r\n\r\n"),
+        format!("\u{feff}data: {error}\n\n"),
+        format!("\n {error}"),
+    ] {
+        assert!(look(failed.as_bytes()).error, "{failed:?}");
+        assert_eq!(object(failed.as_bytes()), error.as_bytes());
+    }
+    // A body may have several lines, and places are those of the whole event.
+    assert!(look(b"{\n  \"error\": {\n    \"code\": 429\n  }\n}").error);
+    let event = b": x\ndata: {\"kv_transfer_params\":{\"a\":1}}\n\n";
+    assert_eq!(&event[look(event).handoff_at.unwrap()], b"{\"a\":1}");
+}
+
+#[test]
 fn fields_lines_and_marks_are_read_as_the_standard_has_them() {
     for done in [
         "data: [DONE]\n\n",

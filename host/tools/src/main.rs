@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
-use pointsman_cli::{DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log, version::VERSION};
+use pointsman_cli::{
+    DEFAULT_LOG, LogArgs, ToolCommand, exit_code, start_log,
+    version::{VERSION, check_caller},
+};
 use pointsman_import::ImportCommand;
 
 mod top;
@@ -30,6 +33,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = check_caller() {
+        return exit_code(Err(error));
+    }
     let cli = Cli::parse();
     start_log(cli.log.log_json, DEFAULT_LOG);
     exit_code(match cli.command {

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use parking_lot::Mutex;
-use pointsman_admin_cli::{EXIT_CODES, GatewayArgs, block_on, told};
+use pointsman_admin_cli::{EXIT_CODES, GatewayArgs, block_on, report_gateway_error};
 use pointsman_cli::print;
 use ratatui::{
     Terminal,
@@ -67,7 +67,7 @@ enum Input {
 
 impl TopArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        told(self.watch())
+        report_gateway_error(self.watch())
     }
 
     fn watch(&self) -> anyhow::Result<ExitCode> {

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use pointsman_gateway::config::{Config, TenantEntry};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
-use pointsman_tests::{Collector, TestCluster, TestClusterBuilder};
+use pointsman_tests::{
+    Act, Collector, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine::json as raw_answer,
+};
+use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use tokio::{net::TcpStream, time::timeout};
 use tokio_tungstenite::{
@@ -262,6 +265,43 @@ async fn f4_a_realtime_session_s_leg_has_its_duration() {
     }
     let took = cluster.metric(&format!("pointsman_leg_seconds_sum{}", labels("ok"))).await.unwrap();
     assert!(took[0] >= 0.1, "{took:?}");
+}
+
+#[tokio::test]
+async fn f4_a_session_whose_engine_does_not_read_is_counted_once() {
+    use tokio::io::AsyncWriteExt as _;
+    let script = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(raw_answer(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("GET /v1/realtime") => {
+            let head =
+                "HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n";
+            vec![Act::Send(head.into()), Act::Pause(Duration::from_secs(60))]
+        }
+        _ => vec![Act::Send(raw_answer("{}"))],
+    };
+    let engine = RawEngine::start(script).await.unwrap();
+    let flag = format!("id=1,engine=vllm,role=aggregated,url=http://{}", engine.address);
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.client_write = Duration::from_millis(300);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    });
+    let cluster = builder.start().await.unwrap();
+    let mut client = TcpStream::connect(cluster.gateway.address).await.unwrap();
+    let head = "GET /v1/realtime?model=tiny HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
+                sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+    client.write_all(head.as_bytes()).await.unwrap();
+    // The gateway ends the connection once nothing more fits into the engine's.
+    while client.write_all(&[0; 65536]).await.is_ok() {}
+    cluster.at_rest().await.unwrap();
+    let count = async |metric: &str| cluster.metric(metric).await.unwrap().iter().sum::<f64>();
+    // F4.16: by its head
+    assert_eq!(count("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"ok\"}").await, 1.0);
+    assert_eq!(
+        count("pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"timeout\"}").await,
+        0.0
+    );
+    let worker = cluster.gateway.state().registry.snapshot().workers()[0].clone();
+    assert!(worker.candidates()[0].load().view().error_ppm() > 0, "the worker is to blame");
 }
 
 #[tokio::test]

@@ -9,9 +9,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
-use crate::sh;
+use crate::{digest::sha256, sh};
 
 /// Network of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,7 +163,7 @@ fn blob(layout: &Path, descriptor: &Value) -> anyhow::Result<PathBuf> {
     let digest = digest.context("a descriptor has no SHA-256")?;
     let path = layout.join("blobs/sha256").join(digest);
     let content = fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
-    let found: String = Sha256::digest(&content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let found = sha256(&content);
     ensure!(found == digest, "blob {digest} has the digest {found}");
     ensure!(descriptor["size"] == content.len() as u64, "blob {digest} has {} bytes", content.len());
     Ok(path)

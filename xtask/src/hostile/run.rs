@@ -10,7 +10,6 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
 use super::{
@@ -18,6 +17,7 @@ use super::{
     verdict::{Evidence, refusal_cell},
 };
 use crate::{
+    digest::sha256,
     fleet::Fleet,
     load::FixedRate,
     metrics_text::samples,
@@ -176,7 +176,7 @@ impl Run {
             self.fleet.drop_policy("decode.wasm", &self.fresh(selector))?;
             sleep(pause).await;
         }
-        Ok(hex(&last))
+        Ok(sha256(&last))
     }
 
     async fn outcome(&self, case: &Case) -> anyhow::Result<Evidence> {
@@ -206,7 +206,7 @@ impl Run {
 
     async fn install_and_wait(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
         self.fleet.drop_policy(file, bytes)?;
-        let (digest, started) = (hex(bytes), Instant::now());
+        let (digest, started) = (sha256(bytes), Instant::now());
         while self.slot(file).await?["digest"].as_str() != Some(&digest) {
             ensure!(started.elapsed() < LIMIT, "{file} does not serve after {LIMIT:?}");
             sleep(Duration::from_millis(20)).await;
@@ -223,7 +223,7 @@ impl Run {
         match &case.content {
             Content::Bytes(bytes) => {
                 self.fleet.drop_policy(case.file, bytes)?;
-                Ok(hex(bytes))
+                Ok(sha256(bytes))
             }
             Content::Pipe => {
                 let staged = self.fleet.policies.join(".pipe");
@@ -236,7 +236,7 @@ impl Run {
                 symlink("/proc/kmsg", &staged)?;
                 std::fs::rename(staged, self.fleet.policies.join(case.file))?;
                 // It is read as an empty file.
-                Ok(hex(b""))
+                Ok(sha256(b""))
             }
             Content::Changing { .. } => Ok(String::new()),
         }
@@ -390,8 +390,4 @@ impl Run {
 )]
 fn whole(value: f64) -> u64 {
     value as u64
-}
-
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

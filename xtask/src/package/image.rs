@@ -18,6 +18,9 @@ use tree::Tree;
 /// are elsewhere, so that no image trusts them.
 const CERTIFICATES: &str = "/usr/share/ca-certificates/mozilla";
 
+/// Names the distribution of this machine, which the libraries come from.
+const OS_RELEASE: &str = "/etc/os-release";
+
 /// Numeric user and group of the process.
 const USER: u64 = 65532;
 
@@ -47,6 +50,8 @@ fn files(contents: Contents<'_>) -> anyhow::Result<Tree> {
     }
     let certificates = certificates(Path::new(CERTIFICATES))?;
     tree.file("etc/ssl/certs/ca-certificates.crt", certificates, 0o644);
+    // Scanners choose the list of vulnerabilities by it.
+    tree.copy("etc", Path::new(OS_RELEASE), 0o644)?;
     for package in libraries::packages(&libraries)? {
         tree.file(&format!("usr/share/doc/{}/copyright", package.name), package.copyright, 0o644);
         // Scanners look here for the versions of what has no package manager.
@@ -91,11 +96,14 @@ fn certificates(dir: &Path) -> anyhow::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf};
+    use std::{
+        fs,
+        path::{Path, PathBuf},
+    };
 
     use super::{
         super::contents::{Contents, Release},
-        certificates, write,
+        CERTIFICATES, certificates, files, write,
     };
     use crate::sh;
 
@@ -116,6 +124,10 @@ mod tests {
             sh::status("skipped: dpkg-query is not installed");
             return;
         }
+        if !Path::new(CERTIFICATES).is_dir() {
+            sh::status("skipped: ca-certificates is not installed");
+            return;
+        }
         let dir = tempfile::tempdir().unwrap();
         let (version, revision) = ("0.1.0+abc".to_owned(), "abc".to_owned());
         let release = Release { version, revision, time: 1, created: "1970-01-01T00:00:01Z".to_owned() };
@@ -129,5 +141,7 @@ mod tests {
             fs::read(work.join("image")).unwrap()
         });
         assert!(made[0] == made[1] && made[0].len() > 100_000);
+        let files = files(contents).unwrap();
+        assert!(files.entries().any(|(path, _)| path == "etc/os-release"));
     }
 }

@@ -1,9 +1,46 @@
 {{/* Values that cannot work together end the command with a sentence that says what to change. */}}
 {{- define "pointsman.checks" -}}
+{{- include "pointsman.checks.secrets" . -}}
 {{- include "pointsman.checks.policies" . -}}
 {{- include "pointsman.checks.replicas" . -}}
 {{- include "pointsman.checks.monitoring" . -}}
 {{- include "pointsman.checks.picker" . -}}
+{{- end -}}
+
+{{/* The configuration is a ConfigMap, which more people may read than Secrets. */}}
+{{- define "pointsman.checks.secrets" -}}
+{{- $config := .Values.config | default dict -}}
+{{- $prefix := "config." -}}
+{{- if .Values.configToml -}}
+{{- $config = fromToml .Values.configToml -}}
+{{- $prefix = "configToml: " -}}
+{{- end -}}
+{{- $server := get $config "server" | default dict -}}
+{{- if and .Values.monitoring.enabled (get $server "admin_token") -}}
+{{- fail (printf "%sserver.admin_token and monitoring.enabled give the gateway two tokens, which it refuses: put the token in the Secret of monitoring.adminTokenSecret, and remove the key" $prefix) -}}
+{{- end -}}
+{{- $secrets := dict
+  "server.admin_token" (get $server "admin_token")
+  "server.api_keys" (get $server "api_keys")
+  "server.tenants" (get $server "tenants" | default dict | values)
+  "routing.hash_salt" (get (get $config "routing" | default dict) "hash_salt")
+  "decisions.log_salt" (get (get $config "decisions" | default dict) "log_salt") -}}
+{{- range $at, $worker := get $config "workers" | default list -}}
+{{- $_ := set $secrets (printf "workers[%d].api_key" $at) (get $worker "api_key") -}}
+{{- end -}}
+{{- range $path, $value := $secrets -}}
+{{- if include "pointsman.isPlain" $value -}}
+{{- fail (printf "%s%s is a secret, and the configuration is a ConfigMap: put it in a Secret and name it in `env`, and write {env: NAME} here" $prefix $path) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Not empty for a secret as it is, or a list with one. `{env: …}` and `{file: …}` say where it is. */}}
+{{- define "pointsman.isPlain" -}}
+{{- if kindIs "slice" . -}}
+{{- range . -}}{{- include "pointsman.isPlain" . -}}{{- end -}}
+{{- else if and . (not (kindIs "map" .)) -}}yes
+{{- end -}}
 {{- end -}}
 
 {{- define "pointsman.checks.policies" -}}
@@ -17,6 +54,15 @@
 {{- end -}}
 {{- else if and (eq $policies.source "registry") (not $policies.registry.artifacts) -}}
 {{- fail "policies.source is registry, and policies.registry.artifacts is empty: name at least one {file, reference}" -}}
+{{- else if eq $policies.source "registry" -}}
+{{- $files := dict -}}
+{{- range $policies.registry.artifacts -}}
+{{- $container := include "pointsman.pullContainer" . -}}
+{{- if hasKey $files $container -}}
+{{- fail (printf "policies.registry.artifacts: the files %s and %s give the init containers one name, %s: rename one" (get $files $container) .file $container) -}}
+{{- end -}}
+{{- $_ := set $files $container .file -}}
+{{- end -}}
 {{- else if and (eq $policies.source "persistentVolumeClaim") (not $policies.persistentVolumeClaim.claimName) -}}
 {{- fail "policies.source is persistentVolumeClaim, and policies.persistentVolumeClaim.claimName is empty: name the claim" -}}
 {{- end -}}

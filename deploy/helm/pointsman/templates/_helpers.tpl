@@ -50,6 +50,17 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- .Values.policies.registry.dockerConfigSecret | default (printf "%s-registry" (include "pointsman.fullname" .)) -}}
 {{- end -}}
 
+{{/* Name of the init container that pulls an artifact. */}}
+{{- define "pointsman.pullContainer" -}}
+{{- printf "pull-%s" (trimSuffix ".wasm" .file | lower | replace "." "-" | replace "_" "-") | trunc 63 -}}
+{{- end -}}
+
+{{/* `engines` for the release `pointsman`, as in the Kustomize files. Each release has a pool of its own. */}}
+{{- define "pointsman.poolName" -}}
+{{- $name := include "pointsman.fullname" . -}}
+{{- .Values.endpointPicker.inferencePool.name | default (ternary "engines" (printf "%s-engines" $name) (eq $name "pointsman")) -}}
+{{- end -}}
+
 {{- define "pointsman.poolLabels" -}}
 {{- .Values.endpointPicker.inferencePool.matchLabels | default (dict "pointsman.dev/engine" "vllm") | toYaml -}}
 {{- end -}}

@@ -14,7 +14,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow, ensure};
 use clap::{Command, Subcommand as _};
-use pointsman_cli::tree::CommandTree;
+use pointsman_cli::{
+    tree::CommandTree,
+    version::{CALLER_VERSION, VERSION},
+};
 use pointsman_policy_admin::PolicyAdminCommand;
 
 /// The flag of every program that may stand before a command.
@@ -26,6 +29,8 @@ struct Tool {
     name: &'static str,
     about: &'static str,
     program: &'static str,
+    /// What of the command needs the program, where this one has some of it.
+    needs: &'static str,
     /// The package of the workspace that builds the program.
     package: &'static str,
 }
@@ -35,6 +40,7 @@ const POLICY: Tool = Tool {
     name: "policy",
     about: "Write, test, measure and inspect policies, and replay recorded decisions with them",
     program: "pointsman-policy",
+    needs: "policy inspect, test, run, bench, new, build, push and pull",
     package: "pointsman-policy-tools",
 };
 
@@ -55,11 +61,11 @@ static TOOLS: [Tool; 7] = [
 ];
 
 const fn lab(name: &'static str, about: &'static str) -> Tool {
-    Tool { name, about, program: "pointsman-lab", package: "pointsman-lab-cli" }
+    Tool { name, about, program: "pointsman-lab", needs: name, package: "pointsman-lab-cli" }
 }
 
 const fn other(name: &'static str, about: &'static str) -> Tool {
-    Tool { name, about, program: "pointsman-tools", package: "pointsman-tools" }
+    Tool { name, about, program: "pointsman-tools", needs: name, package: "pointsman-tools" }
 }
 
 /// A run of another program.
@@ -91,8 +97,15 @@ pub(super) fn dispatch(arguments: &[OsString]) -> Option<anyhow::Error> {
     }
     // The name for help and usage, which the program takes from here.
     let shown = if *tool == POLICY { "pointsman policy" } else { "pointsman" };
-    let error = Process::new(&program).arg0(shown).args(arguments).exec();
+    let error = process(&program).arg0(shown).args(arguments).exec();
     Some(anyhow!(error).context(format!("cannot run {}", program.display())))
+}
+
+/// Returns a run of another program, which refuses to be of another version than this one.
+fn process(program: &Path) -> Process {
+    let mut process = Process::new(program);
+    process.env(CALLER_VERSION, VERSION);
+    process
 }
 
 /// Finds the program for these arguments; `None`: this one.
@@ -106,7 +119,7 @@ fn call(arguments: &[OsString]) -> Option<Call> {
     let (name, rest) = words.split_first()?;
     let tool = TOOLS.iter().find(|tool| name == tool.name)?;
     if *tool == POLICY {
-        let first = rest.first().and_then(|word| word.to_str());
+        let first = rest.iter().find(|word| *word != LOG_JSON).and_then(|word| word.to_str());
         if first.is_some_and(PolicyAdminCommand::has_subcommand) {
             return None;
         }
@@ -152,12 +165,20 @@ pub(super) fn listed(mut command: Command) -> Command {
     if absent.is_empty() {
         return command;
     }
-    let names: Vec<String> = absent.iter().map(|tool| format!("{} ({})", tool.name, tool.program)).collect();
+    let names: Vec<String> = absent.iter().map(|tool| format!("{} ({})", tool.needs, tool.program)).collect();
     let before = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let needs_absent = |line: &&str| example(line).is_some_and(|tool| absent.contains(&tool));
+    let before = before.lines().filter(|line| !needs_absent(line)).collect::<Vec<_>>().join("\n");
     command.after_help(format!(
         "{before}\n\nNot installed: {}.\nThe package `pointsman` has all programs.",
         names.join(", ")
     ))
+}
+
+/// Returns the tool that a line of the help is an example of; `None`: this program runs it.
+fn example(line: &str) -> Option<&'static Tool> {
+    let words = line.strip_prefix("  pointsman ")?.split_whitespace();
+    call(&words.map(OsString::from).collect::<Vec<_>>()).map(|call| call.tool)
 }
 
 /// Returns the command line with the commands of the programs that are installed and their arguments.
@@ -166,7 +187,7 @@ pub(super) fn listed(mut command: Command) -> Command {
 /// A program does not tell its commands.
 pub(super) fn with_their_commands(mut command: Command) -> anyhow::Result<Command> {
     for program in installed()? {
-        let output = ran(Process::new(&program).arg("command-tree"))?;
+        let output = output_of(process(&program).arg("command-tree"))?;
         let tree: CommandTree = serde_json::from_slice(&output)
             .with_context(|| format!("{}: its commands are not those of this release", program.display()))?;
         if program.ends_with(POLICY.program) {
@@ -188,7 +209,7 @@ pub(super) fn with_their_commands(mut command: Command) -> anyhow::Result<Comman
 /// One of them cannot write its pages.
 pub(super) fn manual_pages(dir: &Path) -> anyhow::Result<()> {
     for program in installed()? {
-        ran(Process::new(&program).arg("man").arg(dir))?;
+        output_of(process(&program).arg("man").arg(dir))?;
     }
     Ok(())
 }
@@ -201,11 +222,12 @@ fn installed() -> anyhow::Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-fn ran(process: &mut Process) -> anyhow::Result<Vec<u8>> {
+/// Returns what a program writes to standard output.
+fn output_of(process: &mut Process) -> anyhow::Result<Vec<u8>> {
     let output =
         process.output().with_context(|| format!("cannot run {}", process.get_program().display()))?;
-    let told = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{}: {}", process.get_program().display(), told.trim());
+    let problem = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {}", process.get_program().display(), problem.trim());
     Ok(output.stdout)
 }
 
@@ -231,9 +253,17 @@ mod tests {
             let found = call(&words(line)).unwrap();
             assert_eq!((found.tool.program, found.arguments), (program, words(arguments)), "{line}");
         }
-        for line in
-            ["", "serve", "policy promote prefill", "policy quarantine list", "help", "--help", "lab", "-V"]
-        {
+        for line in [
+            "",
+            "serve",
+            "policy promote prefill",
+            "policy --log-json promote prefill",
+            "policy quarantine list",
+            "help",
+            "--help",
+            "lab",
+            "-V",
+        ] {
             assert_eq!(call(&words(line)), None, "{line}");
         }
         assert_eq!(call(&words("serve compare")), None);

@@ -27,7 +27,7 @@ use crate::{
     openai::{
         error::ApiError,
         request::{Endpoint, Request},
-        request_id::tell_request_id,
+        request_id::set_request_id,
     },
     orchestrate::realtime::{self, Session},
     state::{State, caller::Tenant},
@@ -173,7 +173,7 @@ fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
             headers.insert(name, value.clone());
         }
     }
-    tell_request_id(headers, request_id);
+    set_request_id(headers, request_id);
     response
 }
 
@@ -196,7 +196,7 @@ async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut accoun
     state.metrics.relayed_bytes.inc_by(bytes);
     account.ended(101, ended.code());
     if ended == Ended::EngineSlow {
-        realtime::note_silence(&state, &candidate);
+        realtime::note_silence(&candidate);
     }
     let outcome = if ended == Ended::EngineSlow { Err("timeout") } else { Ok(()) };
     account.leg_ended(Leg::Aggregated, outcome);

@@ -7,7 +7,7 @@ use axum::{
     middleware::Next,
 };
 
-use crate::openai::request_id::{REQUEST_ID, tell_request_id};
+use crate::openai::request_id::{REQUEST_ID, set_request_id};
 
 /// Longest id that is taken from a client, bytes.
 const MAX_LENGTH: usize = 128;
@@ -25,12 +25,12 @@ pub(crate) fn fresh_id() -> String {
 }
 
 /// Adds the id to an answer that does not have it yet (A5.5).
-pub(crate) async fn told(request: Request, next: Next) -> Response<Body> {
+pub(crate) async fn add_request_id(request: Request, next: Next) -> Response<Body> {
     let id = request.headers().get(REQUEST_ID).cloned();
     let mut response = next.run(request).await;
     if !response.headers().contains_key(REQUEST_ID) {
         let given: HeaderMap = id.into_iter().map(|id| (REQUEST_ID, id)).collect();
-        tell_request_id(response.headers_mut(), &request_id(&given));
+        set_request_id(response.headers_mut(), &request_id(&given));
     }
     response
 }

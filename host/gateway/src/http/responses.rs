@@ -24,7 +24,7 @@ use crate::{
         endpoint::{Endpoint, Format},
         error::ApiError,
         hide::without_fields,
-        request_id::tell_request_id,
+        request_id::set_request_id,
         sse,
     },
     orchestrate::stored::{self, StoredCall},
@@ -114,7 +114,7 @@ async fn answer(
     let mut response = Response::new(body);
     *response.status_mut() = head.status;
     response.headers_mut().extend(content_type.map(|kind| (header::CONTENT_TYPE, kind)));
-    tell_request_id(response.headers_mut(), request_id);
+    set_request_id(response.headers_mut(), request_id);
     Ok(response)
 }
 

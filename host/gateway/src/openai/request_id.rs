@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Writes the id into the headers of an answer. There is none where no request could be read.
-pub(crate) fn tell_request_id(headers: &mut HeaderMap, id: &str) {
+pub(crate) fn set_request_id(headers: &mut HeaderMap, id: &str) {
     if let Ok(value) = HeaderValue::from_str(id)
         && !id.is_empty()
     {

@@ -55,10 +55,6 @@ struct Details {
 /// Looks at one event of a stream.
 #[must_use]
 pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
-    // Text of a comment is no token and no error, whatever it looks like.
-    if event.starts_with(b":") && !sse::has_data(event) {
-        return Seen::default();
-    }
     if format == Format::OpenAi { sse::look(event) } else { named(event) }
 }
 
@@ -183,6 +179,7 @@ mod tests {
         assert!(done.done && !done.error);
         assert!(look("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"x\"}}\n\n").error);
         assert!(look("data: {\"error\":{\"message\":\"x\"}}\n\n").error);
+        assert_eq!(look(": {\"error\":{\"message\":\"x\"}}\n\n"), Seen::default());
         assert!(look("data: [DONE]\n\n").done);
         assert_eq!(look("event: ping\ndata: {\"type\":\"ping\"}\n\n"), Seen::default());
         assert_eq!(look("event: response.output_text.delta\ndata: {\"delta\":\"a\"}\n\n").tokens, 1);

@@ -16,7 +16,7 @@ use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    openai::{endpoint::Format, error::ApiError, request::Request, request_id::tell_request_id},
+    openai::{endpoint::Format, error::ApiError, request::Request, request_id::set_request_id},
     orchestrate::{self, RequestPlan, outcome::would_be_quarantined, plan},
     state::State,
     tokenization::RequestTokens,
@@ -85,7 +85,7 @@ fn answer(request: &Request, (text, content_type): (String, &'static str), id: &
     let mut response = Response::new(Bytes::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    tell_request_id(headers, id);
+    set_request_id(headers, id);
     if let Some(warning) = &request.hints.warning {
         headers.insert("x-pointsman-warning", warning.clone());
     }

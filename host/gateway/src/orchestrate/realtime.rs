@@ -100,12 +100,12 @@ pub(crate) async fn open(
     Err(refusals.answer(failure.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()))))
 }
 
-/// Records that the worker of a session did not take the client's bytes in time.
-pub(crate) fn note_silence(state: &State, candidate: &Candidate) {
-    let limit = state.settings.client_write_timeout;
-    let silence = Silence { what: "engine to read", key: "client_write", limit };
-    let failure = upstream::CallError::Timeout(silence);
-    note_failure(state, Leg::Aggregated, (candidate, Instant::now()), &failure, false);
+/// Records that the worker of a session did not take the client's bytes in time. The leg was counted when the
+/// session was opened.
+pub(crate) fn note_silence(candidate: &Candidate) {
+    candidate.load().observe_outcome(false);
+    candidate.worker.note_outcome(false);
+    candidate.worker.note_timeout();
 }
 
 async fn call(

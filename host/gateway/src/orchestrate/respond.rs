@@ -6,7 +6,7 @@ use pointsman_orchestration::Action;
 
 use super::{Drive, relay::Answer};
 use crate::{
-    openai::{error::ApiError, request::Request, request_id::tell_request_id},
+    openai::{error::ApiError, request::Request, request_id::set_request_id},
     telemetry::account::Account,
 };
 
@@ -68,7 +68,7 @@ impl Drive {
 
 /// Adds the gateway's own headers to the answer of a request. `explain`: the client asked for the decisions.
 pub(super) fn decorate(headers: &mut HeaderMap, account: &Account, request: &Request, explain: bool) {
-    tell_request_id(headers, &account.request_id);
+    set_request_id(headers, &account.request_id);
     account.tell_limits(headers);
     if let Some(warning) = &request.hints.warning {
         headers.insert("x-pointsman-warning", warning.clone());

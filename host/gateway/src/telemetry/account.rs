@@ -93,7 +93,7 @@ pub(crate) struct Account {
     /// Spans of the request, if they are recorded.
     trace: Option<Box<RequestTrace>>,
     /// Whether traces are recorded, and this request's is not.
-    left_out: bool,
+    is_untraced: bool,
     /// The legs that run: prefill, and the one that answers.
     open_legs: [Option<OpenLeg>; 2],
 }
@@ -149,7 +149,7 @@ impl Account {
             origin: None,
             log: None,
             trace: None,
-            left_out: false,
+            is_untraced: false,
             open_legs: [None; 2],
         })
     }

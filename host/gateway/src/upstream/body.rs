@@ -23,6 +23,8 @@ pub(crate) struct Body {
     early: Vec<u8>,
     /// Decoded bytes that were looked at before anything was read.
     peeked: Vec<u8>,
+    /// How many of them, whole lines, were not `enough` for [`Self::poll_peek`].
+    scanned: usize,
     /// Why no more can be read, once what came before was taken.
     failed: Option<WireError>,
     connection: Option<Box<Connection>>,
@@ -35,7 +37,7 @@ impl Body {
         let Answered { head, early } = answered;
         let (framing, keep) = (head.framing, head.keep);
         let peeked = Vec::new();
-        Self { framing, early, peeked, failed: None, connection: Some(connection), keep, pool }
+        Self { framing, early, peeked, scanned: 0, failed: None, connection: Some(connection), keep, pool }
     }
 
     /// Tells the worker of `call` of the bytes that come, until the body has ended.
@@ -65,13 +67,16 @@ impl Body {
         &self.peeked
     }
 
-    /// Waits until bytes of the body have come that are `enough`, or too many, or there will be none.
+    /// Waits until lines of the body have come that are `enough`, or too many, or there will be none. No line
+    /// is scanned again once it has ended.
     pub(crate) fn poll_peek(&mut self, cx: &mut Context<'_>, enough: impl Fn(&[u8]) -> bool) -> Poll<()> {
         loop {
             let is_over = self.failed.is_some() || self.framing.is_done();
-            if is_over || self.peeked.len() >= MAX_PEEKED || enough(&self.peeked) {
+            let fresh = self.peeked.get(self.scanned..).unwrap_or_default();
+            if is_over || self.peeked.len() >= MAX_PEEKED || enough(fresh) {
                 return Poll::Ready(());
             }
+            self.scanned += memchr::memrchr2(b'\n', b'\r', fresh).map_or(0, |end| end + 1);
             let mut peeked = std::mem::take(&mut self.peeked);
             let polled = self.poll_read(cx, &mut peeked);
             self.peeked = peeked;
@@ -107,7 +112,10 @@ impl Body {
             call.check();
         }
         let before = out.len();
-        out.append(&mut self.peeked);
+        if !self.peeked.is_empty() {
+            self.scanned = 0;
+            out.append(&mut self.peeked);
+        }
         self.take_early(out);
         while out.len() == before {
             if let Some(error) = self.failed.take() {

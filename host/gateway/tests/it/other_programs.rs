@@ -57,7 +57,8 @@ fn arguments_exit_code_and_signals_are_those_of_the_program() {
     assert_eq!((text(&output.stdout).as_str(), output.status.code()), (expected, Some(7)));
     let output = alone.run(&["help", "trace", "export"]);
     assert_eq!(text(&output.stdout), "<trace><export><--help>");
-    script(alone.dir.path(), "pointsman-policy", "echo $$; exec sleep 600");
+    // It ends by itself, should an assertion fail.
+    script(alone.dir.path(), "pointsman-policy", "echo $$; exec sleep 20");
     let mut child =
         Command::new(alone.program()).args(["policy", "bench"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -103,7 +104,13 @@ fn only_the_directory_of_pointsman_itself_counts_also_behind_a_link() {
 fn help_lists_what_is_installed_and_names_the_rest() {
     let alone = Alone::new();
     let help = text(&alone.run(&["--help"]).stdout);
-    assert!(help.contains("Not installed: policy (pointsman-policy), compare (pointsman-lab)"), "{help}");
+    let absent = "Not installed: policy inspect, test, run, bench, new, build, push and pull (pointsman-policy), \
+                  compare (pointsman-lab)";
+    assert!(help.contains(absent), "{help}");
+    // Examples of what is not there would fail.
+    for (example, shown) in [("policy promote", true), ("policy bench", false), ("top", false)] {
+        assert_eq!(help.contains(&format!("\n  pointsman {example}")), shown, "{example}: {help}");
+    }
     let is_listed = |help: &str, name: &str| help.lines().any(|line| line.starts_with(&format!("  {name} ")));
     for (name, listed) in [("serve", true), ("policy", true), ("compare", false), ("top", false)] {
         assert_eq!(is_listed(&help, name), listed, "{name}: {help}");
@@ -137,8 +144,30 @@ fn the_programs_themselves_show_the_names_that_they_were_called_by() {
         let output = Command::new(pointsman()).args(command).output().unwrap();
         assert!(text(&output.stdout).contains(usage), "{command:?}: {}", text(&output.stdout));
     }
+    // The help of `pointsman` alone names the commands of this program.
+    let help = text(&Command::new(pointsman()).args(["policy", "--help"]).output().unwrap().stdout);
+    for name in ["inspect", "test", "run", "bench", "new", "build", "push", "pull"] {
+        assert!(help.contains(&format!("\n  {name} ")), "{name}: {help}");
+    }
     let help = text(&Command::new(pointsman()).arg("--help").output().unwrap().stdout);
+    assert!(help.contains("\n  pointsman policy bench "), "{help}");
     assert!(!help.contains("Not installed") && help.contains("\n  calibrate "), "{help}");
+}
+
+#[test]
+fn a_program_of_another_version_is_refused() {
+    let bin = Path::new(pointsman()).parent().unwrap();
+    for program in ["pointsman-lab", "pointsman-tools", "pointsman-policy"] {
+        let run = |caller: &str| {
+            let mut process = Command::new(bin.join(program));
+            process.env("POINTSMAN_CALLER_VERSION", caller).arg("command-tree").output().unwrap()
+        };
+        let output = run("0.0.1");
+        let problem = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{program}: {problem}");
+        assert!(problem.contains("has the version 0.0.1") && output.stdout.is_empty(), "{problem}");
+        assert!(run(env!("CARGO_PKG_VERSION")).status.success(), "{program}");
+    }
 }
 
 #[test]
@@ -150,8 +179,8 @@ fn completions_and_manual_pages_have_the_commands_of_all_programs() {
     };
     for shell in ["bash", "zsh", "fish"] {
         let script = run(&["completions", shell]);
-        for part in ["calibrate", "trace-block", "minisig", "max-load", "llm-d", "promote", "once", "lang"] {
-            assert!(script.contains(part) || part == "minisig", "{shell}: {part}");
+        for part in ["calibrate", "trace-block", "max-load", "llm-d", "promote", "once", "lang"] {
+            assert!(script.contains(part), "{shell}: {part}");
         }
         assert!(!script.contains("command-tree"), "{shell}");
     }

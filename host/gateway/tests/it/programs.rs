@@ -78,7 +78,8 @@ fn build(bin: &Path) {
 
 /// Returns when the newest file at or below a path was changed.
 fn changed(path: &Path) -> SystemTime {
-    let metadata = fs::metadata(path).unwrap();
+    // A link may name what is gone.
+    let Ok(metadata) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
     if metadata.is_file() {
         return metadata.modified().unwrap();
     }

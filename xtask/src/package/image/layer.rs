@@ -5,7 +5,8 @@ use std::{fs, path::Path, process::Command};
 use anyhow::{Context as _, ensure};
 use tar::{Builder, EntryType, Header};
 
-use super::{layout::sha256, tree::Tree};
+use super::tree::Tree;
+use crate::digest::sha256;
 
 /// A layer.
 #[derive(Debug)]
@@ -29,7 +30,8 @@ pub(super) fn pack(files: &Tree, time: u64, work: &Path) -> anyhow::Result<Layer
     Ok(Layer { gzipped: gzip.stdout, diff_id })
 }
 
-fn archive(files: &Tree, time: u64) -> anyhow::Result<Vec<u8>> {
+/// Returns the files as an archive, all with one time.
+pub(super) fn archive(files: &Tree, time: u64) -> anyhow::Result<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     for (path, entry) in files.entries() {
         let mut header = Header::new_ustar();

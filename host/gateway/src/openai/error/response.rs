@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::ApiError;
-use crate::openai::{endpoint::Format, error_body::Told, request_id::tell_request_id};
+use crate::openai::{endpoint::Format, error_body::Told, request_id::set_request_id};
 
 /// Limit of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
@@ -40,7 +40,7 @@ impl ApiError {
             }
         };
         *response.status_mut() = self.status();
-        tell_request_id(response.headers_mut(), request_id);
+        set_request_id(response.headers_mut(), request_id);
         if let Some(seconds) = self.retry_after() {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -17,7 +17,7 @@ use crate::{
 impl Account {
     /// Records the request's trace; `None`: the exporter does not take it.
     pub(crate) fn traced(&mut self, trace: Option<Box<RequestTrace>>) {
-        self.left_out = trace.is_none();
+        self.is_untraced = trace.is_none();
         self.trace = trace;
     }
 
@@ -30,7 +30,7 @@ impl Account {
     pub(crate) fn trace_context<'a>(&'a self, request: &'a Request) -> Cow<'a, TraceContext> {
         match &self.trace {
             Some(trace) => Cow::Borrowed(&trace.context),
-            None if self.left_out && request.trace.is_sampled() => Cow::Owned(request.trace.unsampled()),
+            None if self.is_untraced && request.trace.is_sampled() => Cow::Owned(request.trace.unsampled()),
             None => Cow::Borrowed(&request.trace),
         }
     }

@@ -91,7 +91,7 @@ fn n6_helm_finds_nothing_to_complain_about_in_the_chart() {
 fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
     let Some(helm) = Helm::installed() else { return };
     let picker = ["endpointPicker.enabled=true", CUSTOM_RESOURCES[1]];
-    let cases: [(&[&str], &str); 19] = [
+    let cases: [(&[&str], &str); 27] = [
         (&["replcaCount=3"], "additional properties 'replcaCount' not allowed"),
         (&["image.tg=1"], "additional properties 'tg' not allowed"),
         (&["replicaCount=0"], "got 0, want 1"),
@@ -102,6 +102,26 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
             "Kubernetes v1.30.0 has no image volumes",
         ),
         (&["policies.source=registry"], "policies.registry.artifacts is empty"),
+        (
+            &[
+                "policies.source=registry",
+                "policies.registry.artifacts[0].file=a.b.wasm",
+                "policies.registry.artifacts[0].reference=r",
+                "policies.registry.artifacts[1].file=a_b.wasm",
+                "policies.registry.artifacts[1].reference=r",
+            ],
+            "the files a.b.wasm and a_b.wasm give the init containers one name, pull-a-b: rename one",
+        ),
+        (&["config.server.admin_token=x"], "put it in a Secret and name it in `env`"),
+        (
+            &["config.server.admin_token=x", "monitoring.enabled=true", CUSTOM_RESOURCES[0]],
+            "config.server.admin_token and monitoring.enabled give the gateway two tokens",
+        ),
+        (&["config.server.api_keys={a}"], "config.server.api_keys is a secret"),
+        (&["config.server.tenants.a={b}"], "config.server.tenants is a secret"),
+        (&["config.routing.hash_salt=x"], "config.routing.hash_salt is a secret"),
+        (&["config.workers[0].api_key=x"], "config.workers[0].api_key is a secret"),
+        (&["--set=configToml=[decisions]\nlog_salt = 'x'"], "configToml: decisions.log_salt is a secret"),
         (&["policies.source=persistentVolumeClaim"], "claimName is empty"),
         (&["--kube-version=1.29.0"], "requires kubeVersion: >=1.30.0-0"),
         (&["monitoring.enabled=true"], "needs the custom resources of the Prometheus Operator"),
@@ -136,7 +156,8 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
         assert!(refused.contains(sentence), "{values:?}: {refused}");
     }
     // The same key and value are welcome where they fit.
-    let fits: [&[&str]; 3] = [
+    let fits: [&[&str]; 4] = [
+        &["config.server.admin_token.env=TOKEN", "config.server.api_keys[0].file=/run/key"],
         &["config.replicas.name=a", "replicaCount=1"],
         &["config.policies.slots.prefill.shared_state=true", "config.replicas.servers={nats://nats:4222}"],
         &[
@@ -256,7 +277,9 @@ fn n6_a_pod_of_the_chart_gets_longer_to_end_than_its_drain_takes() {
 #[test]
 fn n6_two_releases_in_one_namespace_have_different_names_and_selectors() {
     let Some(helm) = Helm::installed() else { return };
-    let text = helm.template_of("blue", &[CUSTOM_RESOURCES[0], "monitoring.enabled=true"]).unwrap();
+    let values =
+        [CUSTOM_RESOURCES[0], CUSTOM_RESOURCES[1], "monitoring.enabled=true", "endpointPicker.enabled=true"];
+    let text = helm.template_of("blue", &values).unwrap();
     assert!(text.contains("app.kubernetes.io/instance: blue"), "{text}");
     let all = objects(&text);
     // N6.9
@@ -283,6 +306,7 @@ fn n6_helm_tells_what_to_do_after_the_installation() {
     let wanted = [
         "image.repository is still registry.example/pointsman",
         "create secret generic pointsman-admin",
+        "Reads of the admin listener need no token",
         "create secret tls pointsman-picker",
         "--namespace serving rollout status deployment/pointsman",
         "port-forward service/pointsman 8080:80",
