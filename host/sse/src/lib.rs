@@ -108,7 +108,7 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     bytes.split(|byte| matches!(byte, b'\n' | b'\r'))
 }
 
-/// The lines of an event that have data, with where they begin. A JSON body is one line, whatever it contains:
+/// The lines of an event that have data, with where they begin. A JSON body is one line, whatever it has:
 /// it has no fields.
 fn data_lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     let is_body = matches!(without_mark(bytes).trim_ascii_start().first(), Some(b'{' | b'['));
@@ -261,8 +261,8 @@ pub fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. Text
-/// of comments and of other fields does not count, whatever it looks like.
+/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
+/// text of comments and of other fields does not count, whatever it looks like.
 #[must_use]
 pub fn look(event: &[u8]) -> Seen {
     let mut seen = Seen::default();
