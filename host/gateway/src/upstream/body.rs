@@ -24,7 +24,7 @@ pub(crate) struct Body {
     /// Decoded bytes that were looked at before anything was read.
     peeked: Vec<u8>,
     /// How many of them, whole lines, were not `enough` for [`Self::poll_peek`].
-    scanned: usize,
+    scanned: u32,
     /// Why no more can be read, once what came before was taken.
     failed: Option<WireError>,
     connection: Option<Box<Connection>>,
@@ -72,11 +72,12 @@ impl Body {
     pub(crate) fn poll_peek(&mut self, cx: &mut Context<'_>, enough: impl Fn(&[u8]) -> bool) -> Poll<()> {
         loop {
             let is_over = self.failed.is_some() || self.framing.is_done();
-            let fresh = self.peeked.get(self.scanned..).unwrap_or_default();
+            let fresh = self.peeked.get(self.scanned as usize..).unwrap_or_default();
             if is_over || self.peeked.len() >= MAX_PEEKED || enough(fresh) {
                 return Poll::Ready(());
             }
-            self.scanned += memchr::memrchr2(b'\n', b'\r', fresh).map_or(0, |end| end + 1);
+            let lines = memchr::memrchr2(b'\n', b'\r', fresh).map_or(0, |end| end + 1);
+            self.scanned = self.scanned.saturating_add(u32::try_from(lines).unwrap_or(u32::MAX));
             let mut peeked = std::mem::take(&mut self.peeked);
             let polled = self.poll_read(cx, &mut peeked);
             self.peeked = peeked;
