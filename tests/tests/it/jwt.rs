@@ -388,7 +388,7 @@ async fn k2_an_unknown_key_soon_after_a_fetch_or_beside_a_file_is_refused_at_onc
     (jwt.jwks_url, jwt.jwks_file) = (None, Some(file.path().to_owned()));
     let reads = cluster(jwt).await;
     assert_eq!(ask(&reads, &known.token(&claims(json!({})))).await.0, 200);
-    // Now both sets have the key, and nobody looks.
+    // Both sets have the key now, and the gateway does not read them again.
     server.set(&[&known, &unknown]);
     std::fs::write(file.path(), json!({"keys": [known.public(), unknown.public()]}).to_string()).unwrap();
     let before = server.requests();

@@ -48,8 +48,8 @@ fn yaml(text: &str) -> Value {
     serde_yaml_ng::from_str(text).unwrap()
 }
 
-/// A program: that of an environment variable, else the first one in `PATH`. If there is none, says that the
-/// test is skipped.
+/// Finds a program: the one that `POINTSMAN_NAME` gives, or else the first one in `PATH`. Without one, it
+/// prints that the test is skipped.
 #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
 fn program(name: &str) -> Option<PathBuf> {
     let given = std::env::var_os(format!("POINTSMAN_{}", name.to_uppercase())).map(PathBuf::from);
