@@ -271,31 +271,9 @@ pub fn look(event: &[u8]) -> Seen {
         return seen;
     }
     let mut first = FirstValues::default();
-    let all_keys =
-        data_lines(event).flat_map(|(from, line)| keys(line).map(move |(key, at)| (key, from + at)));
-    for (key, at) in all_keys {
-        match key {
-            b"finish_reason" => seen.finish |= event.get(at) == Some(&b'"'),
-            // The first event of a chat, with a role and no content, holds no token.
-            b"content" | b"text" | b"reasoning_content" | b"reasoning" | b"arguments" => {
-                seen.token |= event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"');
-            }
-            // A tool call's head carries a name before any argument.
-            b"tool_calls" if !first.tool_calls => {
-                first.tool_calls = true;
-                seen.token |= event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']');
-            }
-            b"token_ids" => {
-                if let Some(ids) = ids_at(event, at) {
-                    first.token_ids = Some(first.token_ids.unwrap_or(0) + ids);
-                }
-            }
-            b"choices" => first.choices = true,
-            b"error" => first.error = first.error.or(Some(at)),
-            b"usage" => first.usage = first.usage.or(Some(at)),
-            b"kv_transfer_params" => first.handoff = first.handoff.or(Some(at)),
-            b"prompt_tokens" | b"completion_tokens" | b"cached_tokens" => first.count(key, at),
-            _ => {}
+    for (from, line) in data_lines(event) {
+        for (key, at) in keys(line) {
+            first.note(key, event, from + at, &mut seen);
         }
     }
     seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
@@ -331,34 +309,87 @@ struct FirstValues {
 }
 
 impl FirstValues {
-    /// Notes a count of tokens. Only those after the key `usage` belong to the usage object.
-    fn count(&mut self, key: &[u8], at: usize) {
-        if self.usage.is_none() {
-            return;
+    /// Notes a key whose value begins at `at`.
+    fn note(&mut self, key: Key, event: &[u8], at: usize, seen: &mut Seen) {
+        match key {
+            Key::FinishReason => seen.finish |= event.get(at) == Some(&b'"'),
+            // The first event of a chat, with a role and no content, holds no token.
+            Key::Text => seen.token |= event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"'),
+            // A tool call's head carries a name before any argument.
+            Key::ToolCalls if !self.tool_calls => {
+                self.tool_calls = true;
+                seen.token |= event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']');
+            }
+            Key::ToolCalls => {}
+            Key::TokenIds => {
+                if let Some(ids) = ids_at(event, at) {
+                    self.token_ids = Some(self.token_ids.unwrap_or(0) + ids);
+                }
+            }
+            Key::Choices => self.choices = true,
+            Key::Error => self.error = self.error.or(Some(at)),
+            Key::Usage => self.usage = self.usage.or(Some(at)),
+            Key::KvTransferParams => self.handoff = self.handoff.or(Some(at)),
+            // Only counts behind the key `usage` belong to the usage object.
+            _ if self.usage.is_none() => {}
+            Key::PromptTokens => self.prompt = self.prompt.or(Some(at)),
+            Key::CompletionTokens => self.completion = self.completion.or(Some(at)),
+            Key::CachedTokens => self.cached = self.cached.or(Some(at)),
         }
-        let place = match key {
-            b"prompt_tokens" => &mut self.prompt,
-            b"completion_tokens" => &mut self.completion,
-            _ => &mut self.cached,
-        };
-        *place = place.or(Some(at));
     }
 }
 
-/// The longest key that [`look`] knows.
-const LONGEST: usize = "kv_transfer_params".len();
+/// A key that [`look`] knows.
+#[derive(Clone, Copy)]
+enum Key {
+    FinishReason,
+    /// Text of an answer, under any of its names.
+    Text,
+    ToolCalls,
+    TokenIds,
+    Choices,
+    Error,
+    Usage,
+    KvTransferParams,
+    PromptTokens,
+    CompletionTokens,
+    CachedTokens,
+}
 
-/// Every short key with the place where its value begins. A key within a string would have escaped quotes,
-/// and is none.
-fn keys(bytes: &[u8]) -> impl Iterator<Item = (&[u8], usize)> {
+impl Key {
+    /// The key at the end of `name`, which is the text before a closing quote. Most keys of an event are none
+    /// of these, and their last two letters tell.
+    fn at_end_of(name: &[u8]) -> Option<Self> {
+        let known: &[(&[u8], Self)] = match name {
+            [.., b'o', b'n'] => &[(b"finish_reason", Self::FinishReason)],
+            [.., b'n', b't'] => &[(b"content", Self::Text), (b"reasoning_content", Self::Text)],
+            [.., b'x', b't'] => &[(b"text", Self::Text)],
+            [.., b'n', b'g'] => &[(b"reasoning", Self::Text)],
+            [.., b't', b's'] => &[(b"arguments", Self::Text)],
+            [.., b'l', b's'] => &[(b"tool_calls", Self::ToolCalls)],
+            [.., b'd', b's'] => &[(b"token_ids", Self::TokenIds)],
+            [.., b'e', b's'] => &[(b"choices", Self::Choices)],
+            [.., b'o', b'r'] => &[(b"error", Self::Error)],
+            [.., b'g', b'e'] => &[(b"usage", Self::Usage)],
+            [.., b'm', b's'] => &[(b"kv_transfer_params", Self::KvTransferParams)],
+            [.., b'n', b's'] => &[
+                (b"prompt_tokens", Self::PromptTokens),
+                (b"completion_tokens", Self::CompletionTokens),
+                (b"cached_tokens", Self::CachedTokens),
+            ],
+            _ => return None,
+        };
+        let opened = |key: &[u8]| name.strip_suffix(key)?.strip_suffix(b"\"");
+        // A key within a string has escaped quotes, and is none.
+        let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
+        known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)
+    }
+}
+
+/// Every known key with the place where its value begins.
+fn keys(bytes: &[u8]) -> impl Iterator<Item = (Key, usize)> {
     memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
-        let name = bytes.get(..colon)?.strip_suffix(b"\"")?;
-        let near = name.get(name.len().saturating_sub(LONGEST + 1)..)?;
-        let key = near.get(near.iter().rposition(|byte| *byte == b'"')? + 1..)?;
-        let quote = name.len() - key.len() - 1;
-        if key.ends_with(b"\\") || (quote > 0 && bytes.get(quote - 1) == Some(&b'\\')) {
-            return None;
-        }
+        let key = Key::at_end_of(bytes.get(..colon)?.strip_suffix(b"\"")?)?;
         let gap = bytes.get(colon + 1..)?.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
         Some((key, colon + 1 + gap))
     })
