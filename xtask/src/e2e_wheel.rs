@@ -95,7 +95,7 @@ fn installed(venv: &Path, checks: &mut Checks) -> anyhow::Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (succeeded, help) = call(&["--help"])?;
-    let names = ["serve", "policy", "compare", "calibrate", "trace", "sim", "import", "top"];
+    let names = ["serve", "policy", "demo", "compare", "calibrate", "trace", "sim", "import", "top"];
     let listed = |name: &&str| help.lines().any(|line| line.trim_start().starts_with(&format!("{name} ")));
     let lacking: Vec<&str> = names.into_iter().filter(|name| !listed(name)).collect();
     let complete = succeeded && lacking.is_empty() && !help.contains("Not installed");
@@ -105,6 +105,9 @@ fn installed(venv: &Path, checks: &mut Checks) -> anyhow::Result<()> {
         let passed = succeeded && help.contains("Usage: ");
         checks.check(&format!("`pointsman {command} --help`"), "", passed);
     }
+    let (passed, told) = call(&["demo"])?;
+    let first = told.lines().find(|line| line.ends_with("FAILED")).unwrap_or_default();
+    checks.check("`pointsman demo`", first, passed && told.contains("hot swap"));
     let found = Command::new(venv.join("bin/pip")).args(["show", "--files", "pointsman"]).output()?;
     let found = String::from_utf8_lossy(&found.stdout).into_owned();
     let lacking: Vec<&str> = package::wheel_programs()

@@ -6,13 +6,13 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pointsman_rig::{client, metrics_text, proc, stats, table};
 
 mod api_fuzz;
 mod bench;
 mod certificates;
 mod chaos;
 mod ci;
-mod client;
 mod curl_errors;
 mod demo;
 mod digest;
@@ -34,7 +34,6 @@ mod lab_dynamo;
 mod lab_fidelity;
 mod lab_scale;
 mod load;
-mod metrics_text;
 mod models;
 mod nightly;
 mod oracle;
@@ -42,7 +41,6 @@ mod overload;
 mod package;
 mod page;
 mod policies;
-mod proc;
 mod profile;
 mod real_engines;
 mod reload_soak;
@@ -51,10 +49,8 @@ mod sh;
 mod shadow;
 mod soak;
 mod spec;
-mod stats;
 mod storm;
 mod structure;
-mod table;
 mod test;
 mod tls_scan;
 
@@ -166,7 +162,7 @@ fn main() -> ExitCode {
 async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Setup => setup::run(),
-        Command::Demo(args) => demo::run(&args).await,
+        Command::Demo(args) => demo::run(&args),
         Command::Test => test::run(),
         Command::Ci(args) => ci::run(&args),
         Command::Nightly(args) => nightly::run(&args),

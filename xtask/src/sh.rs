@@ -1,12 +1,12 @@
 //! Runs external commands and writes to the terminal.
 
 use std::{
-    io::Write as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context as _, bail};
+pub(crate) use pointsman_rig::terminal::{print, status};
 
 /// Root of the workspace.
 pub(crate) fn root() -> PathBuf {
@@ -55,16 +55,6 @@ pub(crate) fn tracked_files(ending: &str) -> anyhow::Result<Vec<PathBuf>> {
     let list = list.context("could not start git")?;
     let names = String::from_utf8_lossy(&list.stdout).into_owned();
     Ok(names.split('\0').filter(|name| name.ends_with(ending)).map(PathBuf::from).collect())
-}
-
-/// Prints what is being done, to standard error.
-pub(crate) fn status(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// Prints a line of the result, to standard output.
-pub(crate) fn print(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// Shows a progress bar.

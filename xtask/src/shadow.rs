@@ -11,10 +11,10 @@ use std::{
 
 use anyhow::ensure;
 use pointsman_guest_build::GuestBuild;
+use pointsman_rig::trace;
 use serde_json::Value;
 
 use crate::{
-    demo::trace,
     fleet::{self, EngineSpec, Fleet},
     load::closed_loop,
     metrics_text::sum_with,
@@ -57,7 +57,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let bin = fleet::build_programs("release", &[fleet::GATEWAY, fleet::ENGINE, fleet::POLICY])?;
     let policy = |name: &str| GuestBuild::new(&sh::root(), &format!("policy-{name}")).build();
     let (active, shadow) = (policy("kv-aware")?, policy(&args.policy)?);
-    let bodies = trace::bodies(&trace::path(args.trace.as_deref()), args.requests)?;
+    let bodies = trace::bodies(args.trace.as_deref(), args.requests)?;
     let dir = tempfile::Builder::new().prefix("pointsman-shadow-").tempdir()?;
     // The engines' caches are small enough that they evict prefixes.
     let flags = "--overhead-ms 4 --prefill-ms-per-token 0.05 --itl-ms 2";

@@ -10,9 +10,10 @@ use pointsman_cli::{
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
 use pointsman_sim::cli::SimArgs;
 
-use self::calibrate::CalibrateArgs;
+use self::{calibrate::CalibrateArgs, demo::DemoArgs};
 
 mod calibrate;
+mod demo;
 
 /// Compare policies in simulations, fit those to your engines, and simulate engines.
 #[derive(Debug, Parser)]
@@ -26,6 +27,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// See the gateway at work: engines, a recorded trace, a policy swap, a bad policy, a killed worker.
+    Demo(DemoArgs),
     /// Compare policies on a request trace, in a simulation with the gateway's own router.
     Compare(Box<CompareArgs>),
     /// Fit the engine model of `compare` to your engines: step time, transfer, capacity.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
     let log = if matches!(cli.command, Command::Sim(_)) { "warn" } else { DEFAULT_LOG };
     start_log(cli.log.log_json, log);
     exit_code(match cli.command {
+        Command::Demo(args) => args.run(),
         Command::Compare(args) => args.run(),
         Command::Calibrate(args) => args.run(),
         Command::Trace(command) => command.run(),

@@ -64,8 +64,11 @@ const EDGES: &[(&str, &[&str])] = &[
         &[
             "pointsman-certificates",
             "pointsman-cli",
+            "pointsman-embedded-policies",
+            "pointsman-guest-build",
             "pointsman-lab",
             "pointsman-policy-runtime",
+            "pointsman-rig",
             "pointsman-sim",
             "pointsman-sse",
             "pointsman-workers",

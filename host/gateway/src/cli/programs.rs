@@ -44,8 +44,12 @@ const POLICY: Tool = Tool {
     package: "pointsman-policy-tools",
 };
 
-static TOOLS: [Tool; 7] = [
+static TOOLS: [Tool; 8] = [
     POLICY,
+    lab(
+        "demo",
+        "See the gateway at work: engines, a recorded trace, a policy swap, a bad policy, a killed worker",
+    ),
     lab("compare", "Compare policies on a request trace, in a simulation with the gateway's own router"),
     lab("calibrate", "Fit the engine model of `compare` to your engines: step time, transfer, capacity"),
     lab("trace", "Convert and generate request traces"),

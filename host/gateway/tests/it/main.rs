@@ -7,6 +7,7 @@ mod calibrate;
 mod check_config;
 mod compare;
 mod config_commands;
+mod demo;
 mod helm_chart;
 mod import;
 mod import_parity;

@@ -105,7 +105,7 @@ fn help_lists_what_is_installed_and_names_the_rest() {
     let alone = Alone::new();
     let help = text(&alone.run(&["--help"]).stdout);
     let absent = "Not installed: policy inspect, test, run, bench, new, build, push and pull (pointsman-policy), \
-                  compare (pointsman-lab)";
+                  demo (pointsman-lab), compare (pointsman-lab)";
     assert!(help.contains(absent), "{help}");
     // Examples of what is not there would fail.
     for (example, shown) in [("policy promote", true), ("policy bench", false), ("top", false)] {

@@ -56,7 +56,7 @@ async fn exchange(client: &Client, authorization: &str, body: Bytes, seen: &mut 
         }
         length += piece.len();
         splitter.push(&piece);
-        while let Some(event) = splitter.next() {
+        while let Some(event) = splitter.event() {
             done |= event.contains("[DONE]");
             if let Some(sent) = stamp(&event) {
                 events += 1;

@@ -2,20 +2,22 @@
 
 use std::path::Path;
 
-use super::{clients::Seen, story::Row};
-use crate::{
+use pointsman_rig::{
     fleet::Fleet,
     metrics_text::samples,
-    sh,
     stats::{quantile, sorted},
     table::columns,
+    terminal,
 };
+use serde_json::Value;
+
+use super::{clients::Seen, story::Row};
 
 /// Prints the events, then the figures.
 pub(super) async fn print(fleet: &Fleet, seen: &Seen, events: &[Row]) -> anyhow::Result<()> {
-    sh::print("");
-    event_lines(events).iter().for_each(|line| sh::print(line));
-    sh::print("");
+    terminal::print("");
+    event_lines(events).iter().for_each(|line| terminal::print(line));
+    terminal::print("");
     let metrics = fleet.metrics().await?;
     let mut rows = figures(seen);
     rows.push(vec!["prefix cache hits of the prefill engines".to_owned(), cache_hits(fleet).await]);
@@ -29,7 +31,7 @@ pub(super) async fn print(fleet: &Fleet, seen: &Seen, events: &[Row]) -> anyhow:
             rows.push(vec![what.to_owned(), format!("{:>5}  {}", sample.value, sample.shown())]);
         }
     }
-    columns(&rows).iter().for_each(|line| sh::print(line));
+    columns(&rows).iter().for_each(|line| terminal::print(line));
     Ok(())
 }
 
@@ -65,27 +67,28 @@ async fn cache_hits(fleet: &Fleet) -> String {
     let (mut hits, mut queries) = (0.0, 0.0);
     for engine in fleet.engines.iter().filter(|engine| engine.name.contains("prefill")) {
         let state = engine.client().json("/sim/state").await.unwrap_or_default();
-        hits += state["prefix_hits"].as_f64().unwrap_or(0.0);
-        queries += state["prefix_queries"].as_f64().unwrap_or(0.0);
+        let count = |name: &str| state.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+        hits += count("prefix_hits");
+        queries += count("prefix_queries");
     }
     format!("{:.1} % of {queries} tokens", if queries > 0.0 { 100.0 * hits / queries } else { 0.0 })
 }
 
-/// Prints three commands to go on with.
+/// Prints commands to go on with.
 pub(super) fn next_steps() {
-    sh::print("\nTry next:");
+    terminal::print("\nTry next:");
     let steps = [
-        ("cargo xtask demo --keep", "the same, and everything keeps running: curl it, open its admin page"),
-        ("cargo xtask policies", "build every policy of this repository; install one with cp"),
-        ("cargo xtask storm faults", "10,000 requests while 5 % of all legs meet a fault"),
+        ("pointsman demo --keep", "the same, and everything keeps running: curl it, open its page"),
+        ("pointsman policy new my-policy --world selector", "a routing policy of your own, with its tests"),
+        ("pointsman config example", "a configuration with every key, to put in front of your engines"),
     ];
     let rows: Vec<Vec<String>> =
         steps.iter().map(|(command, what)| vec![format!("  {command}"), (*what).to_owned()]).collect();
-    columns(&rows).iter().for_each(|line| sh::print(line));
+    columns(&rows).iter().for_each(|line| terminal::print(line));
 }
 
-/// Commands to try on a running fleet.
-pub(super) fn commands(client: &str, admin: &str, policies: &Path) -> Vec<String> {
+/// Commands to try on a running fleet. `swap`: a policy, and the folder to put it into.
+pub(super) fn commands(client: &str, admin: &str, swap: (&Path, &Path)) -> Vec<String> {
     let body =
         r#"{"model":"tiny","stream":true,"max_tokens":8,"messages":[{"role":"user","content":"hello"}]}"#;
     vec![
@@ -93,18 +96,18 @@ pub(super) fn commands(client: &str, admin: &str, policies: &Path) -> Vec<String
             "curl -N http://{client}/v1/chat/completions -H 'content-type: application/json' \
              -H 'x-pointsman-decision: 1' -D /dev/stderr -d '{body}'"
         ),
-        format!("curl http://{admin}/policies    # or open http://{admin}/ in a browser"),
-        format!(
-            "cargo xtask policies && cp target/policies/kv-aware.wasm {}/prefill.wasm",
-            policies.display()
-        ),
+        format!("cp {} {}/prefill.wasm", swap.0.display(), swap.1.display()),
+        format!("pointsman status --gateway http://{admin}"),
+        format!("pointsman top --gateway http://{admin}"),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Row, event_lines, figures};
-    use crate::{client::Streamed, demo::clients::Seen};
+    use pointsman_rig::client::Streamed;
+
+    use super::super::clients::Seen;
 
     #[test]
     fn long_messages_are_cut_to_one_line() {

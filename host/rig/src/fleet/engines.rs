@@ -8,9 +8,10 @@ use super::Process;
 
 /// One simulated engine.
 #[derive(Clone, Debug)]
-pub(crate) struct EngineSpec {
+pub struct EngineSpec {
     dialect: String,
-    pub(crate) role: String,
+    /// `prefill`, `decode` or `aggregated`.
+    pub role: String,
     flags: Vec<String>,
     /// Appended to the `--worker` flag.
     worker: String,
@@ -18,7 +19,7 @@ pub(crate) struct EngineSpec {
 
 impl EngineSpec {
     /// Describes an engine; `flags` are those of `pointsman-sim`, separated by spaces.
-    pub(crate) fn new(dialect: &str, role: &str, flags: &str) -> Self {
+    pub fn new(dialect: &str, role: &str, flags: &str) -> Self {
         Self {
             dialect: dialect.to_owned(),
             role: role.to_owned(),
@@ -28,25 +29,26 @@ impl EngineSpec {
     }
 
     /// Appends fields to the `--worker` flag.
-    pub(crate) fn worker(mut self, fields: &str) -> Self {
+    pub fn worker(mut self, fields: &str) -> Self {
         self.worker = format!(",{fields}");
         self
     }
 
     /// Name of the engine's process and log file; `place` counts from 1.
-    pub(crate) fn name(&self, place: usize) -> String {
+    pub fn name(&self, place: usize) -> String {
         format!("{}-{}-{place}", self.dialect, self.role)
     }
 
-    pub(crate) fn start(&self, bin: &Path, dir: &Path, place: usize) -> anyhow::Result<Process> {
-        let mut command = Command::new(bin.join("pointsman-sim"));
+    /// Starts the engine from a directory of programs; `place` counts from 1.
+    pub fn start(&self, bin: &Path, dir: &Path, place: usize) -> anyhow::Result<Process> {
+        let mut command = engine(bin);
         command.args(["--listen", "127.0.0.1:0", "--bootstrap-port", "0"]);
         command.args(["--engine", &self.dialect, "--role", &self.role]).args(&self.flags);
         Process::announcing(&self.name(place), command, dir)
     }
 
     /// Makes the `--worker` flag of an engine that announced its ports.
-    pub(crate) fn worker_flag(&self, place: usize, announced: &Value) -> String {
+    pub fn worker_flag(&self, place: usize, announced: &Value) -> String {
         let url = announced["listening"].as_str().unwrap_or_default();
         let mut flag =
             format!("id={place},role={},engine={},url=http://{url}{}", self.role, self.dialect, self.worker);
@@ -60,6 +62,17 @@ impl EngineSpec {
         }
         flag
     }
+}
+
+/// The simulated engine of a directory of programs. An installation has it as a command of `pointsman-lab`.
+fn engine(bin: &Path) -> Command {
+    let own = bin.join("pointsman-sim");
+    if own.is_file() {
+        return Command::new(own);
+    }
+    let mut command = Command::new(bin.join("pointsman-lab"));
+    command.arg("sim");
+    command
 }
 
 #[cfg(test)]

@@ -2,18 +2,18 @@
 
 /// Bytes of a stream that are not yet a whole event.
 #[derive(Debug, Default)]
-pub(crate) struct EventSplitter {
+pub struct EventSplitter {
     buffer: Vec<u8>,
 }
 
 impl EventSplitter {
     /// Appends bytes that arrived.
-    pub(crate) fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
     /// Removes and returns the next whole event without its blank line.
-    pub(crate) fn next(&mut self) -> Option<String> {
+    pub fn event(&mut self) -> Option<String> {
         let end = self.buffer.windows(2).position(|pair| pair == b"\n\n")?;
         let event: Vec<u8> = self.buffer.drain(..end + 2).collect();
         Some(String::from_utf8_lossy(&event).trim_end().to_owned())
@@ -32,7 +32,7 @@ mod tests {
             let mut events = Vec::new();
             for piece in stream.chunks(size) {
                 splitter.push(piece);
-                events.extend(std::iter::from_fn(|| splitter.next()));
+                events.extend(std::iter::from_fn(|| splitter.event()));
             }
             assert_eq!(events, ["data: {\"a\":1}", "data: two", "data: [DONE]"], "pieces of {size} bytes");
         }
@@ -42,8 +42,8 @@ mod tests {
     fn an_unfinished_event_is_held_back() {
         let mut splitter = EventSplitter::default();
         splitter.push(b"data: half\n");
-        assert_eq!(splitter.next(), None);
+        assert_eq!(splitter.event(), None);
         splitter.push(b"\n");
-        assert_eq!(splitter.next().as_deref(), Some("data: half"));
+        assert_eq!(splitter.event().as_deref(), Some("data: half"));
     }
 }

@@ -1,13 +1,13 @@
 //! Medians, quantiles and their uncertainty.
 
 /// Middle value, the upper one of two; NaN of nothing.
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+pub fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Value below which `share` of the sorted values lie; NaN of nothing.
-pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -19,14 +19,14 @@ pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
 }
 
 /// Values in ascending order.
-pub(crate) fn sorted(mut values: Vec<f64>) -> Vec<f64> {
+pub fn sorted(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(f64::total_cmp);
     values
 }
 
 /// Bounds of a quantile, two standard deviations of its rank to either side. Few values above it make them
 /// wide.
-pub(crate) fn quantile_bounds(sorted: &[f64], share: f64) -> (f64, f64) {
+pub fn quantile_bounds(sorted: &[f64], share: f64) -> (f64, f64) {
     #[expect(clippy::cast_precision_loss, reason = "a count")]
     let count = sorted.len().max(1) as f64;
     let deviation = (count * share * (1.0 - share)).sqrt() / count;

@@ -1,12 +1,10 @@
 //! Makes requests from a recorded trace: lengths are scaled down, shared prefixes are kept.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context as _;
 use serde::Deserialize;
 use serde_json::json;
-
-use crate::sh;
 
 /// One line of a Mooncake trace. A block has 512 tokens; equal ids are equal blocks.
 #[derive(Deserialize)]
@@ -18,14 +16,18 @@ struct Line {
 /// Bytes of a block: 32 tokens of about 4 bytes, a sixteenth of the block in the trace.
 const BLOCK_BYTES: usize = 128;
 
-/// Path of a given trace, or of the excerpt in the repository.
-pub(crate) fn path(given: Option<&Path>) -> PathBuf {
-    given.map_or_else(|| sh::root().join("tests/fixtures/mooncake_conversation_400.jsonl"), Path::to_owned)
-}
+/// The first 400 requests of the Mooncake conversation trace.
+const EXCERPT: &str = include_str!("../../../tests/fixtures/mooncake_conversation_400.jsonl");
 
-/// Makes chat completions of the first `count` lines.
-pub(crate) fn bodies(path: &Path, count: usize) -> anyhow::Result<Vec<String>> {
-    let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;
+/// Makes chat completions of the first `count` lines of a file, or of the excerpt.
+///
+/// # Errors
+/// A file that cannot be read, or a line that is none of a Mooncake trace.
+pub fn bodies(file: Option<&Path>, count: usize) -> anyhow::Result<Vec<String>> {
+    let read = |path: &Path| {
+        std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))
+    };
+    let text = file.map_or_else(|| Ok(EXCERPT.to_owned()), read)?;
     let lines = text.lines().filter(|line| !line.trim().is_empty()).take(count);
     lines
         .map(|line| {
@@ -53,7 +55,7 @@ fn block(id: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BLOCK_BYTES, block, bodies, path};
+    use super::{BLOCK_BYTES, block, bodies};
 
     #[test]
     fn equal_ids_are_equal_blocks() {
@@ -64,7 +66,7 @@ mod tests {
 
     #[test]
     fn the_excerpt_has_requests_of_every_length() {
-        let bodies = bodies(&path(None), 400).unwrap();
+        let bodies = bodies(None, 400).unwrap();
         assert_eq!(bodies.len(), 400);
         assert!(bodies.iter().all(|body| body.contains("\"stream\":true")));
     }

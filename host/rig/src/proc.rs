@@ -9,16 +9,16 @@ const TICK_NANOS: u64 = 10_000_000;
 
 /// Memory of a process, megabytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub struct Memory {
     /// Everything that is resident, including pages of the binary and of libraries.
-    pub(crate) resident: f64,
+    pub resident: f64,
     /// Heap, stacks, guest memories and compiled guest code.
-    pub(crate) anonymous: f64,
+    pub anonymous: f64,
 }
 
 impl Memory {
     /// Reads the memory of one process now.
-    pub(crate) fn of(pid: u32) -> anyhow::Result<Self> {
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
         let status = fs::read_to_string(format!("/proc/{pid}/status"))
             .with_context(|| format!("could not read the memory of process {pid}"))?;
         Ok(Self { resident: megabytes(&status, "VmRSS:")?, anonymous: megabytes(&status, "RssAnon:")? })
@@ -32,13 +32,13 @@ impl fmt::Display for Memory {
 }
 
 /// Sets the peak of a process' resident memory to what is resident now.
-pub(crate) fn reset_peak(pid: u32) -> anyhow::Result<()> {
+pub fn reset_peak(pid: u32) -> anyhow::Result<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5")
         .with_context(|| format!("could not reset the peak of the memory of process {pid}"))
 }
 
 /// Largest resident memory of a process since [`reset_peak`], megabytes.
-pub(crate) fn peak_mb(pid: u32) -> anyhow::Result<f64> {
+pub fn peak_mb(pid: u32) -> anyhow::Result<f64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))
         .with_context(|| format!("could not read the memory of process {pid}"))?;
     megabytes(&status, "VmHWM:")
@@ -46,13 +46,13 @@ pub(crate) fn peak_mb(pid: u32) -> anyhow::Result<f64> {
 
 /// CPU time that a process and its children used so far, nanoseconds: the scheduler's count of every live
 /// thread.
-pub(crate) fn cpu_nanos(pid: u32) -> u64 {
+pub fn cpu_nanos(pid: u32) -> u64 {
     family(pid).into_iter().map(threads_nanos).sum()
 }
 
 /// CPU time of a process and its children at one moment, in two counts.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct CpuTime {
+pub struct CpuTime {
     /// Exact count of each thread that lives, by thread id.
     threads: BTreeMap<u32, u64>,
     /// With threads that ended, but rounded down.
@@ -63,7 +63,7 @@ pub(crate) struct CpuTime {
 
 impl CpuTime {
     /// Reads the counts now.
-    pub(crate) fn of(pid: u32) -> Self {
+    pub fn of(pid: u32) -> Self {
         let family = family(pid);
         let rounding = family.iter().map(|_| 2 * TICK_NANOS).sum();
         let processes = family.iter().copied().map(process_nanos).sum();
@@ -72,7 +72,7 @@ impl CpuTime {
 
     /// Nanoseconds used since an earlier moment: exact, unless threads that ended in between used more than
     /// the rounding in that time.
-    pub(crate) fn since(&self, earlier: &Self) -> u64 {
+    pub fn since(&self, earlier: &Self) -> u64 {
         let used =
             |(thread, now): (&u32, &u64)| now.saturating_sub(*earlier.threads.get(thread).unwrap_or(&0));
         let threads = self.threads.iter().map(used).sum();
@@ -82,19 +82,19 @@ impl CpuTime {
 }
 
 /// Resident memory of a process and its children, megabytes.
-pub(crate) fn resident_mb(pid: u32) -> f64 {
+pub fn resident_mb(pid: u32) -> f64 {
     family(pid).into_iter().filter_map(|pid| Some(Memory::of(pid).ok()?.resident)).sum()
 }
 
 /// A process and all its descendants, the deepest first.
-pub(crate) fn descendants(pid: u32) -> Vec<u32> {
+pub fn descendants(pid: u32) -> Vec<u32> {
     let mut all: Vec<u32> = children(pid).into_iter().flat_map(descendants).collect();
     all.push(pid);
     all
 }
 
 /// Nanoseconds of the machine's monotonic clock, which all processes share.
-pub(crate) fn monotonic_nanos() -> u64 {
+pub fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();
     seconds * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap_or_default()

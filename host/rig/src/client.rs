@@ -21,7 +21,7 @@ use rustls::{
 };
 use tokio::time::{Instant, timeout};
 
-pub(crate) use self::{
+pub use self::{
     events::EventSplitter,
     outcome::{Outcome, judge},
 };
@@ -30,7 +30,7 @@ mod events;
 mod outcome;
 
 /// Path of the endpoint that most commands call.
-pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub const CHAT: &str = "/v1/chat/completions";
 /// Longest wait for a whole answer. No command sends a request that takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -46,34 +46,36 @@ enum Pool {
 
 /// Client of one address. Clones share its connections.
 #[derive(Clone, Debug)]
-pub(crate) struct Client {
+pub struct Client {
     pool: Pool,
     base: String,
 }
 
 /// How a streamed chat completion went.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Streamed {
+pub struct Streamed {
     /// From sending the request to the first token.
-    pub(crate) ttft: Option<Duration>,
-    pub(crate) events: u32,
+    pub ttft: Option<Duration>,
+    /// Events with and without a token.
+    pub events: u32,
     /// The stream ended with `[DONE]` and contained no error event.
-    pub(crate) complete: bool,
+    pub complete: bool,
     /// The status, event or error that prevented that.
-    pub(crate) problem: Option<String>,
+    pub problem: Option<String>,
 }
 
 /// Body of an answer that is read in pieces. Dropping it closes the connection.
 #[derive(Debug)]
-pub(crate) struct Streaming {
-    pub(crate) status: StatusCode,
+pub struct Streaming {
+    /// Status of the answer.
+    pub status: StatusCode,
     body: Incoming,
     splitter: EventSplitter,
 }
 
 impl Client {
     /// Creates a client of `host:port`.
-    pub(crate) fn new(address: &str) -> Self {
+    pub fn new(address: &str) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         let pool = Pool::Plain(Pooled::builder(TokioExecutor::new()).build(connector));
@@ -82,7 +84,7 @@ impl Client {
 
     /// Creates a client of `host:port` with TLS, which trusts the authority of a PEM file. It speaks
     /// HTTP/1.1.
-    pub(crate) fn secure(address: &str, authority: &Path) -> anyhow::Result<Self> {
+    pub fn secure(address: &str, authority: &Path) -> anyhow::Result<Self> {
         let mut roots = RootCertStore::empty();
         roots.add(
             CertificateDer::from_pem_file(authority).with_context(|| authority.display().to_string())?,
@@ -99,17 +101,17 @@ impl Client {
     }
 
     /// Sends GET and returns the body of a 200.
-    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<String> {
+    pub async fn get(&self, path: &str) -> anyhow::Result<String> {
         self.whole(Method::GET, path, Bytes::new()).await
     }
 
     /// Sends POST with JSON and returns the body of a 200.
-    pub(crate) async fn post(&self, path: &str, body: impl Into<Bytes>) -> anyhow::Result<String> {
+    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> anyhow::Result<String> {
         self.whole(Method::POST, path, body.into()).await
     }
 
     /// Sends GET and parses the body of a 200.
-    pub(crate) async fn json(&self, path: &str) -> anyhow::Result<serde_json::Value> {
+    pub async fn json(&self, path: &str) -> anyhow::Result<serde_json::Value> {
         let body = self.get(path).await?;
         serde_json::from_str(&body)
             .with_context(|| format!("GET {path} answered text that is not JSON: {body}"))
@@ -135,7 +137,7 @@ impl Client {
     }
 
     /// Sends a request and returns once the head of the answer arrived.
-    pub(crate) async fn send(
+    pub async fn send(
         &self,
         method: Method,
         path: &str,
@@ -156,7 +158,7 @@ impl Client {
     }
 
     /// Sends POST and returns the answer as a stream of events.
-    pub(crate) async fn stream(
+    pub async fn stream(
         &self,
         path: &str,
         headers: &[(&str, &str)],
@@ -168,7 +170,7 @@ impl Client {
     }
 
     /// Sends a streaming chat completion and reads it to its end. Every failure is in the result.
-    pub(crate) async fn stream_chat(&self, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Streamed {
+    pub async fn stream_chat(&self, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Streamed {
         let mut seen = Streamed::default();
         let read = timeout(LIMIT, self.read_chat(headers, body.into(), &mut seen)).await;
         let read = read.unwrap_or_else(|_| Err(anyhow::anyhow!("the stream did not end within {LIMIT:?}")));
@@ -208,7 +210,7 @@ impl Client {
     }
 
     /// Sends POST and judges the answer to its last byte.
-    pub(crate) async fn outcome(&self, path: &str, body: impl Into<Bytes>, stream: bool) -> Outcome {
+    pub async fn outcome(&self, path: &str, body: impl Into<Bytes>, stream: bool) -> Outcome {
         match self.text(Method::POST, path, body.into()).await {
             Ok((status, text)) => judge(status.is_success(), &text, stream),
             Err(error) => Outcome::Neither(format!("{error:#}")),
@@ -218,9 +220,9 @@ impl Client {
 
 impl Streaming {
     /// Returns the next event, or `None` at the end of the stream.
-    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<String>> {
+    pub async fn next(&mut self) -> anyhow::Result<Option<String>> {
         loop {
-            if let Some(event) = self.splitter.next() {
+            if let Some(event) = self.splitter.event() {
                 return Ok(Some(event));
             }
             match self.piece().await? {
@@ -231,7 +233,7 @@ impl Streaming {
     }
 
     /// Returns the bytes that arrived next, usually one chunk, or `None` at the end of the body.
-    pub(crate) async fn piece(&mut self) -> anyhow::Result<Option<Bytes>> {
+    pub async fn piece(&mut self) -> anyhow::Result<Option<Bytes>> {
         while let Some(frame) = self.body.frame().await {
             if let Ok(data) = frame?.into_data() {
                 return Ok(Some(data));
@@ -241,7 +243,7 @@ impl Streaming {
     }
 
     /// Returns the remaining bytes as text.
-    pub(crate) async fn rest(mut self) -> anyhow::Result<String> {
+    pub async fn rest(mut self) -> anyhow::Result<String> {
         let mut all = Vec::new();
         while let Some(piece) = self.piece().await? {
             all.extend_from_slice(&piece);

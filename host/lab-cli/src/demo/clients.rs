@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::client::{Client, Streamed};
+use pointsman_rig::client::{Client, Streamed};
 
 /// Clients at once.
 const CLIENTS: usize = 12;
@@ -23,8 +23,7 @@ const CLIENTS: usize = 12;
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) outcomes: Vec<Streamed>,
-    /// Streams that the killed worker cut after their first event. The gateway cannot retry a stream that has
-    /// begun.
+    /// Streams that the killed worker cut: the gateway cannot retry a stream that has begun.
     pub(super) cut: usize,
 }
 
@@ -39,7 +38,8 @@ struct Shared {
     bodies: Vec<String>,
     next: AtomicUsize,
     answered: AtomicUsize,
-    killed: AtomicBool,
+    kill_begun: AtomicBool,
+    kill_done: AtomicBool,
     /// Whether the story is still going on: clients repeat the trace until it is over.
     repeat: AtomicBool,
 }
@@ -51,7 +51,8 @@ impl Clients {
             bodies,
             next: AtomicUsize::new(0),
             answered: AtomicUsize::new(0),
-            killed: AtomicBool::new(false),
+            kill_begun: AtomicBool::new(false),
+            kill_done: AtomicBool::new(false),
             repeat: AtomicBool::new(true),
         });
         let mut tasks = JoinSet::new();
@@ -71,9 +72,11 @@ impl Clients {
         }
     }
 
-    /// Records that a worker is about to be killed.
-    pub(super) fn note_kill(&self) {
-        self.shared.killed.store(true, Ordering::SeqCst);
+    /// Kills a worker. Requests that ran meanwhile may be cut.
+    pub(super) fn during_kill(&self, kill: impl FnOnce()) {
+        self.shared.kill_begun.store(true, Ordering::SeqCst);
+        kill();
+        self.shared.kill_done.store(true, Ordering::SeqCst);
     }
 
     /// Ends the clients once the whole trace was sent.
@@ -98,10 +101,10 @@ async fn send(shared: Arc<Shared>, bar: ProgressBar) -> Seen {
             return seen;
         }
         let Some(body) = shared.bodies.get(turn % shared.bodies.len().max(1)) else { return seen };
-        let before = shared.killed.load(Ordering::SeqCst);
+        let after_kill = shared.kill_done.load(Ordering::SeqCst);
         let outcome = shared.client.stream_chat(&[], body.clone()).await;
-        let during_kill = !before && shared.killed.load(Ordering::SeqCst);
-        seen.cut += usize::from(during_kill && outcome.problem.is_some() && outcome.events > 1);
+        let during_kill = !after_kill && shared.kill_begun.load(Ordering::SeqCst);
+        seen.cut += usize::from(during_kill && outcome.problem.is_some() && outcome.events > 0);
         seen.outcomes.push(outcome);
         shared.answered.fetch_add(1, Ordering::SeqCst);
         bar.inc(1);

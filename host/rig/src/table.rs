@@ -2,33 +2,33 @@
 
 use std::fmt::Display;
 
-use crate::sh;
+use crate::terminal::print;
 
 /// Rows printed so far and how many of their checks failed.
 #[derive(Debug, Default)]
-pub(crate) struct Checks {
+pub struct Checks {
     failed: u32,
 }
 
 impl Checks {
     /// Prints a value that is shown but not judged.
-    pub(crate) fn show(&mut self, what: &str, value: impl Display) {
+    pub fn show(&mut self, what: &str, value: impl Display) {
         self.check(what, value, true);
     }
 
     /// Prints a value and whether it is as required.
-    pub(crate) fn check(&mut self, what: &str, value: impl Display, passed: bool) {
-        sh::print(&row(what, &value.to_string(), passed));
+    pub fn check(&mut self, what: &str, value: impl Display, passed: bool) {
+        print(&row(what, &value.to_string(), passed));
         self.failed += u32::from(!passed);
     }
 
     /// Prints a count that has to be zero.
-    pub(crate) fn none(&mut self, what: &str, count: u64) {
+    pub fn none(&mut self, what: &str, count: u64) {
         self.check(what, count, count == 0);
     }
 
     /// Returns an error when a check failed.
-    pub(crate) fn finish(self) -> anyhow::Result<()> {
+    pub fn finish(self) -> anyhow::Result<()> {
         anyhow::ensure!(self.failed == 0, "{} checks failed; see the rows marked FAILED", self.failed);
         Ok(())
     }
@@ -39,7 +39,7 @@ fn row(what: &str, value: &str, passed: bool) -> String {
 }
 
 /// Lays out rows in columns as wide as their longest cell.
-pub(crate) fn columns(rows: &[Vec<String>]) -> Vec<String> {
+pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width =
         |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|c| c.chars().count()).max();

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use anyhow::ensure;
+use pointsman_rig::fleet::Fleet;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::clients::Seen;
-use crate::fleet::Fleet;
 
 /// One event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl Step {
             Self::Swap => "installed policy least-loaded for prefill",
             Self::Garbage => "installed a file that is not a policy",
             Self::Loop => "installed a policy that will loop for decode",
-            Self::SwapAgain => "installed policy weighted-random for prefill",
+            Self::SwapAgain => "installed policy kv-aware for prefill",
             Self::Kill => "killed a decode worker",
         }
     }
@@ -66,7 +66,7 @@ fn happened(step: Step, prefill: &Value, decode: &Value) -> bool {
         Step::Swap => prefill["policy"] == "least-loaded",
         Step::Garbage => refusal(prefill, "not_wasm").is_some(),
         Step::Loop => refusal(decode, "rolled_back").is_some(),
-        Step::SwapAgain => prefill["policy"] == "weighted-random",
+        Step::SwapAgain => prefill["policy"] == "kv-aware",
         Step::Kill => true,
     }
 }
@@ -86,7 +86,7 @@ fn judge(prefill: &Value, decode: &Value, seen: &Seen) -> Vec<Row> {
             done: "hot swap: two policies replaced under load",
             happened: format!("`{name}` serves as generation {generation}; {failed} requests failed"),
             proves: "policies change without a restart or a lost request",
-            passed: generation >= 3 && name == "weighted-random" && failed == 0,
+            passed: generation >= 3 && name == "kv-aware" && failed == 0,
         },
         Row {
             done: "refused file: garbage in place of a policy",
@@ -131,15 +131,15 @@ pub(super) fn verdict(rows: &[Row], seen: &Seen) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use pointsman_rig::client::Streamed;
     use serde_json::{Value, json};
 
-    use super::{Step, happened, judge, verdict};
-    use crate::{client::Streamed, demo::clients::Seen};
+    use super::{super::clients::Seen, Step, happened, judge, verdict};
 
     fn slots() -> (Value, Value) {
         let refusals = |kind: &str| json!([{ "kind": kind, "message": "why" }]);
         (
-            json!({ "generation": 3, "policy": "weighted-random", "refusals": refusals("not_wasm") }),
+            json!({ "generation": 3, "policy": "kv-aware", "refusals": refusals("not_wasm") }),
             json!({ "generation": 1, "policy": "least-loaded", "refusals": refusals("rolled_back") }),
         )
     }
@@ -164,7 +164,7 @@ mod tests {
         for step in [Step::Garbage, Step::Loop, Step::SwapAgain, Step::Kill] {
             assert!(happened(step, &prefill, &decode), "{step:?}");
         }
-        assert!(!happened(Step::Swap, &prefill, &decode), "weighted-random replaced it");
+        assert!(!happened(Step::Swap, &prefill, &decode), "kv-aware replaced it");
         for step in [Step::Garbage, Step::Loop, Step::SwapAgain] {
             assert!(!happened(step, &json!({}), &json!({})), "{step:?}");
         }

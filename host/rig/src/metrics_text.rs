@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 
 /// One sample line: labels and value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Sample<'a> {
+pub struct Sample<'a> {
     labels: &'a str,
-    pub(crate) value: f64,
+    /// Its value.
+    pub value: f64,
 }
 
 impl<'a> Sample<'a> {
     /// Value of a label.
-    pub(crate) fn label(&self, name: &str) -> Option<&'a str> {
+    pub fn label(&self, name: &str) -> Option<&'a str> {
         let start = self.labels.match_indices(name).find_map(|(at, _)| {
             let starts = at == 0 || self.labels.get(..at)?.ends_with(',');
             let rest = self.labels.get(at + name.len()..)?.strip_prefix("=\"")?;
@@ -21,18 +22,18 @@ impl<'a> Sample<'a> {
     }
 
     /// Whether any label has this value.
-    pub(crate) fn has_value(&self, value: &str) -> bool {
+    pub fn has_value(&self, value: &str) -> bool {
         self.labels.contains(&format!("=\"{value}\""))
     }
 
     /// Labels without quotation marks, for a table.
-    pub(crate) fn shown(&self) -> String {
+    pub fn shown(&self) -> String {
         self.labels.replace('"', "").replace(',', ", ")
     }
 }
 
 /// Samples of one metric.
-pub(crate) fn samples<'a>(text: &'a str, name: &str) -> Vec<Sample<'a>> {
+pub fn samples<'a>(text: &'a str, name: &str) -> Vec<Sample<'a>> {
     let parse = |line: &'a str| {
         let rest = line.strip_prefix(name)?;
         let (labels, value) = match rest.strip_prefix('{') {
@@ -45,19 +46,19 @@ pub(crate) fn samples<'a>(text: &'a str, name: &str) -> Vec<Sample<'a>> {
 }
 
 /// Sum of a metric over all its samples; 0 when it has none.
-pub(crate) fn sum(text: &str, name: &str) -> f64 {
+pub fn sum(text: &str, name: &str) -> f64 {
     // The sum of no floats is -0.0.
     samples(text, name).iter().map(|sample| sample.value).sum::<f64>() + 0.0
 }
 
 /// Sum over the samples that have every one of these labels.
-pub(crate) fn sum_with(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
+pub fn sum_with(text: &str, name: &str, labels: &[(&str, &str)]) -> f64 {
     let fits = |sample: &&Sample<'_>| labels.iter().all(|(name, value)| sample.label(name) == Some(value));
     samples(text, name).iter().filter(fits).map(|sample| sample.value).sum::<f64>() + 0.0
 }
 
 /// Sums by the value of one label.
-pub(crate) fn by_label(text: &str, name: &str, label: &str) -> BTreeMap<String, f64> {
+pub fn by_label(text: &str, name: &str, label: &str) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
     for sample in samples(text, name) {
         *sums.entry(sample.label(label).unwrap_or_default().to_owned()).or_insert(0.0) += sample.value;

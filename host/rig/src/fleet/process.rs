@@ -23,18 +23,20 @@ const TERMINATE_LIMIT: Duration = Duration::from_secs(20);
 
 /// A running child. Dropping it ends the child, by process id.
 #[derive(Debug)]
-pub(crate) struct Process {
-    pub(crate) name: String,
+pub struct Process {
+    /// Name of its output files, and in errors.
+    pub name: String,
     /// First line of its standard output as JSON; null when it announces nothing.
-    pub(crate) announced: Value,
-    pub(crate) log: PathBuf,
+    pub announced: Value,
+    /// Its standard error.
+    pub log: PathBuf,
     child: Child,
     end: End,
 }
 
 /// How a child is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub enum End {
     /// SIGKILL, as in a crash.
     Kill,
     /// SIGTERM: a master process ends its own workers then. SIGKILL to all of them when it does not end.
@@ -45,7 +47,7 @@ pub(crate) enum End {
 
 impl Process {
     /// Starts a program that prints one line of JSON once it listens.
-    pub(crate) fn announcing(name: &str, mut command: Command, dir: &Path) -> anyhow::Result<Self> {
+    pub fn announcing(name: &str, mut command: Command, dir: &Path) -> anyhow::Result<Self> {
         command.stdout(Stdio::piped());
         let mut process = Self::spawn(name, command, dir, End::Kill)?;
         let stdout = process.child.stdout.take().context("the child has no stdout")?;
@@ -58,7 +60,7 @@ impl Process {
     }
 
     /// Starts a program whose output goes to a log file.
-    pub(crate) fn logging(name: &str, mut command: Command, dir: &Path, end: End) -> anyhow::Result<Self> {
+    pub fn logging(name: &str, mut command: Command, dir: &Path, end: End) -> anyhow::Result<Self> {
         command.stdout(File::create(dir.join(format!("{name}.out")))?);
         Self::spawn(name, command, dir, end)
     }
@@ -73,27 +75,27 @@ impl Process {
     }
 
     /// Address that it announced, `host:port`.
-    pub(crate) fn listening(&self) -> String {
+    pub fn listening(&self) -> String {
         self.announced["listening"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Client of the announced address.
-    pub(crate) fn client(&self) -> Client {
+    pub fn client(&self) -> Client {
         Client::new(&self.listening())
     }
 
     /// Process id.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
     /// Sets how the child is ended.
-    pub(crate) fn set_end(&mut self, end: End) {
+    pub fn set_end(&mut self, end: End) {
         self.end = end;
     }
 
     /// Ends the child and waits for it.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         if matches!(self.child.try_wait(), Ok(Some(_))) {
             return;
         }
@@ -122,13 +124,13 @@ impl Process {
     }
 
     /// How the child ended, once it has.
-    pub(crate) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+    pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }
 
     /// The last lines of its output, for an error: its directory is often removed before anyone can read the
     /// files.
-    pub(crate) fn last_lines(&self) -> String {
+    pub fn last_lines(&self) -> String {
         let mut shown = Vec::new();
         for file in [self.log.with_extension("out"), self.log.clone()] {
             let text = std::fs::read(file).unwrap_or_default();
@@ -142,7 +144,7 @@ impl Process {
     }
 
     /// Waits until GET `/health` of `address` succeeds.
-    pub(crate) async fn healthy(&mut self, address: &str, limit: Duration) -> anyhow::Result<()> {
+    pub async fn healthy(&mut self, address: &str, limit: Duration) -> anyhow::Result<()> {
         let (client, started) = (Client::new(address), Instant::now());
         while client.get("/health").await.is_err() {
             if let Some(status) = self.ended()? {
@@ -157,7 +159,7 @@ impl Process {
     }
 
     /// Lets the child run on after this command, and returns its process id.
-    pub(crate) fn detach(self) -> u32 {
+    pub fn detach(self) -> u32 {
         let pid = self.pid();
         std::mem::forget(self);
         pid
@@ -175,7 +177,7 @@ fn signal(signal: &str, pid: u32) {
 }
 
 /// A loopback port that was free a moment ago.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
+pub fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// How a request ended for its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub enum Outcome {
     /// A whole JSON answer.
     Whole,
     /// A stream of valid events that ends with `[DONE]`.
@@ -16,7 +16,7 @@ pub(crate) enum Outcome {
 }
 
 /// Judges an answer from its status and its whole text.
-pub(crate) fn judge(success: bool, text: &str, stream: bool) -> Outcome {
+pub fn judge(success: bool, text: &str, stream: bool) -> Outcome {
     if success && stream {
         return judge_stream(text);
     }
