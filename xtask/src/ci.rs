@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{models, setup, sh, spec, structure, test};
+use crate::{book, models, setup, sh, spec, structure, test};
 
 mod width;
 
@@ -13,7 +13,7 @@ const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typo
 /// Options of `ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run only the checks that compile nothing of the gateway: format, line width, module rules, clauses.
+    /// Run only the checks that compile nothing of the gateway: format, line width, module rules, clauses, book.
     #[arg(long)]
     quick: bool,
 }
@@ -24,7 +24,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     width::run()?;
     structure::run(&structure::Args::default())?;
     spec::run(&spec::Args::check())?;
+    let no_book = book::run_if_installed()?;
     if args.quick {
+        no_book.iter().for_each(|line| sh::status(line));
         return Ok(());
     }
     setup::run()?;
@@ -38,7 +40,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut doc = sh::cargo();
     doc.args(["doc", "--workspace", "--no-deps", "--locked", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings");
     sh::run(&mut doc)?;
-    let skipped = optional()?;
+    let mut skipped = optional()?;
+    skipped.extend(no_book);
     models::run(&models::Args::default())?;
     test::run()?;
     for line in &skipped {

@@ -10,6 +10,7 @@ use pointsman_rig::{client, metrics_text, proc, stats, table};
 
 mod api_fuzz;
 mod bench;
+mod book;
 mod certificates;
 mod chaos;
 mod ci;
@@ -72,6 +73,8 @@ enum Command {
     Test,
     /// Run what CI runs: format, line width, module rules, lints, docs, models, tests.
     Ci(ci::Args),
+    /// Build docs/ as a book with mdbook, and check every link in it.
+    Book(book::Args),
     /// Run what CI has no time for, and print one table.
     Nightly(nightly::Args),
     /// Run the benches.
@@ -165,6 +168,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(&args),
         Command::Test => test::run(),
         Command::Ci(args) => ci::run(&args),
+        Command::Book(args) => book::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
         Command::Package(args) => package::run(&args).await,

@@ -10,12 +10,12 @@ use std::{
 /// Directories that hold no documentation of this repository.
 const SKIPPED: [&str; 4] = ["target", "node_modules", "fixtures", "released"];
 
-fn root() -> PathBuf {
+pub(super) fn root() -> PathBuf {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).canonicalize().unwrap()
 }
 
 /// Markdown files at or below `dir`, hidden directories other than `.github` left out.
-fn pages(dir: &Path, found: &mut Vec<PathBuf>) {
+pub(super) fn pages(dir: &Path, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_str().unwrap();
@@ -29,7 +29,7 @@ fn pages(dir: &Path, found: &mut Vec<PathBuf>) {
 }
 
 /// The lines of a page without code blocks.
-fn prose(text: &str) -> impl Iterator<Item = &str> {
+pub(super) fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut code = false;
     text.lines().filter(move |line| {
         let fence = line.trim_start().starts_with("```");
@@ -44,7 +44,7 @@ fn without_code(line: &str) -> String {
 }
 
 /// Targets of the links of a page that name a file of this repository or a heading.
-fn links(text: &str) -> Vec<String> {
+pub(super) fn links(text: &str) -> Vec<String> {
     let lines: Vec<String> = prose(text).map(without_code).collect();
     let text = lines.join("\n");
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));

@@ -33,6 +33,7 @@ mod decision_log;
 mod decisions;
 mod descriptors;
 mod discovery;
+mod docs_form;
 mod docs_links;
 mod drain;
 mod endpoint_picker;

@@ -1,4 +1,5 @@
-//! The README's first commands work as written: simulated engines, a gateway, a request, and a policy.
+//! The commands of the README and of the two pages for newcomers work as written: simulated engines, a gateway,
+//! a request, and a policy.
 
 #![allow(
     clippy::unwrap_used,
@@ -20,10 +21,16 @@ use serde_json::Value;
 
 use crate::programs;
 
-/// The commands of a section of the README, one text for each block.
+/// The commands of a page below the repository's root, one text for each block. Blocks with a language are no commands.
+fn commands(page: &str) -> Vec<String> {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
+    let fenced = format!("\n{page}").split("\n```").skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    fenced.iter().filter_map(|block| block.strip_prefix('\n')).map(|block| format!("{block}\n")).collect()
+}
+
+/// The commands of a section of the README.
 fn blocks(title: &str) -> Vec<String> {
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
-    let readme = fs::read_to_string(readme).unwrap();
+    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md")).unwrap();
     let section = readme.split("\n## ").find(|section| section.lines().next() == Some(title)).unwrap();
     section.split("```\n").skip(1).step_by(2).map(str::to_owned).collect()
 }
@@ -67,7 +74,35 @@ impl Terminal {
         let mut command = Command::new("bash");
         command.args(["-euc", &script.replace("pointsman serve ", &listen)]);
         command.current_dir(self.dir.path()).env("PATH", path).process_group(0);
+        command.env("POINTSMAN_ADMIN_URL", format!("http://127.0.0.1:{admin}"));
         command
+    }
+
+    /// Puts `policies/sdk` of the checkout where commands name it.
+    fn link_sdk(&self) {
+        let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
+        std::os::unix::fs::symlink(policies, self.dir.path().join("policies")).unwrap();
+    }
+
+    /// Runs a line of commands for policy authors.
+    ///
+    /// A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both. Here a
+    /// built-in policy takes the place of the file.
+    fn follow(&self, line: &str) {
+        let command = line.split('#').next().unwrap().trim();
+        let words: Vec<&str> = command.split(' ').collect();
+        if words[0] == "pointsman" {
+            assert!(programs::parses(&words), "{command}");
+        }
+        match words[..] {
+            ["pointsman", "policy", "build", ..] => {
+                fs::write(self.dir.path().join("shortest/shortest.wasm"), LEAST_LOADED).unwrap();
+            }
+            ["pointsman", "policy", "test", .., last] => {
+                assert!(self.dir.path().join(last).is_file(), "{command}")
+            }
+            _ => assert!(self.bash(command).status().unwrap().success(), "{command}"),
+        }
     }
 
     /// Starts a script that serves, and waits until its gateway listens.
@@ -112,27 +147,43 @@ fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
     assert_eq!(answer["object"], "chat.completion", "{answer}");
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
 
-    let dir = terminal.dir.path();
-    let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
-    std::os::unix::fs::symlink(policies, dir.join("policies")).unwrap();
-    for line in policy[0].lines() {
-        let command = line.split('#').next().unwrap().trim();
-        let words: Vec<&str> = command.split(' ').collect();
-        if words[0] == "pointsman" {
-            assert!(programs::parses(&words), "{command}");
-        }
-        // A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both.
-        // Here a built-in policy takes the place of the file.
-        match words[..3] {
-            ["pointsman", "policy", "build"] => {
-                fs::write(dir.join("shortest/shortest.wasm"), LEAST_LOADED).unwrap();
-            }
-            ["pointsman", "policy", "test"] => {
-                assert!(dir.join(words.last().unwrap()).is_file(), "{command}")
-            }
-            _ => assert!(terminal.bash(command).status().unwrap().success(), "{command}"),
-        }
-    }
+    terminal.link_sdk();
+    policy[0].lines().for_each(|line| terminal.follow(line));
     let ask = engines[1].replace("curl -s ", "curl -si -H 'x-pointsman-decision: 1' ");
     terminal.until(&ask, "least-loaded@");
+}
+
+#[test]
+fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
+    let terminal = Terminal::open();
+    let [start, request, state, decisions, lose] = &commands("docs/first-gateway.md")[..] else {
+        panic!("the page has other blocks: {:#?}", commands("docs/first-gateway.md"))
+    };
+    let _serving = terminal.serve(start);
+    terminal.until(request, "choices");
+    let slots = terminal.until(state, "eligible");
+    assert!(slots.contains("decode-override") && slots.contains("kv-aware"), "{slots}");
+    let three = terminal.until(decisions, "prefill");
+    let id = three.lines().find(|line| line.contains(" prefill ")).unwrap().split_whitespace().next().unwrap();
+    terminal.until(&format!("pointsman decisions {id}"), "was chosen at cost");
+    let lost = terminal.until(lose, "");
+    assert_eq!(lost.lines().take(4).collect::<Vec<_>>(), ["200"; 4], "{lost}");
+    terminal.until("pointsman workers", "unhealthy");
+
+    let [new, build, install, ask, broken, rollback, remove] = &commands("docs/first-policy.md")[..] else {
+        panic!("the page has other blocks: {:#?}", commands("docs/first-policy.md"))
+    };
+    terminal.link_sdk();
+    [new, build].iter().flat_map(|block| block.lines()).for_each(|line| terminal.follow(line));
+    terminal.follow(install);
+    terminal.until(ask, "least-loaded@2");
+    // The file is refused, and the policy before it serves.
+    terminal.until(broken, "least-loaded");
+    terminal.until("curl -s http://127.0.0.1:9090/policies", "not WebAssembly: the file starts with");
+    terminal.until(ask, "least-loaded@2");
+    terminal.follow(rollback);
+    terminal.until(ask, "prefill=");
+    let answer = terminal.until(ask, "prefill=");
+    assert!(answer.contains(" kv-aware@3 policy, decode="), "{answer}");
+    terminal.follow(remove);
 }
