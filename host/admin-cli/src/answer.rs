@@ -27,7 +27,7 @@ pub enum GatewayError {
     Unreachable {
         /// What was called.
         url: String,
-        /// What the connection says.
+        /// Text about the connection.
         problem: String,
     },
     /// No whole answer in time.
@@ -58,7 +58,7 @@ pub enum GatewayError {
         status: u16,
         /// Size of the answer.
         bytes: usize,
-        /// What is wrong with it.
+        /// The problem with it.
         problem: String,
     },
     /// The gateway refused.

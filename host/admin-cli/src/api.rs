@@ -113,7 +113,7 @@ pub struct Worker {
     pub ranks: Vec<Rank>,
 }
 
-/// What the operator configured.
+/// Values that the operator configured.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Spec {
     pub url: String,
@@ -121,7 +121,7 @@ pub struct Spec {
     pub engine: String,
 }
 
-/// What the engine reports.
+/// Values that the engine reports.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EngineLoad {
     pub running: Option<u64>,

@@ -41,7 +41,7 @@ pub struct GatewayArgs {
     /// PEM file with the roots of the gateway's certificate, besides those of the system.
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
-    /// PEM file with the certificate that tells the gateway who calls.
+    /// PEM file with the operator's certificate for the gateway.
     #[arg(long, value_name = "FILE", env = "POINTSMAN_ADMIN_TLS_CERT", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// PEM file with the private key of --tls-cert.
@@ -164,8 +164,7 @@ impl Gateway {
 
     /// Sends GET.
     ///
-    /// # Errors
-    /// There is no whole answer; [`Answer::read`] tells whether it is a good one.
+    /// # Errors There is no whole answer; [`Answer::read`] says whether it is a good one.
     pub async fn get(&self, path: &str) -> Result<Answer, GatewayError> {
         self.call(Method::GET, path).await
     }

@@ -56,7 +56,7 @@ async fn watch(gateway: &Gateway) -> anyhow::Result<ExitCode> {
         print(&format!("{clear}{}\n{shown}", now()))?;
         let next = loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
-            // What the gateway refuses now, it refuses again.
+            // A refusal of the gateway is final, so it is not retried.
             let next = match self::shown(gateway).await {
                 Err(error @ GatewayError::Refused { .. }) => return Err(error.into()),
                 Err(error) => format!("{}\n", clean(&error.to_string())),

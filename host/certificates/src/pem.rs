@@ -97,7 +97,7 @@ pub fn digest<'a>(files: impl Iterator<Item = &'a Vec<u8>>) -> [u8; 32] {
 }
 
 /// Returns a certificate with its key, each from a path with its content, and when the certificate expires.
-/// `note` is told each problem with the key `cert_file` or `key_file`.
+/// `note` receives each problem with its key, `cert_file` or `key_file`.
 pub fn certified_key(
     (cert_file, certificate): (&Path, &[u8]),
     (key_file, key): (&Path, &[u8]),

@@ -1,8 +1,8 @@
-//! What a certificate says about its time and its names (RFC 5280, section 4.1): a reader of DER that takes
-//! no more of it.
+//! Reads the validity and the names of a certificate (RFC 5280, section 4.1) from its DER, and skips the
+//! rest.
 //!
-//! Whether a certificate is trusted is left to `webpki`. Decision 38 tells why no library for all of X.509
-//! is used.
+//! Whether a certificate is trusted is left to `webpki`. Decision 38 says why no library for all of X.509 is
+//! used.
 
 const INTEGER: u8 = 0x02;
 const OCTET_STRING: u8 = 0x04;

@@ -1,5 +1,5 @@
-//! What every program of Pointsman has at the command line: its version, log lines, errors, completions and
-//! manual pages.
+//! Parts of the command line that all programs of Pointsman share: version, log lines, errors, completions
+//! and manual pages.
 
 use std::{io::Write as _, process::ExitCode};
 

@@ -17,7 +17,7 @@ pub struct CommandTree {
     commands: Vec<CommandTree>,
 }
 
-/// What completions need of an argument.
+/// Properties of an argument that completions need.
 #[derive(Debug, Serialize, Deserialize)]
 struct Argument {
     name: String,

@@ -3,17 +3,18 @@
 /// Release, as in `Cargo.toml`.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Release, and behind `+` the commit, where the build was told it: `0.1.0+6032306ab12c`. `cargo xtask
-/// package` sets the variable; a build script that asked git would run again after each commit.
+/// Release, followed by `+` and the commit if the build knew it: `0.1.0+6032306ab12c`. `cargo xtask package`
+/// sets the variable; a build script that asked git would run again after each commit.
 pub const VERSION: &str = match option_env!("POINTSMAN_VERSION") {
     Some(version) if !version.is_empty() => version,
     _ => RELEASE,
 };
 
-/// Variable in which `pointsman` tells its version to a program that it runs.
+/// Environment variable in which `pointsman` passes its version to a program that it runs.
 pub const CALLER_VERSION: &str = "POINTSMAN_CALLER_VERSION";
 
-/// Checks that the `pointsman` that runs this program is of its version. Without one, any will do.
+/// Checks that the `pointsman` that runs this program is of its version. Without one, any version is
+/// accepted.
 ///
 /// # Errors
 /// It is of another version.
@@ -29,7 +30,7 @@ pub fn check_caller() -> anyhow::Result<()> {
     }
 }
 
-/// Returns the commit of this build; `None`: the build was not told it.
+/// Returns the commit of this build; `None` if the build did not know it.
 #[must_use]
 pub fn commit() -> Option<&'static str> {
     VERSION.split_once('+').map(|(_, commit)| commit)

@@ -22,7 +22,7 @@ pub(crate) struct Overrides<'a> {
 
 struct Applied<'a> {
     given: &'a Override,
-    /// What was wrong with the value before it was read as a string.
+    /// Problem of the value before it was read as a string.
     first_message: Option<String>,
     /// Whether the value is in the table as a string.
     is_text: bool,

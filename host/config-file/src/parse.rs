@@ -1,4 +1,4 @@
-//! From the text of a file to its raw configuration, with every problem on the way.
+//! Parses the text of a file into its raw configuration, and collects every problem.
 //!
 //! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until nothing
 //! is wrong with the rest.
@@ -18,7 +18,7 @@ use crate::{
 /// Limit of problems reported for one file.
 const MAX_PROBLEMS: usize = 100;
 
-/// What a text says as far as it can be read, and the problems with the rest.
+/// The readable part of a text, and the problems with the rest.
 #[derive(Clone, Debug, Default)]
 pub struct Parsed<T> {
     /// The value, without the keys that could not be read.
@@ -40,7 +40,7 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Res
     parse_with(text, secrets, &[])
 }
 
-/// As [`parse`]; `overrides` take the place of values of the text.
+/// Like [`parse`], with `overrides` in place of values of the text.
 ///
 /// # Errors
 /// As [`parse`].
@@ -90,7 +90,7 @@ pub fn parse_with<T: DeserializeOwned + Default>(
     }
 }
 
-/// What was removed so far: keys by path, and elements of arrays by their index in the file.
+/// Parts removed so far: keys by path, and elements of arrays by their index in the file.
 #[derive(Debug, Default)]
 struct Removed {
     keys: BTreeSet<String>,

@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 pub struct Problem {
     /// Dotted path of the key; empty for a problem of the file as a whole.
     pub path: String,
-    /// What is wrong, and what to do about it.
+    /// The problem, and what to do about it.
     pub message: String,
     /// Line and column in the file, from 1; columns count characters.
     pub place: Option<(usize, usize)>,
@@ -42,7 +42,7 @@ impl Problem {
 }
 
 impl ConfigErrors {
-    /// Problems of a configuration whose file has these lines. Those of flags come first.
+    /// Problems of a configuration whose file has these lines. Problems of flags come first.
     #[must_use]
     pub fn new(file: Option<PathBuf>, mut problems: Vec<Problem>, lines: &Lines) -> Self {
         for problem in problems.iter_mut().filter(|problem| problem.flag.is_none()) {

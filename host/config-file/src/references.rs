@@ -74,7 +74,7 @@ fn is_secret(at: &[Path], secrets: &[&str]) -> bool {
     keys.next_back().is_some_and(|key| secrets.contains(&key)) || secrets.contains(&path.as_str())
 }
 
-/// What a reference names; `None` when the value is not a reference.
+/// Target of a reference; `None` if the value is not a reference.
 fn reference(value: &Value) -> Option<Result<String, String>> {
     let table = value.as_table().filter(|table| table.len() == 1)?;
     let (kind, name) = table.iter().next()?;

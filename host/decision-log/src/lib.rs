@@ -133,12 +133,12 @@ pub struct LoggedDecision {
     /// `remote`, `local` or `shed` of a decode override; the code of a refusal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verdict: Option<String>,
-    /// What the slot's shadow chose.
+    /// Choice of the slot's shadow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<LoggedShadow>,
 }
 
-/// What a slot's shadow chose.
+/// Choice of a slot's shadow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoggedShadow {
     /// Its generation.

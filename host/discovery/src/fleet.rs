@@ -124,8 +124,8 @@ impl Fleet {
         if inner.members.spec_of(id) == Some(&spec) { Ok(id) } else { Err(Refused(problem)) }
     }
 
-    /// Removes a worker for an operator. It stays away until its source describes it otherwise, or lists it
-    /// anew. Returns whether it was there.
+    /// Removes a worker for an operator. It stays away until its source changes its description, or lists it
+    /// again after an absence. Returns whether it was there.
     pub fn leave(&self, id: WorkerId) -> bool {
         let mut inner = self.inner.lock();
         let was_there = self.registry.snapshot().get(id).is_some();

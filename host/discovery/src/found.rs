@@ -1,4 +1,4 @@
-//! What a source reports: descriptions of workers, within bounds.
+//! Reports of sources: descriptions of workers, within bounds.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -23,7 +23,7 @@ pub struct Found {
     pub spec: WorkerSpec,
     /// Whether the source says that the worker ends: it gets no new request.
     pub leaving: bool,
-    /// What the worker is, whatever address it was found at: a pod, and the place of the port among those of
+    /// Identity of the worker, independent of its address: a pod, and the place of the port among those of
     /// its workers.
     pub identity: Option<Arc<str>>,
 }

@@ -39,7 +39,7 @@ struct Held {
     ask_at: Instant,
 }
 
-/// What happens to missing workers.
+/// Verdict on missing workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// They are removed.
@@ -84,7 +84,7 @@ impl Guard {
         Verdict::Remove
     }
 
-    /// Since when a removal waits.
+    /// When the removal began to wait.
     pub(crate) fn held_since(&self) -> Option<Instant> {
         self.held.map(|held| held.since)
     }

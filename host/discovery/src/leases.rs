@@ -53,7 +53,7 @@ pub enum LeaseError {
     /// The time is out of range.
     #[error("a lease of {ttl:?} is out of range: ask for 1 s to {most:?}")]
     Ttl {
-        /// What was asked for.
+        /// Description that was asked for.
         ttl: Duration,
         /// The longest lease.
         most: Duration,

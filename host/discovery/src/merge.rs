@@ -32,7 +32,7 @@ pub(crate) struct Claim<'a> {
     pub(crate) found: &'a Found,
 }
 
-/// What the merge decided, each with the number of the source.
+/// Result of the merge; each worker has the number of its source.
 #[derive(Debug, Default)]
 pub(crate) struct Merged<'a> {
     pub(crate) accepted: Vec<(usize, &'a Found)>,
@@ -61,12 +61,12 @@ pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_work
     merged
 }
 
-/// What has an owner already.
+/// Ids, URLs and identities that have an owner already.
 #[derive(Default)]
 struct Owners<'a> {
     ids: HashMap<WorkerId, usize>,
     urls: HashMap<&'a str, (usize, WorkerId)>,
-    /// By what the worker is, for example a pod.
+    /// Owners by the worker's identity, for example a pod.
     identities: HashMap<&'a str, (usize, WorkerId)>,
 }
 

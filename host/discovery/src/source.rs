@@ -1,4 +1,4 @@
-//! What a source of workers is.
+//! A source of workers.
 
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -1,5 +1,5 @@
-//! What the endpoint picker protocol puts into metadata: the subset and the endpoint that served come in, the
-//! endpoint that was picked goes out.
+//! Metadata of the endpoint picker protocol. Envoy sends the subset and the endpoint that served; the picker
+//! returns the endpoint that it picked.
 
 use std::collections::HashMap;
 

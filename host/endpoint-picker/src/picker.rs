@@ -1,4 +1,4 @@
-//! What chooses endpoints: implemented by the gateway.
+//! Interface for choosing endpoints. The gateway implements it.
 
 use bytes::Bytes;
 use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
@@ -89,7 +89,7 @@ pub struct AnswerHead<'a> {
 pub struct Refusal {
     /// HTTP status.
     pub status: u16,
-    /// What the proxy's log says: a stable code.
+    /// Stable code for the proxy's log.
     pub code: &'static str,
     /// Headers of the answer.
     pub headers: Vec<(HeaderName, HeaderValue)>,

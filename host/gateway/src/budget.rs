@@ -12,7 +12,7 @@ pub struct Budget {
     used: AtomicUsize,
 }
 
-/// What one user took of a [`Budget`]. Dropping it gives everything back.
+/// Part of a [`Budget`] that one user took. Dropping it gives everything back.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,
@@ -26,7 +26,7 @@ impl Budget {
         Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) })
     }
 
-    /// Changes the limit. What is in use stays in use.
+    /// Changes the limit. Parts in use stay in use.
     pub(crate) fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Relaxed);
     }

@@ -147,7 +147,7 @@ impl Cli {
         if let Command::CompilePolicy { request } = &self.command {
             return run_compiler_process(request);
         }
-        // What `check-config` finds is its output, not its log.
+        // Findings of `check-config` are its output, not log lines.
         let quiet = matches!(self.command, Command::CheckConfig(_));
         start_log(self.log.log_json, if quiet { "off" } else { DEFAULT_LOG });
         exit_code(match self.command {

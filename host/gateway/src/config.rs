@@ -79,7 +79,7 @@ use settings::Settings;
 pub struct Config {
     /// Listeners.
     pub server: Server,
-    /// Who may call, and as whom.
+    /// Keys, tokens and certificates of clients and operators.
     pub auth: Auth,
     /// How requests are routed.
     pub routing: Routing,
@@ -91,7 +91,7 @@ pub struct Config {
     pub queue: Queue,
     /// Shares and limits of tenants, by name.
     pub tenants: BTreeMap<String, TenantEntry>,
-    /// What one client may use.
+    /// Limits of one client.
     pub limits: Limits,
     /// Record of decisions.
     pub decisions: Decisions,
@@ -107,7 +107,7 @@ pub struct Config {
     pub discovery: Discovery,
     /// The endpoint picker for Envoy.
     pub ext_proc: ExtProc,
-    /// Load that gateways of one fleet tell each other.
+    /// Exchange of load with the other gateways of the fleet.
     pub replicas: Replicas,
     /// Models, by name.
     pub models: BTreeMap<String, Model>,
@@ -129,7 +129,7 @@ struct Origin {
     flags: Flags,
 }
 
-/// What came from the command line and from the environment.
+/// Values from the command line and from the environment.
 #[derive(Clone, Debug, Default)]
 struct Flags {
     /// Flags and environment variables by the dotted path of the value that they give.
@@ -195,7 +195,7 @@ impl Config {
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
-    /// As [`Config::load`], and returns what could be read beside all problems.
+    /// Like [`Config::load`], but returns what could be read beside all problems.
     ///
     /// # Errors
     /// The file cannot be read or is not TOML.

@@ -144,7 +144,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         &["kv_transfer_params", "ec_transfer_params"]
     }
 
-    /// What the answer's id contains that must not reach a client (A5).
+    /// Part of the answer's id that must not reach a client (A5).
     fn id_detail(&self, _request: &Request) -> Option<IdDetail> {
         None
     }

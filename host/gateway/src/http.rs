@@ -61,7 +61,7 @@ pub(crate) use request_id::{add_request_id, request_id};
 /// How long a browser may remember what it is allowed.
 const PREFLIGHT_AGE: Duration = Duration::from_secs(600);
 
-/// What the handlers of one data thread share.
+/// Data that the handlers of one data thread share.
 #[derive(Clone, Debug)]
 pub(crate) struct DataThread {
     state: SharedState,

@@ -36,9 +36,9 @@ struct Parts {
     status: Arc<Status>,
     journal: Arc<Journal>,
     sessions: Arc<Sessions>,
-    /// Since the exchange started.
+    /// Set when the exchange starts.
     states: OnceLock<SharedStates>,
-    /// Until the exchange starts.
+    /// Taken when the exchange starts.
     changed: Mutex<Option<Queues>>,
 }
 
@@ -64,7 +64,7 @@ impl Replicas {
         Some(self.0.as_ref()?.journal.clone())
     }
 
-    /// Returns the bindings of sessions, which others are told of.
+    /// Returns the session bindings, which are sent to other gateways.
     pub(crate) fn sessions(&self) -> Arc<Sessions> {
         self.0.as_ref().map(|parts| parts.sessions.clone()).unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! What request handlers share: data and handles, no behaviour. `daemon` builds it; nothing here starts or
-//! stops anything.
+//! Data and handles that request handlers share, without behaviour. `daemon` builds it; nothing here starts
+//! or stops anything.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ use rate_limit::RateLimiter;
 pub(crate) use settings::Settings;
 use slow_keys::SlowKeys;
 
-/// What a request handler uses: the values of one configuration, and handles to everything that lives as long
+/// State of a request handler: the values of one configuration, and handles to everything that lives as long
 /// as the daemon. A request keeps the state it started with, so a reload changes nothing under it.
 #[derive(Clone, Debug)]
 pub struct State {

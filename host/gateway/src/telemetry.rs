@@ -1,4 +1,4 @@
-//! What the gateway says about itself: metrics, the access log, live statistics and prediction checks.
+//! The gateway's reports about itself: metrics, the access log, live statistics and prediction checks.
 
 pub(crate) mod account;
 pub(crate) mod decision_log;

@@ -1,6 +1,6 @@
 //! Limits of each tenant, over all models and for single ones (L1): requests, input and output tokens a
-//! minute, and requests in flight. What a request may need is reserved when it is admitted, and corrected by
-//! what it used when it ends.
+//! minute, and requests in flight. A request reserves the most that it may need when it is admitted. When it
+//! ends, the reservation is replaced by what it used.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -27,7 +27,7 @@ const OTHER_TENANTS: u64 = u64::MAX;
 /// The tenant of requests without one.
 const NO_TENANT: u64 = u64::MAX - 1;
 
-/// Whose limit, and for which model; `None`: for all.
+/// Tenant of the limit, and its model; `None` stands for all.
 type AccountId = (u64, Option<ModelName>);
 
 /// Limits of one configuration, and what tenants used.
@@ -74,7 +74,7 @@ struct Account {
     inflight: u64,
 }
 
-/// What a request reserved. Dropping it corrects the reservation.
+/// Reservation of a request. Dropping it corrects the reservation.
 pub(crate) struct Reservation {
     limits: TenantLimits,
     accounts: Vec<(AccountId, Limits)>,
@@ -167,7 +167,7 @@ impl Reservation {
         self.used = (input, output);
     }
 
-    /// Returns the limits with the smallest share left, as headers tell them.
+    /// Returns the limits with the smallest share left, for headers.
     #[must_use]
     pub(crate) fn headers(&self) -> RateHeaders {
         self.limits.used.lock().headers(&self.accounts, Instant::now())
@@ -329,7 +329,7 @@ fn wait(bucket: &mut Bucket, amount: u64, limit: u64, now: Instant) -> Option<Du
     Some(bucket.wait(number(amount), number(limit), now)).filter(|wait| !wait.is_zero())
 }
 
-/// What is reserved of a limit: a request may ask for more output than a whole minute allows.
+/// Amount to reserve of a limit. A request may ask for more output than a whole minute allows.
 fn clamped(amount: u64, limit: u64) -> f64 {
     if limit == 0 { 0.0 } else { number(amount.min(limit)) }
 }

@@ -50,7 +50,7 @@ struct ModelTokens {
     source: Source,
     /// How long a request waits for its tokens.
     timeout: Duration,
-    /// What the source was made of: an equal configuration keeps it, with its cache.
+    /// Configuration of the source. A reload with an equal configuration keeps the source and its cache.
     made_of: (TokenSource, usize),
 }
 
@@ -110,7 +110,7 @@ impl Tokens {
         metrics: &Metrics,
     ) -> Option<RequestTokens> {
         let model = self.models.get(&request.model)?;
-        // A preview tells the tokens for the engine, also where routing has others.
+        // A preview returns the tokens for the engine, even if routing uses others.
         let is_known = match request.hints.query_only {
             true => request.token_ids.is_some(),
             false => request.routing_token_ids().is_some(),

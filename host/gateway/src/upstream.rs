@@ -35,7 +35,7 @@ pub(crate) use wire_error::WireError;
 
 /// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
-/// Limit of the body of an error status, bytes. What comes after it is not read.
+/// Limit of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
 /// Limit of an engine's `Retry-After`, bytes: a number of seconds, or a date.
 const MAX_RETRY_AFTER: usize = 64;
@@ -89,11 +89,11 @@ pub(crate) enum CallError {
     Protocol(String),
 }
 
-/// What an engine did not send in time.
+/// Part of an answer that an engine did not send in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("waiting for the {what}: nothing came within {limit:?}, the limit of timeouts.{key}")]
 pub(crate) struct Silence {
-    /// What was waited for.
+    /// Part of the answer that was awaited.
     pub(crate) what: &'static str,
     /// The setting in `[timeouts]`.
     pub(crate) key: &'static str,

@@ -82,7 +82,7 @@ struct OutputArgs {
     strict: bool,
 }
 
-/// What an import makes.
+/// Result of an import.
 #[derive(Debug, Default)]
 struct Imported {
     draft: Draft,

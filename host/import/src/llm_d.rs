@@ -25,7 +25,7 @@ mod slot;
 
 use config::{Config, Plugin};
 
-/// What the file does not say.
+/// Values that the file does not contain.
 #[derive(Debug)]
 pub(crate) struct Target {
     /// Label selector of the pods.

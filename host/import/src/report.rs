@@ -16,7 +16,7 @@ pub(crate) enum Place {
     Argument(usize),
 }
 
-/// What became of a part.
+/// Result of translating a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// The result does the same.
@@ -27,7 +27,7 @@ pub(crate) enum Kind {
     Missing,
 }
 
-/// What became of all parts.
+/// Results of translating all parts.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     entries: Vec<Entry>,
@@ -52,8 +52,8 @@ impl fmt::Display for Place {
 }
 
 impl Report {
-    /// Adds the result for the part `theirs`. For an approximation `ours` tells how it differs, for a part
-    /// without counterpart what to do.
+    /// Adds the result for the part `theirs`. For an approximation, `ours` says how it differs; for a part
+    /// without a counterpart, it says what to do.
     pub(crate) fn add(
         &mut self,
         kind: Kind,

@@ -25,7 +25,7 @@ mod workers;
 
 use arguments::{CommandLine, Given};
 
-/// Whose command line it is.
+/// Router that the command line belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flavor {
     Vllm,
@@ -86,7 +86,7 @@ impl<'a> Import<'a> {
         self.backend();
         self.listeners()?;
         if self.flavor != Flavor::Production {
-            // That of production-stack has neither.
+            // The router of production-stack has neither.
             self.limits()?;
             self.security()?;
         }
@@ -116,8 +116,8 @@ impl<'a> Import<'a> {
         self.tell(given, kind, ours);
     }
 
-    /// Reports the flags of which the name alone tells what becomes of them, those that are not known, and
-    /// those of which an earlier value does not count.
+    /// Reports the flags whose name alone decides their translation, unknown flags, and flags of which an
+    /// earlier value does not count.
     fn notes(&mut self) {
         for given in &self.line.given {
             if given.is_told.get() {

@@ -22,7 +22,7 @@ pub(crate) struct Node {
     pub(crate) value: Value,
 }
 
-/// What a node is.
+/// Kind of a node.
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     /// A text that may stand for a number or a truth value.

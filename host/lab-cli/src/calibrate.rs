@@ -77,7 +77,7 @@ pub(crate) struct CalibrateArgs {
     /// [default: 5000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     max_requests: Option<u32>,
-    /// Most time in all, seconds. What was measured by then is used.
+    /// Most time in all, seconds. Measurements until then are used.
     #[arg(long, default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     max_seconds: u64,
     /// Most requests at the same time.
@@ -133,7 +133,7 @@ impl CalibrateArgs {
         };
         let Some(measured) = measured else { return Ok(ExitCode::SUCCESS) };
         let fitted = calibrate(&measured);
-        // What was measured must not get lost when it cannot be fitted.
+        // Measurements must not get lost when they cannot be fitted.
         if let Some(path) = &self.json {
             let report = serde_json::json!({"measurements": measured, "calibration": fitted.as_ref().ok()});
             write(path, &serde_json::to_vec_pretty(&report)?)?;
@@ -180,7 +180,7 @@ impl CalibrateArgs {
         let (mut smallest, mut longest, mut decode_url) = (u64::MAX, server.max_length, None);
         for (role, url) in engines {
             let target = self.access.target(url)?;
-            // A gateway does not tell the length that its engines take.
+            // A gateway does not report the longest prompt of its engines.
             let length = plan::Server::find(&target, Some(&server.model)).await?.max_length;
             longest = [longest, length].into_iter().flatten().min();
             let capacity = self.capacity.find(&target).await?;

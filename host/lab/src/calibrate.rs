@@ -2,7 +2,7 @@
 //! requests that were not fitted.
 //!
 //! An observation is not one step but a sequence of steps. The fit runs the measured requests through the
-//! engine model ([`pointsman_sim::core::BatchEngine`]), which tells the steps between a request's arrival,
+//! engine model ([`pointsman_sim::core::BatchEngine`]), which yields the steps between a request's arrival,
 //! its first and its last token. The duration of those steps is linear in the coefficients, so that a
 //! least-squares problem follows. Its solution changes the schedule a little; the fit repeats until both
 //! agree. The check runs the requests that were kept back through the lab as `pointsman compare` does.
@@ -56,7 +56,7 @@ pub struct Experiment {
     pub samples: Vec<Sample>,
 }
 
-/// What the model says of a request.
+/// The model's times of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Predicted {
     /// Time to the first token, milliseconds.

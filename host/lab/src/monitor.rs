@@ -1,4 +1,4 @@
-//! What a run tells its surroundings while it goes on, and how it is told to stop.
+//! Reports the progress of a run, and stops it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -21,12 +21,12 @@ impl Monitor {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Tells the runs to stop. Those that go on end with [`RunError::Interrupted`](crate::RunError).
+    /// Tells the runs to stop. Runs that have not ended return [`RunError::Interrupted`](crate::RunError).
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the runs were told to stop.
+    /// Returns whether the runs have to stop.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)

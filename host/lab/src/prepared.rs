@@ -10,9 +10,9 @@ use crate::trace::{Trace, TraceRequest};
 /// A request with its hashes.
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
-    /// As routing sees the prompt.
+    /// Block hashes as routing sees the prompt.
     pub(crate) prefix: Prefix,
-    /// As engines see it: the same hashes. Engine hashes are opaque to routing.
+    /// The same hashes for the engines. The router does not compare them with its own.
     pub(crate) chain: Arc<[u64]>,
     /// Salted hash of the session.
     pub(crate) session_hash: Option<u64>,

@@ -46,7 +46,7 @@ impl Default for Slo {
     }
 }
 
-/// What is compared: one trace on one fleet at one speed.
+/// Subject of a comparison: one trace on one fleet at one speed.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan<'a> {
     /// The arms.
@@ -100,7 +100,7 @@ pub struct Comparison {
     pub ranking: Vec<Ranked>,
     /// Decisions that differ, for each pair of arms.
     pub pairs: Vec<PairDifference>,
-    /// What a reader has to know.
+    /// Warnings for the reader.
     pub warnings: Vec<String>,
 }
 
@@ -129,7 +129,7 @@ struct ArmSeed {
 /// All arms with one seed.
 struct Seed {
     arms: Vec<ArmSeed>,
-    /// By the pair's place in [`pairs_of`].
+    /// Comparisons by the pair's place in [`pairs_of`].
     pairs: Vec<PairSeed>,
 }
 

@@ -97,7 +97,7 @@ pub struct RunResult {
     /// Slots whose last decisions all chose one engine while others got nothing, with the number of these
     /// decisions.
     pub one_sided: BTreeMap<SlotKind, u64>,
-    /// What gateways told each other.
+    /// Messages between gateways.
     pub told: Told,
 }
 
@@ -116,7 +116,7 @@ pub enum RunError {
     /// The runtime cannot start.
     #[error("cannot start a runtime: {0}")]
     Runtime(#[from] std::io::Error),
-    /// The run was told to stop.
+    /// The run was stopped.
     #[error("interrupted before the first seed was over; no report is written")]
     Interrupted,
     /// Requests wait for something that will not happen: an error of the model.
@@ -140,7 +140,7 @@ struct Lab<'a> {
     /// Position of the engine with the fewest blocks: every request has to fit into each engine.
     smallest: usize,
     rng: SmallRng,
-    /// Of the pauses between attempts, so that they change no other random number.
+    /// Seed of the pauses between attempts, separate so that they change no other random number.
     rng_of_pauses: SmallRng,
     events: BinaryHeap<Reverse<Planned>>,
     order: u64,

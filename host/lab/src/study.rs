@@ -12,7 +12,7 @@ use crate::{
 pub struct Study {
     /// Which arm, by how much, and how sure: sentences.
     pub summary: Vec<String>,
-    /// What a reader has to know about all comparisons together.
+    /// Warnings about all comparisons of the study together.
     pub warnings: Vec<String>,
     /// Figure that ranks the arms.
     pub rank_by: RankBy,
@@ -36,7 +36,7 @@ impl Study {
 }
 
 impl Comparison {
-    /// Returns what tells it from other comparisons of a study.
+    /// Returns the property in which it differs from the study's other comparisons.
     #[must_use]
     pub fn setting(&self) -> String {
         let rate = self.offered_per_s;

@@ -22,7 +22,7 @@ const MAX_TOKENS: u32 = 16 * 1024 * 1024;
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceRequest {
-    /// Arrival, from the start of the trace. Of a later turn of a session it is the earliest time.
+    /// Arrival, from the start of the trace. For a later turn of a session, it is the earliest time.
     pub at: Duration,
     /// Prompt tokens.
     pub input_tokens: u32,

@@ -243,7 +243,8 @@ impl AdmissionQueue {
         inner.drain.retry_after(waiting, Instant::now())
     }
 
-    /// Returns what a client that is refused now is told: how much waits and is in flight, and the limits.
+    /// Returns the numbers for a client that is refused now: requests that wait and are in flight, and the
+    /// limits.
     #[must_use]
     pub fn pressure(&self, model: &ModelName) -> Pressure {
         let retry_after = self.retry_after();
@@ -325,7 +326,7 @@ impl Place {
         self.turn.has_come.load(Ordering::SeqCst)
     }
 
-    /// Keeps waiting. A turn that came was in vain: the released capacity did not fit this request. The next
+    /// Keeps waiting. A turn came without success: the released capacity did not fit this request. The next
     /// one that other workers may serve is woken. When capacity was released during the attempt, it is this
     /// request's turn again, at once.
     pub fn try_later(&self) {

@@ -55,7 +55,7 @@ pub enum Entry {
     Refused,
 }
 
-/// What follows when no worker takes a leg.
+/// Action when no worker takes a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterRefusal {
     /// The leg is routed when [`Attempts::waiting`] is over.
@@ -124,7 +124,7 @@ impl Attempts {
         self.committed = Some(CommittedHandoff { limits_end, ends, beyond_limits: false });
     }
 
-    /// What the next routing of decode is told of the handoff that it has to consume.
+    /// Facts for the next routing of decode about the handoff that it has to consume.
     #[must_use]
     pub fn committed(&self, only_consumes: bool) -> Option<Committed> {
         let beyond_limits = self.committed?.beyond_limits;
@@ -149,7 +149,7 @@ impl Attempts {
         &self.tried
     }
 
-    /// What the next routing waits for.
+    /// Condition for the next routing.
     #[must_use]
     pub fn waiting(&self) -> Option<&Waiting> {
         self.waiting.as_ref()
@@ -255,8 +255,8 @@ impl Attempts {
     /// Returns the event of a leg that is given up.
     #[must_use]
     pub fn unroutable(leg: Leg, error: &RouteError) -> Event {
-        // A prefill pool at its own limits works, and the request is refused (C5). One whose engines refuse
-        // more work failed a moment ago.
+        // A prefill pool at its own limits works, and the request is refused (C5). A worker whose engines
+        // refuse more work failed a moment ago.
         let fails = matches!(
             error,
             RouteError::NoWorker { leg: Leg::Prefill, .. } | RouteError::AllPaused { leg: Leg::Prefill, .. }

@@ -115,7 +115,7 @@ impl Legs {
     /// Whether a committed handoff has to be sent to a decode worker: ending now would strand it.
     #[must_use]
     pub fn owes(&self) -> bool {
-        // The engines of a bootstrap pair are both told by the failure of one leg (E3).
+        // When one leg of a bootstrap pair fails, both engines are notified (E3).
         let is_pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
         self.committed && !self.dispatched && !self.consumed && !is_pair
     }

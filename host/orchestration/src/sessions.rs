@@ -4,7 +4,7 @@
 //! The first successful dispatch of a leg binds it. When the bound worker is no longer eligible, the request
 //! is routed again, and the new dispatch replaces the binding.
 //!
-//! Gateways of a fleet may tell each other their bindings. The last writer wins: a binding has a [`Stamp`],
+//! Gateways of a fleet may send each other their bindings. The last writer wins: a binding has a [`Stamp`],
 //! and a change with an older one is ignored.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);
 /// The legs of a session.
 const LEGS: [Leg; 3] = [Leg::Aggregated, Leg::Prefill, Leg::Decode];
 
-/// What is bound to a worker. Both kinds are named by hashes.
+/// Key that is bound to a worker. Both kinds are named by hashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BindingKey {
     /// A leg of a session.
@@ -41,7 +41,7 @@ pub enum BindingKey {
 pub struct Sessions {
     sessions: Mutex<Bindings>,
     responses: Mutex<Bindings>,
-    /// `None`: no other gateway is told.
+    /// `None` if no other gateway gets them.
     sharing: Option<Sharing>,
 }
 
@@ -107,7 +107,7 @@ impl Sessions {
         bound.get(&key).filter(|binding| binding.until > Instant::now())?.candidate
     }
 
-    /// Replaces a binding, and tells the other gateways.
+    /// Replaces a binding, and sends it to the other gateways.
     fn put(&self, key: BindingKey, candidate: Option<CandidateId>, ttl: Duration) {
         let now = Instant::now();
         let mut bound = self.table(key).lock();

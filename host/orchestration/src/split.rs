@@ -24,7 +24,7 @@ impl SplitRules {
     }
 }
 
-/// What the split of one request depends on.
+/// Conditions for the split of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Splittable {
     /// Whether local prefill is refused.
@@ -66,7 +66,7 @@ impl Splittable {
     }
 }
 
-/// Whether a worker is up. One that drains or is busy is up, too.
+/// Whether a worker is up. A worker that drains or is busy is up, too.
 #[must_use]
 pub fn is_up(candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down())
@@ -106,7 +106,7 @@ fn first_pair<'a>(
     })
 }
 
-/// Candidates of one handoff protocol. Those whose compatibility is not known pair with all others.
+/// Candidates of one handoff protocol. Workers whose compatibility is not known pair with all others.
 #[derive(Default)]
 struct Partners<'a> {
     first: Option<(usize, &'a Candidate)>,

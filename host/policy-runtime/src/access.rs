@@ -1,4 +1,4 @@
-//! What a slot's policies may import: the grants of the operator, and the state and log limit that they give
+//! Imports of a slot's policies: the grants of the operator, and the state and log limit that they give
 //! access to.
 
 use std::sync::Arc;

@@ -25,7 +25,7 @@ pub(crate) const TABLE_ELEMENTS_PER_POLICY: usize = 20_000;
 /// dropped.
 const SPARE_INSTANCES: usize = 64;
 
-/// What an engine must have room for. Fixed once the engine is built.
+/// Sizes that an engine must have room for. Fixed once the engine is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     /// Calls that can run at the same time: the CPUs of the machine.

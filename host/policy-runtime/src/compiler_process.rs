@@ -78,7 +78,7 @@ pub(crate) struct Compiled {
     pub(crate) encoded: Option<Vec<u8>>,
 }
 
-/// What the child has to know of the engine that will run the code.
+/// Settings of the engine that will run the code, for the child.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     /// Largest file, bytes.
@@ -149,7 +149,8 @@ impl CompilerProcess {
         self.run_and_load(bytes, &request, cancel, died, load)
     }
 
-    /// As [`Self::compile`], for a built-in policy: with the priority of this thread, and never quarantined.
+    /// Like [`Self::compile`], but for a built-in policy: with the priority of this thread, and never
+    /// quarantined.
     pub(crate) fn compile_built_in<T>(
         &self,
         bytes: &[u8],

@@ -14,7 +14,7 @@ const MAX_FACT_BYTES: usize = 256;
 /// Most facts of a policy, request and worker facts together.
 const MAX_FACTS: usize = 256;
 
-/// What `describe` and `configure` return.
+/// Results of `describe` and `configure`.
 pub(crate) struct GuestInfo {
     pub(crate) name: String,
     pub(crate) version: String,

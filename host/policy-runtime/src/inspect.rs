@@ -32,11 +32,11 @@ pub struct Inspection {
     pub needs: Vec<Grant>,
     /// Exported interfaces.
     pub exports: Vec<String>,
-    /// What `describe` and `configure` return, or why a slot would refuse the file.
+    /// Results of `describe` and `configure`, or the reason for which a slot would refuse the file.
     pub policy: Result<Described, Refusal>,
 }
 
-/// What a policy returns from `describe` and `configure`.
+/// Results of `describe` and `configure`.
 #[derive(Debug)]
 pub struct Described {
     /// Name.

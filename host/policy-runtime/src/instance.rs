@@ -42,7 +42,7 @@ pub(crate) struct Instance {
 const MAX_PASSED_BYTES: usize = 128 * 1024;
 /// Bytes of an answer for each row: a cost, and the row itself.
 const BYTES_PER_ROW: usize = 8;
-/// As [`MAX_PASSED_BYTES`] while the guest is configured. No request waits then.
+/// Like [`MAX_PASSED_BYTES`], while the guest is configured. No request waits then.
 const MAX_CONFIGURED_BYTES: usize = 4 << 20;
 
 /// An answer of any world, comparable by the probe.
@@ -310,7 +310,7 @@ fn failure(store: &Store<Guest>, error: &wasmtime::Error) -> Failure {
     if store.data().denied {
         return Failure::Memory;
     }
-    // A panic tells its message and place before it traps.
+    // A panic reports its message and place before it traps.
     let with_last_words = |text: String| match store.data().last_words() {
         Some(words) => Failure::Trap(truncate(format!("{words} ({text})"))),
         None => Failure::Trap(truncate(text)),

@@ -1,9 +1,9 @@
 //! The policy runtime: turns files into loaded policies, runs them within their limits, and keeps slots up to
 //! date.
 //!
-//! Knows WebAssembly and files; knows no HTTP and no requests. What a policy is asked, and what its answer
-//! means, is `routing`'s. Nothing here is ever waited for by a request: calls are bounded by a deadline, and
-//! loading, rebuilding and dropping happen on threads of their own.
+//! Knows WebAssembly and files; knows no HTTP and no requests. The crate `routing` defines the questions for
+//! a policy and the meaning of its answers. Nothing here is ever waited for by a request: calls are bounded
+//! by a deadline, and loading, rebuilding and dropping happen on threads of their own.
 
 mod access;
 mod admission;

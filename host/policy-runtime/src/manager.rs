@@ -59,8 +59,8 @@ pub use status::{
 pub struct Probation {
     /// Number of first calls in which failures can lead to a roll-back.
     pub calls: u64,
-    /// Share of failed calls, 0 to 1, above which the generation is rolled back. One call that exceeds its
-    /// deadline is enough, whatever the share.
+    /// Share of failed calls, 0 to 1, above which the generation is rolled back. A single call that exceeds
+    /// its deadline is enough, whatever the share.
     pub failure_share: f64,
 }
 
@@ -94,8 +94,8 @@ pub struct ManagerConfig {
     pub debounce: Duration,
     /// Interval of scans that no change caused.
     pub rescan: Duration,
-    /// Longest time that the start, and a command that reads the directory, wait for compiles. What compiles
-    /// longer is installed when it is ready.
+    /// Longest time that the start, and a command that reads the directory, wait for compiles. A file that
+    /// compiles longer is installed when it is ready.
     pub compile_wait: Duration,
 }
 

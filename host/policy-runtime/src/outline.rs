@@ -1,4 +1,4 @@
-//! What the types of a component say about it.
+//! Facts about a component that follow from its types.
 
 use std::collections::BTreeSet;
 

@@ -15,7 +15,7 @@ pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
 /// A call with made-up facts, in the order that a policy asked for.
 #[derive(Clone, Debug)]
 pub struct SampleCall {
-    /// The call's arguments besides facts.
+    /// Arguments of the call other than the facts.
     pub call: Call,
     /// The request facts.
     pub request: Vec<u32>,

@@ -174,7 +174,7 @@ pub enum Refusal {
     NotBound {
         /// Path of the file without `.wasm`.
         name: String,
-        /// What does not fit.
+        /// The part that does not fit.
         problem: String,
     },
     /// The digest differs from the pinned one.

@@ -1,4 +1,4 @@
-//! What a slot shall run, as the operator configured it: policies by name, scorer weights, and trials.
+//! Contents of slots as the operator configured them: policies by name, scorer weights, and trials.
 //!
 //! A spec holds names and no code. The manager reads the files that it names and builds one program of them,
 //! or none.
@@ -33,7 +33,7 @@ pub struct ScorerPart {
     pub normalize: Normalize,
 }
 
-/// What chooses among the rows that the filters keep.
+/// How a row is chosen among those that the filters keep.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rank {
     /// A native selector. In the decode-override slot: the native default.
@@ -49,7 +49,7 @@ pub enum Rank {
     },
 }
 
-/// What one lane of a slot runs. While the lane's own file exists, it replaces `rank`. If it is a filter, it
+/// Content of one lane of a slot. While the lane's own file exists, it replaces `rank`. If it is a filter, it
 /// runs after `filters` instead, and `rank` ranks the rows that it keeps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LaneSpec {
@@ -59,13 +59,13 @@ pub struct LaneSpec {
     pub grants: Vec<Grant>,
     /// Filters, in the order they run, before `rank`.
     pub filters: Vec<Part>,
-    /// What ranks without a file. `None` in a trial: the trial exists only while its file does.
+    /// Built-in ranking without a file. `None` in a trial: the trial exists only while its file does.
     pub rank: Option<Rank>,
     /// Share of the requests that a trial takes part in, 0 to 1.
     pub share: f64,
 }
 
-/// What a slot runs.
+/// Content of a slot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SlotSpec {
     /// The lane that serves.
@@ -74,7 +74,7 @@ pub struct SlotSpec {
     pub canary: LaneSpec,
     /// The lane whose choices are only compared.
     pub shadow: LaneSpec,
-    /// What happens after a failure in this slot. `None`: the router's setting.
+    /// Reaction to a failure in this slot. `None`: the router's setting.
     pub on_failure: Option<OnFailure>,
     /// Number of candidates that its policies see at most; `None`: all that are eligible.
     pub max_rows: Option<u32>,

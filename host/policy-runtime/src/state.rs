@@ -85,7 +85,7 @@ pub struct State {
     swept_ms: AtomicU64,
     /// Whether the operator wants it shared with other gateways.
     wanted: AtomicBool,
-    /// Empty in a gateway that tells no other one.
+    /// Empty in a gateway that shares no state.
     sharing: OnceLock<Sharing>,
 }
 

@@ -16,7 +16,7 @@ pub struct TrustRules {
     keys: Option<Vec<PublicKey>>,
     /// Pinned digests, by path in the policy directory without `.wasm`.
     pins: BTreeMap<String, Digest>,
-    /// What signatures have to say; `None`: a signature fits every path and version.
+    /// Content that signatures must have; `None` if a signature is valid for every path and version.
     binding: Option<Binding>,
 }
 

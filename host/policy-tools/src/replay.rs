@@ -65,11 +65,12 @@ pub struct Difference {
     pub new: String,
     /// The policy's cost of its own choice.
     pub new_cost: Option<f32>,
-    /// By how much the recorded choice costs more, by the policy's costs; `None` if it returns none.
+    /// Difference by which the recorded choice costs more, by the policy's costs; `None` if it returns none.
     pub by: Option<f32>,
     /// Recorded cost of the policy's choice, if known.
     pub new_cost_recorded: Option<f32>,
-    /// By how much the policy's choice costs more, by the recorded costs; `None` if they are not known.
+    /// Difference by which the policy's choice costs more, by the recorded costs; `None` if they are not
+    /// known.
     pub by_recorded: Option<f32>,
     /// Recorded worker facts in which the two candidates differ.
     pub facts: Vec<FactDifference>,

@@ -128,7 +128,7 @@ impl Exchange {
         }
     }
 
-    /// Runs until `stop`, then tells the others that this gateway stops.
+    /// Runs until `stop`, then notifies the others that this gateway stops.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut changes = self.registry.subscribe();
         let journal = self.journal.clone();
@@ -145,7 +145,8 @@ impl Exchange {
                         self.peers.set_workers(&self.registry.snapshot());
                     }
                 }
-                // The first change is told at once, and those that follow within the interval together.
+                // The first change is sent at once, and those that follow within the interval are sent
+                // together.
                 () = journal.changed(), if !has_changes => has_changes = true,
                 () = sleep_until(next_batch), if has_changes => {
                     has_changes = false;
@@ -275,7 +276,7 @@ impl Exchange {
         }
     }
 
-    /// Does what is due.
+    /// Runs the tasks that are due.
     fn look(&mut self, now: Instant) {
         self.tell_changes();
         for effect in self.peers.expire(now) {

@@ -1,4 +1,4 @@
-//! What gateways of one fleet tell each other over NATS.
+//! Exchange of load, sessions and policy state between the gateways of one fleet over NATS.
 //!
 //! Each gateway publishes its bookings in batches of a few milliseconds, and all of them from time to time. A
 //! reader counts the bookings of the others as load of its own workers. Nothing here is on the path of a

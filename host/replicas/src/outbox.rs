@@ -1,7 +1,7 @@
-//! What this gateway tells the others: turns changed bookings into messages.
+//! Turns the changed bookings of this gateway into messages for the others.
 //!
-//! Entries have whole values, not differences. A booking that changed many times since the last batch is told
-//! once, and a reader that missed a batch is right again with the next entry of the booking.
+//! Entries have whole values, not differences. A booking that changed many times since the last batch is sent
+//! once. A reader that missed a batch is correct again with the booking's next entry.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
 
 /// Most changed bookings of one batch; the others follow with the next one.
 const MAX_CHANGES: usize = 65_536;
-/// Most bindings of sessions that a gateway which joins is told, and most of responses.
+/// Largest number of session bindings that a gateway gets when it joins, and of response bindings.
 const MAX_BINDINGS: usize = 50_000;
 /// Room of a header in a message.
 const HEADER_BYTES: usize = 128;
@@ -126,7 +126,7 @@ impl Outbox {
         }
     }
 
-    /// Notes a change of a session or a response. Returns what to tell.
+    /// Notes a change of a session or a response. Returns the messages to send.
     fn bind(&mut self, change: SessionChange, worker: Option<(WorkerKey, DpRank)>) -> Change {
         let live = LiveSession { change, worker, until: Instant::now() + change.ttl };
         let table = match change.key {
@@ -139,7 +139,7 @@ impl Outbox {
         Change::Session(live)
     }
 
-    /// Updates the table. Returns what to tell.
+    /// Updates the table. Returns the messages to send.
     fn change(&mut self, entry: Arc<JournalEntry>) -> Option<Change> {
         if entry.ended() {
             return self.live.remove(&entry.id()).map(|live| Change::Free(live.entry.id()));
@@ -226,7 +226,7 @@ impl Outbox {
     }
 }
 
-/// What to tell of one booking.
+/// Entry to send for one booking.
 #[derive(Debug)]
 enum Change {
     Add(Arc<JournalEntry>, LoadValues),
@@ -270,7 +270,7 @@ fn first(entry: &JournalEntry, most: usize) -> &[BlockHash] {
     hashes.get(..most).unwrap_or(hashes)
 }
 
-/// Returns the load of a booking. Blocks whose hashes are not told count without hashes.
+/// Returns the load of a booking. Blocks without hashes in the message count only by their number.
 fn values(entry: &JournalEntry, most: usize) -> LoadValues {
     let mut values = entry.values();
     let prefix = entry.prefix();

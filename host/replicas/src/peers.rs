@@ -55,7 +55,7 @@ pub struct Peers {
     counters: Arc<Counters>,
 }
 
-/// What a message, or the time, has brought about.
+/// Effects of a message, or of the time that passed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Another gateway asks for a snapshot of this one.

@@ -129,7 +129,7 @@ pub(crate) fn from_entry<'a>(key: &'a str, body: &[u8]) -> Result<(&'a str, Stat
             SharedContent::Value { value: decode(&value, EntryError::Body)?, expires_ms }
         }
         (None, Body { value: None, sum: None, .. }) => SharedContent::Deleted,
-        // Who adds is said by the key: the server can restrict who writes it.
+        // The key names the gateway that adds, so that the server can restrict who writes it.
         (
             Some(gateway),
             Body { incarnation: Some(incarnation), sum: Some(sum), expires_ms: Some(expires_ms), .. },

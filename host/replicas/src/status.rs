@@ -1,4 +1,4 @@
-//! What operators see: whether the gateway is connected, the other gateways, and counters.
+//! State of the exchange for operators: the connection, the other gateways, and counters.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -30,17 +30,17 @@ pub struct Counters {
     pub expired: AtomicU64,
     /// Times that the connection to NATS was lost, or could not be made.
     pub disconnects: AtomicU64,
-    /// Changes of policies' state that were told.
+    /// Changes of policies' state that were sent.
     pub state_sent: AtomicU64,
-    /// Those that the server did not confirm; they are told again.
+    /// Changes that the server did not confirm, and that are sent again.
     pub state_unsent: AtomicU64,
     /// Entries of the bucket that were received, own ones, too.
     pub state_received: AtomicU64,
-    /// Those that are not used: garbage, beyond the quota, of a clock that is ahead.
+    /// Changes that are not used: malformed, beyond the quota, or of a clock that is ahead.
     pub state_refused: AtomicU64,
 }
 
-/// What other parts of the gateway may read at any time.
+/// Values that other parts of the gateway may read at any time.
 #[derive(Debug, Default)]
 pub struct Status {
     /// Counters.
@@ -71,7 +71,7 @@ pub struct StatusView {
     pub name_conflict: bool,
     /// Why it is not connected.
     pub problem: Option<String>,
-    /// Own bookings that others are told.
+    /// Number of this gateway's bookings that the others get.
     pub own_bookings: usize,
     /// The other gateways, by name.
     pub peers: Vec<PeerStatus>,

@@ -59,16 +59,16 @@ pub struct Message {
     pub lease_ms: u64,
     /// Tokens in a block of the sender.
     pub block_size: u32,
-    /// What the message is.
+    /// Kind of the message.
     pub kind: Kind,
     /// What it contains.
     pub entries: Vec<Entry>,
 }
 
-/// What a message is.
+/// Kind of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Changes. Without any, it says that the sender is alive.
+    /// Changes. Without entries, it says that the sender is alive.
     Batch,
     /// A part of everything that the sender has booked.
     Snapshot {
@@ -131,7 +131,7 @@ pub enum Entry {
     },
     /// A session was closed, or a response deleted.
     Close {
-        /// What is not bound any more.
+        /// Sessions and responses that are no longer bound.
         key: BindingKey,
         /// When it was closed, in microseconds of the sender's clock.
         at_us: u64,
@@ -150,7 +150,7 @@ pub enum WireError {
     /// A byte has none of the values that it may have.
     #[error("unknown {what} {value} in a message")]
     Unknown {
-        /// What the byte is.
+        /// Meaning of the byte.
         what: &'static str,
         /// Its value.
         value: u8,

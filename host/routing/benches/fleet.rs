@@ -103,7 +103,7 @@ fn fleet(workers: u64) -> (Registry, Vec<Booking>) {
     (registry, bookings)
 }
 
-/// Every worker tells of its cache; sixteen hold some of the prompt.
+/// Every worker reports its cache; sixteen hold some of the prompt.
 fn index(workers: u64, tokens: &[u32]) -> Arc<PrefixIndex> {
     let index = PrefixIndex::synchronous(IndexConfig { byte_budget: 1 << 30, ..IndexConfig::default() });
     let step = workers.div_ceil(HOLDERS).max(1);

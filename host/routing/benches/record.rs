@@ -143,7 +143,7 @@ fn bench(c: &mut Criterion) {
                 (0..CHUNK).for_each(|_| drop(black_box(router.route(&query, &over))));
                 begun.elapsed()
             };
-            // Until the circle is warm: pages are given by the kernel at their first use.
+            // Warms up the ring: the kernel assigns a page at its first use.
             (0..20_000 / CHUNK).for_each(|_| _ = run(&on));
             let stop = AtomicBool::new(!read);
             std::thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn bench(c: &mut Criterion) {
                         let turns = 0..iterations.div_ceil(CHUNK).max(40);
                         let (without, with): (Vec<_>, Vec<_>) = turns.map(|_| (run(&off), run(&on))).unzip();
                         let more = undisturbed(with).saturating_sub(undisturbed(without));
-                        // Criterion takes no zero.
+                        // Criterion does not accept a time of 0.
                         more.mul_f64(iterations as f64 / CHUNK as f64).max(Duration::from_nanos(1))
                     });
                 });

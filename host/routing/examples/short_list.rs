@@ -1,5 +1,5 @@
-//! What `max_rows` of a slot does to choices:
-//! `cargo run --release -p pointsman-routing --example short_list`.
+//! Measures how `max_rows` of a slot changes choices: `cargo run --release -p pointsman-routing --example
+//! short_list`.
 //!
 //! A fleet in which every worker has four requests on average routes conversations that share system
 //! prompts. For every twentieth request, the choice among all candidates is compared with that among short

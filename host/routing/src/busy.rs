@@ -65,7 +65,7 @@ impl BusyThresholds {
         if self.prefill_tokens.is_some_and(|most| load.active_prefill_tokens() > most) {
             return Some("prefill_tokens");
         }
-        // A figure that the engine does not tell refuses nothing.
+        // A figure that the engine does not report refuses nothing.
         let engine = load.engine_load();
         let waiting = engine.and_then(|engine| engine.waiting);
         if self.engine_queue.zip(waiting).is_some_and(|(most, waiting)| waiting > most) {

@@ -12,7 +12,7 @@ pub enum Purpose {
     Preview,
 }
 
-/// What the callees of a decision may know about it, and where they note accesses to the slot's state.
+/// Context of a decision for its callees, and the place where they note accesses to the slot's state.
 #[derive(Debug)]
 pub struct DecisionContext<'a> {
     purpose: Purpose,

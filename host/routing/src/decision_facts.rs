@@ -1,9 +1,9 @@
 //! Facts of one decision: writes those that a policy asked for as one flat list, request facts first, then
 //! worker facts column by column.
 //!
-//! What most policies ask for (load, cached blocks, blocks after admission) is read once for each decision
-//! and only when a policy needs it: see [`crate::inputs`]. Everything else is read from the columns of the
-//! pool, or computed once for each group of workers with the same description.
+//! The facts that most policies ask for (load, cached blocks, blocks after admission) are read once for each
+//! decision, and only when a policy needs them: see [`crate::inputs`]. Everything else is read from the
+//! columns of the pool, or computed once for each group of workers with the same description.
 
 use pointsman_workers::{Candidate, Leg, Pool, RankView, WorkerSpec};
 use tokio::time::Instant;

@@ -155,11 +155,11 @@ facts! {
         MaxConcurrency = "max-concurrency": U32,
         /// Moving average of the time per 1,000 uncached prompt tokens, microseconds; 0 when none was seen.
         PrefillUsPerKtoken = "prefill-us-per-ktoken": U32,
-        /// 1 when the engine tells `engine-running`, else 0.
+        /// 1 when the engine reports `engine-running`, else 0.
         EngineRunningKnown = "engine-running-known": U32,
-        /// 1 when the engine tells `engine-queue`, else 0.
+        /// 1 when the engine reports `engine-queue`, else 0.
         EngineQueueKnown = "engine-queue-known": U32,
-        /// 1 when the engine tells `kv-usage`, else 0.
+        /// 1 when the engine reports `kv-usage`, else 0.
         KvUsageKnown = "kv-usage-known": U32,
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 /// Reusable columns, indexed by row of the pool. Rows that were not asked for have any value.
 #[derive(Default)]
 pub(crate) struct Inputs {
-    /// What the columns have.
+    /// Content of the columns.
     computed: Needs,
     /// Tokens in a block of the request.
     block_size: u32,

@@ -95,8 +95,8 @@ impl Learning {
     }
 }
 
-/// As [`Learning`] without a thread: its owner delivers a batch when its delay is over. For a simulation,
-/// whose time and randomness are its own.
+/// Like [`Learning`], but without a thread: its owner delivers a batch when its delay is over. For a
+/// simulation, whose time and randomness are its own.
 #[derive(Debug)]
 pub struct BatchedLearning {
     slots: Slots,

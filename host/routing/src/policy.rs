@@ -118,7 +118,7 @@ pub struct PolicyInfo {
     pub learns: bool,
 }
 
-/// What a request gets when its policy gives no usable answer.
+/// Outcome of a request whose policy gives no usable answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {

@@ -56,7 +56,7 @@ pub struct RoutingRequest {
 /// Identifies a candidate: a worker and one of its data-parallel ranks.
 pub type CandidateId = (WorkerId, DpRank);
 
-/// What a leg of a pair knows of the other leg, besides its candidate, and of the handoff.
+/// Facts about the other leg of a pair, besides its candidate, and about the handoff.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pairing {
     /// Whether this decode leg is routed before its prefill leg, which then has to fit it.
@@ -105,7 +105,7 @@ pub struct Query<'a> {
     pub tried: &'a [CandidateId],
     /// The other leg's candidate when it is already chosen.
     pub other_leg: Option<CandidateId>,
-    /// What else is known of the other leg and of the handoff.
+    /// Further facts about the other leg and the handoff.
     pub pairing: Pairing,
     /// Time for which the request has waited in the gateway's queue, microseconds.
     pub queue_us: u32,

@@ -14,7 +14,7 @@ use crate::{
     slot::{Lane, NativeMode, ProgramSummary, SlotKind},
 };
 
-/// Who made a decision.
+/// What made a decision: a policy, a hint, a session or a fallback.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
 pub enum Decider {
@@ -45,7 +45,7 @@ pub enum Decider {
 pub struct ShadowResult {
     /// The shadow's generation.
     pub generation: Generation,
-    /// The candidate that the shadow chose; `None`: it failed, abstained or refused.
+    /// The candidate that the shadow chose; `None` if the shadow failed, abstained or refused the request.
     pub choice: Option<CandidateId>,
     /// Whether the request went to that candidate.
     pub agrees: bool,

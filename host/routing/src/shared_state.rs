@@ -1,7 +1,7 @@
-//! Changes of policies' state that gateways of one fleet tell each other.
+//! Changes of policies' state that the gateways of a fleet send each other.
 //!
 //! A key is either a value, of which the last write counts, or a number that every gateway adds to. Each
-//! gateway tells only its own part of a number, so that additions are never lost to one another.
+//! gateway sends only its own part of a number, so that concurrent additions are never lost.
 
 /// When a key was last written or removed as a whole, and by whom. The larger stamp wins; the writer decides
 /// between equal times.
@@ -13,7 +13,7 @@ pub struct Stamp {
     pub writer: u64,
 }
 
-/// One key as a gateway tells it.
+/// Value of one key as a gateway sends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateChange {
     /// The key.
@@ -24,7 +24,7 @@ pub struct StateChange {
     pub content: SharedContent,
 }
 
-/// What a shared key holds.
+/// Value of a shared key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SharedContent {
     /// A value.
@@ -34,13 +34,13 @@ pub enum SharedContent {
         /// Milliseconds since the Unix epoch; `u64::MAX`: never.
         expires_ms: u64,
     },
-    /// Nothing: it was removed.
+    /// The key was removed.
     Deleted,
-    /// What one gateway added to a number.
+    /// Sum that one gateway added to a number.
     Part {
         /// The gateway.
         writer: u64,
-        /// When its process began, which tells what it added before a restart.
+        /// When its process began. It distinguishes what the gateway added before a restart.
         incarnation: u64,
         /// Sum of its additions.
         sum: i64,
@@ -66,7 +66,7 @@ pub enum ChangeRefused {
     TooManyParts,
 }
 
-/// The state of one slot, as far as it is told to other gateways.
+/// The part of one slot's state that is sent to other gateways.
 pub trait SharedState: std::fmt::Debug + Send + Sync {
     /// Begins to note changes, in the name of a gateway whose process began at `incarnation`.
     fn share(&self, writer: u64, incarnation: u64);
@@ -74,16 +74,16 @@ pub trait SharedState: std::fmt::Debug + Send + Sync {
     /// Whether the operator wants it shared at present.
     fn is_shared(&self) -> bool;
 
-    /// Takes up to `most` noted changes. A key that changed several times is told once.
+    /// Takes up to `most` noted changes. A key that changed several times is sent once.
     fn take_changes(&self, most: usize) -> Vec<StateChange>;
 
-    /// Notes everything that this gateway wrote: a new connection does not know what was told before.
+    /// Notes everything that this gateway wrote, because a new connection does not know what was sent before.
     fn note_all(&self);
 
-    /// Notes one key again, whose change could not be told.
+    /// Notes one key again, whose change could not be sent.
     fn note_again(&self, key: &str);
 
-    /// Applies a change of any gateway, also what this one told before a restart.
+    /// Applies a change of any gateway, also one that this gateway sent before a restart.
     ///
     /// # Errors
     /// [`ChangeRefused`], and nothing is changed.

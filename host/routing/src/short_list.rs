@@ -24,7 +24,7 @@ const NO_KEY: u32 = u32::MAX;
 /// Reusable buffers.
 #[derive(Default)]
 pub(crate) struct ShortList {
-    /// By position in the eligible rows: what they are ordered by, least first.
+    /// Sort keys by position in the eligible rows, least first.
     keys: Vec<u32>,
     best: BinaryHeap<(u64, u32)>,
     rows: Vec<u32>,

@@ -9,10 +9,11 @@ pub(crate) const MAX_NOTED_BYTES: usize = 8_192;
 pub(crate) const MISSING: u32 = 0;
 /// The key had this value.
 pub(crate) const VALUE: u32 = 1;
-/// The policy wrote the key. What it reads there later says nothing about the state before the call.
+/// The policy wrote the key. Later reads of the key say nothing about the state before the call.
 pub(crate) const WRITTEN: u32 = 2;
 
-/// What one policy call read and wrote. Empty buffers are reused: noting allocates nothing in steady state.
+/// Keys that one policy call read and wrote. Empty buffers are reused: noting allocates nothing in steady
+/// state.
 #[derive(Debug, Default)]
 pub struct StateAccesses {
     words: Vec<u32>,

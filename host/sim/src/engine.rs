@@ -84,7 +84,7 @@ struct Scheduler {
     sequences: HashMap<JobId, watch::Sender<Progress>>,
 }
 
-/// What the engine has done for a sequence.
+/// Work that the engine has done for a sequence.
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     /// Cached prompt tokens, once the sequence is admitted.
@@ -264,7 +264,7 @@ impl Engine {
         *self.asleep.borrow()
     }
 
-    /// Has the engine sleep, or wakes it.
+    /// Puts the engine to sleep, or wakes it.
     pub(crate) fn set_asleep(&self, asleep: bool) {
         self.asleep.send_replace(asleep);
     }

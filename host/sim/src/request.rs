@@ -153,8 +153,8 @@ impl Body {
         Ok(())
     }
 
-    /// Turns the fields of another API into those of a chat, as the engines do. What an engine does not take
-    /// over is dropped.
+    /// Turns the fields of another API into those of a chat, as the engines do. Fields that an engine does
+    /// not use are dropped.
     fn convert(&mut self, config: &SimConfig, api: Api) {
         let first = match api {
             Api::Chat | Api::Completions => return,

@@ -26,13 +26,13 @@ const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 /// Finds the end mark; made once.
 static END_MARK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("[DONE]"));
 
-/// What a stream that was busy may keep for its next bytes.
+/// Largest buffer that a stream keeps for its next bytes after it was busy.
 const KEPT: usize = 64 * 1024;
 
 /// Cuts a stream into whole events.
 #[derive(Debug, Default)]
 pub struct Splitter {
-    /// What has come, and was not passed on.
+    /// Bytes that arrived and were not passed on.
     bytes: Vec<u8>,
     /// How much of it is known to have no boundary.
     looked: usize,
@@ -45,7 +45,7 @@ pub struct Splitter {
 #[error("an event of more than {MAX_EVENT} bytes")]
 pub struct Oversized;
 
-/// What an event is about.
+/// Facts about an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// `data: [DONE]`.
@@ -54,7 +54,7 @@ pub struct Seen {
     pub token: bool,
     /// Output tokens in it: the length of `token_ids`, else 1 when it carries a choice with content.
     pub tokens: u32,
-    /// Has a finish reason that is not null.
+    /// The event has a finish reason that is not null.
     pub finish: bool,
     /// An error event.
     pub error: bool,

@@ -35,7 +35,7 @@ pub struct PoolLimits {
 #[error("too many prompts wait for the tokenizer")]
 pub struct PoolFull;
 
-/// What a thread does with a prompt: it looks at the flag, and ends soon after it is set. Called once, with
+/// Work of a thread on a prompt. It checks the flag, and ends soon after the flag is set. Called once, with
 /// an error if the prompt has to give way.
 pub type Work = Box<dyn FnOnce(Result<&AtomicBool, PoolFull>) + Send>;
 
@@ -154,7 +154,7 @@ impl Drop for Ticket {
         if let Some(Waiting { bytes, .. }) = &removed {
             state.left(*bytes);
         }
-        // What the work holds is dropped without the lock.
+        // The data of the work is dropped without the lock.
         drop(state);
     }
 }

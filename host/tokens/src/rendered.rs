@@ -15,7 +15,7 @@ pub(crate) struct SharedText {
 /// A text in parts.
 #[derive(Debug, Default)]
 pub(crate) struct Rendered {
-    /// What is not shared, one after the other.
+    /// The parts that are not shared, in order.
     own: String,
     parts: Vec<Part>,
     length: usize,
@@ -93,7 +93,7 @@ pub(crate) struct Printer {
     /// Where the part that grows begins.
     open: usize,
     length: usize,
-    /// By their places in memory.
+    /// Shared texts by their addresses in memory.
     shared: Vec<(usize, SharedText)>,
     min_shared: usize,
 }

@@ -110,7 +110,7 @@ impl ChatTemplate {
             return self.run(&messages, options, base);
         }
         if !self.content {
-            return Err(EncodeError::invalid("continue_final_message", "the template shows no content"));
+            return Err(EncodeError::invalid("continue_final_message", "the chat template ignores the content of messages"));
         }
         let mut last: Vec<Turn> = messages.pop().iter().map(|message| message.turn.clone()).collect();
         let text = messages::tag_last(&mut last, TAG)?;
@@ -134,7 +134,7 @@ impl ChatTemplate {
     }
 }
 
-/// Returns the variables of a template. Of several with the same name, the last one counts.
+/// Returns the variables of a template. If several have the same name, the last one counts.
 fn context(messages: &[Arc<KnownMessage>], options: &ChatOptions, base: &[(Value, Value)]) -> Value {
     let none = || Value::from(());
     let mut variables = vec![("tools", none()), ("documents", none())];

@@ -97,7 +97,7 @@ impl Tokenizer {
         Ok(tokens.to_vec())
     }
 
-    /// As [`Tokenizer::chat`], for a request with this key, and ends soon after another thread sets
+    /// Like [`Tokenizer::chat`], for a request with this key, but ends soon after another thread sets
     /// `stopped`. Messages that occurred before are known by the key.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl Tokenizer {
         Ok(tokens.to_vec())
     }
 
-    /// As [`Tokenizer::completion`], and ends soon after another thread sets `stopped`.
+    /// Like [`Tokenizer::completion`], but ends soon after another thread sets `stopped`.
     ///
     /// # Errors
     /// Same as [`Tokenizer::completion`], and [`EncodeError::Stopped`].

@@ -58,7 +58,7 @@ pub(crate) struct TopArgs {
     gateway: GatewayArgs,
 }
 
-/// What the view waits for.
+/// Events that the view waits for.
 #[derive(Debug)]
 enum Input {
     Key(Key),

@@ -1,5 +1,5 @@
-//! What a worker does while requests wait for it: the signs by which a worker that is stuck is told from one
-//! that is slow.
+//! Progress of a worker while requests wait for it. It distinguishes a worker that is stuck from one that is
+//! slow.
 //!
 //! The code that reads an answer sets a flag, unless it is set already. Bytes therefore cost one load, and
 //! neither a clock call nor a write. The watch (`crate::probe`) takes the flags of all workers a few times a
@@ -29,7 +29,7 @@ const HANDOFF_PAUSE: Duration = Duration::from_secs(60);
 pub enum StuckBy {
     /// Requests waited, no byte came, and the engine's figures did not move.
     Silence,
-    /// Deadlines passed, and the engine tells no figures.
+    /// Deadlines passed, and the engine reports no figures.
     Deadlines,
     /// Handoffs did not finish before their deadlines.
     Handoffs,
@@ -56,7 +56,7 @@ pub struct Stuck {
     pub since: Instant,
 }
 
-/// What one look at a worker found.
+/// Result of one look at a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
     /// The worker is stuck.
@@ -86,7 +86,7 @@ pub(crate) struct Activity {
     track: Mutex<Track>,
 }
 
-/// What looks, readings and deadlines add up to.
+/// State that looks, readings and deadlines update.
 #[derive(Debug)]
 struct Track {
     looked_at: Instant,
@@ -155,7 +155,7 @@ impl Activity {
         self.times_put_aside.load(Ordering::Relaxed)
     }
 
-    /// Returns why and since when the worker is stuck.
+    /// Returns why the worker is stuck, and when that began.
     pub(crate) fn stuck(&self) -> Option<Stuck> {
         self.track.lock().stuck
     }
@@ -169,7 +169,8 @@ impl Activity {
         let moved = before
             .is_some_and(|before| (before.progress, before.kv_usage) != (signs.progress, signs.kv_usage));
         track.moved |= moved;
-        // An engine that tells nothing but that requests run is believed: it ends no stream early.
+        // An engine that reports nothing but running requests counts as working, so that no stream ends
+        // early.
         if moved || (!signs.progress.is_known() && signs.is_running) {
             self.alive(now);
         }
@@ -304,7 +305,7 @@ impl Track {
         }
     }
 
-    /// Whether the engine tells figures of progress.
+    /// Whether the engine reports figures of progress.
     fn tells(&self) -> bool {
         self.signs.is_some_and(|signs| signs.progress.is_known())
     }

@@ -60,7 +60,7 @@ pub struct RankLoad {
     blocks: Mutex<RankBlocks>,
     /// How fast the rank is, as measured here.
     speeds: Speeds,
-    /// Where the bookings are noted for other gateways; `None`: no other gateway is told.
+    /// Journal of the bookings for other gateways; `None` if there are none.
     journal: Option<RankJournal>,
 }
 
@@ -83,7 +83,7 @@ pub struct Booking {
     reached_blocks: u32,
     /// Load of the output's blocks, thousandths.
     output_millis: i64,
-    /// What other gateways are told.
+    /// Load for other gateways.
     entry: Option<Arc<JournalEntry>>,
 }
 

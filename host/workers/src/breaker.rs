@@ -20,7 +20,7 @@ pub struct BreakerRules {
     pub first_pause: Duration,
     /// The pause doubles with every further opening since the last success, at most this many times.
     pub max_doublings: u32,
-    /// What is let through between the end of the pause and the next outcome.
+    /// Calls that are let through between the end of the pause and the next outcome.
     pub after_pause: AfterPause,
 }
 
@@ -35,7 +35,7 @@ pub struct FailureRate {
     pub window: u64,
 }
 
-/// What a breaker lets through after its pause.
+/// Calls that a breaker lets through after its pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterPause {
     /// One call in each pause; the breaker stays open until a call succeeds.

@@ -65,8 +65,8 @@ pub(crate) struct Chunk {
     averages: [Averages; CHUNK],
     engine: [EngineCell; CHUNK],
     created: Instant,
-    /// Number of changes of `cells` and `remote`. Whoever keeps a copy of the figures reads them again when
-    /// it has risen: most chunks of a large fleet do not change between two decisions.
+    /// Number of changes of `cells` and `remote`. A reader with a copy of the figures reads them again when
+    /// it has risen. Most chunks of a large fleet do not change between two decisions.
     changes: AtomicU64,
     /// Ranks whose worker is eligible whatever the load (`Worker::tell_ranks`), one bit each.
     eligible: AtomicU64,
@@ -74,8 +74,8 @@ pub(crate) struct Chunk {
     free: AtomicU64,
     /// Whether another gateway has ever booked a rank of the chunk. Decisions read `remote` only then.
     has_remote: AtomicBool,
-    /// By bucket of a block: the ranks on which a prompt is booked that begins with a block of the bucket.
-    /// Exact in one direction: a rank without the bit books no prompt with this first block.
+    /// Ranks on which a prompt is booked, by the bucket of the prompt's first block. Exact in one direction:
+    /// a rank without the bit books no prompt with this first block.
     first_blocks: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Position {
     at: usize,
 }
 
-/// What the columns say of one rank.
+/// Columns of one rank.
 #[derive(Clone, Copy, Debug)]
 pub struct RankView<'a> {
     pub(crate) cell: &'a Cell,
@@ -261,7 +261,7 @@ impl Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        // All bookings have ended, so the load is 0. What the worker set may remain.
+        // All bookings have ended, so the load is 0. Values that the worker set may remain.
         let RankView { cell, averages, engine, .. } = self.view();
         cell.total_blocks.store(0, Ordering::Relaxed);
         cell.block_size.store(0, Ordering::Relaxed);

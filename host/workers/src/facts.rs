@@ -27,7 +27,7 @@ pub enum FactName {
     BootstrapPort,
     /// KV connector (vLLM).
     Transport,
-    /// What both workers of a pair must have in common.
+    /// Properties that both workers of a pair must share.
     KvCompatibility,
     /// Tokens in a KV block.
     BlockSize,
@@ -41,7 +41,7 @@ pub enum FactName {
     LocalPrefill,
 }
 
-/// What an engine reports of itself; `None` where it does not.
+/// Properties that an engine reports of itself; `None` for those that it does not.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct EngineFacts {
     /// Role.
@@ -81,7 +81,7 @@ pub struct Contradiction {
     pub configured: String,
     /// Value that the engine reports.
     pub reported: String,
-    /// Who reports it, for messages.
+    /// Source of the report, for messages.
     #[serde(skip)]
     pub reporter: &'static str,
 }

@@ -57,7 +57,7 @@ impl Default for Feeds {
 
 struct IndexSink {
     index: Arc<PrefixIndex>,
-    /// Whose events they are.
+    /// Worker and rank of the events.
     owner: Arc<Worker>,
     worker: WorkerId,
     rank: DpRank,

@@ -13,7 +13,7 @@ use crate::id::BlockHash;
 /// Seed of every block hash.
 const SEED: u64 = 1337;
 
-/// What beside the tokens determines the KV values of a block.
+/// Inputs besides the tokens that determine the KV values of a block.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Salt<'a> {
     /// Name of the LoRA adapter.

@@ -1,4 +1,4 @@
-//! What the operating system says behind an error of a call.
+//! Finds the operating system's error behind an error of a call.
 
 use std::{error::Error, io};
 

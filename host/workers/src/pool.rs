@@ -107,8 +107,7 @@ impl Pool {
         from.iter().take_while(move |((id, _), _)| *id == worker).map(|(_, row)| *row)
     }
 
-    /// Returns one description of each group of candidates that no decision can tell apart by their
-    /// descriptions.
+    /// Returns one description of each group of candidates whose descriptions are equal for every decision.
     pub fn groups(&self) -> impl Iterator<Item = &WorkerSpec> {
         let first = self.groups.first_rows.iter().filter_map(|row| self.candidates.get(*row as usize));
         first.map(|candidate| candidate.worker.spec())
@@ -152,7 +151,7 @@ impl Pool {
         }
     }
 
-    /// As [`Pool::for_each_eligibility`], with the load.
+    /// Like [`Pool::for_each_eligibility`], with the load.
     pub fn for_each_eligible_load(&self, mut each: impl FnMut(u32, bool, RankView<'_>)) {
         for span in &self.spans {
             let eligible = span.bits(span.chunk.eligible());

@@ -94,7 +94,7 @@ pub fn facts_of_sglang_info(body: &[u8]) -> Result<EngineFacts, String> {
 #[derive(Debug)]
 pub struct Prober;
 
-/// What a check found out.
+/// Result of a check.
 enum Checked {
     Healthy,
     /// The engine contradicts the worker's description.
@@ -165,7 +165,7 @@ struct Probe {
     checks: HealthChecks,
     health_path: &'static str,
     load_path: Option<&'static str>,
-    /// What the engine's metrics last told.
+    /// Last figures of the engine's metrics.
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
     load_failures: u32,
@@ -213,8 +213,8 @@ impl Probe {
         let mut load_due = Instant::now();
         loop {
             let checked = Instant::now();
-            // An engine that was away may have restarted: with another model, or other engine ids. One that
-            // sleeps may have been woken.
+            // An engine that was away may have restarted: with another model, or other engine ids. A sleeping
+            // engine may have been woken.
             stale |= self.checks.failing() || self.incomplete || self.worker.is_asleep();
             stale |= self.worker.take_stale_facts();
             match self.check(stale).await {
@@ -246,7 +246,7 @@ impl Probe {
                 load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;
             }
-            // What fails is confirmed, and found again, as soon as in a small fleet, unless much fails.
+            // A failed check is repeated as soon as in a small fleet, unless many fail.
             let failing = self.failing.set(self.checks.failing());
             let interval = if self.checks.failing() {
                 config.interval_of_failing(config.interval, failing)

@@ -128,7 +128,8 @@ pub struct Registry {
 #[derive(Debug, Clone)]
 struct Member {
     worker: Arc<Worker>,
-    /// As the operator described the worker. The worker's own description also has what its engine reports.
+    /// The worker's description by the operator. The worker's own description also has what its engine
+    /// reports.
     configured: WorkerSpec,
     models: Vec<ModelName>,
 }
@@ -319,8 +320,8 @@ impl Snapshot {
         self.pools.contains_key(model)
     }
 
-    /// Returns the candidates whose role allows a leg. Those of the aggregated leg include decode workers
-    /// that can prefill locally.
+    /// Returns the candidates whose role allows a leg. Candidates of the aggregated leg include decode
+    /// workers that can prefill locally.
     #[must_use]
     pub fn pool(&self, model: &ModelName, leg: Leg) -> &Pool {
         let Some(pools) = self.pools.get(model) else { return Pool::empty() };

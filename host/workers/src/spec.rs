@@ -96,8 +96,8 @@ pub struct WorkerSpec {
     pub bootstrap: Bootstrap,
     /// KV connector (vLLM).
     pub transport: KvTransport,
-    /// What a prefill and a decode worker must have in common to hand KV blocks over; `None`: unknown, which
-    /// excludes nothing.
+    /// Property that a prefill and a decode worker must share to hand KV blocks over; `None` is unknown,
+    /// which excludes nothing.
     pub kv_compatibility: Option<Arc<str>>,
     /// Free labels, for policies.
     pub labels: BTreeMap<String, String>,
@@ -142,7 +142,7 @@ pub struct WorkerSpec {
 pub struct SpecError {
     /// Key with the invalid value.
     pub key: String,
-    /// What is wrong, with the value.
+    /// The problem, with the value.
     pub problem: String,
 }
 
@@ -271,7 +271,7 @@ impl<'de> Deserialize<'de> for WorkerSpec {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let raw = RawSpec::deserialize(deserializer)?;
         raw.clone().resolve().map_err(|_| {
-            // One line for each key, as readers of configuration files expect it.
+            // Reports one line for each key.
             let lines: Vec<String> = raw.problems().iter().map(ToString::to_string).collect();
             serde::de::Error::custom(lines.join("\n"))
         })

@@ -61,7 +61,7 @@ pub struct Worker {
     misconfigured: AtomicBool,
     /// Whether the engine sleeps.
     asleep: AtomicBool,
-    /// What the last probe found wrong.
+    /// Problem that the last probe found.
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
     contradiction: ArcSwapOption<Contradiction>,
@@ -70,7 +70,7 @@ pub struct Worker {
     breaker: Breaker,
     back_pressure: BackPressure,
     warm_up: WarmUp,
-    /// What the worker does while requests wait for it.
+    /// The worker's progress while requests wait for it.
     activity: Activity,
     /// Whether the worker is left out because it is stuck.
     put_aside: AtomicBool,
@@ -86,7 +86,7 @@ pub struct Worker {
     stale_facts: AtomicBool,
     /// Makes the prober check the worker at once.
     check_now: Notify,
-    /// Held while the ranks are told whether the worker is eligible without a condition.
+    /// Held while the ranks are updated with whether the worker is eligible without a condition.
     telling: Mutex<()>,
     /// Number of places that are reserved.
     reserved: Arc<AtomicU32>,
@@ -110,7 +110,7 @@ impl Worker {
         Self::noted(spec, &Columns::default(), None, WarmUps::never())
     }
 
-    /// As [`Worker::new`]. Has its load in `columns`, and notes its bookings in `journal`.
+    /// As [`Worker::new`]. Keeps its load in `columns`, and notes its bookings in `journal`.
     #[must_use]
     pub(crate) fn noted(
         spec: WorkerSpec,
@@ -224,7 +224,7 @@ impl Worker {
         self.leaving.load(Ordering::Acquire)
     }
 
-    /// Has the worker leave, or keeps it. This is independent of the draining that an operator asks for.
+    /// Lets the worker leave, or keeps it. This is independent of the draining that an operator asks for.
     pub fn set_leaving(&self, leaving: bool) {
         self.leaving.store(leaving, Ordering::Release);
         self.tell_ranks();
@@ -256,8 +256,9 @@ impl Worker {
         self.check_now.notify_one();
     }
 
-    /// Reports that a request waited in vain for an answer. The worker is not chosen for a pause. Afterwards
-    /// one request at a time tries it until one is answered: each of them waits as long as this one did.
+    /// Reports that a request waited for an answer that did not come. The worker is not chosen for a pause.
+    /// Afterwards one request at a time tries it until one is answered: each of them waits as long as this
+    /// one did.
     pub fn note_timeout(&self) {
         self.suspect.store(true, Ordering::Release);
         if !self.breaker.is_paused() {
@@ -292,7 +293,7 @@ impl Worker {
         if ok {
             self.note_answered();
             self.breaker.record_success();
-            // A failure that ran at the same time may have told the ranks before the breaker closed.
+            // A concurrent failure may have updated the ranks before the breaker closed.
             if self.spec.max_concurrency.is_none() && !self.is_surely_eligible() {
                 self.tell_ranks();
             }

@@ -23,7 +23,7 @@ struct Member {
     unlisted: bool,
 }
 
-/// What the registry has to change.
+/// Changes for the registry.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) joining: Vec<WorkerSpec>,

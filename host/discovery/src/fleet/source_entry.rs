@@ -1,4 +1,4 @@
-//! What the fleet knows of one source.
+//! State of one source in the fleet.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,4 @@
-//! What operators see of the fleet.
+//! State of the fleet, as operators see it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub enum SourceState {
     Away,
 }
 
-/// What a source knows and what it waits for.
+/// State of a source: its workers, and the removals that wait.
 #[derive(Clone, Debug, Serialize)]
 pub struct SourceStatus {
     /// Name, for example `etcd:main`.
@@ -37,7 +37,7 @@ pub struct SourceStatus {
     pub workers: usize,
     /// Number of workers whose removal waits for a second confirmation.
     pub held: usize,
-    /// Since when they wait, in milliseconds.
+    /// How long they have waited, in milliseconds.
     pub held_ms: Option<u64>,
     /// Number of entries that are not used.
     pub refused_count: usize,
@@ -45,7 +45,7 @@ pub struct SourceStatus {
     pub refused: Vec<Refusal>,
 }
 
-/// What all sources know.
+/// State of all sources.
 #[derive(Clone, Debug, Serialize)]
 pub struct FleetStatus {
     /// The sources in the order of their precedence.

@@ -1,7 +1,8 @@
 //! Workers of DNS SRV records.
 //!
 //! Each record names a host and a port. The records are looked up again when their time to live is over. A
-//! name that does not exist, or has no records, tells nothing about the workers: the source is away then.
+//! name that does not exist, or has no records, says nothing about the workers. The source counts as away
+//! then.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path, time::Duration};
 

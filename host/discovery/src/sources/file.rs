@@ -20,7 +20,7 @@ mod llm_d;
 /// Largest file in bytes.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
 
-/// What a file contains.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFormat {
     /// `workers`: a list of workers with the keys of the configuration.
@@ -32,7 +32,7 @@ pub enum FileFormat {
 /// A file of workers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FileSourceConfig {
-    /// Path. The extension tells the syntax: `.toml`, `.json`, `.yaml` or `.yml`.
+    /// Path. The file's extension decides how it is parsed: `.toml`, `.json`, `.yaml` or `.yml`.
     pub path: PathBuf,
     /// What it contains.
     pub format: FileFormat,

@@ -95,7 +95,7 @@ impl PortOfWorker {
     }
 }
 
-/// What is read, and from where.
+/// Objects that are read, and their place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KubernetesSourceConfig {
     /// Base URL of the API server.

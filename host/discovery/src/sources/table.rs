@@ -19,12 +19,12 @@ pub(super) struct Table {
 struct Entry {
     /// Workers of the last valid description.
     workers: Vec<Found>,
-    /// What is wrong with the description now.
+    /// Current problem of the description.
     problem: Option<String>,
 }
 
 impl Table {
-    /// Sets an entry. One that is not valid any more keeps its last workers: its key is still there.
+    /// Sets an entry. An entry that becomes invalid keeps its last workers, because its key still exists.
     pub(super) fn set(&mut self, key: &str, described: Result<Vec<Found>, String>) {
         if self.entries.len() >= MAX_KEYS && !self.entries.contains_key(key) {
             self.dropped += 1;
@@ -78,7 +78,7 @@ impl Table {
     }
 }
 
-/// Of several workers with one key, takes one that stays, at an IPv4 address if it has one.
+/// Among several workers with one key, takes one that stays, preferring an IPv4 address.
 #[cfg(feature = "kubernetes")]
 fn once(workers: Vec<Found>, key: impl Fn(&Found) -> Option<std::sync::Arc<str>>) -> Vec<Found> {
     let order = |found: &Found| (found.leaving, found.spec.url.contains("://["), found.spec.url.clone());

@@ -17,11 +17,11 @@ static REFUSALS: LogLimit = LogLimit::new(Duration::from_millis(100));
 /// Limit of the path and query in an event, characters.
 const MAX_PATH: usize = 256;
 
-/// What a handler adds to the event of its request; an extension of the response.
+/// Fields that a handler adds to its request's event, as an extension of the response.
 #[derive(Clone, Debug)]
 pub(super) struct Detail(pub(super) String);
 
-/// Who asks for what, while the request is handled.
+/// Caller and request, while the request is handled.
 #[derive(Debug)]
 pub(super) struct Change {
     address: IpAddr,
@@ -51,7 +51,7 @@ impl Change {
         let status = response.status();
         let who = operator.unwrap_or("anonymous");
         metrics.admin_change(Name(Arc::from(action.as_str())), status.as_u16());
-        // Who has no token could fill the log with refusals.
+        // Otherwise a client without a token could fill the log with refusals.
         let done = status.is_success();
         let outcome = if done { "done" } else { "refused" };
         let due = if done || operator.is_some() { Some(0) } else { REFUSALS.due() };

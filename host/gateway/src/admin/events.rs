@@ -120,7 +120,7 @@ impl Feed {
         }
         let each = |channel: &watch::Sender<Bytes>| {
             let mut receiver = channel.subscribe();
-            // What is there already is news to this reader.
+            // The present state is new to this reader.
             if !channel.borrow().is_empty() {
                 receiver.mark_changed();
             }
@@ -177,7 +177,7 @@ impl Feed {
     }
 }
 
-/// The newest decisions, newest first. Those of requests that are over are not copied again.
+/// The newest decisions, newest first. Receipts of requests that are over are not copied again.
 fn newest(decisions: &Decisions, known: &mut Known) -> serde_json::Value {
     let mut now = Known::with_capacity(NEWEST_DECISIONS);
     let mut list = Vec::with_capacity(NEWEST_DECISIONS);

@@ -27,7 +27,7 @@ use crate::{openai::json::shortened, state::State};
 /// Time of a lease that asks for none.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// What a lease asks for.
+/// Body of a request for a lease.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LeaseQuery {
@@ -40,8 +40,8 @@ pub(super) async fn sources(Extract(state): Extract<Arc<State>>) -> Json<Value> 
     Json(json!(state.fleet.status()))
 }
 
-/// Registers a worker, described as in the configuration, for `ttl` seconds. Without a body: renews its
-/// lease.
+/// Registers a worker, described as in the configuration, for `ttl` seconds. A request without a body renews
+/// its lease.
 pub(super) async fn put(
     Extract(state): Extract<Arc<State>>,
     headers: HeaderMap,

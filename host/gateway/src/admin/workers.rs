@@ -57,7 +57,7 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
             let age_ms = age.then(|| load.read_at.elapsed().as_millis() as u64);
             json!({ "running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage, "age_ms": age_ms })
         });
-        // An engine with too much to do works: `paused` tells of it.
+        // An engine with too much to do works: `paused` reports it.
         let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
         json!({
             "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),

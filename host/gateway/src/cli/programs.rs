@@ -29,7 +29,7 @@ struct Tool {
     name: &'static str,
     about: &'static str,
     program: &'static str,
-    /// What of the command needs the program, where this one has some of it.
+    /// Subcommands that need the program, for a command of which this program has a part.
     needs: &'static str,
     /// The package of the workspace that builds the program.
     package: &'static str,
@@ -187,8 +187,7 @@ fn example(line: &str) -> Option<&'static Tool> {
 
 /// Returns the command line with the commands of the programs that are installed and their arguments.
 ///
-/// # Errors
-/// A program does not tell its commands.
+/// # Errors A program does not list its commands.
 pub(super) fn with_their_commands(mut command: Command) -> anyhow::Result<Command> {
     for program in installed()? {
         let output = output_of(process(&program).arg("command-tree"))?;

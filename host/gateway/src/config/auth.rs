@@ -47,7 +47,7 @@ pub struct KeyEntry {
 pub struct OperatorEntry {
     /// Name of the operator in the audit log.
     pub id: String,
-    /// What the operator may do.
+    /// Role of the operator.
     pub role: Role,
     /// Digest of the token, as of a key.
     pub digest: Option<Secret>,
@@ -63,7 +63,7 @@ pub struct CertificateEntry {
     pub name: String,
     /// Tenant that a client's requests count for; empty: none.
     pub tenant: String,
-    /// What an operator may do; `None`: the certificate is of a client.
+    /// Role of an operator; `None` for the certificate of a client.
     pub role: Option<Role>,
 }
 
@@ -83,7 +83,7 @@ pub struct Jwt {
     pub jwks_file: Option<PathBuf>,
     /// Algorithms of signatures.
     pub algorithms: Vec<String>,
-    /// By how much the clocks may differ.
+    /// Largest difference of the clocks.
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub clock_skew: Duration,
@@ -185,7 +185,7 @@ impl NameKind {
     }
 }
 
-/// What an operator may do.
+/// Role of an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {

@@ -59,9 +59,9 @@ pub struct Discovery {
 pub struct DiscoveryFile {
     /// Name of the source, unique among files.
     pub name: String,
-    /// Path. The extension tells the syntax: `.toml`, `.json`, `.yaml` or `.yml`.
+    /// Path. The file's extension decides how it is parsed: `.toml`, `.json`, `.yaml` or `.yml`.
     pub path: PathBuf,
-    /// What the file contains.
+    /// Format of the file.
     pub format: DiscoveryFileFormat,
     /// How often it is read.
     #[serde(with = "duration")]
@@ -71,7 +71,7 @@ pub struct DiscoveryFile {
     pub defaults: BTreeMap<String, String>,
 }
 
-/// What a file of workers contains.
+/// Format of a file of workers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiscoveryFileFormat {

@@ -6,9 +6,9 @@ use pointsman_config_file::Override;
 
 use super::Problem;
 
-/// What the names of the variables begin with.
+/// Prefix of the variables' names.
 const PREFIX: &str = "POINTSMAN__";
-/// What separates the keys of a path in a name.
+/// Separator of the keys of a path in a name.
 const SEPARATOR: &str = "__";
 
 /// The environment variables that take the place of values of the file.

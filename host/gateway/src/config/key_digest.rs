@@ -1,4 +1,4 @@
-//! What the gateway knows of a key: its digest.
+//! Digests of keys: the gateway does not know the keys themselves.
 
 use std::{fmt, sync::Arc};
 

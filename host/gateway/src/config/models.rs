@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{LegOrder, SlotEntry, duration};
 
-/// What the operator states about a model.
+/// Settings of a model.
 #[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
@@ -20,13 +20,13 @@ pub struct Model {
     pub tokenizer_timeout: Duration,
     /// Memory limit of cached tokenizations in bytes; 0: no cache.
     pub tokenizer_cache_bytes: usize,
-    /// As `routing.enforce_disagg`, for this model only.
+    /// Overrides `routing.enforce_disagg` for this model.
     pub enforce_disagg: Option<bool>,
-    /// As `routing.order`, for this model only.
+    /// Overrides `routing.order` for this model.
     pub order: Option<LegOrder>,
-    /// As `routing.local_fallback`, for this model only.
+    /// Overrides `routing.local_fallback` for this model.
     pub local_fallback: Option<bool>,
-    /// As `routing.busy`, for this model only; each threshold takes precedence over the one for all models.
+    /// Overrides thresholds of `routing.busy` for this model.
     pub busy: BusyByLeg,
     /// Slots of this model only; the others are those for all models.
     pub slots: BTreeMap<SlotKind, SlotEntry>,

@@ -29,7 +29,7 @@ pub struct Policies {
     pub observe_deadline: Duration,
     /// Memory limit of an instance in bytes.
     pub memory_bytes: usize,
-    /// What the router does when a policy fails.
+    /// Reaction of the router to a failure of a policy.
     pub on_failure: OnFailure,
     /// Number of calls during which a new generation is on probation.
     pub probation_calls: u64,

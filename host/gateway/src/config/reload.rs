@@ -36,7 +36,7 @@ pub struct ConfigSource {
     pub read: ReadConfig,
 }
 
-/// What a configuration is applied to.
+/// The parts of the daemon that a configuration changes.
 pub(crate) trait ReloadTarget: Send + Sync {
     /// Changes everything from `before` to `after`.
     ///
@@ -59,10 +59,10 @@ pub(crate) struct ConfigReloader {
     current: tokio::sync::Mutex<Reloadable>,
 }
 
-/// What a reload did.
+/// Result of a reload.
 #[derive(Clone, Debug, Serialize)]
 pub struct Reloaded {
-    /// What it changed in slots and workers.
+    /// Changes of slots and workers.
     #[serde(flatten)]
     pub changes: Applied,
     /// Dotted paths of the keys whose new values are in force.
@@ -153,7 +153,7 @@ impl ConfigReloader {
         let mut before = applied.clone();
         while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
             let now = read(&path).await;
-            // A file that is being written differs between two reads. One that is written more slowly is
+            // A file that is being written differs between two reads. A file that is written more slowly is
             // refused, and read again when it is complete.
             if now.is_some() && now == before && now != applied {
                 applied.clone_from(&now);
@@ -173,8 +173,8 @@ fn joined(workers: &[WorkerId]) -> String {
     workers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Logs what the answer of a reload tells about policies: every refusal in force, every stray file, and what
-/// each slot runs.
+/// Logs what the answer of a reload says about policies: every refusal in force, every stray file, and the
+/// content of each slot.
 fn log_policies(report: &Report) {
     for refused in &report.refused {
         tracing::warn!(

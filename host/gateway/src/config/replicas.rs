@@ -1,4 +1,4 @@
-//! `[replicas]`: load that gateways of one fleet tell each other over NATS.
+//! `[replicas]`: exchange of load between the gateways of a fleet, over NATS.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -12,7 +12,7 @@ const MAX_NAME: usize = 64;
 /// Longest lease. The load of a gateway that stopped without a word counts until its lease ends.
 const MAX_LEASE: Duration = Duration::from_secs(300);
 
-/// `[replicas]`: gateways of one fleet tell each other what they book.
+/// `[replicas]`: the gateways of a fleet send each other their bookings.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Replicas {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What is shown in the place of a secret.
+/// Text that is shown in place of a secret.
 pub(super) const HIDDEN: &str = "[secret]";
 
 /// A key or token. `Debug` hides it, and there is no `Display`.

@@ -1,4 +1,4 @@
-//! What `[server]` says that has to be read or computed: the operators' token and the number of threads.
+//! Values of `[server]` that are read from files or computed: the operators' token and the number of threads.
 
 use super::{KeyDigest, Problem, Secret, Server, settings::Listeners};
 

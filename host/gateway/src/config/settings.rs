@@ -180,7 +180,7 @@ pub struct Reloadable {
 }
 
 settings! {
-    /// What clients and operators may do.
+    /// Rights of clients and operators.
     ServerSettings {
         /// Limit of a request body in bytes.
         "server.max_body_bytes" max_body_bytes: usize,
@@ -241,9 +241,9 @@ settings! {
 }
 
 settings! {
-    /// What slots run, and which files may fill them.
+    /// Contents of slots, and the files that may replace them.
     PolicySettings {
-        /// What the router does when a policy fails.
+        /// Reaction of the router to a failure of a policy.
         "policies.on_failure" on_failure: OnFailure,
         /// Whether a file needs the signature of a trusted key.
         "policies.require_signed" require_signed: bool,
@@ -261,7 +261,7 @@ settings! {
 }
 
 settings! {
-    /// What one client may use.
+    /// Limits of one client.
     LimitSettings {
         /// Choices of a prompt: `n` and `best_of`.
         "limits.choices" choices: u32,

@@ -14,7 +14,7 @@ mod check;
 
 pub(super) use check::is_folder_name;
 
-/// What a slot runs while its file does not exist, and the settings of its policies.
+/// Content of a slot while its file does not exist, and the settings of its policies.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct SlotEntry {
@@ -33,11 +33,11 @@ pub struct SlotEntry {
     /// Argument of `configure` of the policy in the slot's file, and of `builtin` or `policy`.
     #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: toml::Table,
-    /// What its policies may import: `log`, `state`, `wasi`; default: `log` and `wasi`.
+    /// Interfaces that its policies may import: `log`, `state`, `wasi`; default: `log` and `wasi`.
     pub grants: Option<Vec<Grant>>,
     /// Whether the gateways of `[replicas]` share the memory of its policies; needs the grant `state`.
     pub shared_state: bool,
-    /// What the router does when a policy of this slot fails; default: `policies.on_failure`.
+    /// Reaction to a failure of a policy of this slot; default: `policies.on_failure`.
     pub on_failure: Option<OnFailure>,
     /// Number of candidates that its policies see at most, at least 8; default: all that are eligible.
     pub max_rows: Option<u32>,
@@ -83,19 +83,19 @@ pub struct ScorerEntry {
 pub struct TrialEntry {
     /// Share of requests, 0 to 1; default: 0.05 for a canary, 1 for a shadow.
     pub share: Option<f64>,
-    /// As in the slot.
+    /// Same as in the slot.
     pub native: Option<NativeMode>,
-    /// As in the slot.
+    /// Same as in the slot.
     pub builtin: Option<String>,
-    /// As in the slot.
+    /// Same as in the slot.
     pub policy: Option<String>,
-    /// As in the slot; default: that of the slot.
+    /// Same as in the slot, whose value is the default.
     pub filters: Option<Vec<PartEntry>>,
-    /// As in the slot.
+    /// Same as in the slot.
     pub scorers: Vec<ScorerEntry>,
-    /// As in the slot.
+    /// Same as in the slot.
     pub picker: Option<Picker>,
-    /// As in the slot; default: that of the slot.
+    /// Same as in the slot, whose value is the default.
     #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: Option<toml::Table>,
 }

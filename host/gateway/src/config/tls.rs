@@ -100,7 +100,7 @@ impl Tls {
     }
 }
 
-/// What is wrong with a `min_version`.
+/// Problem of a `min_version`.
 pub(super) fn bad_version(version: &str) -> Option<String> {
     let is_known = [TLS_1_2, TLS_1_3].contains(&version);
     (!is_known).then(|| format!("`{version}` is not a version that is spoken: expected \"1.2\" or \"1.3\""))

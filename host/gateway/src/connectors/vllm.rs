@@ -1,5 +1,5 @@
-//! What vLLM's transports share: the prefill leg asks for one token, not streamed, and which requests cannot
-//! be split.
+//! Shared by vLLM's transports: the prefill leg asks for one token that is not streamed, and some requests
+//! cannot be split.
 
 use http::{HeaderName, HeaderValue};
 

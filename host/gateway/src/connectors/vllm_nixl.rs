@@ -14,7 +14,8 @@ use crate::{openai::json::JsonBody, openai::request::Request, upstream::LegHeade
 #[derive(Debug)]
 pub(super) struct VllmNixl;
 
-/// What prefill is asked for. Streamed it would answer no parameters and still pin its blocks.
+/// Handoff parameters of the prefill request. Streamed it would answer no parameters and still pin its
+/// blocks.
 const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
 /// Fields of the parameters without which a decode engine recomputes silently, or dies.
 const NEEDED: [&str; 5] =

@@ -15,12 +15,12 @@ use crate::{
     tokenization::Tokens,
 };
 
-/// What a check found.
+/// Findings of a check.
 #[derive(Debug)]
 pub(crate) struct Findings {
-    /// What keeps the gateway, or a slot of it, from running as configured.
+    /// Problems that keep the gateway, or one of its slots, from running as configured.
     pub(crate) problems: ConfigErrors,
-    /// What is probably not meant.
+    /// Values that are probably mistakes.
     pub(crate) warnings: ConfigErrors,
 }
 
@@ -52,8 +52,8 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     Ok(Findings { problems: config.errors(problems), warnings: config.errors(config.in_file(warnings)) })
 }
 
-/// Listens on both addresses. One that is in use is a warning: the gateway that runs with this configuration
-/// may use it.
+/// Listens on both addresses. A port in use is a warning, because the gateway that runs with this
+/// configuration may use it.
 fn ports(
     settings: &Settings,
     problems: &mut Vec<Problem>,
@@ -102,7 +102,7 @@ fn policies(
     let (_slots, manager) = opened.start(&settings)?;
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
     let report = runtime.block_on(manager.execute(Command::Reload))?;
-    // What the configuration names was found above.
+    // Policies that the configuration names were found above.
     let found = report.refused.iter().map(slots::refused);
     problems.extend(found.filter(|problem| !known.contains(&problem.path)));
     for stray in &report.strays {

@@ -1,7 +1,7 @@
 //! Applies a changed configuration to the running daemon.
 //!
-//! What may fail comes first, so that a failure leaves everything as it was. Requests that started before
-//! keep the old [`State`]; those that start afterwards get the new one.
+//! Steps that may fail come first, so that a failure leaves everything as it was. Requests that started
+//! before keep the old [`State`]; those that start afterwards get the new one.
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -237,7 +237,7 @@ pub(super) fn tenant_metrics(settings: &Reloadable, metrics: &Metrics) -> Arc<Te
 pub(super) fn probe_config(settings: &Reloadable) -> ProbeConfig {
     let ProbeSettings { interval, timeout, health_timeout, load_interval, max_per_second, wedge_after } =
         settings.probe;
-    // Often enough to tell a pause within an answer from a worker that is stuck.
+    // Often enough to distinguish a pause within an answer from a worker that is stuck.
     let shortest = if wedge_after.is_zero() { Duration::MAX } else { wedge_after };
     let look_interval = (shortest.min(settings.timeouts.event_idle) / 4).min(MAX_LOOK_INTERVAL);
     ProbeConfig {

@@ -1,5 +1,5 @@
-//! What the daemon and a service manager such as systemd tell each other: listening sockets that outlive a
-//! restart, and that the daemon is ready, alive or stopping.
+//! Protocol of service managers such as systemd: they pass listening sockets, which outlive a restart, and
+//! the daemon reports that it is ready, alive or stopping.
 
 use std::{
     net::TcpListener,

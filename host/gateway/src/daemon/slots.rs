@@ -43,7 +43,7 @@ pub(super) struct OpenedSlots {
     /// Programs of canaries and shadows that the configuration names.
     trials: Vec<Program>,
     failures: mpsc::UnboundedReceiver<SlotEvent>,
-    /// What the configuration names and no lane can run. The daemon does not start with it.
+    /// Policies of the configuration that no lane can run. The daemon does not start with it.
     pub(super) problems: Vec<Problem>,
 }
 

@@ -20,7 +20,7 @@ use crate::{
 /// A request that was let in.
 pub(super) struct Admitted {
     pub(super) body: Bytes,
-    /// Who sent the request.
+    /// Sender of the request.
     pub(super) caller: Caller,
     /// The body's part of the bytes in flight.
     pub(super) held: Share,

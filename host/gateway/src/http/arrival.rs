@@ -1,5 +1,5 @@
-//! What is known of a request before anything of it is read: who sent it, when its first byte arrived, and
-//! which connection takes the answer.
+//! Facts about a request before it is read: its sender, the time of its first byte, and the connection for
+//! its answer.
 //!
 //! Time to first token, duration and deadline count from the first byte. The HTTP server hands over a request
 //! when its head is complete. A connection therefore notes the first read after its last write, which is the

@@ -1,4 +1,4 @@
-//! Who connects to a listener.
+//! Kinds of peers of a listener.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -14,7 +14,7 @@ const OPERATORS_CONNECTIONS: usize = 256;
 #[cfg(feature = "ext-proc")]
 const PROXIES_CONNECTIONS: usize = 1_024;
 
-/// Who connects to a listener.
+/// Kinds of peers of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
     /// Clients. Their listeners share one limit of connections.

@@ -1,4 +1,4 @@
-//! Who sent a request: a client with its tenant, or an operator with a role.
+//! Authenticates the sender of a request: a client with its tenant, or an operator with a role.
 
 use std::{net::IpAddr, sync::Arc};
 

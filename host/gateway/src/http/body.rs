@@ -62,7 +62,7 @@ impl BodyLimits {
         }
     }
 
-    /// Until when the next bytes of an upload must arrive that began at `begun`, and what is wrong otherwise.
+    /// Deadline of the next bytes of an upload that began at `begun`, and the error when it passes.
     fn next_until(&self, begun: Instant, received: usize) -> (Instant, ApiError) {
         let mut first = (self.deadline, ApiError::Deadline);
         let idle = Instant::now() + self.idle;

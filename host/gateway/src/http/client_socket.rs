@@ -111,7 +111,7 @@ impl ClientSocket {
         Poll::Ready(self.too_slow("the client did not read in time"))
     }
 
-    /// Ends a client that does not read. What waits in the kernel is discarded, too.
+    /// Ends a client that does not read. Bytes that wait in the kernel are discarded, too.
     pub(super) fn too_slow(&mut self, problem: &'static str) -> io::Error {
         self.connection.set_too_slow();
         let _ = self.stream.set_zero_linger();

@@ -1,4 +1,4 @@
-//! What answers the requests of a connection.
+//! Service that answers the requests of a connection.
 
 use std::convert::Infallible;
 
@@ -15,7 +15,7 @@ use crate::{
     orchestrate::{client_connection::ClientConnection, relay::Answer},
 };
 
-/// What answers the requests of a listener.
+/// Service that answers the requests of a listener.
 #[derive(Clone)]
 pub(crate) struct Service {
     router: Router,

@@ -102,7 +102,7 @@ pub(crate) async fn decode(
 pub(super) struct Decoder {
     coding: Coding,
     inner: Inner,
-    /// Bytes that `held` was told of.
+    /// Number of bytes that `held` accounts for.
     counted: usize,
     /// Work since other requests had their turn.
     work: usize,

@@ -1,5 +1,5 @@
-//! What a request says about who sent it: a bearer token, or the header in which clients of the Anthropic API
-//! send their key.
+//! Credentials of a request: a bearer token, or the header in which clients of the Anthropic API send their
+//! key.
 
 use axum::http::{HeaderMap, HeaderName, header};
 

@@ -110,7 +110,7 @@ pub(super) async fn serve(
         .keep_alive_timeout(http2.keep_alive_timeout);
     let connection = builder.serve_connection(TokioIo::new(io), service);
     tokio::pin!(connection);
-    // Since when, and for how long, no request may be open.
+    // When the connection became idle, and how long it may stay so.
     let (mut since, mut idle, mut is_ending, mut why) = (Instant::now(), idle, false, None);
     loop {
         tokio::select! {

@@ -23,7 +23,7 @@ impl ClientCertificate {
     }
 }
 
-/// Who sends the requests of a connection.
+/// Sender of a connection's requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Sender {
     /// The address; the unspecified one when there is no connection.

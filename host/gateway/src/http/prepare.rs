@@ -115,7 +115,7 @@ pub(crate) async fn prepare(
         };
     }
     if request.hints.session_control.is_some_and(|control| control.open) {
-        // The session begins anew (A2).
+        // The session starts without its earlier bindings (A2).
         routing_request.session_hash.inspect(|session| state.sessions.close(*session));
     }
     let planning = Instant::now();

@@ -109,7 +109,7 @@ async fn open(
     let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
     account.set_model(&parsed.model, state.registry.snapshot().activation(&parsed.model).is_some());
     if let Some(limits) = &state.tenant_limits {
-        // Held by the account until the session ends. What is said in it is not counted in tokens.
+        // Held by the account until the session ends. Its messages are not counted in tokens.
         let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
         account.reserved(limits.request(tenant, &parsed.model).map_err(ApiError::TenantLimit)?);
     }

@@ -20,12 +20,12 @@ const REFUSAL_TIME: Duration = Duration::from_millis(500);
 /// Shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Which limit a connection is above.
+/// The limit that a connection exceeds.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TooMany {
-    /// That of all connections.
+    /// Limit of all connections together.
     InAll(usize),
-    /// That of the connections of one address.
+    /// Limit of one address's connections.
     OfAddress(usize),
 }
 

@@ -2,7 +2,8 @@
 
 use crate::openai::json::JsonBody;
 
-/// An endpoint. One that has several paths carries the path: the engine is called on the same one.
+/// An endpoint. An endpoint with several paths contains the path, because the engine is called on the same
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Endpoint {
     /// `/v1/chat/completions`
@@ -50,7 +51,7 @@ pub(crate) enum Format {
 /// Where the prompt of a body is.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptKeys {
-    /// What comes first in the engine's prompt, if the body has it.
+    /// Field that comes first in the engine's prompt, if the body has it.
     pub preamble: Option<&'static str>,
     /// The prompt.
     pub key: &'static str,

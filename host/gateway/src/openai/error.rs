@@ -41,7 +41,7 @@ pub(crate) enum ApiError {
     )]
     WrongToken(&'static str),
     /// A token of an identity server that is valid and may not.
-    #[error("authorising the request: the token is valid, but {0}; ask whoever runs the identity server")]
+    #[error("authorising the request: the token is valid, but {0}; ask the operator of the identity server")]
     TokenMayNot(&'static str),
     /// The identity server's public keys are not known.
     #[error(
@@ -209,7 +209,7 @@ pub(crate) enum ApiError {
     Overloaded {
         /// Which leg.
         text: String,
-        /// As configured; 529 by default.
+        /// Status of the configuration; 529 by default.
         status: StatusCode,
         /// When the client should try again.
         retry_after: Duration,

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::openai::endpoint::Format;
 
-/// An error as bodies and events tell it.
+/// An error as it appears in bodies and events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told<'a> {
     pub(super) status: StatusCode,

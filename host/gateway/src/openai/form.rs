@@ -22,7 +22,7 @@ pub(crate) struct Form {
     pub content_type: HeaderValue,
 }
 
-/// What routing needs of a form.
+/// Fields of a form that routing needs.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     pub(super) model: String,

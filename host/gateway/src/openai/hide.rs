@@ -7,7 +7,8 @@ use serde_json::value::RawValue;
 /// `body` is valid JSON.
 #[must_use]
 pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {
-    // Almost no answer has one with a value: the names are looked for before strings are told apart.
+    // Almost no answer has one with a value, so the search for the names comes before the search for the ends
+    // of strings.
     if !fields.iter().any(|field| may_have_value(body, field.as_bytes())) {
         return None;
     }

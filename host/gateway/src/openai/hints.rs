@@ -92,7 +92,7 @@ pub(crate) struct Hints {
     pub config: RouterConfigOverride,
     /// Token ids of the prompt, for engines.
     pub token_ids: Option<Vec<u32>>,
-    /// What routing hashes in their place; not empty.
+    /// Token ids that routing hashes in their place; not empty.
     pub routing_token_ids: Option<Vec<u32>>,
     /// Salt of the prefix cache.
     pub cache_salt: Option<String>,
@@ -104,20 +104,20 @@ pub(crate) struct Hints {
     pub query_only: bool,
     /// A probe of one worker [A1]: runs there alone, whatever its role.
     pub probe: bool,
-    /// What the request is a part of, for the access log.
+    /// Agent context of the request, for the access log.
     pub agent: AgentContext,
     /// When the client made the request, milliseconds by its clock, for the access log.
     pub request_timestamp_ms: Option<f64>,
     /// Checksum of the model card that the client knows, for the access log.
     pub mdc_sum: Option<String>,
-    /// What the answer says of keys that have no effect.
+    /// Warning in the answer about keys that have no effect.
     pub warning: Option<HeaderValue>,
 }
 
-/// What a request does with its session (A2).
+/// Action of a request on its session (A2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SessionControl {
-    /// Ends the session's bindings before this request, which is routed anew.
+    /// Ends the session's bindings before this request, so that it is routed without them.
     pub open: bool,
     /// Ends the session's bindings after this request.
     pub close: bool,

@@ -1,4 +1,4 @@
-//! What a client is told about its limits: headers and errors as OpenAI's clients read them.
+//! Rate limits in answers: headers and errors as OpenAI's clients read them.
 
 use std::{fmt, time::Duration};
 
@@ -34,7 +34,7 @@ pub(crate) struct RateHeaders {
     pub(crate) tokens: Tightest,
 }
 
-/// The limit with the smallest share left; without one, nothing is told.
+/// The limit with the smallest share left; without one, no headers are added.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Tightest(Option<Left>);
 

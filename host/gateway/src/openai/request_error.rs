@@ -1,4 +1,4 @@
-//! What is wrong with a request: the field or header, and the problem.
+//! Error of a request: the field or header, and the problem.
 
 use serde::de::DeserializeOwned;
 
@@ -10,7 +10,7 @@ use crate::openai::json::{JsonBody, shortened};
 pub(crate) struct RequestError {
     /// The field or header at fault.
     pub field: String,
-    /// What is wrong with it.
+    /// The problem with it.
     pub problem: String,
 }
 

@@ -1,4 +1,4 @@
-//! What an event or a whole answer of any endpoint is about. Unnamed events are looked at by [`sse`]; this
+//! Facts about an event or a whole answer, for every endpoint. Unnamed events are looked at by [`sse`]; this
 //! adds the named events of the Responses and Messages APIs, and whole answers of every kind.
 
 use serde::Deserialize;
@@ -67,7 +67,7 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
     }
     // Fields of documents and of tool calls may be called `error`, too: only the top level counts.
     let Ok(told) = serde_json::from_slice::<Told<'_>>(body) else { return Seen { error: false, ..seen } };
-    // A response that failed is an answer.
+    // A response with status `failed` is a complete answer, and not an error of the engine.
     let is_error = told.object != Some("response") && told.error.is_some_and(is_something);
     Seen { error: is_error, usage: told.usage.and_then(Counts::usage), cached_at: None, ..seen }
 }

@@ -1,5 +1,4 @@
-//! What an answer has to know about its client's connection: whether the client reads, and whether it read
-//! too slowly.
+//! State of the client's connection for its answer: whether the client reads, and whether it read too slowly.
 
 use std::sync::{
     Arc,

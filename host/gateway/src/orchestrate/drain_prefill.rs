@@ -42,7 +42,7 @@ pub(super) async fn drain_prefill(
     Ok(seen::whole(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
-/// Reads events up to the end mark. What the body does afterwards does not matter.
+/// Reads events up to the end mark. The rest of the body does not matter.
 async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallError> {
     let mut splitter = Splitter::default();
     while upstream::read_within(&mut body, splitter.room(), Some(limits)).await? {

@@ -1,4 +1,4 @@
-//! What the driver waits for, up to the head of an answer.
+//! Events that the driver waits for, up to the head of an answer.
 
 use std::task::{Context, Poll};
 
@@ -23,7 +23,7 @@ pub(super) enum Next {
     Stream(Response<Body>),
 }
 
-/// What is due at a moment.
+/// Timers that are due at a moment.
 #[derive(Clone, Copy)]
 enum Alarm {
     /// The end of the request.

@@ -293,7 +293,7 @@ pub(super) fn quarantined(state: &State, request: &Request) -> Option<ApiError> 
     Some(refused)
 }
 
-/// As [`quarantined`], without counting it.
+/// Like [`quarantined`], without counting it.
 pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
     let quarantine = &state.quarantine;
     if quarantine.is_empty() || state.settings.quarantine.is_zero() {
@@ -325,7 +325,7 @@ fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
     is_value && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok()
 }
 
-/// What an answer says that should have been a stream: an error object, or something else.
+/// Error of an answer that should have been a stream: an error object, or another body.
 async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits) -> CallError {
     let unexpected = format!("expected text/event-stream, got content type `{content_type}`");
     if !content_type.to_ascii_lowercase().starts_with("application/json") {

@@ -48,7 +48,7 @@ pub(crate) struct PassingAnswer {
     answering: PickedWorker,
     prefill: Option<PickedWorker>,
     picked_at: Instant,
-    /// What the worker owes; `None`: another one, which is not watched, prefills first.
+    /// Call that the worker has to answer; `None` if another worker, which is not watched, prefills first.
     call: Option<InFlight>,
     /// Progress of an answer that is not streamed.
     estimate: Option<WholeEstimate>,
@@ -301,7 +301,7 @@ impl PassingAnswer {
             let took = self.picked_at.elapsed();
             booking.first_token(took, true);
             note_success(&self.state, Leg::Prefill, &prefill.candidate);
-            // The answer's head shows that it ended. Of one that failed, nothing tells which leg did.
+            // The answer's head shows that it ended. When a request fails, nothing says which leg did.
             let engine = prefill.candidate.worker.spec().engine.as_str();
             self.state.metrics.leg_took(Leg::Prefill.as_str(), engine, "ok", took);
         }

@@ -18,7 +18,7 @@ use crate::{
     upstream::CallError,
 };
 
-/// What a prefill call brought.
+/// Result of a prefill call.
 pub(super) enum Prefilled {
     /// The answer of a completed handoff.
     Answer(Response<Bytes>),
@@ -40,7 +40,7 @@ pub(super) struct PrefillDone {
 #[derive(Clone, Debug, Default)]
 pub(super) struct PrefillBooking(Arc<Mutex<Option<Booking>>>);
 
-/// What the task of a call needs, besides the call.
+/// Data that the task of a call needs, besides the call.
 pub(super) struct PrefillCall {
     pub(super) state: Arc<State>,
     pub(super) connector: &'static dyn Connector,
@@ -80,8 +80,8 @@ impl PrefillCall {
         ended.map(|joined| joined.unwrap_or_else(|error| Err(CallError::Broken(error.to_string())))).boxed()
     }
 
-    /// Reads the answer of a prefill leg, if it carries data. One that is an error, or that cannot be read,
-    /// is a failed call: another prefill worker may answer.
+    /// Reads the answer of a prefill leg, if it carries data. An answer that is an error, or that cannot be
+    /// read, is a failed call: another prefill worker may answer.
     fn read(&self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
         let answer = match prefilled {
             Prefilled::Answer(answer) => answer,

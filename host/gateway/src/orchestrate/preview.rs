@@ -156,7 +156,7 @@ impl Preview<'_> {
     ) -> Result<RoutePreview, RouteError> {
         let Self { state, request, routing_request, snapshot } = self;
         let question = plan::question(state, request, routing_request, snapshot, leg);
-        // A session that the request opens begins anew (A2).
+        // A session that the request opens starts without its earlier bindings (A2).
         let opens = request.hints.session_control.is_some_and(|control| control.open);
         let query = Query {
             explain: true,

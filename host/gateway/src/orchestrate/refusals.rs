@@ -1,4 +1,4 @@
-//! What a client is told when the engines that a leg asked have too much to do.
+//! Errors for clients when the engines that a leg asked are overloaded.
 
 use http::StatusCode;
 use pointsman_workers::{Leg, Pause, Refusal, Worker};
@@ -19,7 +19,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Adds a failed call, if its engine has too much to do. `told`: the client's error.
+    /// Adds a failed call, if its engine has too much to do. `told` is the client's error.
     pub(super) fn note(&mut self, refusal: Option<Refusal>, told: &ApiError, worker: &Worker) {
         let Some(refusal) = refusal else { return };
         let paused = || worker.pause().map(|pause| pause.left);

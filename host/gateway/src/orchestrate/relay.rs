@@ -34,8 +34,8 @@ mod prefill_answer;
 const MAX_CHUNK: usize = 16 * 1024;
 /// Initial capacity of the output buffer, bytes: a few events.
 const OUT_CAPACITY: usize = 2 * 1024;
-/// Bytes that a stream counts for itself before it adds them to those of all streams: threads share that
-/// counter, and an event must not write what another thread writes.
+/// Number of bytes that a stream counts locally before it adds them to the counter of all streams. Threads
+/// share that counter, so adding for each event would make them contend for it.
 const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
@@ -68,10 +68,10 @@ struct Relay {
     timer: Pin<Box<Sleep>>,
     first_token: bool,
     finish_seen: bool,
-    /// The engine sent the event that ends an answer. What it sends afterwards is not read, except for the
-    /// `[DONE]` behind the last named event.
+    /// The engine sent the event that ends an answer. The relay reads nothing that the engine sends
+    /// afterwards, except for the `[DONE]` behind the last named event.
     closed: bool,
-    /// The client got the end of its answer, or left. What engines still need goes on without it.
+    /// The client got the end of its answer, or left. Work that engines still need goes on without it.
     detached: bool,
     over: bool,
 }

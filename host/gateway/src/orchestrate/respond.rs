@@ -17,7 +17,7 @@ pub(super) enum Ending {
 }
 
 impl Drive {
-    /// Performs an action. One that answers the client returns the answer.
+    /// Performs an action. The action that answers the client returns the answer.
     pub(super) fn answer(&mut self, action: Action) -> Option<Ending> {
         match action {
             Action::Relay | Action::AnswerPrefill => {

@@ -19,7 +19,7 @@ use crate::{
     telemetry::account::Account,
 };
 
-/// What a leg got.
+/// Result of routing a leg.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 enum Found {
     /// Decode has a place, and is routed when prefill has ended.
@@ -46,8 +46,8 @@ impl Drive {
     }
 
     /// Chooses and books the leg's worker, once: from a hint, the session or the policy (C3). The outcome of
-    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue (C5). Of
-    /// decode, only a place is reserved while prefill was not sent (E6).
+    /// prefill is a worker, no worker, or back-pressure, which fails at once unless there is a queue (C5).
+    /// Until prefill is sent, only a place is reserved for decode (E6).
     pub(super) fn route(&mut self, leg: Leg, place: Option<Queued>) {
         if self.attempts.begin(self.legs.attempt()) {
             self.token = RequestToken::fresh();

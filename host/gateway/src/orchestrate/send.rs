@@ -171,8 +171,9 @@ impl Drive {
                     }
                     if let Err(error) = sent {
                         tracing::debug!(%worker, %error, "abort failed");
-                        // An engine that closed the connection or refused one item may take the others. One
-                        // that cannot be reached is not tried once for each of them: there may be thousands.
+                        // An engine that closed the connection or refused one item may take the others. An
+                        // unreachable worker is not tried once for each of them, because there may be
+                        // thousands.
                         if !matches!(error, CallError::Broken(_) | CallError::Status { .. }) {
                             return;
                         }
@@ -224,8 +225,8 @@ async fn unless_down<T>(
     }
 }
 
-/// Limits the time of a call, counted from when `start` is cancelled, if there is one. Until then the worker
-/// owes nothing.
+/// Limits the time of a call, counted from when `start` is cancelled, if there is one. Before that, the
+/// worker has no call to answer.
 async fn within_after<T>(
     start: Option<CancellationToken>,
     in_flight: &mut InFlight,

@@ -131,7 +131,7 @@ async fn find(
     if workers.len() < 2 {
         return Ok(workers.pop());
     }
-    // A stranger may send any number of ids that nobody has.
+    // A stranger may send any number of ids that do not exist.
     let Some(_place) = state.response_searches.take(1) else { return Ok(None) };
     let path = format!("/v1/responses/{id}");
     let ask = |worker: Arc<Worker>| {

@@ -35,7 +35,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Header that tells llm-d's sidecar before a decode engine which engine prefills.
+/// Header that names the prefill engine to llm-d's sidecar in front of a decode engine.
 const PREFILLER: HeaderName = HeaderName::from_static("x-prefiller-host-port");
 
 /// One request.

@@ -1,4 +1,4 @@
-//! Of a build without the exchange. The configuration refuses servers.
+//! Stand-ins for a build without the exchange. The configuration refuses servers.
 
 use std::{net::SocketAddr, sync::Arc};
 

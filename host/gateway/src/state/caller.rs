@@ -1,4 +1,4 @@
-//! Who sent a request.
+//! Senders of requests.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pointsman_workers::name_hash;
 
 use crate::config::Role;
 
-/// Who sent a request of a client, after its credentials were checked. A clone copies pointers.
+/// Sender of a client's request, after its credentials were checked. A clone copies pointers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Name of the credentials: the id of a key; `None` without credentials.
@@ -25,12 +25,12 @@ pub(crate) struct Tenant {
     pub(crate) hash: u64,
 }
 
-/// Who sent a request to the operators' listener.
+/// Sender of a request to the operators' listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Operator {
     /// Name in the audit log.
     pub(crate) id: Arc<str>,
-    /// What the operator may do.
+    /// Role of the operator.
     pub(crate) role: Role,
 }
 

@@ -1,4 +1,4 @@
-//! Who the certificates of clients and operators belong to.
+//! Owners of the certificates of clients and operators.
 
 use std::{collections::HashMap, sync::Arc};
 

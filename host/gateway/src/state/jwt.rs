@@ -42,10 +42,10 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Verifies tokens.
 pub(crate) struct TokenVerifier {
     settings: JwtSettings,
-    /// Of the tenants' hashes.
+    /// Salt of the tenants' hashes.
     salt: u64,
     keys: Keys,
-    /// Of the names under which verified tokens are remembered.
+    /// Secret of the digests under which verified tokens are cached.
     secret: [u8; 32],
     verified: Cache<[u8; 32], Arc<Verified>>,
     _stop: DropGuard,
@@ -60,9 +60,9 @@ enum Keys {
 /// Whom a valid token names.
 #[derive(Debug)]
 pub(crate) struct Verified {
-    /// As a client.
+    /// The token's holder as a client.
     pub(crate) caller: Caller,
-    /// As an operator; `None`: the token has no role.
+    /// The token's holder as an operator; `None` if the token has no role.
     pub(crate) operator: Option<Operator>,
     /// When the token expires, in seconds since 1970.
     expires: u64,

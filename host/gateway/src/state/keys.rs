@@ -34,11 +34,11 @@ pub(crate) struct Keys<T> {
 pub(crate) struct SlowKey<T> {
     /// The argon2id digest.
     pub(crate) phc: Arc<str>,
-    /// Who the key belongs to.
+    /// Owner of the key.
     pub(crate) owner: T,
 }
 
-/// What a text is among the keys.
+/// Result of looking up a text among the keys.
 pub(crate) enum Found<'a, T> {
     /// A key of this owner.
     Known(&'a T),

@@ -75,8 +75,8 @@ impl Quarantine {
         self.len.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the hash of a body. Of a long body it covers the length and samples: every request that is
-    /// served pays for it, and at 220 KB the whole hash took a tenth of the gateway's CPU time.
+    /// Returns the hash of a body. For a long body it covers the length and samples. Every request pays for
+    /// the hash, and at 220 KB a hash of the whole body took a tenth of the gateway's CPU time.
     #[must_use]
     pub(crate) fn hash(&self, body: &[u8]) -> u64 {
         if body.len() <= 3 * SAMPLE {
@@ -202,7 +202,7 @@ mod tests {
         table.served(1 + SERVED as u64);
         assert!(!table.note(1, broke(2, "broken"), KEEP));
         assert!(table.note(1, broke(3, "broken"), KEEP));
-        // One that was sent before is answered.
+        // A request that was sent before is answered.
         table.served(1);
         assert_eq!(table.refuses(1), None);
     }

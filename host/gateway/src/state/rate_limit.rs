@@ -18,8 +18,8 @@ const SUBJECT_BUCKETS: usize = 1_024;
 pub(crate) struct RateLimiter {
     per_second: NonZeroU32,
     by_key: HashMap<String, DefaultDirectRateLimiter>,
-    /// By the hash of the subject. The hash has a random key, so that no caller can choose to share another's
-    /// bucket.
+    /// Buckets by the hash of the subject. The hash has a random key, so that no caller can choose to share
+    /// another's bucket.
     by_subject: Box<[DefaultDirectRateLimiter]>,
     hasher: RandomState,
     others: DefaultDirectRateLimiter,

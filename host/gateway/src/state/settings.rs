@@ -99,19 +99,19 @@ pub(crate) struct Settings {
 /// Time limits of a leg's answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegTimeouts {
-    /// Of the head of a streamed answer, and then of its first event.
+    /// Time until the head of a streamed answer, and again until its first event.
     pub head: Duration,
-    /// Of the head of a prefill leg's answer.
+    /// Time until the head of a prefill leg's answer.
     pub prefill_head: Duration,
-    /// Of the head of an answer that is not streamed.
+    /// Time until the head of an answer that is not streamed.
     pub whole_head: Duration,
-    /// Of a pause within an answer in which the worker makes no progress.
+    /// Longest pause within an answer while the worker makes no progress.
     pub event_idle: Duration,
-    /// Of every pause within an answer.
+    /// Longest pause within an answer, even while the worker makes progress.
     pub event_idle_max: Duration,
-    /// Silence after which the client of a stream gets a comment; 0: it gets none.
+    /// Silence after which the client of a stream gets a comment; 0 sends none.
     pub stream_comment: Duration,
-    /// Of a call that aborts a leg.
+    /// Time of a call that aborts a leg.
     pub abort: Duration,
 }
 

@@ -19,7 +19,7 @@ use crate::config::is_key_of;
 const MAX_RUNNING: usize = 2;
 /// Verifications that run or wait.
 const MAX_WAITING: usize = 64;
-/// Of these, those that one address started.
+/// Largest number of them that one address started.
 const MAX_OF_ADDRESS: u32 = 8;
 /// Limit of a verification, with its wait.
 const DEADLINE: Duration = Duration::from_secs(5);

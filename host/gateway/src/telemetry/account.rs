@@ -84,11 +84,11 @@ pub(crate) struct Account {
     body: Option<Share>,
     /// The queue's admission.
     admission: Option<Admission>,
-    /// What is reserved of the tenant's limits.
+    /// Reservation of the tenant's limits.
     reservation: Option<Reservation>,
-    /// What the access log tells of the request besides its outcome.
+    /// Fields of the access log besides the outcome.
     origin: Option<Arc<Request>>,
-    /// The decision log, with what it tells of the request.
+    /// The decision log, with its fields of the request.
     log: Option<LogDraft>,
     /// Spans of the request, if they are recorded.
     trace: Option<Box<RequestTrace>>,

@@ -40,7 +40,7 @@ pub(crate) struct DecisionLog {
     metrics: Arc<Metrics>,
 }
 
-/// What the writer receives.
+/// Messages to the writer.
 enum Message {
     Entry(Box<Entry>),
     /// Write everything before, then answer.

@@ -97,8 +97,8 @@ impl DecisionStats {
         let Some(minute) = minutes.get(usize::try_from(number % MAX_MINUTES).unwrap_or_default()) else {
             return;
         };
-        // The first thread in a new minute empties the place. What another thread adds at that moment may be
-        // lost.
+        // The first thread in a new minute empties the place. An addition by another thread at that moment
+        // may be lost.
         if minute.number.swap(number, Ordering::Relaxed) != number {
             minute.clear();
         }

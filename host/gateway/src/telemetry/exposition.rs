@@ -1,6 +1,6 @@
 //! `/metrics`: every metric of the gateway in the OpenMetrics text format.
 //!
-//! What requests count lives in [`Metrics`]. Values that other parts keep anyway are read by collectors when
+//! Counters of requests are in [`Metrics`]. Values that other parts keep anyway are read by collectors when
 //! they are asked for, so no event is counted twice. `prometheus_client` writes all of them.
 
 use std::{
@@ -32,7 +32,7 @@ mod sources;
 use families::{Families, Labels};
 pub(crate) use replicas::ReplicaFigures;
 
-/// What the metrics are read from.
+/// Sources of the metrics.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     /// Workers that serve models.
@@ -47,7 +47,7 @@ pub(crate) struct Sources {
     pub(crate) learning: Arc<Learning>,
     /// Where workers come from.
     pub(crate) fleet: Arc<Fleet>,
-    /// Models of the configuration. Those that workers serve are known besides.
+    /// Models of the configuration. Models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,

@@ -1,8 +1,8 @@
 //! OpenTelemetry traces: which requests are recorded, their spans, and the queue to the exporter.
 //!
-//! A request that is not recorded costs one branch. One that is has its spans in a [`RequestTrace`], which
-//! its account owns; nothing is shared between threads until the request ends. Then the whole trace goes to
-//! the exporter in one message. When that is behind, the trace is dropped and counted.
+//! A request that is not recorded costs one branch. A recorded request has its spans in a [`RequestTrace`],
+//! which its account owns. Threads share nothing until the request ends. Then the whole trace goes to the
+//! exporter in one message. When that is behind, the trace is dropped and counted.
 
 use std::sync::{
     Arc,
@@ -52,7 +52,7 @@ struct Queue {
     metrics: Arc<Metrics>,
 }
 
-/// What the exporter receives.
+/// Messages to the exporter.
 #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "there is no exporter"))]
 enum Message {
     Trace(Box<RequestTrace>),

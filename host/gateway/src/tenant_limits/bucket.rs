@@ -2,8 +2,8 @@
 
 use tokio::time::{Duration, Instant};
 
-/// What was withdrawn and has not flowed back yet. A limit of `per_minute` flows back evenly over a minute. A
-/// changed limit needs no conversion.
+/// Amount that was withdrawn and has not flowed back yet. A limit of `per_minute` flows back evenly over a
+/// minute. A changed limit needs no conversion.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
     used: f64,
@@ -15,8 +15,8 @@ impl Bucket {
         Self { used: 0.0, at: now }
     }
 
-    /// Lets flow back what is due. A clock that jumps ahead empties the bucket at most. One that stands still
-    /// or goes back changes nothing.
+    /// Lets flow back what is due. A clock that jumps ahead empties the bucket at most. A clock that stands
+    /// still or goes back changes nothing.
     fn flow(&mut self, per_minute: f64, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = self.at.max(now);

@@ -2,7 +2,7 @@
 
 use crate::{config::Problem, telemetry::tls_metrics::TlsMetrics};
 
-/// What the last reading of files found: a digest, or problems.
+/// Result of the last reading of files: a digest, or problems.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     last: Option<Result<[u8; 32], Vec<Problem>>>,

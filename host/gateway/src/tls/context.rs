@@ -38,7 +38,7 @@ pub(crate) struct TlsContext {
     engines: EngineFiles,
 }
 
-/// What was read from files and is not in force yet.
+/// Content of files that is not in force yet.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     clients: LoadedListener,

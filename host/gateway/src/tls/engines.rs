@@ -31,7 +31,7 @@ struct InForce {
     digest: [u8; 32],
 }
 
-/// What was read and is not in force yet.
+/// Content of files that is not in force yet.
 #[derive(Debug)]
 pub(super) struct LoadedEngines {
     in_force: Arc<InForce>,

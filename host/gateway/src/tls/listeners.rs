@@ -22,11 +22,11 @@ pub(crate) struct ListenerTls {
     path: &'static str,
     /// Its label in metrics.
     label: &'static str,
-    /// What is in force; nothing: plain HTTP.
+    /// Settings in force; `None` for plain HTTP.
     current: ArcSwapOption<InForce>,
 }
 
-/// What is in force on a listener.
+/// Settings in force on a listener.
 #[derive(Debug)]
 pub(crate) struct InForce {
     settings: Tls,
@@ -40,7 +40,7 @@ pub(crate) struct InForce {
 /// TLS of a listener, read from files and not in force yet; nothing: plain HTTP.
 pub(crate) type LoadedListener = Option<Arc<InForce>>;
 
-/// What one handshake uses.
+/// Settings of one handshake.
 #[derive(Clone, Debug)]
 pub(crate) struct Handshake {
     /// Certificate, versions and protocols.

@@ -1,4 +1,4 @@
-//! From the contents of files to what a handshake uses.
+//! Builds the settings of handshakes from the contents of files.
 
 use std::{path::Path, sync::Arc};
 
@@ -24,7 +24,7 @@ pub(super) struct Contents {
     authorities: Option<Vec<u8>>,
 }
 
-/// What handshakes of a listener use.
+/// Settings of a listener's handshakes.
 #[derive(Debug)]
 pub(super) struct Built {
     pub(super) config: Arc<ServerConfig>,

@@ -39,7 +39,7 @@ impl Encodes {
     /// Starts the threads, if they do not run.
     pub(super) fn start(&self) -> io::Result<()> {
         if self.pool.get().is_none() {
-            // Of two that are started at the same time, the second ends again.
+            // If two are started at the same time, the second ends again.
             let _second = self.pool.set(EncodePool::start(self.limits)?);
         }
         Ok(())

@@ -18,7 +18,7 @@ pub(crate) struct Measure {
     pub salt: HashSalt,
 }
 
-/// What routing may know of the tenant of a request.
+/// Facts about a request's tenant for routing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TenantLoad {
     /// Salted hash of its name.

@@ -9,7 +9,7 @@ const MAX_ASIDE: u32 = 16 * 1024;
 #[derive(Debug, Default)]
 pub(super) struct Chunked {
     at: At,
-    /// Of the chunk's size: what was read of it; then what is left of its data.
+    /// While the size is read: the size so far. Afterwards: the bytes left of the chunk's data.
     left: u64,
     aside: u32,
 }

@@ -21,8 +21,8 @@ use super::{
     wire_error::WireError,
 };
 
-/// Size of the shared read buffer, bytes. What one read brings is buffered for a client that does not read,
-/// so it is no larger than what is passed on at once.
+/// Size of the shared read buffer, bytes. The bytes of one read are buffered for a client that does not read,
+/// so a read is no larger than one write to the client.
 const READ_BUFFER: usize = 16 * 1024;
 
 thread_local! {
@@ -33,7 +33,7 @@ thread_local! {
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: EngineStream,
-    /// What the pool keeps it by.
+    /// Key of the connection in the pool.
     pub(super) origin: Box<str>,
     /// With what the engine was verified; `None` without TLS.
     verified: Option<Verified>,
@@ -160,7 +160,7 @@ impl Connection {
     }
 }
 
-/// What a failed read or write means. The text names no address.
+/// Classifies a failed read or write. The text names no address.
 fn wire_error(error: &io::Error) -> WireError {
     match tls_problem(error) {
         Some(problem) if is_tls_alert(error) => WireError::Refused(problem),

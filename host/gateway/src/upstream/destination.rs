@@ -16,7 +16,7 @@ pub(crate) struct Destination {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parts<'a> {
     pub(super) has_tls: bool,
-    /// What the pool keeps connections by: `host:port`, for TLS with the scheme.
+    /// Key of connections in the pool: `host:port`, for TLS with the scheme.
     pub(super) origin: &'a str,
     /// `host:port`.
     pub(super) authority: &'a str,

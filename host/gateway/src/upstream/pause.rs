@@ -9,9 +9,9 @@ use super::Silence;
 /// serve others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PauseLimits {
-    /// Of a pause in which the worker makes no progress.
+    /// Longest pause while the worker makes no progress.
     pub(crate) idle: Duration,
-    /// Of every pause, if it is more.
+    /// Longest pause in any case; used if it is longer than `idle`.
     pub(crate) most: Duration,
 }
 

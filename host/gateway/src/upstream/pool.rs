@@ -34,7 +34,7 @@ struct Shared {
     tls: Arc<EngineTls>,
 }
 
-/// What a pool keeps.
+/// Contents of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolLimits {
     /// How long an idle connection is kept.
@@ -73,8 +73,8 @@ impl ConnectionPool {
         &self.shared.tls
     }
 
-    /// Takes an idle connection that is still open. One that was verified with other files or another name
-    /// than those in force is closed.
+    /// Takes an idle connection that is still open. A connection that was verified with other files or
+    /// another name than those in force is closed.
     pub(super) fn take(&self, to: &Destination, origin: &str) -> Option<Box<Connection>> {
         loop {
             let Idle { mut connection, since } = self.shared.idle.lock().get_mut(origin)?.pop_back()?;

@@ -53,7 +53,7 @@ impl Upstream {
     }
 }
 
-/// What an engine says that does not upgrade the connection.
+/// Answer of an engine that does not upgrade the connection.
 async fn refusal(response: Response<Incoming>) -> CallError {
     let status = response.status();
     if !status.is_client_error() && !status.is_server_error() {

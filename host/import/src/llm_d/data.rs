@@ -86,7 +86,7 @@ impl Import<'_> {
         self.tell(plugin, kind, ours);
     }
 
-    /// Writes the sources of workers that the command line asks for, and tells of those that are missing.
+    /// Writes the sources of workers that the command line asks for, and reports those that are missing.
     pub(super) fn workers(&mut self) {
         if self.target.ext_proc {
             self.draft.set("ext_proc", "listen", "0.0.0.0:9002", "--ext-proc: Envoy asks this port");
@@ -123,7 +123,7 @@ impl Import<'_> {
         self.draft.hint(format!("defaults = {}", crate::draft::value_text(&defaults)));
     }
 
-    /// Keys of workers that their source does not tell.
+    /// Keys of workers that their source does not give.
     fn defaults(&self) -> Value {
         let splits = self.draft.has("routing", "order");
         let role = if splits { "decode" } else { "aggregated" };

@@ -3,7 +3,7 @@
 
 use crate::yaml::{self, Node, Value};
 
-/// What the document calls itself.
+/// Kind of the document.
 const KIND: &str = "EndpointPickerConfig";
 
 /// Returns the configuration of a file.
@@ -30,7 +30,7 @@ pub(super) fn find(text: &str) -> Result<Node, String> {
     }
 }
 
-/// What to do with files of other projects, by a word that only they have.
+/// Advice for files of other projects, by a word that only they have.
 const OTHERS: [(&str, &str); 9] = [
     ("routerSpec", "production-stack: give the router's command line to `pointsman import vllm-router`"),
     (

@@ -222,7 +222,7 @@ impl Import<'_> {
     }
 }
 
-/// As llm-d does without profiles: one of all filters, scorers and pickers.
+/// Like llm-d without profiles: one profile of all filters, scorers and pickers.
 fn implied_profile<'a>(config: &Config<'a>) -> Profile<'a> {
     let parts = config.plugins.iter().filter(|plugin| is_part(plugin.kind));
     let entry = |plugin: &Plugin<'a>| Entry { plugin: plugin.name, place: plugin.place, weight: None };

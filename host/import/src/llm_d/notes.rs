@@ -1,4 +1,4 @@
-//! Plugins of which the type alone tells what becomes of them.
+//! Plugins whose type alone decides their translation.
 
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
@@ -6,7 +6,7 @@ const SYNCER: &str = "[replicas]: gateways tell each other their bookings over N
 
 /// Plugins that are built in, in other words or not at all.
 const NOTES: &[(&str, Kind, &str)] = &[
-    // What the gateway does by itself.
+    // Plugins whose work the gateway does by itself.
     ("metrics-data-source", Translated, "built in: probe.load_interval"),
     ("core-metrics-extractor", Translated, "built in: figures of vLLM and SGLang"),
     ("models-data-source", Translated, "built in: GET /v1/models of each engine"),
@@ -43,7 +43,7 @@ const NOTES: &[(&str, Kind, &str)] = &[
         "built in: the prefix index; no scorer of a profile reads this",
     ),
     ("precise-prefix-cache-producer", Translated, "left out: no scorer of a profile reads it"),
-    // What has no counterpart.
+    // Plugins without a counterpart.
     ("passthrough-parser", Missing, "paths that the gateway does not know are answered with 404"),
     ("vllmgrpc-parser", Missing, "engines are called over HTTP: give them an OpenAI server"),
     ("vertexai-parser", Missing, "send OpenAI requests"),

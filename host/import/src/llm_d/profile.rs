@@ -107,7 +107,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// As llm-d does: the picker that is defined, else the highest score.
+    /// Like llm-d, uses the picker that is defined, or else the highest score.
     fn default_picker(&mut self, plan: &mut SlotPlan, profile: &Profile<'_>) -> anyhow::Result<()> {
         let config = self.config;
         let mut defined = config.plugins.iter().filter_map(|plugin| Some((plugin, picker(plugin.kind)?)));

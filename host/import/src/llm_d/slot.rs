@@ -1,4 +1,4 @@
-//! What one slot is to run, gathered from a profile, and how it is written.
+//! Content of one slot, gathered from a profile, and its TOML.
 
 use std::collections::BTreeMap;
 
@@ -21,14 +21,14 @@ pub(super) enum Picker {
 /// A slot in the making.
 #[derive(Debug, Default)]
 pub(super) struct SlotPlan {
-    /// Settings of the scorer, each with what it comes from.
+    /// Settings of the scorer, each with its origin in the file.
     settings: BTreeMap<&'static str, (f64, String)>,
     /// Further settings: thresholds.
     options: BTreeMap<&'static str, (Value, String)>,
     pub(super) picker: Picker,
-    /// What the picker comes from.
+    /// Origin of the picker in the file.
     pub(super) picker_source: String,
-    /// What the selector of predicted latencies comes from.
+    /// Origin of the latency predictor in the file; `None` if the profile has none.
     pub(super) latency: Option<String>,
     /// Whether a scorer of the profile was left out.
     pub(super) lost: bool,

@@ -14,7 +14,7 @@ use crate::report::{Kind, Place, plain};
 const MAX_ARGUMENTS: usize = 20_000;
 const MAX_BYTES: usize = 1024 * 1024;
 
-/// What may stand before the first flag.
+/// Words that may stand before the first flag.
 const PROGRAMS: [&str; 21] = [
     "sgl-model-gateway",
     "vllm-router",
@@ -40,7 +40,7 @@ const PROGRAMS: [&str; 21] = [
 ];
 /// Beginnings of the modules of routers.
 const MODULES: [&str; 3] = ["vllm_router", "sglang_router", "smg."];
-/// What becomes of a flag of which the value is not known.
+/// Translation of a flag whose value is not known.
 const VARIABLE: (Kind, &str) =
     (Kind::Missing, "left out: the value is a variable of a shell or a template: give the value itself");
 /// Options of Python that have a value.
@@ -68,7 +68,7 @@ pub(super) struct Given {
     pub(super) is_told: Cell<bool>,
     /// The flag that was written, if this one stands for it.
     pub(super) original: Option<String>,
-    /// What becomes of it, whatever its value.
+    /// Translation for every value.
     pub(super) note: Option<(Kind, &'static str)>,
     /// Whether its value is a variable, which is not known.
     pub(super) is_variable: bool,
@@ -178,7 +178,7 @@ impl Given {
         self.values.first().map_or("", String::as_str)
     }
 
-    /// Returns the same flag, of which nothing is told yet.
+    /// Returns the same flag, without a report.
     pub(super) fn again(&self) -> Self {
         Self {
             name: self.name.clone(),

@@ -60,7 +60,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Keys of workers that Kubernetes does not tell.
+    /// Keys of workers that Kubernetes does not give.
     fn defaults(&self, role: Option<&str>) -> anyhow::Result<Value> {
         let mut defaults = Table::new();
         defaults.insert("engine".to_owned(), self.engine.into());

@@ -17,7 +17,7 @@ pub(super) enum Arity {
 pub(super) struct Flag {
     pub(super) name: &'static str,
     pub(super) arity: Arity,
-    /// What becomes of it; `None` when that depends on its value.
+    /// Translation of the flag; `None` if that depends on its value.
     pub(super) note: Option<(Kind, &'static str)>,
 }
 
@@ -118,7 +118,7 @@ const FLAGS: &[Flag] = &[
     read("enable-trace", Arity::Switch),
     read("otlp-traces-endpoint", Arity::One),
     read("history-backend", Arity::One),
-    // What the gateway does anyway, or otherwise.
+    // Flags for things that the gateway always does, or does in another way.
     told("enable-igw", Arity::Switch, Translated, "built in: several models at once, each with its workers"),
     told(
         "dp-aware",
@@ -192,7 +192,7 @@ const FLAGS: &[Flag] = &[
     told("tokenizer-cache-enable-l1", Arity::Switch, Approximated, CACHE),
     told("tokenizer-cache-l1-max-memory", Arity::One, Approximated, CACHE),
     told("control-plane-audit-enabled", Arity::Switch, Translated, "built in: the log target `audit`"),
-    // What has no counterpart.
+    // Flags without a counterpart.
     told("mini-lb", Arity::Switch, Missing, "a load balancer for debugging: leave it out"),
     told(
         "kv-penalty-external",

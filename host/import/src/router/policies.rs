@@ -3,7 +3,7 @@
 use super::{Flavor, Import, arguments::Given};
 use crate::report::{Kind, Place, plain};
 
-/// What a slot runs.
+/// Content of a slot.
 #[derive(Clone, Copy)]
 struct Choice {
     kind: Kind,
@@ -23,7 +23,7 @@ const HASHED_SECONDS: i64 = 3_600;
 
 const LEAST_LOADED: (&str, &str) = ("builtin", "least-loaded");
 
-/// What becomes of a policy that is not known.
+/// Translation of an unknown policy.
 const UNKNOWN: Choice =
     choice(Kind::Missing, LEAST_LOADED, None, "The policy is not known: write one, or choose a built-in");
 

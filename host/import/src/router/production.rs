@@ -12,7 +12,7 @@ use crate::report::{
     Place,
 };
 
-/// What the flags of the other vllm-router say together.
+/// Combined meaning of the other vllm-router's flags.
 struct Router<'a> {
     given: &'a [Given],
     /// The routing logic runs prefill and decode on engines of their own.
@@ -123,7 +123,7 @@ impl<'a> Router<'a> {
             }
         }
         if out.len() < 2 {
-            let note = "the pods of prefill and decode are not told apart: give each leg one label";
+            let note = "nothing distinguishes the pods of prefill and decode: give each leg one label";
             out.push(Given { note: Some((Missing, note)), ..given.again() });
         }
         out

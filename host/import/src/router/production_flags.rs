@@ -26,7 +26,7 @@ const FLAGS: &[Flag] = &[
     read("k8s-label-selector", Arity::One),
     read("routing-logic", Arity::One),
     read("otel-endpoint", Arity::One),
-    // What the gateway does anyway, or otherwise.
+    // Flags for things that the gateway always does, or does in another way.
     told("k8s-service-discovery-type", Arity::One, Approximated, "workers are pods, by their addresses"),
     told(
         "k8s-watcher-timeout-seconds",
@@ -68,7 +68,7 @@ const FLAGS: &[Flag] = &[
         "set routing.retries: a retry goes to another worker",
     ),
     told("version", Arity::Switch, Translated, "pointsman --version"),
-    // What has no counterpart.
+    // Flags without a counterpart.
     told(
         "root-path",
         Arity::One,

@@ -5,8 +5,8 @@ use anyhow::bail;
 /// Shells that are given a script.
 const SHELLS: [&str; 5] = ["sh", "bash", "dash", "ash", "zsh"];
 
-/// Returns the script of `sh -c SCRIPT`; none if the arguments begin otherwise. Programs such as `tini --` or
-/// `env A=1` may stand before the shell.
+/// Returns the script of `sh -c SCRIPT`; `None` if the arguments do not begin like that. Programs such as
+/// `tini --` or `env A=1` may stand before the shell.
 pub(super) fn script(arguments: &[String]) -> Option<&str> {
     let at = arguments.iter().position(|text| SHELLS.contains(&file_name(text)))?;
     if arguments.get(..at)?.iter().any(|text| text.starts_with("--") && text != "--") {

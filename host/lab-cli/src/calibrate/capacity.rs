@@ -24,7 +24,7 @@ pub(super) struct CapacityArgs {
     max_batched_tokens: Option<u32>,
 }
 
-/// What an engine reports.
+/// Values that an engine reports.
 #[derive(Debug, Default)]
 struct Reported {
     facts: EngineFacts,
@@ -59,7 +59,7 @@ impl CapacityArgs {
 }
 
 impl Reported {
-    /// Asks in the ways of vLLM and SGLang. What an engine does not answer stays unknown.
+    /// Asks in the ways of vLLM and SGLang. Values that an engine does not report stay unknown.
     async fn read(target: &Target) -> Result<Self, TargetError> {
         let mut found = Self::default();
         if let Some(body) = target.get("/metrics").await? {

@@ -1,4 +1,4 @@
-//! What is sent where.
+//! Plan of the requests to each engine.
 
 use std::fmt::Write as _;
 
@@ -47,13 +47,13 @@ pub(super) enum Kind {
 /// Numbers of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// Of each engine's bursts.
+    /// Requests in each engine's bursts.
     pub(super) engine: u32,
-    /// Of each engine's lone requests, while the other is idle.
+    /// Lone requests to each engine, while the other is idle.
     pub(super) alone: u32,
-    /// Of the lone requests through a pair.
+    /// Lone requests through a pair.
     pub(super) pair: u32,
-    /// Of the check.
+    /// Requests of the check.
     pub(super) mix: u32,
 }
 

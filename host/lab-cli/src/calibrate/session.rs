@@ -22,10 +22,10 @@ const BURST_SHARE: f64 = 0.6;
 /// Counter of the bytes that a vLLM engine received over NIXL.
 const TRANSFERRED: &str = "vllm:nixl_bytes_transferred_sum";
 
-/// What was measured so far. An interruption leaves it.
+/// Measurements so far. An interruption keeps them.
 #[derive(Default)]
 struct Collected {
-    /// Of each phase with an engine.
+    /// Experiments of each phase, by engine.
     engines: Vec<RefCell<Vec<Experiment>>>,
     pair: RefCell<Vec<Experiment>>,
     bytes_per_token: RefCell<Option<u64>>,
@@ -63,7 +63,7 @@ pub(super) async fn measure(
 async fn all(phases: &[Phase], run: &Run, limit: Duration, out: &Collected) -> Result<(), TargetError> {
     let bursts_end = Instant::now() + limit.mul_f64(BURST_SHARE);
     let is_together = |phase: &Phase| matches!(phase.kind, Kind::Together(..));
-    // Phases with bursts that are yet to come. Those together take the time of one.
+    // Phases with bursts that are yet to come. Requests that run together take the time of one.
     let mut to_come =
         phases.iter().filter(|phase| !matches!(phase.kind, Kind::Mix) && !is_together(phase)).count();
     to_come += usize::from(phases.iter().any(is_together));

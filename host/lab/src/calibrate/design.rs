@@ -2,8 +2,8 @@
 //!
 //! A lone prompt of `n` tokens takes the overhead and `c0 + c1 + c2*n + c3*n + c4*n^2` (once for each chunk)
 //! until its first token. Its further tokens take `c0 + c1 + c2*kv + c3 + c4` each. Bursts of `B` prompts
-//! give steps with `B` sequences, and steps that mix prompts with decoding. Lengths times concurrency tell
-//! the terms apart.
+//! give steps with `B` sequences, and steps that mix prompts with decoding. Varying length and concurrency
+//! separates the terms.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use serde::Serialize;
@@ -15,7 +15,7 @@ const REPEATS: usize = 3;
 /// Share of the KV capacity that a burst fills at most: preemption would measure something else.
 const MAX_KV_SHARE: f64 = 0.8;
 
-/// Limits of what is sent.
+/// Limits of the requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DesignLimits {
     /// Requests of all bursts.
@@ -58,12 +58,12 @@ pub struct MixRequest {
     pub pause: f64,
 }
 
-/// Everything that is sent.
+/// All requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Design {
-    /// What the coefficients are fitted to, in this order.
+    /// Requests that the coefficients are fitted to, in this order.
     pub bursts: Vec<Burst>,
-    /// What the check uses.
+    /// Requests of the check.
     pub mix: Vec<MixRequest>,
     /// Users of the mix: each sends its next request after the answer to the one before, and a pause.
     pub users: u32,

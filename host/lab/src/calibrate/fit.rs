@@ -15,7 +15,7 @@ use crate::{
     stats::quantile,
 };
 
-/// Times that the schedule is computed anew with the coefficients of the round before.
+/// Number of times that the schedule is computed again with the coefficients of the round before.
 const ROUNDS: usize = 30;
 /// Relative change of a coefficient below which schedule and coefficients agree.
 const SETTLED: f64 = 1e-6;
@@ -30,19 +30,19 @@ const UNLIMITED_GB_S: f64 = 10_000.0;
 pub enum Term {
     /// Time of a request outside of steps, ms.
     RequestOverhead,
-    /// Of a step, ms.
+    /// Fixed time of a step, ms.
     C0,
-    /// Of a sequence in a step, ms.
+    /// Time of a sequence in a step, ms.
     C1,
-    /// Of a context token in a step, ms.
+    /// Time of a context token in a step, ms.
     C2,
-    /// Of a new token, ms.
+    /// Time of a new token, ms.
     C3,
-    /// Of a squared number of new tokens of a sequence, ms.
+    /// Time of the square of a sequence's new tokens, ms.
     C4,
     /// Latency of a transfer, ms.
     Latency,
-    /// Of a transferred token, ms.
+    /// Time of a transferred token, ms.
     TransferToken,
 }
 
@@ -81,7 +81,7 @@ pub struct Fit {
 
 pub(super) const ENGINE_TERMS: [Term; 6] =
     [Term::RequestOverhead, Term::C0, Term::C1, Term::C2, Term::C3, Term::C4];
-/// Which columns win when the probes do not tell two apart: c0, c3, overhead, c1, c2, c4.
+/// Columns that win when the probes cannot distinguish two: c0, c3, overhead, c1, c2, c4.
 pub(super) const ENGINE_ORDER: [usize; 6] = [1, 4, 0, 2, 3, 5];
 
 impl Fit {

@@ -99,7 +99,7 @@ fn read_log(path: &Path, args: &LogArgs, max: usize) -> anyhow::Result<Logged> {
                 return;
             }
             block_tokens = header.block_tokens;
-            // What the prompt shares with others is not needed: the log says what was cached.
+            // Shared parts of prompts are not needed, because the log has the cached tokens.
             request.blocks = LoggedBlocks::default();
             kept.push_back(request);
             if kept.len() > max {
@@ -204,7 +204,7 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
     Ok(Calibration { fleet, engines: fits, links, held_out, warnings })
 }
 
-/// What is not known of the link.
+/// Limits of what is known about the link.
 fn link_warning(is_fitted: bool) -> &'static str {
     if is_fitted {
         "link: the log does not tell the KV bytes of a token; bytes_per_token is a default value, and the \
@@ -216,7 +216,7 @@ fn link_warning(is_fitted: bool) -> &'static str {
     }
 }
 
-/// What to say of the check, if it does not speak for itself.
+/// Remark about the check, if it needs one.
 fn check_warning(held_out: Option<&HeldOut>) -> Option<String> {
     let Some(found) = held_out else {
         return Some("nothing was kept back: the errors of this fleet are not known".to_owned());

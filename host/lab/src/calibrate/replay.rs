@@ -16,9 +16,9 @@ const OVERHEAD: Features = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 /// The work of one request. The model's times follow from it and the coefficients.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Work {
-    /// From its arrival to its first token.
+    /// Time from its arrival to its first token.
     pub(super) ttft: Features,
-    /// From its first to its last token.
+    /// Time from its first to its last token.
     pub(super) decode: Features,
 }
 

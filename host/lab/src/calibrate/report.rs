@@ -30,7 +30,7 @@ pub struct Capacity {
     pub max_batched_tokens: u32,
 }
 
-/// What was measured of one engine.
+/// Measurements of one engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineMeasurements {
@@ -46,7 +46,8 @@ pub struct EngineMeasurements {
 }
 
 impl EngineMeasurements {
-    /// Returns what is fitted. In traffic, an engine works now beside the other one and now without.
+    /// Returns the terms that are fitted. In traffic, an engine works now beside the other one and now
+    /// without.
     fn all(&self) -> Vec<Experiment> {
         self.experiments.iter().chain(&self.alone).cloned().collect()
     }
@@ -77,11 +78,12 @@ pub struct Calibration {
     pub links: Option<Vec<TermFit>>,
     /// Errors on the mix; `None` without a mix.
     pub held_out: Option<HeldOut>,
-    /// What a reader has to know before using the figures.
+    /// Warnings for readers of the figures.
     pub warnings: Vec<String>,
 }
 
-/// Ratio of a step beside the load of the other engine to one without, from which on it is told.
+/// Ratio of a step's time with load on the other engine to its time without, from which on the report
+/// mentions it.
 const SLOWED: f64 = 1.1;
 
 /// Why nothing can be fitted.
@@ -204,7 +206,7 @@ pub struct KnownCapacity {
 }
 
 impl KnownCapacity {
-    /// Assumes the limits that are not known, and tells each with its flag.
+    /// Assumes the limits that are not known, and reports each with its flag.
     pub fn or_assumed(self, tell: &mut dyn FnMut(&str, u32)) -> Capacity {
         let mut choose = |flag: &str, known: Option<u32>, assumed: u32| {
             known.unwrap_or_else(|| {
@@ -280,7 +282,7 @@ pub(super) fn term_warnings(engines: &[(Role, Fit)], links: Option<&[TermFit]>) 
     engines.iter().flat_map(of_engine).chain(links).collect()
 }
 
-/// What to say of a term that is 0.
+/// Explains a term that is 0.
 fn about(part: &str, fit: &TermFit) -> Option<String> {
     let name = fit.term.name();
     if !fit.identified {

@@ -130,7 +130,7 @@ impl CompareArgs {
     /// # Errors
     /// An argument, a file or a policy is not usable.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        // A path that cannot be written is told before the runs, not after them.
+        // A path that cannot be written is reported before the runs, not after them.
         self.html.iter().chain(&self.json).try_for_each(|path| check_folder(path))?;
         let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
         let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));

@@ -15,7 +15,7 @@ pub(super) struct LeftOut {
     pub(super) unserved: u64,
     /// Failed before the first token.
     pub(super) failed: u64,
-    /// Has no prompt tokens, such as a WebSocket session.
+    /// The record has no prompt tokens, such as one of a WebSocket session.
     pub(super) no_prompt: u64,
 }
 

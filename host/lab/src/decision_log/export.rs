@@ -45,7 +45,7 @@ pub struct ExportArgs {
     skip_bad: bool,
 }
 
-/// What ran in the slots of the exported requests.
+/// Contents of the slots during the exported requests.
 #[derive(Debug, Default)]
 struct Seen {
     /// Number of decisions, by lane, slot and policy.
@@ -62,7 +62,7 @@ struct Ran {
 }
 
 impl ExportArgs {
-    /// Writes the trace and returns what to tell the user.
+    /// Writes the trace and returns the messages for the user.
     ///
     /// # Errors
     /// A file cannot be read or written, a line is malformed, or no request is left.

@@ -15,7 +15,7 @@ const MAX_LINE: u64 = 4 * 1024 * 1024;
 /// Limit of the window of a zstd frame, as a power of two. The gateway's frames need 2^18.
 const MAX_WINDOW_LOG: u32 = 24;
 
-/// What was read besides the requests.
+/// Findings besides the requests.
 #[derive(Debug, Default)]
 pub(crate) struct ReadStats {
     /// Files.
@@ -84,7 +84,7 @@ pub(crate) fn read(
                 break;
             }
             Err(error) => {
-                // What follows in this file cannot be found: a frame has no marker to search for.
+                // The rest of this file cannot be read: a frame has no marker to search for.
                 let problem =
                     format!("cannot be decompressed: {error}; --skip-bad leaves the rest of the file out");
                 if !skip_bad {

@@ -21,8 +21,8 @@ const MAX_DELAY: Duration = Duration::from_secs(3_600);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Routing {
-    /// What ties the two legs of a request: `completed` (vLLM with NIXL), `bootstrap` (SGLang) or `addressed`
-    /// (vLLM with P2P NCCL).
+    /// How the two legs of a request are tied: `completed` (vLLM with NIXL), `bootstrap` (SGLang) or
+    /// `addressed` (vLLM with P2P NCCL).
     pub handoff: HandoffKind,
     /// Which leg is routed first.
     pub order: LegOrder,
@@ -56,9 +56,9 @@ pub struct Queue {
 pub struct GatewayGroup {
     /// Number of gateways.
     pub count: u32,
-    /// Whether they tell each other their bookings, as `[replicas]` of the daemon does.
+    /// Whether they send each other their bookings, as with `[replicas]` of the daemon.
     pub exchange: bool,
-    /// Time between two batches of bookings; 0: each change is told at once.
+    /// Time between two batches of bookings; 0 sends each change at once.
     #[serde(with = "humantime_serde")]
     pub interval: Duration,
     /// Time from sending a message to its arrival at the other gateways.
@@ -110,7 +110,7 @@ impl Default for Queue {
 }
 
 impl Default for GatewayGroup {
-    /// One gateway. Several tell each other their bookings at the daemon's interval.
+    /// One gateway. Several gateways send each other their bookings at the daemon's interval.
     fn default() -> Self {
         Self { count: 1, exchange: true, interval: Duration::from_millis(5), delay: Duration::ZERO }
     }
@@ -167,7 +167,7 @@ impl GatewayGroup {
         problems
     }
 
-    /// Whether there is something to tell and somebody to hear it.
+    /// Whether there are several gateways and they exchange bookings.
     pub(crate) fn tell(&self) -> bool {
         self.exchange && self.count > 1
     }

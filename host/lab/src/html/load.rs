@@ -1,4 +1,4 @@
-//! What the comparisons of a study show together: the ranking in each, and figures over load.
+//! Results of all comparisons of a study: the ranking in each, and figures over load.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! What happened during the runs of an arm, besides latencies: imbalance over time, and policies that failed.
+//! Events during the runs of an arm, besides latencies: imbalance over time, and policies that failed.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a reader of a comparison has to know before believing it.
+//! Warnings for readers of a comparison.
 
 use super::{ArmReport, Comparison, PairDifference, Plan};
 
@@ -123,7 +123,7 @@ fn without_settings(parts: &str) -> String {
     names
 }
 
-/// Names the arms that cannot be told from the best one.
+/// Names the arms that do not differ from the best one by more than noise.
 fn noise(comparison: &Comparison) -> Option<String> {
     let best = comparison.ranking.first()?;
     let unsure = comparison.ranking.iter().skip(1).filter(|ranked| ranked.is_sure() == Some(false));

@@ -1,4 +1,4 @@
-//! What happens in a run, in the order of time.
+//! Events of a run, in the order of time.
 
 use bytes::Bytes;
 use pointsman_sim::core::Sequence;

@@ -1,5 +1,5 @@
-//! What gateways tell each other of their bookings: messages of the production encoder, which reach the
-//! others after a delay and go through the production tables.
+//! Exchange of bookings between gateways. Messages of the production encoder reach the others after a delay
+//! and go through the production tables.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn name(place: usize) -> Arc<str> {
     format!("gateway-{place}").into()
 }
 
-/// A registry and, if gateways tell each other their bookings, the outbox of these.
+/// A registry and, if gateways exchange their bookings, the outbox of these.
 pub(super) fn registry(fleet: &Fleet) -> (Registry, Option<Outbox>) {
     if !fleet.gateways.tell() {
         return (Registry::default(), None);

@@ -16,7 +16,7 @@ use tokio::{
 
 use crate::{engines::RANK, outcome::Ended, trace::Trace};
 
-/// The part of a request that an engine runs. The tag of a sequence tells it.
+/// The part of a request that an engine runs. The sequence's tag contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// The prefill leg of a pair.
@@ -27,7 +27,7 @@ pub(super) enum Part {
     Whole,
 }
 
-/// Attempts that tags tell apart.
+/// Number of attempts that tags can distinguish.
 const ATTEMPTS: u64 = 16;
 
 /// Returns the tag of a request's part: its number, the attempt and the part.
@@ -198,7 +198,7 @@ impl Flight {
     }
 }
 
-/// For each request with a successor in its session that waits for it: the successor.
+/// Successors in the same session, by the request that they wait for.
 pub(super) fn followers(trace: &Trace) -> HashMap<usize, usize> {
     let mut last: HashMap<&str, usize> = HashMap::new();
     let mut followers = HashMap::new();

@@ -22,7 +22,7 @@ use crate::{
     fleet::Fleet,
 };
 
-/// What one gateway knows and remembers.
+/// State of one gateway.
 pub(super) struct Gateway {
     pub(super) router: Router,
     pub(super) snapshot: Arc<Snapshot>,
@@ -31,7 +31,7 @@ pub(super) struct Gateway {
     pub(super) queue: Arc<AdmissionQueue>,
     pub(super) sessions: Sessions,
     pub(super) learning: BatchedLearning,
-    /// What it tells and hears of bookings; `None`: nothing.
+    /// Its part in the exchange of bookings; `None` if there is no exchange.
     pub(super) exchange: Option<Exchange>,
     /// Failed calls of policies.
     failures: UnboundedReceiver<SlotEvent>,

@@ -29,7 +29,7 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// As the gateway classifies the failed call.
+    /// Kind of the failure, as the gateway classifies the failed call.
     fn failed(self) -> Failed {
         let began = self != Self::Connect;
         Failed { retryable: true, refused: false, began, broke: began }
@@ -105,7 +105,7 @@ impl Lab<'_> {
                 gateway.router.index().set_live(engines::id(place), RANK, false);
             }
         }
-        // The next check is the one of the regular interval.
+        // The next check comes at the next multiple of the interval.
         let interval = self.fleet.probe.interval;
         let past = u64::try_from(self.now.as_nanos() % interval.as_nanos().max(1)).unwrap_or(0);
         self.plan_check(place, self.now + interval - Duration::from_nanos(past));

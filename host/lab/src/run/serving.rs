@@ -99,7 +99,7 @@ impl Lab<'_> {
         self.start_step(place);
     }
 
-    /// Applies the KV events of an engine. Those of an engine that went away since are lost.
+    /// Applies the KV events of an engine. Legs of an engine that went away since are lost.
     pub(super) fn apply_events(&self, place: usize, incarnation: u32, batch: Batch) {
         let Some(engine) = self.engines.get(place) else { return };
         if engine.incarnation == incarnation {

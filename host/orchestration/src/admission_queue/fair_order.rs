@@ -1,11 +1,12 @@
 //! The order in which waiting requests are admitted: bands of priority, then tenants by weighted tokens (L3).
 //!
 //! Each tenant has a counter for each model: the weighted tokens that it was served since requests of the
-//! model began to wait, divided by its weight. Of the tenants in a band, the one with the smallest counter is
-//! next. This is the virtual token counter of "Fairness in Serving Large Language Models" (OSDI 2024) with
+//! model began to wait, divided by its weight. Among the tenants of a band, the one with the smallest counter
+//! is next. This is the virtual token counter of "Fairness in Serving Large Language Models" (OSDI 2024) with
 //! the virtual time of weighted fair queueing. A new tenant begins at the virtual time, so new names cannot
-//! hold back a tenant that waits. One that comes back begins a little earlier, if it was served so much less:
-//! its next requests pass those of a tenant that takes more than its share, and do not take turns with them.
+//! hold back a tenant that waits. A tenant that comes back begins a little behind that time if it was served
+//! so much less. Its next requests then pass those of a tenant that takes more than its share, instead of
+//! alternating with them.
 //!
 //! ```text
 //! admission:  counter += cost / weight       virtual time += cost / sum of the weights that wait
@@ -24,14 +25,15 @@ use pointsman_workers::ModelName;
 
 use super::rules::LineId;
 
-/// One of so many admissions goes to the band of the request that waits longest.
+/// One in this many admissions goes to the band of the request that waits longest.
 const AGEING_TURN: u64 = 4;
-/// What a tenant that was idle is ahead at most, in requests of average cost. With less than two, the oldest
+/// Largest head start of a tenant that was idle, in requests of average cost. With less than two, the oldest
 /// request of another tenant still goes first when the counters are equal.
 const CREDIT: f64 = 2.0;
 /// Weight of the last admission in the average cost.
 const AVERAGE_WEIGHT: f64 = 1.0 / 16.0;
-/// Tenants of a model that are told apart while requests wait. Further ones share one counter.
+/// Largest number of tenants of a model that are counted separately while requests wait. Further ones share
+/// one counter.
 const MAX_TENANTS: usize = 1_024;
 /// The tenant that those share.
 const OTHER_TENANTS: u64 = u64::MAX;
@@ -111,7 +113,7 @@ impl Model {
         if self.tenants.contains_key(&tenant) || self.tenants.len() < MAX_TENANTS {
             return tenant;
         }
-        // A tenant whose counter the virtual time passed would begin anew anyway.
+        // A tenant whose counter the virtual time has passed would begin again at that time anyway.
         let now = self.virtual_time;
         self.tenants.retain(|_, tenant| tenant.waiting > 0 || tenant.counter > now);
         if self.tenants.len() < MAX_TENANTS { tenant } else { OTHER_TENANTS }

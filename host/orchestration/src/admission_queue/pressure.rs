@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::time::Duration;
 
-/// What waits and is in flight, and the limits.
+/// Requests that wait and are in flight, and the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pressure {
     /// Requests in the queue.

@@ -1,4 +1,4 @@
-//! What the operator states about the queue, and what a request states when it asks to be admitted.
+//! The operator's rules of the queue, and a request's properties when it asks to be admitted.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -48,7 +48,7 @@ pub struct ModelBounds {
     pub max_inflight: usize,
 }
 
-/// What a tenant gets while others wait, too.
+/// Share of a tenant while others wait, too.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TenantShare {
     /// Share of the served tokens, relative to those of other tenants.
@@ -113,7 +113,7 @@ impl QueueRules {
 pub struct Entrant<'a> {
     /// The model that it names.
     pub model: &'a ModelName,
-    /// What routing knows of it.
+    /// Its properties for routing.
     pub request: &'a RoutingRequest,
     /// The worker that a hint names.
     pub pin: Option<WorkerId>,

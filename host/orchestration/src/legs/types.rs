@@ -28,7 +28,7 @@ pub struct RetryPolicy {
     pub local_fallback: bool,
 }
 
-/// What ties the two legs of a remote request.
+/// How the two legs of a remote request are tied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HandoffKind {

@@ -82,7 +82,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the number of changes that the others were not told, because the queue was full.
+    /// Returns the number of changes that were not sent to the others, because the queue was full.
     #[must_use]
     pub fn untold(&self) -> u64 {
         self.sharing.as_ref().map_or(0, |sharing| sharing.lost.load(Relaxed))
@@ -170,7 +170,7 @@ mod tests {
         // Q6.3
         assert!(binding.stamp.at_us <= now_us() + 10_000_000);
         assert!(binding.until <= Instant::now() + MAX_TTL);
-        // What is bound here is newer than what is known.
+        // The binding here is newer than the known one.
         one.bind(7, Leg::Decode, (WorkerId(2), DpRank(0)), TTL);
         assert_eq!(one.get(7, Leg::Decode), Some((WorkerId(2), DpRank(0))));
     }

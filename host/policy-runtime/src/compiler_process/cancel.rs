@@ -15,7 +15,7 @@ struct State {
     waiter: Option<mpsc::Sender<Event>>,
 }
 
-/// What the thread that waits for the process is told.
+/// Messages for the thread that waits for the process.
 #[derive(Debug)]
 pub(super) enum Event {
     /// All of the process's output.

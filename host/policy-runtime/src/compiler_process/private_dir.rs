@@ -38,7 +38,7 @@ impl PrivateDir {
 
     /// Removes the content. The compiler creates the directories that it needs.
     pub(super) fn empty(&self) {
-        // What cannot be removed now is removed with the directory.
+        // Files that cannot be removed now are removed with the directory.
         let _ = fs::remove_dir_all(super::code_dir(&self.0).join("modules"));
     }
 }
@@ -51,7 +51,8 @@ impl Drop for PrivateDir {
     }
 }
 
-/// Removes directories of processes that have ended. Those of other users stay: removing them fails.
+/// Removes directories of processes that have ended. Directories of other users stay, because removing them
+/// fails.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     for entry in entries.take(MAX_ENTRIES).flatten() {

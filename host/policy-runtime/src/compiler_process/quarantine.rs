@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(cleared.expect("written"), 1);
         assert_eq!(quarantine.check(FILE, &limits), Ok(()));
         assert!(quarantine.check(Digest([8; 32]), &limits).is_err());
-        // What comes later does not bring it back.
+        // Later events do not bring it back.
         quarantine.add(Digest([9; 32]), "ended by signal 9", &limits);
         assert_eq!(quarantine.check(FILE, &limits), Ok(()));
     }

@@ -32,9 +32,9 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 pub(super) enum Ended {
     /// With an answer. The component is there when the file is a core module.
     Answered(Reply, Option<Vec<u8>>),
-    /// By its file: memory, CPU time, stack or a panic.
+    /// The file is to blame: memory, CPU time, stack or a panic.
     Died(String),
-    /// For a reason that is not the file's: it could not be started, took too long, or was cancelled.
+    /// The file is not to blame: the process could not be started, took too long, or was cancelled.
     Failed(String),
 }
 
@@ -125,7 +125,7 @@ fn end(child: &mut Child) -> io::Result<ExitStatus> {
 fn read_up_to(from: Option<impl Read>, most: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
-        // What arrived before an error decides.
+        // The bytes that arrived before an error decide.
         let _ = from.take(most).read_to_end(&mut bytes);
     }
     bytes
@@ -147,7 +147,7 @@ fn answer(status: ExitStatus, mut output: Vec<u8>, errors: &[u8], limits: &Compi
     }
 }
 
-/// Says why a process died: by which limit, when that can be told.
+/// Says why a process died, with the limit if that can be determined.
 fn reason(status: ExitStatus, errors: &[u8], limits: &CompileLimits) -> String {
     let errors = String::from_utf8_lossy(errors);
     let said = |text: &str| errors.contains(text);

@@ -1,5 +1,5 @@
-//! What daemon and compiler process say to each other: a request in an argument, and an answer of one line of
-//! JSON on stdout, before the bytes of the component when the file is a core module.
+//! Protocol between daemon and compiler process. The request is an argument. The answer is one line of JSON
+//! on stdout, followed by the bytes of the component if the file is a core module.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{CompileLimits, Target};
 use crate::{guest_info::truncate, outline::Outline, refusal::Refusal};
 
-/// What the process is to do, and its limits.
+/// Job of the process, and its limits.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
     /// Process that waits for the answer.

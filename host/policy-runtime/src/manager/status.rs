@@ -125,13 +125,13 @@ pub struct LaneStatus {
     pub last_failure: Option<LastFailure>,
     /// Start of the trial, milliseconds since the Unix epoch.
     pub since_ms: u64,
-    /// As for the active lane.
+    /// Same as for the active lane.
     pub only_choice: Option<OnlyChoice>,
-    /// As a shadow: requests for which it chose the same worker.
+    /// For a shadow: number of requests for which it chose the same worker.
     pub agree: u64,
-    /// As a shadow: requests for which it chose another worker, or none.
+    /// For a shadow: number of requests for which it chose another worker, or none.
     pub disagree: u64,
-    /// As a shadow: requests for which it failed or gave an unusable answer.
+    /// For a shadow: number of requests for which it failed or gave an unusable answer.
     pub failed: u64,
 }
 
@@ -156,7 +156,7 @@ pub struct PartStatus {
     pub learns: bool,
 }
 
-/// What a slot runs, in short.
+/// Summary of a slot's content.
 #[derive(Clone, Debug, Serialize)]
 pub struct SlotSummary {
     /// The slot.
@@ -169,13 +169,13 @@ pub struct SlotSummary {
     pub source: Source,
     /// What serves.
     pub active: Option<LaneSummary>,
-    /// What serves a share of the requests.
+    /// The canary, which serves a share of the requests.
     pub canary: Option<LaneSummary>,
-    /// What is called and compared.
+    /// The shadow, which is called and compared.
     pub shadow: Option<LaneSummary>,
 }
 
-/// What a lane runs, in short.
+/// Summary of a lane's content.
 #[derive(Clone, Debug, Serialize)]
 pub struct LaneSummary {
     /// Name of the policy, or `native:<mode>`.

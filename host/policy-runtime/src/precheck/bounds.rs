@@ -1,4 +1,4 @@
-//! What a file may hold at most. The largest known guests, CPython and SpiderMonkey in 12 to 18 MB, stay far
+//! Largest contents of a file. The largest known guests, CPython and SpiderMonkey in 12 to 18 MB, stay far
 //! below each bound.
 
 use super::Stopped;

@@ -35,7 +35,7 @@ enum Kind {
     Deleted,
 }
 
-/// What one gateway added to a number.
+/// Sum that one gateway added to a number.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     writer: u64,
@@ -45,7 +45,7 @@ struct Part {
     adopted: u64,
 }
 
-/// What this gateway changed.
+/// Changes of this gateway.
 #[derive(Debug)]
 pub(super) struct Sharing {
     writer: u64,
@@ -75,7 +75,7 @@ impl Origin {
 impl Sharing {
     fn note(&self, key: &str, most: usize) {
         let mut changed = self.changed.lock();
-        // Beyond the quota the connection is away. A new one is told everything.
+        // Beyond the quota the connection is away. A new connection gets everything.
         if changed.len() < most && !changed.contains(key) {
             changed.insert(key.into());
         }
@@ -153,7 +153,7 @@ impl State {
         Ok(sum)
     }
 
-    /// Returns a key as this gateway tells it; `None`: others wrote all of it.
+    /// Returns a key's value as this gateway publishes it; `None` if others wrote all of it.
     fn change(&self, sharing: &Sharing, key: &str) -> Option<StateChange> {
         let shard = self.shard(key).lock();
         let entry = shard.get(key)?;
@@ -178,8 +178,8 @@ impl State {
         Some(StateChange { key: key.to_owned(), stamp: origin.stamp, content })
     }
 
-    /// Applies a value or a removal of another gateway. Returns whether the own, later one has to be told
-    /// again.
+    /// Applies a value or a removal of another gateway. Returns whether this gateway's later one has to be
+    /// published again.
     fn apply_whole(
         &self,
         sharing: &Sharing,
@@ -198,7 +198,8 @@ impl State {
         Ok(false)
     }
 
-    /// Applies what one gateway added to a number. Returns whether the own part has to be told again.
+    /// Applies what one gateway added to a number. Returns whether this gateway's part has to be published
+    /// again.
     fn apply_part(
         &self,
         sharing: &Sharing,
@@ -208,7 +209,7 @@ impl State {
     ) -> Result<bool, ChangeRefused> {
         let mut shard = self.shard(key).lock();
         let held = shard.get(key);
-        // What this gateway counted before the slot was shared becomes its part.
+        // The counts of this gateway from before the slot was shared become its part.
         let counted_alone = held.is_some_and(|held| held.own_number(sharing.writer).is_some());
         let is_value = !counted_alone && held.is_some_and(|held| held.is_value() && held.expires_ms > now_ms);
         if part.expires_ms <= now_ms || at < stamp(held) || (is_value && at == stamp(held)) {

@@ -32,7 +32,7 @@ mod session;
 
 /// Largest manifest that is read, bytes: what registries have to accept.
 const MAX_MANIFEST_BYTES: u64 = 4 << 20;
-/// Longest time without progress: of an answer to arrive, of a body to continue.
+/// Longest time without progress: until an answer begins, or between two parts of a body.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Header of an answer with the digest of its content.
 const CONTENT_DIGEST: &str = "docker-content-digest";

@@ -20,7 +20,7 @@ pub(super) enum Link {
     Up(Box<Connection>),
 }
 
-/// What happened to the connection.
+/// Change of the connection.
 pub(super) enum Event {
     /// It is time to connect.
     Due,

@@ -38,7 +38,7 @@ const REMOVE: (Duration, usize) = (Duration::from_secs(10), 256);
 const GRACE_MS: (u64, u64) = (60_000, 300_000);
 /// Most entries that this gateway removes when they have expired.
 const MAX_KNOWN: usize = 262_144;
-/// How long a removed key is told to gateways that join.
+/// How long the removal of a key is sent to gateways that join.
 const REMOVED_MS: u64 = 300_000;
 /// Most characters of a key in the log. A key has the slot, the policy's key in base64, and the gateway.
 const SHOWN_KEY: usize = 200;
@@ -85,7 +85,7 @@ impl StateLink {
         task
     }
 
-    /// Runs for ever. What goes wrong is shown, and tried again.
+    /// Runs for ever. A failure is shown, and the task tried again.
     async fn run(self) {
         loop {
             // A slot may begin to share its state at any time.
@@ -113,7 +113,8 @@ impl StateLink {
             refusals: LogLimit::new(Duration::from_secs(60)),
             slots: self.states.shared().map(|(slot, _)| slot.to_owned()).collect(),
         };
-        // First what others told, and this gateway before a restart: own changes build on it.
+        // Reads first what others published, and what this gateway published before a restart. Its new
+        // changes build on that.
         let mut is_current = within(async { text(bucket.store.status().await) }).await?.values() == 0;
         while !is_current {
             let entry =
@@ -181,10 +182,10 @@ impl Bucket<'_> {
         }
     }
 
-    /// Tells the own changes. One that the server does not confirm is told again.
+    /// Tells the own changes. A change that the server does not confirm is sent again.
     async fn send(&mut self) -> Result<(), String> {
         let link = self.link;
-        // A slot that shares its state since then has not read what others told before.
+        // A slot that began to share its state since then has not read the earlier changes of others.
         if !link.states.shared().map(|(slot, _)| slot).eq(self.slots.iter().map(String::as_str)) {
             return Err("the slots that share their state changed: the bucket is read again".to_owned());
         }

@@ -1,4 +1,4 @@
-//! When the exchange did what it does from time to time.
+//! Times of the exchange's periodic tasks.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::BACKOFF;
 
-/// When what was done last.
+/// When each periodic task ran last.
 pub(super) struct Times {
     pub(super) sent: Instant,
     pub(super) snapshot: Instant,
@@ -15,8 +15,8 @@ pub(super) struct Times {
     pub(super) backoff: Duration,
     /// Whether a snapshot has to be sent soon.
     pub(super) snapshot_due: bool,
-    /// Whether the next snapshot has the bindings of sessions, too: another gateway asked, or the connection
-    /// is new.
+    /// Whether the next snapshot also has the session bindings. It does when another gateway asked for them,
+    /// or when the connection is new.
     pub(super) sessions_due: bool,
 }
 

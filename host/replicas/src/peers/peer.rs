@@ -65,7 +65,7 @@ struct PeerBooking {
     placed: Option<RemoteBooking>,
 }
 
-/// What a message changes besides its sender.
+/// Tables that a message changes besides its sender.
 pub(super) struct Table<'a> {
     pub(super) workers: &'a Placement,
     pub(super) hashes: &'a mut usize,

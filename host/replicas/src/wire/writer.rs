@@ -17,7 +17,7 @@ pub(crate) struct MessageWriter {
     entries: usize,
 }
 
-/// What the header of each message of a gateway says.
+/// Header of each message of a gateway.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) incarnation: u64,

@@ -1,4 +1,4 @@
-//! What benches and examples have in common: programs of one scorer that wants what `kv-aware` wants.
+//! Shared by benches and examples: programs of one scorer with the facts of `kv-aware`.
 
 use std::sync::Arc;
 

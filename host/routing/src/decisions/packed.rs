@@ -1,4 +1,4 @@
-//! Packs the words of a decision for the ring: a run of equal words becomes one word and its length. Of a
+//! Packs the words of a decision for the ring: a run of equal words becomes one word and its length. In a
 //! large fleet most workers have the same value in many columns (nothing cached, the same rank, the same
 //! cost).
 //!

@@ -8,7 +8,7 @@ use std::{
 
 use pointsman_workers::CandidateIds;
 
-/// What is shared, within a bound of words.
+/// Shared lists of ids, within a bound of words.
 #[derive(Debug)]
 pub(super) struct SharedIds {
     /// Number of decisions that share ids, by their address. It is theirs as long as a decision holds them.

@@ -1,6 +1,6 @@
 //! State that a policy read in one call, as its decision's record shows it: the values before the call.
 //!
-//! The first access of a key decides. A key that the policy wrote first tells nothing about the state before.
+//! The first access of a key decides. A key that the policy wrote first says nothing about the state before.
 
 use serde::{Serialize, Serializer};
 

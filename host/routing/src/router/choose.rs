@@ -45,8 +45,8 @@ pub(super) struct Chosen {
 /// Why no candidate was chosen.
 pub(super) struct NotChosen {
     pub(super) error: RouteError,
-    /// Who refused the request, and the recorded code; `None` when no candidate was eligible, which is not a
-    /// decision.
+    /// Decider that refused the request, and the recorded code; `None` if no candidate was eligible, which is
+    /// not a decision.
     pub(super) refusal: Option<(DecidedBy, &'static str)>,
 }
 
@@ -76,7 +76,7 @@ impl Router {
         }
     }
 
-    /// As [`Router::choose`]; `may_shorten`: the slot's `max_rows` applies.
+    /// Like [`Router::choose`]. With `may_shorten` the slot's `max_rows` applies.
     #[expect(clippy::too_many_lines, reason = "one decision from its candidates to its choice, in order")]
     fn choose_among(
         &self,

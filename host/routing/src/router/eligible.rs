@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Fills `rows` with the candidates: all eligible ones, or the one that a hint names. Checks the worker that
-/// a hint names for the other leg first, so that no leg runs in vain.
+/// a hint names for the other leg first, so that no leg runs for nothing.
 pub(super) fn candidate_rows(
     query: &Query<'_>,
     busy: &BusyRules,
@@ -73,7 +73,7 @@ fn never_pairs(query: &Query<'_>, pool: &Pool) -> Option<RouteError> {
     (!pairs).then_some(RouteError::NotEligible(worker, reason))
 }
 
-/// Fills `rows` with every live candidate that can take a committed handoff, whatever its load. Those that
+/// Fills `rows` with every live candidate that can take a committed handoff, whatever its load. Workers that
 /// drain or are stuck come last.
 fn last_rows(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
     rows.clear();
@@ -129,7 +129,7 @@ pub(super) fn eligible_rows(
     if rows.is_empty() && search.saw_failing {
         search.fill_failing(rows);
     }
-    // A retry waits for no worker that others wait for in vain, and a busy worker is about to be free.
+    // A retry does not wait for a worker that is stuck; a busy worker will soon be free.
     let is_last = !search.saw_busy && search.paused.is_none() && query.tried.is_empty();
     if rows.is_empty() && search.saw_stuck && is_last {
         search.fill_stuck(rows);

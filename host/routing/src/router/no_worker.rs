@@ -2,7 +2,7 @@
 
 use pointsman_workers::{Candidate, Ineligible, Leg, ModelName, WorkerId};
 
-/// What is wrong with a worker, as a phrase about one worker and about several.
+/// Problem of a worker, as a phrase about one worker and about several.
 pub(super) type Phrase = (&'static str, &'static str);
 
 /// Returns the phrase for a worker's own state.
@@ -28,7 +28,7 @@ pub fn no_worker_text(model: &ModelName, leg: Leg, pool: &[Candidate]) -> String
     text(model, leg, pool, |candidate| candidate.ineligible().map(phrase))
 }
 
-/// Returns why no worker of `pool` can serve a leg: `why` tells what is wrong with a candidate.
+/// Returns why no worker of `pool` can serve a leg: `why` returns the problem of a candidate.
 pub(super) fn text(
     model: &ModelName,
     leg: Leg,

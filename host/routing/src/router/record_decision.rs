@@ -18,7 +18,7 @@ use crate::{
 
 static NO_FACTS: Wants = Wants { request: Vec::new(), worker: Vec::new() };
 
-/// What a record says of a decision besides the recorded facts.
+/// Record of a decision without the recorded facts.
 struct Entry<'a> {
     by: DecidedBy,
     result: DecisionResult,
@@ -61,8 +61,8 @@ impl Router {
         self.record(query, query.leg, &entry, receipt.took, buffers)
     }
 
-    /// Records that the slot refused the request, and returns the decision. That no candidate was eligible is
-    /// not a decision.
+    /// Records that the slot refused the request, and returns the decision. The absence of eligible
+    /// candidates is not a decision.
     pub(super) fn refused(
         &self,
         query: &Query<'_>,

@@ -1,5 +1,5 @@
-//! A place for the decode leg before its prefill runs: a prefill whose result no decode worker takes would
-//! hold blocks in vain.
+//! Reserves a place for the decode leg before its prefill runs. A prefill whose result no decode worker takes
+//! would hold blocks for nothing.
 
 use pointsman_workers::{Reservation, WorkerId};
 use tokio::time::Instant;

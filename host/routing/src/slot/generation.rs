@@ -56,7 +56,7 @@ pub struct GenerationHandle {
 pub struct LastFailure {
     /// Kind of the failure.
     pub kind: &'static str,
-    /// What failed, with the guest's own words.
+    /// The failure, with the guest's own message.
     pub message: String,
     /// Time, milliseconds since the Unix epoch.
     pub at_ms: u64,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use pointsman_workers::{DpRank, WorkerId};
 use serde::Serialize;
 
-/// Decisions in a row for one candidate from which on it is told.
+/// Number of decisions in a row for one candidate after which it is reported.
 pub const MIN_IN_A_ROW: u64 = 100;
 
 /// The candidate chosen last, and how often in a row it was chosen without a good reason. Threads may mix two

@@ -40,7 +40,7 @@ pub struct BatchCounts {
     pub steps: u64,
     /// Prompt tokens of admitted sequences. A preempted sequence counts once.
     pub prompt_tokens: u64,
-    /// Those that were cached.
+    /// Prompt tokens that were cached.
     pub cached_tokens: u64,
     /// Preemptions.
     pub preemptions: u64,
@@ -158,7 +158,7 @@ impl BatchEngine {
         self.pool.take_changes()
     }
 
-    /// Returns the sequences that run and wait. Those that await KV wait.
+    /// Returns the sequences that run and wait. Sequences that await KV count as waiting.
     #[must_use]
     pub fn sequences(&self) -> (u32, u32) {
         (count(self.running.len()), count(self.waiting.len() + self.fetching.len()))

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// What an engine computes in one step.
+/// Work of an engine in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWork {
     /// Sequences in the step (`B`).

@@ -3,7 +3,7 @@
 //!
 //! A text has *marks*: ends of its parts, about every kilobyte. The key of a mark is a digest of everything
 //! before it. A known mark has a *segment*: the tokens from the cut of the known mark before it up to its own
-//! cut, which is the last position at which the text is split whatever follows the mark. What lies behind the
+//! cut, which is the last position at which the text is split whatever follows the mark. The text behind the
 //! deepest cut is encoded piece by piece.
 //!
 //! ```text
@@ -74,7 +74,7 @@ impl Segments {
         Self { segments: ByteCache::new(budget, TYPICAL_SEGMENT), seed }
     }
 
-    /// Returns the marks of a text. `root` tells apart texts whose tokens differ for another reason.
+    /// Returns the marks of a text. `root` distinguishes texts whose tokens differ for another reason.
     pub(super) fn marks(&self, text: &Rendered, root: u8) -> Vec<Mark> {
         if text.len() < MIN_PROMPT_BYTES {
             return Vec::new();

@@ -11,7 +11,7 @@ use super::{merge::Merges, split::Splitter};
 /// Pattern of a byte-level tokenizer without a pattern of its own, from GPT-2.
 const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// What the fast encoder needs to know of a tokenizer.
+/// Parts of a tokenizer that the fast encoder needs.
 pub(super) struct Definition {
     /// Whether texts are brought to Unicode's normalization form C.
     pub(super) nfc: bool,

@@ -1,6 +1,7 @@
 //! Byte-pair merges: the tokens of one word.
 //!
-//! As in Hugging Face's library, the pair with the lowest rank is merged first, of equal ones the leftmost.
+//! Like Hugging Face's library, it merges the pair with the lowest rank first, and among equal ones the
+//! leftmost.
 
 use std::{
     cmp::Reverse,
@@ -21,7 +22,7 @@ const NONE: u64 = u64::MAX;
 pub(super) struct Merges {
     /// Tokens of single bytes.
     bytes: Vec<u32>,
-    /// From two tokens to the rank of their merge (high half) and its token.
+    /// Maps two tokens to the rank of their merge (high half) and its token.
     pairs: HashMap<u64, u64, BuildHasherDefault<PairHasher>>,
     /// Pairs of single bytes, as the first merge of every word looks them up: rank and token, or `NONE`.
     byte_pairs: Vec<u64>,
@@ -37,7 +38,7 @@ pub(super) struct MergeBuffers {
     merges: Vec<u64>,
 }
 
-/// Hasher of pairs. The keys come from the vocabulary, so nobody else chooses them.
+/// Hasher of pairs. The keys come from the vocabulary, so a client cannot choose them.
 #[derive(Debug, Default)]
 pub(super) struct PairHasher(u64);
 

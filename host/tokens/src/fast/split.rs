@@ -12,7 +12,7 @@ use regex_automata::{
 
 /// Ending of a pattern with look-ahead.
 const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
-/// What replaces it, as the second pattern of the automaton.
+/// Its replacement, as the second pattern of the automaton.
 const SPACES: &str = r"\s+";
 /// Memory of an automaton's states for each thread, bytes. It starts over when they are full.
 const STATE_BYTES: usize = 4 << 20;

@@ -15,7 +15,7 @@ pub(super) struct Place {
     number: u64,
 }
 
-/// What waits, and for whom.
+/// Waiting jobs by tenant.
 #[derive(Debug)]
 pub(super) struct Waiting<T> {
     tenant: u64,

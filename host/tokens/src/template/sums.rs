@@ -141,7 +141,7 @@ fn outside_of_brackets(text: &str, mut each: impl FnMut(usize, &str) -> bool) {
     }
 }
 
-/// Returns whether `apart` is `source` with printed sums taken apart: the syntax trees tell.
+/// Returns whether `apart` is `source` with printed sums taken apart, by comparing the syntax trees.
 fn is_same(source: &str, apart: &str) -> bool {
     match (tree(source), tree(apart)) {
         (Some(mut source), Some(apart)) => {

@@ -61,7 +61,7 @@ fn head(model: &Model, view: &View) -> Line<'static> {
         (None, Some(_)) => Span::styled("paused", Style::new().fg(Color::Yellow)),
         (None, None) => Span::styled("live", Style::new().fg(Color::Green)),
     };
-    // What is lost comes first: at 80 columns the end may be cut.
+    // A lost connection comes first, because the end may be cut at 80 columns.
     Line::from(vec![
         Span::styled(name, Style::new().add_modifier(Modifier::BOLD)),
         state,

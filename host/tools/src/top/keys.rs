@@ -7,7 +7,7 @@ use super::model::{Change, Model, View};
 /// Longest filter, characters.
 const MAX_FILTER: usize = 40;
 
-/// What a key asks for beyond another view.
+/// Action of a key that does more than change the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     None,

@@ -1,4 +1,4 @@
-//! What the gateway last told, and what the operator wants to see of it.
+//! Last state that the gateway reported, and the operator's choice of what to show.
 
 use std::{cmp::Ordering, collections::HashMap};
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::events::Event;
 
-/// What the gateway last told.
+/// Last state that the gateway reported.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
     pub(super) url: String,
@@ -18,7 +18,7 @@ pub(super) struct Model {
     pub(super) live: Live,
     /// Requests of the newest decisions by worker: those with cached prompt tokens, and all.
     pub(super) prefix_hits: HashMap<u64, (u32, u32)>,
-    /// Since when there is no connection, and why.
+    /// When the connection was lost, and why.
     pub(super) lost: Option<(String, String)>,
     /// How the last command ended.
     pub(super) message: Option<String>,
@@ -176,7 +176,7 @@ pub(super) struct Change {
     pub(super) undo: bool,
 }
 
-/// What the operator wants to see.
+/// The operator's choice of what to show.
 #[derive(Clone, Debug, Default)]
 pub(super) struct View {
     pub(super) sort: Sort,
@@ -186,7 +186,7 @@ pub(super) struct View {
     pub(super) help: bool,
     pub(super) selected: usize,
     pub(super) confirm: Option<Change>,
-    /// What is shown instead of the newest model.
+    /// Model that is shown instead of the newest one.
     pub(super) paused: Option<Box<Model>>,
 }
 

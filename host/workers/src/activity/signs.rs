@@ -1,7 +1,7 @@
-//! What an engine tells of its work.
+//! Figures by which an engine reports its work.
 
-/// How much an engine has done since its process began; `None` where it does not tell. An engine that makes
-/// progress raises one of these.
+/// How much an engine has done since its process began; `None` for figures that it does not report. An engine
+/// that makes progress raises one of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineProgress {
     /// Prompt tokens of requests.
@@ -10,7 +10,8 @@ pub(crate) struct EngineProgress {
     pub(crate) generation_tokens: Option<u64>,
     /// Requests that ended.
     pub(crate) finished_requests: Option<u64>,
-    /// Tokens that steps processed. Of SGLang, which counts the ones above when a request ends.
+    /// Tokens that steps processed. Only SGLang reports it, and counts the tokens above only when a request
+    /// ends.
     pub(crate) step_tokens: Option<u64>,
 }
 
@@ -19,7 +20,7 @@ impl EngineProgress {
         [self.prompt_tokens, self.generation_tokens, self.finished_requests, self.step_tokens]
     }
 
-    /// Returns whether the engine tells any of the figures.
+    /// Returns whether the engine reports any of the figures.
     pub(crate) fn is_known(&self) -> bool {
         self.all().iter().any(Option::is_some)
     }
@@ -36,7 +37,7 @@ impl EngineProgress {
 /// The figures of an engine that move while it works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct EngineSigns {
-    /// What it has done.
+    /// Its progress so far.
     pub(crate) progress: EngineProgress,
     /// Use of the KV cache, a share. It moves during a long prefill.
     pub(crate) kv_usage: Option<f32>,

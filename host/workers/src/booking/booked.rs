@@ -18,7 +18,7 @@ pub(super) struct Booked {
     runs: BlockMap<Run>,
     /// Number of blocks of all runs.
     blocks: u32,
-    /// By bucket: number of runs at the beginning of a prompt.
+    /// Number of runs at the beginning of a prompt, by bucket.
     firsts: BlockMap<u32>,
 }
 

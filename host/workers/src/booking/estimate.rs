@@ -1,5 +1,5 @@
-//! The estimated progress of an answer that is not streamed: nothing tells when its prefill ended and how
-//! many tokens there are (F4.10).
+//! The estimated progress of an answer that is not streamed. Nothing reports when its prefill ended, and how
+//! many tokens it has (F4.10).
 
 use tokio::time::Duration;
 
@@ -90,7 +90,7 @@ impl Booking {
         let ratio = took / expected;
         let new_tokens = if computed_prompt { self.new_prompt_tokens } else { 0 };
         let generation = estimate.generation(tokens);
-        // What took little of the time says little about it.
+        // A phase that took little of the time says little about the speed.
         if estimate.prefill >= generation / 4 {
             self.load.speeds.observe_first_token(estimate.prefill.mul_f64(ratio), new_tokens);
         }

@@ -1,4 +1,4 @@
-//! What other gateways have to learn of the bookings here: a queue of changed bookings.
+//! Queue of changed bookings for other gateways.
 //!
 //! A booking is in the queue at most once. Its entry has the newest values, so a change of a booking that is
 //! queued already costs two stores. Neither a change nor a full queue waits or allocates. A change wakes the
@@ -36,7 +36,7 @@ pub struct LoadValues {
     pub unnamed_millis: i64,
 }
 
-/// Sends bookings that changed to whoever tells other gateways.
+/// Sends bookings that changed to the exchange with other gateways.
 #[derive(Debug)]
 pub struct Journal {
     queue: SyncSender<Arc<JournalEntry>>,
@@ -171,7 +171,7 @@ impl JournalEntry {
         self.shares_blocks
     }
 
-    /// Allows the entry into the queue again. To be called before its values are read.
+    /// Allows the entry into the queue again. Call this before reading its values.
     pub fn take(&self) {
         self.queued.swap(false, Ordering::AcqRel);
     }

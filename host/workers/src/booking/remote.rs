@@ -78,7 +78,7 @@ impl Drop for RemoteBooking {
         let left = remote.requests.fetch_sub(1, Ordering::Relaxed).saturating_sub(1);
         if let Some(prefix) = self.blocks.take() {
             match left {
-                // What wrong hashes left behind ends here.
+                // Blocks that wrong hashes left behind end here.
                 0 => self.load.forget_remote_blocks(),
                 _ => self.load.change_blocks(&prefix, |blocks| blocks.release_remote(&prefix)),
             }

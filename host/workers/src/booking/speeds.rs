@@ -9,7 +9,7 @@ use tokio::time::Duration;
 
 /// Recent values whose median counts.
 const RECENT: usize = 7;
-/// Sizes of prompts that are told apart: powers of two of uncached tokens.
+/// Number of size classes of prompts: powers of two of uncached tokens.
 const SIZES: usize = 18;
 /// Assumed until something was measured: an 8B model on an H100 (docs/behaviour.md F4.10).
 const COLD_OVERHEAD: Duration = Duration::from_millis(30);
@@ -22,7 +22,7 @@ pub(super) struct Speeds(OnceLock<Box<Measured>>);
 
 #[derive(Debug, Default)]
 struct Measured {
-    /// By size of the uncached prompt: time to the first token in microseconds, and the tokens.
+    /// Time to the first token in microseconds, and tokens, by size of the uncached prompt.
     prefill: [Recent; SIZES],
     /// Time between tokens in microseconds.
     itl: Recent,

@@ -9,11 +9,11 @@ use super::RankView;
 /// Load figures that the engine reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineLoad {
-    /// Number of running requests, if the engine tells it.
+    /// Number of running requests, if the engine reports it.
     pub running: Option<u32>,
-    /// Number of waiting requests, if the engine tells it.
+    /// Number of waiting requests, if the engine reports it.
     pub waiting: Option<u32>,
-    /// Fraction of the KV cache in use, 0 to 1, if the engine tells it.
+    /// Fraction of the KV cache in use, 0 to 1, if the engine reports it.
     pub kv_usage: Option<f32>,
     /// When the figures were read, in whole milliseconds after the columns were created.
     pub read_at: Instant,
@@ -32,14 +32,14 @@ impl EngineLoad {
 pub(super) struct EngineCell {
     /// Milliseconds from the creation of the chunk to the reading, plus 1; 0: there are no figures.
     read_at: AtomicU64,
-    /// [`UNKNOWN`] if the engine does not tell it, and so are the next two.
+    /// [`UNKNOWN`] if the engine does not report it, and so are the next two.
     running: AtomicU32,
     waiting: AtomicU32,
     /// Bits of a single.
     kv_usage: AtomicU32,
 }
 
-/// A figure that the engine does not tell. As a single, it is not a number.
+/// A figure that the engine does not report. Read as an `f32`, it is not a number.
 const UNKNOWN: u32 = u32::MAX;
 
 fn known(cell: &AtomicU32) -> Option<u32> {
@@ -57,7 +57,7 @@ impl EngineCell {
 }
 
 impl RankView<'_> {
-    /// Returns the load figures of the rank's engine, if they were read. Those of an engine with several
+    /// Returns the load figures of the rank's engine, if they were read. Requests of an engine with several
     /// ranks count for all of them together.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {

@@ -1,4 +1,4 @@
-//! What the columns say of one rank, as figures.
+//! Figures of one rank, read from the columns.
 
 use std::sync::atomic::Ordering;
 

@@ -74,7 +74,7 @@ pub struct Stored {
     pub extra_keys: Vec<Vec<ExtraKey>>,
     /// KV cache group, if the engine has several.
     pub group: Option<u32>,
-    /// What the group keeps of a prompt, if the engine says so.
+    /// Part of a prompt that the group keeps, if the engine reports it.
     pub kind: Option<GroupKind>,
     /// Local hashes of the index's blocks, which the index computes before its writer gets the event. Then
     /// the tokens may be gone.

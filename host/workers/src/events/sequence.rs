@@ -18,7 +18,7 @@ pub struct Sequencer<M> {
     max_bytes: usize,
 }
 
-/// What the caller does with a message.
+/// Action of the caller on a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step<M> {
     /// Apply the message.

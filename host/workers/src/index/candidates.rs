@@ -30,7 +30,7 @@ pub(super) struct CandidateState {
 }
 
 impl CandidateState {
-    /// Returns whether events tell of the candidate's blocks, so that decisions are not recorded.
+    /// Returns whether events report the candidate's blocks, so that decisions are not recorded.
     pub(super) fn is_followed(&self) -> bool {
         self.live && !self.cache.as_ref().is_some_and(EngineCache::lacks_followed_group)
     }
@@ -41,7 +41,7 @@ impl CandidateState {
 pub(super) struct Candidates {
     shared: Arc<Shared>,
     states: BTreeMap<Candidate, CandidateState>,
-    /// By holder: its candidate, and its number of live records.
+    /// Candidates and their numbers of live records, by holder.
     assigned: Vec<Option<(Candidate, u32)>>,
     /// Unassigned holders below the last assigned one.
     free: BTreeSet<u32>,

@@ -63,7 +63,7 @@ impl TreeWriter {
         }
     }
 
-    /// Notes that a holder does not have some hashes of a run any more. Those that it had more than once
+    /// Notes that a holder does not have some hashes of a run any more. Blocks that it had more than once
     /// count once less.
     pub(super) fn uncover(
         &mut self,

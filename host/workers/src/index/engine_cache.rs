@@ -227,8 +227,8 @@ impl EngineCache {
     }
 
     /// Applies a removal event of the followed group. Engines free the deepest block first, but any order is
-    /// correct. Forgets everything if it leaves blocks in other runs of which it cannot be said whether ours
-    /// are complete.
+    /// correct. Forgets the whole engine if the removal leaves blocks in other runs, and the index cannot
+    /// know whether its own blocks of those runs are complete.
     fn remove(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: Tier) {
         let tier = tier_index(tier);
         self.runs.prefetch(hashes);

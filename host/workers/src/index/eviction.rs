@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use super::{Candidate, memory::heap};
 
-/// Identifies a run of one engine cache. Numbers are reused; `born` tells the users of a number apart.
+/// Identifies a run of one engine cache. Numbers are reused; `born` distinguishes the users of a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RunId {
     pub(super) number: u32,

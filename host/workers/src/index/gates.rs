@@ -4,7 +4,7 @@
 use super::{Candidate, segments::Segment};
 use crate::events::GroupKind;
 
-/// What a cache group needs to go on from the end of a prefix, in blocks of the index.
+/// Blocks of the index that a cache group needs to continue from the end of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GateRule {
     /// So many blocks up to the end, or all of the prefix if that is shorter.
@@ -24,12 +24,12 @@ pub(super) struct Gate {
     pub(super) rule: GateRule,
 }
 
-/// What the gates list of one prompt. Buffers that the next lookup reuses.
+/// Entries of the gates for one prompt. Buffers that the next lookup reuses.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
     /// Gate, and its blocks `from..to` of the prompt.
     ranges: Vec<(u32, u32, u32)>,
-    /// By gate: the end of its ranges that are not known to be too short.
+    /// End of the ranges that are not known to be too short, by gate.
     open: Vec<usize>,
 }
 

@@ -14,7 +14,7 @@ pub(super) const NO_ROW: u32 = u32::MAX;
 pub(super) struct HolderRows {
     directory: Arc<HolderDirectory>,
     pool: u64,
-    /// By holder: the row of its candidate, if that has no other holder and this one is of the device.
+    /// Row of the holder's candidate, if the candidate has no other holder and this one is of the device.
     pub(super) single: Vec<u32>,
     /// The candidates with several holders, or with one of a lower tier.
     pub(super) several: Vec<(u32, Holders)>,

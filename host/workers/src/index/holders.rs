@@ -1,5 +1,5 @@
-//! Directory of *holders*: the small numbers that stand for a candidate and what tells of its blocks: events
-//! of one tier, or recorded decisions.
+//! Directory of *holders*. A holder is a small number that stands for a candidate and for the source of its
+//! blocks: events of one tier, or recorded decisions.
 //!
 //! Lookups read a published, immutable directory. A worker that joins costs one copy of it.
 //!
@@ -36,7 +36,7 @@ pub(super) trait AssignHolders {
 pub(super) struct HolderDirectory {
     /// The holders of each candidate, sorted by candidate.
     pub(super) candidates: Vec<(Candidate, Holders)>,
-    /// Those candidates that have a holder on host or disk.
+    /// Candidates that have a holder on host or disk.
     pub(super) lower: Vec<(Candidate, Holders)>,
     /// The gates, sorted by holder.
     pub(super) gates: Vec<Gate>,
@@ -44,7 +44,7 @@ pub(super) struct HolderDirectory {
     pub(super) holders: usize,
     /// Number of changes so far.
     version: u64,
-    /// By holder: the version in which its candidate got it.
+    /// Version in which the candidate got its holder, by holder.
     since: Vec<u64>,
 }
 

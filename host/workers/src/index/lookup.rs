@@ -32,8 +32,8 @@ pub struct Matched {
 pub struct Overlaps {
     /// The candidates that the holders stood for.
     directory: Arc<HolderDirectory>,
-    /// By holder: depth at which its blocks of the prefix end. Those of a lower tier begin where the tier
-    /// above ends. Empty if nobody holds the first block.
+    /// Depth at which the holder's blocks of the prefix end, by holder. Blocks of a lower tier begin where
+    /// the tier above ends. Empty if no holder has the first block.
     ends: Vec<u32>,
     /// Buffer for one lower tier.
     tier_ends: Vec<u32>,

@@ -58,7 +58,7 @@ pub(super) struct NewBlocks {
     pub(super) seed: u64,
 }
 
-/// What the eviction queue does with a run whose turn has come.
+/// Action of the eviction queue on the run at its front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     /// Drop the entry: the run is gone, or other runs follow its tail.

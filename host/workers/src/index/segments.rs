@@ -11,12 +11,11 @@
 //! g5   ->                    g5 g6 g7 g8     holder 2: 0..4
 //! ```
 //!
-//! # Why a lookup sees no state that never was
-//! Lookups take no lock and never wait. A hash identifies its whole prefix, so a segment whose hash equals
-//! the prompt's is the right one, whatever the writer did in between. The hashes of one [`Segment`] never
-//! change; the writer appends behind them and then stores the new length. A cover is one word. Everything
-//! else is a new `Segment` that replaces the old one. Of a segment that it splits, the writer publishes
-//! the end and its head before it shortens the rest.
+//! # Why a lookup sees no state that never was Lookups take no lock and never wait. A hash identifies its
+//! whole prefix, so a segment whose hash equals the prompt's is the right one, whatever the writer did in
+//! between. The hashes of one [`Segment`] never change; the writer appends behind them and then stores the
+//! new length. A cover is one word. Everything else is a new `Segment` that replaces the old one. When the
+//! writer splits a segment, it publishes the end and its head before it shortens the rest.
 
 use std::sync::Arc;
 
@@ -42,7 +41,7 @@ const FIRST_CHUNK: usize = if cfg!(loom) { 2 } else { 64 };
 /// The tree as lookups see it.
 #[derive(Debug)]
 pub(super) struct Tree {
-    /// By head: the slot of its segment.
+    /// Slot of the segment, by its head.
     heads: Box<[ArcSwap<LockfreeMap>]>,
     slots: ArcSwap<Slots>,
 }

@@ -1,4 +1,4 @@
-//! What lookups, the writer and metrics share.
+//! State that lookups, the writer and metrics share.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use crate::{
 /// Adds the local hashes of all events whose blocks consist of whole ones of the index, and drops their
 /// tokens.
 ///
-/// The writer needs the tokens when the event does not tell what seeds the hashes: an engine names the
+/// The writer needs the tokens when the event does not contain the seed of the hashes. An engine names the
 /// salt of a prompt with the first block only. It also needs them for blocks of other sizes. Once such an
 /// event was seen, `keeps_tokens` is set and tokens are kept. Events of one source come in order, so it is
 /// set in time.

@@ -39,8 +39,8 @@ pub(super) struct TreeWriter {
     free: Vec<u32>,
     /// Number of segments created so far, wrapping.
     births: u32,
-    /// How many more blocks of a holder's engine have one of our hashes than the cover tells. An engine may
-    /// have several blocks with the same tokens.
+    /// Number of blocks of a holder's engine with one of our hashes, beyond the one that the cover counts. An
+    /// engine may have several blocks with the same tokens.
     pub(super) repeated: HashMap<(u32, BlockHash), u32>,
     empty: Arc<Segment>,
     blocks: usize,
@@ -51,7 +51,7 @@ pub(super) struct TreeWriter {
     pub(super) passed: Vec<u32>,
 }
 
-/// What the writer knows of a segment. Its slot is the index.
+/// State of a segment for the writer. Its slot is the index.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) segment: Arc<Segment>,
@@ -252,8 +252,8 @@ impl TreeWriter {
         node.segment = new;
     }
 
-    /// Removes the blocks at the end of a segment that nobody holds, and then those of the segments before it
-    /// if no block follows them any more.
+    /// Removes the blocks at the end of a segment that no holder has. Then removes those of the segments
+    /// before it, if no block follows them any more.
     pub(super) fn trim(&mut self, slot: u32) {
         let mut next = Some(slot);
         while let Some(slot) = next.take() {

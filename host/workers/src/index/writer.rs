@@ -113,8 +113,7 @@ impl Writer {
         }
     }
 
-    /// Records a decision, unless the candidate's event feed is live and tells of blocks that can be
-    /// followed.
+    /// Records a decision, unless the candidate's event feed is live and reports blocks that can be followed.
     fn record(&mut self, candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant) {
         if self.candidates.get(candidate).is_some_and(CandidateState::is_followed) {
             return;

@@ -1,5 +1,5 @@
-//! Groups of candidates whose descriptions no decision can tell apart. What depends on the description is
-//! decided once for each group. A fleet usually has a few.
+//! Groups of candidates whose descriptions are equal for every decision. Conditions on the description are
+//! evaluated once for each group. A fleet usually has a few.
 
 use std::collections::HashMap;
 

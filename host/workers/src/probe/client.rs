@@ -35,7 +35,7 @@ pub(super) struct Clients {
 
 /// The client of one worker.
 pub(super) enum ProbeClient {
-    /// That of all workers without TLS.
+    /// The shared client of all workers without TLS.
     Plain(Plain),
     /// Each worker with TLS has its own: the name that the certificate must have is the worker's.
     Tls { tls: Arc<EngineTls>, server_name: Option<Arc<str>>, current: Mutex<Option<Current>> },

@@ -7,7 +7,7 @@
 pub(super) struct Sample<'a> {
     /// Name of the metric.
     pub(super) name: &'a str,
-    /// What stands between the braces.
+    /// Labels between the braces.
     labels: &'a str,
     /// The value. It may be infinite or NaN.
     pub(super) value: f64,

@@ -1,4 +1,4 @@
-//! Load, progress and state of an engine, as its metrics tell them. No I/O.
+//! Load, progress and state of an engine, as its metrics report them. No I/O.
 //!
 //! `docs/engine-metrics.md` lists the names by engine and version.
 
@@ -28,18 +28,18 @@ const FINISHED: [&str; 3] =
     ["vllm:request_success_total", "sglang:num_requests_total", "trtllm:request_success_total"];
 /// SGLang counts the tokens above when a request ends, and these at each step that it logs.
 const STEP_TOKENS: [&str; 1] = ["sglang:realtime_tokens_total"];
-/// When counters were created: at the start of a process that does not tell its own start.
+/// When counters were created. It stands for the start of a process that does not report its own.
 const CREATED: [&str; 3] =
     ["vllm:prompt_tokens_created", "sglang:prompt_tokens_created", "trtllm:prompt_tokens_created"];
 const SLEEP_STATE: [&str; 1] = ["vllm:engine_sleep_state"];
 
-/// What an engine's metrics tell; `None` where they do not.
+/// Figures of an engine's metrics; `None` for those that are missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Figures {
     pub(super) running: Option<u32>,
     pub(super) waiting: Option<u32>,
     pub(super) kv_usage: Option<f32>,
-    /// Whether the engine sleeps. One that does not say so is awake.
+    /// Whether the engine sleeps. An engine without this metric is awake.
     pub(super) asleep: bool,
     pub(super) progress: EngineProgress,
     /// When the process started, seconds since 1970.
@@ -54,7 +54,7 @@ impl Figures {
         self.running.is_some() || self.waiting.is_some() || self.kv_usage.is_some()
     }
 
-    /// Returns the figures that move while the engine works; `None`: it tells none.
+    /// Returns the figures that move while the engine works; `None` if it reports none.
     pub(super) fn signs(&self) -> Option<EngineSigns> {
         let Self { progress, kv_usage, .. } = *self;
         let is_running = self.running.is_some_and(|running| running > 0);
@@ -74,9 +74,9 @@ impl Figures {
     }
 }
 
-/// Reads the figures of an engine. Of the series of one data-parallel rank (those of its other ranks) the
-/// highest counts. Running and waiting requests of data-parallel ranks are added, and of their cache usage
-/// the highest counts.
+/// Reads the figures of an engine. If one data-parallel rank has several series (of its tensor-parallel
+/// ranks, for example), the highest counts. Running and waiting requests of data-parallel ranks are added,
+/// and of their cache usage the highest counts.
 pub(super) fn figures(metrics: &[u8]) -> Figures {
     let mut figures = Figures::default();
     let [mut running, mut waiting, mut usage] =

@@ -11,11 +11,10 @@ use crate::{
 
 /// Consecutive failed health checks that make a worker unhealthy.
 const MAX_FAILURES: u32 = 2;
-/// Of so many failed checks in a row, one has the long time.
+/// One in this many failed checks in a row may take the long time.
 const LONG_EVERY: u32 = 4;
 
-/// Returns the path that is asked first. SGLang's `/health` generates a token; `/ready` tells what that
-/// found.
+/// Returns the path that is asked first. SGLang's `/health` generates a token; `/ready` returns the result.
 pub(super) fn health_path(engine: Engine) -> &'static str {
     match engine {
         Engine::Sglang => "/ready",

@@ -34,7 +34,7 @@ pub(super) async fn ask(
 ) -> Answer {
     let key = spec.api_key.as_deref();
     if spec.engine == Engine::Sglang && spec.role != Role::Aggregated {
-        // One of a pair takes no request without a partner. It can make a token for itself.
+        // A worker of a pair takes no request without a partner. It can make a token for itself.
         let url = format!("{}/health_generate", spec.url);
         match client.get(&url, key, MAX_ANSWER, limit).await {
             Response::Ok(_) => return Answer::Token,

@@ -80,8 +80,8 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
     facts
 }
 
-/// What the names of a connector's metrics begin with, and the connector. Mooncake's store only shares a
-/// cache: it says nothing about the connector of handoffs.
+/// Prefix of a connector's metrics, and the connector. Mooncake's store only shares a cache: it says nothing
+/// about the connector of handoffs.
 const CONNECTORS: [(&str, Option<&str>); 3] =
     [("nixl_", Some("NixlConnector")), ("mooncake_store_", None), ("mooncake_", Some("MooncakeConnector"))];
 
@@ -124,7 +124,7 @@ pub(super) fn vllm_version(body: &[u8]) -> Option<String> {
     Some(short(&version)).filter(|version| !version.is_empty())
 }
 
-/// Cuts a name that an engine tells.
+/// Cuts a name that an engine reports.
 fn short(name: &str) -> String {
     /// Characters that are kept.
     const MOST: usize = 64;
@@ -166,7 +166,7 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
     let role = sglang_role(info.disaggregation_mode.as_ref());
     let switches_role = info.enable_pd_role_switch == Some(Value::Bool(true));
     let port = number(&info.disaggregation_bootstrap_port).and_then(|port| u16::try_from(port).ok());
-    // What publishes events over a transport that cannot be followed is not described.
+    // An engine that publishes events over a transport that cannot be followed is not described.
     let events = info.kv_events.filter(|events| events.get("publisher").is_some_and(|name| name == "zmq"));
     let event = |key: &str| events.as_ref()?.get(key).cloned();
     let event_port = |key: &str| number(&event(key)).and_then(|port| u16::try_from(port).ok());

@@ -1,5 +1,5 @@
-//! What an engine's metrics say about its process: load, progress, sleep, and whether it is the same process
-//! as before. What the gateway knows of a process ends with it.
+//! State of an engine's process by its metrics: load, progress, sleep, and whether it is the same process as
+//! before. The gateway's knowledge of a process ends with the process.
 
 use tokio::time::Instant;
 
@@ -19,7 +19,7 @@ pub(super) fn metrics_path(engine: Engine) -> Option<&'static str> {
 }
 
 impl Probe {
-    /// Reads the load figures. Those that could not be read several times in a row are forgotten: an old
+    /// Reads the load figures. Figures that could not be read several times in a row are forgotten: an old
     /// figure must not keep a worker busy.
     pub(super) async fn read_load(&mut self) {
         let Some(path) = self.load_path else { return };

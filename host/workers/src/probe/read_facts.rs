@@ -55,8 +55,8 @@ impl Probe {
         }
     }
 
-    /// Reads the facts of an engine that answers. What cannot be read now is read later. Returns whether the
-    /// worker is misconfigured.
+    /// Reads the facts of an engine that answers. Facts that cannot be read now are read later. Returns
+    /// whether the worker is misconfigured.
     pub(super) async fn read_again(&mut self) -> bool {
         match self.facts(false).await {
             Ok(()) => false,
@@ -117,7 +117,7 @@ impl Probe {
     async fn use_facts(&mut self, reported: EngineFacts, problem: Option<String>) -> Result<(), Problem> {
         let spec = self.worker.spec().clone();
         let earlier = self.worker.facts();
-        // What an engine said before is better than nothing while it does not answer.
+        // Earlier facts are better than none while the engine does not answer.
         let facts = if problem.is_some() { reported.or(&earlier) } else { reported };
         if facts.role.is_none() && spec.from_engine.contains(&FactName::Role) {
             let why = problem.unwrap_or_else(|| "the engine does not report it".to_owned());

@@ -69,7 +69,8 @@ impl Watch {
 
     fn look(&self, worker: &Arc<Worker>, config: &ProbeConfig) -> crate::activity::Found {
         if worker.health() != Health::Healthy || worker.is_asleep() {
-            // Health checks judge it, and another process may serve afterwards. One that sleeps owes nothing.
+            // Health checks judge it, and another process may serve afterwards. A sleeping worker has nothing
+            // to answer.
             worker.activity().forget();
         }
         let found = worker.activity().look(Instant::now(), config.wedge_after);
@@ -134,8 +135,8 @@ fn take_back(worker: &Worker) {
     }
 }
 
-/// Late handoffs do not tell which of both workers is to blame. Those with several partners are; of two that
-/// had each other only, the prefill worker is, until the other one is late with another partner, too.
+/// Late handoffs do not show which of both workers is to blame. A worker with several late partners is. If
+/// two had only each other, the prefill worker is, until the other one is late with another partner, too.
 fn blame_one_of_two(stuck: &mut Vec<(Stuck, &Arc<Worker>)>) {
     let late = stuck.iter().filter(|(stuck, _)| stuck.by == StuckBy::Handoffs).map(|(_, worker)| *worker);
     let mut late: Vec<(Option<WorkerId>, &Arc<Worker>)> =

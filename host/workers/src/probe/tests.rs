@@ -180,7 +180,7 @@ async fn b4_a_removed_worker_s_task_ends() {
         tasks.clone(),
         stop.clone(),
     );
-    // The prober has two of its own.
+    // The prober has two tasks of its own.
     until("three tasks", || tasks.len() == 3).await;
     registry.remove(WorkerId(1));
     // B4.1

@@ -1,4 +1,4 @@
-//! Follows the workers of a registry: whoever runs something for each worker starts and stops it here.
+//! Follows the workers of a registry, for code that starts and stops something for each worker.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

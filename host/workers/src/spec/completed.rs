@@ -1,4 +1,4 @@
-//! What an engine's report makes of a worker's description (B5).
+//! Completes a worker's description by the engine's report (B5).
 //!
 //! A configuration may leave facts out; the engine's report then completes the description. Where both say
 //! something and differ, the worker is refused.

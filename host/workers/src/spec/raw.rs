@@ -19,7 +19,7 @@ use crate::{
     tls::server_name,
 };
 
-/// What a URL begins with, and the port of one that names none.
+/// Scheme of a URL, and its default port.
 const SCHEMES: [(&str, &str); 2] = [("http://", ":80"), ("https://", ":443")];
 
 /// A description as written in a configuration table, not validated.
@@ -55,7 +55,7 @@ pub(super) struct RawSpec {
     pub(super) total_blocks: Option<u32>,
     pub(super) loras: Vec<String>,
     pub(super) api_key: Option<String>,
-    /// What `{rank}` stands for.
+    /// Value of `{rank}`.
     #[serde(skip)]
     pub(super) rank: u32,
 }

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
 
 use super::{SpecError, error, rank_endpoint};
 
-/// What a worker's URL and source put into its addresses.
+/// Values of a worker's URL and source for its addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts<'a> {
     /// Host of the URL; an IPv6 address has its brackets.

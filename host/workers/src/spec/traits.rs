@@ -1,11 +1,11 @@
-//! What decisions ask of a description: everything but names, addresses and keys.
+//! The part of a description that decisions use: everything but names, addresses and keys.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::WorkerSpec;
 
 impl WorkerSpec {
-    /// Returns whether no decision can tell the two descriptions apart. Facts and rules that depend on the
+    /// Returns whether the two descriptions are equal for every decision. Facts and rules that depend on the
     /// description are then the same for both workers.
     #[must_use]
     pub fn has_traits_of(&self, other: &Self) -> bool {

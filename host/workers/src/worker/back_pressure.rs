@@ -96,8 +96,8 @@ impl BackPressure {
     }
 
     /// Begins or extends a pause. Returns whether the refusals are a failure of the worker: several pauses in
-    /// a row, and nothing succeeded between them. `sent`: when the refused request was sent. One that was
-    /// sent before the last pause began says nothing new.
+    /// a row, and nothing succeeded between them. `sent`: when the refused request was sent. The outcome of a
+    /// request that was sent before the last pause began says nothing new.
     pub(super) fn refused(&self, refusal: Refusal, sent: Instant) -> bool {
         let mut row = self.row.lock();
         if row.last_began.is_some_and(|began| sent < began) {
@@ -279,7 +279,7 @@ mod tests {
                 engine.succeeded();
                 assert!(!engine.refused(late, sent));
                 assert_eq!((engine.pause(), engine.is_noted()), (None, false), "{first:?}, then {late:?}");
-                // What was sent after the pause is news.
+                // The outcome of a request that was sent after the pause is new information.
                 refused_now(&engine, PLAIN);
                 assert_eq!(left(&engine), Duration::from_millis(500));
             }

@@ -68,7 +68,7 @@ impl Worker {
         self.spec.max_concurrency.is_some_and(|limit| taken() >= limit)
     }
 
-    /// Whether the ranks were told that the worker is eligible without a condition.
+    /// Whether the ranks were updated with the worker's being eligible without a condition.
     pub(super) fn is_surely_eligible(&self) -> bool {
         self.ranks.first().is_some_and(|rank| rank.surely_eligible())
     }
@@ -76,8 +76,8 @@ impl Worker {
     /// Tells every rank whether it is eligible without a condition: a decision reads that beside the rank's
     /// load, and asks [`Worker::ineligible`] only when it is not so.
     ///
-    /// Whoever changes what [`Worker::ineligible`] reads calls this afterwards. The lock orders the calls, so
-    /// that the last one has seen every change.
+    /// Code that changes an input of [`Worker::ineligible`] calls this afterwards. The lock orders the calls,
+    /// so that the last one has seen every change.
     pub(super) fn tell_ranks(&self) {
         let _telling = self.telling.lock();
         let conditional = self.spec.max_concurrency.is_some()

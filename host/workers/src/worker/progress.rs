@@ -15,7 +15,7 @@ impl Worker {
         &self.activity
     }
 
-    /// Returns why and since when the worker is stuck; `None` if it is not.
+    /// Returns why the worker is stuck and when that began; `None` if it is not.
     #[must_use]
     pub fn stuck(&self) -> Option<Stuck> {
         self.activity.stuck()
@@ -81,7 +81,7 @@ impl Worker {
         self.tell_ranks();
     }
 
-    /// Has the engine's figures read at once.
+    /// Requests an immediate reading of the engine's figures.
     pub fn read_figures(&self) {
         self.read_now.notify_one();
     }

@@ -1,4 +1,5 @@
-//! What a worker's engine reports of itself, what contradicts the configuration, and what probes found wrong.
+//! Reports of a worker's engine about itself, their contradictions with the configuration, and problems that
+//! probes found.
 
 use std::sync::{Arc, atomic::Ordering};
 

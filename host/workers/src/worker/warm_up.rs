@@ -19,7 +19,7 @@ pub(crate) const WARM_UP: Duration = Duration::from_secs(30);
 /// Turns are counted in parts.
 const TURN: i64 = 1_000_000;
 
-/// What the warm-ups of a registry's workers share.
+/// State that the warm-ups of a registry's workers share.
 #[derive(Clone, Debug)]
 pub(crate) struct WarmUps {
     /// Until then no warm-up begins: to a gateway that just started, all workers are new. `None`: none ever

@@ -1,4 +1,4 @@
-//! What pods and EndpointSlices say of workers.
+//! Reads workers from pods and EndpointSlices.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -120,7 +120,7 @@ struct TargetRef {
     uid: String,
 }
 
-/// What is missing is unknown: an endpoint of an unknown state counts as ready.
+/// A missing condition is unknown, and an endpoint of unknown state counts as ready.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Conditions {
@@ -187,7 +187,7 @@ impl Pod {
         let ports = self.spec.containers.iter().flat_map(|container| &container.ports);
         let named = |name: &str| ports.clone().find(|port| port.name == name).map(|port| port.container_port);
         let status = &self.status;
-        // As of the slices of a service, IPv4 comes first: engines listen there by default.
+        // IPv4 comes first, as for the slices of a service: engines listen there by default.
         let v4 = status.pod_ips.iter().map(|one| &one.ip).find(|ip| !ip.is_empty() && !ip.contains(':'));
         let address = v4.unwrap_or(&status.pod_ip);
         let specs = workers(config, &self.metadata, address, named)?;

@@ -42,7 +42,7 @@ pub struct DiscoveryKubernetes {
     pub watch: Duration,
 }
 
-/// What of Kubernetes is listed.
+/// Kind of the objects that are listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiscoveryResource {

@@ -1,4 +1,4 @@
-//! Who may call, as validated.
+//! Validated settings of authentication.
 
 use std::{sync::Arc, time::Duration};
 
@@ -45,7 +45,7 @@ pub(crate) struct CertificateSettings {
     pub name: String,
     /// Tenant that a client's requests count for.
     pub tenant: Option<String>,
-    /// What an operator may do; `None`: the certificate is of a client.
+    /// Role of an operator; `None` for the certificate of a client.
     pub role: Option<Role>,
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct KeySettings {
 pub(crate) struct OperatorSettings {
     /// Name of the operator.
     pub id: String,
-    /// What the operator may do.
+    /// Role of the operator.
     pub role: Role,
     /// Digest of the token.
     pub digest: KeyDigest,
@@ -82,7 +82,7 @@ pub(crate) struct JwtSettings {
     pub keys: KeySource,
     /// Algorithms of signatures; none of them is symmetric.
     pub algorithms: Vec<JwtAlgorithm>,
-    /// By how much the clocks may differ.
+    /// Largest difference of the clocks.
     pub clock_skew: Duration,
     /// Claim with the name of the tenant.
     pub tenant_claim: Option<String>,

@@ -1,4 +1,4 @@
-//! What the operator states about a model.
+//! Settings of a model.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,7 +9,7 @@ use pointsman_routing::{BusyByLeg, SlotKind};
 
 use crate::config::{LegOrder, Model, SlotEntry, TokenSource};
 
-/// What the operator states about a model.
+/// Settings of a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelSettings {
     /// Source of token ids; `None`: prompts are measured in bytes.

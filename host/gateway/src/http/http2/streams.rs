@@ -47,7 +47,7 @@ struct Counts {
 pub(super) struct Stream {
     streams: Arc<Streams>,
     client: ClientConnection,
-    /// Since when a piece of its answer waits for the client.
+    /// When a piece of its answer began to wait for the client.
     blocked_since: Mutex<Option<Instant>>,
 }
 
@@ -119,12 +119,12 @@ impl Streams {
 }
 
 impl Stream {
-    /// What its answer has to know of the client.
+    /// State of the client that its answer has to know.
     pub(super) fn client(&self) -> &ClientConnection {
         &self.client
     }
 
-    /// Since when a piece of the answer waits for the client.
+    /// When a piece of the answer began to wait for the client.
     pub(super) fn blocked_since(&self) -> Option<Instant> {
         *self.blocked_since.lock()
     }

@@ -108,7 +108,7 @@ pub(crate) struct AgentContext {
     pub session_final: Option<bool>,
 }
 
-/// What the warning says of the priority that Dynamo also gives to engines.
+/// Warning about the priority that Dynamo also gives to engines.
 const OF_PRIORITY: &str =
     "nvext.priority orders the gateway's queue only: send `priority` for the engine's scheduler";
 

@@ -25,10 +25,10 @@ pub(super) struct Member {
     pub(super) key: Range<usize>,
     /// Its value.
     pub(super) value: Range<usize>,
-    /// What the value contains.
+    /// Content of the value.
     pub(super) counts: Counts,
-    /// Ends of the objects in the list that the value is, from its beginning on. Those beyond
-    /// [`MAX_ENDS`] are missing.
+    /// Ends of the objects in the list that the value is, from its beginning on. Ends beyond [`MAX_ENDS`] are
+    /// missing.
     pub(super) object_ends: Vec<u32>,
 }
 
@@ -103,8 +103,8 @@ fn read_members(scan: &mut Scan<'_>) -> Option<Vec<Member>> {
 struct Scan<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// What closes the lists and objects within the value that is passed: no recursion, however deep they
-    /// are.
+    /// Closing brackets of the lists and objects within the value that is passed over. A stack replaces
+    /// recursion, however deep they are.
     open: Vec<u8>,
     /// Counts of the member that is passed.
     counts: Counts,
@@ -152,8 +152,8 @@ impl Scan<'_> {
         }
     }
 
-    /// Behind an opening bracket: whether something is within. What is empty is passed. `None` when it is too
-    /// deep.
+    /// Behind an opening bracket: whether something is within. Empty values are passed over. `None` when it
+    /// is too deep.
     fn opens(&mut self, close: u8) -> Option<bool> {
         self.blank();
         if self.peek() == Some(close) {

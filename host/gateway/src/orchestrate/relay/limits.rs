@@ -15,7 +15,7 @@ use crate::{
 const END_GRACE: Duration = Duration::from_secs(1);
 /// How often a stream without an event checks whether its worker is down.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
-/// What the client of a silent stream gets: a comment, which every parser of events skips.
+/// Comment that the client of a silent stream gets. Every parser of events skips it.
 const COMMENT: &[u8] = b": waiting for the engine\n\n";
 
 impl Relay {

@@ -1,4 +1,4 @@
-//! What a request's end adds to the decision log.
+//! Writes a request that ended to the decision log.
 
 use std::{
     sync::Arc,

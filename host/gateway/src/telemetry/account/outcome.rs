@@ -1,4 +1,4 @@
-//! What a request's end adds to its decisions, to policies that learn, and to the histograms of lengths.
+//! Reports a request that ended to its decisions, to policies that learn, and to the histograms of lengths.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! What a request holds of the queue and of its tenant's limits, from its admission to its end.
+//! A request's place in the queue and its share of the tenant's limits, from admission to its end.
 
 use http::HeaderMap;
 use pointsman_orchestration::{Admission, estimated_output};
@@ -40,7 +40,7 @@ impl Account {
         reservation.tokens(u64::from(request.prompt_tokens), output)
     }
 
-    /// Adds the headers that tell the client its limits.
+    /// Adds the headers with the client's limits.
     pub(crate) fn tell_limits(&self, headers: &mut HeaderMap) {
         if let Some(reservation) = &self.reservation {
             reservation.headers().write(headers);

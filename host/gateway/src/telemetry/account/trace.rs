@@ -1,4 +1,4 @@
-//! What a request tells its trace, if it is recorded. Each call costs one branch if it is not.
+//! Reports a request to its trace, if it is recorded. Each call costs one branch if it is not.
 
 use std::borrow::Cow;
 

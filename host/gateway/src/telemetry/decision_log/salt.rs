@@ -19,7 +19,7 @@ const ID_BITS: u32 = 53;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Salt([u8; 32]);
 
-/// What an id names. Equal hashes of different things have different ids.
+/// Kind of an id. Equal hashes of different things have different ids.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Domain {
     Block,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::families::Families;
 
-/// What the exchange counts. All is 0 without one.
+/// Counters of the exchange. All is 0 without one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplicaFigures {
     pub(crate) connected: bool,

@@ -18,7 +18,7 @@ const IS_REMOTE: u32 = 0x200;
 /// `STATUS_CODE_ERROR`
 const ERROR: u64 = 2;
 
-/// What all exports have in common.
+/// Part that all exports have in common.
 #[derive(Debug)]
 pub(super) struct Envelope {
     resource: Message,

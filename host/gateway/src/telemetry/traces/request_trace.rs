@@ -47,7 +47,7 @@ pub(crate) struct RequestTrace {
     pub(super) spans: Vec<SpanRecord>,
     /// The prefill leg, and the leg that answers.
     open: [Option<SpanRecord>; 2],
-    /// What a leg waits for, and since when.
+    /// Event that a leg waits for, and when the wait began.
     wait: Option<(&'static str, Leg, Instant)>,
     relay: Option<Instant>,
     /// Dialect of the last engine.

@@ -15,9 +15,9 @@ use crate::{
     stats::quantile,
 };
 
-/// Times that the schedule is computed anew with the coefficients of the round before.
+/// Number of times that the schedule is computed again with the coefficients of the round before.
 const ROUNDS: usize = 12;
-/// A figure whose standard error is a larger share of it is not told apart from 0.
+/// A figure with a larger relative standard error is treated as 0.
 const MOST_UNCERTAIN: f64 = 0.5;
 /// Columns of the terms of new tokens, and of their squares.
 const C3: usize = 4;
@@ -54,8 +54,8 @@ pub(super) fn fit_role(
     Some(Fit { terms: terms(&solution?, ENGINE_TERMS), requests: legs, left_out })
 }
 
-/// Solves the rows without the figures that they do not tell apart from 0. `terms` are the columns of a
-/// number and of its square: where the rows do not tell these apart, the number stays.
+/// Solves the rows without the figures that they cannot distinguish from 0. `terms` are the columns of a
+/// number and of its square. Where the rows cannot distinguish the two, the number stays.
 fn certain<const N: usize>(rows: &[Row<N>], order: &[usize], terms: Option<(usize, usize)>) -> Solution<N> {
     let mut order = order.to_vec();
     loop {
@@ -125,7 +125,7 @@ fn run(arrivals: &[Arrival], limits: BatchLimits, values: [f64; 6]) -> Vec<Optio
     replay(arrivals, limits, overhead, [c0, c1, c2, c3, c4])
 }
 
-/// What the fitted model says of every leg, ms to the first token and from there to the last.
+/// The fitted model's times of every leg: to the first token, and from there to the last, ms.
 struct Model(Vec<Vec<Option<(f64, f64)>>>);
 
 impl Model {
@@ -151,7 +151,7 @@ impl Model {
 }
 
 /// Fits the link: what the decode engine's model leaves unexplained of the time from the end of a prefill to
-/// the first token. `None` when the log does not tell that end.
+/// the first token. `None` when the log does not record that end.
 pub(super) fn fit_links(
     load: &Load,
     fits: &[(Role, Fit)],
@@ -168,7 +168,7 @@ pub(super) fn fit_links(
         let features = [1.0, f64::from(request.measured.isl)];
         rows.push(Row { features, value: handoff_ms - first_step, scale: handoff_ms.max(1.0) });
     }
-    // When most requests do not tell the end of their prefill, the few that seem to mean something else.
+    // When most requests lack the end of their prefill, the few that have one mean something else by it.
     if rows.is_empty() || rows.len() * 2 < pairs {
         return None;
     }

@@ -21,9 +21,9 @@ pub(super) struct Leg {
     pub(super) isl: u32,
     pub(super) osl: u32,
     pub(super) kv: PromptKv,
-    /// From its start to its first token, ms.
+    /// Time from its start to its first token, ms.
     pub(super) ttft_ms: Option<f64>,
-    /// From its first to its last token, ms.
+    /// Time from its first to its last token, ms.
     pub(super) decode_ms: Option<f64>,
     /// Whether it says something of the engine. Otherwise it is load only.
     pub(super) is_fitted: bool,
@@ -56,7 +56,7 @@ pub(super) struct Observed {
     pub(super) prompt: Place,
     /// The leg that received its KV.
     pub(super) decode: Option<Place>,
-    /// From the end of the prefill to the first token, ms.
+    /// Time from the end of the prefill to the first token, ms.
     pub(super) handoff_ms: Option<f64>,
 }
 
@@ -124,7 +124,7 @@ impl Load {
             let Some(engine) = self.engine(decision) else { continue };
             let at_us = decision.at_us.unwrap_or(arrived).max(arrived);
             if decision.retried {
-                // What the engine did before it failed is not known.
+                // The engine's work before it failed is not known.
                 self.mark(engine, at_us, end_us);
             } else if decision.slot == "prefill" {
                 prefill = Some((engine, at_us));

@@ -24,7 +24,7 @@ const FORM: &str = "application/x-www-form-urlencoded";
 /// Value of the header `Authorization`.
 pub(super) type Authorization = HeaderValue;
 
-/// What the registry asks for.
+/// Authentication that the registry asks for.
 #[derive(Debug)]
 pub(super) enum Challenge {
     Basic,

@@ -16,7 +16,7 @@ use crate::place::Reference;
 /// Largest configuration that is read, bytes.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
 
-/// What is known about the user of a registry. No type with a secret implements `Debug`.
+/// Credentials for a registry. No type with a secret implements `Debug`.
 pub(super) struct Credentials {
     pub(super) secret: Secret,
     /// Where the secret was found, or where it was looked for.
@@ -84,7 +84,7 @@ impl Credentials {
             && let Some((user, secret)) = helper::get(name, key).await?
         {
             let source = format!("the credentials used are those of docker-credential-{name}");
-            // The name tells that the secret is an identity token.
+            // This name marks the secret as an identity token.
             let token = user == "<token>";
             let password = |password| Secret::Password { user, password };
             let secret = if token { Secret::IdentityToken(secret) } else { password(secret) };

@@ -7,7 +7,7 @@ use super::super::error::OciError;
 /// Longest text of a registry in a message, characters.
 const MAX_TEXT_CHARS: usize = 300;
 
-/// What went wrong and what to do about it. The caller adds what was being done.
+/// The problem, and what to do about it. The caller adds what was being done.
 #[derive(Debug, thiserror::Error)]
 #[error("{problem}; {advice}")]
 pub(crate) struct RegistryError {

@@ -21,7 +21,7 @@ use crate::place::Reference;
 /// Longest chain of redirects that is followed.
 const MAX_REDIRECTS: usize = 5;
 
-/// What a token has to allow.
+/// Rights that a token must have.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Scope {
     Pull,

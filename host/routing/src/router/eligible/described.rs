@@ -1,4 +1,4 @@
-//! What a leg asks of the descriptions of workers. Candidates of a group have the same answer.
+//! Conditions of a leg on the descriptions of workers. Candidates of a group have the same answer.
 
 use pointsman_workers::{Candidate, Leg, Pool, WorkerSpec};
 
@@ -13,7 +13,7 @@ use crate::{
 pub(super) enum Described {
     /// All of them.
     All,
-    /// Those of the groups whose bits are set, of at most [`MAX_GROUPS`].
+    /// Candidates of the groups whose bits are set, at most [`MAX_GROUPS`].
     Groups(u64),
     /// There are too many groups: each candidate has to be asked.
     Unknown,

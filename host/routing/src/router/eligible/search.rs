@@ -83,12 +83,13 @@ impl<'a> Search<'a> {
         self.fill_refused(rows, |refused| matches!(refused, Refused::Failing));
     }
 
-    /// As [`Search::fill_failing`], with the candidates that refused one request among those that they serve.
+    /// Like [`Search::fill_failing`], with the candidates that refused one request among those that they
+    /// serve.
     pub(super) fn fill_paused(&self, rows: &mut Vec<u32>) {
         self.fill_refused(rows, |refused| matches!(refused, Refused::Paused(pause) if pause.may_be_tried));
     }
 
-    /// As [`Search::fill_failing`], with the candidates that make no progress.
+    /// Like [`Search::fill_failing`], with the candidates that make no progress.
     pub(super) fn fill_stuck(&self, rows: &mut Vec<u32>) {
         self.fill_refused(rows, |refused| matches!(refused, Refused::Stuck));
     }

@@ -1,4 +1,4 @@
-//! What happens to sequences between steps: KV arrives from another engine, a sequence leaves, and blocks are
+//! Changes of sequences between steps: KV arrives from another engine, a sequence leaves, and blocks are
 //! released after another engine has read them.
 
 use super::{

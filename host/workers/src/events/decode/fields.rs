@@ -80,7 +80,7 @@ impl<'de> Deserialize<'de> for ExtraKey {
 }
 
 /// Returns the hash of a multimodal object: the first 16 of 64 hex digits, as clients compute it, or the hash
-/// of another identifier, which only tells objects apart.
+/// of another identifier, which only distinguishes objects.
 fn object_hash(identifier: &str) -> u64 {
     digest(identifier).unwrap_or_else(|| xxh3_64(identifier.as_bytes()))
 }

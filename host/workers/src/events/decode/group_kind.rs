@@ -1,4 +1,4 @@
-//! What a cache group of a hybrid model keeps of a prompt, by vLLM's `kv_cache_spec_kind`.
+//! Part of a prompt that a cache group of a hybrid model keeps, by vLLM's `kv_cache_spec_kind`.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{
     de::{IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-/// What a cache group keeps of a prompt.
+/// Part of a prompt that a cache group keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupKind {
     /// Every token: full attention and MLA.

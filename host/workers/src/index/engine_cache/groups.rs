@@ -34,10 +34,10 @@ const MAX_AHEAD: usize = 16_384;
 /// Bytes that a block of the followed group takes at least.
 const MIN_BLOCK_BYTES: usize = 16;
 
-/// The groups that one engine told of.
+/// The groups that one engine has reported.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
-    /// The group that the index follows. Group 0 while the engine names no kind.
+    /// The group that the index follows. Group 0 if the engine does not report kinds of groups.
     followed: Option<u32>,
     /// An event named the kind of its group.
     kinds_told: bool,
@@ -51,9 +51,9 @@ struct Side {
     kind: GroupKind,
     /// Tokens of its blocks.
     size: u32,
-    /// What it needs to go on. Its blocks are not kept if that is not known.
+    /// Blocks that it needs to continue. Its blocks are not kept if that is not known.
     rule: Option<GateRule>,
-    /// By the engine's hash.
+    /// Blocks by the engine's hash.
     blocks: HashMap<u64, Held>,
     /// Lists its blocks in the tree, once one of them was also one of the followed group.
     gate: Option<u32>,
@@ -67,7 +67,7 @@ struct Held {
     listed: bool,
 }
 
-/// What an event's group is to the index.
+/// Role of an event's group in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GroupRole {
     Followed,
@@ -142,7 +142,7 @@ impl EngineCache {
             GroupRole::Followed => {
                 self.unlist_all(tree, hashes);
                 self.remove(tree, hashes, tier);
-                // Those that are stored more than once.
+                // Blocks that are stored more than once.
                 for number in 0..self.groups.sides.len() {
                     self.list(tree, number, hashes, holders);
                 }

@@ -1,8 +1,8 @@
-//! What a run needs whose blocks do not end where ours do.
+//! State of a run whose blocks do not end where ours do.
 
 use super::super::memory::{heap, shrink};
 
-/// What a run of such blocks needs beside its blocks and our hashes.
+/// State of a run of such blocks, besides its blocks and our hashes.
 #[derive(Debug, Default)]
 pub(super) struct Parts {
     /// Tokens in a block of the engine.
@@ -15,7 +15,7 @@ pub(super) struct Parts {
     pub(super) tokens: Vec<u32>,
     /// Multimodal objects: index of the block, and hash. Sorted by block.
     pub(super) objects: Vec<(u32, u64)>,
-    /// By our block: the tiers in which it is in the block table, one bit each.
+    /// Tiers in which a block of ours is in the block table, one bit each, by block.
     pub(super) listed: Vec<u8>,
 }
 

@@ -22,7 +22,7 @@ pub(super) struct Run {
     pub(super) seed: u64,
     /// Number of our hashes for each block; 0 if the blocks do not end where ours do, and in an unused index.
     pub(super) step: u32,
-    /// For blocks that do not end where ours do.
+    /// State for blocks that do not end where ours do.
     pub(super) parts: Option<Box<Parts>>,
     pub(super) born: u32,
     /// The run has an entry in the eviction queue.
