@@ -25,7 +25,7 @@ struct Argument {
     long: Option<String>,
     help: Option<String>,
     value_name: Option<String>,
-    /// Least and most values of one occurrence; `None`: a flag without a value.
+    /// Least and most values of one occurrence; `None` if a flag without a value.
     values: Option<(usize, usize)>,
     /// Whether it may be given more than once.
     repeated: bool,

@@ -82,8 +82,8 @@ impl<'a> Overrides<'a> {
         self.all.iter().find(|applied| applied.given.keys == keys)?.first_message.clone()
     }
 
-    /// Gives the problem at `keys` the name of the override that caused it. A key that the file has, too, is
-    /// the file's.
+    /// Gives the problem at `keys` the name of the override that caused it. A key that is also in the file
+    /// keeps its place in the file.
     pub(crate) fn named(&self, mut problem: Problem, keys: &[&str], lines: &Lines) -> Problem {
         let cause = self.all.iter().map(|applied| applied.given).find(|given| {
             given.touches(keys) && (keys.len() >= given.keys.len() || lines.at(&problem.path).is_none())

@@ -214,7 +214,7 @@ impl UnreadElements {
     }
 }
 
-/// The index in the file of what is now at `index`, after the elements at `removed` left.
+/// Index in the file of the element that is now at `index`, after the elements at `removed` were removed.
 fn original(removed: &BTreeSet<usize>, index: usize) -> usize {
     removed.iter().fold(index, |index, gone| if *gone <= index { index + 1 } else { index })
 }

@@ -98,7 +98,7 @@ pub struct LoggedDecision {
     pub lane: String,
     /// Generation that decided.
     pub generation: u64,
-    /// Policy in it; `None`: a native mode.
+    /// Policy in it; `None` if a native mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Digest of the policy's bytes.
@@ -143,13 +143,13 @@ pub struct LoggedDecision {
 pub struct LoggedShadow {
     /// Its generation.
     pub generation: u64,
-    /// Its policy; `None`: a native mode.
+    /// Its policy; `None` if a native mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// Digest of the policy's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Worker; `None`: it failed, abstained or refused.
+    /// Worker; `None` if it failed, abstained or refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<u64>,
     /// Its data-parallel rank.

@@ -30,7 +30,7 @@ use crate::{
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 /// How long a stream may be open after the end of the answer.
 const LAST_MESSAGE: Duration = Duration::from_secs(10);
-/// Messages that may come after the end of what they belong to: proxies repeat the end of a body.
+/// Number of messages that may come after the end of a body or of its trailers: proxies repeat the end.
 const MAX_SURPLUS: u32 = 16;
 
 /// One stream.
@@ -299,7 +299,7 @@ impl<P: Picker> Conversation<P> {
         }
     }
 
-    /// Ignores a message after the end of what it belongs to, unless it has content or there are too many.
+    /// Ignores a message after the end, unless it has content or there are too many.
     fn surplus(&mut self, body: &[u8]) -> Result<(), Status> {
         self.surplus += 1;
         if !body.is_empty() {

@@ -18,7 +18,7 @@ const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 /// Most endpoints that are read of a subset.
 const MAX_SUBSET: usize = 4_096;
 
-/// Returns the endpoints of which one must be picked; `None`: the proxy names no subset. The protocol has a
+/// Returns the endpoints of which one must be picked; `None` if the proxy names no subset. The protocol has a
 /// list; filters of Envoy that copy a header write one text with commas.
 pub(crate) fn subset(metadata: Option<&Metadata>) -> Option<Vec<String>> {
     let kind = metadata?.filter_metadata.get(SUBSET_NAMESPACE)?.fields.get(SUBSET)?.kind.as_ref();

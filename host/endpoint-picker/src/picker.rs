@@ -40,7 +40,7 @@ pub trait Exchange: Send + 'static {
     /// Returns until when the next message has to come.
     fn deadline(&self) -> Instant;
 
-    /// Takes note that the deadline has passed. Returns the refusal that ends the request; `None`: it goes
+    /// Takes note that the deadline has passed. Returns the refusal that ends the request; `None` if it goes
     /// on, with another deadline.
     fn time_passed(&mut self) -> Option<Refusal>;
 }
@@ -54,7 +54,7 @@ pub struct RequestHead {
     pub path: String,
     /// The headers, without pseudo headers.
     pub headers: HeaderMap,
-    /// Endpoints of which one must be picked; `None`: any.
+    /// Endpoints of which one must be picked; `None` allows any.
     pub subset: Option<Vec<String>>,
     /// Whether a body follows.
     pub has_body: bool,

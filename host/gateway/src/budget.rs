@@ -20,7 +20,7 @@ pub(crate) struct Share {
 }
 
 impl Budget {
-    /// Returns a budget of which nothing is in use.
+    /// Returns an unused budget.
     #[must_use]
     pub(crate) fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0) })

@@ -91,7 +91,7 @@ pub(crate) enum IdDetail {
 
 /// One dialect.
 pub(crate) trait Connector: Send + Sync + fmt::Debug {
-    /// Kind of handoff between its legs; `None`: it serves aggregated requests only.
+    /// Kind of handoff between its legs; `None` if it serves aggregated requests only.
     fn handoff(&self) -> Option<HandoffKind>;
 
     /// Why this request cannot be split over two workers; `None` when it can.

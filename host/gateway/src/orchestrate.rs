@@ -83,7 +83,7 @@ pub(crate) struct Drive {
     pending_head: Option<Response<Body>>,
     /// The span of the leg that failed last.
     failed_span: Option<Span>,
-    /// The prefill worker that failed last, and how; `None`: it was logged, or another one succeeded.
+    /// The prefill worker that failed last, and how; `None` if it was logged, or another one succeeded.
     failed_prefill: Option<(WorkerId, &'static str)>,
     token: RequestToken,
     rooms: Vec<u64>,

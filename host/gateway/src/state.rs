@@ -94,9 +94,9 @@ pub struct State {
     pub(crate) quarantine: Arc<Quarantine>,
     /// Requests in flight by tenant.
     pub(crate) tenants: Arc<Tenants>,
-    /// Log of decisions and outcomes; `None`: it is off.
+    /// Log of decisions and outcomes; `None` if it is off.
     pub(crate) decision_log: Option<Arc<DecisionLog>>,
-    /// Records traces of requests; `None`: it is off.
+    /// Records traces of requests; `None` if it is off.
     pub(crate) traces: Option<Arc<Traces>>,
     /// Decisions and their outcomes of the last hour.
     pub(crate) decision_stats: Arc<DecisionStats>,

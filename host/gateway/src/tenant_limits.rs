@@ -321,7 +321,7 @@ impl Limits {
     }
 }
 
-/// Returns how long `amount` has to wait; `None`: it need not.
+/// Returns how long `amount` has to wait; `None` if it need not.
 fn wait(bucket: &mut Bucket, amount: u64, limit: u64, now: Instant) -> Option<Duration> {
     if limit == 0 {
         return None;

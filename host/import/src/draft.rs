@@ -78,7 +78,7 @@ impl Draft {
         &mut self.sections[last]
     }
 
-    /// Changes the element of an array of tables of which `key` is `value`.
+    /// Changes the element of an array of tables whose `key` is `value`.
     pub(crate) fn of_element(
         &mut self,
         name: &str,

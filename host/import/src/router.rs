@@ -156,7 +156,7 @@ impl<'a> Import<'a> {
         self.report.add(kind, given.place, given.shown(), ours);
     }
 
-    /// Returns the number of a flag, or its default, with what it comes from.
+    /// Returns the number of a flag, or its default, with its origin.
     fn number(&self, flag: &str, default: i64) -> anyhow::Result<(i64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {
             let source = format!("default of --{flag} in {}", self.flavor.name());
@@ -169,7 +169,7 @@ impl<'a> Import<'a> {
         Ok((number, format!("--{flag}"), Some(given)))
     }
 
-    /// Returns the number of a flag of which the value has a fraction.
+    /// Returns the number of a flag whose value has a fraction.
     fn fraction(&self, flag: &str, default: f64) -> anyhow::Result<(f64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {
             let source = format!("default of --{flag} in {}", self.flavor.name());

@@ -95,7 +95,7 @@ pub enum TraceError {
     Empty(String),
 }
 
-/// Reads one line of a format. `None`: the line is a header.
+/// Reads one line of a format. `None` if the line is a header.
 type ReadLine = fn(&str, u32) -> Result<Option<TraceRequest>, String>;
 
 impl TraceFormat {

@@ -49,7 +49,7 @@ type Bindings = HashMap<BindingKey, Binding>;
 
 #[derive(Clone, Copy, Debug)]
 struct Binding {
-    /// `None`: the session was closed, or the response deleted. Such an entry keeps an older binding of
+    /// `None` if the session was closed, or the response deleted. Such an entry keeps an older binding of
     /// another gateway away.
     candidate: Option<CandidateId>,
     until: Instant,

@@ -53,8 +53,8 @@ impl Capacity {
     }
 
     /// Number of instances of one policy that answer requests. Two for each CPU, so that one is ready while
-    /// another is being replaced. With so many policies that all of them would exceed the mappings of a
-    /// process: fewer, since not all CPUs call the same policy at the same time.
+    /// another is being replaced. There are fewer if the policies would otherwise exceed the mappings of a
+    /// process, since not all CPUs call the same policy at the same time.
     pub(crate) fn instances_per_policy(&self) -> usize {
         let cpus = self.cpus.max(1);
         let fitting = (MAX_INSTANCES - SPARE_INSTANCES) / self.policies.max(1);

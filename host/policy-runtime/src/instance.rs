@@ -54,7 +54,7 @@ pub(crate) enum Answer {
     Plan(Plan, RouterConfigOverride),
 }
 
-/// Runtime that timers of a guest register with. `None`: the calling thread's own.
+/// Runtime that timers of a guest register with. `None` stands for the calling thread's own.
 type Timers = Option<Handle>;
 
 /// Polls a call once. A guest has nothing to wait for, so a future that is not ready is an error. The host's

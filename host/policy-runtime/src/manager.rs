@@ -79,7 +79,7 @@ pub struct SlotConfig {
     pub spec: SlotSpec,
     /// Grants, state and log limit of its policies. The state survives reloads.
     pub access: Access,
-    /// Content of its first generation. `None`: the generation does not run what the spec names.
+    /// Content of its first generation. `None` if the generation does not run what the spec names.
     pub initial: Option<InitialContent>,
 }
 

@@ -74,7 +74,7 @@ pub struct SlotSpec {
     pub canary: LaneSpec,
     /// The lane whose choices are only compared.
     pub shadow: LaneSpec,
-    /// Reaction to a failure in this slot. `None`: the router's setting.
+    /// Reaction to a failure in this slot. `None` uses the router's setting.
     pub on_failure: Option<OnFailure>,
     /// Number of candidates that its policies see at most; `None`: all that are eligible.
     pub max_rows: Option<u32>,

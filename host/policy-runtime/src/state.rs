@@ -68,7 +68,7 @@ pub(crate) struct Entry {
     value: Box<[u8]>,
     /// Milliseconds since the Unix epoch; `u64::MAX`: never.
     expires_ms: u64,
-    /// How gateways agree on it; `None`: it was written while the state was not shared.
+    /// How gateways agree on it; `None` if it was written while the state was not shared.
     origin: Option<Box<Origin>>,
 }
 
@@ -274,7 +274,7 @@ impl Entry {
         key.len() + self.value.len() + ENTRY_OVERHEAD + origin
     }
 
-    /// Returns the entry as it is at a time; `None`: it has expired, or was removed.
+    /// Returns the entry as it is at a time; `None` if it has expired, or was removed.
     fn at(&self, now_ms: u64) -> Option<Self> {
         match &self.origin {
             _ if self.expires_ms <= now_ms => None,

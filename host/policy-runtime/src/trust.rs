@@ -12,7 +12,7 @@ use crate::refusal::Refusal;
 /// Conditions that a policy file must meet before it is parsed.
 #[derive(Clone, Default)]
 pub struct TrustRules {
-    /// Every file must be signed with one of these keys. `None`: signatures are not required.
+    /// Every file must be signed with one of these keys. `None` if signatures are not required.
     keys: Option<Vec<PublicKey>>,
     /// Pinned digests, by path in the policy directory without `.wasm`.
     pins: BTreeMap<String, Digest>,

@@ -43,7 +43,7 @@ pub(crate) fn warning(policy: &LoadedPolicy) -> Option<String> {
     ))
 }
 
-/// Returns the row of one call. `None`: the policy gave no row.
+/// Returns the row of one call. `None` if the policy gave no row.
 fn choose(policy: &LoadedPolicy, number: u64, running: &VecDeque<u32>) -> Option<u32> {
     let wants = &policy.info().wants;
     let sample = SampleCall::ordinary(wants, ROWS);

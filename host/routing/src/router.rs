@@ -198,7 +198,7 @@ impl Router {
     }
 }
 
-/// Tells workers that just started of a decision, of which they get a growing share.
+/// Counts a decision for workers that just started, which get a growing share of the decisions.
 fn count_decision(pool: &Pool, chosen: &Candidate) {
     if chosen.worker.any_warms_up() {
         pool.iter().for_each(|candidate| candidate.worker.count_decision(pool.len()));

@@ -22,7 +22,7 @@ pub struct StateAccesses {
 }
 
 impl StateAccesses {
-    /// Notes a read and what it found; `None`: the key was missing.
+    /// Notes a read and what it found; `None` if the key was missing.
     pub fn note_read(&mut self, key: &str, found: Option<&[u8]>) {
         let kind = if found.is_some() { VALUE } else { MISSING };
         self.note(kind, key, found.unwrap_or_default());

@@ -193,7 +193,7 @@ impl RankLoad {
         }
     }
 
-    /// Forgets all blocks of other gateways, with what wrong hashes left behind.
+    /// Forgets all blocks of other gateways, with those that wrong hashes left behind.
     fn forget_remote_blocks(&self) {
         let mut blocks = self.blocks.lock();
         let firsts = blocks.forget_remote();

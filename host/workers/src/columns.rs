@@ -1,4 +1,4 @@
-//! Columns of what decisions read of every candidate: the load of ranks, dense in memory.
+//! Columns of the values that decisions read of every candidate: the load of ranks, dense in memory.
 //!
 //! A rank has a *position* of a chunk as long as anything holds its load: its worker, a pool of a snapshot or
 //! a booking. A position can therefore not pass to another rank while a booking of the first one lives. Ranks
@@ -98,7 +98,7 @@ pub struct RankView<'a> {
     engine: &'a EngineCell,
     /// When the columns were created.
     created: Instant,
-    /// `None`: other gateways book nothing.
+    /// `None` if other gateways book nothing.
     pub(crate) remote: Option<&'a RemoteLoad>,
 }
 

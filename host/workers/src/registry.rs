@@ -252,8 +252,8 @@ impl Registry {
         members.get_mut(self.current.load().place(id)?)
     }
 
-    /// Publishes what an engine reported, now or together with what others report within the next moment: a
-    /// snapshot of many workers takes time, and all of them may join at once.
+    /// Publishes an engine's report, now or together with those of others within the next moment. A snapshot
+    /// of many workers takes time, and all of them may join at once.
     fn publish_learned(&self, members: &[Member]) {
         if self.learned.may_publish() {
             self.publish(members);

@@ -50,7 +50,7 @@ pub enum Health {
 #[derive(Debug)]
 pub struct Worker {
     spec: Arc<WorkerSpec>,
-    /// Hash of what decisions ask of the description.
+    /// Hash of the part of the description that decisions use.
     traits_hash: u64,
     ranks: Box<[Arc<RankLoad>]>,
     health: AtomicU8,

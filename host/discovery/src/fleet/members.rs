@@ -17,7 +17,7 @@ pub(super) struct Members {
 struct Member {
     source: usize,
     spec: WorkerSpec,
-    /// When the worker is removed although it has requests; `None`: it stays.
+    /// When the worker is removed although it has requests; `None` if it stays.
     leaves_at: Option<Instant>,
     /// Whether no source lists it.
     unlisted: bool,

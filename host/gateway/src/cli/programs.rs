@@ -112,7 +112,7 @@ fn process(program: &Path) -> Process {
     process
 }
 
-/// Finds the program for these arguments; `None`: this one.
+/// Finds the program for these arguments; `None` if this one.
 fn call(arguments: &[OsString]) -> Option<Call> {
     let flags = arguments.iter().take_while(|word| *word == LOG_JSON).count();
     let (flags, words) = arguments.split_at(flags);
@@ -179,7 +179,7 @@ pub(super) fn listed(mut command: Command) -> Command {
     ))
 }
 
-/// Returns the tool that a line of the help is an example of; `None`: this program runs it.
+/// Returns the tool that a line of the help is an example of; `None` if this program runs it.
 fn example(line: &str) -> Option<&'static Tool> {
     let words = line.strip_prefix("  pointsman ")?.split_whitespace();
     call(&words.map(OsString::from).collect::<Vec<_>>()).map(|call| call.tool)

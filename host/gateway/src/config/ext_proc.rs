@@ -14,7 +14,7 @@ const MAX_STREAMS: usize = 1_000_000;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExtProc {
-    /// Address that Envoy's `ext_proc` filter calls; `None`: no such listener.
+    /// Address that Envoy's `ext_proc` filter calls; `None` if no such listener.
     pub listen: Option<SocketAddr>,
     /// Requests that Envoy may ask about at the same time.
     pub max_streams: usize,

@@ -67,7 +67,7 @@ pub struct Policies {
     #[serde(with = "duration")]
     #[schemars(with = "String")]
     pub compile_timeout: Duration,
-    /// Program that compiles files: the daemon's own binary. `None`: this process compiles them.
+    /// Program that compiles files: the daemon's own binary. `None` if this process compiles them.
     #[serde(skip)]
     pub compiler: Option<PathBuf>,
     /// Content of the slots, by slot.

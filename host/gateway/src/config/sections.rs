@@ -38,7 +38,7 @@ pub struct Server {
     pub cors_origins: Vec<String>,
     /// Header in which a trusted proxy names the tenant of a request whose key has none; empty: no header.
     pub tenant_header: String,
-    /// Bearer token that operators need to change anything; `None`: no token is needed.
+    /// Bearer token that operators need to change anything; `None` if no token is needed.
     pub admin_token: Option<Secret>,
     /// File that contains the operators' token.
     pub admin_token_file: Option<PathBuf>,
@@ -137,7 +137,7 @@ pub struct Decisions {
     pub bytes: usize,
     /// Facts recorded with each decision, in addition to those the policy reads.
     pub facts: Vec<String>,
-    /// Directory of the decision log; `None`: no log.
+    /// Directory of the decision log; `None` if no log.
     pub log_dir: Option<PathBuf>,
     /// Size from which a file of the log is not continued, bytes.
     pub log_file_bytes: u64,

@@ -194,9 +194,9 @@ settings! {
         "server.api_keys" api_keys: Vec<Secret>,
         /// Bearer tokens of tenants, by the tenant's name.
         "server.tenants" tenants: BTreeMap<String, Vec<Secret>>,
-        /// Header in which a trusted proxy names the tenant; `None`: no header.
+        /// Header in which a trusted proxy names the tenant; `None` if no header.
         "server.tenant_header" tenant_header: Option<HeaderName>,
-        /// Bearer token of operators; `None`: no token is needed.
+        /// Bearer token of operators; `None` if no token is needed.
         "server.admin_token" admin_token: Option<Secret>,
         /// Whether operators need the token to read.
         "server.admin_token_reads" admin_token_reads: bool,

@@ -53,7 +53,7 @@ struct Details {
 }
 
 impl Answer<'_> {
-    /// Why generation ended, if the answer says so; `None`: it is not an answer.
+    /// Why generation ended, if the answer says so; `None` if it is not an answer.
     fn finish(&self) -> Option<Option<&str>> {
         if self.kind.as_deref() == Some("message") {
             return Some(self.stop_reason.as_deref());

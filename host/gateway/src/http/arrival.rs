@@ -17,7 +17,7 @@ pub(crate) struct Arrival {
     pub(crate) sender: Sender,
     /// When the first byte arrived.
     pub(super) first_byte: Instant,
-    /// The connection that takes the answer; `None`: it is not a client's.
+    /// The connection that takes the answer; `None` if it is not a client's.
     pub(super) client: Option<ClientConnection>,
 }
 

@@ -37,11 +37,10 @@ impl Audience {
         }
     }
 
-    /// Counts a connection of an address; `None`: these are not limited. A trusted proxy's are those of many
-    /// clients.
+    /// Counts a connection of an address; `None` if these are not limited. Connections of a trusted proxy
+    /// belong to many clients.
     ///
-    /// # Errors
-    /// The limit, when the address has so many open already.
+    /// # Errors The limit, when the address has this many connections open.
     pub(super) fn of_address(
         self,
         shared: &SharedState,

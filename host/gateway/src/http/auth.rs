@@ -67,7 +67,7 @@ fn by_certificate<'a>(settings: &'a Settings, sender: &Sender) -> Option<&'a Cal
     settings.certificates.find(sender.certificate.as_ref()?.names())
 }
 
-/// Returns who sent a request to the operators' listener; `None`: it has neither a known token nor, without
+/// Returns who sent a request to the operators' listener; `None` if it has neither a known token nor, without
 /// a token, a known certificate. An unknown token is not counted here.
 ///
 /// # Errors
@@ -93,7 +93,7 @@ pub(crate) async fn operator_of(
     Ok(owner(state, &state.settings.operators, given, sender.address).await?.cloned())
 }
 
-/// Verifies a token of the identity server; `None`: there is no such server, or the text is no token.
+/// Verifies a token of the identity server; `None` if there is no such server, or the text is no token.
 async fn token(state: &State, given: &str) -> Option<Result<Arc<Verified>, ApiError>> {
     let verifier = state.jwt.as_ref().filter(|_| is_token(given))?;
     Some(verifier.verify(given).await.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! Counts the bytes of bodies, of which all requests in flight may have so many.
+//! Counts the bytes of bodies. All requests in flight together have a limit.
 
 use crate::{budget::Share, openai::error::ApiError};
 

@@ -38,7 +38,7 @@ pub(crate) enum Coding {
 }
 
 impl Coding {
-    /// Returns the coding of a body; `None`: it has none.
+    /// Returns the coding of a body; `None` if it has none.
     ///
     /// # Errors
     /// [`ApiError::UnsupportedCoding`], also for a body that was coded several times.

@@ -28,7 +28,7 @@ impl ClientCertificate {
 pub(crate) struct Sender {
     /// The address; the unspecified one when there is no connection.
     pub(crate) address: IpAddr,
-    /// The client's certificate; `None`: it sent none.
+    /// The client's certificate; `None` if it sent none.
     pub(crate) certificate: Option<ClientCertificate>,
 }
 

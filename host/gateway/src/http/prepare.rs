@@ -41,7 +41,7 @@ pub(crate) struct Received {
     pub(crate) body: Bytes,
     pub(crate) caller: Caller,
     pub(crate) account: Box<Account>,
-    /// Workers of which one must be chosen; `None`: any.
+    /// Workers of which one must be chosen; `None` allows any.
     pub(crate) only: Option<Vec<WorkerId>>,
 }
 

@@ -9,7 +9,7 @@ use crate::openai::json::JsonBody;
 /// The key of the probe flag.
 const FLAG: &str = "_HEALTH_CHECK";
 
-/// Returns the completion that a canary stands for; `None`: the body is something else. `model` names the
+/// Returns the completion that a canary stands for; `None` if the body is something else. `model` names the
 /// model when the canary does not.
 pub(crate) fn completion(
     canary: &JsonBody,

@@ -3,7 +3,7 @@
 use memchr::memmem;
 use serde_json::value::RawValue;
 
-/// Replaces the value of every one of `fields`, on any level, by null. `None`: the body has none of them.
+/// Replaces the value of every one of `fields`, on any level, by null. `None` if the body has none of them.
 /// `body` is valid JSON.
 #[must_use]
 pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {

@@ -179,7 +179,7 @@ impl Drive {
     }
 
     /// Asks the queue whether the leg may be routed. Returns the place in the queue that the request has;
-    /// `None`: it waits, or it was refused.
+    /// `None` if it waits, or it was refused.
     #[expect(clippy::option_option, reason = "an admitted request may have had no place")]
     fn enter(&mut self, leg: Leg, place: Option<Queued>) -> Option<Option<Queued>> {
         let (state, request) = (&self.state, &self.routing_request);

@@ -110,7 +110,7 @@ pub(crate) async fn call(
     Ok((answered?, worker))
 }
 
-/// Returns the worker that has a response; `None`: it is not known, and none says that it has it.
+/// Returns the worker that has a response; `None` if it is not known, and none says that it has it.
 async fn find(
     state: &State,
     upstream: &Upstream,

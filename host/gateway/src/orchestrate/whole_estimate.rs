@@ -11,7 +11,7 @@ use crate::{openai::request::Request, telemetry::metrics::Metrics};
 pub(super) struct WholeEstimate {
     estimate: Estimate,
     computes_prompt: bool,
-    /// When the worker began; `None`: it waits for the prefill worker.
+    /// When the worker began; `None` if it waits for the prefill worker.
     from: Option<Instant>,
     /// When the estimate changes next.
     due: Option<Instant>,

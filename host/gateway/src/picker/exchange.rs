@@ -45,7 +45,7 @@ pub(super) struct GatewayExchange {
     own: Router,
     head: RequestHead,
     sender: Sender,
-    /// The endpoint of engines that is called; `None`: the gateway answers itself.
+    /// The endpoint of engines that is called; `None` if the gateway answers itself.
     endpoint: Option<Endpoint>,
     /// The request's place among all of them; `None`: there are too many.
     place: Option<Share>,
@@ -257,7 +257,7 @@ impl Drop for GatewayExchange {
     }
 }
 
-/// Returns the endpoint of engines that a request calls; `None`: no engine answers it.
+/// Returns the endpoint of engines that a request calls; `None` if no engine answers it.
 fn endpoint_of(head: &RequestHead) -> Option<Endpoint> {
     let path = head.path.split('?').next().unwrap_or_default();
     if head.method == "POST" { Endpoint::posted(path) } else { None }

@@ -19,7 +19,8 @@ const MAX_BODIES: usize = 1_024;
 /// Number of places for hashes of bodies that were served. A hash replaces the one in its place.
 const SERVED: usize = 4_096;
 
-/// Bytes of a long body that its hash covers: so many each at the beginning, in the middle and at the end.
+/// Size of each of the three samples of a long body that its hash covers: at the beginning, in the middle and
+/// at the end.
 const SAMPLE: usize = 8 * 1024;
 
 /// Bodies that broke a worker, and those that are refused.
@@ -89,7 +90,7 @@ impl Quarantine {
         })
     }
 
-    /// Returns for how long a body is refused from now on; `None`: it is not.
+    /// Returns for how long a body is refused from now on; `None` if it is not.
     #[must_use]
     pub(crate) fn refuses(&self, hash: u64) -> Option<Duration> {
         let now = Instant::now();

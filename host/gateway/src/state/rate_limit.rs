@@ -1,4 +1,4 @@
-//! Rate limit of clients: so many requests per second for each API key, each name of a certificate and each
+//! Rate limit of clients, in requests per second: for each API key, each name of a certificate and each
 //! subject of a token, and for all other clients together.
 
 use std::{

@@ -80,7 +80,7 @@ pub(crate) struct Settings {
     pub certificates: Certificates<Caller>,
     /// Networks of the proxies that may name the tenant.
     pub trusted_proxies: Vec<IpNet>,
-    /// Header in which a trusted proxy names the tenant; `None`: no header.
+    /// Header in which a trusted proxy names the tenant; `None` if no header.
     pub tenant_header: Option<HeaderName>,
     /// Tokens of operators.
     pub operators: Keys<Operator>,
@@ -246,7 +246,7 @@ impl Settings {
         }
     }
 
-    /// Returns how long this request's session is bound to its workers; `None`: it is not bound.
+    /// Returns how long this request's session is bound to its workers; `None` if it is not bound.
     #[must_use]
     pub(crate) fn affinity(&self, hints: &Hints) -> Option<Duration> {
         hints.session.as_ref()?;

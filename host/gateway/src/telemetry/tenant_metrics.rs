@@ -66,7 +66,7 @@ pub(crate) struct TenantMetrics {
 }
 
 impl TenantMetrics {
-    /// Returns the series of a tenant; `None`: the request has none.
+    /// Returns the series of a tenant; `None` if the request has none.
     #[must_use]
     pub(crate) fn of(&self, tenant: Option<&str>) -> &Arc<TenantSeries> {
         tenant.map_or(&self.none, |tenant| self.named.get(tenant).unwrap_or(&self.other))

@@ -45,7 +45,7 @@ impl TlsMetrics {
         self.reloads.get_or_create(&ReloadLabels { listener, outcome }).inc();
     }
 
-    /// Sets when the certificate of a listener expires; `None`: it has none.
+    /// Sets when the certificate of a listener expires; `None` if it has none.
     pub(crate) fn expires(&self, listener: &'static str, seconds: Option<i64>) {
         let labels = ListenerLabels { listener };
         match seconds {

@@ -87,7 +87,7 @@ impl Traces {
         })))
     }
 
-    /// Begins the trace of a request whose first byte arrived at `started`; `None`: it is not recorded.
+    /// Begins the trace of a request whose first byte arrived at `started`; `None` if it is not recorded.
     /// Strangers' traces do not decide what is recorded.
     pub(crate) fn begin(
         self: &Arc<Self>,

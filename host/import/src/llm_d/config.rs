@@ -122,7 +122,7 @@ impl<'a> Plugin<'a> {
         })
     }
 
-    /// A plugin of which there is no more than its name, which is that of its type.
+    /// A plugin with a name only, which is the name of its type.
     fn implied(kind: &'a str, place: Place) -> Self {
         Self { name: kind, kind, place, params: None, read: RefCell::default(), is_told: Cell::new(false) }
     }

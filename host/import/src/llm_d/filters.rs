@@ -161,7 +161,7 @@ fn label_filter(plugin: &Plugin<'_>) -> (Kind, String) {
     (Kind::Missing, ours.to_owned())
 }
 
-/// A limit of requests, of which a part does not count.
+/// A limit of requests; a part of it does not count.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of a u32")]
 fn floor(number: f64) -> i64 {
     number.clamp(0.0, f64::from(u32::MAX)) as i64

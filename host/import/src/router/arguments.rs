@@ -204,7 +204,7 @@ impl Given {
     }
 }
 
-/// A text without what stands between `//` and `@` of a URL.
+/// A text without the credentials between `//` and `@` of a URL.
 fn without_passwords(text: &str) -> String {
     let shown = text.split(' ').map(|part| match part.split_once("://") {
         Some((scheme, rest)) if rest.contains('@') => {

@@ -103,8 +103,8 @@ fn equal(pair: &PairDifference, comparison: &Comparison) -> Option<String> {
     })
 }
 
-/// `a@{"x": 1}+b` without what is behind the `@` of each part: a JSON object, which ends where its braces
-/// close.
+/// `a@{"x": 1}+b` without the settings behind the `@` of each part: a JSON object, which ends where its
+/// braces close.
 fn without_settings(parts: &str) -> String {
     let mut names = String::new();
     let (mut depth, mut in_settings) = (0_u32, false);

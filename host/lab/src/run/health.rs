@@ -41,7 +41,7 @@ impl Fault {
 pub(super) struct Imbalance {
     sum: f64,
     count: u64,
-    /// A sample is kept once in so many.
+    /// One in this many samples is kept.
     every: u64,
     kept: Vec<(Duration, f64)>,
 }

@@ -77,7 +77,7 @@ impl Lab<'_> {
 
 impl engines::Engine {
     /// Returns when the engine would give the last token of a sequence that is submitted at `submit_at`, if
-    /// nothing else arrives. `None`: not before `limit`.
+    /// nothing else arrives. `None` if it does not end before `limit`.
     fn finish_of(
         &self,
         sequence: &Sequence,

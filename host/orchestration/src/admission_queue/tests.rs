@@ -13,7 +13,7 @@ fn model() -> ModelName {
     ModelName::new("m")
 }
 
-/// A request of a tenant with so many input and output tokens.
+/// A request of a tenant with these numbers of input and output tokens.
 fn request(tenant: u64, input: u32, output: u32) -> RoutingRequest {
     RoutingRequest {
         n: 1,

@@ -35,7 +35,7 @@ pub struct Stamp {
 pub struct SessionChange {
     /// What is bound.
     pub key: BindingKey,
-    /// The worker; `None`: the session was closed, or the response deleted.
+    /// The worker; `None` if the session was closed, or the response deleted.
     pub candidate: Option<CandidateId>,
     /// How long it holds.
     pub ttl: Duration,

@@ -30,7 +30,7 @@ pub enum Command {
     Promote {
         /// The slot.
         slot: SlotName,
-        /// Lane of the trial. `None`: the only trial of the slot.
+        /// Lane of the trial. `None` stands for the only trial of the slot.
         from: Option<Lane>,
     },
     /// Takes new specs and trust rules, and applies what changed.

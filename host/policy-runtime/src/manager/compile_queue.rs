@@ -221,7 +221,7 @@ impl Drop for CompileQueue {
 }
 
 impl Shared {
-    /// Waits for a job that may run now. `None`: the queue was dropped.
+    /// Waits for a job that may run now. `None` if the queue was dropped.
     fn next(&self) -> Option<Queued> {
         let mut jobs = self.jobs.lock();
         loop {

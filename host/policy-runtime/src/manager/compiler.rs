@@ -1,5 +1,5 @@
-//! Loads policies, and knows which are loaded and which are being compiled. A slot of which one part changed
-//! loads that part only. A compile that no lane waits for any more is cancelled. Knows neither files nor
+//! Loads policies, and knows which are loaded and which are being compiled. When one part of a slot changed,
+//! only that part is loaded. A compile that no lane waits for any more is cancelled. Knows neither files nor
 //! slots.
 
 use std::{

@@ -66,7 +66,7 @@ impl Folder {
         self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
     }
 
-    /// Reads a file of at most `limit` bytes. `None`: there is no such file, or no directory. Pipes and
+    /// Reads a file of at most `limit` bytes. `None` if there is no such file, or no directory. Pipes and
     /// devices are not read, since that could block, and neither is a file that is too large.
     pub(super) fn read(&self, file: &Path, limit: usize) -> Option<Result<Vec<u8>, Refusal>> {
         match read(&self.dir.as_ref()?.join(file), limit) {

@@ -8,7 +8,7 @@ use serde::Serialize;
 pub struct Change {
     /// The slot.
     pub slot: SlotKind,
-    /// Model of the slot. `None`: all models without a slot of their own.
+    /// Model of the slot. `None` stands for all models without a slot of their own.
     pub model: Option<String>,
     /// The lane that changed.
     pub lane: Lane,
@@ -16,7 +16,7 @@ pub struct Change {
     pub result: &'static str,
     /// Cause, such as `changed`, `file_gone`, `command`, or the kind of a refusal or failure.
     pub reason: &'static str,
-    /// Generation that the lane runs afterwards. `None`: the lane is empty.
+    /// Generation that the lane runs afterwards. `None` if the lane is empty.
     pub generation: Option<Generation>,
 }
 
@@ -28,7 +28,7 @@ pub struct ChangeRecord {
     /// The change.
     #[serde(flatten)]
     pub change: Change,
-    /// Name of the policy that the lane runs afterwards. `None`: the lane is empty.
+    /// Name of the policy that the lane runs afterwards. `None` if the lane is empty.
     pub policy: Option<String>,
 }
 
@@ -37,7 +37,7 @@ pub struct ChangeRecord {
 pub struct RefusalRecord {
     /// The slot.
     pub slot: SlotKind,
-    /// Model of the slot. `None`: all models without a slot of their own.
+    /// Model of the slot. `None` stands for all models without a slot of their own.
     pub model: Option<String>,
     /// The lane.
     pub lane: Lane,

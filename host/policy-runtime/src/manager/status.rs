@@ -31,7 +31,7 @@ pub struct ManagerStatus {
 pub struct SlotStatus {
     /// The slot.
     pub slot: SlotKind,
-    /// Model that it serves. `None`: all models without a slot of their own.
+    /// Model that it serves. `None` stands for all models without a slot of their own.
     pub model: Option<String>,
     /// File of the active lane, relative to the policy directory.
     pub file: String,
@@ -61,7 +61,7 @@ pub struct SlotStatus {
     pub breaker_open: bool,
     /// Last failed call of the active generation.
     pub last_failure: Option<LastFailure>,
-    /// The only candidate that it chooses, after many decisions in a row for one. `None`: it chooses several.
+    /// The only candidate that it chooses, after many decisions in a row for one. `None` if it chooses several.
     pub only_choice: Option<OnlyChoice>,
     /// Time of installation, milliseconds since the Unix epoch.
     pub since_ms: u64,
@@ -77,7 +77,7 @@ pub struct SlotStatus {
     pub refusals: VecDeque<RefusalRecord>,
     /// Grants of the active lane.
     pub grants: Vec<&'static str>,
-    /// Size of the slot's `state`. `None`: no lane grants `state`.
+    /// Size of the slot's `state`. `None` if no lane grants `state`.
     pub memory: Option<MemoryStatus>,
     /// The canary.
     pub canary: Option<LaneStatus>,
@@ -161,7 +161,7 @@ pub struct PartStatus {
 pub struct SlotSummary {
     /// The slot.
     pub slot: SlotKind,
-    /// Model that it serves. `None`: all models without a slot of their own.
+    /// Model that it serves. `None` stands for all models without a slot of their own.
     pub model: Option<String>,
     /// State of the active lane.
     pub state: SlotState,

@@ -59,7 +59,7 @@ impl Origin {
         size_of::<Self>() + parts * size_of::<Part>()
     }
 
-    /// Returns the entry without what has expired; `None`: nothing is left.
+    /// Returns the entry without what has expired; `None` if nothing is left.
     pub(super) fn at(&self, entry: &Entry, now_ms: u64) -> Option<Entry> {
         match &self.kind {
             Kind::Value => Some(entry.clone()),

@@ -249,7 +249,7 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
         "native:least-loaded",
         "the slow one is not there yet"
     );
-    // A reload is answered when the compile under way is done, with what came of it.
+    // A reload is answered when the compile under way is done, with its result.
     let report = runtime.block_on(managed.manager.execute(Command::Reload)).unwrap();
     let slow = begun.elapsed();
     assert!(report.changed.iter().any(|change| change.result == "installed"), "{report:?}");

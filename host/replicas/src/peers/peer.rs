@@ -61,7 +61,7 @@ struct PeerBooking {
     extra_millis: i64,
     /// Blocks that count once.
     shared: Option<Prefix>,
-    /// `None`: this gateway does not know the worker, or it has no such rank.
+    /// `None` if this gateway does not know the worker, or it has no such rank.
     placed: Option<RemoteBooking>,
 }
 

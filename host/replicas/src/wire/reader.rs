@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         u32::try_from(self.number()?).map_err(|_| WireError::Range(what))
     }
 
-    /// Reads a count and so many numbers of 8 bytes.
+    /// Reads a count and this many numbers of 8 bytes.
     pub(super) fn words(&mut self, most: usize) -> Result<impl Iterator<Item = u64> + use<'a>, WireError> {
         let count = self.small("number of hashes")? as usize;
         if count > most {

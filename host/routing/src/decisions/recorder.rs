@@ -52,7 +52,7 @@ pub(crate) struct Recorder {
     ids: Option<Arc<CandidateIds>>,
     /// Positions in the pool of the candidates, rising.
     candidates: Vec<u32>,
-    /// Number of eligible candidates, of which those may be a short list.
+    /// Number of eligible candidates. The recorded ones may be a short list of these.
     eligible: usize,
     stages: u32,
     /// Encoded state accesses, stage by stage, and the number of stages that had any.
@@ -84,7 +84,7 @@ impl Recorder {
         self.eligible = rows.len();
     }
 
-    /// Sets the number of eligible candidates, of which the candidates are a short list.
+    /// Sets the number of eligible candidates, when the recorded ones are a short list of these.
     pub(crate) fn set_eligible(&mut self, eligible: u32) {
         self.eligible = eligible as usize;
     }

@@ -32,7 +32,7 @@ pub struct OverrideDecision {
     pub lane: Lane,
     /// The policy's name and digest, when the slot has one.
     pub policy: Option<(Arc<str>, Digest)>,
-    /// Whether the shadow's plan is the one in force; `None`: it was not asked, or failed.
+    /// Whether the shadow's plan is the one in force; `None` if it was not asked, or failed.
     pub shadow_agrees: Option<bool>,
     /// Whether the generation observes outcomes.
     pub learns: bool,

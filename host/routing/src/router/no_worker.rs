@@ -38,7 +38,7 @@ pub(super) fn text(
     if pool.is_empty() {
         return format!("no {leg} worker is registered for this model");
     }
-    // Workers of a role in the order of the pool, by what is wrong with them.
+    // Workers of a role in the order of the pool, by their problem.
     let mut roles: Vec<(&'static str, Vec<(Phrase, usize)>)> = Vec::new();
     let mut seen: Vec<WorkerId> = Vec::new();
     for candidate in pool {

@@ -182,8 +182,8 @@ impl BatchEngine {
         self.in_step
     }
 
-    /// Returns whether a new sequence of so many prompt tokens would be admitted with the next step, if
-    /// nothing of it is cached.
+    /// Returns whether a new sequence with this number of prompt tokens, none of them cached, would be
+    /// admitted with the next step.
     #[must_use]
     pub fn admits(&self, isl: u32) -> bool {
         let all = self.running.len() + self.fetching.len() + self.waiting.len();

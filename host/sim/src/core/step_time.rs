@@ -15,8 +15,8 @@ pub struct StepWork {
     pub new_tokens_squared: f64,
     /// New tokens of prompts.
     pub prompt_tokens: u64,
-    /// Pairs of a new prompt token and an earlier token of its sequence: what attention of the prompts
-    /// computes.
+    /// Number of pairs of a new prompt token and an earlier token of its sequence, which is the work of the
+    /// prompts' attention.
     pub prompt_pairs: f64,
     /// Sequences past their prompt, which compute one token each.
     pub decoding: u32,

@@ -22,7 +22,7 @@ use crate::{
     server::Conn,
 };
 
-/// SGLang waits so long in `/health` before it looks whether the scheduler has answered, in wall-clock time.
+/// How long SGLang waits in `/health` before it looks whether the scheduler has answered, in wall-clock time.
 const SGLANG_HEALTH_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) async fn health(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
@@ -96,7 +96,7 @@ pub(super) async fn render(
     .await
 }
 
-/// Answers with what `write` makes of the tokens of a request.
+/// Answers with the output of `write` for the tokens of a request.
 async fn tokens_of(
     engine: &Arc<Engine>,
     conn: &Conn,

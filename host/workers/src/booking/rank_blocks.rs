@@ -51,8 +51,8 @@ impl RankBlocks {
         self.both = self.both.saturating_sub(gone);
     }
 
-    /// Forgets all blocks of other gateways, with what wrong hashes left behind. Returns the first blocks of
-    /// their prompts, one of each bucket.
+    /// Forgets all blocks of other gateways, with those that wrong hashes left behind. Returns the first
+    /// blocks of their prompts, one of each bucket.
     pub(super) fn forget_remote(&mut self) -> impl Iterator<Item = BlockHash> + use<> {
         self.both = 0;
         std::mem::take(&mut self.remote).into_buckets()

@@ -87,7 +87,7 @@ impl Recent {
         }
     }
 
-    /// Returns the median of what `of` makes of the values: microseconds and tokens.
+    /// Returns the median of `of` over the values, as microseconds and tokens.
     fn median(&self, of: impl Fn(f64, u32) -> f64) -> Option<Duration> {
         let mut values = [0.0; RECENT];
         let mut count = 0;

@@ -311,7 +311,7 @@ impl Line {
     }
 }
 
-/// Returns the bytes that so many lines take on the heap.
+/// Returns the bytes that this number of lines takes on the heap.
 fn bytes_of(lines: usize) -> usize {
     match lines {
         0 => 0,

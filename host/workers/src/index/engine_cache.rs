@@ -243,8 +243,8 @@ impl EngineCache {
     }
 
     /// Removes the first of some blocks from a tier, together with those that follow each other in its run.
-    /// Returns how many blocks that are; none if others are left of which it cannot be said whether ours are
-    /// complete.
+    /// Returns the number of removed blocks; `None` if others are left, and the index cannot know whether its
+    /// own blocks of those are complete.
     fn remove_some(&mut self, tree: &mut TreeWriter, hashes: &[u64], tier: usize) -> Option<usize> {
         let Some(at) = hashes.first().and_then(|hash| self.runs.find(*hash)) else { return Some(1) };
         match self.runs.stored(at)[tier] {
@@ -315,8 +315,8 @@ impl EngineCache {
         }
     }
 
-    /// Removes a block from one tier that does not end where one of ours does. Returns false if blocks may
-    /// still be listed of which it was a part.
+    /// Removes a block from one tier that does not end where one of ours does. Returns false if blocks that
+    /// contain it may still be listed.
     fn take_out_part(&mut self, tree: &mut TreeWriter, at: Position, tier: usize) -> bool {
         let consistent = self.holders[tier].is_none_or(|holder| self.runs.unlist(tree, at, tier, holder));
         self.runs.set_stored(at, tier, 0);

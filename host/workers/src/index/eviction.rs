@@ -49,7 +49,7 @@ impl EvictionQueue {
         self.0.push_back(run);
     }
 
-    /// Puts a run back of which only some blocks were evicted.
+    /// Puts a run back after only some of its blocks were evicted.
     pub(super) fn push_front(&mut self, run: (Candidate, RunId)) {
         self.0.push_front(run);
     }

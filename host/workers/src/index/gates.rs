@@ -38,7 +38,7 @@ impl Listed {
         self.ranges.clear();
     }
 
-    /// Adds what the gates list of a segment, of which `matching` blocks follow `before` blocks of the
+    /// Adds the gates' entries for a segment whose first `matching` blocks follow `before` blocks of the
     /// prompt.
     pub(super) fn add(&mut self, gates: &[Gate], before: usize, matching: usize, segment: &Segment) {
         for cover in segment.covers() {

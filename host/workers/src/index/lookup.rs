@@ -88,7 +88,7 @@ impl Overlaps {
         self.reader().get(worker, rank)
     }
 
-    /// Returns a reader of what many candidates hold.
+    /// Returns a reader of the blocks of many candidates.
     #[must_use]
     pub fn reader(&self) -> OverlapReader<'_> {
         OverlapReader { overlaps: self, at: 0 }

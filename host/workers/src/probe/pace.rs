@@ -39,8 +39,8 @@ impl ProbeConfig {
         Pace { interval: stretch(self.interval), load_interval: stretch(self.load_interval) }
     }
 
-    /// Returns the time between two checks of a worker whose last one failed: `shortest`, or longer when so
-    /// many fail. Their checks take at most half of `max_per_second`.
+    /// Returns the time between two checks of a worker whose last one failed: `shortest`, or longer when many
+    /// fail. Their checks take at most half of `max_per_second`.
     pub(super) fn interval_of_failing(&self, shortest: Duration, failing: usize) -> Duration {
         #[expect(clippy::cast_precision_loss, reason = "a count")]
         let requests = REQUESTS_OF_FAILING * failing as f64;

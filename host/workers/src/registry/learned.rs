@@ -40,7 +40,7 @@ impl Learned {
         false
     }
 
-    /// Notes that all facts are in the snapshot of so many workers that was begun at `started`.
+    /// Notes that all facts are in the snapshot with this number of workers that was begun at `started`.
     pub(super) fn published(&self, workers: usize, started: Instant) {
         let now = Instant::now();
         let due = gap(workers, now.saturating_duration_since(started)).map(|gap| now + gap);
@@ -58,7 +58,8 @@ impl Learned {
     }
 }
 
-/// Returns the time between two snapshots, when the last one had so many workers and took so long.
+/// Returns the time between two snapshots, by the number of workers in the last one and the time that it
+/// took.
 fn gap(workers: usize, took: Duration) -> Option<Duration> {
     (workers > SMALL_FLEET).then(|| took.saturating_mul(LEAST_GAP).min(LONGEST_WAIT))
 }

@@ -22,7 +22,7 @@ const TURN: i64 = 1_000_000;
 /// State that the warm-ups of a registry's workers share.
 #[derive(Clone, Debug)]
 pub(crate) struct WarmUps {
-    /// Until then no warm-up begins: to a gateway that just started, all workers are new. `None`: none ever
+    /// Until then no warm-up begins: to a gateway that just started, all workers are new. `None` if none ever
     /// does.
     from: Option<Instant>,
     /// Number of workers that warm up.
@@ -100,7 +100,7 @@ impl WarmUp {
         (share < 1.0).then_some(share)
     }
 
-    /// Counts a decision over a pool of so many candidates.
+    /// Counts a decision over a pool of this number of candidates.
     fn count(&self, pool: usize) {
         let Some(share) = self.share() else { return };
         #[expect(clippy::cast_possible_truncation, clippy::cast_precision_loss, reason = "less than a turn")]
@@ -160,7 +160,7 @@ impl Worker {
         self.warm_up.share().is_none() || self.warm_up.turn.load(Ordering::Relaxed) >= TURN
     }
 
-    /// Counts a decision over a pool of so many candidates, of which this is one.
+    /// Counts a decision over a pool of this number of candidates, of which this is one.
     pub fn count_decision(&self, pool: usize) {
         self.warm_up.count(pool);
     }

@@ -5,18 +5,18 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use pointsman_policy_sdk::{Call, Decision, Error, Facts, Policy, Selector, Shed, Slot, Wants, facts};
 use serde::Deserialize;
 
-/// How it misbehaves.
+/// Kind of its misbehaviour.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Not at all: row 0.
+    /// Behaves well, and always chooses row 0.
     #[default]
     Good,
     /// Panics, which is a trap.
     Trap,
     /// Never returns.
     Spin,
-    /// Takes memory until it may not.
+    /// Allocates memory until it reaches its limit.
     Hog,
     /// Takes a little memory in every call and never gives it back.
     Leak,
@@ -24,13 +24,13 @@ pub enum Mode {
     Row,
     /// Answers a cost that is no number.
     Nan,
-    /// Answers by what it did before.
+    /// Returns an answer that depends on earlier calls.
     Memory,
-    /// Answers its own error.
+    /// Returns an error of its own.
     Error,
     /// Sheds with a status no policy may use.
     Shed,
-    /// Sheds as a policy may.
+    /// Sheds in the way that a policy may.
     Refuse,
     /// Chooses row 0, with a reason that would do harm where it is taken for HTML.
     Markup,
@@ -42,13 +42,13 @@ pub enum Mode {
     UnknownFact,
 }
 
-/// What the test sets.
+/// Settings, which the test gives.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Settings {
-    /// How it misbehaves.
+    /// Kind of its misbehaviour.
     pub mode: Mode,
-    /// After how many good calls of an instance.
+    /// Number of good calls of an instance before it misbehaves.
     pub after: u32,
 }
 

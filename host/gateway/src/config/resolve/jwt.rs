@@ -128,7 +128,7 @@ fn is_safe(url: &str) -> bool {
         && (url.scheme_str() == Some("https") || (local && url.scheme_str() == Some("http")))
 }
 
-/// A URL without what may be a password.
+/// A URL without its possible password.
 fn without_user(url: &str) -> String {
     match url.rsplit_once('@') {
         Some((_, rest)) => format!("…@{rest}"),

@@ -19,7 +19,7 @@ settings! {
 settings! {
     /// The decision log.
     DecisionLogSettings {
-        /// Its directory; `None`: no log.
+        /// Its directory; `None` if no log.
         "decisions.log_dir" dir: Option<PathBuf>,
         /// Size from which a file is not continued, bytes.
         "decisions.log_file_bytes" file_bytes: u64,

@@ -9,7 +9,7 @@ use crate::config::{Secret, SemconvVersion};
 settings! {
     /// Traces of requests.
     TraceSettings {
-        /// URL that exports are posted to; `None`: nothing is recorded.
+        /// URL that exports are posted to; `None` if nothing is recorded.
         "traces.endpoint" endpoint: Option<Uri>,
         /// Headers of each export.
         "traces.headers" headers: BTreeMap<String, Secret>,

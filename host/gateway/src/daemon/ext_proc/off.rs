@@ -1,4 +1,4 @@
-//! Stands for the endpoint picker in a binary without it. The configuration refuses its listener.
+//! Stand-in for the endpoint picker in a binary without it. The configuration refuses its listener.
 
 use std::{convert::Infallible, net::SocketAddr};
 

@@ -123,7 +123,7 @@ impl Account {
         }
     }
 
-    /// Where the number of output tokens comes from; `None`: there is no output.
+    /// Where the number of output tokens comes from; `None` if there is no output.
     fn output_source(&self) -> Option<&'static str> {
         if self.counted {
             return Some("counted");

@@ -34,7 +34,7 @@ impl Described {
         if refused == 0 { Self::All } else { Self::Groups(!refused) }
     }
 
-    /// Returns whether the candidate of a row may serve the leg by its description; `None`: it has to be
+    /// Returns whether the candidate of a row may serve the leg by its description; `None` if it has to be
     /// asked.
     pub(super) fn may_serve(self, pool: &Pool, row: u32) -> Option<bool> {
         match self {

@@ -165,7 +165,7 @@ impl EngineCache {
     ) {
         let most = MAX_AHEAD + self.runs.bytes() / MIN_BLOCK_BYTES;
         let Some(side) = self.groups.sides.get_mut(number).filter(|side| side.rule.is_some()) else { return };
-        // Blocks of another size, as for a prefix that ends within one, say nothing about a window.
+        // Blocks of another size say nothing about a window; a prefix that ends within a block has one.
         if side.kind != GroupKind::State && side.size != stored.block_size {
             return;
         }
