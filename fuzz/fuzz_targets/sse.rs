@@ -57,7 +57,7 @@ fn split(bytes: &[u8], step: usize) -> (Vec<u8>, usize) {
         let events = splitter.first(whole);
         assert!(events.is_empty() || events.ends_with(b"\n") || events.ends_with(b"\r"));
         out.extend_from_slice(events);
-        splitter.pass(whole);
+        splitter.discard(whole);
     }
     (out, splitter.rest())
 }

@@ -137,7 +137,7 @@ enum Command {
     E2eEnvoy(e2e_envoy::Args),
     /// Render deploy/kubernetes and the Helm chart and check them against the published schemas; needs npm.
     KubernetesFiles(kubernetes_files::Args),
-    /// Let gateways tell each other their load over the real NATS (nats-server); compare, and kill parts.
+    /// Let gateways exchange their load over the real NATS (nats-server); compare, and kill parts.
     E2eNats(e2e_nats::Args),
     /// Kill engines, gateways, NATS and etcd and cut networks at random, under load; needs both servers.
     Chaos(chaos::Args),

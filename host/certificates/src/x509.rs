@@ -52,9 +52,9 @@ impl<'a> Certificate<'a> {
         if signed.peek() == Some(VERSION) {
             signed.next()?;
         }
-        signed.take(INTEGER)?;
-        signed.take(SEQUENCE)?; // signature algorithm
-        signed.take(SEQUENCE)?; // issuer
+        signed.read_element(INTEGER)?;
+        signed.read_element(SEQUENCE)?; // signature algorithm
+        signed.read_element(SEQUENCE)?; // issuer
         let mut validity = signed.enter(SEQUENCE)?;
         let (not_before, not_after) = (validity.time()?, validity.time()?);
         let mut names = Vec::new();
@@ -73,7 +73,7 @@ impl<'a> Certificate<'a> {
 /// The names of an extension; empty when it is another one.
 fn alternative_names(extension: &[u8]) -> Option<Vec<(u8, &[u8])>> {
     let mut extension = Reader(extension);
-    if extension.take(OBJECT_IDENTIFIER)? != SUBJECT_ALT_NAME {
+    if extension.read_element(OBJECT_IDENTIFIER)? != SUBJECT_ALT_NAME {
         return Some(Vec::new());
     }
     let (mut tag, mut content) = extension.next()?;
@@ -117,12 +117,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads an element of one kind.
-    fn take(&mut self, wanted: u8) -> Option<&'a [u8]> {
+    fn read_element(&mut self, wanted: u8) -> Option<&'a [u8]> {
         self.next().filter(|(tag, _)| *tag == wanted).map(|(_, content)| content)
     }
 
     fn enter(&mut self, wanted: u8) -> Option<Self> {
-        self.take(wanted).map(Self)
+        self.read_element(wanted).map(Self)
     }
 
     fn time(&mut self) -> Option<Time> {

@@ -134,10 +134,12 @@ impl Removed {
 
     /// Removes the value at `segments`, or the innermost one around it; `false` when there is none.
     fn remove(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
-        (1..=segments.len()).rev().any(|depth| self.take(root, segments.get(..depth).unwrap_or_default()))
+        (1..=segments.len())
+            .rev()
+            .any(|depth| self.remove_at(root, segments.get(..depth).unwrap_or_default()))
     }
 
-    fn take(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
+    fn remove_at(&mut self, root: &mut Value, segments: &[Segment]) -> bool {
         let Some((last, parents)) = segments.split_last() else { return false };
         let mut at = root;
         for segment in parents {

@@ -119,7 +119,7 @@ impl Fleet {
             return Ok(id);
         }
         let source = inner.sources.get_mut(OPERATOR);
-        let problem = source.map(|source| source.take(id, &spec.url)).unwrap_or_default();
+        let problem = source.map(|source| source.withdraw_refused(id, &spec.url)).unwrap_or_default();
         // Another source may describe the worker in the same way.
         if inner.members.spec_of(id) == Some(&spec) { Ok(id) } else { Err(Refused(problem)) }
     }

@@ -121,7 +121,7 @@ impl Talk {
     }
 
     /// What the picker was told since the last call.
-    fn told(&mut self) -> Vec<String> {
+    fn calls(&mut self) -> Vec<String> {
         std::iter::from_fn(|| self.log.try_recv().ok()).collect()
     }
 }
@@ -192,13 +192,13 @@ async fn a_streamed_request_is_answered_when_its_body_is_whole_and_in_chunks() {
     let answers = talk.say(Request::RequestBody(body(&half[..10], true))).await;
     let chunks = ["request-headers set=2+metadata", "request-body set=0 62000", "request-body set=0 10 end"];
     assert_eq!(all(&answers), chunks);
-    assert_eq!(talk.told(), ["POST /v1/completions 62010"]);
+    assert_eq!(talk.calls(), ["POST /v1/completions 62010"]);
     let status = headers(&[(":status", "200")], false);
     assert_eq!(all(&talk.say(Request::ResponseHeaders(status)).await), ["answer-headers set=0"]);
     let answers = talk.say(Request::ResponseBody(body(&vec![b'y'; CHUNK + 1], false))).await;
     assert_eq!(all(&answers), ["answer-body set=0 62000", "answer-body set=0 1"]);
     assert_eq!(all(&talk.say(Request::ResponseBody(body(b"", true))).await), ["answer-body set=0 0 end"]);
-    assert_eq!(talk.told(), ["answered 200 None", "answer 62001", "answer 0", "ended", "dropped"]);
+    assert_eq!(talk.calls(), ["answered 200 None", "answer 62001", "answer 0", "ended", "dropped"]);
 }
 
 #[tokio::test]
@@ -226,7 +226,7 @@ async fn trailers_end_a_body_and_are_passed_on() {
     talk.say(Request::ResponseHeaders(headers(&[(":status", "200")], false))).await;
     let answers = talk.say(Request::ResponseTrailers(HttpTrailers::default())).await;
     assert_eq!(all(&answers), ["answer-trailers"]);
-    assert_eq!(talk.told().last().unwrap(), "dropped");
+    assert_eq!(talk.calls().last().unwrap(), "dropped");
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn a_request_without_a_body_is_answered_at_once() {
     let get = headers(&[(":method", "GET"), (":path", "/v1/models")], true);
     let answers = talk.say(Request::RequestHeaders(get)).await;
     assert_eq!(all(&answers), ["request-headers set=2+metadata"]);
-    assert_eq!(talk.told(), ["GET /v1/models 0"]);
+    assert_eq!(talk.calls(), ["GET /v1/models 0"]);
 }
 
 #[tokio::test]
@@ -261,12 +261,12 @@ async fn refusals_end_the_stream_and_the_exchange() {
     let wrong = headers(&[(":method", "POST"), ("wrong-key", "1")], false);
     assert_eq!(all(&talk.say(Request::RequestHeaders(wrong)).await), ["refused 403"]);
     assert!(talk.conversation.is_over());
-    assert_eq!(talk.told(), ["dropped"]);
+    assert_eq!(talk.calls(), ["dropped"]);
     let mut talk = Talk::new();
     talk.say(post()).await;
     let large = vec![b'x'; LIMIT + 1];
     assert_eq!(all(&talk.say(Request::RequestBody(body(&large, false))).await), ["refused 413"]);
-    assert_eq!((talk.conversation.is_over(), talk.told()), (true, vec!["dropped".to_owned()]));
+    assert_eq!((talk.conversation.is_over(), talk.calls()), (true, vec!["dropped".to_owned()]));
     let mut talk = Talk::new();
     talk.say(post()).await;
     talk.conversation.time_passed().unwrap();
@@ -281,7 +281,7 @@ async fn modes_in_which_no_endpoint_can_be_picked_are_refused() {
         let message =
             ProcessingRequest { request: Some(post()), protocol_config, ..ProcessingRequest::default() };
         assert_eq!(all(&talk.send(message).await.unwrap()), ["refused 500"]);
-        assert!(talk.told().is_empty(), "no exchange begins");
+        assert!(talk.calls().is_empty(), "no exchange begins");
     }
 }
 

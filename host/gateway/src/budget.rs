@@ -51,7 +51,7 @@ impl Budget {
 
     /// Takes `amount`; `None` when the limit does not allow it.
     #[must_use]
-    pub(crate) fn take(self: &Arc<Self>, amount: usize) -> Option<Share> {
+    pub(crate) fn reserve(self: &Arc<Self>, amount: usize) -> Option<Share> {
         let mut share = self.share();
         share.grow(amount, 0).then_some(share)
     }
@@ -96,8 +96,8 @@ mod tests {
     #[test]
     fn shares_are_bounded_together_and_given_back() {
         let budget = Budget::new(10);
-        let (mut one, two) = (budget.share(), budget.take(4).unwrap());
-        assert!(one.grow(6, 0) && !one.grow(1, 0) && budget.take(1).is_none());
+        let (mut one, two) = (budget.share(), budget.reserve(4).unwrap());
+        assert!(one.grow(6, 0) && !one.grow(1, 0) && budget.reserve(1).is_none());
         drop(two);
         assert!(!one.grow(3, 2), "two have to stay free");
         assert!(one.grow(2, 2) && !one.grow(usize::MAX, 0));

@@ -315,7 +315,11 @@ impl Drive {
             Action::Lose(lost) => {
                 self.state.metrics.handoff(lost.as_str());
                 let request = &self.account.request_id;
-                tracing::warn!(request, reason = lost.as_str(), "handoff lost: no decode worker used the result of its prefill");
+                tracing::warn!(
+                    request,
+                    reason = lost.as_str(),
+                    "handoff lost: no decode worker used the result of its prefill"
+                );
             }
             Action::Finish => self.finish(),
             // Actions on the answer: the driver or the relay performs them.

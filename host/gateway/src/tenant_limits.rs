@@ -242,7 +242,7 @@ impl Used {
             let tell = |tightest: &mut Tightest, limit: u64, bucket: &mut Bucket| {
                 if limit > 0 {
                     let (remaining, reset) = bucket.left(number(limit), now);
-                    tightest.tell(limit, remaining, reset);
+                    tightest.consider_limit(limit, remaining, reset);
                 }
             };
             tell(&mut headers.requests, limits.requests, &mut account.requests);

@@ -167,7 +167,7 @@ impl Upstream {
         body: &[u8],
     ) -> Result<Response<Body>, CallError> {
         loop {
-            let idle = self.pool.take(to, parts.origin);
+            let idle = self.pool.take_idle(to, parts.origin);
             let fresh = idle.is_none();
             let mut connection = match idle {
                 Some(connection) => connection,

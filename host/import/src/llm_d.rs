@@ -116,13 +116,13 @@ impl Import<'_> {
         }
         plugin.read_all();
         if let Some((kind, ours)) = notes::of(plugin.kind) {
-            self.tell(plugin, kind, ours);
+            self.note_translation(plugin, kind, ours);
         } else if profile::is_part(plugin.kind) {
-            self.tell(plugin, Kind::Translated, "left out: no profile refers to it");
+            self.note_translation(plugin, Kind::Translated, "left out: no profile refers to it");
         } else {
             let ours =
                 format!("its type `{}` is not known: write a policy, or leave it out", plain(plugin.kind));
-            self.tell(plugin, Kind::Missing, ours);
+            self.note_translation(plugin, Kind::Missing, ours);
         }
     }
 
@@ -133,7 +133,7 @@ impl Import<'_> {
     }
 
     /// Reports the result for a plugin.
-    fn tell(&mut self, plugin: &Plugin<'_>, kind: Kind, ours: impl Into<String>) {
+    fn note_translation(&mut self, plugin: &Plugin<'_>, kind: Kind, ours: impl Into<String>) {
         plugin.is_told.set(true);
         self.report.add(kind, plugin.place, format!("plugin `{}`", plain(plugin.name)), ours);
     }

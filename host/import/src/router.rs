@@ -113,7 +113,7 @@ impl<'a> Import<'a> {
             "openai" => "openai",
             _ => self.engine,
         };
-        self.tell(given, kind, ours);
+        self.note_translation(given, kind, ours);
     }
 
     /// Reports the flags whose name alone decides their translation, unknown flags, and flags of which an
@@ -124,16 +124,16 @@ impl<'a> Import<'a> {
                 continue;
             }
             match given.note.or_else(|| flags::note(&given.name)) {
-                Some((kind, ours)) => self.tell(given, kind, ours),
+                Some((kind, ours)) => self.note_translation(given, kind, ours),
                 None if self.line.last(&given.name).is_some_and(|last| last.place != given.place) => {
-                    self.tell(
+                    self.note_translation(
                         given,
                         Kind::Translated,
                         "left out: a later one of the same name takes its place",
                     );
                 }
                 None if flags::find(&given.name).is_some() => {
-                    self.tell(
+                    self.note_translation(
                         given,
                         Kind::Translated,
                         "left out: it has no effect without its counterpart flag",
@@ -144,14 +144,14 @@ impl<'a> Import<'a> {
                         "it is not a flag of {} that is known: check its spelling",
                         self.flavor.name()
                     );
-                    self.tell(given, Kind::Missing, ours);
+                    self.note_translation(given, Kind::Missing, ours);
                 }
             }
         }
     }
 
     /// Reports the result for a flag.
-    fn tell(&mut self, given: &Given, kind: Kind, ours: impl Into<String>) {
+    fn note_translation(&mut self, given: &Given, kind: Kind, ours: impl Into<String>) {
         given.is_told.set(true);
         self.report.add(kind, given.place, given.shown(), ours);
     }
@@ -184,7 +184,7 @@ impl<'a> Import<'a> {
     /// Reports a flag that became a key, when it was given, or else its default.
     fn tell_number(&mut self, flag: &str, given: Option<&Given>, ours: &str) {
         match given {
-            Some(given) => self.tell(given, Kind::Translated, ours),
+            Some(given) => self.note_translation(given, Kind::Translated, ours),
             None => self.report.add(Kind::Translated, Place::Default, format!("--{flag}"), ours),
         }
     }

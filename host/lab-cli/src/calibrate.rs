@@ -122,7 +122,7 @@ impl CalibrateArgs {
             if let Some(path) = &self.json {
                 write(path, &serde_json::to_vec_pretty(&serde_json::json!({"calibration": fitted}))?)?;
             }
-            return self.tell(&fitted);
+            return self.report_result(&fitted);
         }
         let measured = match &self.from {
             Some(file) => Some(earlier(file)?),
@@ -138,11 +138,11 @@ impl CalibrateArgs {
             let report = serde_json::json!({"measurements": measured, "calibration": fitted.as_ref().ok()});
             write(path, &serde_json::to_vec_pretty(&report)?)?;
         }
-        self.tell(&fitted?)
+        self.report_result(&fitted?)
     }
 
     /// Prints what was fitted, and writes the fleet file.
-    fn tell(&self, fitted: &Calibration) -> anyhow::Result<ExitCode> {
+    fn report_result(&self, fitted: &Calibration) -> anyhow::Result<ExitCode> {
         print(&fitted.table())?;
         if let Some(path) = &self.output {
             write(path, fleet_text(&fitted.fleet, &notes(fitted, self.log.log.is_some())).as_bytes())?;

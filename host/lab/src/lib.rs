@@ -17,7 +17,7 @@ pub use report::{
     ArmReport, Comparison, DecisionCost, Events, Figure, Figures, PairDifference, Plan, Quantiles, RankBy,
     Ranked, Slo, compare,
 };
-pub use run::{Draws, DrawsError, RunError, RunOptions, RunResult, Told, run, run_with_draws};
+pub use run::{Draws, DrawsError, ExchangedMessages, RunError, RunOptions, RunResult, run, run_with_draws};
 pub use study::Study;
 pub use trace::{Trace, TraceError, TraceFormat, TraceRequest};
 

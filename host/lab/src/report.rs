@@ -138,10 +138,9 @@ fn pairs_of(arms: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..arms).flat_map(move |first| (first + 1..arms).map(move |second| (first, second)))
 }
 
-/// Runs every arm with every seed. When it is told to stop, it reports the seeds that every arm ran with.
+/// Runs every arm with every seed. When it is stopped, it reports the seeds that every arm ran with.
 ///
-/// # Errors
-/// [`RunError`] when an arm or the fleet is not valid, or when it was told to stop before the first seed was
+/// # Errors [`RunError`] when an arm or the fleet is not valid, or it was stopped before the first seed was
 /// over.
 pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunError> {
     let prepared = prepare(plan.trace, plan.fleet.block_tokens);

@@ -41,7 +41,7 @@ mod wake;
 pub(crate) use draws::read as read_draws;
 pub use draws::{Draws, DrawsError, run_with_draws};
 use event::{Event, Planned};
-pub use exchange::Told;
+pub use exchange::ExchangedMessages;
 use flight::{Flight, followers};
 use gateway::Gateways;
 use health::Imbalance;
@@ -98,7 +98,7 @@ pub struct RunResult {
     /// decisions.
     pub one_sided: BTreeMap<SlotKind, u64>,
     /// Messages between gateways.
-    pub told: Told,
+    pub exchanged: ExchangedMessages,
 }
 
 /// Why a run cannot start.
@@ -160,7 +160,7 @@ struct Lab<'a> {
     scraping: bool,
     /// Whether the next batches of bookings are planned.
     telling: bool,
-    told: Told,
+    exchanged: ExchangedMessages,
     imbalance: Imbalance,
     preemptions: u64,
     steps: u64,
@@ -231,7 +231,7 @@ impl<'a> Lab<'a> {
             open: trace.requests.len(),
             scraping: false,
             telling: false,
-            told: Told::default(),
+            exchanged: ExchangedMessages::default(),
             imbalance: Imbalance::default(),
             preemptions: 0,
             steps: 0,
@@ -283,7 +283,7 @@ impl<'a> Lab<'a> {
             }
             self.handle(event);
             self.resume_woken();
-            self.tell_changes();
+            self.send_first_change();
         }
         Ok(())
     }
@@ -309,8 +309,8 @@ impl<'a> Lab<'a> {
             Event::Leaves(engine) => self.leave(engine),
             Event::Returns(engine) => self.come_back(engine),
             Event::Check(engine) => self.check(engine),
-            Event::Tell => self.tell(),
-            Event::Told(from, message) => self.hear(from, &message),
+            Event::SendBookings => self.send_bookings(),
+            Event::BookingsArrive(from, message) => self.receive_bookings(from, &message),
             Event::Learn(gateway) => self.learn(gateway),
         }
     }
@@ -358,7 +358,7 @@ impl<'a> Lab<'a> {
             fallbacks: self.fallbacks,
             withdrawn: self.withdrawn,
             one_sided: self.gateways.one_sided(),
-            told: self.told,
+            exchanged: self.exchanged,
         }
     }
 }

@@ -33,7 +33,9 @@ mod tests;
 
 pub use admission::Admission;
 pub use pressure::Pressure;
-pub use rules::{DEFAULT_OUTPUT_TOKENS, Entrant, ModelBounds, QueueRules, TenantShare, estimated_output};
+pub use rules::{
+    AdmissionRequest, DEFAULT_OUTPUT_TOKENS, ModelBounds, QueueRules, TenantShare, estimated_output,
+};
 
 use drain_rate::DrainRate;
 use fair_order::{FairOrder, Key, Position, Refused};
@@ -134,16 +136,21 @@ impl AdmissionQueue {
 
     /// Decides whether a request may look for a worker for a leg. `place` is the place that it has.
     #[must_use]
-    pub fn admit(self: &Arc<Self>, entrant: &Entrant<'_>, leg: Leg, place: Option<&Place>) -> Admit {
+    pub fn admit(
+        self: &Arc<Self>,
+        admission_request: &AdmissionRequest<'_>,
+        leg: Leg,
+        place: Option<&Place>,
+    ) -> Admit {
         if place.is_none() && self.off.load(Ordering::Relaxed) {
             return Admit::Uncounted;
         }
         let mut inner = self.inner.lock();
         let others_first = match place {
             Some(place) => !place.is_its_turn(),
-            None => inner.order.has(&entrant.line(leg, &[])),
+            None => inner.order.has(&admission_request.line(leg, &[])),
         };
-        if others_first || !inner.may_run(entrant.model) {
+        if others_first || !inner.may_run(admission_request.model) {
             return Admit::Wait;
         }
         if let Some(place) = place {
@@ -151,37 +158,42 @@ impl AdmissionQueue {
             place.turn.has_come_again.store(false, Ordering::SeqCst);
         }
         inner.inflight += 1;
-        *inner.inflight_of.entry(entrant.model.clone()).or_insert(0) += 1;
+        *inner.inflight_of.entry(admission_request.model.clone()).or_insert(0) += 1;
         drop(inner);
-        Admit::Now(Admission::unconfirmed(self.clone(), entrant))
+        Admit::Now(Admission::unconfirmed(self.clone(), admission_request))
     }
 
     /// Takes a place; `None` when the queue is full. `tried` are workers that the request tried already.
     #[must_use]
-    pub fn park(self: &Arc<Self>, entrant: &Entrant<'_>, leg: Leg, tried: &[CandidateId]) -> Option<Place> {
+    pub fn park(
+        self: &Arc<Self>,
+        admission_request: &AdmissionRequest<'_>,
+        leg: Leg,
+        tried: &[CandidateId],
+    ) -> Option<Place> {
         let mut inner = self.inner.lock();
         let Inner { rules, order, bytes, .. } = &*inner;
-        let bounds = rules.model(entrant.model);
-        let fits_model = bounds.limit == 0 || order.of_model(entrant.model) < bounds.limit;
-        let fits_bytes = bytes.checked_add(entrant.bytes).is_some_and(|sum| sum <= rules.bytes);
+        let bounds = rules.model(admission_request.model);
+        let fits_model = bounds.limit == 0 || order.of_model(admission_request.model) < bounds.limit;
+        let fits_bytes = bytes.checked_add(admission_request.bytes).is_some_and(|sum| sum <= rules.bytes);
         if order.len() >= rules.limit || !fits_model || !fits_bytes {
             return None;
         }
-        let tenant = entrant.request.tenant_hash;
+        let tenant = admission_request.request.tenant_hash;
         let TenantShare { weight, max_priority } = rules.share(tenant);
-        let priority = entrant.request.priority;
+        let priority = admission_request.request.priority;
         let key = Key {
             priority: std::cmp::Reverse(thousandths(
                 max_priority.map_or(priority, |most| priority.min(most)),
             )),
-            due_us: self.due_us(entrant),
+            due_us: self.due_us(admission_request),
             ticket: inner.tickets,
         };
         inner.tickets += 1;
-        inner.bytes += entrant.bytes;
-        let tokens = u64::from(entrant.request.prompt_tokens);
+        inner.bytes += admission_request.bytes;
+        let tokens = u64::from(admission_request.request.prompt_tokens);
         inner.tokens += tokens;
-        let line = entrant.line(leg, tried);
+        let line = admission_request.line(leg, tried);
         let turn = Arc::new(Turn::default());
         let is_first = !inner.order.has(&line);
         let position = inner.order.insert(line, tenant, weight, key, Arc::downgrade(&turn));
@@ -193,7 +205,7 @@ impl AdmissionQueue {
             }
         }
         self.waiting.store(inner.order.len(), Ordering::SeqCst);
-        Some(Place { queue: self.clone(), position, bytes: entrant.bytes, tokens, turn })
+        Some(Place { queue: self.clone(), position, bytes: admission_request.bytes, tokens, turn })
     }
 
     /// Wakes the next request: capacity was released.
@@ -263,9 +275,9 @@ impl AdmissionQueue {
         }
     }
 
-    fn due_us(&self, entrant: &Entrant<'_>) -> i64 {
-        let arrived = entrant.arrived.saturating_duration_since(self.origin).as_micros();
-        let jump = thousandths(entrant.jump_s()).saturating_mul(1_000);
+    fn due_us(&self, admission_request: &AdmissionRequest<'_>) -> i64 {
+        let arrived = admission_request.arrived.saturating_duration_since(self.origin).as_micros();
+        let jump = thousandths(admission_request.jump_s()).saturating_mul(1_000);
         i64::try_from(arrived).unwrap_or(i64::MAX).saturating_sub(jump)
     }
 }

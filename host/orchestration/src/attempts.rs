@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use crate::{
-    admission_queue::{Admission, AdmissionQueue, Admit, Entrant, Place},
+    admission_queue::{Admission, AdmissionQueue, AdmissionRequest, Admit, Place},
     backoff::{Backoff, backoff, seeded_backoff},
     legs::Event,
 };
@@ -39,7 +39,7 @@ pub struct Parking<'a> {
     /// The queue.
     pub queue: &'a Arc<AdmissionQueue>,
     /// The request.
-    pub entrant: Entrant<'a>,
+    pub admission_request: AdmissionRequest<'a>,
     /// How long it may wait.
     pub timeout: Duration,
 }
@@ -209,7 +209,7 @@ impl Attempts {
             }
             return if self.wait_in_queue(leg, place, parking) { Entry::Wait } else { Entry::Refused };
         }
-        match parking.queue.admit(&parking.entrant, leg, place.as_ref().map(|(place, _)| place)) {
+        match parking.queue.admit(&parking.admission_request, leg, place.as_ref().map(|(place, _)| place)) {
             Admit::Uncounted => self.is_admitted = true,
             Admit::Now(admission) => self.unconfirmed = Some(admission),
             Admit::Wait if self.wait_in_queue(leg, place, parking) => return Entry::Wait,
@@ -269,7 +269,8 @@ impl Attempts {
         self.waiting = Some(Waiting::Pause(Instant::now() + pause, leg));
     }
 
-    /// Allows the worker of a pair again whose other worker may be the one that hangs, when no other is left.
+    /// When no other worker is left, allows a suspected worker of a pair again: its partner may be the one
+    /// that hangs.
     fn forgive_suspect(&mut self, leg: Leg) -> bool {
         let Some(place) = self.suspects.iter().position(|(suspect, _)| *suspect == leg) else { return false };
         let (_, forgiven) = self.suspects.swap_remove(place);
@@ -315,8 +316,8 @@ impl Attempts {
                 (place, until)
             }
             None => {
-                let Parking { queue, entrant, timeout } = parking;
-                let Some(place) = queue.park(entrant, leg, &self.tried) else { return false };
+                let Parking { queue, admission_request, timeout } = parking;
+                let Some(place) = queue.park(admission_request, leg, &self.tried) else { return false };
                 let now = Instant::now();
                 self.parked.get_or_insert(now);
                 (place, now + *timeout)

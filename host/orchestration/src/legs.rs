@@ -155,7 +155,7 @@ impl Legs {
         match event {
             Event::PrefillRouted(traits) => self.prefill_routed(traits),
             Event::Reserved => self.reserved(),
-            Event::Routed => self.routed(),
+            Event::Routed => self.after_decode_routed(),
             Event::Unroutable => self.unroutable(),
             Event::HandoffLost(lost) => self.handoff_lost(lost),
             Event::NoPrefill => self.no_prefill(),
@@ -222,7 +222,7 @@ impl Legs {
         self.send_first()
     }
 
-    fn routed(&mut self) -> Actions {
+    fn after_decode_routed(&mut self) -> Actions {
         if self.decode != LegState::Routing {
             return Actions::new();
         }

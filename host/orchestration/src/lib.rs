@@ -6,7 +6,7 @@
 //! `tokio::time::Instant`, so that a paused clock drives everything.
 
 pub use admission_queue::{
-    Admission, AdmissionQueue, Admit, DEFAULT_OUTPUT_TOKENS, Entrant, ModelBounds, Place, Pressure,
+    Admission, AdmissionQueue, AdmissionRequest, Admit, DEFAULT_OUTPUT_TOKENS, ModelBounds, Place, Pressure,
     QueueRules, TenantShare, estimated_output,
 };
 pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};

@@ -117,7 +117,7 @@ impl Sessions {
         limit(&mut bound, now);
         drop(bound);
         if let Some(sharing) = &self.sharing {
-            sharing.tell(SessionChange { key, candidate, ttl, stamp });
+            sharing.queue_change(SessionChange { key, candidate, ttl, stamp });
         }
     }
 

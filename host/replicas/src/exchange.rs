@@ -266,7 +266,7 @@ impl Exchange {
 
     /// Sends what changed; without a connection it is forgotten, since a new one begins with a snapshot.
     fn tell_changes(&mut self) {
-        let sessions = bound::take(&self.session_changes, &self.registry);
+        let sessions = bound::take_changes(&self.session_changes, &self.registry);
         if matches!(self.link, Link::Up(_)) {
             let messages = self.outbox.batch(sessions);
             self.enqueue(messages);

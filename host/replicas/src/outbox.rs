@@ -51,7 +51,7 @@ struct LiveSession {
 #[derive(Debug)]
 struct Live {
     entry: Arc<JournalEntry>,
-    told: LoadValues,
+    sent: LoadValues,
 }
 
 impl Outbox {
@@ -96,7 +96,7 @@ impl Outbox {
             let change = if let Some((change, worker)) = sessions.next() {
                 Some(self.bind(change, worker))
             } else if let Ok(entry) = self.changed.try_recv() {
-                entry.take();
+                entry.allow_requeue();
                 self.change(entry)
             } else {
                 break;
@@ -121,7 +121,7 @@ impl Outbox {
         }
         for _ in 0..MAX_CHANGES {
             let Ok(entry) = self.changed.try_recv() else { break };
-            entry.take();
+            entry.allow_requeue();
             let _ = self.change(entry);
         }
     }
@@ -146,10 +146,10 @@ impl Outbox {
         }
         let values = values(&entry, self.max_hashes());
         if let Some(live) = self.live.get_mut(&entry.id()) {
-            let told = std::mem::replace(&mut live.told, values);
-            return (told != values).then(|| Change::Update(entry.id(), values));
+            let sent = std::mem::replace(&mut live.sent, values);
+            return (sent != values).then(|| Change::Update(entry.id(), values));
         }
-        self.live.insert(entry.id(), Live { entry: entry.clone(), told: values });
+        self.live.insert(entry.id(), Live { entry: entry.clone(), sent: values });
         Some(Change::Add(entry, values))
     }
 
@@ -166,8 +166,8 @@ impl Outbox {
             .live
             .values_mut()
             .map(|live| {
-                live.told = values(&live.entry, max_hashes);
-                Change::Add(live.entry.clone(), live.told)
+                live.sent = values(&live.entry, max_hashes);
+                Change::Add(live.entry.clone(), live.sent)
             })
             .collect();
         if sessions {
@@ -275,8 +275,8 @@ fn values(entry: &JournalEntry, most: usize) -> LoadValues {
     let mut values = entry.values();
     let prefix = entry.prefix();
     if entry.shares_blocks() && prefix.hashes().len() > most {
-        let told = prefix.blocks(u32::try_from(most).unwrap_or(u32::MAX));
-        values.unnamed_millis += i64::from(prefix.named_blocks().saturating_sub(told)) * 1_000;
+        let named = prefix.blocks(u32::try_from(most).unwrap_or(u32::MAX));
+        values.unnamed_millis += i64::from(prefix.named_blocks().saturating_sub(named)) * 1_000;
     }
     values
 }

@@ -232,7 +232,7 @@ impl EngineCore {
 
     /// Returns the changes of the cache since the last call, for KV events.
     pub fn take_events(&mut self) -> Vec<CacheEvent> {
-        self.events.take()
+        self.events.take_events()
     }
 
     /// Returns whether a step runs whose sequences have all left.

@@ -220,7 +220,7 @@ impl Splitter {
     }
 
     /// Forgets the first `length` bytes: they were passed on.
-    pub fn pass(&mut self, length: usize) {
+    pub fn discard(&mut self, length: usize) {
         self.bytes.drain(..length.min(self.bytes.len()));
         self.looked = self.looked.saturating_sub(length);
         if self.bytes.capacity() > KEPT {

@@ -43,7 +43,7 @@ const STOP_INTERVAL: u32 = 1_024;
 #[derive(Debug)]
 pub(crate) struct FastEncoder {
     /// Added tokens that are found in the text as it is.
-    raw: Option<AddedTokens>,
+    not_normalized: Option<AddedTokens>,
     /// Added tokens that are found in normalized text.
     normalized: Option<AddedTokens>,
     nfc: bool,
@@ -99,7 +99,14 @@ impl FastEncoder {
             };
             AddedTokens::new(chosen.map(|(id, token)| (content(&token.content), *id)).unzip())
         };
-        Ok(Self { raw: of(false)?, normalized: of(true)?, nfc, splits, merges, idle: Mutex::default() })
+        Ok(Self {
+            not_normalized: of(false)?,
+            normalized: of(true)?,
+            nfc,
+            splits,
+            merges,
+            idle: Mutex::default(),
+        })
     }
 
     /// Appends the tokens of a text. Ends with an error soon after `stopped` is set.
@@ -116,7 +123,7 @@ impl FastEncoder {
         }
         let kept = self.idle.lock().pop();
         let mut workspace = kept.unwrap_or_else(|| self.workspace());
-        let done = at_tokens(self.raw.as_ref(), text, out, &mut |text, out| {
+        let done = at_tokens(self.not_normalized.as_ref(), text, out, &mut |text, out| {
             let text = if self.nfc { normal(text) } else { Cow::Borrowed(text) };
             at_tokens(self.normalized.as_ref(), &text, out, &mut |text, out| {
                 let Workspace { splits, words } = &mut workspace;

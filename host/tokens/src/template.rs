@@ -110,7 +110,10 @@ impl ChatTemplate {
             return self.run(&messages, options, base);
         }
         if !self.content {
-            return Err(EncodeError::invalid("continue_final_message", "the chat template ignores the content of messages"));
+            return Err(EncodeError::invalid(
+                "continue_final_message",
+                "the chat template ignores the content of messages",
+            ));
         }
         let mut last: Vec<Turn> = messages.pop().iter().map(|message| message.turn.clone()).collect();
         let text = messages::tag_last(&mut last, TAG)?;

@@ -138,7 +138,7 @@ impl Activity {
     }
 
     /// A byte of an answer came.
-    pub(crate) fn hear(&self) {
+    pub(crate) fn note_sign_of_life(&self) {
         // Read first: threads share the flag, and it is set nearly always.
         if !self.heard.load(Ordering::Relaxed) {
             self.heard.store(true, Ordering::Relaxed);

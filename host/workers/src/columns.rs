@@ -104,16 +104,16 @@ pub struct RankView<'a> {
 
 impl Columns {
     /// Takes the first free positions, in their order.
-    pub(crate) fn take(&self, ranks: usize) -> Vec<Position> {
+    pub(crate) fn allocate(&self, ranks: usize) -> Vec<Position> {
         let mut chunks = self.0.lock();
         chunks.retain(|chunk| chunk.free.load(Ordering::Acquire) != u64::MAX);
         let mut taken = Vec::with_capacity(ranks);
         for chunk in chunks.iter() {
-            taken.extend(chunk.take(ranks - taken.len()));
+            taken.extend(chunk.allocate(ranks - taken.len()));
         }
         while taken.len() < ranks {
             let chunk = Arc::new(Chunk::new());
-            taken.extend(chunk.take(ranks - taken.len()));
+            taken.extend(chunk.allocate(ranks - taken.len()));
             chunks.push(chunk);
         }
         taken
@@ -136,7 +136,7 @@ impl Chunk {
         }
     }
 
-    fn take(self: &Arc<Self>, most: usize) -> Vec<Position> {
+    fn allocate(self: &Arc<Self>, most: usize) -> Vec<Position> {
         let mut taken = Vec::new();
         while taken.len() < most {
             // Only the owner of `Columns` takes, so a bit that is set stays set.
@@ -309,24 +309,24 @@ mod tests {
     fn ranks_get_neighbouring_positions_and_chunks_without_ranks_are_dropped() {
         let columns = Columns::default();
         let chunks = || columns.0.lock().len();
-        let first = columns.take(70);
+        let first = columns.allocate(70);
         assert_eq!((places(&first), chunks()), ((0..64).chain(0..6).collect(), 2));
-        let second = columns.take(2);
+        let second = columns.allocate(2);
         assert_eq!(places(&second), [6, 7]);
         drop(first);
-        assert_eq!(places(&columns.take(3)), [0, 1, 2], "the second chunk has the only ranks");
+        assert_eq!(places(&columns.allocate(3)), [0, 1, 2], "the second chunk has the only ranks");
         assert_eq!(chunks(), 1);
     }
 
     #[test]
     fn a_position_is_empty_when_the_next_rank_gets_it() {
         let columns = Columns::default();
-        let position = columns.take(1).remove(0);
+        let position = columns.allocate(1).remove(0);
         position.view().set_capacity(7, 16);
         position.view().averages.ttft.observe(5);
         position.set_eligible(true);
         drop(position);
-        let position = columns.take(1).remove(0);
+        let position = columns.allocate(1).remove(0);
         let view = position.view();
         assert_eq!((view.total_blocks(), view.block_size(), view.ttft_ewma_us()), (None, None, 0));
         assert!(!position.is_eligible() && position.at() == 0);

@@ -79,7 +79,7 @@ impl Sink for IndexSink {
         let mut batch = batch;
         // Blocks come and go while the engine works.
         if !batch.events.is_empty() {
-            self.owner.hear();
+            self.owner.note_sign_of_life();
         }
         // Back-pressure: the feed stops reading while the queue is full. Blocking is fine, feeds have their
         // own thread.

@@ -40,8 +40,8 @@ impl InFlight {
     }
 
     /// Bytes of the answer came.
-    pub fn hear(&self) {
-        self.worker.activity().hear();
+    pub fn note_sign_of_life(&self) {
+        self.worker.activity().note_sign_of_life();
     }
 
     /// Returns the worker.

@@ -120,7 +120,7 @@ impl Worker {
     ) -> Self {
         let worker = WorkerKey::of(&spec);
         let journal = |rank| Some(RankJournal { journal: journal?.clone(), worker, rank: DpRank(rank) });
-        let positions = (0..).zip(columns.take(spec.dp_size.max(1) as usize));
+        let positions = (0..).zip(columns.allocate(spec.dp_size.max(1) as usize));
         let rank = |(rank, position)| {
             let load = RankLoad::noted(position, journal(rank));
             load.view().set_capacity(spec.total_blocks.unwrap_or(0), spec.block_size.unwrap_or(0));

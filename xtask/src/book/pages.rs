@@ -64,7 +64,8 @@ fn find_places(page: &Path, text: &str, places: &mut Places) {
     places.insert(Path::new("docs").join(page), (page.to_owned(), String::new()));
     for (number, file) in text.lines().filter_map(|line| included(page, line)).enumerate() {
         let heading = if number == 0 { None } else { fs::read_to_string(sh::root().join(&file)).ok() };
-        let heading = heading.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("# ")));
+        let heading =
+            heading.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("# ")));
         places.insert(file, (page.to_owned(), heading.map(anchor).unwrap_or_default()));
     }
     // The page from which the book begins.
@@ -75,7 +76,11 @@ fn find_places(page: &Path, text: &str, places: &mut Places) {
 
 /// The anchor of a heading.
 fn anchor(title: &str) -> String {
-    let kept = title.to_lowercase().chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c)).collect::<String>();
+    let kept = title
+        .to_lowercase()
+        .chars()
+        .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
+        .collect::<String>();
     kept.replace(' ', "-")
 }
 
@@ -141,7 +146,8 @@ fn add_link(out: &mut String, target: &str, file: &Path, page: &Path, places: &P
     let path = normal(&file.parent().unwrap_or(Path::new("")).join(name));
     let place = places.get(&path);
     // A picture lies beside the pages.
-    let picture = path.strip_prefix("docs").ok().filter(|path| path.extension().is_some_and(|end| end != "md"));
+    let picture =
+        path.strip_prefix("docs").ok().filter(|path| path.extension().is_some_and(|end| end != "md"));
     let (to, anchor) = match (place, picture) {
         (Some((to, first)), _) => (to.as_path(), if heading.is_empty() { first.as_str() } else { heading }),
         (None, Some(picture)) => (picture, ""),

@@ -72,7 +72,7 @@ impl SourceEntry {
     }
 
     /// Removes a worker that another source owns. Returns why it was refused.
-    pub(super) fn take(&mut self, id: WorkerId, url: &str) -> String {
+    pub(super) fn withdraw_refused(&mut self, id: WorkerId, url: &str) -> String {
         self.workers.retain(|found| found.spec.id != id);
         let problem = self.conflict_of(url).map(|refusal| refusal.problem.clone()).unwrap_or_default();
         self.conflicts.retain(|refusal| refusal.problem != problem);

@@ -51,7 +51,7 @@ impl Audience {
         if self != Self::Clients || limit == 0 || state.settings.is_trusted_proxy(address) {
             return Ok(None);
         }
-        state.connections_by_address.take(address, limit).map(Some).ok_or(limit)
+        state.connections_by_address.reserve(address, limit).map(Some).ok_or(limit)
     }
 
     /// Returns the TLS of this audience's listeners.

@@ -93,7 +93,7 @@ async fn answer(
 fn refuse(mut account: Box<Account>, error: &ApiError) -> Response<Answer> {
     account.ended(error.status().as_u16(), error.code());
     let mut response = error.response_as(account.endpoint.format(), &account.request_id);
-    account.tell_limits(response.headers_mut());
+    account.add_limit_headers(response.headers_mut());
     response.map(Answer::whole)
 }
 

@@ -40,7 +40,7 @@ const PROXY_WINDOW: u32 = 16 * 1024 * 1024;
 const PROXY_STREAMS: u32 = 1_000;
 /// Bytes of an answer that wait for the window of one stream, besides one piece.
 const MAX_UNSENT: usize = 32 * 1024;
-/// How long an idle connection may take to end after it was told to.
+/// How long an idle connection may take to end after its GOAWAY.
 const GOODBYE: Duration = Duration::from_secs(1);
 
 /// Limits of a connection.
@@ -72,8 +72,8 @@ impl Limits {
     }
 }
 
-/// Serves a connection until it ends. When `draining` is cancelled, the client is told to open no further
-/// requests, and the open ones finish. Returns why the gateway ended it; `None`: the client did.
+/// Serves a connection until it ends. When `draining` is cancelled, the client gets a GOAWAY: it opens no
+/// further requests, and the open ones finish. Returns why the gateway ended it; `None`: the client did.
 pub(super) async fn serve(
     io: ClientStream,
     connected: Connected,
@@ -88,7 +88,7 @@ pub(super) async fn serve(
         // A stream has no bytes before its head, which arrives whole.
         let stream = of_requests.open();
         let client = stream.client().clone();
-        let place = requests.as_ref().and_then(|requests| requests.take(1));
+        let place = requests.as_ref().and_then(|requests| requests.reserve(1));
         let refused = requests.as_ref().filter(|_| place.is_none());
         let refused = refused.map(|requests| refusal(&request, requests.limit()));
         let body = StreamBody::of(stream, &request, place);

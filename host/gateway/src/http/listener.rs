@@ -55,7 +55,7 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let Some(share) = budget.take(1) else {
+        let Some(share) = budget.reserve(1) else {
             metrics.connection_ended("too_many");
             let handshake = audience.tls(&shared.get()).handshake();
             if let Some(refusal) = refusals.of(stream, handshake, TooMany::InAll(budget.limit())) {

@@ -104,7 +104,7 @@ async fn open(
         return Err(ApiError::UpgradeRequired(problem.to_owned()));
     }
     let limit = state.realtime.limit();
-    let place = state.realtime.take(1).ok_or(ApiError::TooManyConnections(limit))?;
+    let place = state.realtime.reserve(1).ok_or(ApiError::TooManyConnections(limit))?;
     let (model, headers) = named(&request.uri, headers)?;
     let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
     account.set_model(&parsed.model, state.registry.snapshot().activation(&parsed.model).is_some());

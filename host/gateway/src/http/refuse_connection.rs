@@ -52,7 +52,7 @@ impl Refusals {
         limit: TooMany,
     ) -> Option<impl Future<Output = ()> + use<>> {
         self.log(limit);
-        let share = self.at_once.take(1)?;
+        let share = self.at_once.reserve(1)?;
         let answer = answer(self.audience, limit);
         Some(async move {
             let refused = async {

@@ -165,7 +165,7 @@ async fn down(
             }
         };
         let Some(bytes) = buffer.get(..read.unwrap_or(0)).filter(|bytes| !bytes.is_empty()) else { break };
-        frames.pass(bytes);
+        frames.track_bytes(bytes);
         match send(to, bytes, write).await {
             Ok(true) => activity.moved(bytes.len()),
             Ok(false) => break,
@@ -211,7 +211,7 @@ impl Default for Frames {
 }
 
 impl Frames {
-    fn pass(&mut self, mut bytes: &[u8]) {
+    fn track_bytes(&mut self, mut bytes: &[u8]) {
         while let Some((first, rest)) = bytes.split_first() {
             if self.payload > 0 {
                 let skipped = usize::try_from(self.payload).unwrap_or(usize::MAX).min(bytes.len());
@@ -262,7 +262,7 @@ mod tests {
         for step in 1..20 {
             let (mut tracked, mut at) = (Frames::default(), 0);
             for piece in frames.chunks(step) {
-                tracked.pass(piece);
+                tracked.track_bytes(piece);
                 at += piece.len();
                 assert_eq!(tracked.between, ends.contains(&at), "{step} {at}");
             }

@@ -7,7 +7,7 @@ use crate::openai::endpoint::Format;
 
 /// An error as it appears in bodies and events.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Told<'a> {
+pub(super) struct ErrorFields<'a> {
     pub(super) status: StatusCode,
     pub(super) code: &'a str,
     /// The `type` of an OpenAI error, where it is not that of the status.
@@ -16,7 +16,7 @@ pub(super) struct Told<'a> {
     pub(super) request_id: &'a str,
 }
 
-impl Told<'_> {
+impl ErrorFields<'_> {
     /// The body of an answer.
     pub(super) fn body(self, format: Format) -> Value {
         let Self { status, code, kind, message, request_id } = self;

@@ -103,8 +103,8 @@ impl JsonBody {
         self.entry(key).map_or(Counts::default(), |entry| entry.counts)
     }
 
-    /// The ends of the objects in the list under a key, from its beginning on; not all when there are
-    /// thousands.
+    /// Ends of the objects in the list under a key, in order. If there are thousands, only the first ones are
+    /// known.
     #[must_use]
     pub(crate) fn object_ends(&self, key: &str) -> &[u32] {
         self.entry(key).map_or(&[], |entry| &entry.object_ends)

@@ -47,7 +47,7 @@ struct Left {
 
 impl Tightest {
     /// Tells a limit that is not zero.
-    pub(crate) fn tell(&mut self, limit: u64, remaining: u64, reset: Duration) {
+    pub(crate) fn consider_limit(&mut self, limit: u64, remaining: u64, reset: Duration) {
         // Compares remaining / limit without a division.
         let share = |left: &Left, other: &Left| u128::from(left.remaining) * u128::from(other.limit);
         let left = Left { limit, remaining, reset };

@@ -12,7 +12,7 @@ use crate::openai::{
 /// The parts of a named event's data, and of a whole answer, that matter here.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Told<'a> {
+struct ReportedFields<'a> {
     object: Option<&'a str>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
@@ -66,10 +66,12 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
         return seen;
     }
     // Fields of documents and of tool calls may be called `error`, too: only the top level counts.
-    let Ok(told) = serde_json::from_slice::<Told<'_>>(body) else { return Seen { error: false, ..seen } };
+    let Ok(reported) = serde_json::from_slice::<ReportedFields<'_>>(body) else {
+        return Seen { error: false, ..seen };
+    };
     // A response with status `failed` is a complete answer, and not an error of the engine.
-    let is_error = told.object != Some("response") && told.error.is_some_and(is_something);
-    Seen { error: is_error, usage: told.usage.and_then(Counts::usage), cached_at: None, ..seen }
+    let is_error = reported.object != Some("response") && reported.error.is_some_and(is_something);
+    Seen { error: is_error, usage: reported.usage.and_then(Counts::usage), cached_at: None, ..seen }
 }
 
 /// Returns the id of the response that an event's data or a whole answer of `/v1/responses` is about.
@@ -98,23 +100,23 @@ struct ResponseId<'a> {
 
 fn named(event: &[u8]) -> Seen {
     let name = sse::name(event).or_else(|| type_of(sse::object(event))).unwrap_or_default();
-    let told = || serde_json::from_slice::<Told<'_>>(sse::object(event)).unwrap_or_default();
+    let reported = || serde_json::from_slice::<ReportedFields<'_>>(sse::object(event)).unwrap_or_default();
     match name {
         b"content_block_delta" => one_token(),
-        b"message_start" => Seen { usage: usage(told()), ..Seen::default() },
+        b"message_start" => Seen { usage: usage(reported()), ..Seen::default() },
         b"message_delta" => {
-            let told = told();
-            let finish = told.delta.as_ref().is_some_and(|delta| delta.stop_reason.is_some());
-            Seen { finish, usage: usage(told), ..Seen::default() }
+            let reported = reported();
+            let finish = reported.delta.as_ref().is_some_and(|delta| delta.stop_reason.is_some());
+            Seen { finish, usage: usage(reported), ..Seen::default() }
         }
         b"message_stop" => Seen { done: true, ..Seen::default() },
         b"response.completed" | b"response.incomplete" | b"response.failed" => {
-            Seen { done: true, finish: true, usage: usage(told()), ..Seen::default() }
+            Seen { done: true, finish: true, usage: usage(reported()), ..Seen::default() }
         }
         b"error" => Seen { error: true, ..Seen::default() },
         _ if name.starts_with(b"response.") && name.ends_with(b".delta") => one_token(),
         b"" if sse::is_done(event) => Seen { done: true, ..Seen::default() },
-        b"" => Seen { error: told().error.is_some_and(is_something), ..Seen::default() },
+        b"" => Seen { error: reported().error.is_some_and(is_something), ..Seen::default() },
         _ => Seen::default(),
     }
 }
@@ -123,9 +125,9 @@ fn one_token() -> Seen {
     Seen { token: true, tokens: 1, ..Seen::default() }
 }
 
-fn usage(told: Told<'_>) -> Option<Usage> {
+fn usage(reported: ReportedFields<'_>) -> Option<Usage> {
     let of = |inner: Option<Inner>| inner.and_then(|inner| inner.usage);
-    told.usage.or(of(told.message)).or(of(told.response))?.usage()
+    reported.usage.or(of(reported.message)).or(of(reported.response))?.usage()
 }
 
 fn is_something(value: &RawValue) -> bool {

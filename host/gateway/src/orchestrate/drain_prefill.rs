@@ -62,7 +62,7 @@ async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallErr
                 return Ok(());
             }
         }
-        splitter.pass(whole);
+        splitter.discard(whole);
     }
     Err(CallError::Broken("the stream ended before `[DONE]`".to_owned()))
 }

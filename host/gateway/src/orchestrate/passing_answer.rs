@@ -177,14 +177,14 @@ impl PassingAnswer {
     /// Takes note of bytes of the body.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.state.metrics.relayed_bytes.inc_by(bytes.len() as u64);
-        self.answering.candidate.worker.hear();
+        self.answering.candidate.worker.note_sign_of_life();
         match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
             Content::Stream { mut splitter, closed } => {
                 splitter.room().extend_from_slice(bytes);
                 self.content = match splitter.whole() {
                     Ok(whole) => {
                         let (closed, error) = self.look(splitter.first(whole), closed);
-                        splitter.pass(whole);
+                        splitter.discard(whole);
                         match error {
                             Some(error) => return self.fail(&error),
                             None => Content::Stream { splitter, closed },

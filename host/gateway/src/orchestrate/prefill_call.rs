@@ -59,7 +59,7 @@ impl PrefillBooking {
     }
 
     /// Takes the booking, to be released.
-    pub(super) fn take(&self) -> Option<Booking> {
+    pub(super) fn take_booking(&self) -> Option<Booking> {
         self.0.lock().take()
     }
 }
@@ -101,7 +101,7 @@ impl PrefillCall {
 
     /// Releases the booking. `took`: how long the prefill took, if it succeeded.
     fn release(&self, took: Option<std::time::Duration>) {
-        let Some(mut booking) = self.booking.take() else { return };
+        let Some(mut booking) = self.booking.take_booking() else { return };
         if let Some(took) = took {
             booking.first_token(took, true);
         }

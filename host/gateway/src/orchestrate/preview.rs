@@ -109,7 +109,7 @@ impl Preview<'_> {
         }
         if planning.shape == Shape::Aggregated {
             let local = self.route(Leg::Aggregated, None, planning.planned);
-            return Ok(vec![local.map_err(|error| self.told(error))?]);
+            return Ok(vec![local.map_err(|error| self.client_error(error))?]);
         }
         let policy = plan::retry_policy(self.state, self.request, self.snapshot);
         let routed = match policy.order {
@@ -126,10 +126,11 @@ impl Preview<'_> {
         {
             let local = self.route(Leg::Aggregated, None, planning.planned);
             // A failure of prefill explains more than "no worker", and a pause more than a failure.
-            let told = |local: RouteError| self.told(if local.pause().is_some() { local } else { error });
+            let told =
+                |local: RouteError| self.client_error(if local.pause().is_some() { local } else { error });
             return local.map(|local| vec![local]).map_err(told);
         }
-        Err(self.told(error))
+        Err(self.client_error(error))
     }
 
     fn prefill_first(self) -> Result<[RoutePreview; 2], (Leg, RouteError)> {
@@ -173,7 +174,7 @@ impl Preview<'_> {
         state.router.preview(&query, &over)
     }
 
-    fn told(self, error: RouteError) -> ApiError {
+    fn client_error(self, error: RouteError) -> ApiError {
         let Self { state, request, .. } = self;
         ApiError::of_refusal(error, state.settings.busy_status, || state.queue.pressure(&request.model))
     }

@@ -19,27 +19,27 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Adds a failed call, if its engine has too much to do. `told` is the client's error.
-    pub(super) fn note(&mut self, refusal: Option<Refusal>, told: &ApiError, worker: &Worker) {
+    /// Adds a failed call, if its engine has too much to do. `client_error` is the client's error.
+    pub(super) fn note(&mut self, refusal: Option<Refusal>, client_error: &ApiError, worker: &Worker) {
         let Some(refusal) = refusal else { return };
         let paused = || worker.pause().map(|pause| pause.left);
-        self.add(told.clone(), refusal.retry_after.or_else(paused).unwrap_or_default());
+        self.add(client_error.clone(), refusal.retry_after.or_else(paused).unwrap_or_default());
     }
 
     /// Adds that only paused workers are left, if it is so.
-    pub(super) fn note_pause(&mut self, pause: Option<Pause>, told: &ApiError) {
+    pub(super) fn note_pause(&mut self, pause: Option<Pause>, client_error: &ApiError) {
         if let Some(pause) = pause {
-            self.add(told.clone(), pause.left);
+            self.add(client_error.clone(), pause.left);
         }
     }
 
     /// Adds a refusal, and when its engine may be asked again.
-    fn add(&mut self, told: ApiError, after: Duration) {
+    fn add(&mut self, client_error: ApiError, after: Duration) {
         self.soonest = Some(self.soonest.map_or(after, |soonest| soonest.min(after)));
-        if told.status() != StatusCode::TOO_MANY_REQUESTS {
-            self.overloaded = Some(told);
+        if client_error.status() != StatusCode::TOO_MANY_REQUESTS {
+            self.overloaded = Some(client_error);
         } else if self.too_many.as_ref().is_none_or(|(_, soonest)| after < *soonest) {
-            self.too_many = Some((told, after));
+            self.too_many = Some((client_error, after));
         }
     }
 
@@ -56,9 +56,10 @@ impl Refusals {
                 | ApiError::Engine { status: StatusCode::TOO_MANY_REQUESTS, .. }
         );
         let Some(soonest) = self.soonest.filter(|_| replaced) else { return cause };
-        let too_many = self.too_many.take().map(|(told, _)| told);
-        let told = self.overloaded.take().map(|told| told.retried_after(soonest)).or(too_many);
-        told.unwrap_or(cause)
+        let too_many = self.too_many.take().map(|(client_error, _)| client_error);
+        let client_error =
+            self.overloaded.take().map(|client_error| client_error.retried_after(soonest)).or(too_many);
+        client_error.unwrap_or(cause)
     }
 }
 
@@ -70,11 +71,11 @@ impl Drive {
             _ => (&mut self.decode.failure, &mut self.decode.refusals),
         };
         let cause = failure.take().unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()));
-        let told = refusals.answer(cause);
+        let client_error = refusals.answer(cause);
         if leg == Leg::Prefill {
             self.log_failed_prefill(false);
         }
-        told
+        client_error
     }
 }
 
@@ -94,8 +95,8 @@ mod tests {
 
     fn answer(refusals: &[(ApiError, u64)], cause: ApiError) -> ApiError {
         let mut all = Refusals::default();
-        for (told, after) in refusals {
-            all.add(told.clone(), Duration::from_secs(*after));
+        for (client_error, after) in refusals {
+            all.add(client_error.clone(), Duration::from_secs(*after));
         }
         all.answer(cause)
     }

@@ -167,7 +167,7 @@ impl Relay {
                     self.count_bytes();
                 }
                 self.read_at = Instant::now();
-                if self.closed { self.skip() } else { self.take() }
+                if self.closed { self.skip() } else { self.relay_whole_events() }
             }
             Ok(false) => self.end(),
             // The client has the whole answer.
@@ -184,15 +184,15 @@ impl Relay {
     }
 
     /// Processes the events that are complete.
-    fn take(&mut self) {
+    fn relay_whole_events(&mut self) {
         let mut splitter = std::mem::take(&mut self.splitter);
         match splitter.whole() {
             Ok(whole) => {
                 if sse::has_data(splitter.first(whole)) {
                     (self.begun, self.event_at) = (true, self.read_at);
                 }
-                self.pass(splitter.first(whole));
-                splitter.pass(whole);
+                self.relay_events(splitter.first(whole));
+                splitter.discard(whole);
             }
             Err(error) => self.fail(CallError::Protocol(error.to_string())),
         }
@@ -200,7 +200,7 @@ impl Relay {
     }
 
     /// Passes complete events on, as one slice unless one has to be edited or held back.
-    fn pass(&mut self, events: &[u8]) {
+    fn relay_events(&mut self, events: &[u8]) {
         let hidden = self.drive.hide_ids(events);
         let events = hidden.as_deref().unwrap_or(events);
         let slice = |place: Range<usize>| events.get(place).unwrap_or_default();
@@ -219,7 +219,7 @@ impl Relay {
                 return;
             }
             let held_before = self.held.is_some();
-            self.see(&seen);
+            self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
             let edits = seen.handoff_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
@@ -248,7 +248,7 @@ impl Relay {
         self.push(slice(from..events.len()));
     }
 
-    fn see(&mut self, seen: &Seen) {
+    fn account_for(&mut self, seen: &Seen) {
         self.closed |= seen.done;
         let first = seen.tokens > 0 && self.drive.account.output(seen.tokens, self.read_at);
         if let Some(usage) = seen.usage {

@@ -69,7 +69,7 @@ impl Drive {
 /// Adds the gateway's own headers to the answer of a request. `explain`: the client asked for the decisions.
 pub(super) fn decorate(headers: &mut HeaderMap, account: &Account, request: &Request, explain: bool) {
     set_request_id(headers, &account.request_id);
-    account.tell_limits(headers);
+    account.add_limit_headers(headers);
     if let Some(warning) = &request.hints.warning {
         headers.insert("x-pointsman-warning", warning.clone());
     }

@@ -1,7 +1,7 @@
 //! Chooses a leg's worker, at once, after a pause or from the queue; books it and releases it.
 
 use pointsman_orchestration::{
-    AfterRefusal, Attempts, Entrant, Entry, Event, Lost, Parking, Queued, Waiting,
+    AdmissionRequest, AfterRefusal, Attempts, Entry, Event, Lost, Parking, Queued, Waiting,
 };
 use pointsman_routing::{
     Pairing, Purpose, Query, RefusedDecision, ReservedPlace, RouteError, Routed, RouterConfigOverride,
@@ -79,7 +79,7 @@ impl Drive {
                         self.place = place;
                         Event::Reserved
                     }
-                    Found::Worker(routed) => self.routed(leg, routed),
+                    Found::Worker(routed) => self.record_routed(leg, routed),
                 };
                 self.report(event);
             }
@@ -198,7 +198,7 @@ impl Drive {
         None
     }
 
-    fn routed(&mut self, leg: Leg, routed: Routed) -> Event {
+    fn record_routed(&mut self, leg: Leg, routed: Routed) -> Event {
         let candidate = routed.candidate;
         self.account.decided(routed.receipt, &self.routing_request);
         if leg != Leg::Prefill {
@@ -271,8 +271,11 @@ impl Drive {
 
     /// Releases a leg's booking and wakes the queue.
     pub(super) fn free(&mut self, leg: Leg) {
-        let booking =
-            if leg == Leg::Prefill { self.prefill_booking.take() } else { self.decode.booking.take() };
+        let booking = if leg == Leg::Prefill {
+            self.prefill_booking.take_booking()
+        } else {
+            self.decode.booking.take()
+        };
         if booking.is_some() {
             drop(booking);
             self.state.queue.wake();
@@ -295,12 +298,12 @@ pub(super) fn parking<'a>(
     account: &Account,
     leg: Leg,
 ) -> Parking<'a> {
-    let entrant = Entrant {
+    let admission_request = AdmissionRequest {
         model: &request.model,
         request: routing_request,
         pin: request.hints.pinned(leg).map(|(worker, _)| worker),
         arrived: account.started(),
         bytes: account.body_bytes(),
     };
-    Parking { queue: &state.queue, entrant, timeout: state.settings.queue_timeout }
+    Parking { queue: &state.queue, admission_request, timeout: state.settings.queue_timeout }
 }

@@ -132,7 +132,7 @@ async fn find(
         return Ok(workers.pop());
     }
     // A stranger may send any number of ids that do not exist.
-    let Some(_place) = state.response_searches.take(1) else { return Ok(None) };
+    let Some(_place) = state.response_searches.reserve(1) else { return Ok(None) };
     let path = format!("/v1/responses/{id}");
     let ask = |worker: Arc<Worker>| {
         let path = path.clone();

@@ -77,7 +77,7 @@ impl GatewayExchange {
             }
             account
         });
-        let (place, held) = (streams.take(1), state.body_bytes.share());
+        let (place, held) = (streams.reserve(1), state.body_bytes.share());
         state.metrics.ext_proc.begun();
         Self {
             state,
@@ -105,7 +105,7 @@ impl GatewayExchange {
     fn refuse_recorded(&self, mut account: Box<Account>, error: &ApiError) -> Refusal {
         self.state.metrics.ext_proc.picked("refused");
         let mut answer = error.response_as(account.endpoint.format(), &account.request_id);
-        account.tell_limits(answer.headers_mut());
+        account.add_limit_headers(answer.headers_mut());
         let refusal = refusal(answer, error.code());
         account.ended(refusal.status, error.code());
         refusal

@@ -21,7 +21,7 @@ pub(crate) struct AddressShare {
 impl AddressBudget {
     /// Counts a connection of an address (IPv6: of a /64 network); `None` when it has `limit` already.
     #[must_use]
-    pub(crate) fn take(self: &Arc<Self>, address: IpAddr, limit: usize) -> Option<AddressShare> {
+    pub(crate) fn reserve(self: &Arc<Self>, address: IpAddr, limit: usize) -> Option<AddressShare> {
         let network = network(address);
         let mut open = self.0.lock();
         let count = open.entry(network).or_insert(0);
@@ -56,14 +56,14 @@ mod tests {
     fn l4_an_address_has_so_many_connections_and_leaves_nothing() {
         let budget = Arc::new(AddressBudget::default());
         let [one, other] = ["192.0.2.1", "192.0.2.2"].map(|text| text.parse::<IpAddr>().unwrap());
-        let held: Vec<_> = (0..9).filter_map(|_| budget.take(one, 3)).collect();
+        let held: Vec<_> = (0..9).filter_map(|_| budget.reserve(one, 3)).collect();
         // L4.1
-        assert!(held.len() == 3 && budget.take(other, 3).is_some());
+        assert!(held.len() == 3 && budget.reserve(other, 3).is_some());
         let [near, far] = ["2001:db8::1", "2001:db8::2"].map(|text| text.parse::<IpAddr>().unwrap());
-        let _six = budget.take(near, 1).unwrap();
-        assert!(budget.take(far, 1).is_none(), "a host has a whole /64 network");
+        let _six = budget.reserve(near, 1).unwrap();
+        assert!(budget.reserve(far, 1).is_none(), "a host has a whole /64 network");
         drop(held);
         assert_eq!(budget.0.lock().len(), 1);
-        assert!(budget.take(one, 0).is_none() && budget.0.lock().len() == 1);
+        assert!(budget.reserve(one, 0).is_none() && budget.0.lock().len() == 1);
     }
 }

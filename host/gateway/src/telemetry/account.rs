@@ -218,7 +218,7 @@ impl Account {
             self.exact_block = judged.then_some(block);
         }
         if let Some(trace) = &mut self.trace {
-            trace.routed(&receipt);
+            trace.add_decision(&receipt);
         }
         self.receipts.push(receipt);
     }

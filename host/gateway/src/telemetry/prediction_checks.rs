@@ -37,17 +37,17 @@ pub enum Turn {
 
 impl PredictionChecks {
     /// Records whether one prediction from exact tokens differed from the engine's report.
-    pub fn take(&self, model: &ModelName, differed: bool) -> Option<Turn> {
+    pub fn record_check(&self, model: &ModelName, differed: bool) -> Option<Turn> {
         let mut windows = self.0.lock();
         match windows.get_mut(model) {
-            Some(window) => window.take(differed),
-            None => windows.entry(model.clone()).or_default().take(differed),
+            Some(window) => window.record_check(differed),
+            None => windows.entry(model.clone()).or_default().record_check(differed),
         }
     }
 }
 
 impl Window {
-    fn take(&mut self, differed: bool) -> Option<Turn> {
+    fn record_check(&mut self, differed: bool) -> Option<Turn> {
         self.differed = ((self.differed << 1) | u128::from(differed)) & ((1 << WINDOW) - 1);
         self.seen = (self.seen + 1).min(WINDOW);
         let count = self.differed.count_ones();
@@ -69,7 +69,7 @@ impl Window {
 }
 
 /// Logs that predictions of a model broke or recovered.
-pub(super) fn tell(model: &ModelName, turn: Option<Turn>) {
+pub(super) fn log_turn(model: &ModelName, turn: Option<Turn>) {
     match turn {
         None => {}
         Some(Turn::Broke(wrong)) => tracing::warn!(
@@ -91,7 +91,7 @@ mod tests {
         let (mismatches, model, other) =
             (PredictionChecks::default(), ModelName::new("m"), ModelName::new("n"));
         let turns = |model: &ModelName, differed: bool, count: u32| -> Vec<Turn> {
-            (0..count).filter_map(|_| mismatches.take(model, differed)).collect()
+            (0..count).filter_map(|_| mismatches.record_check(model, differed)).collect()
         };
         assert_eq!(turns(&model, true, 99), [], "too few to judge");
         assert_eq!(turns(&other, false, 500), []);

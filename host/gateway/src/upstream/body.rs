@@ -141,7 +141,7 @@ impl Body {
             }
         }
         if let Some(call) = self.call() {
-            call.hear();
+            call.note_sign_of_life();
         }
         Poll::Ready(Ok(true))
     }
@@ -174,7 +174,7 @@ impl Body {
     fn give_back(&mut self) {
         if let Some(mut connection) = self.connection.take().filter(|_| self.keep) {
             connection.call = None;
-            self.pool.put(connection);
+            self.pool.put_idle(connection);
         }
     }
 }

@@ -90,12 +90,12 @@ impl Connection {
     pub(super) fn poll_read<T>(
         &mut self,
         cx: &mut Context<'_>,
-        take: impl FnOnce(&[u8]) -> T,
+        consume: impl FnOnce(&[u8]) -> T,
     ) -> Poll<Result<T, WireError>> {
         READ.with_borrow_mut(|buffer| {
             let mut read = ReadBuf::new(buffer);
             let outcome = std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read));
-            Poll::Ready(outcome.map(|()| take(read.filled())).map_err(|error| wire_error(&error)))
+            Poll::Ready(outcome.map(|()| consume(read.filled())).map_err(|error| wire_error(&error)))
         })
     }
 

@@ -75,7 +75,7 @@ impl ConnectionPool {
 
     /// Takes an idle connection that is still open. A connection that was verified with other files or
     /// another name than those in force is closed.
-    pub(super) fn take(&self, to: &Destination, origin: &str) -> Option<Box<Connection>> {
+    pub(super) fn take_idle(&self, to: &Destination, origin: &str) -> Option<Box<Connection>> {
         loop {
             let Idle { mut connection, since } = self.shared.idle.lock().get_mut(origin)?.pop_back()?;
             let is_late = since.elapsed() >= self.limits.idle_timeout;
@@ -86,7 +86,7 @@ impl ConnectionPool {
     }
 
     /// Keeps a connection for the next call, unless enough of its worker are kept.
-    pub(super) fn put(&self, connection: Box<Connection>) {
+    pub(super) fn put_idle(&self, connection: Box<Connection>) {
         let mut idle = self.shared.idle.lock();
         let place = match idle.get_mut(&connection.origin) {
             Some(place) => place,

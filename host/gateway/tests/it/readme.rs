@@ -164,7 +164,8 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     let slots = terminal.until(state, "eligible");
     assert!(slots.contains("decode-override") && slots.contains("kv-aware"), "{slots}");
     let three = terminal.until(decisions, "prefill");
-    let id = three.lines().find(|line| line.contains(" prefill ")).unwrap().split_whitespace().next().unwrap();
+    let id =
+        three.lines().find(|line| line.contains(" prefill ")).unwrap().split_whitespace().next().unwrap();
     terminal.until(&format!("pointsman decisions {id}"), "was chosen at cost");
     let lost = terminal.until(lose, "");
     assert_eq!(lost.lines().take(4).collect::<Vec<_>>(), ["200"; 4], "{lost}");

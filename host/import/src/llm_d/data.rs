@@ -38,7 +38,7 @@ impl Import<'_> {
             "peerDiscovery" | "crossReplica" | "crossReplicaSyncerPluginRef" | "crossReplicaSyncInterval" => {
                 (
                     Kind::Approximated,
-                    "[replicas]: gateways tell each other their bookings over NATS, set its url",
+                    "[replicas]: gateways send each other their bookings over NATS, set its url",
                 )
             }
             _ => (Kind::Missing, "it is not known: leave it out"),
@@ -65,11 +65,15 @@ impl Import<'_> {
         };
         if plugin.kind != "file-discovery" {
             plugin.read_all();
-            self.tell(plugin, Kind::Missing, "it is not known: add a source of workers ([discovery])");
+            self.note_translation(
+                plugin,
+                Kind::Missing,
+                "it is not known: add a source of workers ([discovery])",
+            );
             return;
         }
         let Some(path) = plugin.text("path") else {
-            self.tell(plugin, Kind::Missing, "it has no path: add [[discovery.files]] with one");
+            self.note_translation(plugin, Kind::Missing, "it has no path: add [[discovery.files]] with one");
             return;
         };
         let defaults = self.defaults();
@@ -78,12 +82,12 @@ impl Import<'_> {
             .set("name", "llm-d", "")
             .set("path", path, "")
             .set("format", "llm-d", "")
-            .set("defaults", defaults, "what the file does not tell; the label llm-d.ai/role gives the role");
+            .set("defaults", defaults, "what the file does not give; the label llm-d.ai/role gives the role");
         let watched = plugin.text("watchFile") == Some("true");
         let ours =
             if watched { "[[discovery.files]]" } else { "[[discovery.files]]: it is read again on change" };
         let kind = if watched { Kind::Translated } else { Kind::Approximated };
-        self.tell(plugin, kind, ours);
+        self.note_translation(plugin, kind, ours);
     }
 
     /// Writes the sources of workers that the command line asks for, and reports those that are missing.
@@ -105,7 +109,7 @@ impl Import<'_> {
                 .set("namespace", self.target.namespace.as_str(), "--namespace")
                 .set("selector", selector, "--selector, as in the InferencePool")
                 .set("port", self.target.port.as_str(), "--port: the engine's, not that of its sidecar")
-                .set("defaults", defaults, "what labels and annotations do not tell");
+                .set("defaults", defaults, "what labels and annotations do not give");
             return;
         }
         if self.config.root.get("dataLayer").and_then(|it| it.get("discovery")).is_some() {
@@ -146,18 +150,18 @@ impl Import<'_> {
         let by_engine = plugin.param("vllm").is_some() || model.is_some();
         let Some(model) = model.filter(|_| by_engine) else {
             let ours = "prompts are measured by routing.bytes_per_token; images have no tokens of their own";
-            self.tell(plugin, Kind::Approximated, ours);
+            self.note_translation(plugin, Kind::Approximated, ours);
             return;
         };
         if model.contains("${") || model.contains('<') {
             let ours = "models.NAME.tokenizer = \"engine\": the name is a variable; write the model's name";
-            self.tell(plugin, Kind::Missing, ours);
+            self.note_translation(plugin, Kind::Missing, ours);
             return;
         }
         let table = format!("models.{}", name_part(model));
         self.draft.set(&table, "tokenizer", "engine", format!("{}, {}", plain(plugin.name), plugin.place));
         let ours = "models.NAME.tokenizer = \"engine\": a vLLM engine of the model is asked (/tokenize), \
                     not the url; a directory with its tokenizer is faster";
-        self.tell(plugin, Kind::Approximated, ours);
+        self.note_translation(plugin, Kind::Approximated, ours);
     }
 }

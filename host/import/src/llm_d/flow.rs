@@ -107,12 +107,12 @@ impl Import<'_> {
     fn utilization_detector(&mut self, plugin: &Plugin<'_>, is_on: bool) -> anyhow::Result<()> {
         if is_on {
             let (kind, ours) = self.detector_thresholds(plugin, &LEGS)?;
-            self.tell(plugin, kind, ours);
+            self.note_translation(plugin, kind, ours);
         } else if !plugin.is_told.get() {
             plugin.read_all();
             let ours = "left out: without flow control, llm-d sheds only requests of negative priority by \
                         it; set routing.busy to keep requests from busy workers";
-            self.tell(plugin, Kind::Approximated, ours);
+            self.note_translation(plugin, Kind::Approximated, ours);
         }
         Ok(())
     }
@@ -126,14 +126,14 @@ impl Import<'_> {
         if in_tokens {
             let ours =
                 "limit requests instead: max_concurrency of each worker; or routing.busy.LEG.prefill_tokens";
-            self.tell(plugin, Kind::Missing, ours);
+            self.note_translation(plugin, Kind::Missing, ours);
             return Ok(());
         }
         let limit = u32::try_from(whole(most)).unwrap_or(u32::MAX).max(1);
         self.max_concurrency = Some((limit, format!("maxConcurrency of {}", plain(plugin.name))));
         let ours =
             format!("max_concurrency = {limit} of each worker: each is judged alone, not the whole pool");
-        self.tell(plugin, Kind::Approximated, ours);
+        self.note_translation(plugin, Kind::Approximated, ours);
         Ok(())
     }
 }

@@ -90,7 +90,7 @@ impl Import<'_> {
             ),
         };
         handler.read_all();
-        self.tell(handler, kind, ours);
+        self.note_translation(handler, kind, ours);
     }
 
     /// Profiles of prefill and decode.
@@ -120,9 +120,9 @@ impl Import<'_> {
         }
         if stages.encodes {
             let ours = "prefill and decode as below; the encode stage has no counterpart, see its decider";
-            self.tell(handler, Kind::Approximated, ours);
+            self.note_translation(handler, Kind::Approximated, ours);
         } else {
-            self.tell(
+            self.note_translation(
                 handler,
                 Kind::Translated,
                 format!("the slots prefill and decode, order = \"{order}\""),
@@ -143,12 +143,20 @@ impl Import<'_> {
         match (decider, old_threshold) {
             (Some(decider), _) if decider.kind == "prefix-based-pd-decider" => self.by_prefix(decider),
             (Some(decider), _) if decider.kind == "always-disagg-pd-decider" => {
-                self.tell(decider, Kind::Translated, "every prefill is remote: the default of the override");
+                self.note_translation(
+                    decider,
+                    Kind::Translated,
+                    "every prefill is remote: the default of the override",
+                );
                 Ok(())
             }
             (Some(decider), _) => {
                 decider.read_all();
-                self.tell(decider, Kind::Missing, "its type is not known: every prefill is remote");
+                self.note_translation(
+                    decider,
+                    Kind::Missing,
+                    "its type is not known: every prefill is remote",
+                );
                 Ok(())
             }
             // An earlier version: the handler decides itself, by bytes.
@@ -191,7 +199,7 @@ impl Import<'_> {
             ),
         };
         self.override_of(new, i64::from(prompt), &source);
-        self.tell(decider, Kind::Translated, ours);
+        self.note_translation(decider, Kind::Translated, ours);
         Ok(())
     }
 

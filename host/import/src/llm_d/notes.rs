@@ -2,7 +2,7 @@
 
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
-const SYNCER: &str = "[replicas]: gateways tell each other their bookings over NATS, set its url";
+const SYNCER: &str = "[replicas]: gateways send each other their bookings over NATS, set its url";
 
 /// Plugins that are built in, in other words or not at all.
 const NOTES: &[(&str, Kind, &str)] = &[

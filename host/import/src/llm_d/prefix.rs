@@ -104,7 +104,7 @@ impl Import<'_> {
             let limit = capacity
                 .map_or_else(String::new, |blocks| format!(", and not {blocks} blocks for each worker"));
             let ours = format!("the prefix index: index.ttl and index.byte_budget bound it{limit}");
-            self.tell(holder, Kind::Approximated, ours);
+            self.note_translation(holder, Kind::Approximated, ours);
         }
         Ok(size.unwrap_or(BLOCK_TOKENS))
     }
@@ -149,7 +149,7 @@ impl Import<'_> {
         if of_pods.is_none() && events.is_some_and(|events| events.get("zmqEndpoint").is_some()) {
             ours.push_str(". Engines have to listen (--kv-events-config with tcp://*:5557), not to call");
         }
-        self.tell(producer, Kind::Approximated, ours);
+        self.note_translation(producer, Kind::Approximated, ours);
         if self.config.of_kind("token-producer").is_none() && self.config.of_kind("tokenizer").is_none() {
             self.report.add(
                 Kind::Approximated,

@@ -24,7 +24,7 @@ impl Import<'_> {
         for (flag, role) in sources {
             let Some(given) = self.line.last(flag).filter(|given| !given.values.is_empty()) else { continue };
             let Some(selector) = selector(given) else {
-                self.tell(given, Kind::Missing, "no KEY=VALUE is in it: give the pods' labels");
+                self.note_translation(given, Kind::Missing, "no KEY=VALUE is in it: give the pods' labels");
                 continue;
             };
             written += 1;
@@ -35,27 +35,27 @@ impl Import<'_> {
                 .set("namespace", namespace.map_or("default", Given::value), of_namespace)
                 .set("selector", selector, format!("--{flag}"))
                 .set("port", port.to_string(), &port_source)
-                .set("defaults", defaults, "what labels and annotations do not tell");
-            self.tell(given, Kind::Translated, "selector of [[discovery.kubernetes]]");
+                .set("defaults", defaults, "what labels and annotations do not give");
+            self.note_translation(given, Kind::Translated, "selector of [[discovery.kubernetes]]");
         }
         let ours = "[[discovery.kubernetes]]: a source has one namespace; bootstrap ports come from the \
                     engine or the annotation pointsman.dev/bootstrap_port";
         match (written, namespace) {
             (0, _) => {
                 let ours = "no selector: add [[discovery.kubernetes]] with the labels of the pods";
-                self.tell(on, Kind::Missing, ours);
+                self.note_translation(on, Kind::Missing, ours);
             }
             (_, Some(given)) => {
-                self.tell(on, Kind::Approximated, ours);
-                self.tell(given, Kind::Translated, "namespace of [[discovery.kubernetes]]");
+                self.note_translation(on, Kind::Approximated, ours);
+                self.note_translation(given, Kind::Translated, "namespace of [[discovery.kubernetes]]");
             }
             (_, None) => {
                 let ours = format!("{ours}. All namespaces are not watched: `default` is, set namespace");
-                self.tell(on, Kind::Approximated, ours);
+                self.note_translation(on, Kind::Approximated, ours);
             }
         }
         if let Some(given) = given_port {
-            self.tell(given, Kind::Translated, "port of [[discovery.kubernetes]]");
+            self.note_translation(given, Kind::Translated, "port of [[discovery.kubernetes]]");
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ pub(super) const fn read(name: &'static str, arity: Arity) -> Flag {
     Flag { name, arity, note: None }
 }
 
-pub(super) const fn told(name: &'static str, arity: Arity, kind: Kind, ours: &'static str) -> Flag {
+pub(super) const fn with_note(name: &'static str, arity: Arity, kind: Kind, ours: &'static str) -> Flag {
     Flag { name, arity, note: Some((kind, ours)) }
 }
 
@@ -51,7 +51,7 @@ const HEALTH: &str = "a worker is left out after two failed checks and used agai
 const STORE: &str = "stored responses are not served (behaviour I6)";
 const CACHE: &str = "set models.NAME.tokenizer_cache_bytes with models.NAME.tokenizer";
 const PARSER: &str = "not needed: the engine parses (its own flag of this name)";
-const MESH: &str = "[replicas]: gateways tell each other their bookings and sessions over NATS, set its url";
+const MESH: &str = "[replicas]: gateways send each other their bookings and sessions over NATS, set its url";
 const JWT: &str = "[auth.jwt] would also ask clients for tokens: set it by hand if they have some";
 const INDEX: &str = "index.byte_budget and index.ttl bound the prefix index";
 
@@ -119,166 +119,206 @@ const FLAGS: &[Flag] = &[
     read("otlp-traces-endpoint", Arity::One),
     read("history-backend", Arity::One),
     // Flags for things that the gateway always does, or does in another way.
-    told("enable-igw", Arity::Switch, Translated, "built in: several models at once, each with its workers"),
-    told(
+    with_note(
+        "enable-igw",
+        Arity::Switch,
+        Translated,
+        "built in: several models at once, each with its workers",
+    ),
+    with_note(
         "dp-aware",
         Arity::Switch,
         Translated,
         "built in: SGLang reports its ranks, and the gateway chooses one",
     ),
-    told("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
-    told("log-json", Arity::Switch, Approximated, "start the gateway with --log-json"),
-    told("log-dir", Arity::One, Approximated, "logs go to stderr: let the service manager keep them"),
-    told("prometheus-duration-buckets", Arity::Many, Missing, "buckets are fixed (docs/metrics.md)"),
-    told(
+    with_note("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
+    with_note("log-json", Arity::Switch, Approximated, "start the gateway with --log-json"),
+    with_note("log-dir", Arity::One, Approximated, "logs go to stderr: let the service manager keep them"),
+    with_note("prometheus-duration-buckets", Arity::Many, Missing, "buckets are fixed (docs/metrics.md)"),
+    with_note(
         "worker-startup-timeout-secs",
         Arity::One,
         Approximated,
         "the gateway starts at once and waits for workers",
     ),
-    told("worker-startup-check-interval", Arity::One, Approximated, "workers are asked every probe.interval"),
-    told("worker-startup-delay", Arity::One, Approximated, "workers are asked every probe.interval"),
-    told("remove-unhealthy-workers", Arity::Switch, Approximated, "they stay listed and get no requests"),
-    told(
+    with_note(
+        "worker-startup-check-interval",
+        Arity::One,
+        Approximated,
+        "workers are asked every probe.interval",
+    ),
+    with_note("worker-startup-delay", Arity::One, Approximated, "workers are asked every probe.interval"),
+    with_note(
+        "remove-unhealthy-workers",
+        Arity::Switch,
+        Approximated,
+        "they stay listed and get no requests",
+    ),
+    with_note(
         "load-monitor-interval",
         Arity::One,
         Approximated,
         "engine figures are read every probe.load_interval",
     ),
-    told("health-failure-threshold", Arity::One, Approximated, HEALTH),
-    told("health-success-threshold", Arity::One, Approximated, HEALTH),
-    told(
+    with_note("health-failure-threshold", Arity::One, Approximated, HEALTH),
+    with_note("health-success-threshold", Arity::One, Approximated, HEALTH),
+    with_note(
         "disable-health-check",
         Arity::Switch,
         Missing,
         "workers are always asked: an engine has to answer /health",
     ),
-    told(
+    with_note(
         "health-check-port",
         Arity::One,
         Approximated,
         "probes ask /healthz and /readyz of server.admin_listen",
     ),
-    told("retry-initial-backoff-ms", Arity::One, Approximated, BACKOFF),
-    told("retry-max-backoff-ms", Arity::One, Approximated, BACKOFF),
-    told("retry-backoff-multiplier", Arity::One, Approximated, BACKOFF),
-    told("retry-jitter-factor", Arity::One, Approximated, BACKOFF),
-    told("cb-failure-threshold", Arity::One, Approximated, BREAKER),
-    told("cb-success-threshold", Arity::One, Approximated, BREAKER),
-    told("cb-timeout-duration-secs", Arity::One, Approximated, BREAKER),
-    told("cb-window-duration-secs", Arity::One, Approximated, BREAKER),
-    told("disable-circuit-breaker", Arity::Switch, Missing, "the breaker of a worker cannot be turned off"),
-    told("eviction-interval-secs", Arity::One, Approximated, INDEX),
-    told("eviction-interval", Arity::One, Approximated, INDEX),
-    told("max-tree-size", Arity::One, Approximated, INDEX),
-    told("reasoning-parser", Arity::One, Approximated, PARSER),
-    told("tool-call-parser", Arity::One, Approximated, PARSER),
-    told(
+    with_note("retry-initial-backoff-ms", Arity::One, Approximated, BACKOFF),
+    with_note("retry-max-backoff-ms", Arity::One, Approximated, BACKOFF),
+    with_note("retry-backoff-multiplier", Arity::One, Approximated, BACKOFF),
+    with_note("retry-jitter-factor", Arity::One, Approximated, BACKOFF),
+    with_note("cb-failure-threshold", Arity::One, Approximated, BREAKER),
+    with_note("cb-success-threshold", Arity::One, Approximated, BREAKER),
+    with_note("cb-timeout-duration-secs", Arity::One, Approximated, BREAKER),
+    with_note("cb-window-duration-secs", Arity::One, Approximated, BREAKER),
+    with_note(
+        "disable-circuit-breaker",
+        Arity::Switch,
+        Missing,
+        "the breaker of a worker cannot be turned off",
+    ),
+    with_note("eviction-interval-secs", Arity::One, Approximated, INDEX),
+    with_note("eviction-interval", Arity::One, Approximated, INDEX),
+    with_note("max-tree-size", Arity::One, Approximated, INDEX),
+    with_note("reasoning-parser", Arity::One, Approximated, PARSER),
+    with_note("tool-call-parser", Arity::One, Approximated, PARSER),
+    with_note(
         "model-path",
         Arity::One,
         Approximated,
         "set models.NAME.tokenizer to a directory, or leave prompts in bytes",
     ),
-    told("tokenizer-path", Arity::One, Approximated, "set models.NAME.tokenizer to its directory"),
-    told("chat-template", Arity::One, Approximated, "it is read from the directory of models.NAME.tokenizer"),
-    told(
+    with_note("tokenizer-path", Arity::One, Approximated, "set models.NAME.tokenizer to its directory"),
+    with_note(
+        "chat-template",
+        Arity::One,
+        Approximated,
+        "it is read from the directory of models.NAME.tokenizer",
+    ),
+    with_note(
         "disable-tokenizer-autoload",
         Arity::Switch,
         Translated,
         "no tokenizer is loaded unless models.NAME names it",
     ),
-    told("tokenizer-cache-enable-l0", Arity::Switch, Approximated, CACHE),
-    told("tokenizer-cache-l0-max-entries", Arity::One, Approximated, CACHE),
-    told("tokenizer-cache-enable-l1", Arity::Switch, Approximated, CACHE),
-    told("tokenizer-cache-l1-max-memory", Arity::One, Approximated, CACHE),
-    told("control-plane-audit-enabled", Arity::Switch, Translated, "built in: the log target `audit`"),
+    with_note("tokenizer-cache-enable-l0", Arity::Switch, Approximated, CACHE),
+    with_note("tokenizer-cache-l0-max-entries", Arity::One, Approximated, CACHE),
+    with_note("tokenizer-cache-enable-l1", Arity::Switch, Approximated, CACHE),
+    with_note("tokenizer-cache-l1-max-memory", Arity::One, Approximated, CACHE),
+    with_note("control-plane-audit-enabled", Arity::Switch, Translated, "built in: the log target `audit`"),
     // Flags without a counterpart.
-    told("mini-lb", Arity::Switch, Missing, "a load balancer for debugging: leave it out"),
-    told(
+    with_note("mini-lb", Arity::Switch, Missing, "a load balancer for debugging: leave it out"),
+    with_note(
         "kv-penalty-external",
         Arity::One,
         Missing,
         "the cost knows device, host and disk, no external tier",
     ),
-    told("bucket-adjust-interval-secs", Arity::One, Missing, "no policy has buckets of prompt lengths"),
-    told(
+    with_note("bucket-adjust-interval-secs", Arity::One, Missing, "no policy has buckets of prompt lengths"),
+    with_note(
         "prefix-token-count",
         Arity::One,
         Missing,
         "no policy hashes prefixes: cache-aware follows what is cached",
     ),
-    told(
+    with_note(
         "prefix-hash-load-factor",
         Arity::One,
         Missing,
         "no policy hashes prefixes: cache-aware has thresholds",
     ),
-    told(
+    with_note(
         "vllm-discovery-address",
         Arity::One,
         Missing,
         "let workers register themselves: PUT /workers/{id}?ttl=SECONDS",
     ),
-    told(
+    with_note(
         "enable-program-scheduling",
         Arity::Switch,
         Missing,
         "requests are not grouped into programs: use sessions",
     ),
-    told(
+    with_note(
         "program-scheduling-config-json",
         Arity::One,
         Missing,
         "requests are not grouped into programs: use sessions",
     ),
-    told("wasm-middleware", Arity::One, Missing, "policies choose workers and do not change requests"),
-    told("wasm-middleware-sha256", Arity::One, Missing, "policies choose workers and do not change requests"),
-    told("wasm-middleware-route", Arity::One, Missing, "policies choose workers and do not change requests"),
-    told("enable-wasm", Arity::Switch, Missing, "policies choose workers and do not change requests"),
-    told(
+    with_note("wasm-middleware", Arity::One, Missing, "policies choose workers and do not change requests"),
+    with_note(
+        "wasm-middleware-sha256",
+        Arity::One,
+        Missing,
+        "policies choose workers and do not change requests",
+    ),
+    with_note(
+        "wasm-middleware-route",
+        Arity::One,
+        Missing,
+        "policies choose workers and do not change requests",
+    ),
+    with_note("enable-wasm", Arity::Switch, Missing, "policies choose workers and do not change requests"),
+    with_note(
         "api-key-validation-urls",
         Arity::One,
         Missing,
         "keys are checked here: [[auth.keys]], or [auth.jwt]",
     ),
-    told("mcp-config-path", Arity::One, Missing, "tools of MCP servers are not called"),
-    told("oracle-wallet-path", Arity::One, Missing, STORE),
-    told("oracle-tns-alias", Arity::One, Missing, STORE),
-    told("oracle-connect-descriptor", Arity::One, Missing, STORE),
-    told("oracle-external-auth", Arity::Switch, Missing, STORE),
-    told("oracle-username", Arity::One, Missing, STORE),
-    told("oracle-password", Arity::One, Missing, STORE),
-    told("oracle-pool-min", Arity::One, Missing, STORE),
-    told("oracle-pool-max", Arity::One, Missing, STORE),
-    told("oracle-pool-timeout-secs", Arity::One, Missing, STORE),
-    told("postgres-db-url", Arity::One, Missing, STORE),
-    told("postgres-pool-max", Arity::One, Missing, STORE),
-    told("redis-url", Arity::One, Missing, STORE),
-    told("redis-pool-max", Arity::One, Missing, STORE),
-    told("redis-retention-days", Arity::One, Missing, STORE),
-    told("schema-config", Arity::One, Missing, STORE),
-    told("storage-hook-wasm-path", Arity::One, Missing, STORE),
-    told("storage-context-headers", Arity::Many, Missing, STORE),
-    told("jwt-issuer", Arity::One, Missing, JWT),
-    told("jwt-audience", Arity::One, Missing, JWT),
-    told("jwt-jwks-uri", Arity::One, Missing, JWT),
-    told("jwt-role-mapping", Arity::Many, Missing, JWT),
-    told("enable-mesh", Arity::Switch, Approximated, MESH),
-    told("mesh-advertise-host", Arity::One, Approximated, MESH),
-    told("mesh-host", Arity::One, Approximated, MESH),
-    told("mesh-port", Arity::One, Approximated, MESH),
-    told("mesh-peer-urls", Arity::Many, Approximated, MESH),
-    told("mesh-server-name", Arity::One, Approximated, MESH),
-    told("router-selector", Arity::Many, Approximated, MESH),
-    told(
+    with_note("mcp-config-path", Arity::One, Missing, "tools of MCP servers are not called"),
+    with_note("oracle-wallet-path", Arity::One, Missing, STORE),
+    with_note("oracle-tns-alias", Arity::One, Missing, STORE),
+    with_note("oracle-connect-descriptor", Arity::One, Missing, STORE),
+    with_note("oracle-external-auth", Arity::Switch, Missing, STORE),
+    with_note("oracle-username", Arity::One, Missing, STORE),
+    with_note("oracle-password", Arity::One, Missing, STORE),
+    with_note("oracle-pool-min", Arity::One, Missing, STORE),
+    with_note("oracle-pool-max", Arity::One, Missing, STORE),
+    with_note("oracle-pool-timeout-secs", Arity::One, Missing, STORE),
+    with_note("postgres-db-url", Arity::One, Missing, STORE),
+    with_note("postgres-pool-max", Arity::One, Missing, STORE),
+    with_note("redis-url", Arity::One, Missing, STORE),
+    with_note("redis-pool-max", Arity::One, Missing, STORE),
+    with_note("redis-retention-days", Arity::One, Missing, STORE),
+    with_note("schema-config", Arity::One, Missing, STORE),
+    with_note("storage-hook-wasm-path", Arity::One, Missing, STORE),
+    with_note("storage-context-headers", Arity::Many, Missing, STORE),
+    with_note("jwt-issuer", Arity::One, Missing, JWT),
+    with_note("jwt-audience", Arity::One, Missing, JWT),
+    with_note("jwt-jwks-uri", Arity::One, Missing, JWT),
+    with_note("jwt-role-mapping", Arity::Many, Missing, JWT),
+    with_note("enable-mesh", Arity::Switch, Approximated, MESH),
+    with_note("mesh-advertise-host", Arity::One, Approximated, MESH),
+    with_note("mesh-host", Arity::One, Approximated, MESH),
+    with_note("mesh-port", Arity::One, Approximated, MESH),
+    with_note("mesh-peer-urls", Arity::Many, Approximated, MESH),
+    with_note("mesh-server-name", Arity::One, Approximated, MESH),
+    with_note("router-selector", Arity::Many, Approximated, MESH),
+    with_note(
         "epd-disaggregation",
         Arity::Switch,
         Missing,
         "there is no encode leg: prefill workers encode images",
     ),
-    told("encode", Arity::Pair, Missing, "there is no encode leg: prefill workers encode images"),
-    told("encode-policy", Arity::One, Missing, "there is no encode leg: prefill workers encode images"),
-    told("encode-selector", Arity::Many, Missing, "there is no encode leg: prefill workers encode images"),
+    with_note("encode", Arity::Pair, Missing, "there is no encode leg: prefill workers encode images"),
+    with_note("encode-policy", Arity::One, Missing, "there is no encode leg: prefill workers encode images"),
+    with_note(
+        "encode-selector",
+        Arity::Many,
+        Missing,
+        "there is no encode leg: prefill workers encode images",
+    ),
 ];
 
 /// Secrets.

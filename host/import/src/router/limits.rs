@@ -43,13 +43,13 @@ impl Import<'_> {
         let ours = "timeouts.request and whole_head; streams have shorter limits besides (timeouts.head, \
                     event_idle, prefill_head)";
         match given {
-            Some(given) => self.tell(given, Kind::Approximated, ours),
+            Some(given) => self.note_translation(given, Kind::Approximated, ours),
             None => self.report.add(Kind::Approximated, Place::Default, "--request-timeout-secs", ours),
         }
         if let Some(given) = self.line.last("shutdown-grace-period-secs") {
             let (seconds, source, _) = self.number("shutdown-grace-period-secs", 180)?;
             self.draft.set("timeouts", "drain", format!("{}s", seconds.max(0)), source);
-            self.tell(given, Kind::Translated, "timeouts.drain");
+            self.note_translation(given, Kind::Translated, "timeouts.drain");
         }
         Ok(())
     }
@@ -67,7 +67,7 @@ impl Import<'_> {
             "routing.retries, one less: the first attempt does not count",
         );
         if let Some(given) = disabled {
-            self.tell(given, Kind::Translated, "routing.retries = 0");
+            self.note_translation(given, Kind::Translated, "routing.retries = 0");
         }
         Ok(())
     }
@@ -78,10 +78,10 @@ impl Import<'_> {
         let flags = ["queue-size", "queue-timeout-secs", "rate-limit-tokens-per-second"];
         if most <= 0 {
             if let Some(given) = given {
-                self.tell(given, Kind::Translated, "no limit: no [queue]");
+                self.note_translation(given, Kind::Translated, "no limit: no [queue]");
             }
             for given in flags.iter().filter_map(|flag| self.line.last(flag)) {
-                self.tell(
+                self.note_translation(
                     given,
                     Kind::Translated,
                     "left out: it has no effect without --max-concurrent-requests",
@@ -99,19 +99,19 @@ impl Import<'_> {
         let ours = "queue.max_inflight: a strict bound of the requests in flight; the router's bucket also \
                     refills by time";
         match given {
-            Some(given) => self.tell(given, Kind::Approximated, ours),
+            Some(given) => self.note_translation(given, Kind::Approximated, ours),
             None => self.report.add(Kind::Approximated, Place::Default, "--max-concurrent-requests", ours),
         }
         if let Some(given) = size {
-            self.tell(given, Kind::Translated, "queue.limit");
+            self.note_translation(given, Kind::Translated, "queue.limit");
         }
         if let Some(given) = timeout {
-            self.tell(given, Kind::Translated, "queue.timeout");
+            self.note_translation(given, Kind::Translated, "queue.timeout");
         }
         if let Some(given) = self.line.last("rate-limit-tokens-per-second") {
             let ours = "left out: requests in flight are bounded, not requests a second; \
                         server.requests_per_second or [tenants] bound these";
-            self.tell(given, Kind::Missing, ours);
+            self.note_translation(given, Kind::Missing, ours);
         }
         Ok(())
     }
@@ -123,12 +123,12 @@ impl Import<'_> {
             let Some(given) = self.line.last(flag) else { continue };
             let (seconds, source, _) = self.number(flag, default)?;
             self.draft.set("probe", key, format!("{}s", seconds.max(1)), source);
-            self.tell(given, Kind::Translated, format!("probe.{key}"));
+            self.note_translation(given, Kind::Translated, format!("probe.{key}"));
         }
         if let Some(given) = self.line.last("health-check-endpoint") {
             let known = given.value() == "/health";
             let ours = if known { "built in" } else { "engines are asked at /health: let them answer there" };
-            self.tell(given, if known { Kind::Translated } else { Kind::Missing }, ours);
+            self.note_translation(given, if known { Kind::Translated } else { Kind::Missing }, ours);
         }
         Ok(())
     }

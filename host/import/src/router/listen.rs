@@ -28,9 +28,9 @@ impl Import<'_> {
             let ours =
                 format!("server.listen: `{}` is not an address, so all of this machine listen", plain(host));
             if exact {
-                self.tell(given, Kind::Translated, "server.listen");
+                self.note_translation(given, Kind::Translated, "server.listen");
             } else {
-                self.tell(given, Kind::Approximated, ours);
+                self.note_translation(given, Kind::Approximated, ours);
             }
         }
         if self.flavor != Flavor::Production {
@@ -49,14 +49,14 @@ impl Import<'_> {
         self.draft.set("server", "admin_listen", listen, format!("{source}: metrics are at /metrics"));
         let ours = "server.admin_listen: metrics are at /metrics, with other names (docs/metrics.md)";
         match given {
-            Some(given) => self.tell(given, Kind::Approximated, ours),
+            Some(given) => self.note_translation(given, Kind::Approximated, ours),
             None => self.report.add(Kind::Approximated, Place::Default, "--prometheus-port", ours),
         }
         if let Some(given) = self.line.last("prometheus-host") {
             let is_local = address(given.value()).0.is_loopback();
             let ours = "server.admin_listen stays on this machine, because it can change the gateway: for a \
                         network, set it with admin_token_file, and admin_token_reads = false for the scraper";
-            self.tell(given, if is_local { Kind::Translated } else { Kind::Approximated }, ours);
+            self.note_translation(given, if is_local { Kind::Translated } else { Kind::Approximated }, ours);
         }
         Ok(())
     }
@@ -64,14 +64,14 @@ impl Import<'_> {
     fn cors(&mut self) {
         let Some(given) = self.line.last("cors-allowed-origins") else { return };
         self.draft.set("server", "cors_origins", given.values.clone(), "--cors-allowed-origins");
-        self.tell(given, Kind::Translated, "server.cors_origins");
+        self.note_translation(given, Kind::Translated, "server.cors_origins");
     }
 
     fn request_ids(&mut self) {
         let Some(given) = self.line.last("request-id-headers") else { return };
         let known = given.values.iter().any(|header| header.eq_ignore_ascii_case("x-request-id"));
         let ours = "the request id is read from x-request-id only";
-        self.tell(given, if known { Kind::Approximated } else { Kind::Missing }, ours);
+        self.note_translation(given, if known { Kind::Approximated } else { Kind::Missing }, ours);
     }
 
     fn traces(&mut self) {
@@ -90,9 +90,13 @@ impl Import<'_> {
                 "--otlp-traces-endpoint, over HTTP instead of gRPC",
             );
             let ours = "[traces]: OTLP over HTTP, usually port 4318; set sample_ratio";
-            self.tell(given, Kind::Approximated, ours);
+            self.note_translation(given, Kind::Approximated, ours);
             if let Some(given) = self.line.last("otlp-traces-endpoint") {
-                self.tell(given, Kind::Approximated, "traces.endpoint: OTLP over HTTP, usually port 4318");
+                self.note_translation(
+                    given,
+                    Kind::Approximated,
+                    "traces.endpoint: OTLP over HTTP, usually port 4318",
+                );
             }
         }
     }
@@ -108,19 +112,19 @@ impl Import<'_> {
         for (flag, table, key) in pairs {
             if let Some(given) = self.line.last(flag) {
                 self.draft.set(table, key, given.value(), format!("--{flag}"));
-                self.tell(given, Kind::Translated, format!("{table}.{key}"));
+                self.note_translation(given, Kind::Translated, format!("{table}.{key}"));
             }
         }
         if let Some(given) = self.line.last("ca-cert-paths") {
             match given.values.as_slice() {
                 [one] => {
                     self.draft.set("upstream.tls", "ca_file", one.as_str(), "--ca-cert-paths");
-                    self.tell(given, Kind::Translated, "upstream.tls.ca_file");
+                    self.note_translation(given, Kind::Translated, "upstream.tls.ca_file");
                 }
-                [] => self.tell(given, Kind::Translated, "no authorities"),
+                [] => self.note_translation(given, Kind::Translated, "no authorities"),
                 _ => {
                     let ours = "upstream.tls.ca_file is one file: put the certificates of all into it";
-                    self.tell(given, Kind::Missing, ours);
+                    self.note_translation(given, Kind::Missing, ours);
                 }
             }
         }
@@ -151,7 +155,7 @@ impl Import<'_> {
                 .set("role", role, "")
                 .set("digest", format!("sha256:{digest}"), "");
         }
-        self.tell(given, Kind::Translated, "[[auth.operators]]: their digests");
+        self.note_translation(given, Kind::Translated, "[[auth.operators]]: their digests");
         Ok(())
     }
 }

@@ -133,7 +133,7 @@ impl Import<'_> {
         }
         if let Some(main) = main.filter(|main| !main.is_told.get()) {
             let ours = "left out: --prefill-policy and --decode-policy take its place";
-            self.tell(main, Kind::Translated, ours);
+            self.note_translation(main, Kind::Translated, ours);
         }
         Ok(())
     }
@@ -170,7 +170,7 @@ impl Import<'_> {
         }
         let ours = format!("slot {slot}: {}. {}{kept}", choice.runs.1, choice.ours);
         match given {
-            Some(given) => self.tell(given, choice.kind, ours),
+            Some(given) => self.note_translation(given, choice.kind, ours),
             None => self.report.add(choice.kind, Place::Default, "--policy cache_aware", ours),
         }
         Ok(())
@@ -250,7 +250,7 @@ impl Import<'_> {
     /// Reports a flag that several slots use.
     fn tell_once(&mut self, given: &Given, kind: Kind, ours: impl Into<String>) {
         if !given.is_told.get() {
-            self.tell(given, kind, ours);
+            self.note_translation(given, kind, ours);
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! They are those of vllm-project/production-stack, `src/vllm_router/parsers/parser.py`.
 
-use super::flags::{Arity, Flag, read, told};
+use super::flags::{Arity, Flag, read, with_note};
 use crate::report::Kind::{Approximated, Missing, Translated};
 
 const STATS: &str =
@@ -27,90 +27,100 @@ const FLAGS: &[Flag] = &[
     read("routing-logic", Arity::One),
     read("otel-endpoint", Arity::One),
     // Flags for things that the gateway always does, or does in another way.
-    told("k8s-service-discovery-type", Arity::One, Approximated, "workers are pods, by their addresses"),
-    told(
+    with_note("k8s-service-discovery-type", Arity::One, Approximated, "workers are pods, by their addresses"),
+    with_note(
         "k8s-watcher-timeout-seconds",
         Arity::One,
         Approximated,
         "the watch lasts discovery.kubernetes.watch",
     ),
-    told("static-model-types", Arity::One, Approximated, "the engine's /v1/models and /health tell"),
-    told("static-backend-health-checks", Arity::Switch, Translated, HEALTH),
-    told("static-backend-health-check-interval", Arity::One, Approximated, HEALTH),
-    told("static-backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
-    told("backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
-    told(
+    with_note("static-model-types", Arity::One, Approximated, "the engine's /v1/models and /health tell"),
+    with_note("static-backend-health-checks", Arity::Switch, Translated, HEALTH),
+    with_note("static-backend-health-check-interval", Arity::One, Approximated, HEALTH),
+    with_note("static-backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
+    with_note("backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),
+    with_note(
         "session-key",
         Arity::One,
         Approximated,
         "a session is named in x-session-id: let clients send that",
     ),
-    told("request-rewriter", Arity::One, Translated, "requests are not rewritten"),
-    told("engine-stats-interval", Arity::One, Approximated, STATS),
-    told("request-stats-window", Arity::One, Approximated, STATS),
-    told("log-stats", Arity::Switch, Approximated, STATS),
-    told("log-stats-interval", Arity::One, Approximated, STATS),
-    told("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
-    told("log-format", Arity::One, Approximated, "start the gateway with --log-json for JSON"),
-    told("otel-service-name", Arity::One, Approximated, "the service is called pointsman in traces"),
-    told("otel-secure", Arity::Switch, Approximated, "write https:// in traces.endpoint"),
-    told(
+    with_note("request-rewriter", Arity::One, Translated, "requests are not rewritten"),
+    with_note("engine-stats-interval", Arity::One, Approximated, STATS),
+    with_note("request-stats-window", Arity::One, Approximated, STATS),
+    with_note("log-stats", Arity::Switch, Approximated, STATS),
+    with_note("log-stats-interval", Arity::One, Approximated, STATS),
+    with_note("log-level", Arity::One, Approximated, "set the environment variable RUST_LOG"),
+    with_note("log-format", Arity::One, Approximated, "start the gateway with --log-json for JSON"),
+    with_note("otel-service-name", Arity::One, Approximated, "the service is called pointsman in traces"),
+    with_note("otel-secure", Arity::Switch, Approximated, "write https:// in traces.endpoint"),
+    with_note(
         "kv-aware-threshold",
         Arity::One,
         Approximated,
         "the cost weighs cached blocks and load (behaviour G)",
     ),
-    told("prefix-min-match-length", Arity::One, Approximated, "cache-aware has cache-threshold, a share"),
-    told(
+    with_note(
+        "prefix-min-match-length",
+        Arity::One,
+        Approximated,
+        "cache-aware has cache-threshold, a share",
+    ),
+    with_note(
         "max-instance-failover-reroute-attempts",
         Arity::One,
         Approximated,
         "set routing.retries: a retry goes to another worker",
     ),
-    told("version", Arity::Switch, Translated, "pointsman --version"),
+    with_note("version", Arity::Switch, Translated, "pointsman --version"),
     // Flags without a counterpart.
-    told(
+    with_note(
         "root-path",
         Arity::One,
         Missing,
         "paths begin at /: let the proxy before the gateway remove the prefix",
     ),
-    told("static-aliases", Arity::One, Missing, "a model has the names of its engine (--served-model-name)"),
-    told("callbacks", Arity::One, Missing, "policies choose workers and do not see requests' texts"),
-    told("enable-batch-api", Arity::Switch, Missing, BATCH),
-    told("file-storage-class", Arity::One, Missing, BATCH),
-    told("file-storage-path", Arity::One, Missing, BATCH),
-    told("batch-processor", Arity::One, Missing, BATCH),
-    told(
+    with_note(
+        "static-aliases",
+        Arity::One,
+        Missing,
+        "a model has the names of its engine (--served-model-name)",
+    ),
+    with_note("callbacks", Arity::One, Missing, "policies choose workers and do not see requests' texts"),
+    with_note("enable-batch-api", Arity::Switch, Missing, BATCH),
+    with_note("file-storage-class", Arity::One, Missing, BATCH),
+    with_note("file-storage-path", Arity::One, Missing, BATCH),
+    with_note("batch-processor", Arity::One, Missing, BATCH),
+    with_note(
         "dynamic-config-yaml",
         Arity::One,
         Missing,
         "import its keys as flags; this file is reloaded on change",
     ),
-    told(
+    with_note(
         "dynamic-config-json",
         Arity::One,
         Missing,
         "import its keys as flags; this file is reloaded on change",
     ),
-    told(
+    with_note(
         "feature-gates",
         Arity::One,
         Missing,
         "there is no semantic cache and no detection of personal data",
     ),
-    told("semantic-cache-model", Arity::One, Missing, "answers are not cached"),
-    told("semantic-cache-dir", Arity::One, Missing, "answers are not cached"),
-    told("semantic-cache-threshold", Arity::One, Missing, "answers are not cached"),
-    told("sentry-dsn", Arity::One, Missing, SENTRY),
-    told("sentry-traces-sample-rate", Arity::One, Missing, SENTRY),
-    told("sentry-profile-session-sample-rate", Arity::One, Missing, SENTRY),
-    told("lmcache-controller-port", Arity::One, Missing, LMCACHE),
-    told("lmcache-controller-reply-port", Arity::One, Missing, LMCACHE),
-    told("lmcache-controller-heartbeat-port", Arity::One, Missing, LMCACHE),
-    told("lmcache-health-check-interval", Arity::One, Missing, LMCACHE),
-    told("lmcache-worker-timeout", Arity::One, Missing, LMCACHE),
-    told(
+    with_note("semantic-cache-model", Arity::One, Missing, "answers are not cached"),
+    with_note("semantic-cache-dir", Arity::One, Missing, "answers are not cached"),
+    with_note("semantic-cache-threshold", Arity::One, Missing, "answers are not cached"),
+    with_note("sentry-dsn", Arity::One, Missing, SENTRY),
+    with_note("sentry-traces-sample-rate", Arity::One, Missing, SENTRY),
+    with_note("sentry-profile-session-sample-rate", Arity::One, Missing, SENTRY),
+    with_note("lmcache-controller-port", Arity::One, Missing, LMCACHE),
+    with_note("lmcache-controller-reply-port", Arity::One, Missing, LMCACHE),
+    with_note("lmcache-controller-heartbeat-port", Arity::One, Missing, LMCACHE),
+    with_note("lmcache-health-check-interval", Arity::One, Missing, LMCACHE),
+    with_note("lmcache-worker-timeout", Arity::One, Missing, LMCACHE),
+    with_note(
         "external-providers-config",
         Arity::One,
         Missing,

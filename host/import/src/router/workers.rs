@@ -58,7 +58,7 @@ impl<'a> Import<'a> {
         for given in
             ["vllm-pd-disaggregation", "pd-disaggregation"].iter().filter_map(|flag| self.line.last(flag))
         {
-            self.tell(given, Kind::Translated, "the roles prefill and decode of the workers");
+            self.note_translation(given, Kind::Translated, "the roles prefill and decode of the workers");
         }
         Ok(())
     }
@@ -70,40 +70,44 @@ impl<'a> Import<'a> {
             None if splits_vllm => Some("nixl"),
             None => None,
             Some((given, "nixl")) => {
-                self.tell(given, Kind::Translated, "transport = \"nixl\"");
+                self.note_translation(given, Kind::Translated, "transport = \"nixl\"");
                 Some("nixl")
             }
             Some((given, "mooncake")) => {
-                self.tell(given, Kind::Translated, "transport = \"mooncake\"");
+                self.note_translation(given, Kind::Translated, "transport = \"mooncake\"");
                 Some("mooncake")
             }
             Some((given, _)) => {
                 let ours = "this connector is not spoken: nixl, mooncake and p2p_nccl are";
-                self.tell(given, Kind::Missing, ours);
+                self.note_translation(given, Kind::Missing, ours);
                 None
             }
         };
         let (ranks, _, given) = self.number("intra-node-data-parallel-size", 1)?;
         if let Some(given) = given {
-            self.tell(given, Kind::Translated, "dp_size of each worker");
+            self.note_translation(given, Kind::Translated, "dp_size of each worker");
         }
         let model = self.line.last("kv-event-model");
         if let Some(given) = model {
-            self.tell(given, Kind::Translated, "models of each worker");
+            self.note_translation(given, Kind::Translated, "models of each worker");
         }
         let size = self.line.last("kv-event-block-size").or_else(|| self.line.last("block-size"));
         let mut block_size = None;
         if let Some(given) = size {
             let tokens = self.number(&given.name, 16)?.0;
             self.draft.set("routing", "block_size", tokens, format!("--{}", given.name));
-            self.tell(given, Kind::Translated, "block_size of each worker, and routing.block_size");
+            self.note_translation(
+                given,
+                Kind::Translated,
+                "block_size of each worker, and routing.block_size",
+            );
             block_size = Some(tokens);
         }
         let key = self.line.last("api-key");
         if let Some(given) = key {
             let ours = "api_key of each worker, in plain text: better { file = \"PATH\" } or { env = \
                         \"NAME\" }. Clients need no key: see [[auth.keys]]";
-            self.tell(given, Kind::Approximated, ours);
+            self.note_translation(given, Kind::Approximated, ours);
         }
         Ok(Common {
             engine: self.engine,
@@ -138,9 +142,9 @@ impl<'a> Import<'a> {
         }
         if refused.is_empty() {
             let count = workers.len();
-            self.tell(given, Kind::Translated, format!("{count} of [[workers]]"));
+            self.note_translation(given, Kind::Translated, format!("{count} of [[workers]]"));
         } else {
-            self.tell(given, Kind::Missing, format!("left out: {}", refused.join("; ")));
+            self.note_translation(given, Kind::Missing, format!("left out: {}", refused.join("; ")));
         }
         Ok(())
     }
@@ -176,16 +180,20 @@ impl<'a> Import<'a> {
                 let url = url.trim_end_matches('/');
                 let first = endpoints.split(',').next().unwrap_or_default();
                 if !known.contains(url) {
-                    self.tell(given, Kind::Missing, format!("no worker has the url `{}`", plain(url)));
+                    self.note_translation(
+                        given,
+                        Kind::Missing,
+                        format!("no worker has the url `{}`", plain(url)),
+                    );
                 } else if !are_consecutive(endpoints) {
                     let ours = format!("{key} of a worker: the ports of its ranks have to follow each other");
-                    self.tell(given, Kind::Missing, ours);
+                    self.note_translation(given, Kind::Missing, ours);
                 } else {
                     let source = format!("--{flag}, {}", given.place);
                     self.draft.of_element("workers", "url", url, |worker| {
                         worker.set(key, first, source);
                     });
-                    self.tell(given, Kind::Translated, format!("{key} of the worker"));
+                    self.note_translation(given, Kind::Translated, format!("{key} of the worker"));
                 }
             }
         }

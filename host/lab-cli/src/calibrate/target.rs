@@ -223,7 +223,7 @@ impl Target {
             for event in sse::events(bytes).filter_map(|place| bytes.get(place)) {
                 self.event(event, now, &mut seen)?;
             }
-            splitter.pass(whole);
+            splitter.discard(whole);
         }
         Ok(seen)
     }

@@ -79,7 +79,7 @@ pub fn calibrate_log(
     let known =
         KnownCapacity { block_tokens: capacity.block_tokens.or(Some(logged.block_tokens)), ..capacity };
     let capacity = known.or_assumed(&mut |flag, value| {
-        warnings.push(format!("the log does not tell {flag} of the engines; {value} is assumed"));
+        warnings.push(format!("the log does not contain {flag} of the engines; {value} is assumed"));
     });
     let mut calibration = calibrate_requests(&requests, capacity)?;
     warnings.append(&mut calibration.warnings);
@@ -207,10 +207,10 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
 /// Limits of what is known about the link.
 fn link_warning(is_fitted: bool) -> &'static str {
     if is_fitted {
-        "link: the log does not tell the KV bytes of a token; bytes_per_token is a default value, and the \
+        "link: the log does not contain the KV bytes of a token; bytes_per_token is a default value, and the \
          bandwidth follows from it"
     } else {
-        "link: the log does not tell the end of a prefill from the first token (bootstrap engines, or a gateway \
+        "link: the log does not separate the end of a prefill from the first token (bootstrap engines, or a gateway \
          before decision times were logged); the transfer is a part of the prefill engine's times, and the file's \
          link has default values"
     }

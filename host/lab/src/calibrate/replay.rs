@@ -103,7 +103,7 @@ pub(super) fn replay(
         now = end;
         tokens.clear();
         replay.engine.end_step(&mut tokens);
-        replay.take(&tokens);
+        replay.add_tokens(&tokens);
     }
     replay.open.iter().map(|request| request.done.then_some(request.work)).collect()
 }
@@ -148,7 +148,7 @@ impl Replay<'_> {
         }
     }
 
-    fn take(&mut self, tokens: &[Token]) {
+    fn add_tokens(&mut self, tokens: &[Token]) {
         for token in tokens {
             let number = usize::try_from(token.tag).unwrap_or(usize::MAX);
             if let Some(request) = self.open.get_mut(number) {

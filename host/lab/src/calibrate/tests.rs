@@ -123,7 +123,7 @@ fn what_the_probes_do_not_vary_is_fixed_at_0_and_said_so() {
     let c1 = fit.terms.iter().find(|fit| fit.term == Term::C1).unwrap();
     assert!(
         !c1.identified && c1.value.abs() < 1e-12,
-        "one sequence at a time does not tell c1 from c0: {fit:?}"
+        "one sequence at a time does not separate c1 from c0: {fit:?}"
     );
     assert!(fit_engine(&[], &group(Role::Aggregated), 32).is_none());
 }

@@ -15,7 +15,7 @@ use crate::{
     arm::Arm,
     fleet::Fleet,
     outcome::Outcome,
-    run::{RunOptions, Told, read_draws, run_with_draws},
+    run::{ExchangedMessages, RunOptions, read_draws, run_with_draws},
     trace::Trace,
 };
 
@@ -60,9 +60,11 @@ impl RunArgs {
             writeln!(out, "{}", line(number, outcome))?;
         }
         out.flush()?;
-        let told = match result.told {
-            Told { messages: 0, .. } => String::new(),
-            Told { messages, bytes } => format!(", {messages} messages with {bytes} bytes between gateways"),
+        let told = match result.exchanged {
+            ExchangedMessages { messages: 0, .. } => String::new(),
+            ExchangedMessages { messages, bytes } => {
+                format!(", {messages} messages with {bytes} bytes between gateways")
+            }
         };
         super::print(&format!("{}: {} requests{told}\n", output.display(), result.outcomes.len()))?;
         Ok(ExitCode::SUCCESS)

@@ -36,7 +36,7 @@ pub(super) struct Converter {
 
 impl Converter {
     /// Takes a request, unless a rule leaves it out.
-    pub(super) fn take(&mut self, header: &FileHeader, request: LoggedRequest) {
+    pub(super) fn add_request(&mut self, header: &FileHeader, request: LoggedRequest) {
         let left_out = &mut self.left_out;
         let chosen = request.decisions.iter().any(|decision| decision.worker.is_some());
         if !chosen {

@@ -73,7 +73,7 @@ impl ExportArgs {
             read(&file, self.skip_bad, &mut stats, |header, request| {
                 if self.wants(&request) {
                     seen.note(&request);
-                    requests.take(header, request);
+                    requests.add_request(header, request);
                 } else {
                     requests.left_out.filtered += 1;
                 }

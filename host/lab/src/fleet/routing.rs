@@ -168,7 +168,7 @@ impl GatewayGroup {
     }
 
     /// Whether there are several gateways and they exchange bookings.
-    pub(crate) fn tell(&self) -> bool {
+    pub(crate) fn exchange_bookings(&self) -> bool {
         self.exchange && self.count > 1
     }
 }

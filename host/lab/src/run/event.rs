@@ -31,9 +31,9 @@ pub(super) enum Event {
     /// The health of an engine is checked.
     Check(usize),
     /// Gateways send what changed of their bookings.
-    Tell,
+    SendBookings,
     /// A message of a gateway reaches the others.
-    Told(usize, Bytes),
+    BookingsArrive(usize, Bytes),
     /// Outcomes are delivered to the policies of a gateway.
     Learn(usize),
 }

@@ -29,7 +29,7 @@ pub(super) struct Exchange {
 
 /// Messages that gateways sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct ExchangedMessages {
     /// Number of messages.
     pub messages: u64,
     /// Their bytes, without those of NATS.
@@ -43,7 +43,7 @@ fn name(place: usize) -> Arc<str> {
 
 /// A registry and, if gateways exchange their bookings, the outbox of these.
 pub(super) fn registry(fleet: &Fleet) -> (Registry, Option<Outbox>) {
-    if !fleet.gateways.tell() {
+    if !fleet.gateways.exchange_bookings() {
         return (Registry::default(), None);
     }
     let (journal, changed) = Journal::new(JOURNAL_LENGTH);
@@ -73,23 +73,23 @@ impl Exchange {
 
 impl Lab<'_> {
     /// Sends what changed at once, or with the next batch of each gateway.
-    pub(super) fn tell_changes(&mut self) {
-        if !self.fleet.gateways.tell() {
+    pub(super) fn send_first_change(&mut self) {
+        if !self.fleet.gateways.exchange_bookings() {
             return;
         }
         self.send_batches();
         let interval = self.fleet.gateways.interval;
         if !interval.is_zero() && !std::mem::replace(&mut self.telling, true) {
-            self.plan(self.now + interval, Event::Tell);
+            self.plan(self.now + interval, Event::SendBookings);
         }
     }
 
     /// Sends the batches that are due, and plans the next ones while requests run.
-    pub(super) fn tell(&mut self) {
+    pub(super) fn send_bookings(&mut self) {
         self.send_batches();
         self.telling = !self.flights.is_empty();
         if self.telling {
-            self.plan(self.now + self.fleet.gateways.interval, Event::Tell);
+            self.plan(self.now + self.fleet.gateways.interval, Event::SendBookings);
         }
     }
 
@@ -110,18 +110,18 @@ impl Lab<'_> {
         }
         let delay = self.fleet.gateways.delay;
         for (from, message) in batches {
-            self.told.messages += 1;
-            self.told.bytes += message.len() as u64;
+            self.exchanged.messages += 1;
+            self.exchanged.bytes += message.len() as u64;
             if delay.is_zero() {
-                self.hear(from, &message);
+                self.receive_bookings(from, &message);
             } else {
-                self.plan(self.now + delay, Event::Told(from, message));
+                self.plan(self.now + delay, Event::BookingsArrive(from, message));
             }
         }
     }
 
     /// Gives a message to every gateway but its sender.
-    pub(super) fn hear(&mut self, from: usize, message: &[u8]) {
+    pub(super) fn receive_bookings(&mut self, from: usize, message: &[u8]) {
         for (_, gateway) in self.gateways.iter_mut().enumerate().filter(|(place, _)| *place != from) {
             if let Some(exchange) = &mut gateway.exchange {
                 exchange.receive(from, message, gateway.router.index());

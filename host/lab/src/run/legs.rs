@@ -2,8 +2,8 @@
 //! the gateway's own (`pointsman_orchestration`), and the decisions are the production router's.
 
 use pointsman_orchestration::{
-    Action, AfterRefusal, Attempts, Entrant, Entry, Event as LegEvent, HandoffKind, Legs, Lost, NoPair,
-    Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
+    Action, AdmissionRequest, AfterRefusal, Attempts, Entry, Event as LegEvent, HandoffKind, Legs, Lost,
+    NoPair, Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
 };
 use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
@@ -177,7 +177,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
             queue: &self.gateways.of(number).queue,
-            entrant: entrant(&self.model, &flight.request, flight.arrived),
+            admission_request: admission_request(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
         let place = match flight.attempts.enter(leg, place, &parking) {
@@ -229,7 +229,7 @@ impl Lab<'_> {
                 {
                     flight.admission = Some(admission);
                 }
-                self.routed(number, leg, routed);
+                self.record_routed(number, leg, routed);
             }
             Err(error) => self.not_routed(number, leg, &error, place),
         }
@@ -261,7 +261,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
             queue: &self.gateways.of(number).queue,
-            entrant: entrant(&self.model, &flight.request, flight.arrived),
+            admission_request: admission_request(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
         match flight.attempts.after_refusal(leg, error, place, &parking) {
@@ -277,7 +277,7 @@ impl Lab<'_> {
         }
     }
 
-    fn routed(&mut self, number: usize, leg: Leg, routed: Routed) {
+    fn record_routed(&mut self, number: usize, leg: Leg, routed: Routed) {
         let Routed { candidate, booking, receipt } = routed;
         if let Some(reason) = receipt.decider.fallback() {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
@@ -394,6 +394,10 @@ impl Lab<'_> {
 }
 
 /// The request as the queue sees it. Bodies have no size here.
-fn entrant<'a>(model: &'a ModelName, request: &'a RoutingRequest, arrived: Instant) -> Entrant<'a> {
-    Entrant { model, request, pin: None, arrived, bytes: 0 }
+fn admission_request<'a>(
+    model: &'a ModelName,
+    request: &'a RoutingRequest,
+    arrived: Instant,
+) -> AdmissionRequest<'a> {
+    AdmissionRequest { model, request, pin: None, arrived, bytes: 0 }
 }

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use pointsman_lab::{
-    Arm, Ended, EngineGroup, Fleet, GatewayGroup, RunOptions, RunResult, Told, Trace,
+    Arm, Ended, EngineGroup, ExchangedMessages, Fleet, GatewayGroup, RunOptions, RunResult, Trace,
     generate::{Shape, Workload, generate},
     run,
 };
@@ -45,8 +45,15 @@ fn gateways_that_do_not_tell_their_bookings_route_worse_than_one_and_runs_repeat
     assert_eq!(informed, result(told));
     // A booking begins, its prefill completes, and it ends.
     let requests = informed.outcomes.len() as u64;
-    assert!(informed.told.messages > requests && informed.told.bytes > 50 * requests, "{:?}", informed.told);
-    assert_eq!((one.told, eight.told), (Told::default(), Told::default()));
+    assert!(
+        informed.exchanged.messages > requests && informed.exchanged.bytes > 50 * requests,
+        "{:?}",
+        informed.exchanged
+    );
+    assert_eq!(
+        (one.exchanged, eight.exchanged),
+        (ExchangedMessages::default(), ExchangedMessages::default())
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use pointsman_workers::ModelName;
 use tokio::time::Instant;
 
-use super::{AdmissionQueue, Entrant, Place, fair_order::Charge};
+use super::{AdmissionQueue, AdmissionRequest, Place, fair_order::Charge};
 
 /// An admitted request. Dropping it ends it.
 #[derive(Debug)]
@@ -21,9 +21,9 @@ pub struct Admission {
 }
 
 impl Admission {
-    pub(super) fn unconfirmed(queue: Arc<AdmissionQueue>, entrant: &Entrant<'_>) -> Self {
-        let (model, tenant) = (entrant.model.clone(), entrant.request.tenant_hash);
-        Self { queue, model, tenant, tokens: entrant.tokens(), charge: None, wakes: true }
+    pub(super) fn unconfirmed(queue: Arc<AdmissionQueue>, admission_request: &AdmissionRequest<'_>) -> Self {
+        let (model, tenant) = (admission_request.model.clone(), admission_request.request.tenant_hash);
+        Self { queue, model, tenant, tokens: admission_request.tokens(), charge: None, wakes: true }
     }
 
     /// Confirms that the request found a worker, and charges its tenant when requests of the model wait.

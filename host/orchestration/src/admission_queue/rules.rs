@@ -110,7 +110,7 @@ impl QueueRules {
 
 /// A request that asks to be admitted.
 #[derive(Clone, Copy, Debug)]
-pub struct Entrant<'a> {
+pub struct AdmissionRequest<'a> {
     /// The model that it names.
     pub model: &'a ModelName,
     /// Its properties for routing.
@@ -131,7 +131,7 @@ pub(super) struct LineId {
     constraints: u64,
 }
 
-impl Entrant<'_> {
+impl AdmissionRequest<'_> {
     pub(super) fn line(&self, leg: Leg, tried: &[CandidateId]) -> LineId {
         let request = self.request;
         let (lora, taints) = (&request.lora, &request.required_taints);

@@ -30,7 +30,7 @@ fn park_at(
     arrived: Instant,
     bytes: usize,
 ) -> Option<Place> {
-    queue.park(&Entrant { model: &model(), request, pin: None, arrived, bytes }, LEG, &[])
+    queue.park(&AdmissionRequest { model: &model(), request, pin: None, arrived, bytes }, LEG, &[])
 }
 
 fn park(queue: &Arc<AdmissionQueue>, request: &RoutingRequest) -> Option<Place> {
@@ -39,7 +39,7 @@ fn park(queue: &Arc<AdmissionQueue>, request: &RoutingRequest) -> Option<Place> 
 
 fn admit(queue: &Arc<AdmissionQueue>, request: &RoutingRequest, place: Option<&Place>) -> Admit {
     let arrived = Instant::now();
-    queue.admit(&Entrant { model: &model(), request, pin: None, arrived, bytes: 1 }, LEG, place)
+    queue.admit(&AdmissionRequest { model: &model(), request, pin: None, arrived, bytes: 1 }, LEG, place)
 }
 
 fn priority(priority: f32, jump_s: f32) -> RoutingRequest {
@@ -195,8 +195,9 @@ async fn l3_no_band_starves_and_a_tenant_s_priority_is_clamped() {
 fn add(order: &mut FairOrder<Weak<Turn>>, ticket: u64, tenant: u64) {
     let key = Key { priority: std::cmp::Reverse(0), due_us: 0, ticket };
     let (name, one) = (model(), request(tenant, 1, 1));
-    let entrant = Entrant { model: &name, request: &one, pin: None, arrived: Instant::now(), bytes: 0 };
-    order.insert(entrant.line(LEG, &[]), Some(tenant), 1.0, key, Weak::new());
+    let admission_request =
+        AdmissionRequest { model: &name, request: &one, pin: None, arrived: Instant::now(), bytes: 0 };
+    order.insert(admission_request.line(LEG, &[]), Some(tenant), 1.0, key, Weak::new());
 }
 
 /// Admits the next request at a cost of 100, and returns its tenant.

@@ -10,8 +10,9 @@ const LEASE: Duration = Duration::from_secs(8);
 fn refused(attempts: &mut Attempts, error: &RouteError) -> AfterRefusal {
     let (model, request) = (ModelName::new("m"), RoutingRequest::default());
     let queue = AdmissionQueue::new(QueueRules::default());
-    let entrant = Entrant { model: &model, request: &request, pin: None, arrived: Instant::now(), bytes: 0 };
-    let parking = Parking { queue: &queue, entrant, timeout: Duration::from_secs(1) };
+    let admission_request =
+        AdmissionRequest { model: &model, request: &request, pin: None, arrived: Instant::now(), bytes: 0 };
+    let parking = Parking { queue: &queue, admission_request, timeout: Duration::from_secs(1) };
     attempts.after_refusal(Leg::Decode, error, None, &parking)
 }
 

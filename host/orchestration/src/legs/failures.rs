@@ -17,7 +17,7 @@ impl Legs {
         if leg == Leg::Decode && self.owes() {
             return self.consume_elsewhere();
         }
-        // The retry of a prefill that failed: it failed for good.
+        // The retry of a failed prefill: after it, the prefill has failed for good.
         if leg == Leg::Prefill && self.prefill_failed {
             return self.no_prefill();
         }

@@ -59,7 +59,7 @@ impl Sharing {
     }
 
     /// Hands a change over. When the queue is full, the others do not learn of it before the next one.
-    pub(super) fn tell(&self, change: SessionChange) {
+    pub(super) fn queue_change(&self, change: SessionChange) {
         if self.queue.try_send(change).is_err() {
             self.lost.fetch_add(1, Relaxed);
         }

@@ -11,7 +11,7 @@ use crate::outbox::NamedSession;
 const MAX_CHANGES: usize = 16_384;
 
 /// Takes the changes since the last call, with the names of their workers. A worker that left is not named.
-pub(super) fn take(changes: &Receiver<SessionChange>, registry: &Registry) -> Vec<NamedSession> {
+pub(super) fn take_changes(changes: &Receiver<SessionChange>, registry: &Registry) -> Vec<NamedSession> {
     let mut taken: Vec<SessionChange> = Vec::new();
     while taken.len() < MAX_CHANGES {
         let Ok(change) = changes.try_recv() else { break };

@@ -7,19 +7,19 @@ use crate::names::MAX_NAME;
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], WireError> {
+    fn read_bytes(&mut self, length: usize) -> Result<&'a [u8], WireError> {
         let (taken, rest) = self.0.split_at_checked(length).ok_or(WireError::Short)?;
         self.0 = rest;
         Ok(taken)
     }
 
     pub(super) fn byte(&mut self) -> Result<u8, WireError> {
-        self.take(1)?.first().copied().ok_or(WireError::Short)
+        self.read_bytes(1)?.first().copied().ok_or(WireError::Short)
     }
 
     /// Reads a number of 8 bytes.
     pub(super) fn word(&mut self) -> Result<u64, WireError> {
-        let bytes = self.take(8)?.try_into().map_err(|_| WireError::Short)?;
+        let bytes = self.read_bytes(8)?.try_into().map_err(|_| WireError::Short)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -51,7 +51,7 @@ impl<'a> Reader<'a> {
         if count > most {
             return Err(WireError::Range("number of hashes"));
         }
-        let bytes = self.take(count * 8)?;
+        let bytes = self.read_bytes(count * 8)?;
         Ok(bytes.chunks_exact(8).map(|word| word.try_into().map_or(0, u64::from_le_bytes)))
     }
 
@@ -61,6 +61,6 @@ impl<'a> Reader<'a> {
         if length > MAX_NAME {
             return Err(WireError::Range("length of a name"));
         }
-        String::from_utf8(self.take(length)?.to_vec()).map_err(|_| WireError::Range("name"))
+        String::from_utf8(self.read_bytes(length)?.to_vec()).map_err(|_| WireError::Range("name"))
     }
 }

@@ -67,7 +67,7 @@ impl EventLog {
         }));
     }
 
-    pub(super) fn take(&mut self) -> Vec<CacheEvent> {
+    pub(super) fn take_events(&mut self) -> Vec<CacheEvent> {
         std::mem::take(&mut self.events)
     }
 }

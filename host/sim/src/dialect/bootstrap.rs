@@ -89,7 +89,7 @@ impl Handshake for Bootstrap {
         let port = item(body.bootstrap_port.as_ref(), index)?;
         let engine = Arc::clone(incoming.engine);
         if leg == Leg::Prefill {
-            let seat = PrefillSeat::take(&engine, room).map_err(|failure| failed(&engine, failure))?;
+            let seat = PrefillSeat::claim(&engine, room).map_err(|failure| failed(&engine, failure))?;
             return Ok(Box::new(Giver { engine, seat }));
         }
         let assumed = match engine.config.bootstrap_port {

@@ -109,7 +109,7 @@ impl Inner {
 }
 
 impl Seat {
-    fn take(engine: &Arc<Engine>, room: u64, side: Side) -> Result<Self, RoomFailure> {
+    fn claim(engine: &Arc<Engine>, room: u64, side: Side) -> Result<Self, RoomFailure> {
         let mut inner = engine.rooms.inner.lock();
         if inner.used.contains(&room) {
             return Err(engine.rooms.duplicate(room));
@@ -182,8 +182,8 @@ impl Drop for Seat {
 }
 
 impl PrefillSeat {
-    pub(crate) fn take(engine: &Arc<Engine>, room: u64) -> Result<Self, RoomFailure> {
-        Seat::take(engine, room, Side::Prefill).map(Self)
+    pub(crate) fn claim(engine: &Arc<Engine>, room: u64) -> Result<Self, RoomFailure> {
+        Seat::claim(engine, room, Side::Prefill).map(Self)
     }
 
     /// Waits for the decode leg. Counts a stranded handoff if it does not arrive in time.
@@ -223,7 +223,7 @@ impl PrefillSeat {
 
 /// Joins a bootstrap room for a decode engine: waits for the prefill, then pulls its KV.
 pub(super) async fn join(engine: &Arc<Engine>, room: u64, fingerprint: u64) -> Result<Verdict, RoomFailure> {
-    let seat = Seat::take(engine, room, Side::Decode)?;
+    let seat = Seat::claim(engine, room, Side::Decode)?;
     let met =
         seat.wait(|meeting| matches!(meeting.phase, Phase::Ready(_))).await.map_err(|f| seat.fail(f))?;
     let Phase::Ready(transfer) = met.phase else { return Err(RoomFailure::PrefillLeft) };

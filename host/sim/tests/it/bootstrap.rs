@@ -214,7 +214,7 @@ async fn the_rank_of_the_header_counts_more_than_the_body_s() {
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "routed_dp_rank": 1});
     assert_eq!(post(&single, PATH, &body).await.status, 200);
     let asked = async |rank: &str| {
-        let request = raw(PATH, &body.to_string());
+        let request = request_bytes(PATH, &body.to_string());
         let ranked = request.replace("x-request-id: req-1", &format!("x-data-parallel-rank: {rank}"));
         send(single.addr(), &ranked).await.unwrap()
     };

@@ -75,10 +75,10 @@ pub(crate) async fn get(sim: &SimHandle, path: &str) -> Answer {
 }
 
 pub(crate) async fn try_post(addr: SocketAddr, path: &str, body: &Value) -> io::Result<Answer> {
-    send(addr, &raw(path, &body.to_string())).await
+    send(addr, &request_bytes(path, &body.to_string())).await
 }
 
-pub(crate) fn raw(path: &str, body: &str) -> String {
+pub(crate) fn request_bytes(path: &str, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: sim\r\nconnection: close\r\nx-request-id: req-1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
@@ -96,7 +96,7 @@ pub(crate) async fn send(addr: SocketAddr, request: &str) -> io::Result<Answer> 
 /// Sends a request and leaves the response to the caller.
 pub(crate) async fn open(sim: &SimHandle, path: &str, body: &Value) -> TcpStream {
     let mut stream = TcpStream::connect(sim.addr()).await.expect("connects");
-    stream.write_all(raw(path, &body.to_string()).as_bytes()).await.expect("writes");
+    stream.write_all(request_bytes(path, &body.to_string()).as_bytes()).await.expect("writes");
     stream
 }
 

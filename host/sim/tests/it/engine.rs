@@ -151,13 +151,13 @@ async fn errors_are_the_recorded_ones() {
         let answer = post(&sim, path, &body).await;
         assert_eq!((answer.status, answer.text().as_str()), (status, text));
     }
-    let broken = send(sim.addr(), &raw(CHAT, r#"{"model": "tiny", "messages""#)).await.unwrap();
+    let broken = send(sim.addr(), &request_bytes(CHAT, r#"{"model": "tiny", "messages""#)).await.unwrap();
     assert!(
         broken.status == 400 && broken.text().contains("'msg': 'JSON decode error'"),
         "{}",
         broken.text()
     );
-    let untyped = raw(TEXT, "{}").replace("application/json", "text/plain");
+    let untyped = request_bytes(TEXT, "{}").replace("application/json", "text/plain");
     let untyped = send(sim.addr(), &untyped).await.unwrap();
     assert_eq!(
         untyped.text(),

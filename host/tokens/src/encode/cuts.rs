@@ -76,10 +76,12 @@ impl Cuts {
         }
         let words = words_are_apart(&folder.tokenizer, &added);
         // Normalized tokens are found later, in the text between the others.
-        let raw: Vec<AddedToken> = added.into_iter().filter(|token| !token.normalized).collect();
-        let contents: Vec<String> = raw.iter().map(|token| token.content.clone()).collect();
-        let sides: Vec<Sides> =
-            raw.iter().map(|token| Sides { before: !token.lstrip, behind: !token.rstrip }).collect();
+        let not_normalized: Vec<AddedToken> = added.into_iter().filter(|token| !token.normalized).collect();
+        let contents: Vec<String> = not_normalized.iter().map(|token| token.content.clone()).collect();
+        let sides: Vec<Sides> = not_normalized
+            .iter()
+            .map(|token| Sides { before: !token.lstrip, behind: !token.rstrip })
+            .collect();
         if !words && sides.is_empty() {
             return None;
         }

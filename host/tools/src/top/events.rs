@@ -36,7 +36,7 @@ impl Events {
         let broken =
             |problem: &str| GatewayError::Unreachable { url: url.clone(), problem: problem.to_owned() };
         loop {
-            while let Some(event) = take(&mut self.buffer) {
+            while let Some(event) = take_event(&mut self.buffer) {
                 if let Some(event) = event {
                     return Ok(event);
                 }
@@ -55,7 +55,7 @@ impl Events {
 }
 
 /// Takes the first whole event out of the buffer; the inner `None` stands for a comment.
-fn take(buffer: &mut Vec<u8>) -> Option<Option<Event>> {
+fn take_event(buffer: &mut Vec<u8>) -> Option<Option<Event>> {
     let end = buffer.windows(2).position(|pair| pair == b"\n\n")?;
     let text: Vec<u8> = buffer.drain(..end + 2).collect();
     let text = String::from_utf8_lossy(&text);
@@ -72,11 +72,11 @@ mod tests {
     fn whole_events_are_taken_and_comments_skipped() {
         let mut buffer = b"event: a\ndata: {}\n\n:\n\nevent: b\nda".to_vec();
         let event = |kind: &str, data: &str| Event { kind: kind.to_owned(), data: data.to_owned() };
-        assert_eq!(take(&mut buffer), Some(Some(event("a", "{}"))));
-        assert_eq!(take(&mut buffer), Some(None));
-        assert_eq!(take(&mut buffer), None);
+        assert_eq!(take_event(&mut buffer), Some(Some(event("a", "{}"))));
+        assert_eq!(take_event(&mut buffer), Some(None));
+        assert_eq!(take_event(&mut buffer), None);
         buffer.extend(b"ta: 7\n\n");
-        assert_eq!(take(&mut buffer), Some(Some(event("b", "7"))));
+        assert_eq!(take_event(&mut buffer), Some(Some(event("b", "7"))));
         assert!(buffer.is_empty());
     }
 }

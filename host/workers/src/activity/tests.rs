@@ -52,7 +52,7 @@ async fn b7_a_worker_is_stuck_when_requests_wait_and_neither_bytes_nor_figures_m
     // B7.4: it was asked first, and once at a time.
     let asked = waits.iter().position(|found| found.probe).unwrap();
     assert!((14..=16).contains(&asked) && waits.iter().filter(|found| found.probe).count() == 1, "{asked}");
-    call.hear();
+    call.note_sign_of_life();
     assert_eq!(stuck_by(&watch(&worker, 1, |_| None).await), None, "a byte takes it back");
     drop(call);
     assert_eq!(worker.activity().waiting.load(Ordering::Relaxed), 0);
@@ -76,7 +76,7 @@ async fn b7_slow_workers_are_not_stuck() {
     let (_long, short) = (InFlight::new(whole.clone(), None), InFlight::new(whole.clone(), None));
     for _ in 0..30 {
         assert_eq!(stuck_by(&watch(&whole, 10, |_| signs(Some(1))).await), None);
-        short.hear();
+        short.note_sign_of_life();
     }
     drop(call);
 }
@@ -90,7 +90,7 @@ async fn b7_without_figures_only_deadlines_of_three_requests_in_a_row_count() {
         // B7.3
         [1, 1, 1, 2, 2].into_iter().for_each(|request| worker.note_deadline(request));
         assert_eq!(stuck_by(&watch(&worker, 5, |_| read).await), None, "two requests");
-        call.hear();
+        call.note_sign_of_life();
         watch(&worker, 1, |_| read).await;
         [3, 4].into_iter().for_each(|request| worker.note_deadline(request));
         assert_eq!(stuck_by(&watch(&worker, 5, |_| read).await), None, "a byte came between them");
@@ -148,7 +148,7 @@ async fn b7_handoffs_that_do_not_finish_are_tried_again_after_a_pause_or_when_on
     // B7.7
     [1, 2, 3].into_iter().for_each(|request| worker.note_handoff_late(request, WorkerId(9)));
     assert_eq!(stuck_by(&watch(&worker, 1, |_| signs(Some(1))).await), Some(StuckBy::Handoffs));
-    worker.hear();
+    worker.note_sign_of_life();
     assert_eq!(stuck_by(&watch(&worker, 1, |_| signs(Some(2))).await), Some(StuckBy::Handoffs));
     assert!(!worker.activity().probed(true), "a request without a handoff proves nothing");
     assert_eq!(stuck_by(&watch(&worker, 58, |_| signs(Some(3))).await), Some(StuckBy::Handoffs));

@@ -172,7 +172,7 @@ impl JournalEntry {
     }
 
     /// Allows the entry into the queue again. Call this before reading its values.
-    pub fn take(&self) {
+    pub fn allow_requeue(&self) {
         self.queued.swap(false, Ordering::AcqRel);
     }
 

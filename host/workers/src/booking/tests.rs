@@ -18,7 +18,7 @@ fn request(prompt_tokens: u32, blocks: &[u64], reuse: bool) -> BookingRequest {
 }
 
 fn new_load() -> RankLoad {
-    RankLoad::noted(Columns::default().take(1).remove(0), None)
+    RankLoad::noted(Columns::default().allocate(1).remove(0), None)
 }
 
 fn state(load: &RankLoad) -> (u32, u32, u32) {

@@ -218,7 +218,7 @@ impl Feed {
             counters.gaps.fetch_add(1, Relaxed);
             return Some(from);
         }
-        self.take(step, Origin::Live);
+        self.apply_step(step, Origin::Live);
         None
     }
 
@@ -255,7 +255,7 @@ impl Feed {
             }
         }
         for step in self.sequencer.finish() {
-            self.take(step, Origin::Live);
+            self.apply_step(step, Origin::Live);
         }
         Ok(())
     }
@@ -264,13 +264,13 @@ impl Feed {
         match reply {
             Reply::Message(seq, payload) => {
                 let step = self.sequencer.replayed(seq, payload);
-                self.take(step, Origin::Replay);
+                self.apply_step(step, Origin::Replay);
             }
             Reply::Malformed => _ = self.config.counters.decode_errors.fetch_add(1, Relaxed),
         }
     }
 
-    fn take(&self, step: Step<Bytes>, origin: Origin) {
+    fn apply_step(&self, step: Step<Bytes>, origin: Origin) {
         match step {
             Step::Apply(payload) => self.apply(&payload, origin),
             Step::Restarted(payload) => {

@@ -51,8 +51,8 @@ impl Worker {
     }
 
     /// Reports that the worker gave a sign of progress.
-    pub fn hear(&self) {
-        self.activity.hear();
+    pub fn note_sign_of_life(&self) {
+        self.activity.note_sign_of_life();
     }
 
     /// Reports that the deadline of a request passed while the worker owed it an answer.

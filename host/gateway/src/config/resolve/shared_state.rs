@@ -8,7 +8,7 @@ use super::Problems;
 use crate::config::{Replicas, settings::ModelSettings, slots::SlotEntry};
 
 impl Problems {
-    /// Refuses shared state where no other gateway is told.
+    /// Refuses shared state without an exchange with other gateways.
     pub(super) fn shared_state(
         &mut self,
         replicas: &Replicas,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::ApiError;
-use crate::openai::{endpoint::Format, error_body::Told, request_id::set_request_id};
+use crate::openai::{endpoint::Format, error_body::ErrorFields, request_id::set_request_id};
 
 /// Limit of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
@@ -31,7 +31,7 @@ impl ApiError {
                 response
             }
             _ => {
-                let body = self.told(&self.to_string(), request_id).body(format);
+                let body = self.error_fields(&self.to_string(), request_id).body(format);
                 let mut response = Response::new(Bytes::from(body.to_string()));
                 response
                     .headers_mut()
@@ -74,21 +74,21 @@ impl ApiError {
             }
             other => other.to_string(),
         };
-        Bytes::from(self.told(&message, request_id).event(format))
+        Bytes::from(self.error_fields(&message, request_id).event(format))
     }
 
-    fn told<'a>(&self, message: &'a str, request_id: &'a str) -> Told<'a> {
+    fn error_fields<'a>(&self, message: &'a str, request_id: &'a str) -> ErrorFields<'a> {
         let kind = match self {
             Self::TenantLimit(exceeded) => Some(exceeded.limit_type()),
             _ => None,
         };
-        Told { status: self.status(), code: self.code(), kind, message, request_id }
+        ErrorFields { status: self.status(), code: self.code(), kind, message, request_id }
     }
 }
 
 /// An error's body in OpenAI's shape.
 pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &str) -> serde_json::Value {
-    Told { status, code, kind: None, message, request_id }.body(Format::OpenAi)
+    ErrorFields { status, code, kind: None, message, request_id }.body(Format::OpenAi)
 }
 
 /// The message an engine put into its error body, else the body's beginning.

@@ -73,7 +73,7 @@ pub(super) fn members(text: &str) -> Result<Vec<Member>, Fault> {
 fn read_members(scan: &mut Scan<'_>) -> Option<Vec<Member>> {
     let mut members = Vec::with_capacity(16);
     scan.blank();
-    scan.take(b'{')?;
+    scan.expect_byte(b'{')?;
     scan.blank();
     if scan.peek()? == b'}' {
         scan.at += 1;
@@ -205,11 +205,11 @@ impl Scan<'_> {
     /// Passes a key and its colon; the key's place, quotes included.
     fn name(&mut self) -> Option<Range<usize>> {
         let start = self.at;
-        self.take(b'"')?;
+        self.expect_byte(b'"')?;
         self.string()?;
         let key = start..self.at;
         self.blank();
-        self.take(b':')?;
+        self.expect_byte(b':')?;
         Some(key)
     }
 
@@ -289,7 +289,7 @@ impl Scan<'_> {
         self.at == self.bytes.len()
     }
 
-    fn take(&mut self, byte: u8) -> Option<()> {
+    fn expect_byte(&mut self, byte: u8) -> Option<()> {
         self.next().filter(|next| *next == byte).map(|_| ())
     }
 

@@ -15,7 +15,7 @@ const MAX_KEYS: usize = 64;
 pub(crate) struct KeySet(Vec<PublicKey>);
 
 #[derive(Deserialize)]
-struct Raw {
+struct KeySetJson {
     keys: Vec<serde_json::Value>,
 }
 
@@ -28,12 +28,12 @@ impl KeySet {
         if bytes.len() > MAX_BYTES {
             return Err(format!("the set has more than {MAX_BYTES} bytes"));
         }
-        let raw: Raw = serde_json::from_slice(bytes)
+        let set: KeySetJson = serde_json::from_slice(bytes)
             .map_err(|error| format!("the set is not JSON of the form {{\"keys\": […]}}: {error}"))?;
-        if raw.keys.len() > MAX_KEYS {
-            return Err(format!("the set has {} keys; the limit is {MAX_KEYS}", raw.keys.len()));
+        if set.keys.len() > MAX_KEYS {
+            return Err(format!("the set has {} keys; the limit is {MAX_KEYS}", set.keys.len()));
         }
-        let keys: Vec<PublicKey> = raw.keys.into_iter().filter_map(read).collect();
+        let keys: Vec<PublicKey> = set.keys.into_iter().filter_map(read).collect();
         if keys.is_empty() {
             return Err("the set has no key for RS256, PS256, ES256, EdDSA or the like".to_owned());
         }

@@ -10,7 +10,7 @@ use crate::{
     telemetry::{
         labels::Name,
         metrics::{OTHER, ReasonLabels, RequestLabels, seconds},
-        prediction_checks::tell,
+        prediction_checks::log_turn,
     },
 };
 
@@ -66,7 +66,7 @@ impl Account {
                 Ordering::Less => "under",
             };
             metrics.predictions.get_or_create(&ReasonLabels { reason }).inc();
-            tell(&self.model, metrics.prediction_checks.take(&self.model, reason != "equal"));
+            log_turn(&self.model, metrics.prediction_checks.record_check(&self.model, reason != "equal"));
         }
     }
 

@@ -41,7 +41,7 @@ impl Account {
     }
 
     /// Adds the headers with the client's limits.
-    pub(crate) fn tell_limits(&self, headers: &mut HeaderMap) {
+    pub(crate) fn add_limit_headers(&self, headers: &mut HeaderMap) {
         if let Some(reservation) = &self.reservation {
             reservation.headers().write(headers);
         }

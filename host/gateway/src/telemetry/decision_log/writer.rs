@@ -79,7 +79,7 @@ impl Writer {
             match queue.recv_timeout(wait) {
                 Ok(Message::Entry(entry)) => {
                     self.queued_bytes.fetch_sub(entry.bytes(), Ordering::Relaxed);
-                    self.take(&entry);
+                    self.append_entry(&entry);
                 }
                 Ok(Message::Flush(done)) => {
                     self.write();
@@ -91,7 +91,7 @@ impl Writer {
         }
     }
 
-    fn take(&mut self, entry: &Entry) {
+    fn append_entry(&mut self, entry: &Entry) {
         if self.retry_at.is_some_and(|at| Instant::now() < at) {
             self.metrics.log_dropped("disk", 1);
             return;

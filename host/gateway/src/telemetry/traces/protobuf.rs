@@ -106,17 +106,17 @@ pub(super) fn fields(mut bytes: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)>
                 VARINT => return Some((field, Field::Int(take_varint(&mut bytes)?))),
                 BYTES => {
                     let length = usize::try_from(take_varint(&mut bytes)?).ok()?;
-                    return Some((field, Field::Bytes(take(&mut bytes, length)?)));
+                    return Some((field, Field::Bytes(take_bytes(&mut bytes, length)?)));
                 }
-                FIXED64 => take(&mut bytes, 8)?,
-                FIXED32 => take(&mut bytes, 4)?,
+                FIXED64 => take_bytes(&mut bytes, 8)?,
+                FIXED32 => take_bytes(&mut bytes, 4)?,
                 _ => return None,
             };
         }
     })
 }
 
-fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+fn take_bytes<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     let (taken, rest) = bytes.split_at_checked(length)?;
     *bytes = rest;
     Some(taken)
@@ -125,7 +125,7 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
 fn take_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0_u64;
     for shift in (0..70).step_by(7) {
-        let byte = *take(bytes, 1)?.first()?;
+        let byte = *take_bytes(bytes, 1)?.first()?;
         value |= u64::from(byte & 0x7F).checked_shl(shift).unwrap_or(0);
         if byte < 0x80 {
             return Some(value);

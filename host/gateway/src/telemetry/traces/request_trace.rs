@@ -136,7 +136,7 @@ impl RequestTrace {
     }
 
     /// Adds the decision of a leg, which was made now.
-    pub(crate) fn routed(&mut self, receipt: &Receipt) {
+    pub(crate) fn add_decision(&mut self, receipt: &Receipt) {
         self.waited();
         let now = Instant::now();
         let start = now.checked_sub(receipt.took).unwrap_or(now);

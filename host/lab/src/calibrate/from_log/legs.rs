@@ -84,7 +84,7 @@ impl Load {
     pub(super) fn of(requests: &[LoggedRequest]) -> Self {
         let start_us = requests.iter().map(|request| request.arrived_at_us).min().unwrap_or_default();
         let mut load = Self { start_us, ..Self::default() };
-        requests.iter().for_each(|request| load.take(request));
+        requests.iter().for_each(|request| load.add_request(request));
         load.set_aside();
         load.requests.sort_by_key(|request| request.at_us);
         load
@@ -116,7 +116,7 @@ impl Load {
         Some(place)
     }
 
-    fn take(&mut self, request: &LoggedRequest) {
+    fn add_request(&mut self, request: &LoggedRequest) {
         let arrived = request.arrived_at_us;
         let end_us = after(arrived, request.outcome.e2e_ms);
         let (mut prefill, mut serving) = (None, None);
@@ -233,7 +233,7 @@ fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 impl LeftOut {
     pub(super) fn warnings(self) -> Vec<String> {
         let Self { estimated, unknown_end, not_streamed, beside_unknown } = self;
-        let told = [
+        let counts = [
             (estimated, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
             (unknown_end, "requests failed or have no output tokens, and are not fitted"),
             (
@@ -242,7 +242,7 @@ impl LeftOut {
             ),
             (beside_unknown, "legs ran beside such requests, and are not fitted"),
         ];
-        told.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
+        counts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect()
     }
 }
 

@@ -212,12 +212,12 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
     };
     assert_near(&lone(prefill), &lone(PREFILL), 0.05);
     let decode = values(&calibration, Role::Decode);
-    // The log does not tell when KV arrived within a step, so that some sequences are a step early or late:
+    // The log does not record when KV arrived within a step, so that some sequences are a step early or late:
     // 10 %.
     assert_near(&[decode[1], decode[2], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
     let links = calibration.fleet.links;
     let per_token_ms = links.bytes_per_token as f64 / links.gigabytes_per_second / 1e6;
-    // The log does not tell when within a step the KV came: half a decode step either way.
+    // The log does not record when within a step the KV came: half a decode step either way.
     assert!(
         (links.latency_ms - LINK[0]).abs() < 0.5 * DECODE[1] && (per_token_ms / LINK[1] - 1.0).abs() < 0.2,
         "{links:?}"
@@ -227,7 +227,7 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
 
     let calibration = fitted(&pairs(traffic, false));
     let told = calibration.warnings.join("\n");
-    assert!(calibration.links.is_none() && told.contains("does not tell the end of a prefill"), "{told}");
+    assert!(calibration.links.is_none() && told.contains("does not separate the end of a prefill"), "{told}");
     assert!(calibration.held_out.unwrap().ttft.median_percent < 15.0);
 }
 
@@ -273,7 +273,7 @@ fn a_torn_log_is_read_up_to_the_tear_and_an_empty_or_short_one_says_what_is_miss
     assert_near(&values(&calibration, Role::Aggregated)[1..2], &PREFILL[1..2], 0.05);
     assert_eq!(calibration.fleet.block_tokens, 32);
     let told = calibration.warnings.join("\n");
-    assert!(told.contains("1 files end within a frame") && told.contains("tell --max-num-seqs"), "{told}");
+    assert!(told.contains("1 files end within a frame") && told.contains("contain --max-num-seqs"), "{told}");
     assert!(!told.contains("--blocks"), "{told}");
     let few = of_log(directory.path(), None, Some(100)).unwrap();
     assert!(few.warnings.iter().any(|one| one.contains("older requests of the log are not used")));

@@ -38,7 +38,7 @@ impl Engine {
 }
 
 fn new_load() -> Arc<RankLoad> {
-    Arc::new(RankLoad::noted(Columns::default().take(1).remove(0), None))
+    Arc::new(RankLoad::noted(Columns::default().allocate(1).remove(0), None))
 }
 
 fn book(load: &Arc<RankLoad>, tokens: u32) -> Booking {

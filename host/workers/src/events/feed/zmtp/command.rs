@@ -54,7 +54,7 @@ fn read_ready(mut rest: Bytes) -> Result<Command, CommandError> {
     while !rest.is_empty() {
         let name = take_short(&mut rest).ok_or(CommandError("READY"))?;
         let length = rest.try_get_u32().map_err(|_| CommandError("READY"))?;
-        let value = take(&mut rest, length as usize).ok_or(CommandError("READY"))?;
+        let value = take_bytes(&mut rest, length as usize).ok_or(CommandError("READY"))?;
         if name.eq_ignore_ascii_case(b"Socket-Type") {
             socket_type = Some(value.escape_ascii().to_string());
         }
@@ -65,10 +65,10 @@ fn read_ready(mut rest: Bytes) -> Result<Command, CommandError> {
 /// Takes a byte string with a length of one byte.
 fn take_short(rest: &mut Bytes) -> Option<Bytes> {
     let length = rest.try_get_u8().ok()?;
-    take(rest, usize::from(length))
+    take_bytes(rest, usize::from(length))
 }
 
-fn take(rest: &mut Bytes, length: usize) -> Option<Bytes> {
+fn take_bytes(rest: &mut Bytes, length: usize) -> Option<Bytes> {
     (length <= rest.len()).then(|| rest.split_to(length))
 }
 

@@ -13,11 +13,11 @@ const READY: &[u8] = b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB";
 async fn peer(minor: u8, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
     let mut greeting = greeting::ours();
     greeting[11] = minor;
-    raw([greeting.as_slice(), READY].concat(), limits).await
+    connect_to_bytes([greeting.as_slice(), READY].concat(), limits).await
 }
 
 /// Connects to a peer that sends these bytes.
-async fn raw(sent: Vec<u8>, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
+async fn connect_to_bytes(sent: Vec<u8>, limits: Limits) -> (Result<Connection, ZmtpError>, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("tcp://{}", listener.local_addr().unwrap());
     let accepted: JoinHandle<TcpStream> = TaskTracker::new().spawn(async move {
@@ -104,25 +104,27 @@ async fn h6_too_many_frames_are_refused() {
 
 #[tokio::test]
 async fn h6_an_unsuitable_peer_is_refused_during_the_handshake() {
-    let error = |said: &'static [u8]| async move { raw(said.to_vec(), LIMITS).await.0.unwrap_err() };
+    let error =
+        |said: &'static [u8]| async move { connect_to_bytes(said.to_vec(), LIMITS).await.0.unwrap_err() };
     let http = error(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
     assert!(matches!(http, ZmtpError::Greeting(GreetingError::Signature)), "{http}");
     let mut plain = greeting::ours();
     plain[12..17].copy_from_slice(b"PLAIN");
-    let (plain, _) = raw(plain.to_vec(), LIMITS).await;
+    let (plain, _) = connect_to_bytes(plain.to_vec(), LIMITS).await;
     assert_eq!(plain.unwrap_err().to_string(), "the peer requires the mechanism `PLAIN`: expected NULL");
-    let (other, _) = raw(
+    let (other, _) = connect_to_bytes(
         [greeting::ours().as_slice(), b"\x04\x1a\x05READY\x0bSocket-Type\0\0\0\x04PULL"].concat(),
         LIMITS,
     )
     .await;
     assert_eq!(other.unwrap_err().to_string(), "unsuitable socket type `PULL` of the peer");
-    let (early, _) = raw([greeting::ours().as_slice(), b"\x00\x01x"].concat(), LIMITS).await;
+    let (early, _) = connect_to_bytes([greeting::ours().as_slice(), b"\x00\x01x"].concat(), LIMITS).await;
     assert!(matches!(early.unwrap_err(), ZmtpError::Early));
-    let (refused, _) = raw([greeting::ours().as_slice(), b"\x04\x09\x05ERROR\x02no"].concat(), LIMITS).await;
+    let (refused, _) =
+        connect_to_bytes([greeting::ours().as_slice(), b"\x04\x09\x05ERROR\x02no"].concat(), LIMITS).await;
     assert_eq!(refused.unwrap_err().to_string(), "the peer refused the connection: no");
     let hasty = Limits { connect: Duration::from_millis(100), ..LIMITS };
-    let (mute, _) = raw(greeting::ours()[..40].to_vec(), hasty).await;
+    let (mute, _) = connect_to_bytes(greeting::ours()[..40].to_vec(), hasty).await;
     assert!(matches!(mute.unwrap_err(), ZmtpError::Handshake(_)));
 }
 
