@@ -13,7 +13,8 @@ const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typo
 /// Options of `ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run only the checks that compile nothing of the gateway: format, line width, module rules, clauses, book.
+    /// Run only the checks that compile nothing of the gateway: format, line width, module rules, clauses,
+    /// book.
     #[arg(long)]
     quick: bool,
 }

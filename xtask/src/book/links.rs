@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// Pages that repeat others: the whole book for printers, and the table of contents for browsers without scripts.
+/// Pages that repeat others: the whole book for printers, and the contents for browsers without scripts.
 const REPEATED: [&str; 3] = ["print.html", "toc.html", "404.html"];
 
 /// Returns the number of links in the book; lists those that lead nowhere.

@@ -19,7 +19,7 @@ pub struct Tls {
     pub cert_file: PathBuf,
     /// PEM file with the private key of the certificate.
     pub key_file: PathBuf,
-    /// PEM file with the authorities that sign certificates of clients; `None` if no certificate is asked for.
+    /// PEM file with the authorities that sign certificates of clients; `None` if clients need none.
     pub client_ca_file: Option<PathBuf>,
     /// Whether a client without a certificate is refused.
     pub require_client_cert: bool,

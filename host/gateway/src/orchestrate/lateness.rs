@@ -9,7 +9,7 @@ use super::Drive;
 
 impl Drive {
     /// The request's own deadline passed: counts it with the worker that had time to answer and did not.
-    /// `silent_from`: when the leg that answers was sent, or last sent an event; `None` if it is not in flight.
+    /// `silent_from`: when the leg that answers was sent, or last sent an event; `None` before that.
     pub(super) fn note_deadline(&self, silent_from: Option<Instant>) {
         let settings = &self.state.settings;
         let least = settings.leg_timeouts.head.min(settings.request_timeout / 2);

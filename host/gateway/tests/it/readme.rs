@@ -1,5 +1,5 @@
-//! The commands of the README and of the two pages for newcomers work as written: simulated engines, a gateway,
-//! a request, and a policy.
+//! The commands of the README and of the two pages for newcomers work as written: simulated engines, a
+//! gateway, a request, and a policy.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,8 @@ use serde_json::Value;
 
 use crate::programs;
 
-/// The commands of a page below the repository's root, one text for each block. Blocks with a language are no commands.
+/// The commands of a page below the repository's root, one text for each block. Blocks with a language are
+/// not commands.
 fn commands(page: &str) -> Vec<String> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(page)).unwrap();
     let fenced = format!("\n{page}").split("\n```").skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
@@ -86,8 +87,8 @@ impl Terminal {
 
     /// Runs a line of commands for policy authors.
     ///
-    /// A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both. Here a
-    /// built-in policy takes the place of the file.
+    /// A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both.
+    /// Here a built-in policy takes the place of the file.
     fn follow(&self, line: &str) {
         let command = line.split('#').next().unwrap().trim();
         let words: Vec<&str> = command.split(' ').collect();

@@ -129,7 +129,11 @@ fn noise(comparison: &Comparison) -> Option<String> {
     let unsure = comparison.ranking.iter().skip(1).filter(|ranked| ranked.is_sure() == Some(false));
     let unsure: Vec<String> = unsure.map(|ranked| format!("\"{}\"", ranked.label)).collect();
     (!unsure.is_empty()).then(|| {
-        format!("within noise: {} cannot be distinguished from the best arm, \"{}\"", unsure.join(", "), best.label)
+        format!(
+            "within noise: {} cannot be distinguished from the best arm, \"{}\"",
+            unsure.join(", "),
+            best.label
+        )
     })
 }
 

@@ -61,7 +61,8 @@ pub struct SlotStatus {
     pub breaker_open: bool,
     /// Last failed call of the active generation.
     pub last_failure: Option<LastFailure>,
-    /// The only candidate that it chooses, after many decisions in a row for one. `None` if it chooses several.
+    /// The only candidate that it chooses, after many decisions in a row for one. `None` if it chooses
+    /// several.
     pub only_choice: Option<OnlyChoice>,
     /// Time of installation, milliseconds since the Unix epoch.
     pub since_ms: u64,

@@ -91,7 +91,7 @@ pub struct Outcome {
     pub itl: Option<Duration>,
     /// Output tokens.
     pub output_tokens: u32,
-    /// Where that number comes from: `usage` of the engine, or `counted` events; `None` if there is no output.
+    /// Where that number comes from: `usage` of the engine, or `counted` events; `None` without output.
     pub output_source: Option<&'static str>,
     /// When the request ended, milliseconds since the Unix epoch.
     pub ended_at_ms: u64,
