@@ -1,8 +1,8 @@
 //! Pages of the book that lie elsewhere in the repository.
 //!
-//! `docs/BENCHMARKS.md` includes `BENCHMARKS.md`, whose links are right where that lies. Includes are replaced
-//! here, and each link is written as the book's page needs it. A link to a file that is not a page of the book
-//! becomes its text.
+//! `docs/BENCHMARKS.md` includes `BENCHMARKS.md`, whose links are right where that lies. Includes are
+//! replaced here, and each link is written as the book's page needs it. A link to a file that is not a page
+//! of the book becomes its text.
 
 use std::{
     collections::HashMap,
