@@ -177,7 +177,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
             queue: &self.gateways.of(number).queue,
-            admission_request: asking(&self.model, &flight.request, flight.arrived),
+            admission_request: to_admit(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
         let place = match flight.attempts.enter(leg, place, &parking) {
@@ -261,7 +261,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
             queue: &self.gateways.of(number).queue,
-            admission_request: asking(&self.model, &flight.request, flight.arrived),
+            admission_request: to_admit(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
         match flight.attempts.after_refusal(leg, error, place, &parking) {
@@ -394,6 +394,6 @@ impl Lab<'_> {
 }
 
 /// The request as the queue sees it. Bodies have no size here.
-fn asking<'a>(model: &'a ModelName, request: &'a RoutingRequest, arrived: Instant) -> AdmissionRequest<'a> {
+fn to_admit<'a>(model: &'a ModelName, request: &'a RoutingRequest, arrived: Instant) -> AdmissionRequest<'a> {
     AdmissionRequest { model, request, pin: None, arrived, bytes: 0 }
 }
