@@ -131,6 +131,20 @@ pub fn replay(
     recording: impl BufRead,
     costs: RankBy,
 ) -> Result<Report, ReplayError> {
+    replay_behind(None, policy, state, recording, costs)
+}
+
+/// As [`replay`], of a policy that ranks what `filter` keeps of the rows that the recorded filters left.
+///
+/// # Errors
+/// As [`replay`].
+pub fn replay_behind(
+    filter: Option<&dyn Policy>,
+    policy: &dyn Policy,
+    state: &State,
+    recording: impl BufRead,
+    costs: RankBy,
+) -> Result<Report, ReplayError> {
     let mut report = Report::default();
     let mut lacking: BTreeMap<String, u64> = BTreeMap::new();
     for (number, text) in (1..).zip(recording.lines()) {
@@ -153,7 +167,7 @@ pub fn replay(
             *report.skipped.entry(why.to_owned()).or_default() += 1;
             continue;
         }
-        match ask(policy, &line) {
+        match ask(filter, policy, &line) {
             Ok((new, costs)) => report.note(&line, &recorded, &new, &costs),
             Err(MissingFacts(names)) => {
                 names.into_iter().for_each(|name| *lacking.entry(name).or_default() += 1)
@@ -214,10 +228,12 @@ fn recorded(line: &RecordedDecision, world: World) -> Result<Answer, String> {
     line.choice.as_ref().and_then(|choice| choice.row).map(Answer::Row).ok_or_else(|| "no choice".to_owned())
 }
 
+type Asked = Result<(Answer, Vec<(u32, f32)>), MissingFacts>;
+
 /// Asks the policy; returns its answer and its costs by candidate row.
-fn ask(policy: &dyn Policy, line: &RecordedDecision) -> Result<(Answer, Vec<(u32, f32)>), MissingFacts> {
+fn ask(filter: Option<&dyn Policy>, policy: &dyn Policy, line: &RecordedDecision) -> Asked {
     let info = policy.info();
-    let rows = if info.world == World::Filter { line.all_rows() } else { line.left_rows() };
+    let mut rows = if info.world == World::Filter { line.all_rows() } else { line.left_rows() };
     let call = |rows: usize| Call {
         leg: line.leg,
         attempt: line.attempt,
@@ -240,6 +256,18 @@ fn ask(policy: &dyn Policy, line: &RecordedDecision) -> Result<(Answer, Vec<(u32
             Err(failure) => Answer::Failed(failure.to_string()),
         };
         return Ok((answer, Vec::new()));
+    }
+    if let Some(filter) = filter {
+        let facts = line.words(&filter.info().wants, &rows)?;
+        let mut kept = Vec::new();
+        let context = &mut DecisionContext::new(Purpose::Route);
+        if let Err(failure) = filter.keep(context, &call(rows.len()), &facts, &mut kept) {
+            return Ok((Answer::Failed(failure.to_string()), Vec::new()));
+        }
+        rows = kept.iter().filter_map(|place| rows.get(*place as usize).copied()).collect();
+        if rows.is_empty() {
+            return Ok((Answer::Failed("the filter keeps no row".to_owned()), Vec::new()));
+        }
     }
     let (call, facts) = (call(rows.len()), line.words(&info.wants, &rows)?);
     let by_row = |costs: Vec<f32>| rows.iter().copied().zip(costs).collect::<Vec<_>>();

@@ -34,7 +34,7 @@ pub(super) struct Content {
 }
 
 pub(super) struct ManagedLane {
-    /// The lane's own file, relative to the policy directory.
+    /// The lane's own file, relative to the policy directory. A formula file may take its place.
     pub(super) file: PathBuf,
     pub(super) content: Option<Content>,
     pub(super) since_ms: u64,

@@ -142,7 +142,7 @@ impl ManagedSlot {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.waits_for.clear();
-        let exists = builder.folder.has(&lane.file);
+        let exists = builder.has(&lane.file);
         if lane.may_come_back(exists) {
             return None;
         }

@@ -35,7 +35,12 @@ pub(super) enum PlannedRank {
 pub(super) struct ResolvedPart {
     pub(super) name: String,
     pub(super) bytes: Arc<[u8]>,
+    /// Digest of the bytes.
+    pub(super) code: Digest,
+    /// Identifies the content: the digest of the file that it comes from.
     pub(super) digest: Digest,
+    /// Whether the bytes are those of a built-in policy.
+    pub(super) is_built_in: bool,
     pub(super) settings: String,
     pub(super) origin: Origin,
 }
@@ -104,6 +109,8 @@ impl ResolvedPart {
         CompileJob {
             digest: self.digest,
             bytes: self.bytes.clone(),
+            code: self.code,
+            is_built_in: self.is_built_in,
             settings: self.settings.clone(),
             origin: self.origin.clone(),
             access: access.clone(),
