@@ -61,7 +61,7 @@ impl Formula {
     pub fn rows(&self, inputs: Inputs<'_>) -> Vec<u32> {
         let rows = 0_u32..;
         match self.evaluate(inputs) {
-            Value::One(value) if value == 0.0 => Vec::new(),
+            Value::One(0.0) => Vec::new(),
             Value::One(_) => rows.take(inputs.rows).collect(),
             Value::Column(values) => {
                 rows.zip(values).filter(|(_, value)| *value != 0.0).map(|(row, _)| row).collect()

@@ -38,7 +38,7 @@ pub(crate) const FLAGS: [&str; 10] = [
 pub(crate) const WITH_KNOWN: [&str; 3] = ["engine-running", "engine-queue", "kv-usage"];
 
 /// Facts that can be absent, with the value that stands for it.
-pub(crate) const ABSENT: [(&str, u32); 29] = [
+pub(crate) const ABSENT: [(&str, u32); 28] = [
     ("n", 1),
     ("max-tokens", 0),
     ("expected-output-tokens", 0),
@@ -50,7 +50,6 @@ pub(crate) const ABSENT: [(&str, u32); 29] = [
     ("lora-hash", 0),
     ("tenant-hash", 0),
     ("tenant-active-requests", 0),
-    ("shared-cache-multiplier", 0),
     ("other-leg-worker-id", 0),
     ("other-leg-dp-rank", u32::MAX),
     ("queue-us", 0),

@@ -49,6 +49,7 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
         ("cache-aware", 17),
         ("longest-prefix", 10),
         ("conditional-disagg", 16),
+        ("formula", 7),
     ] {
         embedded(dir.path(), name);
         let file = policies().join(name).join("cases.toml");

@@ -99,6 +99,14 @@ impl Plan {
         self.own.as_ref().or(ranking).map(|part| part.digest)
     }
 
+    /// Returns the lane's own file, if it is there.
+    pub(super) fn own_file(&self) -> Option<&PathBuf> {
+        match &self.own.as_ref()?.origin {
+            Origin::File(file) => Some(file),
+            Origin::Embedded => None,
+        }
+    }
+
     pub(super) fn has_own_file(&self) -> bool {
         self.own.is_some()
     }
