@@ -16,7 +16,7 @@ impl Mistake {
         Self { at, text: text.into() }
     }
 
-    /// Describes the mistake, with its position in `formula`: the column, and the line when there are several.
+    /// Describes the mistake with its position in `formula`: the column, and the line when there are several.
     #[must_use]
     pub fn describe(&self, formula: &str) -> String {
         let (line, column) = position(formula, self.at);

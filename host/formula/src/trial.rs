@@ -23,7 +23,7 @@ enum Fleet {
 const FLEETS: [(Fleet, usize); 4] =
     [(Fleet::Idle, 4), (Fleet::One, 1), (Fleet::Absent, 3), (Fleet::Extreme, EXTREMES.len())];
 
-/// Bits of facts. The same ones are singles: NaN, infinities, the largest and the lowest number, tiny numbers.
+/// Bits of facts. As singles they are NaN, infinities, the largest and lowest number, tiny numbers.
 const EXTREMES: [u32; 9] =
     [0, 1, u32::MAX, 0x7f80_0000, 0xff80_0000, 0x7f7f_ffff, 0xff7f_ffff, 0x8000_0001, 0x7fc0_0000];
 

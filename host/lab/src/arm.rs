@@ -218,8 +218,8 @@ fn split(parts: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Returns the formulas of a part: those of a file, or the settings of `formula`. Traces have no names, so that
-/// the salt of their hashes does not matter.
+/// Returns the formulas of a part: those of a file, or the settings of `formula`. The names of a trace are
+/// hashed without a salt.
 fn formulas(
     name: &str,
     settings: &str,

@@ -1,8 +1,8 @@
 //! The policy manager, the only writer of the slots. It watches the policy directory, loads what appears
 //! there, installs it, and rolls back what fails in its first calls.
 //!
-//! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`. A lane
-//! has either such a component or formulas, as `prefill.formula.toml`.
+//! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`.
+//! A lane has either such a component or formulas, as `prefill.formula.toml`.
 //! Files in `parts/` are those that specs name. The manager compares content, not times, to find changes.
 //! Scans, commands and failures run on one thread; compiles run on others (`compile_queue`). When a
 //! compile has finished, the lane's files are read again, so that only content that is still wanted is

@@ -54,8 +54,8 @@ impl Wants {
         self.column(format!("label-number/{key}"))
     }
 
-    /// Asks for facts by name, for a policy whose facts depend on its settings. [`Facts::flat`] has their values,
-    /// in this order. Use it instead of the other functions, not beside them.
+    /// Asks for facts by name, for a policy whose facts depend on its settings. [`Facts::flat`] has their
+    /// values, in this order. Use it instead of the other functions, not beside them.
     pub fn by_name(&mut self, request: Vec<String>, worker: Vec<String>) {
         let width = |scope: &str, names: &[String]| -> usize {
             let is_wide = |name: &&String| ALL.contains(&(scope, name.as_str(), "u64"));
@@ -103,8 +103,8 @@ impl<'a> Facts<'a> {
         Self { request, columns, rows }
     }
 
-    /// Returns the flat values: those of the request, and the columns one after another. A `u64` takes two values or
-    /// columns.
+    /// Returns the flat values: those of the request, and the columns one after another. A `u64` takes two
+    /// values or columns.
     #[must_use]
     pub fn flat(&self) -> (&'a [u32], &'a [u32]) {
         (self.request, self.columns)

@@ -1,9 +1,11 @@
-//! Formulas of operators in a running gateway: in the configuration, and as files that are dropped, refused, tried
-//! on a share of the requests, rolled back and named by receipts.
+//! Formulas of operators in a running gateway: in the configuration, and as files that are dropped, refused,
+//! tried on a share of the requests, rolled back and named by receipts.
 
-use pointsman_embedded_policies::LEAST_LOADED;
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, LEAST_LOADED};
 use pointsman_gateway::config::Config;
-use pointsman_policy_runtime::digest;
+use pointsman_policy_runtime::{Access, Capacity, FormulaSettings, Limits, PolicyEngine, compile, digest};
+use pointsman_policy_tools::replay::{RankBy, Report, replay_behind};
+use pointsman_routing::Origin;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{Reply, TestCluster, TestClusterBuilder};
 use serde_json::{Value, json};
@@ -60,6 +62,20 @@ async fn receipt(cluster: &TestCluster) -> Value {
     let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
     let id = list["decisions"][0]["id"].as_str().unwrap().to_owned();
     cluster.admin.get(&format!("/decisions/{id}")).await.unwrap().json().unwrap()
+}
+
+/// Replays what was decided by the formula with a formula file.
+async fn replay(cluster: &TestCluster, text: &str) -> Report {
+    let export = cluster.admin.get("/decisions/export?slot=aggregated&policy=formula").await.unwrap();
+    let limits = Limits { deadline: std::time::Duration::from_secs(1), ..Limits::default() };
+    let engine = PolicyEngine::new(limits, Capacity::detect()).unwrap();
+    let access = Access::default();
+    let load = |bytes: &[u8], settings: Option<String>| {
+        compile(&engine, bytes, &access).unwrap().configure(Origin::Embedded, &settings.unwrap()).unwrap()
+    };
+    let settings = FormulaSettings::of_file(text, 0).unwrap();
+    let (keep, rank) = (load(FORMULA_FILTER, settings.keep), load(FORMULA, settings.rank));
+    replay_behind(Some(&keep), &rank, access.state(), &*export.body, RankBy::Policy).unwrap()
 }
 
 #[tokio::test]
@@ -184,6 +200,10 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     let stages = receipt["stages"].as_array().unwrap();
     let worlds: Vec<&str> = stages.iter().filter_map(|stage| stage["world"].as_str()).collect();
     assert_eq!((worlds, &receipt["left"]), (vec!["filter", "selector"], &json!([0])), "{receipt}");
+    let report = replay(&cluster, file).await;
+    assert!(report.decisions > 0 && report.agree == report.decisions, "{report:?}");
+    let other = replay(&cluster, "cost = \"1\"\nkeep = \"!taint('spot')\"\n").await;
+    assert!(other.agree < report.agree, "{other:?}");
     // `keep` alone: what is configured ranks.
     cluster.drop_policy("aggregated.formula.toml", b"keep = \"!taint('spot')\"\n").unwrap();
     reload(&cluster).await;

@@ -37,7 +37,7 @@ fn mistake(source: &str, role: Role) -> String {
     found.unwrap_err().describe(source)
 }
 
-/// Evaluates a cost. The facts of the request and of the workers are in the order in which they are asked for.
+/// Evaluates a cost. The facts are in the order in which the formula asks for them.
 fn costs(source: &str, request: &[u32], columns: &[u32], rows: usize) -> Vec<f32> {
     compiled(source, Role::Cost).0.numbers(Inputs { request, columns, rows })
 }
