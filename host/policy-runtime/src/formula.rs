@@ -3,8 +3,6 @@
 //! The built-in policy has two components: a filter for `keep`, and a selector for `cost` and `shed`. What an
 //! operator writes in one place becomes the settings of both.
 
-use std::collections::BTreeMap;
-
 use pointsman_formula::{Asked, Formula, Names, Role, Vocabulary, position, texts, try_out};
 use pointsman_routing::facts::{FactType, RequestFact, WorkerFact};
 use pointsman_workers::name_hash;
@@ -82,29 +80,23 @@ impl FormulaSettings {
             format!("line {line}, column {column}: {}", error.message().trim_end())
         })?;
         file.check(text, salt)?;
-        let mut settings = serde_json::Map::new();
-        let mut add = |key: &str, value: Value| drop(settings.insert(key.to_owned(), value));
-        if let Some(keep) = &file.keep {
-            add("keep", json!(keep.get_ref()));
-        }
-        if let Some(cost) = &file.cost {
-            add("cost", json!(cost.get_ref()));
-        }
-        if let Some(Shed { when, status, reason }) = &file.shed {
-            let mut shed = json!({ "when": when.get_ref() });
-            if let Some(status) = status {
-                shed["status"] = json!(status.get_ref());
-            }
-            if let Some(reason) = reason {
-                shed["reason"] = json!(reason);
-            }
-            add("shed", shed);
-        }
-        Ok(Self::of(&Value::Object(settings), salt))
+        Ok(Self::of(&file.settings(), salt))
     }
 }
 
 impl File {
+    /// Returns the keys that are there, as settings in the configuration.
+    fn settings(&self) -> Value {
+        let text = |formula: &Spanned<String>| json!(formula.get_ref());
+        let shed = self.shed.as_ref().map(|Shed { when, status, reason }| {
+            let status = status.as_ref().map(|status| json!(status.get_ref()));
+            let reason = reason.as_ref().map(|reason| json!(reason));
+            object([("when", Some(text(when))), ("status", status), ("reason", reason)])
+        });
+        let (cost, keep) = (self.cost.as_ref().map(text), self.keep.as_ref().map(text));
+        object([("cost", cost), ("keep", keep), ("shed", shed)])
+    }
+
     /// Compiles and tries the formulas, as the components do.
     fn check(&self, text: &str, salt: u64) -> Result<(), String> {
         let at = |place: usize| {
@@ -161,13 +153,14 @@ impl File {
     }
 }
 
+fn object<const N: usize>(entries: [(&str, Option<Value>); N]) -> Value {
+    entries.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
+}
+
 /// Returns the hashes of the names in formulas.
 fn names<'a>(formulas: impl IntoIterator<Item = &'a str>, salt: u64) -> Names {
     let texts = formulas.into_iter().flat_map(texts);
-    texts
-        .map(|name| (name_hash(name.as_bytes(), salt), name))
-        .map(|(hash, name)| (name, hash))
-        .collect::<BTreeMap<_, _>>()
+    texts.map(|name| (name_hash(name.as_bytes(), salt), name)).map(|(hash, name)| (name, hash)).collect()
 }
 
 /// Returns the offset in the file of a byte of a formula. `None`: the file writes it with escapes.
