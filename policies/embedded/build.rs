@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use pointsman_guest_build::GuestBuild;
 
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 8] = [
     "least-loaded",
     "kv-aware",
     "predicted-latency",
@@ -12,6 +12,7 @@ const POLICIES: [&str; 7] = [
     "cache-aware",
     "longest-prefix",
     "conditional-disagg",
+    "formula",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -23,6 +24,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo:rerun-if-changed=../{name}/src");
         println!("cargo:rerun-if-changed=../{name}/Cargo.toml");
     }
+    let filter = GuestBuild::new(&workspace, "policy-formula").features("filter").build()?;
+    fs::write(out.join("formula-filter.wasm"), filter)?;
+    println!("cargo:rerun-if-changed=../../host/formula/src");
     println!("cargo:rerun-if-changed=../sdk/src");
     println!("cargo:rerun-if-changed=../../wit/policy.wit");
     Ok(())

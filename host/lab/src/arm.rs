@@ -2,7 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
-use pointsman_policy_runtime::{Access, Capacity, CompiledPolicy, Limits, PolicyEngine, Refusal, compile};
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
+use pointsman_policy_runtime::{
+    Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal, compile,
+};
 use pointsman_routing::{
     NativeMode, Normalize, Origin, Picker, Policy, Program, Slot, SlotEvent, SlotKind, SlotSet, Slots,
     WeightedScorer, World,
@@ -107,8 +110,8 @@ impl Arm {
         };
         let engine = PolicyEngine::new(limits, Capacity::detect())
             .map_err(|error| ArmError::Engine(format!("{error:#}")))?;
-        let parts =
-            parts.split('+').map(|part| Part::compile(&engine, part)).collect::<Result<Vec<_>, _>>()?;
+        let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
+        let parts = parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
         Ok(Self { label, parts: written, content: Content::Policies(parts) })
     }
 
@@ -163,18 +166,27 @@ impl Arm {
 }
 
 impl Part {
-    fn compile(engine: &PolicyEngine, part: &str) -> Result<Self, ArmError> {
+    /// Compiles a part: one policy, or those of a formula.
+    fn compile(engine: &PolicyEngine, part: &str) -> Result<Vec<Self>, ArmError> {
         let (name, settings) = part.split_once('@').unwrap_or((part, "{}"));
+        let read = || std::fs::read(name).map_err(|error| ArmError::Io { file: name.to_owned(), error });
+        if let Some(formulas) = formulas(name, settings, read)? {
+            let keep = formulas.keep.map(|keep| (FORMULA_FILTER, keep));
+            let parts = keep.into_iter().chain(formulas.rank.map(|rank| (FORMULA, rank)));
+            return parts.map(|(bytes, settings)| Self::of(engine, name, bytes, settings)).collect();
+        }
         let bytes = match pointsman_embedded_policies::by_name(name) {
             Some(bytes) => bytes.to_vec(),
-            None if Path::new(name).exists() => {
-                std::fs::read(name).map_err(|error| ArmError::Io { file: name.to_owned(), error })?
-            }
+            None if Path::new(name).exists() => read()?,
             None => return Err(ArmError::Unknown(name.to_owned())),
         };
-        let policy = compile(engine, &bytes, &Access::new(&Access::ALL))
+        Ok(vec![Self::of(engine, name, &bytes, settings.to_owned())?])
+    }
+
+    fn of(engine: &PolicyEngine, name: &str, bytes: &[u8], settings: String) -> Result<Self, ArmError> {
+        let policy = compile(engine, bytes, &Access::new(&Access::ALL))
             .map_err(|refusal| ArmError::Refused { file: name.to_owned(), refusal })?;
-        Ok(Self { policy, settings: settings.to_owned() })
+        Ok(Self { policy, settings })
     }
 
     fn load(&self, label: &str) -> Result<Arc<dyn Policy>, ArmError> {
@@ -183,6 +195,48 @@ impl Part {
         let loaded = loaded.map_err(|refusal| ArmError::Refused { file: label.to_owned(), refusal })?;
         Ok(Arc::new(loaded))
     }
+}
+
+/// Splits an arm at each `+` that is not in the settings of a part.
+fn split(parts: &str) -> Vec<&str> {
+    let (mut depth, mut is_text, mut is_escaped) = (0_usize, false, false);
+    parts
+        .split(|letter| {
+            match letter {
+                _ if is_escaped => {
+                    is_escaped = false;
+                    return false;
+                }
+                '\\' if is_text => is_escaped = true,
+                '"' if depth > 0 => is_text = !is_text,
+                '{' if !is_text => depth += 1,
+                '}' if !is_text => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            letter == '+' && depth == 0
+        })
+        .collect()
+}
+
+/// Returns the formulas of a part: those of a file, or the settings of `formula`. The names of a trace are
+/// hashed without a salt.
+fn formulas(
+    name: &str,
+    settings: &str,
+    read: impl Fn() -> Result<Vec<u8>, ArmError>,
+) -> Result<Option<FormulaSettings>, ArmError> {
+    let refused = |why: String| ArmError::Refused { file: name.to_owned(), refusal: Refusal::Formula(why) };
+    if name == "formula" {
+        let settings: serde_json::Value = serde_json::from_str(settings)
+            .map_err(|error| refused(format!("the settings are not JSON: {error}")))?;
+        return Ok(Some(FormulaSettings::of(&settings, 0)));
+    }
+    if !name.ends_with(FORMULA_SUFFIX) {
+        return Ok(None);
+    }
+    let text = String::from_utf8(read()?)
+        .map_err(|_| refused("the file is not UTF-8; write it as text".to_owned()))?;
+    FormulaSettings::of_file(&text, 0).map(Some).map_err(refused)
 }
 
 /// Returns the native mode of this name. `direct` needs a router outside, which a simulation does not have.
@@ -200,6 +254,30 @@ fn native(name: &str) -> Option<NativeMode> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_formula_is_an_arm_by_its_settings_or_as_a_file() {
+        let settings =
+            "f=formula@{\"cost\": \"engine_queue + 2 * active_requests\", \"keep\": \"kv_usage < 0.9\"}";
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("mine.formula.toml");
+        std::fs::write(&file, "cost = \"engine_queue\"\nkeep = \"kv_usage < 0.9\"").unwrap();
+        for arm in [settings, &format!("f={}+conditional-disagg", file.display())] {
+            let arm = Arm::parse(arm).unwrap();
+            assert_eq!(arm.label, "f");
+            let (slots, _) = arm.slots().unwrap();
+            let model = pointsman_workers::ModelName::new("m");
+            let program = slots.get(&model, SlotKind::Decode).pin().program.clone();
+            let Program::Selector { filters, selector } = program else { panic!("a selector") };
+            assert_eq!((filters.len(), &*selector.info().name), (1, "formula"));
+        }
+        std::fs::write(&file, "cost = \"engine_que\"").unwrap();
+        let error = Arm::parse(file.to_str().unwrap()).unwrap_err().to_string();
+        assert!(
+            error.contains("refused (formula): line 1, column 9: cost: unknown name `engine_que`"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn an_arm_is_a_native_mode_or_policies_that_fit_together() {

@@ -6,6 +6,7 @@
 use std::{hint::black_box, path::Path, time::Duration};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
 use pointsman_guest_build::GuestBuild;
 use pointsman_policy_runtime::{Access, Capacity, Limits, LoadedPolicy, PolicyEngine, SampleCall, compile};
 use pointsman_policy_sdk::{Call, DecodeOverride, Facts, Filter, Scorer, Selector, configure};
@@ -33,6 +34,48 @@ fn scorer<P: Scorer + 'static>() -> Native {
 fn selector<P: Selector + 'static>() -> Native {
     let (policy, _) = configure::<P>("{}").unwrap();
     Box::new(move |call, question| drop(black_box(policy.select(call, &facts(question)).unwrap())))
+}
+
+/// The formulas of docs/formulas.md, and one with as many operations as are allowed.
+const QUEUE_AND_PREFIX: &str = r#"{"cost": "2 * ratio(engine_queue, max(engine_queue)) + ratio(request_blocks - cached_blocks_device, request_blocks)"}"#;
+const KEEP: &str = r#"{"keep": "(!known(kv_usage) || kv_usage < 0.95) && (tenant != 'batch' || taint('spot'))", "names": {"batch": 7}}"#;
+
+fn largest() -> String {
+    format!("{{\"cost\": \"{}1\"}}", "active_requests * 2 + ".repeat(85))
+}
+
+/// Formulas: what a call costs, as a component and natively.
+fn bench_formulas(c: &mut Criterion) {
+    let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
+    let mut group = c.benchmark_group("formula_call");
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1)).sample_size(50);
+    let largest = largest();
+    let cases = [
+        ("queue and prefix", FORMULA, QUEUE_AND_PREFIX),
+        ("keep", FORMULA_FILTER, KEEP),
+        ("256 operations", FORMULA, largest.as_str()),
+    ];
+    for (name, bytes, settings) in cases {
+        let compiled = compile(&engine, bytes, &Access::default()).unwrap();
+        let policy = compiled.configure(Origin::Embedded, settings).unwrap();
+        for rows in [64, 1_024] {
+            let question = SampleCall::ordinary(&policy.info().wants, rows);
+            let pointsman_routing::Call { seed, now_us, .. } = question.call;
+            let call = Call { rows, seed, now_us, ..Default::default() };
+            let words = question.facts();
+            let (mut kept, mut costs) = (Vec::new(), Vec::new());
+            group.bench_function(BenchmarkId::new(format!("{name}, wasm"), rows), |b| {
+                b.iter(|| ask(&policy, black_box(&question), &words, &mut kept, &mut costs));
+            });
+            if bytes == FORMULA {
+                let (native, _) = configure::<policy_formula::Rank>(settings).unwrap();
+                group.bench_function(BenchmarkId::new(format!("{name}, native"), rows), |b| {
+                    b.iter(|| black_box(native.select(&call, &facts(black_box(&question))).unwrap()));
+                });
+            }
+        }
+    }
+    group.finish();
 }
 
 fn decode_override<P: DecodeOverride + 'static>() -> Native {
@@ -109,5 +152,5 @@ fn bench(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, bench);
+criterion_group!(benches, bench, bench_formulas);
 criterion_main!(benches);

@@ -14,6 +14,7 @@ mod chores;
 mod compile_child;
 mod compiler_process;
 mod engine;
+mod formula;
 mod guest;
 mod guest_info;
 mod inspect;
@@ -39,6 +40,7 @@ pub use catch_panic::{PanicHook, panic_hook};
 pub use compile_child::run_compiler_process;
 pub use compiler_process::{CompileLimits, QuarantinedFile, clear_quarantine, quarantined_files};
 pub use engine::{Limits, PolicyEngine};
+pub use formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{

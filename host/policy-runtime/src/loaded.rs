@@ -166,6 +166,12 @@ impl CompiledPolicy {
         Self { engine: self.engine.clone(), linked: self.linked.clone(), access: access.clone(), ..*self }
     }
 
+    /// Returns the same code under the digest of the file whose settings it runs with.
+    #[must_use]
+    pub fn identified_by(self, digest: Digest) -> Self {
+        Self { digest, ..self }
+    }
+
     /// Configures, probes and warms up the policy.
     ///
     /// # Errors

@@ -2,6 +2,7 @@
 //! there, installs it, and rolls back what fails in its first calls.
 //!
 //! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`.
+//! A lane has either such a component or formulas, as `prefill.formula.toml`.
 //! Files in `parts/` are those that specs name. The manager compares content, not times, to find changes.
 //! Scans, commands and failures run on one thread; compiles run on others (`compile_queue`). When a
 //! compile has finished, the lane's files are read again, so that only content that is still wanted is
@@ -20,6 +21,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::{
     access::Access,
     engine::PolicyEngine,
+    formula::FormulaComponents,
     meter::Usage,
     refusal::Refusal,
     spec::{LaneSpec, SlotSpec},
@@ -139,6 +141,13 @@ impl PolicyDir {
     pub fn open(engine: &PolicyEngine, dir: Option<PathBuf>, trust: TrustRules) -> std::io::Result<Self> {
         let (folder, changes) = Folder::open(dir)?;
         Ok(Self { builder: ProgramBuilder::new(engine.clone(), folder, trust), changes })
+    }
+
+    /// Serves formula files with the built-in policy `formula`.
+    #[must_use]
+    pub fn with_formulas(mut self, components: FormulaComponents) -> Self {
+        self.builder.formulas = Some(components);
+        self
     }
 
     /// Builds the program that a lane runs without its own file. Returns `None` for a trial that exists only

@@ -186,6 +186,7 @@ fn is_flag(column: &WorkerColumn) -> bool {
     matches!(
         column,
         WorkerColumn::LabelIs { .. }
+            | WorkerColumn::TaintIs(_)
             | WorkerColumn::Fact(
                 WorkerFact::LoraLoaded | WorkerFact::SessionBound | WorkerFact::LocalPrefill
             )

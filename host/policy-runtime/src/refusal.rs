@@ -135,6 +135,12 @@ pub enum Refusal {
     /// The file name selects no slot.
     #[error("the file name selects no slot; expected one of {0}")]
     NoSlot(String),
+    /// The formula file cannot be used.
+    #[error("{0}")]
+    Formula(String),
+    /// A lane has a component and a formula file.
+    #[error("`{0}` is there, too, and a slot runs one of them; remove one")]
+    TwoFiles(String),
     /// This content was rolled back before.
     #[error("quarantined: {0}; change the file or its settings to try again")]
     Quarantined(String),
@@ -215,6 +221,8 @@ impl Refusal {
             Self::Observe(_) => "observe",
             Self::WrongSlot { .. } => "wrong_slot",
             Self::NoSlot(_) => "no_slot",
+            Self::Formula(_) => "formula",
+            Self::TwoFiles(_) => "two_files",
             Self::Quarantined(_) => "quarantined",
             Self::MissingPart(_) => "missing_part",
             Self::Misplaced { .. } => "misplaced",

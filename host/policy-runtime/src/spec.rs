@@ -63,6 +63,8 @@ pub struct LaneSpec {
     pub rank: Option<Rank>,
     /// Share of the requests that a trial takes part in, 0 to 1.
     pub share: f64,
+    /// Salt of the hashes by which policies know names: those in a formula file are hashed.
+    pub hash_salt: u64,
 }
 
 /// Content of a slot.
@@ -101,7 +103,7 @@ impl LaneSpec {
     #[must_use]
     pub fn file_only(share: f64) -> Self {
         let grants = Access::DEFAULT.to_vec();
-        Self { settings: "{}".to_owned(), grants, filters: Vec::new(), rank: None, share }
+        Self { settings: "{}".to_owned(), grants, filters: Vec::new(), rank: None, share, hash_salt: 0 }
     }
 }
 

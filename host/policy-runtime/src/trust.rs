@@ -7,7 +7,7 @@ use minisign_verify::{Error, PublicKey, Signature};
 use parking_lot::Mutex;
 use pointsman_routing::Digest;
 
-use crate::refusal::Refusal;
+use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
 
 /// Conditions that a policy file must meet before it is parsed.
 #[derive(Clone, Default)]
@@ -118,9 +118,13 @@ impl Binding {
     }
 }
 
-/// Path of a file without `.wasm`, as pins and signatures name it.
+/// Path of a file without `.wasm` or `.formula.toml`, as pins and signatures name it.
 fn name_of(file: &Path) -> String {
-    file.with_extension("").to_string_lossy().into_owned()
+    let name = file.to_string_lossy();
+    match name.strip_suffix(FORMULA_SUFFIX) {
+        Some(name) => name.to_owned(),
+        None => file.with_extension("").to_string_lossy().into_owned(),
+    }
 }
 
 /// Returns the signature's trusted comment, which is signed, too.

@@ -91,7 +91,8 @@ fn values(column: &WorkerColumn, running: &VecDeque<u32>) -> Vec<u32> {
         WorkerColumn::Fact(WorkerFact::ItlEwmaUs) => 10_000,
         WorkerColumn::Fact(WorkerFact::PrefillUsPerKtoken) => 20_000,
         WorkerColumn::Fact(WorkerFact::LocalPrefill | WorkerFact::LoraLoaded)
-        | WorkerColumn::LabelIs { .. } => 1,
+        | WorkerColumn::LabelIs { .. }
+        | WorkerColumn::TaintIs(_) => 1,
         WorkerColumn::Fact(_) | WorkerColumn::LabelNumber { .. } => 0,
     };
     let high = if column.ty() == FactType::U64 { ROWS } else { 0 };

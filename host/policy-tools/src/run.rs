@@ -1,16 +1,23 @@
 //! `pointsman policy run`: replays recorded decisions with a compiled policy.
 
-use std::{fmt::Write as _, fs::File, io::BufReader, path::PathBuf, process::ExitCode};
+use std::{
+    fmt::Write as _,
+    fs::File,
+    io::BufReader,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::Context as _;
 use clap::Args;
+use pointsman_policy_runtime::FormulaSettings;
 use pointsman_routing::Policy;
 use serde_json::json;
 
 use crate::{
     output::print,
     policy_file::{LimitArgs, PolicyFile, refused},
-    replay::{Difference, FactDifference, RankBy, Report, replay},
+    replay::{Difference, FactDifference, RankBy, Report, replay_behind},
 };
 
 /// Number of differences in the text report.
@@ -22,10 +29,12 @@ const MAX_SHOWN: usize = 10;
 The decisions are lines of the gateway's `GET /decisions/export`:
   curl -s 'http://127.0.0.1:9090/decisions/export?slot=prefill' > decisions.jsonl
 A filter replaces the first recorded filter. A scorer or selector replaces the policy that made the choice.
+`keep` of a formula file that has a cost runs behind the recorded filters.
 Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or the recording lacks
 facts that the policy asks for.")]
 pub struct RunArgs {
-    /// The component, or core module with embedded WIT metadata.
+    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).
+    /// `formula` takes its formulas from --settings.
     file: PathBuf,
     /// The recorded decisions, one per line.
     #[arg(long, value_name = "FILE")]
@@ -33,6 +42,9 @@ pub struct RunArgs {
     /// Settings: a JSON object, or a file with one.
     #[arg(long, value_name = "JSON|FILE", default_value = "{}")]
     settings: String,
+    /// Salt of the hashes of names in formulas, as `routing.hash_salt` of the gateway.
+    #[arg(long, value_name = "NUMBER", default_value = "0")]
+    hash_salt: u64,
     /// Print the whole report as JSON.
     #[arg(long)]
     json: bool,
@@ -48,15 +60,22 @@ pub struct RunArgs {
 
 impl RunArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let file = PolicyFile::read(&self.file, &self.limits)?;
         let settings = match self.settings.trim_start().starts_with('{') {
             true => self.settings.clone(),
             false => std::fs::read_to_string(&self.settings).with_context(|| self.settings.clone())?,
         };
+        let file = if self.file == Path::new("formula") && !self.file.exists() {
+            let formulas = serde_json::from_str(&settings).context("--settings")?;
+            let formulas = FormulaSettings::of(&formulas, self.hash_salt);
+            PolicyFile::of_formulas(&self.file, formulas, settings.as_bytes(), &self.limits)?
+        } else {
+            PolicyFile::read_hashing(&self.file, &self.limits, self.hash_salt)?
+        };
         let policy = file.load(&settings).map_err(|refusal| refused(&self.file, &refusal))?;
         let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
         let rank_by = if self.as_recorded { RankBy::Recorded } else { RankBy::Policy };
-        let report = replay(&policy, file.access.state(), BufReader::new(recording), rank_by)
+        let filter = file.filter().map(|filter| -> &dyn Policy { filter });
+        let report = replay_behind(filter, &policy, file.access.state(), BufReader::new(recording), rank_by)
             .with_context(|| self.receipts.display().to_string())?;
         let info = policy.info();
         if self.json {

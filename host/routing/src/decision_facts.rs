@@ -74,6 +74,9 @@ impl<'a> DecisionFacts<'a> {
                     let number = spec.labels.get(&**key).and_then(|label| label.parse::<f32>().ok());
                     number.filter(|number| number.is_finite()).unwrap_or(0.0).to_bits()
                 }),
+                WorkerColumn::TaintIs(name) => {
+                    self.describe(rows, out, |spec| u32::from(spec.taints.contains(&**name)));
+                }
             }
         }
     }

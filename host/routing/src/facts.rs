@@ -164,7 +164,7 @@ facts! {
     }
 }
 
-/// A worker fact as asked for: one of the table, or one made from a label.
+/// A worker fact as asked for: one of the table, or one made from a label or a taint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WorkerColumn {
     /// A fact of the table.
@@ -181,6 +181,8 @@ pub enum WorkerColumn {
         /// The label's key.
         key: Arc<str>,
     },
+    /// `taint-is/<name>` (u32): 1 when the worker has the taint, else 0.
+    TaintIs(Arc<str>),
 }
 
 /// The facts that a policy requested at load, resolved against the table, in the policy's order.
@@ -243,7 +245,7 @@ impl WorkerColumn {
     pub fn ty(&self) -> FactType {
         match self {
             Self::Fact(fact) => fact.ty(),
-            Self::LabelIs { .. } => FactType::U32,
+            Self::LabelIs { .. } | Self::TaintIs(_) => FactType::U32,
             Self::LabelNumber { .. } => FactType::F32,
         }
     }
@@ -256,6 +258,9 @@ impl WorkerColumn {
         if let Some(key) = name.strip_prefix("label-number/") {
             return (!key.is_empty()).then(|| Self::LabelNumber { key: key.into() });
         }
+        if let Some(name) = name.strip_prefix("taint-is/") {
+            return (!name.is_empty()).then(|| Self::TaintIs(name.into()));
+        }
         WorkerFact::ALL.iter().find(|fact| fact.name() == name).map(|fact| Self::Fact(*fact))
     }
 }
@@ -266,6 +271,7 @@ impl fmt::Display for WorkerColumn {
             Self::Fact(fact) => f.write_str(fact.name()),
             Self::LabelIs { key, value } => write!(f, "label-is/{key}={value}"),
             Self::LabelNumber { key } => write!(f, "label-number/{key}"),
+            Self::TaintIs(name) => write!(f, "taint-is/{name}"),
         }
     }
 }

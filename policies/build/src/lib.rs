@@ -61,7 +61,7 @@ impl GuestBuild {
         self
     }
 
-    /// Builds with these features of the package, written as cargo takes them.
+    /// Builds with these features of the package instead of its default ones, written as cargo takes them.
     #[must_use]
     pub fn features(mut self, features: &'static str) -> Self {
         self.features = Some(features);
@@ -124,7 +124,7 @@ impl GuestBuild {
         cargo.args(["build", "--quiet", "--profile", self.profile, "--target", self.target.triple()]);
         cargo.args(["--package", &self.package]).arg("--target-dir").arg(&self.target_dir);
         if let Some(features) = self.features {
-            cargo.args(["--features", features]);
+            cargo.args(["--no-default-features", "--features", features]);
         }
         cargo
     }

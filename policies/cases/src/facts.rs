@@ -60,11 +60,15 @@ impl FactTable {
         self.request.get(name).copied().ok_or_else(|| unknown("request", name, &self.request))
     }
 
-    /// Returns the type of a worker fact, which may also be `label-is/KEY=VALUE` or `label-number/KEY`.
+    /// Returns the type of a worker fact, which may also be `label-is/KEY=VALUE`, `label-number/KEY`
+    /// or `taint-is/NAME`.
     ///
     /// # Errors
     /// Says that the fact is unknown and suggests the closest name.
     pub fn worker(&self, name: &str) -> Result<FactType, String> {
+        if name.strip_prefix("taint-is/").is_some_and(|taint| !taint.is_empty()) {
+            return Ok(FactType::U32);
+        }
         let label_is = name.strip_prefix("label-is/").and_then(|label| label.split_once('='));
         if label_is.is_some_and(|(key, _)| !key.is_empty()) {
             return Ok(FactType::U32);
@@ -78,7 +82,8 @@ impl FactTable {
 
 fn unknown(scope: &str, name: &str, facts: &BTreeMap<String, FactType>) -> String {
     let known = facts.keys().map(String::as_str);
-    let labels = if scope == "worker" { &["label-is/KEY=VALUE", "label-number/KEY"][..] } else { &[] };
+    let labels = &["label-is/KEY=VALUE", "label-number/KEY", "taint-is/NAME"][..];
+    let labels = if scope == "worker" { labels } else { &[] };
     let hint = closest(name, known.chain(labels.iter().copied()));
     let hint = hint.map(|name| format!("; did you mean \"{name}\"?"));
     format!("unknown {scope} fact{}", hint.unwrap_or_else(|| "; wit/facts.md lists all facts".to_owned()))

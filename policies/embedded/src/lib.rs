@@ -14,10 +14,14 @@ pub const CACHE_AWARE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cache-a
 pub const LONGEST_PREFIX: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/longest-prefix.wasm"));
 /// Decode override: remote prefill only where it is worth it.
 pub const CONDITIONAL_DISAGG: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/conditional-disagg.wasm"));
+/// Selector: formulas of the operator.
+pub const FORMULA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/formula.wasm"));
+/// Filter: the formula `keep` of the operator.
+pub const FORMULA_FILTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/formula-filter.wasm"));
 
 /// Names of the built-in policies, for messages.
 pub const NAMES: &str = "kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, \
-                         least-loaded or conditional-disagg";
+                         least-loaded, formula or conditional-disagg";
 
 /// The bytes of a built-in policy by its name.
 #[must_use]
@@ -29,6 +33,7 @@ pub fn by_name(name: &str) -> Option<&'static [u8]> {
         "queue-kv-prefix" => Some(QUEUE_KV_PREFIX),
         "cache-aware" => Some(CACHE_AWARE),
         "longest-prefix" => Some(LONGEST_PREFIX),
+        "formula" => Some(FORMULA),
         "conditional-disagg" => Some(CONDITIONAL_DISAGG),
         _ => None,
     }

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use crate::facts::{FactValue, RequestFact, WorkerFact};
+use crate::facts::{ALL, FactValue, RequestFact, WorkerFact};
 
 /// The facts that a policy asks for. Filled in [`crate::Policy::configure`].
 #[derive(Debug, Default)]
@@ -54,6 +54,22 @@ impl Wants {
         self.column(format!("label-number/{key}"))
     }
 
+    /// Asks for facts by name, for a policy whose facts depend on its settings. [`Facts::flat`] has their
+    /// values, in this order. Use it instead of the other functions, not beside them.
+    pub fn by_name(&mut self, request: Vec<String>, worker: Vec<String>) {
+        let width = |scope: &str, names: &[String]| -> usize {
+            let is_wide = |name: &&String| ALL.contains(&(scope, name.as_str(), "u64"));
+            names.len() + names.iter().filter(is_wide).count()
+        };
+        (self.request_width, self.worker_width) = (width("request", &request), width("worker", &worker));
+        (self.request, self.worker) = (request, worker);
+    }
+
+    /// Asks for `taint-is/<name>`: 1 for a worker that has the taint, else 0.
+    pub fn taint_is(&mut self, name: &str) -> Column<u32> {
+        self.column(format!("taint-is/{name}"))
+    }
+
     /// Returns the names of the request facts, in the order they were asked for.
     #[must_use]
     pub fn request_names(&self) -> &[String] {
@@ -85,6 +101,13 @@ impl<'a> Facts<'a> {
     #[must_use]
     pub fn new(request: &'a [u32], columns: &'a [u32], rows: usize) -> Self {
         Self { request, columns, rows }
+    }
+
+    /// Returns the flat values: those of the request, and the columns one after another. A `u64` takes two
+    /// values or columns.
+    #[must_use]
+    pub fn flat(&self) -> (&'a [u32], &'a [u32]) {
+        (self.request, self.columns)
     }
 
     /// Returns the number of candidates.

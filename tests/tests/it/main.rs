@@ -50,6 +50,7 @@ mod fairness;
 mod fallback;
 mod fidelity;
 mod first_byte;
+mod formulas;
 mod guest_log;
 mod handoffs;
 mod http2;

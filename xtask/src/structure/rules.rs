@@ -36,6 +36,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "pointsman-policy-tools",
         &[
             "pointsman-cli",
+            "pointsman-embedded-policies",
             "pointsman-guest-build",
             "pointsman-policy-admin",
             "pointsman-policy-cases",
@@ -79,7 +80,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-admin", &["pointsman-admin-cli", "pointsman-cli", "pointsman-policy-runtime"]),
-    ("pointsman-policy-runtime", &["pointsman-routing", "pointsman-workers"]),
+    ("pointsman-policy-runtime", &["pointsman-formula", "pointsman-routing", "pointsman-workers"]),
     ("pointsman-replicas", &["pointsman-orchestration", "pointsman-routing", "pointsman-workers"]),
     ("pointsman-routing", &["pointsman-workers"]),
     ("pointsman-tools", &["pointsman-admin-cli", "pointsman-cli", "pointsman-import"]),

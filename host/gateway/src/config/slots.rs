@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use pointsman_embedded_policies::by_name;
-use pointsman_policy_runtime::{Access, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
+use pointsman_embedded_policies::{FORMULA_FILTER, by_name};
+use pointsman_policy_runtime::{Access, FormulaSettings, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 use pointsman_routing::{Lane, NativeMode, Normalize, OnFailure, Picker, SlotKind};
 use pointsman_workers::name_hash;
 use schemars::JsonSchema;
@@ -100,6 +100,9 @@ pub struct TrialEntry {
     pub settings: Option<toml::Table>,
 }
 
+/// The built-in policy of which a part is a filter.
+const FORMULA: &str = "formula";
+
 /// The keys that name what ranks candidates. At most one of the first four is given.
 struct Ranking<'a> {
     native: Option<NativeMode>,
@@ -115,19 +118,23 @@ impl SlotEntry {
     #[must_use]
     pub fn spec(&self, kind: SlotKind, salt: u64) -> SlotSpec {
         let settings = json(&self.settings, salt);
-        let rank = self.ranking().rank(&settings, salt).unwrap_or_else(|| stock(kind));
+        let (keep, rank) = self.ranking().rank(&settings, salt);
+        let rank = rank.unwrap_or_else(|| stock(kind));
         let grants = self.grants.clone().unwrap_or_else(|| Access::DEFAULT.to_vec());
-        let active =
-            LaneSpec { filters: parts(&self.filters, salt), rank: Some(rank), settings, grants, share: 1.0 };
+        let own = parts(&self.filters, salt);
+        let filters = own.iter().cloned().chain(keep).collect();
+        let active = LaneSpec { filters, rank: Some(rank), settings, grants, share: 1.0, hash_salt: salt };
         let trial = |entry: &Option<TrialEntry>, share: f64| {
             let entry = entry.clone().unwrap_or_default();
             let settings =
                 entry.settings.as_ref().map_or_else(|| active.settings.clone(), |own| json(own, salt));
             let filters = entry.filters.as_deref();
-            let filters = filters.map_or_else(|| active.filters.clone(), |own| parts(own, salt));
-            let rank = entry.ranking().rank(&settings, salt);
+            let (keep, rank) = entry.ranking().rank(&settings, salt);
+            let filters = filters.map_or_else(|| own.clone(), |own| parts(own, salt));
+            let filters = filters.into_iter().chain(keep).collect();
             let grants = active.grants.clone();
-            LaneSpec { share: entry.share.unwrap_or(share), settings, grants, filters, rank }
+            let share = entry.share.unwrap_or(share);
+            LaneSpec { share, settings, grants, filters, rank, hash_salt: salt }
         };
         SlotSpec {
             canary: trial(&self.canary, SlotSpec::CANARY_SHARE),
@@ -187,8 +194,23 @@ impl TrialEntry {
 }
 
 impl Ranking<'_> {
-    /// Returns what ranks candidates; `None` when no key names it.
-    fn rank(&self, settings: &str, salt: u64) -> Option<Rank> {
+    /// Returns what ranks candidates, and the filter that belongs to it; `None` when no key names it.
+    fn rank(&self, settings: &str, salt: u64) -> (Option<Part>, Option<Rank>) {
+        if self.native.is_some() || self.builtin.or(self.policy).is_none() {
+            return (None, self.rank_without_filter(settings, salt));
+        }
+        match self.builtin.or(self.policy).map(String::as_str) {
+            Some(FORMULA) => {
+                let formulas = FormulaSettings::of(&serde_json::from_str(settings).unwrap_or_default(), salt);
+                let keep = formulas.keep.map(|keep| Part::embedded(FORMULA, FORMULA_FILTER, keep));
+                let rank = formulas.rank.unwrap_or_else(|| "{}".to_owned());
+                (keep, self.rank_without_filter(&rank, salt))
+            }
+            _ => (None, self.rank_without_filter(settings, salt)),
+        }
+    }
+
+    fn rank_without_filter(&self, settings: &str, salt: u64) -> Option<Rank> {
         if let Some(mode) = self.native {
             return Some(Rank::Native(mode));
         }
@@ -219,7 +241,21 @@ fn part(name: &str, settings: String) -> Part {
 }
 
 fn parts(entries: &[PartEntry], salt: u64) -> Vec<Part> {
-    entries.iter().map(|entry| part(&entry.policy, json(&entry.settings, salt))).collect()
+    entries.iter().map(|entry| filter(&entry.policy, json(&entry.settings, salt), salt)).collect()
+}
+
+fn filter(name: &str, settings: String, salt: u64) -> Part {
+    let part = part(name, settings);
+    if name != FORMULA {
+        return part;
+    }
+    let formulas = FormulaSettings::of(&serde_json::from_str(&part.settings).unwrap_or_default(), salt);
+    let settings = match formulas {
+        FormulaSettings { keep: Some(keep), rank: None } => keep,
+        // The component refuses what it does not have.
+        _ => part.settings,
+    };
+    Part { embedded: Some(FORMULA_FILTER), settings, ..part }
 }
 
 /// Returns what a slot runs without any key.

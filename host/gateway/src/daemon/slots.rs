@@ -8,9 +8,10 @@ use std::{
 };
 
 use anyhow::Context as _;
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
 use pointsman_policy_runtime::{
-    Access, Capacity, CompileLimits, Limits, ManagerConfig, PartRefusal, PolicyDir, PolicyEngine,
-    PolicyManager, Probation, RefusalRecord, SlotConfig, SlotName, SlotSpec,
+    Access, Capacity, CompileLimits, FORMULA_SUFFIX, FormulaComponents, Limits, ManagerConfig, PartRefusal,
+    PolicyDir, PolicyEngine, PolicyManager, Probation, RefusalRecord, SlotConfig, SlotName, SlotSpec,
 };
 use pointsman_routing::{Lane, NativeMode, Program, Slot, SlotEvent, SlotKind, SlotSet, Slots};
 use pointsman_workers::ModelName;
@@ -63,6 +64,7 @@ pub(super) fn open(
     let trust = reloadable.policies.trust().map_err(|error| Problem::new("policies.trusted_keys", error))?;
     let dir = PolicyDir::open(&engine, policies.dir.clone(), trust);
     let dir = dir.map_err(|error| Problem::new("policies.dir", error.to_string()))?;
+    let dir = dir.with_formulas(FormulaComponents { selector: FORMULA, filter: FORMULA_FILTER });
     let (events, failures) = mpsc::unbounded_channel();
     let mut opened =
         OpenedSlots { dir, slots: Vec::new(), trials: Vec::new(), failures, problems: Vec::new() };
@@ -130,7 +132,8 @@ pub(super) fn waiting_settings(settings: &Settings) -> Vec<Problem> {
 }
 
 fn is_own_file(refusal: &RefusalRecord) -> bool {
-    refusal.file.ends_with(".wasm") && !refusal.file.starts_with("parts/")
+    let is_file = refusal.file.ends_with(".wasm") || refusal.file.ends_with(FORMULA_SUFFIX);
+    is_file && !refusal.file.starts_with("parts/")
 }
 
 impl OpenedSlots {

@@ -8,6 +8,7 @@ use std::{fs, path::Path, process::Command};
 use pointsman_policy_sdk::testing::{run_decode_override, run_scorer, run_selector};
 use policy_cache_aware::CacheAware;
 use policy_conditional_disagg::ConditionalDisagg;
+use policy_formula::Rank;
 use policy_kv_aware::KvAware;
 use policy_least_loaded::LeastLoaded;
 use policy_longest_prefix::LongestPrefix;
@@ -17,7 +18,7 @@ use policy_queue_kv_prefix::QueueKvPrefix;
 /// Runs the cases of a file natively.
 type Native = fn(&str) -> Result<(), String>;
 
-const POLICIES: [(&str, Native); 7] = [
+const POLICIES: [(&str, Native); 8] = [
     ("least-loaded", run_selector::<LeastLoaded>),
     ("kv-aware", run_scorer::<KvAware>),
     ("predicted-latency", run_scorer::<PredictedLatency>),
@@ -25,6 +26,7 @@ const POLICIES: [(&str, Native); 7] = [
     ("cache-aware", run_selector::<CacheAware>),
     ("longest-prefix", run_selector::<LongestPrefix>),
     ("conditional-disagg", run_decode_override::<ConditionalDisagg>),
+    ("formula", run_selector::<Rank>),
 ];
 
 /// Runs the cases on the compiled component and returns exit code, standard output and standard error.

@@ -49,6 +49,7 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
         ("cache-aware", 17),
         ("longest-prefix", 10),
         ("conditional-disagg", 16),
+        ("formula", 7),
     ] {
         embedded(dir.path(), name);
         let file = policies().join(name).join("cases.toml");
@@ -394,6 +395,45 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&["no decision".to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
+}
+
+#[test]
+fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
+    let dir = folder();
+    let line = concat!(
+        r#"{"id":"1a","leg":"decode","attempt":0,"decider":{"by":"native"},"#,
+        r#""call":{"seed":1,"now_us":2,"temperature":0},"candidates":[[11,0],[12,1]],"#,
+        r#""stages":[{"rows":2,"kept":null,"request":{"tenant-hash":HASH},"#,
+        r#""workers":{"active-requests":[5,2],"engine-queue":[0,3]}}],"left":null,"#,
+        r#""choice":{"row":1,"cost":null},"inputs_dropped":false}"#
+    );
+    let hash = pointsman_workers::name_hash(b"a", 0).to_string();
+    fs::write(dir.path().join("r.jsonl"), line.replace("HASH", &hash)).expect("written");
+    let run = |file: &str| {
+        fs::write(dir.path().join("my.formula.toml"), file).expect("written");
+        pointsman(dir.path(), ["run", "my.formula.toml", "--receipts", "r.jsonl"])
+    };
+    let ran = run("cost = \"active_requests\"");
+    assert!(ran.code == Some(0) && ran.out.contains("agree   1 of 1\n"), "{}{}", ran.out, ran.err);
+    let ran = run("cost = \"active_requests\"\nkeep = \"engine_queue < 3\"");
+    let differs = "differs 1a decode: 12/1, now 11/0 (cost 5)";
+    assert!(ran.code == Some(1) && ran.out.contains(differs), "{}{}", ran.out, ran.err);
+    let ran = run("cost = \"active_requests + error_ppm\"");
+    assert!(ran.code == Some(2) && ran.err.contains("`error-ppm` (in 1 decisions)"), "{}", ran.err);
+    let ran = run("cost = \"active_request\"");
+    let refused = "refused (formula): line 1, column 9: cost: unknown name `active_request`; did you mean `active_requests`?";
+    assert!(ran.code == Some(2) && ran.err.contains(refused), "{}", ran.err);
+    let settings = r#"{"cost": "-active_requests", "shed": {"when": "min(engine_queue) > 3"}}"#;
+    let ran = pointsman(dir.path(), ["run", "formula", "--settings", settings, "--receipts", "r.jsonl"]);
+    assert!(ran.code == Some(1) && ran.out.contains("12/1, now 11/0 (cost -5)"), "{}{}", ran.out, ran.err);
+    // The hash of `a` with the salt 0.
+    let settings = r#"{"cost": "tenant == 'a' ? active_requests : -active_requests"}"#;
+    let run = |salt: &str| {
+        let arguments =
+            ["run", "formula", "--settings", settings, "--receipts", "r.jsonl", "--hash-salt", salt];
+        pointsman(dir.path(), arguments).code
+    };
+    assert_eq!((run("0"), run("1")), (Some(0), Some(1)));
 }
 
 #[test]

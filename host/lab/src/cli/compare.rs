@@ -34,7 +34,8 @@ Engines and links are models; `--fleet` says which.
 
 An arm is [LABEL=]PART[+PART…]. A part is a native mode (round-robin, random, power-of-two, least-loaded,
 kv), a built-in policy (kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix,
-conditional-disagg) or a policy file, with @SETTINGS, a JSON object, behind it.
+formula, conditional-disagg), a policy file or a formula file (NAME.formula.toml), with @SETTINGS, a JSON
+object, behind it.
 
 Examples:
   pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin

@@ -46,12 +46,15 @@ pub(super) struct PolicyKey {
 pub(super) struct CompileJob {
     pub(super) digest: Digest,
     pub(super) bytes: Arc<[u8]>,
+    /// Digest of the bytes. That of a formula file is another one.
+    pub(super) code: Digest,
+    pub(super) is_built_in: bool,
     pub(super) settings: String,
     pub(super) origin: Origin,
     pub(super) access: Access,
 }
 
-/// Compiled policies by digest and grants.
+/// Compiled policies by digest of their code, and grants.
 pub(super) type Compiled = HashMap<(Digest, Arc<[Grant]>), CompiledPolicy>;
 
 /// Result of a job.
@@ -135,7 +138,7 @@ impl CompileJob {
     /// with the same policy.
     pub(super) fn run_sharing(&self, engine: &PolicyEngine, earlier: &mut Compiled) -> CompileResult {
         self.run_with(|| {
-            let key = (self.digest, self.access.granted().clone());
+            let key = (self.code, self.access.granted().clone());
             if let Some(compiled) = earlier.get(&key) {
                 return Ok(compiled.with_access(&self.access));
             }
@@ -146,16 +149,19 @@ impl CompileJob {
     }
 
     fn compile(&self, engine: &PolicyEngine, cancel: &Cancel) -> Result<CompiledPolicy, Refusal> {
-        match &self.origin {
-            Origin::File(_) => compile_apart(engine, &self.bytes, &self.access, cancel),
-            Origin::Embedded => compile_built_in(engine, &self.bytes, &self.access, cancel),
+        if self.is_built_in {
+            compile_built_in(engine, &self.bytes, &self.access, cancel)
+        } else {
+            compile_apart(engine, &self.bytes, &self.access, cancel)
         }
     }
 
     fn run_with(&self, compile: impl FnOnce() -> Result<CompiledPolicy, Refusal>) -> CompileResult {
         let begun = Instant::now();
         // A panic over one file must not end the thread.
-        let outcome = catch_panic(|| compile()?.configure(self.origin.clone(), &self.settings));
+        let outcome = catch_panic(|| {
+            compile()?.identified_by(self.digest).configure(self.origin.clone(), &self.settings)
+        });
         let outcome = outcome.unwrap_or_else(|panic| {
             Err(Refusal::Compile(truncate(format!("the compiler panicked: {panic}"))))
         });
@@ -272,6 +278,8 @@ mod tests {
         let job = CompileJob {
             digest: Digest([0; 32]),
             bytes: vec![0; size].into(),
+            code: Digest([0; 32]),
+            is_built_in: true,
             settings: String::new(),
             origin: Origin::Embedded,
             access: access.clone(),

@@ -15,7 +15,7 @@ use std::{
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
-use crate::refusal::Refusal;
+use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
 
 /// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
@@ -76,7 +76,7 @@ impl Folder {
         }
     }
 
-    /// Lists `.wasm` files that belong to no slot, sorted. Skips hidden directories (`..data` of a Kubernetes
+    /// Lists policy files that belong to no slot, sorted. Skips hidden directories (`..data` of a Kubernetes
     /// mount) and the directory of parts.
     pub(super) fn strays<'a>(&self, known: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {
         let Some(dir) = &self.dir else { return Vec::new() };
@@ -124,6 +124,10 @@ fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
     Ok(Ok(bytes))
 }
 
+fn is_policy(name: &str) -> bool {
+    name.ends_with(".wasm") || name.ends_with(FORMULA_SUFFIX)
+}
+
 fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {
     let Ok(entries) = std::fs::read_dir(dir.join(relative)) else { return };
     for entry in entries.take(MAX_ENTRIES).flatten() {
@@ -137,7 +141,7 @@ fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>
             if depth < 2 {
                 collect(dir, &path, depth + 1, found);
             }
-        } else if path.extension().is_some_and(|extension| extension == "wasm") {
+        } else if is_policy(&name.to_string_lossy()) {
             found.insert(path);
         }
     }

@@ -34,8 +34,10 @@ pub(super) struct Content {
 }
 
 pub(super) struct ManagedLane {
-    /// The lane's own file, relative to the policy directory.
+    /// The lane's own file, relative to the policy directory. A formula file may take its place.
     pub(super) file: PathBuf,
+    /// The file that was there last: `file`, or the formula file in its place.
+    pub(super) found: PathBuf,
     pub(super) content: Option<Content>,
     pub(super) since_ms: u64,
     pub(super) load_ms: u64,
@@ -59,6 +61,7 @@ pub(super) struct ManagedLane {
 impl ManagedLane {
     pub(super) fn new(file: PathBuf, content: Option<Content>) -> Self {
         Self {
+            found: file.clone(),
             file,
             content,
             since_ms: now_ms(),

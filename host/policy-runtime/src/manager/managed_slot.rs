@@ -142,7 +142,7 @@ impl ManagedSlot {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.waits_for.clear();
-        let exists = builder.folder.has(&lane.file);
+        let exists = builder.has(&lane.file);
         if lane.may_come_back(exists) {
             return None;
         }
@@ -151,6 +151,8 @@ impl ManagedSlot {
             Ok(None) => return self.end_trial(mode),
             Ok(Some(plan)) => plan,
         };
+        let lane = self.lane(mode);
+        lane.found = plan.own_file().unwrap_or(&lane.file).clone();
         if self.is_quarantined(plan.fingerprint) {
             return self.refuse_quarantined(mode, &plan);
         }
@@ -233,7 +235,7 @@ impl ManagedSlot {
         }
         lane.held = None;
         let refusal = Refusal::Quarantined("this slot rolled it back before".to_owned());
-        let refused = Refused::new(lane.file.clone(), plan.main_digest(), refusal);
+        let refused = Refused::new(lane.found.clone(), plan.main_digest(), refusal);
         self.refuse(mode, None, &refused)
     }
 

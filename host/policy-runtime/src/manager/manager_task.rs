@@ -21,7 +21,7 @@ use super::{
     compile_queue::{CompileQueue, Finished},
     managed_slot::ManagedSlot,
     now_ms,
-    program_builder::ProgramBuilder,
+    program_builder::{ProgramBuilder, formula_file},
     record::{Change, ChangeRecord, ReloadCount},
     status::ManagerStatus,
 };
@@ -270,7 +270,9 @@ impl ManagerTask {
     /// Lists the stray files and logs new ones. Returns whether the list changed.
     fn update_strays(&mut self) -> bool {
         let files = || self.managed.iter().flat_map(ManagedSlot::lanes).map(|lane| lane.file.as_path());
-        let strays = self.builder.folder.strays(files());
+        let formulas: Vec<PathBuf> = files().map(formula_file).collect();
+        let known = files().chain(formulas.iter().map(PathBuf::as_path));
+        let strays = self.builder.folder.strays(known);
         if strays == self.strays {
             return false;
         }

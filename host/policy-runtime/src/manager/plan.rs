@@ -35,7 +35,12 @@ pub(super) enum PlannedRank {
 pub(super) struct ResolvedPart {
     pub(super) name: String,
     pub(super) bytes: Arc<[u8]>,
+    /// Digest of the bytes.
+    pub(super) code: Digest,
+    /// Identifies the content: the digest of the file that it comes from.
     pub(super) digest: Digest,
+    /// Whether the bytes are those of a built-in policy.
+    pub(super) is_built_in: bool,
     pub(super) settings: String,
     pub(super) origin: Origin,
 }
@@ -94,6 +99,14 @@ impl Plan {
         self.own.as_ref().or(ranking).map(|part| part.digest)
     }
 
+    /// Returns the lane's own file, if it is there.
+    pub(super) fn own_file(&self) -> Option<&PathBuf> {
+        match &self.own.as_ref()?.origin {
+            Origin::File(file) => Some(file),
+            Origin::Embedded => None,
+        }
+    }
+
     pub(super) fn has_own_file(&self) -> bool {
         self.own.is_some()
     }
@@ -104,6 +117,8 @@ impl ResolvedPart {
         CompileJob {
             digest: self.digest,
             bytes: self.bytes.clone(),
+            code: self.code,
+            is_built_in: self.is_built_in,
             settings: self.settings.clone(),
             origin: self.origin.clone(),
             access: access.clone(),

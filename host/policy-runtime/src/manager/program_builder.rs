@@ -1,7 +1,11 @@
 //! Builds the program of a lane from its spec and the policy directory: read, check, load, compose. A lane
 //! gets all of its parts or none. Knows no generations.
 
-use std::{collections::HashSet, path::Path, sync::Arc};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use pointsman_routing::{
     Digest, NativeMode, Normalize, Origin, Picker, Policy, Program, SlotKind, WeightedScorer, World,
@@ -15,6 +19,7 @@ use super::{
 use crate::{
     access::Access,
     engine::PolicyEngine,
+    formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FILE_BYTES},
     loaded::digest,
     refusal::Refusal,
     spec::{LaneSpec, Part, Rank, ScorerPart},
@@ -28,8 +33,17 @@ pub(super) struct ProgramBuilder {
     pub(super) folder: Folder,
     pub(super) trust: TrustRules,
     pub(super) compiler: Compiler,
+    pub(super) formulas: Option<FormulaComponents>,
     /// Digests of own files that turned out to be filters. Such a file needs the spec's rank beside it.
     filters: HashSet<Digest>,
+}
+
+/// What a lane's own file holds.
+#[derive(Default)]
+struct OwnFile {
+    /// The filter of a formula file that ranks, too.
+    keep: Option<ResolvedPart>,
+    main: Option<ResolvedPart>,
 }
 
 /// Why there is no program.
@@ -48,12 +62,15 @@ impl From<Refused> for BuildError {
 
 impl ProgramBuilder {
     pub(super) fn new(engine: PolicyEngine, folder: Folder, trust: TrustRules) -> Self {
-        Self { folder, trust, compiler: Compiler::new(engine), filters: HashSet::new() }
+        Self { folder, trust, compiler: Compiler::new(engine), formulas: None, filters: HashSet::new() }
     }
 
     /// Reads the lane's own `file` and what `spec` names. Returns `None` when both are empty.
     pub(super) fn plan(&self, file: Option<&Path>, spec: &LaneSpec) -> Result<Option<Plan>, Refused> {
-        let own = file.map_or(Ok(None), |file| self.read(file, &spec.settings));
+        let (keep, own) = match file.map_or(Ok(OwnFile::default()), |file| self.read_own(file, spec)) {
+            Ok(OwnFile { keep, main }) => (keep, Ok(main)),
+            Err(refused) => (None, Err(refused)),
+        };
         let needs_rank =
             |own: &Option<ResolvedPart>| own.as_ref().is_none_or(|own| self.filters.contains(&own.digest));
         let rank = match &spec.rank {
@@ -63,7 +80,7 @@ impl ProgramBuilder {
         if matches!((&own, &rank), (Ok(None), Ok(None))) {
             return Ok(None);
         }
-        let filters = gather(spec.filters.iter().map(|part| self.resolve(part)));
+        let filters = gather(spec.filters.iter().map(|part| self.resolve(part)).chain(keep.map(Ok)));
         match (own, rank, filters) {
             (Ok(own), Ok(rank), Ok(filters)) => Ok(Some(Plan::new(own, filters, rank, &spec.grants))),
             (own, rank, filters) => {
@@ -97,19 +114,75 @@ impl ProgramBuilder {
             let file = part.file.clone().unwrap_or_default();
             return Err(Refused::new(file, None, Refusal::MissingPart(part.name.clone())));
         };
+        let digest = digest(bytes);
         Ok(ResolvedPart {
             name: part.name.clone(),
             bytes: Arc::from(bytes),
-            digest: digest(bytes),
+            code: digest,
+            digest,
+            is_built_in: true,
             settings: part.settings.clone(),
             origin: Origin::Embedded,
         })
     }
 
+    /// Whether the lane's own file exists, as a component or as formulas.
+    pub(super) fn has(&self, file: &Path) -> bool {
+        self.folder.has(file) || self.formulas.is_some() && self.folder.has(&formula_file(file))
+    }
+
+    /// Reads the lane's own `file`, or the formula file in its place.
+    fn read_own(&self, file: &Path, spec: &LaneSpec) -> Result<OwnFile, Refused> {
+        let main = self.read(file, &spec.settings)?;
+        let formula = formula_file(file);
+        let Some(components) = self.formulas.filter(|_| self.folder.has(&formula)) else {
+            return Ok(OwnFile { keep: None, main });
+        };
+        let refused = |digest, refusal| Refused::new(formula.clone(), digest, refusal);
+        if main.is_some() {
+            return Err(refused(None, Refusal::TwoFiles(file.display().to_string())));
+        }
+        let Some((bytes, digest)) = self.read_checked(&formula, MAX_FILE_BYTES)? else {
+            return Ok(OwnFile::default());
+        };
+        let text =
+            std::str::from_utf8(&bytes).map_err(|_| "the file is not UTF-8; write it as text".to_owned());
+        let settings = text.and_then(|text| FormulaSettings::of_file(text, spec.hash_salt));
+        let settings = settings.map_err(|why| refused(Some(digest), Refusal::Formula(why)))?;
+        let part = |component: &'static [u8], settings: String| ResolvedPart {
+            name: formula.display().to_string(),
+            bytes: Arc::from(component),
+            code: crate::loaded::digest(component),
+            digest,
+            is_built_in: true,
+            settings,
+            origin: Origin::File(formula.clone()),
+        };
+        let keep = settings.keep.map(|settings| part(components.filter, settings));
+        Ok(match settings.rank.map(|settings| part(components.selector, settings)) {
+            Some(rank) => OwnFile { keep, main: Some(rank) },
+            None => OwnFile { keep: None, main: keep },
+        })
+    }
+
     /// Reads a file and checks its signature and pin. Returns `None` when it does not exist.
     fn read(&self, file: &Path, settings: &str) -> Result<Option<ResolvedPart>, Refused> {
+        let limit = self.compiler.engine.limits().file_bytes;
+        Ok(self.read_checked(file, limit)?.map(|(bytes, digest)| ResolvedPart {
+            name: file.display().to_string(),
+            bytes: Arc::from(bytes),
+            code: digest,
+            digest,
+            is_built_in: false,
+            settings: settings.to_owned(),
+            origin: Origin::File(file.to_owned()),
+        }))
+    }
+
+    /// Reads the bytes of a file, and checks signature and pin. Returns `None` when it does not exist.
+    fn read_checked(&self, file: &Path, limit: usize) -> Result<Option<(Vec<u8>, Digest)>, Refused> {
         let refused = |digest, refusal| Refused::new(file.to_owned(), digest, refusal);
-        let bytes = match self.folder.read(file, self.compiler.engine.limits().file_bytes) {
+        let bytes = match self.folder.read(file, limit) {
             None => return Ok(None),
             Some(Err(refusal)) => return Err(refused(None, refusal)),
             Some(Ok(bytes)) => bytes,
@@ -122,13 +195,7 @@ impl ProgramBuilder {
         };
         let checked = self.trust.check(file, &bytes, digest, signature);
         checked.map_err(|refusal| refused(Some(digest), refusal))?;
-        Ok(Some(ResolvedPart {
-            name: file.display().to_string(),
-            bytes: Arc::from(bytes),
-            digest,
-            settings: settings.to_owned(),
-            origin: Origin::File(file.to_owned()),
-        }))
+        Ok(Some((bytes, digest)))
     }
 
     /// Loads all parts of the plan and composes the program. The plan may grow: a filter in the lane's own
@@ -222,6 +289,11 @@ impl ProgramBuilder {
             Err(NotLoaded::Pending) => Err(BuildError::Pending),
         }
     }
+}
+
+/// Returns the formula file that may be in the place of a lane's `file`.
+pub(super) fn formula_file(file: &Path) -> PathBuf {
+    file.with_extension(FORMULA_SUFFIX.trim_start_matches('.'))
 }
 
 /// Returns all values, or all refusals.

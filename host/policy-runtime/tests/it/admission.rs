@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use pointsman_policy_runtime::{Capacity, Limits, LoadedPolicy, PolicyEngine, Refusal, inspect, load};
+use pointsman_policy_runtime::{
+    Access, Capacity, Limits, LoadedPolicy, PolicyEngine, Refusal, SampleCall, compile, inspect, load,
+};
 use pointsman_routing::{Call, Decision, DecisionContext, Failure, Origin, Plan, Policy, Purpose, World};
 use pointsman_test_guests::{CHATTY, HOSTILE, HOSTILE_CORE, LOW_QUEUE};
 use pointsman_workers::Leg;
@@ -172,6 +174,22 @@ fn the_embedded_policies_are_admitted_and_answer() {
     filter.keep(&mut context(), &call(3), &[9, 5, 0, 1, 1, 1], &mut kept).unwrap();
     assert_eq!(kept, [1, 2]);
     assert!(filter.select(&mut context(), &call(1), &[0]).is_err_and(|failure| failure.kind() == "invalid"));
+}
+
+/// The formula of docs/tune.md. Times depend on the machine; `cargo bench` measures them.
+#[test]
+fn a_formula_takes_less_than_seventy_instructions_for_each_of_many_candidates() {
+    let settings = r#"{"cost": "2 * ratio(engine_queue, max(engine_queue))
+        + ratio(request_blocks - cached_blocks_device, request_blocks)"}"#
+        .replace('\n', " ");
+    let limits = Limits { deadline: std::time::Duration::from_secs(1), ..Limits::default() };
+    let engine = PolicyEngine::counting(limits, Capacity::detect()).unwrap();
+    let compiled = compile(&engine, pointsman_embedded_policies::FORMULA, &Access::default()).unwrap();
+    let policy = compiled.configure(Origin::Embedded, &settings).unwrap();
+    let instructions =
+        |rows| policy.instructions(&SampleCall::ordinary(&policy.info().wants, rows)).unwrap().unwrap();
+    let (few, many) = (instructions(64), instructions(1_024));
+    assert!(few < 10_000 && many < 70 * 1_024, "{few}, {many}");
 }
 
 #[test]

@@ -1,3 +1,5 @@
+use pointsman_routing::Normalize;
+
 use super::*;
 
 fn line(more: &str) -> RecordedDecision {

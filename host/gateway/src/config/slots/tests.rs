@@ -73,7 +73,7 @@ fn all_problems_of_slots_are_reported_at_once() {
         "policies.slots.decode.scorers[0].weight: `-1` is not a weight: expected a finite number of 0 or more",
         "policies.slots.decode.canary.share: `1.5` is not a share: expected 0 to 1",
         "policies.slots.decode.canary.builtin: `nope` is not a built-in policy: expected kv-aware, \
-             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded or conditional-disagg",
+             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or conditional-disagg",
         "policies.slots.decode-override.native: this slot takes no selector: remove the key to use the native \
          override",
         "policies.slots.decode-override.filters: this slot takes one decode override: name it with `policy` or \

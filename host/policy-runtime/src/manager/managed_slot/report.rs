@@ -62,7 +62,7 @@ impl ManagedSlot {
         SlotStatus {
             slot: self.slot.kind(),
             model: self.slot.model().map(ToString::to_string),
-            file: self.active.file.display().to_string(),
+            file: self.active.found.display().to_string(),
             state: self.state,
             source: self.active.content.map_or(Source::Default, |content| content.source),
             generation: active.generation,

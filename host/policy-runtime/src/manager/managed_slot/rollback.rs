@@ -36,7 +36,7 @@ impl ManagedSlot {
         }
         let content = self.quarantine(event.lane)?;
         self.rollbacks += 1;
-        let file = self.lane(event.lane).file.display().to_string();
+        let file = self.lane(event.lane).found.display().to_string();
         let message = rolled_back(event);
         tracing::warn!(
             slot = slot_label(&self.name()),
@@ -58,7 +58,7 @@ impl ManagedSlot {
         let content = self.quarantine(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
         let digest = content.main.map(|digest| digest.to_string());
         tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
-        let file = self.lane(mode).file.display().to_string();
+        let file = self.lane(mode).found.display().to_string();
         let message = "rolled back by an operator; change the file or its settings to try again".to_owned();
         self.refuse_rolled_back(mode, file, content, message);
         let result = if mode == Lane::Active { "rolled_back" } else { "withdrawn" };
