@@ -1,7 +1,8 @@
 //! What a leg asks of the descriptions of workers. Candidates of a group have the same answer.
 
-use pointsman_workers::{Candidate, Leg, Pool, WorkerSpec};
+use pointsman_workers::{Candidate, Ineligible, Leg, Pool, WorkerSpec};
 
+use super::partner_index::PartnerIndex;
 use crate::{
     decision_facts::MAX_GROUPS,
     query::{Pairing, Query},
@@ -60,6 +61,15 @@ fn asks(query: &Query<'_>) -> bool {
 /// Returns why a worker with this description may not serve the leg, when it may not. Reads nothing that
 /// differs within a group.
 pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Option<Phrase> {
+    refused_with(query, spec, None)
+}
+
+/// As [`refused_by_description`]. Looks for partners in `index`, if there is one.
+pub(super) fn refused_with(
+    query: &Query<'_>,
+    spec: &WorkerSpec,
+    index: Option<&PartnerIndex<'_>>,
+) -> Option<Phrase> {
     let request = query.request;
     let has_taint = |taint| spec.taints.contains(taint);
     if !query.only_consumes() && !request.required_taints.iter().all(has_taint) {
@@ -84,10 +94,16 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
             ));
         }
     }
-    if !needs_partner(query) || has_partner(query, spec) {
+    if !needs_partner(query) {
         return None;
     }
-    Some(match (query.pairing.other_pin, query.leg) {
+    let has_partner = index.map_or_else(|| has_partner(query, spec), |index| index.has_partner(query, spec));
+    (!has_partner).then(|| without_partner(query))
+}
+
+/// The phrase for a worker without a partner.
+fn without_partner(query: &Query<'_>) -> Phrase {
+    match (query.pairing.other_pin, query.leg) {
         (None, Leg::Prefill) => (
             "has no decode worker with its handoff protocol",
             "have no decode worker with their handoff protocol",
@@ -97,7 +113,7 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
             "cannot pair with the worker that the request names for the other leg",
             "cannot pair with the worker that the request names for the other leg",
         ),
-    })
+    }
 }
 
 /// Whether the leg is the first of a pair, so that a worker for the other one has to be left.
@@ -109,9 +125,15 @@ pub(super) fn needs_partner(query: &Query<'_>) -> bool {
 
 /// Whether some worker is up that can run the other leg of a pair with this one.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
-    let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
     let others = query.snapshot.pool(query.model, other(query.leg));
-    partners(query, others).any(|candidate| fits(query.leg, spec, candidate.worker.spec()) && up(candidate))
+    let fits = |candidate: &Candidate| fits(query.leg, spec, candidate.worker.spec());
+    partners(query, others).any(|candidate| fits(candidate) && is_up(query, candidate))
+}
+
+/// Whether a worker may run the other leg, now or soon. One that drains still continues what it stored.
+pub(super) fn is_up(query: &Query<'_>, candidate: &Candidate) -> bool {
+    let serves = |reason| query.continues && reason == Ineligible::Draining;
+    candidate.ineligible().is_none_or(|reason| !reason.is_down() || serves(reason))
 }
 
 /// The candidates of the other leg: those of the worker that a hint names, else all.
