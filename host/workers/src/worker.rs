@@ -308,27 +308,6 @@ impl Worker {
         }
     }
 
-    /// Reports that the engine refused a request that was sent at `sent`, because it has too much to do. The
-    /// worker is not chosen for a pause. `others`: its other requests of this gateway. Returns whether that is
-    /// a failure: it refused several times in a row.
-    pub fn note_refusal(&self, refusal: Refusal, sent: tokio::time::Instant, others: u32) -> bool {
-        self.learn_limit(others, sent);
-        let is_failure = self.back_pressure.refused(refusal, sent);
-        if is_failure && self.breaker.is_open() {
-            self.breaker.record_failure(0);
-        } else if is_failure {
-            self.breaker.trip();
-        }
-        self.tell_ranks();
-        is_failure
-    }
-
-    /// Returns the rest of the pause after the engine refused a request, if one runs.
-    #[must_use]
-    pub fn pause(&self) -> Option<Pause> {
-        self.back_pressure.pause()
-    }
-
     /// Returns the engine id of a rank, if it was read.
     #[must_use]
     pub fn engine_id(&self, rank: DpRank) -> Option<String> {

@@ -358,7 +358,8 @@ async fn i13_a_request_that_finds_only_paused_workers_waits_in_the_queue() {
     cluster.at_rest().await.unwrap();
 }
 
-/// Share of requests that are served when they come at about twice the rate that an engine of four places serves.
+/// Share of requests that are served when they come at about twice the rate that an engine of four places
+/// serves.
 async fn share_at_twice_the_rate(change: impl FnOnce(&mut Config)) -> f64 {
     const REQUESTS: u32 = 200;
     let engine = SimConfig {

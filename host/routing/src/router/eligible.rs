@@ -9,12 +9,10 @@ use super::{
 };
 mod described;
 mod free_partners;
-mod partner_index;
 mod search;
 
-use described::{fits, other, partners, refused_by_description, refused_with};
+use described::{PartnerIndex, fits, other, partners, refused_by_description, refused_with};
 use free_partners::prefer_free_partners;
-use partner_index::PartnerIndex;
 use search::Search;
 
 use crate::{

@@ -40,8 +40,8 @@ struct Taker {
     transfer_fails: bool,
 }
 
-/// The pinned blocks of a prefill whose transfer is not over. Dropping it releases them, as the engine does at
-/// once when one of the legs is aborted or fails (`disaggregation/prefill.py`,
+/// The pinned blocks of a prefill whose transfer is not over. Dropping it releases them, as the engine does
+/// at once when one of the legs is aborted or fails (`disaggregation/prefill.py`,
 /// `handle_inflight_transfer_failure`).
 struct Pinned {
     engine: Arc<Engine>,

@@ -1,4 +1,5 @@
-//! How many requests at once an engine takes, as its refusals tell: no endpoint tells how long a queue it allows.
+//! How many requests at once an engine takes, as its refusals tell: no endpoint tells how long a queue it
+//! allows.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -102,7 +103,7 @@ impl LearnedLimit {
 }
 
 impl Worker {
-    /// Whether this gateway has as many requests on the worker as its engine takes, as it last refused others.
+    /// Whether this gateway has as many requests on the worker as its engine takes, by its refusals.
     #[must_use]
     pub fn is_at_learned_limit(&self) -> bool {
         self.learned_limit.known().is_some_and(|limit| self.own_requests() >= limit)

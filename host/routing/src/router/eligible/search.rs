@@ -5,10 +5,9 @@ use pointsman_workers::{Candidate, Pause, Pool, RankView};
 
 use super::{
     Refused, RouteError,
-    described::Described,
+    described::{Described, PartnerIndex},
     ineligible_with,
     no_worker::{self, Phrase},
-    partner_index::PartnerIndex,
 };
 use crate::{
     busy::{BusyThresholds, LegLimits},
