@@ -85,6 +85,7 @@ fn allocations(program: &Program, workers: u64, by_policy: bool) -> f64 {
         pairing: pointsman_routing::Pairing::default(),
         explain: false,
         probe: false,
+        continues: false,
         seed: 1,
         now_us: 0,
         queue_us: 0,

@@ -283,6 +283,9 @@ impl Legs {
             self.committed = true;
             return self.send_decode();
         }
+        if self.other_leg_is_in_vain() {
+            return self.cancel_all();
+        }
         let mut actions = Actions::new();
         if self.held {
             self.held = false;
@@ -344,6 +347,9 @@ impl Legs {
         }
         self.decode = LegState::Over;
         self.consumed = true;
+        if self.other_leg_is_in_vain() {
+            return self.cancel_all();
+        }
         let mut actions = Actions::new();
         if self.prefill == LegState::InFlight {
             // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the

@@ -104,6 +104,7 @@ fn bench(c: &mut Criterion) {
             queue_us: 0,
             explain: false,
             probe: false,
+            continues: false,
             seed: 1,
             now_us: 0,
             request_id: Some("0123456789abcdef0123456789abcdef"),

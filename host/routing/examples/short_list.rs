@@ -143,6 +143,7 @@ fn query<'a>(
         queue_us: 0,
         explain: true,
         probe: false,
+        continues: false,
         seed,
         now_us: 0,
         request_id: None,

@@ -29,6 +29,14 @@ pub struct BusyRules {
     requests_wait: bool,
 }
 
+/// What makes a candidate of one leg busy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LegLimits {
+    pub(crate) thresholds: BusyThresholds,
+    /// Whether a request that finds no free worker waits in a queue.
+    pub(crate) requests_wait: bool,
+}
+
 /// A candidate that is beyond a threshold of a model's leg.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BusyCandidate {
@@ -124,6 +132,10 @@ impl BusyRules {
         let default = self.default.get(&leg).copied().unwrap_or_default();
         let own = self.models.get(model).and_then(|legs| legs.get(&leg));
         own.map_or(default, |own| own.or(default))
+    }
+
+    pub(crate) fn limits_of(&self, model: &ModelName, leg: Leg) -> LegLimits {
+        LegLimits { thresholds: self.of(model, leg), requests_wait: self.requests_wait }
     }
 
     /// Returns every candidate that is beyond a threshold now.

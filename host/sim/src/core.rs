@@ -273,6 +273,13 @@ impl EngineCore {
         self.pins.pull(now, name, ask)
     }
 
+    /// Releases a pinned handoff that was not pulled: its transfer failed, or one of its legs was aborted.
+    pub fn unpin(&mut self, name: &str) {
+        if let Some(blocks) = self.pins.release(name) {
+            self.batch.release(&blocks);
+        }
+    }
+
     /// Returns the current load.
     #[must_use]
     pub fn occupancy(&self) -> Occupancy {

@@ -22,6 +22,7 @@ use crate::{
 
 mod back_pressure;
 mod eligibility;
+mod learned_limit;
 mod progress;
 mod reported;
 mod reservation;
@@ -31,6 +32,7 @@ mod warm_up;
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
 pub use eligibility::Ineligible;
+use learned_limit::LearnedLimit;
 pub use reservation::Reservation;
 use warm_up::WarmUp;
 pub(crate) use warm_up::WarmUps;
@@ -69,6 +71,7 @@ pub struct Worker {
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
     back_pressure: BackPressure,
+    learned_limit: LearnedLimit,
     warm_up: WarmUp,
     /// The worker's progress while requests wait for it.
     activity: Activity,
@@ -142,6 +145,7 @@ impl Worker {
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             back_pressure: BackPressure::new(),
+            learned_limit: LearnedLimit::new(),
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),
             put_aside: AtomicBool::new(false),
@@ -293,8 +297,9 @@ impl Worker {
         if ok {
             self.note_answered();
             self.breaker.record_success();
+            let is_conditional = self.spec.max_concurrency.is_some() || self.learned_limit.is_noted();
             // A concurrent failure may have updated the ranks before the breaker closed.
-            if self.spec.max_concurrency.is_none() && !self.is_surely_eligible() {
+            if self.learned_limit.served() || (!is_conditional && !self.is_surely_eligible()) {
                 self.tell_ranks();
             }
         } else {
@@ -302,26 +307,6 @@ impl Worker {
             self.breaker.record_failure(0);
             self.tell_ranks();
         }
-    }
-
-    /// Reports that the engine refused a request that was sent at `sent`, because it has too much to do. The
-    /// worker is not chosen for a pause. Returns whether that is a failure: it refused several times in a
-    /// row.
-    pub fn note_refusal(&self, refusal: Refusal, sent: tokio::time::Instant) -> bool {
-        let is_failure = self.back_pressure.refused(refusal, sent);
-        if is_failure && self.breaker.is_open() {
-            self.breaker.record_failure(0);
-        } else if is_failure {
-            self.breaker.trip();
-        }
-        self.tell_ranks();
-        is_failure
-    }
-
-    /// Returns the rest of the pause after the engine refused a request, if one runs.
-    #[must_use]
-    pub fn pause(&self) -> Option<Pause> {
-        self.back_pressure.pause()
     }
 
     /// Returns the engine id of a rank, if it was read.

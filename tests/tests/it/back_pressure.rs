@@ -358,6 +358,76 @@ async fn i13_a_request_that_finds_only_paused_workers_waits_in_the_queue() {
     cluster.at_rest().await.unwrap();
 }
 
+/// Share of requests that are served when they come at about twice the rate that an engine of four places
+/// serves.
+async fn share_at_twice_the_rate(change: impl FnOnce(&mut Config)) -> f64 {
+    const REQUESTS: u32 = 200;
+    let engine = SimConfig {
+        max_num_seqs: 4,
+        max_waiting: 0,
+        itl: Duration::from_millis(66),
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let cluster = TestClusterBuilder::new().config(change).sim_with(engine, "").start().await.unwrap();
+    let mut clients = tokio::task::JoinSet::new();
+    for turn in 0..REQUESTS {
+        let client = cluster.client.clone();
+        let body = chat(turn % 2 == 0).replace("too many", &format!("{turn} too many"));
+        clients.spawn(async move { client.post(CHAT, &[], body).await.unwrap().status == 200 });
+        // Four places of 200 ms serve 20 requests a second.
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    let served = clients.join_all().await.into_iter().filter(|served| *served).count();
+    cluster.at_rest().await.unwrap();
+    let share = served as f64 / f64::from(REQUESTS);
+    println!("{share} served, the engine refused {}", cluster.sims[0].state().requests["aggregated/refused"]);
+    share
+}
+
+#[tokio::test]
+async fn i13_with_a_queue_requests_at_twice_the_rate_wait_for_their_place_and_are_served() {
+    let share = share_at_twice_the_rate(|config| config.queue.limit = 1_000).await;
+    // I13.9
+    assert!(share > 0.9, "{share}");
+}
+
+#[tokio::test]
+async fn i13_after_a_pause_a_request_waits_for_a_place_with_a_queue_and_asks_the_engine_without() {
+    for queue in [0, 10] {
+        let engine = SimConfig {
+            max_num_seqs: 4,
+            max_waiting: 0,
+            itl: Duration::from_millis(20),
+            ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+        };
+        let builder = TestClusterBuilder::new().config(|config| config.queue.limit = queue);
+        let cluster = builder.sim_with(engine, "").start().await.unwrap();
+        let mut held = Vec::new();
+        for turn in 0..4 {
+            let body = chat(true).replace("too many", &format!("{turn} too many"));
+            let body = body.replace("\"max_tokens\":3", "\"max_tokens\":6000,\"ignore_eos\":true");
+            let mut stream = cluster.client.stream(CHAT, &[], body).await.unwrap();
+            stream.next().await.unwrap().unwrap();
+            held.push(stream);
+        }
+        let refused = || cluster.sims[0].state().requests.get("aggregated/refused").copied().unwrap_or(0);
+        assert_eq!((ask(&cluster, false).await.status.as_u16(), refused()), (503, 1));
+        let worker = cluster.gateway.state().registry.snapshot().get(WorkerId(1)).unwrap().clone();
+        cluster.until("the pause is over", |_| worker.pause().is_none()).await.unwrap();
+        let waiting = ask(&cluster, false);
+        tokio::pin!(waiting);
+        let soon = tokio::time::timeout(Duration::from_secs(1), &mut waiting).await;
+        let asked = if queue == 0 { 2 } else { 1 };
+        // I13.9
+        assert_eq!((soon.is_ok(), refused()), (queue == 0, asked));
+        held.pop();
+        if soon.is_err() {
+            assert_eq!(waiting.await.status, 200, "it gets the place of the client that left");
+        }
+        assert_eq!(refused(), asked);
+    }
+}
+
 #[tokio::test]
 async fn i13_a_worker_that_fails_beside_a_paused_one_leaves_a_time_to_come_back() {
     let cluster = two(|_| {}).await;

@@ -322,6 +322,23 @@ async fn e6_a_request_that_decode_refuses_does_not_hold_blocks() {
 }
 
 #[tokio::test]
+async fn e6_a_decode_engine_that_refuses_even_one_token_leaves_the_handoff_to_another_one() {
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
+    let refuses = Fault::always(FaultKind::Status { status: 400, retry_after: None });
+    cluster.sims[1].set_faults(vec![refuses]);
+    for turn in 1..=4 {
+        let pin = [("x-worker-instance-id", "2")];
+        let reply = ask(&cluster, &pin, &format!("question{turn}")).await;
+        assert_eq!(reply.status, 400, "{reply:?}");
+        // E6.6
+        let consumed = cluster.until("it is consumed", |cluster| pulled(cluster, 2) == turn).await;
+        consumed.unwrap();
+    }
+    nothing_is_left(&cluster).await;
+    assert_eq!(lost(&cluster, "lost_no_decode_worker").await, 0.0);
+}
+
+#[tokio::test]
 async fn e5_a_decode_engine_that_has_too_much_to_do_leaves_the_handoff_to_another_one() {
     for status in [503, 429] {
         let cluster = TestClusterBuilder::new()

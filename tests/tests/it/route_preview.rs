@@ -133,7 +133,9 @@ fn enter(cluster: &TestCluster, model: &Model, state: State) -> Vec<Booking> {
         State::Paused(places) => {
             let retry_after = Some(Duration::from_secs(30));
             let refusal = Refusal { retry_after, is_too_many: false };
-            places.iter().for_each(|place| _ = of(place).note_refusal(refusal, tokio::time::Instant::now()));
+            places
+                .iter()
+                .for_each(|place| _ = of(place).note_refusal(refusal, tokio::time::Instant::now(), 0));
         }
         State::Busy(places) => {
             let request = BookingRequest {

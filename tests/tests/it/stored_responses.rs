@@ -135,6 +135,36 @@ async fn i12_a_response_whose_worker_left_is_gone() {
 }
 
 #[tokio::test]
+async fn i12_a_worker_that_drains_still_serves_what_it_stored() {
+    for roles in [vec![Role::Aggregated; 2], vec![Role::Prefill, Role::Decode, Role::Decode]] {
+        let builder = roles.iter().fold(TestClusterBuilder::new(), |all, role| all.sim(Dialect::Vllm, *role));
+        let cluster = builder.start().await.unwrap();
+        let id = first(&cluster.client).await;
+        let decode = |place: &usize| roles[*place] != Role::Prefill;
+        let mut stores = Vec::new();
+        for place in (0..roles.len()).filter(decode) {
+            let engine = Client::new(cluster.sims[place].addr());
+            let reply = engine.get(&format!("{RESPONSES}/{id}")).await.unwrap();
+            stores.extend((reply.status == 200).then_some(place));
+        }
+        let place = *stores.last().unwrap();
+        let drain = format!("/workers/{}/drain", place + 1);
+        assert!(cluster.admin.post(&drain, &[], "").await.unwrap().status.is_success());
+        for stream in [false, true] {
+            let next = cluster.client.post(RESPONSES, &[], turn(Some(&id), stream)).await.unwrap();
+            // I12.6
+            assert_eq!(next.status, 200, "{roles:?} {next:?}");
+        }
+        let read = cluster.client.get(&format!("{RESPONSES}/{id}")).await.unwrap();
+        // I12.6
+        assert_eq!(read.status, 200);
+        let new = place_of(&cluster, &first(&cluster.client).await).await;
+        assert_ne!(new, place, "it gets no other requests");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn i12_a_response_that_the_gateway_does_not_know_is_found_at_the_workers() {
     let cluster = cluster(3, |_| {}).await;
     for place in 0..3 {

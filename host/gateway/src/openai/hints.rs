@@ -104,6 +104,8 @@ pub(crate) struct Hints {
     pub query_only: bool,
     /// A probe of one worker [A1]: runs there alone, whatever its role.
     pub probe: bool,
+    /// Whether the request continues a response that the worker of `backend` stored.
+    pub continues: bool,
     /// Agent context of the request, for the access log.
     pub agent: AgentContext,
     /// When the client made the request, milliseconds by its clock, for the access log.
@@ -268,6 +270,7 @@ impl Hints {
             session_control: control,
             query_only: ext.annotations.iter().any(|annotation| annotation.starts_with(QUERY_ONLY)),
             probe: read(body, "_HEALTH_CHECK")?.unwrap_or(false),
+            continues: false,
             agent: ext.agent_context,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,

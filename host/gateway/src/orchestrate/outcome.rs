@@ -357,7 +357,9 @@ pub(super) fn note_failure(
     let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
     state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
     if let Some(refusal) = error.refusal() {
-        if worker.note_refusal(refusal, sent) {
+        // The task of a prefill call has released its booking.
+        let others = worker.own_requests().saturating_sub(u32::from(leg != Leg::Prefill));
+        if worker.note_refusal(refusal, sent, others) {
             candidate.load().observe_outcome(false);
         }
         tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");

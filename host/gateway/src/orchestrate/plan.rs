@@ -205,6 +205,7 @@ pub(crate) fn question<'a>(
         queue_us: 0,
         explain: false,
         probe: request.hints.probe,
+        continues: request.hints.continues,
         seed: rand::random(),
         now_us: u64::try_from(now.as_micros()).unwrap_or(u64::MAX),
         request_id: None,

@@ -73,7 +73,7 @@ pub(crate) async fn pin(
     let authorization = request.authorization.clone();
     let found = find(state, upstream, &id, tenant, authorization.as_ref()).await?;
     if let (Some(worker), Some(request)) = (found, Arc::get_mut(request)) {
-        request.hints.backend = Some(worker.id());
+        (request.hints.backend, request.hints.continues) = (Some(worker.id()), true);
     }
     Ok(())
 }

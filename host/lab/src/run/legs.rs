@@ -121,6 +121,7 @@ impl Lab<'_> {
             queue_us: 0,
             explain: false,
             probe: false,
+            continues: false,
             seed,
             now_us: self.now_us(),
             request_id: None,

@@ -116,9 +116,10 @@ impl Legs {
         self.dispatched &= failed.began || self.answered;
         let answering = self.answering();
         let mut actions = smallvec![Action::Cancel(answering)];
-        // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry.
+        // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry. An
+        // engine that refuses even one token says nothing about the others.
         let movable = self.handoff_kind() == Some(HandoffKind::Completed);
-        if self.owes() && movable && failed.retryable {
+        if self.owes() && movable && (failed.retryable || (failed.refused && self.consuming)) {
             self.decode = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
@@ -213,6 +214,17 @@ impl Legs {
             }
             HandoffKind::Bootstrap => !traits.abortable,
         }
+    }
+
+    /// Whether one leg of a pair has ended that was aborted by id, and the other has not: either the transfer
+    /// is over, or the other leg waits for a partner that does not come. An engine may also have lost its
+    /// abort: SGLang 0.5.23 does, and ignores repetitions, when an abort arrives while it prepares the prompt
+    /// (`managers/tokenizer_manager.py`, `abort_sent`). A prompt that is still prepared ends with its
+    /// connection.
+    pub(super) fn other_leg_is_in_vain(&self) -> bool {
+        self.only_consumes()
+            && self.handoff_kind() == Some(HandoffKind::Bootstrap)
+            && self.traits.is_some_and(|traits| traits.abortable)
     }
 
     fn abort_both(&mut self) -> Actions {

@@ -271,8 +271,19 @@ fn e1_an_unconsumed_bootstrap_pair_is_kept_and_aborted_by_id() {
             (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
             // E1.4
             (E::ClientGone, &[A::Abort(Leg::Prefill), A::Abort(Leg::Decode)]),
-            (E::PrefillEnded, &[]),
-            (E::Ended, &[A::Finish]),
+            // E1.4: the other leg waits for a partner that has left
+            (E::PrefillEnded, &[A::Abort(Leg::Decode), A::Cancel(Leg::Decode), A::Finish]),
+        ],
+    );
+    check(
+        Shape::Remote,
+        2,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::ClientGone, &[A::Abort(Leg::Prefill), A::Abort(Leg::Decode)]),
+            // E1.4
+            (E::Ended, &[A::Abort(Leg::Prefill), A::Cancel(Leg::Prefill), A::Finish]),
         ],
     );
     check(
@@ -554,8 +565,12 @@ fn e6_a_request_that_decode_refuses_is_consumed_with_one_token() {
     let (mut taken, mut refused) = (steps.clone(), steps);
     taken.push((E::Ended, &[A::Finish]));
     check(Shape::Remote, 2, &taken);
-    let lost: &[Action] = &[A::Cancel(Leg::Decode), A::Lose(Lost::NoDecodeWorker), A::Finish];
-    refused.push((E::DecodeFailed(REFUSED), lost));
+    refused.extend([
+        // E6.6: one that refuses even one token leaves it to another one
+        (E::DecodeFailed(REFUSED), &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)][..]),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
+    ]);
     check(Shape::Remote, 2, &refused);
 }
 
@@ -843,8 +858,8 @@ impl World {
                 } else {
                     self.dispatched = 0;
                     // Prefill pushed to this worker, and to no other one.
-                    let addressed = self.traits.handoff == HandoffKind::Addressed && !failed.refused;
-                    self.nobody_takes |= addressed || (self.consuming && failed.refused);
+                    let addressed = self.traits.handoff == HandoffKind::Addressed;
+                    self.nobody_takes |= addressed && (self.consuming || !failed.refused);
                 }
             }
             E::ClientGone => self.gone = true,

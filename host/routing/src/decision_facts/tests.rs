@@ -110,6 +110,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
         queue_us: 0,
         explain: false,
         probe: false,
+        continues: false,
         seed: 1,
         now_us: 0,
         request_id: None,

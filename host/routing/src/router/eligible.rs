@@ -11,12 +11,12 @@ mod described;
 mod free_partners;
 mod search;
 
-use described::{fits, other, partners, refused_by_description};
+use described::{PartnerIndex, fits, other, partners, refused_by_description, refused_with};
 use free_partners::prefer_free_partners;
 use search::Search;
 
 use crate::{
-    busy::{BusyRules, BusyThresholds},
+    busy::{BusyRules, LegLimits},
     query::{CandidateId, Pairing, Query},
     receipt::Decider,
 };
@@ -114,8 +114,8 @@ pub(super) fn eligible_rows(
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
     rows.clear();
-    let thresholds = busy.of(query.model, query.leg);
-    let mut search = Search::new(query, thresholds, pool);
+    let limits = busy.limits_of(query.model, query.leg);
+    let mut search = Search::new(query, limits, pool);
     search.fill(rows);
     if !rows.is_empty() {
         return Ok(());
@@ -138,19 +138,8 @@ pub(super) fn eligible_rows(
         (false, ..) => Ok(()),
         (true, true, _) => Err(RouteError::AllBusy(query.leg)),
         (true, false, Some(pause)) => Err(RouteError::AllPaused { leg: query.leg, pause }),
-        (true, false, None) => Err(no_worker(query, &thresholds, pool)),
+        (true, false, None) => Err(search.no_worker()),
     }
-}
-
-/// The error of a leg for which no candidate is eligible.
-pub(super) fn no_worker(query: &Query<'_>, busy: &BusyThresholds, pool: &[Candidate]) -> RouteError {
-    let why = |candidate: &Candidate| {
-        if query.tried.contains(&(candidate.worker_id(), candidate.rank)) {
-            return Some(("failed this request", "failed this request"));
-        }
-        ineligible(query, busy, candidate).map(Refused::phrase)
-    };
-    RouteError::NoWorker { leg: query.leg, text: no_worker::text(query.model, query.leg, pool, why) }
 }
 
 fn pinned_row(
@@ -159,7 +148,7 @@ fn pinned_row(
     pool: &Pool,
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
-    let thresholds = busy.of(query.model, query.leg);
+    let limits = busy.limits_of(query.model, query.leg);
     let Some((worker, rank)) = query.pin else { return Ok(()) };
     rows.clear();
     let known = query.snapshot.get(worker).ok_or(RouteError::UnknownWorker(worker))?;
@@ -175,7 +164,7 @@ fn pinned_row(
     for (position, candidate) in (0_u32..).zip(pool) {
         let wanted = candidate.worker_id() == worker && rank.is_none_or(|rank| candidate.rank == rank);
         if wanted {
-            match ineligible(query, &thresholds, candidate) {
+            match ineligible(query, &limits, candidate) {
                 None => {
                     rows.push(position);
                     return Ok(());
@@ -185,6 +174,7 @@ fn pinned_row(
                     return Ok(());
                 }
                 Some(Refused::Paused(pause)) => return Err(RouteError::AllPaused { leg: query.leg, pause }),
+                Some(Refused::AtLearnedLimit) => return Err(RouteError::AllBusy(query.leg)),
                 Some(reason) => {
                     is_busy |= matches!(reason, Refused::Busy(_));
                     refused = Some(reason.phrase().0);
@@ -221,18 +211,36 @@ pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option
 }
 
 /// Returns why `candidate` may not serve the leg, when it may not (F6).
-fn ineligible(query: &Query<'_>, busy: &BusyThresholds, candidate: &Candidate) -> Option<Refused> {
+fn ineligible(query: &Query<'_>, limits: &LegLimits, candidate: &Candidate) -> Option<Refused> {
+    ineligible_with(query, limits, candidate, None)
+}
+
+/// As [`ineligible`]. Looks for partners in `index`, if there is one.
+fn ineligible_with(
+    query: &Query<'_>,
+    limits: &LegLimits,
+    candidate: &Candidate,
+    index: Option<&PartnerIndex<'_>>,
+) -> Option<Refused> {
     if !is_allowed(query, candidate) {
         return Some(Refused::Other(("is not allowed by the request", "are not allowed by the request")));
     }
-    if let Some(refused) = refused_by_description(query, candidate.worker.spec()) {
+    if let Some(refused) = refused_with(query, candidate.worker.spec(), index) {
         return Some(Refused::Other(refused));
     }
     // The place that is reserved for this leg is one of those that are taken.
-    let is_reserved = |reason: &Ineligible| {
-        *reason == Ineligible::AtCapacity && query.pairing.reserved == Some(candidate.worker_id())
+    let stands = |reason: &Ineligible| match reason {
+        Ineligible::AtCapacity => query.pairing.reserved != Some(candidate.worker_id()),
+        // No other worker has what the request continues.
+        Ineligible::Draining => !query.continues,
+        _ => true,
     };
-    match candidate.ineligible().filter(|reason| !is_reserved(reason)) {
+    let busy = &limits.thresholds;
+    match candidate.ineligible().filter(stands) {
+        // Requests wait for a place that they will get, rather than for another refusal.
+        None if limits.requests_wait && !query.probe && candidate.worker.is_at_learned_limit() => {
+            Some(Refused::AtLearnedLimit)
+        }
         None => busy.exceeded(candidate.load().view()).map(|threshold| Refused::Busy(over(threshold))),
         Some(Ineligible::AtCapacity) => Some(Refused::Busy(phrase(Ineligible::AtCapacity))),
         Some(Ineligible::Failing) => Some(Refused::Failing),
@@ -265,6 +273,8 @@ fn over(threshold: &str) -> Phrase {
 #[derive(Clone, Copy)]
 enum Refused {
     Busy(Phrase),
+    /// It has as many requests as its engine takes, as it refused others a moment ago.
+    AtLearnedLimit,
     Paused(Pause),
     Failing,
     Stuck,
@@ -277,6 +287,7 @@ impl Refused {
             Self::Failing => phrase(Ineligible::Failing),
             Self::Paused(_) => phrase(Ineligible::Paused),
             Self::Stuck => phrase(Ineligible::Stuck),
+            Self::AtLearnedLimit => phrase(Ineligible::AtCapacity),
             Self::Busy(reason) | Self::Other(reason) => reason,
         }
     }

@@ -224,6 +224,7 @@ fn query<'a>(
         queue_us: 0,
         explain: false,
         probe: false,
+        continues: false,
         seed: 1,
         now_us: 0,
         request_id: Some("r"),

@@ -93,6 +93,18 @@ impl Pins {
         Pull::Pulled
     }
 
+    /// Ends a handoff that was not pulled. Returns its blocks.
+    pub fn release(&mut self, name: &str) -> Option<Vec<BlockId>> {
+        if self.live.get(name)?.pulled {
+            return None;
+        }
+        let (name, pin) = self.live.remove_entry(name)?;
+        self.deadlines.remove(&(pin.until, Arc::clone(&name)));
+        self.blocks -= pin.blocks.len();
+        self.remember(name, Pull::Expired);
+        Some(pin.blocks)
+    }
+
     /// Ends leases and transfers that are over at `now`. Returns the blocks, and whether they were never
     /// pulled.
     pub fn expire(&mut self, now: Duration) -> Vec<(Vec<BlockId>, bool)> {

@@ -40,6 +40,20 @@ struct Taker {
     transfer_fails: bool,
 }
 
+/// The pinned blocks of a prefill whose transfer is not over. Dropping it releases them, as the engine does
+/// at once when one of the legs is aborted or fails (`disaggregation/prefill.py`,
+/// `handle_inflight_transfer_failure`).
+struct Pinned {
+    engine: Arc<Engine>,
+    name: String,
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.engine.with_core(|core| core.unpin(&self.name));
+    }
+}
+
 impl Handshake for Bootstrap {
     fn leg(&self, engine: &Engine, body: &Body) -> Result<Leg, Failure> {
         // `disagg_prefill_dp_rank` belongs to the prefill engine, which may have more ranks than this one.
@@ -154,9 +168,9 @@ impl Link for Giver {
     fn give<'a>(&'a mut self, given: Given<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>> {
         Box::pin(async move {
             let (now, lease) = (self.engine.clock.now(), self.engine.config.lease);
-            let name = self.seat.pin_name();
+            let pinned = Pinned { engine: Arc::clone(&self.engine), name: self.seat.pin_name() };
             let transfer = self.engine.with_core(|core| {
-                core.pin(now, given.job, &name, given.prompt, lease);
+                core.pin(now, given.job, &pinned.name, given.prompt, lease);
                 core.transfer(given.prompt.isl())
             });
             let handed = self.seat.hand_over(transfer).await;

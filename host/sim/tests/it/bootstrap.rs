@@ -101,6 +101,8 @@ async fn a_decode_that_leaves_fails_its_prefill() {
     let (first, ()) = tokio::join!(post(&prefill, PATH, &body), leaving);
     assert_eq!(first.status, 500);
     assert!(first.text().contains("the decode of this bootstrap room left"), "{}", first.text());
+    let state = prefill.state();
+    assert_eq!((state.used_blocks, state.pinned_blocks, state.stranded), (0, 0, 0), "held until the lease");
     eventually(&decode, "free", |state| state.used_blocks == 0 && state.client_disconnects == 1).await;
 }
 

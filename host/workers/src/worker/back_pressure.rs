@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use tokio::time::{Duration, Instant};
 
+use super::Worker;
+
 /// Longest pause that an engine may ask for.
 const MAX_ASKED: Duration = Duration::from_secs(30);
 /// First pause after a refusal without `Retry-After`. It doubles with each further one in a row.
@@ -165,6 +167,29 @@ impl Row {
             *last = Some(Instant::now());
         }
         self.began.last().copied().flatten().is_some_and(|first| first.elapsed() < ROW)
+    }
+}
+
+impl Worker {
+    /// Reports that the engine refused a request that was sent at `sent`, because it has too much to do. The
+    /// worker is not chosen for a pause. `others`: its other requests of this gateway. Returns whether that
+    /// is a failure: it refused several times in a row.
+    pub fn note_refusal(&self, refusal: Refusal, sent: Instant, others: u32) -> bool {
+        self.learn_limit(others, sent);
+        let is_failure = self.back_pressure.refused(refusal, sent);
+        if is_failure && self.breaker.is_open() {
+            self.breaker.record_failure(0);
+        } else if is_failure {
+            self.breaker.trip();
+        }
+        self.tell_ranks();
+        is_failure
+    }
+
+    /// Returns the rest of the pause after the engine refused a request, if one runs.
+    #[must_use]
+    pub fn pause(&self) -> Option<Pause> {
+        self.back_pressure.pause()
     }
 }
 

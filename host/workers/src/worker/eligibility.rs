@@ -83,6 +83,7 @@ impl Worker {
         let conditional = self.spec.max_concurrency.is_some()
             || self.suspect.load(Ordering::Acquire)
             || self.back_pressure.is_noted()
+            || self.learned_limit.is_noted()
             || self.warm_up.runs()
             || self.breaker.is_open();
         let eligible = !conditional && self.ineligible().is_none();
@@ -171,10 +172,8 @@ mod tests {
                 Self::Outcome(ok) => worker.note_outcome(ok),
                 Self::Refusal(asks) => {
                     let retry_after = asks.then_some(Duration::from_secs(3));
-                    worker.note_refusal(
-                        Refusal { retry_after, is_too_many: false },
-                        tokio::time::Instant::now(),
-                    );
+                    let refusal = Refusal { retry_after, is_too_many: false };
+                    worker.note_refusal(refusal, tokio::time::Instant::now(), 0);
                 }
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
@@ -211,7 +210,7 @@ mod tests {
                     assert!(sure == [false; 2] || worker.ineligible().is_none(), "after {change:?}");
                     // Nothing is asked of the worker while it is well.
                     let suspect = worker.suspect.load(Ordering::Relaxed);
-                    let refused = worker.back_pressure.is_noted();
+                    let refused = worker.back_pressure.is_noted() || worker.learned_limit.is_noted();
                     let conditional = limited || suspect || refused || worker.breaker.is_open();
                     let well = worker.ineligible().is_none() && !conditional;
                     assert_eq!(sure, [well; 2], "after {change:?}");
@@ -227,7 +226,7 @@ mod tests {
         let mut failures = 0;
         for _ in 0..7 {
             let refusal = Refusal { retry_after: None, is_too_many: false };
-            failures += u32::from(worker.note_refusal(refusal, tokio::time::Instant::now()));
+            failures += u32::from(worker.note_refusal(refusal, tokio::time::Instant::now(), 0));
             // I13.2
             assert_eq!(worker.ineligible(), Some(Ineligible::Paused));
             tokio::time::advance(worker.pause().unwrap().left).await;

@@ -128,6 +128,7 @@ impl Worker {
     /// Takes note that another process serves, or will.
     pub(crate) fn note_new_process(&self) {
         self.warm_up.is_new.store(true, Ordering::Release);
+        self.forget_limit();
     }
 
     /// Begins the warm-up of a process that is healthy for the first time.

@@ -148,6 +148,7 @@ fn steps() -> Vec<(&'static str, Vec<Step>)> {
         ("status 502", vec![status("502 Bad Gateway")]),
         ("status 503", vec![status("503 Service Unavailable")]),
         ("status 429", vec![status("429 Too Many Requests")]),
+        ("refuses with status 400", vec![status("400 Bad Request")]),
         ("status of two digits", vec![status("20 OK")]),
         ("status 999", vec![status("999 No")]),
         ("switches protocols", vec![status("101 Switching Protocols")]),
@@ -243,6 +244,8 @@ pub(super) fn all() -> Vec<Case> {
         // Nothing was passed on: another worker serves the request.
         expected: match name {
             "an error event first" => Expected::StreamError,
+            // The engine refuses the request itself.
+            "refuses with status 400" => Expected::OneError,
             _ => Expected::Served,
         },
     });

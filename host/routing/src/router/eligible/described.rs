@@ -1,6 +1,11 @@
 //! Conditions of a leg on the descriptions of workers. Candidates of a group have the same answer.
 
-use pointsman_workers::{Candidate, Leg, Pool, WorkerSpec};
+use std::{
+    collections::{BTreeSet, HashSet},
+    hash::{BuildHasher as _, RandomState},
+};
+
+use pointsman_workers::{Candidate, Ineligible, Leg, Pool, WorkerSpec};
 
 use crate::{
     decision_facts::MAX_GROUPS,
@@ -60,6 +65,15 @@ fn asks(query: &Query<'_>) -> bool {
 /// Returns why a worker with this description may not serve the leg, when it may not. Reads nothing that
 /// differs within a group.
 pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Option<Phrase> {
+    refused_with(query, spec, None)
+}
+
+/// As [`refused_by_description`]. Looks for partners in `index`, if there is one.
+pub(super) fn refused_with(
+    query: &Query<'_>,
+    spec: &WorkerSpec,
+    index: Option<&PartnerIndex<'_>>,
+) -> Option<Phrase> {
     let request = query.request;
     let has_taint = |taint| spec.taints.contains(taint);
     if !query.only_consumes() && !request.required_taints.iter().all(has_taint) {
@@ -84,10 +98,16 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
             ));
         }
     }
-    if !needs_partner(query) || has_partner(query, spec) {
+    if !needs_partner(query) {
         return None;
     }
-    Some(match (query.pairing.other_pin, query.leg) {
+    let has_partner = index.map_or_else(|| has_partner(query, spec), |index| index.has_partner(query, spec));
+    (!has_partner).then(|| without_partner(query))
+}
+
+/// The phrase for a worker without a partner.
+fn without_partner(query: &Query<'_>) -> Phrase {
+    match (query.pairing.other_pin, query.leg) {
         (None, Leg::Prefill) => (
             "has no decode worker with its handoff protocol",
             "have no decode worker with their handoff protocol",
@@ -97,7 +117,7 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
             "cannot pair with the worker that the request names for the other leg",
             "cannot pair with the worker that the request names for the other leg",
         ),
-    })
+    }
 }
 
 /// Whether the leg is the first of a pair, so that a worker for the other one has to be left.
@@ -109,9 +129,15 @@ pub(super) fn needs_partner(query: &Query<'_>) -> bool {
 
 /// Whether some worker is up that can run the other leg of a pair with this one.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
-    let up = |candidate: &Candidate| candidate.ineligible().is_none_or(|reason| !reason.is_down());
     let others = query.snapshot.pool(query.model, other(query.leg));
-    partners(query, others).any(|candidate| fits(query.leg, spec, candidate.worker.spec()) && up(candidate))
+    let fits = |candidate: &Candidate| fits(query.leg, spec, candidate.worker.spec());
+    partners(query, others).any(|candidate| fits(candidate) && is_up(query, candidate))
+}
+
+/// Whether a worker may run the other leg, now or soon. One that drains still continues what it stored.
+pub(super) fn is_up(query: &Query<'_>, candidate: &Candidate) -> bool {
+    let serves = |reason| query.continues && reason == Ineligible::Draining;
+    candidate.ineligible().is_none_or(|reason| !reason.is_down() || serves(reason))
 }
 
 /// The candidates of the other leg: those of the worker that a hint names, else all.
@@ -136,4 +162,74 @@ pub(super) fn fits(leg: Leg, spec: &WorkerSpec, other: &WorkerSpec) -> bool {
 /// The other leg of a pair.
 pub(super) fn other(leg: Leg) -> Leg {
     if leg == Leg::Prefill { Leg::Decode } else { Leg::Prefill }
+}
+
+/// The workers that are up for the other leg of a pair, by what decides whether two workers can pair: a
+/// candidate is asked in constant time, where there are too many groups of candidates to ask each.
+#[derive(Debug)]
+pub(super) struct PartnerIndex<'a> {
+    /// Domains within which some prefill worker has to transfer; `None`: any worker will do.
+    domains: BTreeSet<Option<&'a str>>,
+    /// Hashes of what a partner has to be equal in.
+    keys: HashSet<u64>,
+    hasher: RandomState,
+}
+
+/// Whether the compatibility of a key is that of a worker, or that of any.
+#[derive(Clone, Copy, Hash)]
+enum Compatible<'a> {
+    Any,
+    With(Option<&'a str>),
+}
+
+impl<'a> PartnerIndex<'a> {
+    /// Returns the index for a leg; `None` if it needs no partner.
+    pub(super) fn of(query: &Query<'a>, pool: &'a Pool) -> Option<Self> {
+        if !needs_partner(query) {
+            return None;
+        }
+        let others = query.snapshot.pool(query.model, other(query.leg));
+        let specs = || pool.groups().chain(others.groups());
+        let domains = specs().map(required_domain).chain([None]).collect();
+        let mut index = Self { domains, keys: HashSet::new(), hasher: RandomState::new() };
+        let up = partners(query, others).filter(|candidate| is_up(query, candidate));
+        let mut keys = HashSet::new();
+        for spec in up.map(|candidate| candidate.worker.spec()) {
+            for compatible in [Compatible::Any, Compatible::With(spec.kv_compatibility.as_deref())] {
+                // A prefill worker has the domain of its rule; a decode worker may be meant by any.
+                if query.leg == Leg::Decode {
+                    keys.insert(index.key(spec, compatible, required_domain(spec)));
+                } else {
+                    keys.extend(index.domains.iter().map(|domain| index.key(spec, compatible, *domain)));
+                }
+            }
+        }
+        index.keys = keys;
+        Some(index)
+    }
+
+    /// Whether some worker is up that can run the other leg with this one.
+    pub(super) fn has_partner(&self, query: &Query<'_>, spec: &WorkerSpec) -> bool {
+        let has = |compatible, domain| self.keys.contains(&self.key(spec, compatible, domain));
+        let has_within = |domain| match spec.kv_compatibility.as_deref() {
+            None => has(Compatible::Any, domain),
+            own => has(Compatible::With(own), domain) || has(Compatible::With(None), domain),
+        };
+        if query.leg == Leg::Prefill {
+            has_within(required_domain(spec))
+        } else {
+            self.domains.iter().any(|domain| has_within(*domain))
+        }
+    }
+
+    fn key(&self, spec: &WorkerSpec, compatible: Compatible<'_>, domain: Option<&str>) -> u64 {
+        let value = domain.map(|domain| (domain, spec.topology.get(domain)));
+        self.hasher.hash_one((spec.handoff_protocol(), compatible, value))
+    }
+}
+
+/// The domain within which a prefill worker has to transfer.
+fn required_domain(spec: &WorkerSpec) -> Option<&str> {
+    let rule = spec.kv_transfer.as_ref().filter(|rule| rule.weight.is_none())?;
+    Some(&rule.domain)
 }

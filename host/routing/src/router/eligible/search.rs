@@ -3,13 +3,23 @@
 
 use pointsman_workers::{Candidate, Pause, Pool, RankView};
 
-use super::{Refused, described::Described, ineligible};
-use crate::{busy::BusyThresholds, query::Query};
+use super::{
+    Refused, RouteError,
+    described::{Described, PartnerIndex},
+    ineligible_with,
+    no_worker::{self, Phrase},
+};
+use crate::{
+    busy::{BusyThresholds, LegLimits},
+    query::Query,
+};
 
 pub(super) struct Search<'a> {
     query: &'a Query<'a>,
-    thresholds: BusyThresholds,
+    limits: LegLimits,
     pool: &'a Pool,
+    /// The partners, where each candidate is asked.
+    index: Option<PartnerIndex<'a>>,
     /// Whether a candidate was only left out because it is busy.
     pub(super) saw_busy: bool,
     /// The shortest pause of the candidates that were only left out because their engines refused more work.
@@ -25,11 +35,12 @@ pub(super) struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(query: &'a Query<'a>, thresholds: BusyThresholds, pool: &'a Pool) -> Self {
+    pub(super) fn new(query: &'a Query<'a>, limits: LegLimits, pool: &'a Pool) -> Self {
         Self {
             query,
-            thresholds,
+            limits,
             pool,
+            index: None,
             saw_busy: false,
             paused: None,
             saw_trial: false,
@@ -51,12 +62,15 @@ impl<'a> Search<'a> {
             return rows.retain(|row| self.may_serve(*row));
         }
         let described = Described::of(self.query, pool);
-        let has_thresholds = self.thresholds != BusyThresholds::default();
+        if described == Described::Unknown {
+            self.index = PartnerIndex::of(self.query, pool);
+        }
+        let has_thresholds = self.limits.thresholds != BusyThresholds::default();
         if described == Described::All && !has_thresholds && pool.all_surely_eligible() {
             rows.extend(0..u32::try_from(pool.len()).unwrap_or(u32::MAX));
         } else {
             let mut check = |row, surely, load: Option<RankView<'_>>| {
-                let is_busy = || load.is_some_and(|load| self.thresholds.exceeded(load).is_some());
+                let is_busy = || load.is_some_and(|load| self.limits.thresholds.exceeded(load).is_some());
                 let may_serve = match described.may_serve(pool, row) {
                     Some(false) => false,
                     Some(true) if surely && !is_busy() => true,
@@ -80,27 +94,49 @@ impl<'a> Search<'a> {
     /// Fills `rows` with the candidates whose last requests failed, when no other is left: one of them may
     /// have recovered, so they are tried rather than the request refused.
     pub(super) fn fill_failing(&self, rows: &mut Vec<u32>) {
-        self.fill_refused(rows, |refused| matches!(refused, Refused::Failing));
+        self.fill_where(rows, |refused| matches!(refused, Some(Refused::Failing)));
     }
 
     /// Like [`Search::fill_failing`], with the candidates that refused one request among those that they
     /// serve.
     pub(super) fn fill_paused(&self, rows: &mut Vec<u32>) {
-        self.fill_refused(rows, |refused| matches!(refused, Refused::Paused(pause) if pause.may_be_tried));
+        let is_trial = |refused| matches!(refused, Some(Refused::Paused(pause)) if pause.may_be_tried);
+        self.fill_where(rows, is_trial);
     }
 
     /// Like [`Search::fill_failing`], with the candidates that make no progress.
     pub(super) fn fill_stuck(&self, rows: &mut Vec<u32>) {
-        self.fill_refused(rows, |refused| matches!(refused, Refused::Stuck));
+        self.fill_where(rows, |refused| matches!(refused, Some(Refused::Stuck)));
     }
 
-    fn fill_refused(&self, rows: &mut Vec<u32>, is_meant: impl Fn(Refused) -> bool) {
-        let is_meant = |candidate: &Candidate| {
-            let reason = || ineligible(self.query, &self.thresholds, candidate);
-            !self.was_tried(candidate) && reason().is_some_and(&is_meant)
-        };
+    /// As [`Search::fill_failing`], with the candidates that just started.
+    pub(super) fn fill_warming(&self, rows: &mut Vec<u32>) {
+        self.fill_where(rows, |refused| refused.is_none());
+    }
+
+    fn fill_where(&self, rows: &mut Vec<u32>, is_meant: impl Fn(Option<Refused>) -> bool) {
+        let is_meant =
+            |candidate: &Candidate| !self.was_tried(candidate) && is_meant(self.refused(candidate));
         let meant = (0_u32..).zip(self.pool).filter(|(_, candidate)| is_meant(candidate));
         rows.extend(meant.map(|(row, _)| row));
+    }
+
+    fn refused(&self, candidate: &Candidate) -> Option<Refused> {
+        ineligible_with(self.query, &self.limits, candidate, self.index.as_ref())
+    }
+
+    /// The error of a leg for which no candidate is eligible.
+    pub(super) fn no_worker(&self) -> RouteError {
+        const FAILED: Phrase = ("failed this request", "failed this request");
+        let why = |candidate: &Candidate| {
+            if self.was_tried(candidate) {
+                Some(FAILED)
+            } else {
+                self.refused(candidate).map(Refused::phrase)
+            }
+        };
+        let (model, leg) = (self.query.model, self.query.leg);
+        RouteError::NoWorker { leg, text: no_worker::text(model, leg, self.pool, why) }
     }
 
     /// Asks a candidate, and notes why it may not serve.
@@ -109,10 +145,10 @@ impl<'a> Search<'a> {
         if self.was_tried(candidate) {
             return false;
         }
-        match ineligible(self.query, &self.thresholds, candidate) {
+        match self.refused(candidate) {
             None if self.may_be_chosen(candidate) => return true,
             None => self.saw_warming = true,
-            Some(Refused::Busy(_)) => self.saw_busy = true,
+            Some(Refused::Busy(_) | Refused::AtLearnedLimit) => self.saw_busy = true,
             Some(Refused::Paused(pause)) => {
                 self.saw_trial |= pause.may_be_tried;
                 self.paused = Some(shorter(self.paused, pause));
@@ -127,14 +163,6 @@ impl<'a> Search<'a> {
     /// Whether a candidate has its turn, if it just started. A session stays where it is.
     fn may_be_chosen(&self, candidate: &Candidate) -> bool {
         candidate.worker.has_turn() || self.query.session == Some((candidate.worker_id(), candidate.rank))
-    }
-
-    /// Fills `rows` with the candidates that just started, when no other is left.
-    pub(super) fn fill_warming(&self, rows: &mut Vec<u32>) {
-        let may_serve = |candidate: &Candidate| {
-            !self.was_tried(candidate) && ineligible(self.query, &self.thresholds, candidate).is_none()
-        };
-        rows.extend((0_u32..).zip(self.pool).filter(|(_, at)| may_serve(at)).map(|(row, _)| row));
     }
 
     fn was_tried(&self, candidate: &Candidate) -> bool {

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use pointsman_workers::{
     BookingRequest, DpRank, EngineLoad, Health, Leg, ModelName, Prefix, Refusal, Registry, Snapshot,
     WorkerId, WorkerSpec,
@@ -6,7 +8,10 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom as _};
 use tokio::time::Instant;
 
 use super::*;
-use crate::{RoutingRequest, busy::BusyByLeg};
+use crate::{
+    RoutingRequest,
+    busy::{BusyByLeg, BusyThresholds},
+};
 
 const MODEL: &str = "m";
 
@@ -27,6 +32,7 @@ fn fleet(random: &mut SmallRng) -> Registry {
         add(0.2, ",max_concurrency=1");
         add(0.5, ",total_blocks=20,block_size=4");
         add(0.1, ",transport=mooncake,bootstrap_port=8998");
+        add(0.1, ",kv_compatibility=0.32");
         add(0.3, ",taint=gold");
         add(0.2, ",lora=writer");
         match (role, random.random_range(0..4)) {
@@ -34,6 +40,9 @@ fn fleet(random: &mut SmallRng) -> Registry {
             (_, 0 | 1) => flag.push_str(",topology.rack=r1"),
             (_, 2) => flag.push_str(",topology.rack=r2"),
             _ => {}
+        }
+        if !flag.contains("kv_compatibility") && random.random_bool(0.3) {
+            flag.push_str(",kv_compatibility=0.33");
         }
         if all_differ {
             flag.push_str(&format!(",label.host={id}"));
@@ -49,7 +58,11 @@ fn fleet(random: &mut SmallRng) -> Registry {
             worker.note_outcome(true);
         }
         if random.random_bool(0.1) {
-            worker.note_refusal(Refusal { retry_after: None, is_too_many: false }, Instant::now());
+            worker.note_refusal(Refusal { retry_after: None, is_too_many: false }, Instant::now(), 0);
+        }
+        if random.random_bool(0.1) {
+            let long_ago = Refusal { retry_after: Some(Duration::from_nanos(1)), is_too_many: false };
+            worker.note_refusal(long_ago, Instant::now(), random.random_range(0..2));
         }
         if random.random_bool(0.4) {
             let waiting = random.random_bool(0.8).then(|| random.random_range(0..4));
@@ -109,11 +122,11 @@ fn some_candidates(random: &mut SmallRng, pool: &Pool, chance: f64) -> Vec<Candi
 
 /// What each candidate says when it is asked alone.
 fn expected(query: &Query<'_>, busy: &BusyRules, pool: &Pool) -> Result<Vec<u32>, bool> {
-    let thresholds = busy.of(query.model, query.leg);
+    let limits = busy.limits_of(query.model, query.leg);
     let tried = |candidate: &Candidate| query.tried.contains(&(candidate.worker_id(), candidate.rank));
     let untried = || (0_u32..).zip(pool).filter(|(_, candidate)| !tried(candidate));
     let answers: Vec<_> =
-        untried().map(|(row, candidate)| (row, ineligible(query, &thresholds, candidate))).collect();
+        untried().map(|(row, candidate)| (row, ineligible(query, &limits, candidate))).collect();
     let rows = |wanted: fn(&Option<Refused>) -> bool| -> Vec<u32> {
         answers.iter().filter(|(_, answer)| wanted(answer)).map(|(row, _)| *row).collect()
     };
@@ -123,7 +136,8 @@ fn expected(query: &Query<'_>, busy: &BusyRules, pool: &Pool) -> Result<Vec<u32>
     let trial = if busy.requests_wait() { vec![] } else { trial };
     let in_turn = [eligible, trial, failing];
     let rows_left = in_turn.into_iter().find(|rows| !rows.is_empty()).unwrap_or_default();
-    let is_busy = || !rows(|answer| matches!(answer, Some(Refused::Busy(_)))).is_empty();
+    let is_busy =
+        || !rows(|answer| matches!(answer, Some(Refused::Busy(_) | Refused::AtLearnedLimit))).is_empty();
     if rows_left.is_empty() { Err(is_busy()) } else { Ok(rows_left) }
 }
 
@@ -161,6 +175,7 @@ fn check(random: &mut SmallRng, snapshot: &Snapshot) -> Result<usize, bool> {
         queue_us: 0,
         explain: false,
         probe: random.random_bool(0.1),
+        continues: random.random_bool(0.1),
         seed: 1,
         now_us: 0,
         request_id: None,

@@ -117,13 +117,6 @@ pub(super) fn all() -> Vec<(&'static str, Expected, fn(&Answer) -> Vec<Step>)> {
                 text("0\r\n\r\n"),
             ]
         }),
-        ("refuses with status 400", OneError, |_| {
-            let body = r#"{"error":{"message":"bad","code":400}}"#;
-            vec![text(format!(
-                "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-                body.len()
-            ))]
-        }),
         ("200 with an error of status 400", OneError, |_| {
             let body = r#"{"error":{"message":"bad","code":400}}"#;
             vec![text(format!(
