@@ -57,6 +57,20 @@ async fn slot(cluster: &TestCluster) -> Value {
     slots.iter().find(|slot| slot["slot"] == "aggregated").cloned().unwrap()
 }
 
+/// Puts a formula file in place of the last one, and waits until it serves: a busy machine compiles for long.
+async fn install(cluster: &TestCluster, text: &str) {
+    cluster.drop_policy("aggregated.formula.toml", text.as_bytes()).unwrap();
+    reload(cluster).await;
+    let wanted = json!(digest(text.as_bytes()).to_string());
+    for _ in 0..1_200 {
+        if slot(cluster).await["digest"] == wanted {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    panic!("{text} never served: {}", slot(cluster).await);
+}
+
 /// Returns the newest decision.
 async fn receipt(cluster: &TestCluster) -> Value {
     let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
@@ -101,8 +115,7 @@ async fn a_formula_dropped_in_serves_the_next_request_and_its_receipt_names_the_
     assert!(receipt.to_string().contains(&text), "{receipt}");
     assert_eq!(receipt["costs"], json!([1.0, 0.0]), "{receipt}");
     // Another text is another generation, and a removed file gives the slot back.
-    cluster.drop_policy("aggregated.formula.toml", FIRST.as_bytes()).unwrap();
-    reload(&cluster).await;
+    install(&cluster, FIRST).await;
     let header = ask(&cluster).await;
     assert!(header.starts_with("aggregated=1/") && header.contains("formula@3 policy"), "{header}");
     std::fs::remove_file(cluster.policy_path("aggregated.formula.toml")).unwrap();
@@ -115,8 +128,7 @@ async fn a_formula_dropped_in_serves_the_next_request_and_its_receipt_names_the_
 #[tokio::test]
 async fn a_bad_formula_is_refused_with_line_and_column_and_the_last_one_serves() {
     let cluster = cluster("").await;
-    cluster.drop_policy("aggregated.formula.toml", LAST.as_bytes()).unwrap();
-    reload(&cluster).await;
+    install(&cluster, LAST).await;
     for (text, message) in [
         (
             "# queue first\ncost = \"2 * engine_que\"\n",
@@ -183,8 +195,7 @@ async fn a_formula_is_a_canary_is_promoted_and_rolled_back() {
     let refusals = slot(&cluster).await["refusals"].as_array().unwrap().clone();
     let last = refusals.last().unwrap();
     assert_eq!((&last["kind"], &last["file"]), (&json!("quarantined"), &json!("aggregated.formula.toml")));
-    cluster.drop_policy("aggregated.formula.toml", FIRST.as_bytes()).unwrap();
-    reload(&cluster).await;
+    install(&cluster, FIRST).await;
     assert!(ask(&cluster).await.contains("formula@5 policy"));
     cluster.at_rest().await.unwrap();
 }
@@ -193,8 +204,7 @@ async fn a_formula_is_a_canary_is_promoted_and_rolled_back() {
 async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     let cluster = cluster("").await;
     let file = "cost = \"label('place') == 'last' ? 0 : 1\"\nkeep = \"taint('spot')\"\n";
-    cluster.drop_policy("aggregated.formula.toml", file.as_bytes()).unwrap();
-    reload(&cluster).await;
+    install(&cluster, file).await;
     assert!(ask(&cluster).await.starts_with("aggregated=1/"), "keep comes before cost");
     let receipt = receipt(&cluster).await;
     let stages = receipt["stages"].as_array().unwrap();
@@ -205,20 +215,17 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     let other = replay(&cluster, "cost = \"1\"\nkeep = \"!taint('spot')\"\n").await;
     assert!(other.agree < report.agree, "{other:?}");
     // `keep` alone: what is configured ranks.
-    cluster.drop_policy("aggregated.formula.toml", b"keep = \"!taint('spot')\"\n").unwrap();
-    reload(&cluster).await;
+    install(&cluster, "keep = \"!taint('spot')\"\n").await;
     let header = ask(&cluster).await;
     assert!(header.starts_with("aggregated=2/") && header.contains("kv-aware@3 policy"), "{header}");
     // None is kept: the answer is that of any filter.
-    cluster.drop_policy("aggregated.formula.toml", b"keep = \"taint('none')\"\n").unwrap();
-    reload(&cluster).await;
+    install(&cluster, "keep = \"taint('none')\"\n").await;
     let reply = post(&cluster, &[]).await;
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     assert_eq!(reply.status, 503, "{text}");
     assert!(text.contains("the filters dropped every candidate"), "{text}");
     let shed = "cost = \"1\"\nshed = { when = \"prompt_tokens > 0\", status = 529, reason = \"not now\" }\n";
-    cluster.drop_policy("aggregated.formula.toml", shed.as_bytes()).unwrap();
-    reload(&cluster).await;
+    install(&cluster, shed).await;
     let reply = post(&cluster, &[]).await;
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     assert_eq!((reply.status.as_u16(), text.contains("not now")), (529, true), "{text}");
@@ -250,8 +257,7 @@ async fn the_configuration_holds_formulas_and_tenants_are_named() {
     assert!(gold.starts_with("aggregated=2/") && gold.contains("formula@1 policy"), "{gold}");
     // The same in a file: its names are hashed with the gateway's salt.
     let file = "cost = \"tenant in ['x', 'gold'] && taint('spot') ? 0 : 1\"\n";
-    cluster.drop_policy("aggregated.formula.toml", file.as_bytes()).unwrap();
-    reload(&cluster).await;
+    install(&cluster, file).await;
     for _ in 0..8 {
         assert!(serve("Bearer sk-gold").await.starts_with("aggregated=1/"));
     }
