@@ -1,0 +1,101 @@
+// Builds elements. Text from policies, engines and clients becomes text nodes, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Appends children: elements, text, or nothing. Lists are flattened. */
+function fill(node, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false || child === "") continue;
+    node.append(child instanceof Node ? child : String(child));
+  }
+  return node;
+}
+
+/** Returns an element: `make("td.n", { title: "…" }, "text", child)`. */
+export function make(kind, attributes, ...children) {
+  const [tag, ...classes] = kind.split(".");
+  const node = document.createElement(tag || "div");
+  if (classes.length) node.className = classes.join(" ");
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  return fill(node, children);
+}
+
+/** Returns an SVG element. */
+export function draw(tag, attributes, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes ?? {})) node.setAttribute(name, String(value));
+  return fill(node, children);
+}
+
+/** Replaces the children of an element. The focus stays on what has the same key, text or address as before. */
+export function put(node, ...children) {
+  const active = node.contains(document.activeElement) ? document.activeElement : null;
+  const open = new Set([...node.querySelectorAll("details[open]")].map(keyOf));
+  const key = active && keyOf(active);
+  node.replaceChildren();
+  fill(node, children);
+  for (const one of node.querySelectorAll("details")) if (open.has(keyOf(one))) one.open = true;
+  if (key) [...node.querySelectorAll(active.tagName)].find((one) => keyOf(one) === key)?.focus({ preventScroll: true });
+  return node;
+}
+
+const keyOf = (node) => node.dataset.key ?? node.getAttribute("href") ?? node.querySelector("summary")?.textContent ?? node.textContent;
+
+/** Sets a text when it differs, so that screen readers and selections are not disturbed. */
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+/** Gives `parent` one child for each item. An item keeps its element while its key stays; `update` runs on change. */
+export function sync(parent, items, key, build, update) {
+  const wanted = new Set(items.map(key));
+  for (const child of [...parent.children]) if (!wanted.has(child.dataset.key)) child.remove();
+  const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  let next = parent.firstElementChild;
+  for (const item of items) {
+    const name = key(item);
+    let node = known.get(name);
+    known.delete(name);
+    if (!node) {
+      node = build(item);
+      node.dataset.key = name;
+    }
+    const shape = JSON.stringify(item);
+    if (node.shape !== shape) {
+      node.shape = shape;
+      update(node, item);
+    }
+    if (node === next) next = next.nextElementSibling;
+    else parent.insertBefore(node, next);
+  }
+}
+
+export const chip = (kind, ...text) => make(`span.chip.${kind}`, null, ...text);
+export const dim = (...text) => make("span.dim", null, ...text);
+export const button = (kind, label, onclick, more) => make(`button${kind ? `.${kind}` : ""}`, { type: "button", onclick, ...more }, label);
+export const link = (href, ...text) => make("a", { href }, ...text);
+
+/** A group of buttons of which one is pressed. */
+export function choice(label, options, chosen, choose) {
+  const group = make("div.seg", { role: "group", "aria-label": label });
+  for (const [value, name] of options) {
+    group.append(button("", name, () => {
+      for (const other of group.children) other.setAttribute("aria-pressed", String(other.dataset.value === value));
+      choose(value);
+    }, { "data-value": value, "aria-pressed": String(value === chosen) }));
+  }
+  return group;
+}
+
+/** A card with a title. */
+export const card = (kind, title, beside, ...content) =>
+  make(`section.card${kind ? `.${kind}` : ""}`, null, make("div.head", null, make("h2", null, title), beside), content);
+
+/** A table with column heads: text, or `[class, text]`. */
+export const table = (kind, heads, ...rows) =>
+  make(`table.${kind}`, null, make("thead", null, make("tr", null, heads.map((head) => (Array.isArray(head) ? make(`th.${head[0]}`, null, head[1]) : make("th", null, head))))), make("tbody", null, rows));
