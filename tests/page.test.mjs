@@ -66,6 +66,8 @@ const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, 
 const LONG = "12345678901234567890";
 const HOSTILE = "<img src=x onerror=alert(1)>";
 const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, in_flight: 2, limit: 16, kv: 0.5, error_ppm: 0, ...more });
+/** Takes a fleet as the gateway tells it: rows without names. */
+const takeFleet = (workers) => store.take("fleet", { legs_s: 300, columns: Object.keys(row("1")), workers: workers.map((worker) => Object.values(worker)) });
 const decision = (id, more) => ({
   id, at_ms: 1000, request_id: "r1", leg: "decode", slot: "decode", model: "tiny", generation: 1, attempt: 0, mode: "active", policy: "kv-aware", reason: "", eligible: 2,
   decider: { by: "policy" }, choice: { worker: 7, dp_rank: 0, cost: 1 }, runner_up: { worker: 8, dp_rank: 1, cost: 2 }, shadow: null, plan: null, refused: null, outcome: null, ...more,
@@ -83,9 +85,9 @@ test("figures have their unit and lose nothing that matters", () => {
 });
 
 test("a long id is shown as the worker's address, and equal addresses keep their ids", () => {
-  store.take("fleet", { legs_s: 300, workers: [row(LONG, { url: "http://10.0.0.3:8000/" }), row("7", {})] });
+  takeFleet([row(LONG, { url: "http://10.0.0.3:8000/" }), row("7", {})]);
   assert.deepEqual([store.nameOf(LONG), store.nameOf("7"), store.called("7", true), store.rankName("7", 2)], ["10.0.0.3:8000", "7", "Worker 7", "7/2"]);
-  store.take("fleet", { legs_s: 300, workers: [row(LONG, { url: "http://same" }), row("98765432109876543210", { url: "http://same" })] });
+  takeFleet([row(LONG, { url: "http://same" }), row("98765432109876543210", { url: "http://same" })]);
   assert.equal(store.nameOf(LONG), "12345678…");
 });
 
@@ -157,11 +159,11 @@ test("a receipt shows its sentences, candidates with facts, and what the shadow 
 
 test("a worker that gets nearly everything is told, whether the fleet is small or large", () => {
   const even = (count) => Array.from({ length: count }, (_, place) => row(`${place + 10}`, { legs: 10 }));
-  store.take("fleet", { legs_s: 300, workers: [row("1", { legs: 95 }), row("2", { legs: 5 })] });
+  takeFleet([row("1", { legs: 95 }), row("2", { legs: 5 })]);
   assert.deepEqual(store.notable().map(({ worker: { id }, text }) => [id, text]), [["1", "gets 95 % of all prefill legs"]]);
-  store.take("fleet", { legs_s: 300, workers: [row("1", { legs: 60 }), row("2", { legs: 40 })] });
+  takeFleet([row("1", { legs: 60 }), row("2", { legs: 40 })]);
   assert.deepEqual(store.notable(), []);
-  store.take("fleet", { legs_s: 300, workers: [row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), ...even(98)] });
+  takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), ...even(98)]);
   assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, text]), [["1", "warn", "50.3 times an even share of prefill legs"], ["3", "bad", "8.0 % of its legs failed"], ["2", "bad", `not ready: ${HOSTILE}`]]);
   assert.ok(store.problems()[0].bad, "failures come first");
   assert.equal(charts.spread("prefill").querySelectorAll("rect").length, 16, "the 16 busiest stand alone");
@@ -211,7 +213,7 @@ test("distributions are lines from the fastest to the slowest request", () => {
 });
 
 test("a command says what will change and is sent with the token after a confirmation", async () => {
-  store.take("fleet", { legs_s: 300, workers: [row("7"), row("8")] });
+  takeFleet([row("7"), row("8")]);
   for (const [draining, word, method] of [[false, "Drain", "POST"], [true, "Undrain", "DELETE"]]) {
     sent.length = 0;
     dialogs.askDrain({ ...store.store.byId.get("7"), draining });

@@ -245,7 +245,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_hour_is_kept_minute_by_minute_and_five_minutes_of_legs_are_counted() {
         let (hour, metrics, registry) = (Hour::default(), Metrics::default(), Registry::default());
-        registry.join(WorkerSpec::from_pairs([("url", "http://a"), ("models", "tiny")]).unwrap());
+        registry.upsert(WorkerSpec::from_pairs([("url", "http://a"), ("models", "tiny")]).unwrap());
         let snapshot = registry.snapshot();
         let worker = &snapshot.workers()[0];
         assert_eq!(hour.recent_legs()(worker), 0);
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(hour.recent_legs()(worker), 4 * 3 + 2);
         let own = hour.of_worker(worker.id());
         assert_eq!((own.legs.len(), own.legs[1], own.kv_usage[0]), (60, 3, None));
-        registry.leave(worker.id());
+        registry.remove(worker.id());
         hour.sample(91 * 60_000, &metrics, 0, &registry.snapshot());
         assert!(hour.workers.lock().is_empty(), "a worker that left takes no memory");
     }

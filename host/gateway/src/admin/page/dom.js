@@ -46,33 +46,26 @@ export function put(node, ...children) {
 
 const keyOf = (node) => node.dataset.key ?? node.getAttribute("href") ?? node.querySelector("summary")?.textContent ?? node.textContent;
 
-/** Sets a text when it differs, so that screen readers and selections are not disturbed. */
+/** Sets a text when it differs, so that screen readers and selections are not disturbed, and keeps its node. */
 export function setText(node, text) {
-  if (node.textContent !== text) node.textContent = text;
+  if (node.textContent === text) return;
+  const only = node.childNodes.length === 1 && node.firstChild?.nodeType === 3;
+  if (only) node.firstChild.data = text;
+  else node.textContent = text;
 }
 
-/** Gives `parent` one child for each item. An item keeps its element while its key stays; `update` runs on change. */
-export function sync(parent, items, key, build, update) {
-  const wanted = new Set(items.map(key));
-  for (const child of [...parent.children]) if (!wanted.has(child.dataset.key)) child.remove();
-  const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  let next = parent.firstElementChild;
-  for (const item of items) {
-    const name = key(item);
-    let node = known.get(name);
-    known.delete(name);
-    if (!node) {
-      node = build(item);
-      node.dataset.key = name;
-    }
-    const shape = JSON.stringify(item);
-    if (node.shape !== shape) {
-      node.shape = shape;
-      update(node, item);
-    }
-    if (node === next) next = next.nextElementSibling;
-    else parent.insertBefore(node, next);
-  }
+/** Sets an attribute when it differs; null removes it. */
+export function setAttribute(node, name, value) {
+  if (value === null) node.removeAttribute(name);
+  else if (node.getAttribute(name) !== value) node.setAttribute(name, value);
+}
+
+/** Builds the content of an element again when `data` differs from the last time. */
+export function render(node, data, build) {
+  const shape = JSON.stringify(data);
+  if (node.shape === shape) return;
+  node.shape = shape;
+  put(node, build());
 }
 
 export const chip = (kind, ...text) => make(`span.chip.${kind}`, null, ...text);

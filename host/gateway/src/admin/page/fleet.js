@@ -1,6 +1,6 @@
 // The fleet: a cell for each worker, coloured by one figure, and the spread of legs.
 import { spread } from "./charts.js";
-import { choice, dim, link, make, put } from "./dom.js";
+import { choice, dim, link, make, put, render } from "./dom.js";
 import { number, percent, times } from "./format.js";
 import { workerRow, workerTable } from "./overview.js";
 import { called, isOut, nameOf, notable, ofRole, roles, store, urlOf, whereOf } from "./store.js";
@@ -8,6 +8,8 @@ import { tip } from "./tips.js";
 
 /** Fleets of fewer workers are a table. */
 const MIN_CELLS = 60;
+/** How often the spread is drawn, milliseconds. */
+const SIDE = 2900;
 /** Bounds and names of each colour, from pale to hot. */
 const SCALES = {
   share: { name: "share of legs", of: (worker) => worker.share, bounds: [0.25, 0.5, 0.8, 1.2, 1.7, 3, 6], names: ["under ¼", "¼", "½", "even", "1.2×", "1.7×", "3×", "over 6×"], text: (worker) => `${times(worker.share)} even share` },
@@ -17,6 +19,7 @@ const SCALES = {
 };
 
 export function fleet(root, [colour]) {
+  let drawn = 0;
   const view = { by: colour in SCALES ? colour : "share", order: "name", words: [], current: null };
   const title = make("div"), legend = make("p.legend.scale"), blocks = make("div.blocks"), about = make("div.about", { id: "about", role: "status" }), side = make("div.stack");
   const input = make("input.end", { type: "search", placeholder: "id, address, zone, draining …", "aria-label": "Find workers", oninput: ({ target }) => {
@@ -32,20 +35,25 @@ export function fleet(root, [colour]) {
   return {
     kinds: ["fleet"],
     update() {
-      put(title, heading());
+      render(title, headline(), heading);
       paint(view, legend, blocks, about);
+      if (Date.now() - drawn < SIDE) return ["fleet"];
+      drawn = Date.now();
       put(side, roles().map((role) => make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${role} legs`))), spread(role), make("p.mt", null, spreadText(role)))), worthALook());
+      return [];
     },
     close() {},
   };
 }
 
-function heading() {
+function headline() {
   const counts = new Map();
   for (const worker of store.workers) counts.set(worker.out ?? "eligible", (counts.get(worker.out ?? "eligible") ?? 0) + 1);
   const text = [...counts].sort((a, b) => b[1] - a[1]).map(([state, count]) => `${number(count)} ${state.replaceAll("_", " ")}`).join(", ");
-  return make("div.title", null, make("div", null, make("h1", null, "Fleet"), make("p.dim", null, `${number(store.workers.length)} workers${text ? `: ${text}` : ""}`)));
+  return `${number(store.workers.length)} workers${text ? `: ${text}` : ""}`;
 }
+
+const heading = () => make("div.title", null, make("div", null, make("h1", null, "Fleet"), make("p.dim", null, headline())));
 
 function spreadText(role) {
   const list = ofRole(role).filter((worker) => !isOut(worker)).sort((a, b) => b.share - a.share);
@@ -78,7 +86,7 @@ function paint(view, legend, blocks, about) {
   const cells = store.workers.length >= MIN_CELLS;
   legend.hidden = !cells;
   about.hidden = !cells;
-  put(legend, scale.names.map((name, level) => name && make("span", null, make(`i.f${level}`), name)), make("span", null, make("i.off"), "not eligible"));
+  render(legend, view.by, () => [scale.names.map((name, level) => name && make("span", null, make(`i.f${level}`), name)), make("span", null, make("i.off"), "not eligible")]);
   if (!cells) {
     const why = new Map(notable().map((one) => [one.worker.id, one]));
     const rows = roles().flatMap((role) => sorted(role, view)).filter((worker) => isMatch(worker, view.words)).map((worker) => workerRow(worker, why.get(worker.id)));
@@ -140,5 +148,5 @@ function point(view, blocks, about) {
   const worker = store.byId.get(view.current);
   if (!worker) return;
   for (const cell of blocks.querySelectorAll(".cells > i")) if (cell.dataset.id === worker.id) cell.classList.add("current");
-  put(about, link(`#worker/${worker.id}`, make("b", null, nameOf(worker.id))), dim(whereOf(worker)), dim(urlOf(worker)), make("span", null, worker.out?.replaceAll("_", " ") ?? "eligible", worker.reason ? `: ${worker.reason}` : ""), Object.values(SCALES).map(({ text }) => make("span", null, text(worker))));
+  render(about, worker, () => [link(`#worker/${worker.id}`, make("b", null, nameOf(worker.id))), dim(whereOf(worker)), dim(urlOf(worker)), make("span", null, worker.out?.replaceAll("_", " ") ?? "eligible", worker.reason ? `: ${worker.reason}` : ""), Object.values(SCALES).map(({ text }) => make("span", null, text(worker)))]);
 }

@@ -43,7 +43,9 @@ function draw() {
   const wanted = new Set([...page.changed].filter((kind) => page.view.kinds.includes(kind)));
   page.changed = new Set();
   page.drawn = Date.now();
-  if (wanted.size) page.view.update(wanted);
+  // What a view leaves for later is drawn with the next change.
+  for (const kind of (wanted.size && page.view.update(wanted)) || []) page.changed.add(kind);
+  if (page.changed.size) soon();
 }
 
 function soon() {

@@ -1,7 +1,7 @@
 // The overview: what needs attention, the signals of the last hour, slots, workers and the newest requests.
 import { get } from "./api.js";
 import { crossHair, meter, spanOf, spark, spread } from "./charts.js";
-import { chip, choice, dim, link, make, put, table } from "./dom.js";
+import { chip, choice, dim, link, make, put, render, table } from "./dom.js";
 import { clock, minute, number, percent, plural, timeParts, times } from "./format.js";
 import { group, matches, requestTable, unrouted } from "./requests.js";
 import { called, chartMarks, HOT, isOut, marks, nameOf, notable, ofRole, problems, roles, slotHref, slotName, store } from "./store.js";
@@ -17,18 +17,27 @@ const AGAIN = 3000;
 const MAX_OPEN = 5;
 /** Requests that ended: with fewer among the newest decisions, more are read. */
 const FEW = 12;
+/** How often signals and workers are drawn, milliseconds. */
+const [SIGNALS, WORKERS] = [1900, 2900];
 const FILTERS = { all: "ended=true", failed: "failed=true", slow: "min_ttft_ms=1000", canary: "lane=canary" };
 
 export function overview(root, [filter]) {
   const parts = Object.fromEntries(["problems", "signals", "slots", "changes", "workers", "spread"].map((name) => [name, make("div.part")]));
   const requests = requestsCard(filter in FILTERS ? filter : "all");
   let summary = null, closed = false, timer = 0;
+  const drawn = {};
+  /** Whether a part was drawn longer ago than this: drawing anew leaves garbage. */
+  const due = (part, interval) => {
+    if (Date.now() - (drawn[part] ?? 0) < interval) return false;
+    drawn[part] = Date.now();
+    return true;
+  };
   const readSummary = async () => {
     try {
       summary = await get("decisions/summary?window=5m");
     } catch { /* shown without */ }
     if (closed) return;
-    if (!document.hidden) put(parts.slots, slotsCard(summary));
+    if (!document.hidden) render(parts.slots, [summary, store.slots.slots.map(shapeOf), store.slots.compiling], () => slotsCard(summary));
     timer = setTimeout(readSummary, AGAIN);
   };
   put(root, make("h1.hidden-title", null, "Overview"), parts.problems, parts.signals, make("div.cols", null, parts.slots, parts.changes), make("div.cols", null, parts.workers, parts.spread), requests.node);
@@ -37,18 +46,27 @@ export function overview(root, [filter]) {
   return {
     kinds: ["slots", "stats", "hour", "fleet", "decisions"],
     update(changed) {
+      const later = [];
       const any = (...kinds) => kinds.some((kind) => changed.has(kind));
-      if (any("slots", "fleet", "stats")) put(parts.problems, problemList());
-      if (any("stats", "hour", "slots") && !parts.signals.matches(":hover")) put(parts.signals, signals());
+      if (any("slots", "fleet", "stats")) render(parts.problems, problems().map(({ worker, ...told }) => told), problemList);
+      if (any("stats", "hour", "slots") && !parts.signals.matches(":hover")) {
+        if (due("signals", SIGNALS)) put(parts.signals, signals());
+        else later.push("stats");
+      }
       if (any("slots")) {
-        put(parts.slots, slotsCard(summary));
-        put(parts.changes, changesCard());
+        render(parts.slots, [summary, store.slots.slots.map(shapeOf), store.slots.compiling], () => slotsCard(summary));
+        render(parts.changes, [store.slots.history, minute(Date.now())], changesCard);
       }
       if (any("fleet")) {
-        put(parts.workers, workersCard());
-        put(parts.spread, spreadCard());
+        if (due("workers", WORKERS)) {
+          put(parts.workers, workersCard());
+          put(parts.spread, spreadCard());
+        } else {
+          later.push("fleet");
+        }
       }
-      if (any("decisions", "fleet")) requests.update();
+      if (any("decisions")) requests.update();
+      return later;
     },
     close() {
       closed = true;
@@ -57,6 +75,10 @@ export function overview(root, [filter]) {
     },
   };
 }
+
+/** What the slots’ rows show of a slot, apart from the summary. */
+const shapeOf = ({ slot, model, policy, generation, breaker_open: open, canary, shadow, refusals }) =>
+  [slot, model, policy, generation, open, canary?.generation, shadow?.generation, refusals.length];
 
 function problemList() {
   const found = problems();

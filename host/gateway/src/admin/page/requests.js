@@ -1,5 +1,5 @@
 // Requests, put together from the decisions of their legs, and their rows.
-import { chip, dim, make, setText, sync, table } from "./dom.js";
+import { chip, make, setAttribute, setText, table } from "./dom.js";
 import { clock, millis, number, percent } from "./format.js";
 import { idOf, nameOf, rankName } from "./store.js";
 import { tip } from "./tips.js";
@@ -109,16 +109,26 @@ export function phases(outcome) {
 
 const PHASES = { gateway: "reading and routing", queue: "queue", prefill: "prefill", transfer: "transfer", decode: "decode", whole: "prefill and decode" };
 
-/** A small timeline. `scale` is the time that is full, milliseconds. */
-export function strip(outcome, scale) {
+const KINDS = ["gateway", "queue", "prefill", "whole", "transfer", "decode"];
+
+/** A small timeline, with a bar for each phase. `setStrip` fills it. */
+const strip = () => make("span.flow", { role: "img" }, KINDS.map((kind) => make(`i.${kind}`)));
+
+/** Shows the phases of a request. `scale` is the time that is full, milliseconds. */
+export function setStrip(node, outcome, scale) {
   const list = phases(outcome);
   const text = list.map(({ kind, from, to }) => `${PHASES[kind]} ${millis(to - from)}`).join(", ");
-  const node = make("span.flow", { role: "img", "aria-label": text, title: text });
-  for (const { kind, from, to } of list) {
-    const left = Math.min(100, (100 * from) / scale), right = Math.min(100, (100 * to) / scale);
-    node.append(make(`i.${kind}`, { style: { left: `${left.toFixed(2)}%`, width: `${Math.max(0.8, right - left).toFixed(2)}%` } }));
-  }
-  return node;
+  setAttribute(node, "aria-label", text || "nothing measured");
+  setAttribute(node, "title", text);
+  node.hidden = !list.length;
+  KINDS.forEach((kind, place) => {
+    const bar = node.children[place], found = list.find((one) => one.kind === kind);
+    bar.hidden = !found;
+    if (!found) return;
+    const left = Math.min(100, (100 * found.from) / scale), right = Math.min(100, (100 * found.to) / scale);
+    bar.style.setProperty("left", `${left.toFixed(1)}%`);
+    bar.style.setProperty("width", `${Math.max(0.8, right - left).toFixed(1)}%`);
+  });
 }
 
 /** Whether a request matches every word of a filter. */
@@ -131,43 +141,58 @@ export function matches(request, words) {
 
 const HEADS = () => ["time", "outcome", tip("flow", "where the time went"), ["n", tip("rowTtft", "TTFT")], ["n", tip("rowItl", "ITL")], ["n", tip("tokens", "tokens")], ["n", tip("cached", "cached")], "workers", "worth knowing"];
 
-/** A table of requests. `show(requests, empty)` puts others into it. */
+/** A table of requests. `show(requests, empty)` puts others into its rows, which stay. */
 export function requestTable() {
-  const body = make("tbody");
+  const body = make("tbody"), none = make("td", { colspan: 9 });
   const node = table("rows.requests", HEADS());
   node.replaceChild(body, node.querySelector("tbody"));
-  const build = () => make("tr.go", null, ["when", "what", "where", "ttft n", "itl n", "tokens n", "cached n", "route", "note"].map((kind) => make(`td.${kind.replaceAll(" ", ".")}`)));
-  node.show = (requests, empty) => {
+  const empty = make("tr.none", null, none);
+  const rows = [];
+  node.show = (requests, text) => {
     const scale = Math.max(1, ...requests.map(({ outcome }) => outcome?.duration_ms ?? 0));
-    if (!requests.length) return body.replaceChildren(make("tr.none", null, make("td", { colspan: 9 }, empty)));
-    if (body.querySelector(".none")) body.replaceChildren();
-    const rows = requests.map((request) => ({ ...request, scale: Math.ceil(Math.log2(scale)) , full: scale }));
-    sync(body, rows, ({ id, request_id: other, at_ms: at }) => id ?? `${other} ${at}`, build, showRow);
+    while (rows.length < requests.length) rows.push(requestRow());
+    const shown = body.children.length - (empty.parentNode === body ? 1 : 0);
+    if (shown !== requests.length || !requests.length) body.replaceChildren(...(requests.length ? rows.slice(0, requests.length) : [empty]));
+    setText(none, text);
+    requests.forEach((request, place) => setRow(rows[place], request, scale));
   };
   return node;
 }
 
-function showRow(row, { id, at_ms, state: [kind, text], outcome, full, workers, notes, canary }) {
+function requestRow() {
+  const cell = (kind, ...content) => make(`td.${kind}`, null, content);
+  return make("tr", null, cell("when", make("a.hit")), cell("what", make("span.st")), cell("where", strip()), cell("ttft.n"), cell("itl.n"), cell("tokens.n"),
+    cell("cached.n", make("span"), make("span.dim")), cell("route"), cell("note", chip("canary", "canary"), make("span.dim")));
+}
+
+function setRow(row, { id, at_ms: at, state: [kind, text], outcome, workers, notes, canary }, scale) {
   const [when, what, where, ttft, itl, tokens, cached, route, note] = row.children;
-  row.classList.toggle("go", Boolean(id));
-  when.replaceChildren(id ? make("a.hit", { href: `#request/${id}` }, clock(at_ms)) : make("b", null, clock(at_ms)));
-  what.replaceChildren(make(`span.st.${kind}`, null, text));
-  where.replaceChildren(outcome ? strip(outcome, full) : "");
+  row.className = id ? "go" : "";
+  const [link] = when.children, [state] = what.children, [reported, predicted] = cached.children, [chipped, told] = note.children;
+  setAttribute(link, "href", id ? `#request/${id}` : null);
+  setText(link, clock(at));
+  state.className = `st ${kind}`;
+  setText(state, text);
+  setStrip(where.children[0], outcome, scale);
   setText(ttft, millis(outcome?.ttft_ms));
   setText(itl, millis(outcome?.itl_ms));
   setText(tokens, outcome ? `${number(outcome.prompt_tokens)} → ${number(outcome.output_tokens)}` : "–");
-  const { predicted, reported } = outcome?.cached_tokens ?? {};
-  cached.replaceChildren(number(reported), reported !== null && predicted !== null && reported !== predicted && reported !== undefined ? dim(` (${number(predicted)})`) : "");
-  route.replaceChildren(...routeOf(workers));
-  note.replaceChildren(...(canary ? [chip("canary", "canary"), " "] : []), dim(notes.slice(0, 2).join(" · ")));
-  note.title = notes.join(" · ");
+  const hit = outcome?.cached_tokens ?? {};
+  setText(reported, number(hit.reported));
+  setText(predicted, typeof hit.reported === "number" && typeof hit.predicted === "number" && hit.reported !== hit.predicted ? ` (${number(hit.predicted)})` : "");
+  setText(route, routeOf(workers));
+  route.className = workers.length ? "route" : "route dim";
+  chipped.hidden = !canary;
+  setText(told, notes.slice(0, 2).join(" · "));
+  note.className = canary || notes.length ? "note" : "note bare";
+  setAttribute(note, "title", notes.join(" · "));
 }
 
 /** The workers of a request: prefill → decode. */
 export function routeOf(workers) {
-  if (!workers.length) return [dim("not routed")];
+  if (!workers.length) return "not routed";
   const names = workers.map(({ id, rank }) => rankName(id, rank));
-  return [workers.length === 1 && workers[0].leg !== "aggregated" ? `${workers[0].leg} ${names[0]}` : names.join(" → ")];
+  return workers.length === 1 && workers[0].leg !== "aggregated" ? `${workers[0].leg} ${names[0]}` : names.join(" → ");
 }
 
 /** The share of prompt tokens that requests found cached: reported and predicted. */

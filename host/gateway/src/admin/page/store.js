@@ -33,7 +33,8 @@ export function take(kind, data) {
   if (kind === "fleet") takeFleet(data);
 }
 
-function takeFleet({ workers, legs_s: seconds }) {
+function takeFleet({ columns, workers: rows, legs_s: seconds }) {
+  const workers = rows.map((row) => Object.fromEntries(columns.map((column, place) => [column, row[place]])));
   store.legsSeconds = seconds;
   store.names = names(workers);
   for (const role of new Set(workers.map((worker) => worker.role))) {
