@@ -67,7 +67,7 @@ const LONG = "12345678901234567890";
 const HOSTILE = "<img src=x onerror=alert(1)>";
 const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, in_flight: 2, limit: 16, kv: 0.5, error_ppm: 0, ...more });
 /** Takes a fleet as the gateway tells it: rows without names. */
-const takeFleet = (workers) => store.take("fleet", { legs_s: 300, columns: Object.keys(row("1")), workers: workers.map((worker) => Object.values(worker)) });
+const takeFleet = (workers) => store.take("fleet", { columns: Object.keys(row("1")), workers: workers.map((worker) => Object.values(worker)) });
 const decision = (id, more) => ({
   id, at_ms: 1000, request_id: "r1", leg: "decode", slot: "decode", model: "tiny", generation: 1, attempt: 0, mode: "active", policy: "kv-aware", reason: "", eligible: 2,
   decider: { by: "policy" }, choice: { worker: 7, dp_rank: 0, cost: 1 }, runner_up: { worker: 8, dp_rank: 1, cost: 2 }, shadow: null, plan: null, refused: null, outcome: null, ...more,
@@ -221,7 +221,7 @@ test("a command says what will change and is sent with the token after a confirm
     assert.ok(box.open && sent.length === 0, "it asks first");
     assert.match(box.textContent, draining ? /Send requests to worker 7 again/ : /eligible prefill workers21/);
     const yes = box.querySelectorAll("button").find((one) => one.textContent === word);
-    await yes.listeners.click();
+    await yes.onclick();
     assert.deepEqual(sent, [[method, "workers/7/drain", "Bearer s3cret"]]);
   }
   sent.length = 0;
@@ -229,7 +229,7 @@ test("a command says what will change and is sent with the token after a confirm
   dialogs.askPromote({ slot: "prefill", model: "a b", policy: "kv-aware", generation: 1, canary: trial, shadow: null }, "canary");
   const box = document.getElementById("ask");
   assert.ok(box.textContent.includes(`${HOSTILE} @2 becomes the active policy`) && box.querySelectorAll("img").length === 0);
-  await box.querySelectorAll("button").find((one) => one.textContent === "Promote").listeners.click();
+  await box.querySelectorAll("button").find((one) => one.textContent === "Promote").onclick();
   assert.equal(sent[0][1], "policies/prefill/promote?from=canary&model=a%20b");
 });
 

@@ -83,7 +83,7 @@ try {
     await open(page, "overview");
     const box = await rows.locator(".st").first().boundingBox();
     assert(box.x >= 0 && box.x + box.width <= width, `the outcome is outside at ${width}: ${JSON.stringify(box)}`);
-    const strip = await rows.locator(".flow i").first().boundingBox();
+    const strip = await rows.locator(".flow:visible").first().boundingBox();
     assert(strip.width > 0, "the timeline of a request is visible");
   }
   await page.setViewportSize({ width: 1280, height: 900 });

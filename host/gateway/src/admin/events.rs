@@ -38,11 +38,10 @@ const MAX_READERS: usize = 32;
 /// Time without an event after which a comment is sent, so that a closed connection is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The kinds of events, in the order of the channels.
-const KINDS: [&str; 6] = ["workers", "slots", "decisions", "stats", FLEET, "hour"];
-/// The kind with a row for each worker.
-const FLEET: &str = "fleet";
-/// It is sent with one of so many polls.
-const FLEET_POLLS: u64 = 2;
+const KINDS: [&str; 6] = ["workers", "slots", "decisions", "stats", "fleet", "hour"];
+/// Kinds of large events: they are sent with one of so many polls.
+const LARGE: [&str; 2] = ["decisions", "fleet"];
+const LARGE_POLLS: u64 = 2;
 /// Number of the first kinds, which a reader gets that asks for none.
 const DEFAULT_KINDS: usize = 4;
 
@@ -209,7 +208,7 @@ impl Feed {
                     channel.send_replace(Bytes::new());
                     continue;
                 }
-                if kind == FLEET && poll % FLEET_POLLS > 0 && !channel.borrow().is_empty() {
+                if LARGE.contains(&kind) && poll % LARGE_POLLS > 0 && !channel.borrow().is_empty() {
                     continue;
                 }
                 let event = news(kind, &state, &mut known);
@@ -232,7 +231,7 @@ fn news(kind: &str, state: &State, known: &mut Known) -> Option<Bytes> {
         "slots" => event(kind, &*state.policies.status()),
         "decisions" => event(kind, &with_texts(newest(state, known))),
         "stats" => event(kind, &status::load(state)),
-        FLEET => event(kind, &fleet::describe(state)),
+        "fleet" => event(kind, &fleet::describe(state)),
         "hour" => event(kind, &json!({ "minutes": state.hour.minutes() })),
         _ => None,
     }

@@ -1,7 +1,7 @@
 //! The fleet in short, for events: a few figures of each worker, where `GET /workers` describes it whole.
 //! Rows without names, because a page reads a thousand of them every second.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use pointsman_workers::{Ineligible, Worker};
 use serde_json::{Value, json};
@@ -17,13 +17,7 @@ const COLUMNS: [&str; 11] =
 pub(super) fn describe(state: &State) -> Value {
     let (snapshot, legs) = (state.registry.snapshot(), state.hour.recent_legs());
     let rows: Vec<Value> = snapshot.workers().iter().map(|worker| row(worker, legs(worker))).collect();
-    json!({ "legs_s": legs_window(state).as_secs(), "columns": COLUMNS, "workers": rows })
-}
-
-/// Returns the time in which legs are counted, to the minute.
-fn legs_window(state: &State) -> Duration {
-    let age = state.metrics.live_stats.age();
-    Duration::from_secs((age.as_secs() / 60).clamp(1, 5) * 60)
+    json!({ "columns": COLUMNS, "workers": rows })
 }
 
 fn row(worker: &Arc<Worker>, legs: u32) -> Value {
@@ -36,7 +30,16 @@ fn row(worker: &Arc<Worker>, legs: u32) -> Value {
     let kv = worker.engine_load().and_then(|load| load.kv_usage);
     let kv = kv.map(|usage| (f64::from(usage) * 1e3).round() / 1e3);
     json!([
-        worker.id().to_string(), spec.url, spec.role.as_str(), zone, out, reason, legs,
-        worker.active_requests(), spec.max_concurrency, kv, errors.unwrap_or_default(),
+        worker.id().to_string(),
+        spec.url,
+        spec.role.as_str(),
+        zone,
+        out,
+        reason,
+        legs,
+        worker.active_requests(),
+        spec.max_concurrency,
+        kv,
+        errors.unwrap_or_default(),
     ])
 }

@@ -10,7 +10,7 @@ export const token = {
   forget: () => sessionStorage.removeItem(KEY),
 };
 
-export function authorization() {
+function authorization() {
   const secret = token.get();
   return secret ? { authorization: `Bearer ${secret}` } : {};
 }

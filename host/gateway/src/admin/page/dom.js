@@ -18,7 +18,7 @@ export function make(kind, attributes, ...children) {
   if (classes.length) node.className = classes.join(" ");
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (value === null || value === undefined || value === false) continue;
-    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) node[name] = value;
     else if (name === "style") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
@@ -32,19 +32,44 @@ export function draw(tag, attributes, ...children) {
   return fill(node, children);
 }
 
-/** Replaces the children of an element. The focus stays on what has the same key, text or address as before. */
+/**
+ * Makes the children of an element equal to these. Elements that are the same stay, with the focus in them: new ones
+ * would each cost the browser a style and a layout.
+ */
 export function put(node, ...children) {
-  const active = node.contains(document.activeElement) ? document.activeElement : null;
-  const open = new Set([...node.querySelectorAll("details[open]")].map(keyOf));
-  const key = active && keyOf(active);
-  node.replaceChildren();
-  fill(node, children);
-  for (const one of node.querySelectorAll("details")) if (open.has(keyOf(one))) one.open = true;
-  if (key) [...node.querySelectorAll(active.tagName)].find((one) => keyOf(one) === key)?.focus({ preventScroll: true });
+  merge(node, fill(document.createElement("div"), children));
   return node;
 }
 
-const keyOf = (node) => node.dataset.key ?? node.getAttribute("href") ?? node.querySelector("summary")?.textContent ?? node.textContent;
+/** Marks an element that has a life of its own: `put` does not merge it into another. */
+export const apart = (node) => Object.assign(node, { isApart: true });
+
+function merge(old, fresh) {
+  const wanted = [...fresh.childNodes];
+  wanted.forEach((want, place) => {
+    const have = old.childNodes[place];
+    if (!have) old.append(want);
+    else if (!isSame(have, want)) old.replaceChild(want, have);
+    else if (have.nodeType === 3) have.data !== want.data && (have.data = want.data);
+    else {
+      copy(have, want);
+      merge(have, want);
+    }
+  });
+  while (old.childNodes.length > wanted.length) old.lastChild.remove();
+}
+
+const isSame = (have, want) => have.nodeType === want.nodeType && have.nodeName === want.nodeName && !have.isApart && !want.isApart
+  && (have.nodeType === 3 || (have.getAttribute("class") === want.getAttribute("class") && have.dataset.key === want.dataset.key));
+
+/** Copies attributes, handlers and style. A `details` stays open. */
+function copy(have, want) {
+  for (const { name } of [...have.attributes]) if (!want.hasAttribute(name) && !["open", "style", "aria-describedby"].includes(name)) have.removeAttribute(name);
+  for (const { name, value } of want.attributes) if (name !== "style" && have.getAttribute(name) !== value) have.setAttribute(name, value);
+  if (have.style && have.style.cssText !== want.style.cssText) have.style.cssText = want.style.cssText;
+  if (have.onclick !== want.onclick) have.onclick = want.onclick;
+  if (want.lookup) have.lookup = want.lookup;
+}
 
 /** Sets a text when it differs, so that screen readers and selections are not disturbed, and keeps its node. */
 export function setText(node, text) {

@@ -9,7 +9,7 @@ import { tip } from "./tips.js";
 /** Fleets of fewer workers are a table. */
 const MIN_CELLS = 60;
 /** How often the spread is drawn, milliseconds. */
-const SIDE = 2900;
+const SIDE = 4900;
 /** Bounds and names of each colour, from pale to hot. */
 const SCALES = {
   share: { name: "share of legs", of: (worker) => worker.share, bounds: [0.25, 0.5, 0.8, 1.2, 1.7, 3, 6], names: ["under ¼", "¼", "½", "even", "1.2×", "1.7×", "3×", "over 6×"], text: (worker) => `${times(worker.share)} even share` },
@@ -96,7 +96,7 @@ function paint(view, legend, blocks, about) {
   for (const role of roles()) {
     let block = blocks.querySelector(`[data-block="${role}"]`);
     if (!block) {
-      block = make("div", { "data-block": role }, make("div.head", null, make("h3", null, role), dim("")), board(role, view, about));
+      block = make("div.block", { "data-block": role }, make("div.head", null, make("h3", null, role), dim("")), board(role, view, about));
       blocks.append(block);
     }
     const list = sorted(role, view), eligible = list.filter((worker) => !isOut(worker)).length;

@@ -42,7 +42,7 @@ export function age(ms) {
 }
 
 export const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
-export const shortId = (id) => (String(id).length > 10 ? `${String(id).slice(0, 8)}…` : String(id));
+const shortId = (id) => (String(id).length > 10 ? `${String(id).slice(0, 8)}…` : String(id));
 export const digest = (text) => (text ? String(text).slice(0, 8) : "");
 export const address = (url) => String(url).replace(/^https?:\/\//, "").replace(/\/+$/, "");
 

@@ -6,7 +6,7 @@ import { fleet } from "./fleet.js";
 import { overview } from "./overview.js";
 import { request } from "./request.js";
 import { slot } from "./slot.js";
-import { take } from "./store.js";
+import { store, take } from "./store.js";
 import { hideTip, startTips } from "./tips.js";
 import { worker } from "./worker.js";
 
@@ -30,7 +30,7 @@ function open() {
   }
   document.title = `${name[0].toUpperCase()}${name.slice(1)} – Pointsman`;
   page.view = VIEWS[name](root, parts.map(decodeURIComponent));
-  page.changed = new Set(page.view.kinds);
+  page.changed = new Set(page.view.kinds.filter((kind) => store.known.has(kind)));
   scrollTo(0, 0);
   page.drawn = 0;
   draw();
@@ -66,7 +66,7 @@ function handle(kind, data) {
     if (data.may_change) $("token").hidden = true;
     else if (token.get()) askForToken("wrong token");
     setStatus("live", false);
-    for (const each of page.view?.kinds ?? []) page.changed.add(each);
+    for (const each of page.view.kinds) if (store.known.has(each)) page.changed.add(each);
   } else {
     page.changed.add(kind);
   }

@@ -7,18 +7,18 @@ import { group, matches, requestTable, unrouted } from "./requests.js";
 import { called, chartMarks, HOT, isOut, marks, nameOf, notable, ofRole, problems, roles, slotHref, slotName, store } from "./store.js";
 import { tip } from "./tips.js";
 
-const MAX_ROWS = 25;
+const MAX_ROWS = 20;
 const MAX_PROBLEMS = 6;
 const MAX_WORKERS = 8;
 const MAX_CHANGES = 6;
 /** How often requests of a filter and the summary of slots are read, milliseconds. */
-const AGAIN = 3000;
+const AGAIN = 4000;
 /** Requests in flight that are shown before those that ended. */
 const MAX_OPEN = 5;
 /** Requests that ended: with fewer among the newest decisions, more are read. */
 const FEW = 12;
-/** How often signals and workers are drawn, milliseconds. */
-const [SIGNALS, WORKERS] = [1900, 2900];
+/** How often signals, workers and requests are drawn, milliseconds. */
+const [SIGNALS, WORKERS, REQUESTS] = [4900, 4900, 1900];
 const FILTERS = { all: "ended=true", failed: "failed=true", slow: "min_ttft_ms=1000", canary: "lane=canary" };
 
 export function overview(root, [filter]) {
@@ -65,7 +65,10 @@ export function overview(root, [filter]) {
           later.push("fleet");
         }
       }
-      if (any("decisions")) requests.update();
+      if (any("decisions")) {
+        if (due("requests", REQUESTS)) requests.update();
+        else later.push("decisions");
+      }
       return later;
     },
     close() {

@@ -1,5 +1,5 @@
 // One decision: its sentences, its candidates with their facts, and what made up each cost.
-import { chip, button, dim, link, make, table } from "./dom.js";
+import { apart, chip, button, dim, link, make, table } from "./dom.js";
 import { micros, number, percent } from "./format.js";
 import { nameOf, rankName, slotHref, slotName, store, sameSlot } from "./store.js";
 import { tip } from "./tips.js";
@@ -21,7 +21,7 @@ const FACTS = [
 ];
 
 /** Returns the facts of each candidate, by row. */
-export function factsOf(receipt) {
+function factsOf(receipt) {
   const facts = receipt.candidates.map(() => ({}));
   for (const stage of receipt.stages) {
     const rows = stage.kept ?? receipt.candidates.map((_, row) => row);
@@ -99,7 +99,7 @@ function candidateTable(receipt, rows, decode) {
   const costs = rows.map(({ cost }) => cost).filter((cost) => cost !== null);
   const [low, top] = [Math.min(0, ...costs), Math.max(1e-9, ...costs)];
   const facts = shownFacts(rows);
-  const node = make("div");
+  const node = apart(make("div"));
   const row = (one) => make(`tr${one.chosen ? ".pick" : ""}`, null,
     make("td.name", null, link(`#worker/${one.worker}`, make("b", null, `${nameOf(one.worker)}/${one.rank}`)), one.chosen && chip("active", "chosen"), one.second && chip("plain", "runner-up"),
       one.shadow && chip("shadow", "shadow’s choice"), one.filtered && chip("plain", "filtered out")),

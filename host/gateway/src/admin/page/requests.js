@@ -1,5 +1,5 @@
 // Requests, put together from the decisions of their legs, and their rows.
-import { chip, make, setAttribute, setText, table } from "./dom.js";
+import { apart, chip, make, setAttribute, setText, table } from "./dom.js";
 import { clock, millis, number, percent } from "./format.js";
 import { idOf, nameOf, rankName } from "./store.js";
 import { tip } from "./tips.js";
@@ -46,7 +46,7 @@ function describe({ request_id, model, at_ms, decisions }) {
 }
 
 /** Kind and text of an outcome. A request that was refused has ended, whether or not an outcome is recorded. */
-export function stateOf(outcome, refused, shed) {
+function stateOf(outcome, refused, shed) {
   if (!outcome && refused) return ["refused", refused.code];
   if (!outcome && shed) return ["refused", "shed"];
   if (!outcome) return ["open", "in flight"];
@@ -109,26 +109,19 @@ export function phases(outcome) {
 
 const PHASES = { gateway: "reading and routing", queue: "queue", prefill: "prefill", transfer: "transfer", decode: "decode", whole: "prefill and decode" };
 
-const KINDS = ["gateway", "queue", "prefill", "whole", "transfer", "decode"];
+/** The colour of each phase. */
+const COLOURS = { gateway: "--f2", queue: "--four", prefill: "--one", whole: "--one", transfer: "--two", decode: "--three" };
 
-/** A small timeline, with a bar for each phase. `setStrip` fills it. */
-const strip = () => make("span.flow", { role: "img" }, KINDS.map((kind) => make(`i.${kind}`)));
-
-/** Shows the phases of a request. `scale` is the time that is full, milliseconds. */
-export function setStrip(node, outcome, scale) {
+/** Shows the phases of a request as one bar: one property, because many rows change every second. */
+function setStrip(node, outcome, scale) {
   const list = phases(outcome);
   const text = list.map(({ kind, from, to }) => `${PHASES[kind]} ${millis(to - from)}`).join(", ");
   setAttribute(node, "aria-label", text || "nothing measured");
   setAttribute(node, "title", text);
   node.hidden = !list.length;
-  KINDS.forEach((kind, place) => {
-    const bar = node.children[place], found = list.find((one) => one.kind === kind);
-    bar.hidden = !found;
-    if (!found) return;
-    const left = Math.min(100, (100 * found.from) / scale), right = Math.min(100, (100 * found.to) / scale);
-    bar.style.setProperty("left", `${left.toFixed(1)}%`);
-    bar.style.setProperty("width", `${Math.max(0.8, right - left).toFixed(1)}%`);
-  });
+  const at = (ms) => `${Math.min(100, (100 * ms) / scale).toFixed(1)}%`;
+  const stops = list.map(({ kind, from, to }) => `var(--sunk) 0 ${at(from)}, var(${COLOURS[kind]}) 0 ${at(to)}`);
+  node.style.setProperty("background", `linear-gradient(90deg, ${[...stops, "var(--sunk) 0"].join(", ")})`);
 }
 
 /** Whether a request matches every word of a filter. */
@@ -144,7 +137,7 @@ const HEADS = () => ["time", "outcome", tip("flow", "where the time went"), ["n"
 /** A table of requests. `show(requests, empty)` puts others into its rows, which stay. */
 export function requestTable() {
   const body = make("tbody"), none = make("td", { colspan: 9 });
-  const node = table("rows.requests", HEADS());
+  const node = apart(table("rows.requests", HEADS()));
   node.replaceChild(body, node.querySelector("tbody"));
   const empty = make("tr.none", null, none);
   const rows = [];
@@ -161,7 +154,7 @@ export function requestTable() {
 
 function requestRow() {
   const cell = (kind, ...content) => make(`td.${kind}`, null, content);
-  return make("tr", null, cell("when", make("a.hit")), cell("what", make("span.st")), cell("where", strip()), cell("ttft.n"), cell("itl.n"), cell("tokens.n"),
+  return make("tr", null, cell("when", make("a.hit")), cell("what", make("span.st")), cell("where", make("span.flow", { role: "img" })), cell("ttft.n"), cell("itl.n"), cell("tokens.n"),
     cell("cached.n", make("span"), make("span.dim")), cell("route"), cell("note", chip("canary", "canary"), make("span.dim")));
 }
 
@@ -189,7 +182,7 @@ function setRow(row, { id, at_ms: at, state: [kind, text], outcome, workers, not
 }
 
 /** The workers of a request: prefill → decode. */
-export function routeOf(workers) {
+function routeOf(workers) {
   if (!workers.length) return "not routed";
   const names = workers.map(({ id, rank }) => rankName(id, rank));
   return workers.length === 1 && workers[0].leg !== "aggregated" ? `${workers[0].leg} ${names[0]}` : names.join(" → ");

@@ -49,7 +49,7 @@ export function slot(root, [kind, model]) {
   };
   put(root, head, make("section.card.flush", null, make("div.head", null, make("h2", null, tip("lanes", "Lanes"), " side by side"), dim("changes against active"), make("div.end", null, windows)), table, note), below);
   load();
-  return { kinds: ["slots"], update: () => show(false), close() { closed = true; clearTimeout(timer); } };
+  return { kinds: ["slots"], update: () => void show(false), close() { closed = true; clearTimeout(timer); } };
 }
 
 const others = () => store.slots.slots.map((one, place) => [place ? " · " : "", link(slotHref(one), slotName(one))]);

@@ -3,7 +3,7 @@ import { address, names } from "./format.js";
 
 export const store = {
   hello: {}, slots: { slots: [], history: [], strays: [], compiling: [] }, stats: null, minutes: [],
-  decisions: [], unrouted: [], recording: true, workers: [], byId: new Map(), names: new Map(), legsSeconds: 300,
+  decisions: [], unrouted: [], recording: true, workers: [], byId: new Map(), names: new Map(), known: new Set(),
 };
 
 /** From this multiple of an even share on a worker is worth a look; from the second on it stands out. */
@@ -25,6 +25,7 @@ export const isOut = (worker) => worker.out !== null;
 
 /** Takes an event. */
 export function take(kind, data) {
+  store.known.add(kind);
   if (kind === "hello") store.hello = data;
   if (kind === "slots") store.slots = data;
   if (kind === "stats") store.stats = data;
@@ -33,9 +34,8 @@ export function take(kind, data) {
   if (kind === "fleet") takeFleet(data);
 }
 
-function takeFleet({ columns, workers: rows, legs_s: seconds }) {
+function takeFleet({ columns, workers: rows }) {
   const workers = rows.map((row) => Object.fromEntries(columns.map((column, place) => [column, row[place]])));
-  store.legsSeconds = seconds;
   store.names = names(workers);
   for (const role of new Set(workers.map((worker) => worker.role))) {
     const all = workers.filter((worker) => worker.role === role);
@@ -57,7 +57,7 @@ export const ofRole = (role) => store.workers.filter((worker) => worker.role ===
 export const roles = () => ["prefill", "decode", "aggregated"].filter((role) => ofRole(role).length);
 
 /** Whether a worker gets far more than its share: many times the mean, or nearly everything of a small role. */
-export const isSkewed = ({ legs, part, peers, share }) => peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
+const isSkewed = ({ legs, part, peers, share }) => peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
 
 /** Why a worker is worth a look: `{ worker, kind, text, more }`, the first of each kind. */
 export function notable() {

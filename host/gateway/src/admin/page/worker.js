@@ -44,7 +44,7 @@ export function worker(root, [id]) {
   crossHair(figures);
   put(root, head, figures, why, ranks, card("flush", "Latest requests here", dim("the legs of other workers are on each request’s own page"), requests), more);
   load();
-  return { kinds: ["fleet"], update: show, close() { closed = true; clearTimeout(timer); } };
+  return { kinds: ["fleet"], update: () => void (head.children.length || show()), close() { closed = true; clearTimeout(timer); } };
 }
 
 function heading({ spec, models, health, draining, stuck, ranks }, row) {
