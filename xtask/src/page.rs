@@ -1,6 +1,6 @@
 //! `page`: the admin port's page in Chromium in front of real processes: live decisions, policies swapped and
-//! refused, text that tries to inject markup, three widths, the keyboard, and 1,000 workers. Writes `docs/page.png` and
-//! `docs/page-compare.png`.
+//! refused, text that tries to inject markup, three widths, the keyboard, and 1,000 workers. Writes
+//! `docs/page.png` and `docs/page-compare.png`.
 
 use std::{
     io::{BufRead as _, BufReader},

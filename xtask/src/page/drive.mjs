@@ -111,6 +111,19 @@ try {
   await page.locator("h2", { hasText: "Why legs come here" }).waitFor();
   await page.locator("h2", { hasText: "Ranks" }).waitFor();
 
+  // Pictures of the page in use, light and dark.
+  await open(page, "overview");
+  // The charts have one point a minute.
+  const drawn = () => (document.querySelector(".spark .line0")?.getAttribute("d") ?? "").split("L").length > 4;
+  await page.waitForFunction(drawn, null, { timeout: 300000 });
+  await page.setViewportSize({ width: 1280, height: 1180 });
+  await page.waitForTimeout(1500);
+  await picture(page, "page");
+  await page.emulateMedia({ colorScheme: "dark" });
+  await picture(page, "dark");
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.setViewportSize({ width: 1280, height: 1120 });
+
   // The lanes of a slot side by side.
   await open(page, "slot/prefill");
   const lanes = page.locator("table.lanes");
@@ -124,6 +137,7 @@ try {
   await page.locator(".files", { hasText: "refused" }).getByText("not WebAssembly").waitFor();
   await page.waitForTimeout(6000);
   await picture(page, "compare");
+  await page.setViewportSize({ width: 1280, height: 900 });
 
   // Markup from a hostile policy, client or file is shown as text, in every view.
   step("markup");
@@ -146,14 +160,6 @@ try {
     await page.waitForTimeout(700);
     assert.equal(await page.locator("main img, main script, dialog img, dialog script").count(), 0, view);
   }
-
-  // Pictures of the page in use, light and dark.
-  await open(page, "overview");
-  await page.waitForTimeout(1500);
-  await picture(page, "page");
-  await page.emulateMedia({ colorScheme: "dark" });
-  await picture(page, "dark");
-  await page.emulateMedia({ colorScheme: "light" });
 
   // Commands say what will change and need a confirmation. Cancel has the focus.
   await open(page, "slot/prefill");

@@ -237,8 +237,8 @@ fn news(kind: &str, state: &State, known: &mut Known) -> Option<Bytes> {
     }
 }
 
-/// The newest decisions, newest first, and the newest requests without any. Those of requests that are over are
-/// not copied again.
+/// The newest decisions, newest first, and the newest requests without any. Those of requests that are
+/// over are not copied again.
 fn newest(state: &State, known: &mut Known) -> serde_json::Value {
     let decisions: &Decisions = state.router.decisions();
     let mut now = Known::with_capacity(NEWEST_DECISIONS);

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use crate::state::State;
 
-/// Names of the columns. `id` is a text: it may exceed what a double holds. `out` says why a worker gets no request;
-/// null: it is eligible. `legs` are those of the last four to five minutes.
+/// Names of the columns. `id` is a text: it may exceed what a double holds. `out` says why a worker gets no
+/// request; null: it is eligible. `legs` are those of the last four to five minutes.
 const COLUMNS: [&str; 11] =
     ["id", "url", "role", "zone", "out", "reason", "legs", "in_flight", "limit", "kv", "error_ppm"];
 

@@ -1,7 +1,7 @@
 //! The operators' page: files in the binary, and headers that let the browser run nothing else.
 //!
-//! It knows no state of the daemon. The page fetches its data as any client would, from `/events`, `/decisions`,
-//! `/workers/{id}` and `/policies/…`.
+//! It knows no state of the daemon. The page fetches its data as any client would, from `/events`,
+//! `/decisions`, `/workers/{id}` and `/policies/…`.
 
 use axum::{
     Router,

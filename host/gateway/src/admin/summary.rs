@@ -115,8 +115,8 @@ fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum, cal
     })
 }
 
-/// Returns the bound below which 99 % of a lane's calls since the start were, microseconds; `None` without calls,
-/// or when it is above the largest bound.
+/// Returns the bound below which 99 % of a lane's calls since the start were, microseconds; `None` without
+/// calls, or when it is above the largest bound.
 fn call_p99_us(calls: &CallStats) -> Option<u64> {
     let cumulative = calls.cumulative();
     let all = cumulative.last().copied().filter(|all| *all > 0)?;

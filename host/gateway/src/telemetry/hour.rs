@@ -245,7 +245,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_hour_is_kept_minute_by_minute_and_five_minutes_of_legs_are_counted() {
         let (hour, metrics, registry) = (Hour::default(), Metrics::default(), Registry::default());
-        registry.upsert(WorkerSpec::from_pairs([("url", "http://a"), ("model", "tiny")]).unwrap());
+        registry.upsert(
+            WorkerSpec::from_pairs([
+                ("role", "aggregated"),
+                ("engine", "vllm"),
+                ("url", "http://a"),
+                ("model", "tiny"),
+            ])
+            .unwrap(),
+        );
         let snapshot = registry.snapshot();
         let worker = &snapshot.workers()[0];
         assert_eq!(hour.recent_legs()(worker), 0);

@@ -40,9 +40,9 @@ struct Second {
 pub struct LiveSummary {
     /// Requests that ended per second.
     pub requests_per_second: f64,
-    /// Requests per second that did not fail, with a time to first token of at most 2 s and a mean time between
-    /// tokens of at most 50 ms: the default limits of `pointsman compare`. Answers that are not streamed have
-    /// no such times, and count.
+    /// Requests per second that did not fail, with a time to first token of at most 2 s and a mean time
+    /// between tokens of at most 50 ms: the default limits of `pointsman compare`. Answers that are not
+    /// streamed have no such times, and count.
     pub goodput_per_second: f64,
     /// Requests that ended with status 500 or above, per second.
     pub errors_per_second: f64,

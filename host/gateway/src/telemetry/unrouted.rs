@@ -1,5 +1,5 @@
-//! The last requests without a recorded decision, for operators: refused before routing, or while the record of
-//! decisions is off.
+//! The last requests without a recorded decision, for operators: refused before routing, or while the
+//! record of decisions is off.
 
 use std::collections::VecDeque;
 

@@ -23,7 +23,7 @@ const ROWS = [
   [tip.bind(null, "agree", "agreement"), (lane) => (lane.lane === "shadow" ? lane.agreement : null), (value) => percent(value)],
   [tip.bind(null, "fallback", "fallbacks"), (lane) => (lane.decisions && lane.lane !== "shadow" ? lane.fallbacks / lane.decisions : null), (value) => percent(value, 2), false],
   [tip.bind(null, "shed", "refused by it"), (lane) => lane.sheds, number],
-  [tip.bind(null, "call", "call p99"), (lane) => lane.call_p99_us, null, false],
+  [tip.bind(null, "call", "call p99"), (lane) => lane.call_p99_us, null],
 ];
 const served = ({ lane, decisions }) => lane !== "shadow" && decisions > 0;
 

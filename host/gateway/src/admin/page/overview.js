@@ -97,6 +97,8 @@ export function signal(key, label, figures, below, chart, ends) {
     make("div.axis", null, make("span", null, ends[0]), make("span.now"), make("span", null, ends[1])));
 }
 
+const rate = (value) => number(value, value < 100 ? 1 : 0);
+
 function signals() {
   const { stats, minutes } = store;
   if (!stats) return null;
@@ -110,7 +112,7 @@ function signals() {
   const success = shares.at(-1), lowest = Math.min(1, ...shares.filter((one) => one !== null));
   const waiting = [...minutes.map((one) => one.waiting), stats.queue.waiting];
   return make("div.signals", null,
-    signal("requests", "Requests", [[number(stats.requests_per_second, stats.requests_per_second < 100 ? 1 : 0), "/s"]], [tip("goodput", "goodput"), ` ${number(stats.goodput_per_second, 1)}/s, ${number(stats.inflight)} in flight`], line("Requests per second", [of("requests_per_second")], (value) => `${number(value, 1)}/s`), ends),
+    signal("requests", "Requests", [[rate(stats.requests_per_second), "/s"]], [tip("goodput", "goodput"), ` ${rate(stats.goodput_per_second)}/s, ${number(stats.inflight)} in flight`], line("Requests per second", [of("requests_per_second")], (value) => `${number(value, 1)}/s`), ends),
     signal("success", "Success", [success === null ? ["–", ""] : percent(success, 2).split(" ")], `${number(stats.errors_per_second, 1)}/s failed, ${number(stats.refusals_per_second, 1)}/s refused`, line("Success", [shares], (value) => percent(value, 2), { low: Math.min(0.99, lowest - (1 - lowest) * 0.2), top: 1.0005 }), ends),
     signal("ttft", "Time to first token", latency("ttft"), null, line("Time to first token", ["p50", "p90", "p99"].map((one) => of(`ttft_${one}_ms`)), ms), ends),
     signal("itl", "Time per token", latency("itl"), null, line("Time per token", ["p50", "p90", "p99"].map((one) => of(`itl_${one}_ms`)), ms), ends),
@@ -145,7 +147,7 @@ function slotRow(slot, lanes) {
   }
   for (const one of store.slots.compiling.filter((file) => file.slot === slot.slot && file.model === slot.model)) trials.push(chip("wait", `${one.file} compiles`));
   return make("tr.go", null, make("td", null, make("a.hit", { href: slotHref(slot) }, slotName(slot))), make("td.policy", null, slot.policy, dim(` @${slot.generation}`), slot.breaker_open && [" ", chip("no", "fallback serves")]),
-    make("td.trials", null, trials.length ? trials.map((one) => [one, " "]) : dim("none")), make("td.n", { "data-label": "decisions" }, active ? `${number(active.decisions / 5)}/min` : "–"),
+    make("td.trials", null, trials.length ? trials.map((one) => [one, " "]) : dim("none")), make("td.n", { "data-label": "decisions" }, active ? `${number(active.decisions / Math.min(5, store.minutes.length + 1))}/min` : "–"),
     make("td.n", { "data-label": "fallbacks" }, active?.decisions ? percent(active.fallbacks / active.decisions, 1) : "0 %"), make("td.n", { "data-label": "call p99" }, callText(active)));
 }
 
@@ -159,7 +161,8 @@ export function changeText({ result, reason, policy, generation }) {
   const verb = VERBS[result] ?? result.replaceAll("_", " ");
   if (result === "refused") return `${verb}: ${reason.replaceAll("_", " ")}`;
   const now = policy ? `${policy}${generation === null ? "" : ` @${generation}`}` : "";
-  return [verb, now && (result === "rolled_back" ? `, ${now} serves again` : ` ${now}`), reason === "command" && result !== "promoted" ? " by an operator" : ""].join("");
+  const by = reason === "command" && result !== "promoted" ? " by an operator" : "";
+  return verb + by + (now && (result === "rolled_back" ? `, ${now} serves again` : ` ${now}`));
 }
 
 function changesCard() {
@@ -188,7 +191,7 @@ export function workerRow(worker, why) {
   const kind = why?.kind ?? (isOut(worker) ? "bad" : "dim");
   return make("tr.go", null, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
     make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), meter(worker.load, worker.limit ? 0.75 : 2, worker.limit ? 0.9 : 2)),
-    make(`td.n${worker.share >= HOT[0] || (worker.part >= 0.9 && worker.peers > 1) ? ".warn" : ""}`, { "data-label": "share" }, worker.legs ? times(worker.share) : "–"),
+    make(`td.n${worker.share >= HOT[0] || (worker.part >= 0.9 && worker.peers > 1) ? ".warn" : ""}`, { "data-label": "share" }, worker.legs && !isOut(worker) ? times(worker.share) : "–"),
     make("td.n", { "data-label": "KV" }, worker.kv === null ? "–" : percent(worker.kv)), make(`td.n${worker.error_ppm >= 50_000 ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.error_ppm / 1e6, 1)),
     make(`td.why.${kind}`, null, text));
 }

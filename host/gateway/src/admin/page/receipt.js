@@ -103,10 +103,10 @@ function candidateTable(receipt, rows, decode) {
   const row = (one) => make(`tr${one.chosen ? ".pick" : ""}`, null,
     make("td.name", null, link(`#worker/${one.worker}`, make("b", null, `${nameOf(one.worker)}/${one.rank}`)), one.chosen && chip("active", "chosen"), one.second && chip("plain", "runner-up"),
       one.shadow && chip("shadow", "shadow’s choice"), one.filtered && chip("plain", "filtered out")),
-    make("td.bars", null, costs.length ? costBar(one, top, low) : dim("not recorded")),
+    costs.length > 0 && make("td.bars", null, costBar(one, top, low)),
     facts.map(([name, label, format]) => make("td.n", { "data-label": label }, one.facts[name] === undefined ? "–" : format(one.facts[name]))));
   const show = (count) => {
-    const heads = ["worker/rank", tip("cost", "cost"), ...facts.map(([, label, , key]) => ["n", key ? tip(key, label) : label])];
+    const heads = ["worker/rank", ...(costs.length ? [tip("cost", "cost")] : []), ...facts.map(([, label, , key]) => ["n", key ? tip(key, label) : label])];
     const more = rows.length - count;
     node.replaceChildren(table("rows.candidates", heads, rows.slice(0, count).map(row)), more > 0 ? make("p.quiet", null, button("sub", `show all ${number(rows.length)} candidates`, () => show(rows.length))) : "");
   };
@@ -129,7 +129,7 @@ export function receiptCard(receipt) {
     make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation} · ${took}`)),
     make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ")),
     parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, "in blocks")),
-    rows.length > 0 && !receipt.plan && candidateTable(receipt, rows),
+    rows.length > 0 && !receipt.plan && [candidateTable(receipt, rows), receipt.costs?.length ? null : make("p.quiet", null, "Costs are not recorded: a selector tells them only when a request asks for an explanation.")],
     others(receipt, status, slot));
 }
 
