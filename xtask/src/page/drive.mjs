@@ -114,7 +114,7 @@ try {
   // Pictures of the page in use, light and dark.
   await open(page, "overview");
   // The charts have one point a minute.
-  const drawn = () => (document.querySelector(".spark .line0")?.getAttribute("d") ?? "").split("L").length > 4;
+  const drawn = () => (document.querySelector(".spark .line0")?.getAttribute("d") ?? "").split("L").length > 3;
   await page.waitForFunction(drawn, null, { timeout: 300000 });
   await page.setViewportSize({ width: 1280, height: 1180 });
   await page.waitForTimeout(1500);

@@ -10,10 +10,10 @@ use serde::Serialize;
 
 /// Number of requests that are kept.
 const MAX_REQUESTS: usize = 64;
-/// Bytes of a request's id that are kept.
-const MAX_ID_BYTES: usize = 128;
+/// Bytes that are kept of a client's text: the id of a request, the name of a model.
+const MAX_TEXT_BYTES: usize = 128;
 
-/// The last requests without a recorded decision. Never more than 64, each with 128 bytes of its id.
+/// The last requests without a recorded decision. Never more than 64, each with 128 bytes of its texts.
 #[derive(Debug, Default)]
 pub(crate) struct Unrouted(Mutex<VecDeque<UnroutedRequest>>);
 
@@ -32,14 +32,18 @@ impl Unrouted {
         if requests.len() == MAX_REQUESTS {
             requests.pop_front();
         }
-        let request_id = id.get(..id.floor_char_boundary(MAX_ID_BYTES)).unwrap_or_default().to_owned();
-        requests.push_back(UnroutedRequest { request_id, model: model.to_string(), outcome: *outcome });
+        let (request_id, model) = (beginning(id), beginning(model.as_str()));
+        requests.push_back(UnroutedRequest { request_id, model, outcome: *outcome });
     }
 
     /// Returns the requests, newest first.
     pub(crate) fn newest(&self) -> Vec<UnroutedRequest> {
         self.0.lock().iter().rev().cloned().collect()
     }
+}
+
+fn beginning(text: &str) -> String {
+    text.get(..text.floor_char_boundary(MAX_TEXT_BYTES)).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -67,11 +71,15 @@ mod tests {
             times: pointsman_routing::LegTimes::default(),
         };
         for number in 0..100 {
-            unrouted.push(&format!("{number}-{}", "ä".repeat(200)), &ModelName::new("tiny"), &outcome);
+            unrouted.push(
+                &format!("{number}-{}", "ä".repeat(200)),
+                &ModelName::new("m".repeat(1_000)),
+                &outcome,
+            );
         }
         let newest = unrouted.newest();
         assert_eq!(newest.len(), MAX_REQUESTS);
         assert!(newest[0].request_id.starts_with("99-") && newest[63].request_id.starts_with("36-"));
-        assert!(newest.iter().all(|one| one.request_id.len() <= MAX_ID_BYTES));
+        assert!(newest.iter().all(|one| one.request_id.len().max(one.model.len()) <= MAX_TEXT_BYTES));
     }
 }

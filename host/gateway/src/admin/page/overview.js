@@ -49,7 +49,7 @@ export function overview(root, [filter]) {
       const later = [];
       const any = (...kinds) => kinds.some((kind) => changed.has(kind));
       if (any("slots", "fleet", "stats")) render(parts.problems, problems().map(({ worker, ...told }) => told), problemList);
-      if (any("stats", "hour", "slots") && !parts.signals.matches(":hover")) {
+      if (any("stats", "hour", "slots")) {
         if (due("signals", SIGNALS)) put(parts.signals, signals());
         else later.push("stats");
       }

@@ -35,7 +35,7 @@ export function worker(root, [id]) {
     const row = store.byId.get(String(id));
     if (!whole || !row || document.hidden) return;
     put(head, heading(whole.worker, row));
-    if (!figures.matches(":hover")) put(figures, signals(whole, row, recorded));
+    put(figures, signals(whole, row, recorded));
     put(why, reasons(row, recorded), judgement(row, recorded));
     put(ranks, rankTable(whole.worker));
     if (!requests.matches(":hover") && !requests.contains(document.activeElement)) requests.show(group(recorded).slice(0, SHOWN), "no request of this worker is recorded");
