@@ -70,12 +70,9 @@ mod tests {
             prompt_tokens: 0,
             times: pointsman_routing::LegTimes::default(),
         };
+        let model = ModelName::new(&"m".repeat(1_000));
         for number in 0..100 {
-            unrouted.push(
-                &format!("{number}-{}", "ä".repeat(200)),
-                &ModelName::new("m".repeat(1_000)),
-                &outcome,
-            );
+            unrouted.push(&format!("{number}-{}", "ä".repeat(200)), &model, &outcome);
         }
         let newest = unrouted.newest();
         assert_eq!(newest.len(), MAX_REQUESTS);
