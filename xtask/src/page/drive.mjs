@@ -91,6 +91,8 @@ try {
   // A number explains itself when the pointer is on it.
   await page.locator(".signal .tip", { hasText: "Requests" }).hover();
   await page.locator("#tip", { hasText: "the mean of the last minute" }).waitFor();
+  await page.mouse.move(2, 2);
+  await page.locator("#tip").waitFor({ state: "hidden" });
 
   // With the keyboard only: from the overview to a request, its receipts, and their JSON.
   await page.locator("#skip").focus();
