@@ -1,179 +1,262 @@
-// Checks what the operators' page makes of events, in Node with a small stand-in for the browser's elements:
-// `node --test tests/page.test.mjs`. `cargo xtask page` checks the page in Chromium.
-import assert from "node:assert";
-import { readFileSync } from "node:fs";
-import { test } from "node:test";
-import vm from "node:vm";
+// Checks what the operators' page makes of the gateway's answers, in Node with a small stand-in for the browser's
+// elements: `node --test tests/page.test.mjs`. `cargo xtask page` checks the page in Chromium.
+import assert from "node:assert/strict";
+import { cpSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { after, test } from "node:test";
+import { pathToFileURL } from "node:url";
 
 class Element {
   constructor(tag) {
-    Object.assign(this, { tag, childNodes: [], dataset: {}, style: {}, attributes: {}, listeners: {}, className: "", title: "" });
-    this.classList = { toggle() {} };
-    this.parentElement = { hidden: false };
+    Object.assign(this, { tag, tagName: tag.toUpperCase(), childNodes: [], dataset: {}, attributes: {}, listeners: {}, className: "", hidden: false });
+    this.style = { setProperty: (name, value) => { this.style[name] = value; } };
+    this.classList = { toggle() {}, add() {}, remove() {} };
   }
   get children() { return this.childNodes.filter((node) => node instanceof Element); }
   get firstElementChild() { return this.children[0] ?? null; }
-  get nextElementSibling() {
-    const all = this.parent?.children ?? [];
-    return all[all.indexOf(this) + 1] ?? null;
-  }
+  get nextElementSibling() { const all = this.parentNode?.children ?? []; return all[all.indexOf(this) + 1] ?? null; }
   get textContent() { return this.childNodes.map((node) => (node instanceof Element ? node.textContent : node)).join(""); }
   set textContent(text) { this.childNodes = [String(text)]; }
   append(...nodes) { nodes.forEach((node) => this.insertBefore(node, null)); }
   insertBefore(node, at) {
-    if (node instanceof Element) { node.remove(); node.parent = this; }
-    const index = at ? this.childNodes.indexOf(at) : this.childNodes.length;
-    this.childNodes.splice(index, 0, node);
+    if (node instanceof Element) { node.remove(); node.parentNode = this; }
+    this.childNodes.splice(at ? this.childNodes.indexOf(at) : this.childNodes.length, 0, node);
   }
   replaceChildren(...nodes) { this.childNodes = []; this.append(...nodes); }
-  remove() {
-    if (this.parent) this.parent.childNodes = this.parent.childNodes.filter((node) => node !== this);
-    this.parent = undefined;
+  replaceChild(node, old) { this.childNodes[this.childNodes.indexOf(old)] = node; node.parentNode = this; }
+  remove() { if (this.parentNode) this.parentNode.childNodes = this.parentNode.childNodes.filter((node) => node !== this); }
+  setAttribute(name, value) {
+    this.attributes[name] = value;
+    if (name.startsWith("data-")) this.dataset[name.slice(5)] = value;
   }
-  setAttribute(name, value) { this.attributes[name] = value; }
+  getAttribute(name) { return this.attributes[name] ?? null; }
   addEventListener(kind, listener) { this.listeners[kind] = listener; }
-  querySelector(tag) { return this.children.find((child) => child.tag === tag) ?? null; }
+  /** Finds descendants by tag or class; that is all the page asks for here. */
+  querySelectorAll(what) { return this.children.flatMap((child) => [...(child.tag === what || child.className.split(" ").includes(what.slice(1)) ? [child] : []), ...child.querySelectorAll(what)]); }
+  querySelector(what) { return this.querySelectorAll(what)[0] ?? null; }
   contains() { return false; }
+  matches() { return false; }
   showModal() { this.open = true; }
   close() { this.open = false; }
   focus() {}
 }
 
-function page(summary = {}) {
-  const elements = new Map();
-  const sent = [];
-  const document = {
-    createElement: (tag) => new Element(tag),
-    createElementNS: (_, tag) => new Element(tag),
-    getElementById: (id) => elements.get(id) ?? elements.set(id, Object.assign(new Element("div"), { value: "", hidden: id === "compare" })).get(id),
-    querySelectorAll: () => [],
-  };
-  const fetch = async (path, options = {}) => {
-    if (path === "events") return new Promise(() => {});
-    if (path === "decisions/summary") return { ok: true, text: async () => JSON.stringify(summary) };
-    sent.push([options.method, path, options.headers.authorization]);
-    return { ok: true, json: async () => ({ id: 1, draining: true }) };
-  };
-  const sessionStorage = { getItem: () => "s3cret", setItem() {}, removeItem() {} };
-  const context = vm.createContext({ document, fetch, sessionStorage, Node: Element, AbortController, setTimeout: () => 0, clearTimeout() {}, console });
-  for (const file of ["slots.js", "page.js", "compare.js"]) {
-    vm.runInContext(readFileSync(new URL(`../host/gateway/src/admin/page/${file}`, import.meta.url), "utf8"), context);
-  }
-  const event = (kind, data) => vm.runInContext("handleBlock", context)(`event: ${kind}\ndata: ${JSON.stringify(data)}`);
-  const rows = (id) => document.getElementById(id).children.map((row) => row.children.map((cell) => cell.textContent));
-  return { document, event, rows, sent };
-}
+const FOLDER = new URL("../host/gateway/src/admin/page/", import.meta.url);
+const copy = mkdtempSync(join(tmpdir(), "pointsman-page-"));
+cpSync(FOLDER, copy, { recursive: true });
+writeFileSync(join(copy, "package.json"), '{ "type": "module" }');
+after(() => rmSync(copy, { recursive: true }));
 
-const worker = (id, url, more = {}) => ({
-  id, models: ["tiny"], health: "healthy", draining: false, ineligible: null, engine_load: null,
-  spec: { url, role: "decode", engine: "vllm" },
-  ranks: [{ dp_rank: 0, active_requests: 0, active_prefill_tokens: 0, decode_blocks: 0, ttft_ewma_us: 0 }], ...more,
-});
-const HELLO = { version: "1", token: true, may_change: true };
-const LONG = 1234567890123456;
+const byId = new Map(), sent = [];
+globalThis.Node = Element;
+globalThis.document = {
+  createElement: (tag) => new Element(tag), createElementNS: (_, tag) => new Element(tag), hidden: false, activeElement: null,
+  getElementById: (id) => byId.get(id) ?? byId.set(id, new Element("div")).get(id),
+};
+globalThis.sessionStorage = { getItem: () => "s3cret", setItem() {}, removeItem() {} };
+globalThis.fetch = async (path, { method = "GET", headers }) => {
+  sent.push([method, path, headers.authorization]);
+  return { ok: true, text: async () => "{}" };
+};
+const load = (name) => import(pathToFileURL(join(copy, name)));
+const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, fleet, api] = await Promise.all(
+  ["format", "store", "requests", "receipt", "lanes", "dialogs", "charts", "worker", "slot", "fleet", "api"].map((name) => load(`${name}.js`)));
+
+const LONG = "12345678901234567890";
+const HOSTILE = "<img src=x onerror=alert(1)>";
+const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, in_flight: 2, limit: 16, kv: 0.5, error_ppm: 0, ...more });
+/** Takes a fleet as the gateway tells it: rows without names. */
+const takeFleet = (workers) => store.take("fleet", { columns: Object.keys(row("1")), workers: workers.map((worker) => Object.values(worker)) });
 const decision = (id, more) => ({
-  id, at_ms: 0, leg: "decode", slot: "decode", model: "tiny", generation: 1, attempt: 0, mode: "active", policy: "kv-aware",
-  decider: { by: "policy" }, choice: { worker: LONG, dp_rank: 0, cost: 1 }, runner_up: { worker: 7, dp_rank: 1, cost: 2 }, ...more,
+  id, at_ms: 1000, request_id: "r1", leg: "decode", slot: "decode", model: "tiny", generation: 1, attempt: 0, mode: "active", policy: "kv-aware", reason: "", eligible: 2,
+  decider: { by: "policy" }, choice: { worker: 7, dp_rank: 0, cost: 1 }, runner_up: { worker: 8, dp_rank: 1, cost: 2 }, shadow: null, plan: null, refused: null, outcome: null, ...more,
+});
+const NO_TIMES = { queued: null, prefill_sent: null, prefill_ended: null, answer_sent: null };
+const outcome = (more) => ({
+  status: 200, code: "ok", retried: false, ttft_ms: 100, itl_ms: 10, output_tokens: 11, prompt_tokens: 160, ended_at_ms: 9000, duration_ms: 200,
+  cached_tokens: { predicted: 96, reported: 80 }, times_ms: NO_TIMES, ...more,
 });
 
-test("a long id is shown as a short name, in workers and in decisions", () => {
-  const { event, rows } = page();
-  event("hello", HELLO);
-  event("decisions", { on: true, decisions: [decision("1", { outcome: { code: "ok", status: 200, ttft_ms: 5 } })] });
-  event("workers", { workers: [worker(LONG, "http://10.0.0.3:8000/"), worker(7, "http://10.0.0.4:8000")] });
-  assert.deepEqual(rows("workers").map((cells) => cells[0]), ["10.0.0.3:800012345678…", "710.0.0.4:8000"]);
-  assert.equal(rows("decisions")[0][2], "10.0.0.3:8000/0");
-  assert.equal(rows("decisions")[0][6], "7/12");
-  for (const cells of [...rows("workers"), ...rows("decisions")]) {
-    for (const cell of cells) assert.ok(!cell.includes(String(LONG)), cell);
-  }
+test("figures have their unit and lose nothing that matters", () => {
+  assert.deepEqual([0.4, 7.31, 184.2, 1040, 12_345].map(format.millis), ["400 µs", "7.3 ms", "184 ms", "1.04 s", "12.3 s"]);
+  assert.deepEqual([null, 0, 0.9996, 1, 0.9992].map((share) => format.percent(share, 2)), ["–", "0 %", "99.96 %", "100 %", "99.92 %"]);
+  assert.equal(format.percent(0.99999, 2), "99.99 %", "what is not all is not shown as all");
 });
 
-test("workers whose short addresses are equal keep their ids", () => {
-  const { event, rows } = page();
-  const host = "http://a-very-long-host-name.example.com:8000/prefix";
-  event("workers", { workers: [worker(LONG, `http://x.${host.slice(7)}`), worker(LONG + 2, `http://y.${host.slice(7)}`)] });
-  assert.ok(rows("workers").every(([name]) => name.startsWith("12345678…")), String(rows("workers")));
+test("a long id is shown as the worker's address, and equal addresses keep their ids", () => {
+  takeFleet([row(LONG, { url: "http://10.0.0.3:8000/" }), row("7", {})]);
+  assert.deepEqual([store.nameOf(LONG), store.nameOf("7"), store.called("7", true), store.rankName("7", 2)], ["10.0.0.3:8000", "7", "Worker 7", "7/2"]);
+  takeFleet([row(LONG, { url: "http://same" }), row("98765432109876543210", { url: "http://same" })]);
+  assert.equal(store.nameOf(LONG), "12345678…");
 });
 
-test("a worker is drained and undrained with the token, after a confirmation", async () => {
-  const { document, event, sent } = page();
-  event("hello", HELLO);
-  for (const [draining, word, method] of [[false, "Drain", "POST"], [true, "Undrain", "DELETE"]]) {
-    event("workers", { workers: [worker(7, "http://10.0.0.3:8000", { draining })] });
-    const button = document.getElementById("workers").children[0].children[4].children[0];
-    assert.equal(button.textContent, word);
-    button.listeners.click();
-    assert.ok(document.getElementById("confirm").open, "it asks first");
-    assert.equal(sent.length, draining ? 1 : 0, "nothing is sent before the confirmation");
-    document.getElementById("yes").onclick();
-    assert.deepEqual(sent.at(-1), [method, "workers/7/drain", "Bearer s3cret"]);
-  }
-  event("hello", { ...HELLO, may_change: false });
-  event("workers", { workers: [worker(7, "http://10.0.0.3:8000")] });
-  assert.equal(document.getElementById("workers").children[0].children[4].children.length, 0, "who may not change sees no button");
+test("the decisions of a request are one row, with the outcome that counts", () => {
+  const prefill = decision("2", { leg: "prefill", slot: "prefill", choice: { worker: 1, dp_rank: 1, cost: 1 }, shadow: { generation: 4, choice: [3, 0], agrees: false } });
+  const first = decision("3", { outcome: outcome({ status: 502, code: "engine_failed", retried: true }) });
+  const second = decision("4", { attempt: 1, choice: { worker: 9, dp_rank: 0, cost: 1 }, outcome: outcome() });
+  const plan = decision("1", { slot: "decode-override", plan: { word: "remote" }, choice: null });
+  const [one, ...others] = requests.group([second, first, prefill, plan]);
+  assert.equal(others.length, 0);
+  assert.deepEqual([one.state, one.ids.length, one.at_ms], [["ok", "ok"], 4, 1000]);
+  assert.deepEqual(one.workers.map(({ leg, id, rank }) => [leg, id, rank]), [["prefill", "1", 1], ["decode", "9", 0]]);
+  assert.deepEqual(one.notes, ["2 attempts", "shadow would have chosen 3"]);
+  assert.ok(requests.matches(one, ["prefill", "kv-aware"]) && !requests.matches(one, ["round-robin"]));
 });
 
-test("a shed and a refused request have ended, and others are in flight", () => {
-  const { event, rows } = page();
-  const refused = decision("1", { choice: null, runner_up: null, refused: { code: "shed", detail: "over quota" } });
-  const shed = decision("2", { choice: null, runner_up: null, plan: { word: "shed" } });
-  event("decisions", { on: true, decisions: [refused, shed, decision("3", {})] });
-  assert.deepEqual(rows("decisions").map((cells) => cells.slice(7)), [["–", "–", "shed"], ["–", "–", "shed"], ["…", "…", "in flight"]]);
+test("a client that uses one id for several requests has a row for each", () => {
+  const found = requests.group([decision("5", { leg: "aggregated" }), decision("4", { leg: "aggregated", outcome: outcome({ ended_at_ms: 5 }) }), decision("3", { leg: "aggregated", outcome: outcome({ ended_at_ms: 4 }) })]);
+  assert.deepEqual(found.map((one) => [one.id, one.state[0]]), [["5", "open"], ["4", "ok"], ["3", "ok"]]);
 });
 
-test("a slot is shown with its policy, the state of its policies and its trials", () => {
-  const { document, event } = page();
-  event("hello", HELLO);
-  const memory = { entries: 90, entries_limit: 100, bytes: 1024, bytes_limit: 4096 };
-  const shadow = { policy: "mine", generation: 4, share: 1, calls: 10, agree: 3, disagree: 1, failed: 0 };
-  const slot = { slot: "decode", model: null, policy: "kv-aware", generation: 3, source: "built-in", calls: 10, failures: 0, state: "serving", parts: [], grants: ["state"], memory, refusals: [], shadow };
-  event("slots", { slots: [slot], history: [], strays: [] });
-  const text = document.getElementById("slots").textContent;
-  for (const part of ["kv-aware", "state 90 keys, 1 of 4 KiB", "shadow mine @4", "agrees in 75 % of 4"]) assert.ok(text.includes(part), `${part}: ${text}`);
+test("a shed and a refused request have ended, others are in flight, and some were never routed", () => {
+  const refused = decision("1", { choice: null, refused: { code: "shed", detail: "over quota" } });
+  const shed = decision("2", { request_id: "r2", choice: null, plan: { word: "shed" } });
+  const found = requests.group([decision("3", { request_id: "r3" }), shed, refused]);
+  assert.deepEqual(found.map((one) => one.state), [["open", "in flight"], ["refused", "shed"], ["refused", "shed"]]);
+  const [over] = requests.unrouted([{ request_id: "r4", model: "tiny", outcome: outcome({ status: 429, code: "rate_limited", ttft_ms: null }) }]);
+  assert.deepEqual([over.state, over.id, over.workers], [["refused", "429 rate limited"], null, []]);
 });
 
+test("the time of a request is told by phase, without gaps", () => {
+  const told = (more) => requests.phases(outcome(more)).map(({ kind, from, to }) => `${kind} ${from}-${to}`);
+  assert.deepEqual(told({ times_ms: { queued: 20, prefill_sent: 25, prefill_ended: 70, answer_sent: 72 } }), ["gateway 0-5", "queue 5-25", "prefill 25-70", "transfer 70-100", "decode 100-200"]);
+  assert.deepEqual(told({ times_ms: { ...NO_TIMES, answer_sent: 2 } }), ["gateway 0-2", "prefill 2-100", "decode 100-200"]);
+  assert.deepEqual(told({ ttft_ms: null, times_ms: { ...NO_TIMES, answer_sent: 2 } }), ["gateway 0-2", "whole 2-200"]);
+  assert.deepEqual(told({ ttft_ms: null, times_ms: { ...NO_TIMES, prefill_sent: 2 }, status: 502 }), ["gateway 0-2", "prefill 2-200"]);
+  // Both legs run together, and the prefill leg ends last.
+  assert.deepEqual(told({ times_ms: { ...NO_TIMES, prefill_sent: 2, answer_sent: 3, prefill_ended: 120 } }), ["gateway 0-2", "prefill 2-120", "decode 100-200"]);
+  assert.deepEqual(told({ ttft_ms: null, times_ms: { ...NO_TIMES, queued: 200 }, status: 503 }), ["queue 0-200"]);
+  assert.deepEqual(told({ ttft_ms: null, status: 429 }), []);
+});
+
+const receipt = (more) => ({
+  ...decision("1", { leg: "prefill", slot: "prefill", choice: { row: 1, worker: 2, dp_rank: 0, cost: 15.5 }, runner_up: { row: 0, worker: 1, dp_rank: 0, cost: 22 }, shadow: { generation: 9, choice: [1, 0], agrees: false } }),
+  took_us: 41, candidates: [[1, 0], [2, 0], [3, 0]], left: [0, 1], costs: [22, 15.5], sentences: ["Decision 1.", "Slot prefill ran policy kv-aware.", `Because ${HOSTILE}.`, "The request ended."],
+  stages: [{
+    policy: "kv-aware", kept: [0, 1], rows: 2,
+    request: { "prompt-tokens": 160, "block-size": 16, "overlap-score-credit": 1, "host-cache-credit": 0.75, "disk-cache-credit": 0.25, "prefill-load-scale": 1, "active-request-weight": 0.5, "track-prefill-tokens": 1 },
+    workers: { "active-prefill-tokens": [16, 8], "decode-blocks": [10, 10], "active-requests": [2, 0], "cached-blocks-device": [0, 5], "taint-preference": [0, 0], "ttft-ewma-us": [1000, 2000] },
+  }], ...more,
+});
+
+test("a cost of kv-aware is split into its terms, and only when they add up", () => {
+  const rows = receipts.candidates(receipt());
+  assert.deepEqual(rows.map((one) => [one.worker, one.cost, one.chosen, one.second, one.shadow, one.filtered]), [["2", 15.5, true, false, false, false], ["1", 22, false, true, true, false], ["3", null, false, false, false, true]]);
+  assert.deepEqual(rows[0].parts, { compute: 5, before: 0.5, heldBar: 10, active: 0 });
+  assert.deepEqual(rows[1].parts, { compute: 10, before: 1, heldBar: 10, active: 1 });
+  assert.equal(receipts.costParts(receipt(), rows[0].facts, 99), null, "another cost than that of the formula");
+  assert.equal(receipts.candidates(receipt({ stages: [{ ...receipt().stages[0], policy: "mine" }] }))[0].parts, null);
+});
+
+test("a receipt shows its sentences, candidates with facts, and what the shadow would have chosen", () => {
+  store.take("slots", { slots: [{ slot: "prefill", model: null, refusals: [], shadow: { policy: "mine", generation: 9, agree: 3, disagree: 1, failed: 0 }, canary: { generation: 5 } }], history: [], strays: [], compiling: [] });
+  const card = receipts.receiptCard(receipt());
+  const text = card.textContent;
+  for (const part of ["Prefill leg", `Because ${HOSTILE}.`, "chosen", "runner-up", "filtered out", "cached blocks", "tokens waiting", "TTFT there", "mine would have chosen 1: 6.50 dearer", "it agrees in 75 % of its decisions", "canary @5was not asked"]) assert.ok(text.includes(part), `${part}: ${text}`);
+  assert.equal(card.querySelectorAll("img").length, 0);
+});
+
+test("a worker that gets nearly everything is told, whether the fleet is small or large", () => {
+  const even = (count) => Array.from({ length: count }, (_, place) => row(`${place + 10}`, { legs: 10 }));
+  takeFleet([row("1", { legs: 95 }), row("2", { legs: 5 })]);
+  assert.deepEqual(store.notable().map(({ worker: { id }, text }) => [id, text]), [["1", "gets 95 % of all prefill legs"]]);
+  takeFleet([row("1", { legs: 60 }), row("2", { legs: 40 })]);
+  assert.deepEqual(store.notable(), []);
+  takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), ...even(98)]);
+  assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, text]), [["1", "warn", "50.3 times an even share of prefill legs"], ["3", "bad", "8.0 % of its legs failed"], ["2", "bad", `not ready: ${HOSTILE}`]]);
+  assert.ok(store.problems()[0].bad, "failures come first");
+  assert.equal(charts.spread("prefill").querySelectorAll("rect").length, 16, "the 16 busiest stand alone");
+});
+
+test("a refusal is open until its lane changes", () => {
+  const refused = { slot: "prefill", model: null, lane: "active", file: "prefill.wasm", digest: "d", kind: "not_wasm", message: HOSTILE, at_ms: 100 };
+  const status = { slot: "prefill", model: null, refusals: [refused] };
+  store.take("slots", { slots: [status], strays: [], compiling: [], history: [{ ...refused, result: "refused", reason: "not_wasm", policy: null, generation: 1 }] });
+  assert.equal(store.openRefusals(status).length, 1);
+  store.store.slots.history.push({ ...refused, at_ms: 200, result: "installed" });
+  assert.equal(store.openRefusals(status).length, 0);
+});
+
+const times = (p50) => ({ count: 200, p50, p90: p50 * 2, p99: p50 * 3, cdf: [[p50, 0.5], [p50 * 2, 1]] });
 const lane = (name, more) => ({
-  lane: name, policy: "kv-aware", native: null, generation: 1, decisions: 0, fallbacks: 0, sheds: 0, agreement: null, predicted_hit_rate: null,
-  ttft_ms: null, itl_ms: null, e2e_ms: null, decisions_by_minute: [0, 0, 0], ...more,
+  lane: name, policy: "kv-aware", native: null, generation: 1, decisions: 0, failed: 0, fallbacks: 0, sheds: 0, agreement: null, predicted_hit_rate: null,
+  ttft_ms: null, itl_ms: null, e2e_ms: null, decisions_by_minute: [0, 0, 0], calls: 0, call_p99_us: null, ...more,
 });
-const times = (p50) => ({ count: 2, p50, p90: p50 * 2, p99: p50 * 3, cdf: [[p50, 0.5], [p50 * 2, 1]] });
-/** Returns all elements with a tag below a node. */
-const all = (node, tag) => node.children.flatMap((child) => [...(child.tag === tag ? [child] : []), ...all(child, tag)]);
 
-test("active, canary and shadow are compared side by side, in a table and in plots", async () => {
-  const lanes = [
-    lane("active", { decisions: 1000, agreement: 0.75, predicted_hit_rate: 0.5, ttft_ms: times(40), itl_ms: times(8), e2e_ms: times(900), decisions_by_minute: [400, 0, 600] }),
-    lane("canary", { decisions: 20, policy: "new", generation: 2, ttft_ms: times(20), sheds: 3, decisions_by_minute: [0, 10, 10] }),
-    lane("shadow", { decisions: 1000, policy: null, native: "round-robin", generation: 5, agreement: 0.75, predicted_hit_rate: 0.1, decisions_by_minute: [400, 0, 600] }),
-  ];
-  const { document } = page({ window_s: 3600, slots: [{ slot: "aggregated", model: null, lanes }, { slot: "decode", model: null, lanes: [lane("active", {})] }] });
-  const [view, button] = ["compare", "show-compare"].map((id) => document.getElementById(id));
-  await button.listeners.click();
-  assert.equal(view.hidden, false);
-  assert.equal(document.getElementById("compared").textContent, "the last 60 minutes");
-  const cards = document.getElementById("lanes").children;
-  assert.equal(cards.length, 1, "a slot without decisions and trials is left out");
-  const rows = Object.fromEntries(all(cards[0], "tr").map((row) => { const [name, ...cells] = row.children.map((cell) => cell.textContent); return [name, cells]; }));
-  assert.deepEqual(rows[""], ["active", "canary", "shadow"]);
-  assert.deepEqual(rows.policy, ["kv-aware @1", "new @2", "round-robin @5"]);
-  assert.deepEqual(rows.agrees, ["75 %", "–", "75 %"]);
-  assert.deepEqual(rows["TTFT p90"], ["80 ms", "40 ms", "–"]);
-  assert.deepEqual(rows["predicted hits"], ["50 %", "–", "10 %"]);
-  assert.deepEqual(rows.sheds, ["0", "3", "0"]);
-  const plots = all(cards[0], "svg");
-  assert.deepEqual(plots.map((plot) => plot.attributes["aria-label"]), ["TTFT, share of requests: active, canary", "ITL, share of requests: active", "decisions a minute: active, canary, shadow"]);
-  for (const line of plots.flatMap((plot) => all(plot, "polyline"))) {
-    const points = line.attributes.points.split(" ").map((point) => point.split(",").map(Number));
-    assert.ok(points.length > 2 && points.every(([x, y]) => x >= 34 && x <= 294 && y >= 6 && y <= 102), line.attributes.points);
+test("active, canary and shadow are compared side by side", () => {
+  store.take("hello", { may_change: true });
+  const trial = { policy: "new", generation: 2, share: 0.05, since_ms: 0, agree: 3, disagree: 1, failed: 0 };
+  const status = { slot: "prefill", model: null, policy: "kv-aware", generation: 1, since_ms: 0, can_roll_back: true, canary: trial, shadow: { ...trial, generation: 5, share: 1 } };
+  const shown = lanes.lanesTable(status, [
+    lane("active", { decisions: 1000, failed: 10, predicted_hit_rate: 0.5, ttft_ms: times(40), itl_ms: times(8), calls: 9, call_p99_us: 64 }),
+    lane("canary", { decisions: 20, generation: 2, ttft_ms: times(20), itl_ms: times(8), sheds: 3, calls: 4 }),
+    lane("shadow", { decisions: 1000, generation: 5, agreement: 0.75, predicted_hit_rate: 0.1 }),
+  ]);
+  const cells = Object.fromEntries(shown.querySelectorAll("tr").map((one) => { const [name, ...rest] = one.children.map((cell) => cell.textContent); return [name, rest]; }));
+  assert.deepEqual(cells["TTFT p90"], ["80 ms", "40 ms−50 %", "–"]);
+  assert.deepEqual(cells.success, ["99.00 %", "100 %+1", "–"]);
+  assert.deepEqual(cells["ITL p50"], ["8.0 ms", "8.0 ms", "–"]);
+  assert.deepEqual(cells["predicted hits"], ["50 %", "–", "10 %−40"]);
+  assert.deepEqual(cells.agreement, ["–", "–", "75 %"]);
+  assert.deepEqual(cells["call p99"], ["≤ 64 µs", "> 5,000 µs", "–"]);
+  assert.deepEqual(shown.querySelectorAll("button").map((one) => one.textContent).filter((text) => text.endsWith("…")), ["Roll back …", "Promote …", "End …", "Promote …", "End …"]);
+  store.take("hello", { may_change: false });
+  const readOnly = lanes.lanesTable(status, [lane("active", {})]);
+  assert.ok(!readOnly.querySelectorAll("button").some((one) => one.textContent.endsWith("…")), "who may not change sees no command");
+});
+
+test("distributions are lines from the fastest to the slowest request", () => {
+  const plot = charts.distribution([{ lane: "active", points: [[40, 0.5], [80, 1]] }], "label", format.millis);
+  const [line] = plot.querySelectorAll("path").filter((one) => one.attributes.class === "lane active");
+  assert.equal(line.attributes.d.split("L").length, 3);
+});
+
+test("a command says what will change and is sent with the token after a confirmation", async () => {
+  takeFleet([row("7"), row("8")]);
+  for (const [draining, word, method] of [[false, "Drain", "POST"], [true, "Undrain", "DELETE"]]) {
+    sent.length = 0;
+    dialogs.askDrain({ ...store.store.byId.get("7"), draining });
+    const box = document.getElementById("ask");
+    assert.ok(box.open && sent.length === 0, "it asks first");
+    assert.match(box.textContent, draining ? /Send requests to worker 7 again/ : /eligible prefill workers21/);
+    const yes = box.querySelectorAll("button").find((one) => one.textContent === word);
+    await yes.onclick();
+    assert.deepEqual(sent, [[method, "workers/7/drain", "Bearer s3cret"]]);
   }
-  await button.listeners.click();
-  assert.equal(view.hidden, true, "a second click closes the view");
+  sent.length = 0;
+  const trial = { policy: HOSTILE, generation: 2, share: 0.05 };
+  dialogs.askPromote({ slot: "prefill", model: "a b", policy: "kv-aware", generation: 1, canary: trial, shadow: null }, "canary");
+  const box = document.getElementById("ask");
+  assert.ok(box.textContent.includes(`${HOSTILE} @2 becomes the active policy`) && box.querySelectorAll("img").length === 0);
+  await box.querySelectorAll("button").find((one) => one.textContent === "Promote").onclick();
+  assert.equal(sent[0][1], "policies/prefill/promote?from=canary&model=a%20b");
 });
 
-test("a comparison without decisions or with a failure says so", async () => {
-  const { document } = page({ window_s: 3600, slots: [{ slot: "decode", model: null, lanes: [lane("active", {})] }] });
-  await document.getElementById("show-compare").listeners.click();
-  assert.equal(document.getElementById("compared").textContent, "no decisions in the last hour");
-  assert.equal(document.getElementById("lanes").children.length, 0);
+test("why legs come to a worker is told by who decided and what was cached", () => {
+  const found = worker.causes([
+    decision("1", { leg: "prefill", outcome: outcome() }), decision("2", { leg: "prefill", outcome: outcome({ cached_tokens: { predicted: 0, reported: 0 } }) }),
+    decision("3", { decider: { by: "session" } }), decision("4", { decider: { by: "fallback", reason: "deadline" } }),
+  ], "prefill");
+  assert.deepEqual(found, { cached: 1, policy: 1, bound: 1, fallback: 1 });
+  assert.deepEqual(requests.hits([{ outcome: outcome() }, { outcome: null }]), { reported: 0.5, predicted: 0.6 });
+});
+
+test("the state of a slot's policies shows how full it is", () => {
+  assert.equal(slot.usage({ entries: 90, entries_limit: 100, bytes: 1024, bytes_limit: 4096 }).textContent, "90 keys, 90 % full");
+});
+
+test("events are taken in blocks, and ids of 64 bits stay exact", () => {
+  const found = [];
+  api.handleBlock(":", () => assert.fail("a comment is no event"));
+  api.handleBlock('event: stats\ndata: {"a":1}', (kind, data) => found.push(kind, data));
+  assert.deepEqual(found, ["stats", { a: 1 }]);
+});
+
+test("no file of the page turns text into markup or loads anything from elsewhere", () => {
+  assert.equal(typeof fleet.fleet, "function");
+  for (const name of readdirSync(FOLDER)) {
+    const text = readFileSync(new URL(name, FOLDER), "utf8");
+    for (const never of ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "DOMParser", "setHTML", "eval(", "new Function", "https://"]) assert.ok(!text.includes(never), `${name}: ${never}`);
+  }
 });

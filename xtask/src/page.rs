@@ -1,5 +1,6 @@
 //! `page`: the admin port's page in Chromium in front of real processes: live decisions, policies swapped and
-//! refused, and text that tries to inject markup. Writes `docs/page.png`.
+//! refused, text that tries to inject markup, three widths, the keyboard, and 1,000 workers. Writes
+//! `docs/page.png` and `docs/page-compare.png`.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -64,12 +65,11 @@ pub(crate) async fn run() -> anyhow::Result<()> {
     let played = play(fleet, &guests, out.lines());
     let status = child.wait()?;
     if let Some(folder) = std::env::var_os("PAGE_PICTURES") {
-        for name in ["page.png", "compare.png", "dark.png", "phone.png", "receipt.png"] {
-            let _ = std::fs::copy(dir.path().join(name), Path::new(&folder).join(name));
-        }
+        copy_pictures(dir.path(), Path::new(&folder))?;
     }
     ensure!(played? && status.success(), "the page does not show what it should; see the lines above");
-    keep_picture(&dir.path().join("page.png"))
+    keep_picture(&dir.path().join("page.png"), "docs/page.png")?;
+    keep_picture(&dir.path().join("compare.png"), "docs/page-compare.png")
 }
 
 /// Finds a browser; returns an error that names what is missing.
@@ -170,10 +170,23 @@ fn tools() -> anyhow::Result<PathBuf> {
     Ok(tools)
 }
 
-fn keep_picture(picture: &Path) -> anyhow::Result<()> {
+/// Copies every picture that the driver took.
+fn copy_pictures(from: &Path, to: &Path) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(from)? {
+        let path = entry?.path();
+        if let Some(name) =
+            path.file_name().filter(|name| Path::new(name).extension() == Some("png".as_ref()))
+        {
+            std::fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+fn keep_picture(picture: &Path, place: &str) -> anyhow::Result<()> {
     let size = std::fs::metadata(picture)?.len();
     ensure!(size <= PICTURE, "the picture has {size} bytes; the limit is {PICTURE}");
-    std::fs::copy(picture, sh::root().join("docs/page.png"))?;
-    sh::print(&format!("the page shows what it should; docs/page.png has {size} bytes"));
+    std::fs::copy(picture, sh::root().join(place))?;
+    sh::print(&format!("the page shows what it should; {place} has {size} bytes"));
     Ok(())
 }

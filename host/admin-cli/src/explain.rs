@@ -1,5 +1,7 @@
 //! A receipt as sentences.
 
+use serde::Deserialize as _;
+
 use crate::{
     api::{Decision, Outcome},
     status::short,
@@ -8,6 +10,16 @@ use crate::{
 
 /// Explains a decision: what was asked, what decided, what was chosen and why, and how the request ended.
 pub(crate) fn explain(one: &Decision) -> String {
+    told(one).map(|sentence| format!("{sentence}\n")).collect()
+}
+
+/// Explains a receipt of `GET /decisions/{id}` as `pointsman decisions ID` does. Empty: it is not a receipt.
+#[must_use]
+pub fn sentences(receipt: &serde_json::Value) -> Vec<String> {
+    Decision::deserialize(receipt).map(|one| told(&one).collect()).unwrap_or_default()
+}
+
+fn told(one: &Decision) -> impl Iterator<Item = String> {
     let sentences = [
         Some(asked(one)),
         Some(decided(one)),
@@ -20,7 +32,7 @@ pub(crate) fn explain(one: &Decision) -> String {
         shadow(one),
         Some(ended(one.outcome.as_ref())),
     ];
-    sentences.into_iter().flatten().map(|sentence| format!("{}\n", clean(&sentence))).collect()
+    sentences.into_iter().flatten().map(|sentence| clean(&sentence).into_owned())
 }
 
 /// The name of a candidate.

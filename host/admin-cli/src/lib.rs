@@ -20,6 +20,7 @@ pub mod text;
 mod workers;
 
 pub use answer::{Answer, GatewayError};
+pub use explain::sentences;
 pub use gateway::{Gateway, GatewayArgs, query, segment, unreachable};
 pub(crate) use pointsman_cli::print;
 pub use status::{quantiles, requests, short, trials};

@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header},
     middleware,
     response::IntoResponse,
-    routing::{delete, get, post},
+    routing::{get, post},
 };
 
 use crate::{
@@ -23,6 +23,7 @@ mod big_numbers;
 mod config;
 mod decisions;
 mod events;
+mod fleet;
 mod guard;
 mod leases;
 mod origin;
@@ -63,7 +64,7 @@ pub(crate) fn endpoints() -> Router<SharedState> {
         .route("/decisions/summary", get(summary::get))
         .route("/decisions/{id}", get(decisions::one))
         .route("/workers", get(workers::list).post(workers::join))
-        .route("/workers/{id}", delete(workers::leave).put(leases::put))
+        .route("/workers/{id}", get(workers::one).delete(workers::leave).put(leases::put))
         .route("/discovery", get(leases::sources))
         .route("/replicas", get(replicas::get))
         .route("/workers/{id}/drain", post(workers::drain).delete(workers::undrain))

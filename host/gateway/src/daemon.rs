@@ -24,7 +24,10 @@ use crate::{
     replicas::Replicas,
     state::open_files::connection_limit,
     state::{Settings, SharedState, State},
-    telemetry::{decision_log::DecisionLog, decision_stats::DecisionStats, metrics::Metrics, traces::Traces},
+    telemetry::{
+        decision_log::DecisionLog, decision_stats::DecisionStats, hour::now_ms, metrics::Metrics,
+        traces::Traces,
+    },
     tenant_limits::TenantLimits,
     tls::TlsContext,
     tokenization::Tokens,
@@ -111,6 +114,7 @@ impl Daemon {
         Prober::start(registry, index, probe_config, tls, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
+        state.tracker.spawn(sample_load(shared.clone(), stop.clone()));
         state.tracker.spawn(state.tls.clone().watch(state.metrics.clone(), stop.clone()));
         start_feeds(&state, &stop, &state.tracker)?;
         let (tables, token) = ((state.registry.clone(), state.router.index().clone()), stop.clone());
@@ -264,6 +268,18 @@ async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
     }
 }
 
+/// Samples the load once a minute, for the last hour of the operators' page.
+async fn sample_load(shared: SharedState, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(60)) => {}
+            () = stop.cancelled() => return,
+        }
+        let state = shared.get();
+        state.hour.sample(now_ms(), &state.metrics, state.queue.waiting(), &state.registry.snapshot());
+    }
+}
+
 async fn watch_file(shared: SharedState, stop: CancellationToken) {
     let config = shared.get().config.clone();
     config.watch(&shared, stop).await;
@@ -342,6 +358,7 @@ fn build(
         quarantine: Arc::default(),
         tenants: Arc::default(),
         decision_stats: Arc::new(DecisionStats::new(router.slots())),
+        hour: Arc::default(),
         decision_log: DecisionLog::start(&reloadable.decision_log, fixed.block_size, &metrics)?,
         traces: Traces::start(&reloadable.traces, &metrics)?,
         metrics,

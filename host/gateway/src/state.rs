@@ -15,7 +15,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     budget::Budget, config::reload::ConfigReloader, replicas::Replicas, telemetry::decision_log::DecisionLog,
-    telemetry::decision_stats::DecisionStats, telemetry::metrics::Metrics,
+    telemetry::decision_stats::DecisionStats, telemetry::hour::Hour, telemetry::metrics::Metrics,
     telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants, telemetry::traces::Traces,
     tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
 };
@@ -100,6 +100,8 @@ pub struct State {
     pub(crate) traces: Option<Arc<Traces>>,
     /// Decisions and their outcomes of the last hour.
     pub(crate) decision_stats: Arc<DecisionStats>,
+    /// Load of the last hour, minute by minute.
+    pub(crate) hour: Arc<Hour>,
     /// Counters and histograms.
     pub metrics: Arc<Metrics>,
     /// Policy manager.

@@ -7,6 +7,7 @@ pub(crate) mod exposition;
 #[cfg(feature = "ext-proc")]
 pub(crate) mod ext_proc_metrics;
 pub(crate) mod histogram;
+pub(crate) mod hour;
 pub(crate) mod labels;
 pub(crate) mod live_stats;
 pub(crate) mod metrics;
@@ -15,3 +16,4 @@ pub(crate) mod tenant_metrics;
 pub(crate) mod tenants;
 pub(crate) mod tls_metrics;
 pub(crate) mod traces;
+pub(crate) mod unrouted;

@@ -44,9 +44,9 @@ pub use formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
-    Change, ChangeRecord, Command, CommandError, InitialContent, LaneStatus, LaneSummary, ManagerConfig,
-    ManagerStatus, MemoryStatus, PartRefusal, PartStatus, PolicyDir, PolicyManager, Probation, RefusalRecord,
-    ReloadCount, Report, SlotConfig, SlotName, SlotState, SlotStatus, SlotSummary, Source,
+    Change, ChangeRecord, Command, CommandError, CompilingStatus, InitialContent, LaneStatus, LaneSummary,
+    ManagerConfig, ManagerStatus, MemoryStatus, PartRefusal, PartStatus, PolicyDir, PolicyManager, Probation,
+    RefusalRecord, ReloadCount, Report, SlotConfig, SlotName, SlotState, SlotStatus, SlotSummary, Source,
 };
 pub use meter::Usage;
 pub use probe::SampleCall;

@@ -53,7 +53,8 @@ use plan::Refused;
 use program_builder::{BuildError, ProgramBuilder};
 pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
 pub use status::{
-    LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus, SlotSummary,
+    CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus,
+    SlotSummary,
 };
 
 /// When a new generation is rolled back.

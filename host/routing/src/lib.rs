@@ -35,7 +35,9 @@ pub use busy::{BusyByLeg, BusyCandidate, BusyRules, BusyThresholds};
 pub use config::{RouterConfig, RouterConfigOverride};
 pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
-pub use decisions::{DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, Outcome, Record};
+pub use decisions::{
+    DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, LegTimes, Outcome, Record,
+};
 pub use ids::{DecisionId, Generation};
 pub use learning::{BatchedLearning, DecisionSource, Learning};
 pub use outcome::{Moment, ObservedOutcome};

@@ -151,6 +151,12 @@ impl Slot {
         self.swap(&before, program)
     }
 
+    /// Returns the program that [`Slot::rollback`] would install.
+    #[must_use]
+    pub fn previous(&self) -> Option<Program> {
+        self.previous.lock().clone()
+    }
+
     /// Installs the previous program again, as a new generation. `None` when there is none.
     pub fn rollback(&self) -> Option<Generation> {
         let mut previous = self.previous.lock();

@@ -4,7 +4,10 @@
 //! hashes (`booked`) behind a short lock that only bookings on the same rank share.
 
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -58,6 +61,8 @@ pub struct BookingRequest {
 pub struct RankLoad {
     position: Position,
     blocks: Mutex<RankBlocks>,
+    /// Number of bookings here since the worker joined.
+    booked: AtomicU64,
     /// How fast the rank is, as measured here.
     speeds: Speeds,
     /// Journal of the bookings for other gateways; `None` if there are none.
@@ -92,7 +97,13 @@ const MILLIS: i64 = 1_000;
 impl RankLoad {
     /// Creates the load of a rank whose bookings are noted for other gateways.
     pub(crate) fn noted(position: Position, journal: Option<RankJournal>) -> Self {
-        Self { position, blocks: Mutex::default(), speeds: Speeds::default(), journal }
+        Self {
+            position,
+            blocks: Mutex::default(),
+            booked: AtomicU64::new(0),
+            speeds: Speeds::default(),
+            journal,
+        }
     }
 
     /// Returns the figures.
@@ -126,6 +137,12 @@ impl RankLoad {
     #[must_use]
     pub fn own_requests(&self) -> u32 {
         self.view().own_requests()
+    }
+
+    /// Returns the number of requests that were booked here since the worker joined.
+    #[must_use]
+    pub fn booked_requests(&self) -> u64 {
+        self.booked.load(Ordering::Relaxed)
     }
 
     /// Returns the load that other gateways book. It is part of the other figures.
@@ -217,6 +234,7 @@ impl Booking {
         let prefill_tokens = if request.track_prefill_tokens { request.new_prefill_tokens } else { 0 };
         let cell = load.position.cell();
         cell.requests.fetch_add(1, Ordering::Relaxed);
+        load.booked.fetch_add(1, Ordering::Relaxed);
         cell.prefill_tokens.fetch_add(prefill_tokens, Ordering::Relaxed);
         let (blocks, unnamed) = if request.assume_kv_reuse {
             load.change_blocks(&request.prefix, |blocks| blocks.add_own(&request.prefix));

@@ -68,9 +68,17 @@ fn of(request: &str) -> impl Fn(&Value) -> bool {
     move |event| event["decisions"].as_array().unwrap().iter().any(|one| one["request_id"] == request)
 }
 
+/// Paths of the page's scripts, which are those of its folder.
+fn scripts() -> Vec<String> {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../host/gateway/src/admin/page");
+    let names =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.ends_with(".js")).map(|name| format!("/page/{name}")).collect()
+}
+
 /// The page's scripts, in Node with a stand-in for the browser.
 #[test]
-fn the_page_shows_short_names_drains_workers_and_ends_shed_requests() {
+fn the_page_makes_rows_sentences_and_charts_of_what_the_gateway_tells() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let node =
         std::process::Command::new("node").args(["--test", "tests/page.test.mjs"]).current_dir(dir).output();
@@ -85,14 +93,16 @@ fn the_page_shows_short_names_drains_workers_and_ends_shed_requests() {
 #[tokio::test]
 async fn the_page_is_served_with_headers_that_let_nothing_else_run() {
     let cluster = cluster(false, false).await;
-    for (path, kind) in [
+    let script = "text/javascript; charset=utf-8";
+    let others = [
         ("/", "text/html; charset=utf-8"),
         ("/page.css", "text/css; charset=utf-8"),
-        ("/page.js", "text/javascript; charset=utf-8"),
-        ("/slots.js", "text/javascript; charset=utf-8"),
-        ("/compare.js", "text/javascript; charset=utf-8"),
         ("/page.svg", "image/svg+xml"),
-    ] {
+    ];
+    let scripts = scripts();
+    assert!(scripts.len() > 10, "{scripts:?}");
+    let files = others.into_iter().chain(scripts.iter().map(|path| (path.as_str(), script)));
+    for (path, kind) in files {
         let reply = cluster.admin.get(path).await.unwrap();
         assert_eq!(
             (reply.status.as_u16(), reply.headers["content-type"].to_str().unwrap()),
@@ -220,7 +230,8 @@ async fn event_readers_that_stop_reading_block_no_other_and_are_bounded() {
 #[tokio::test]
 async fn the_page_needs_no_token_and_its_events_need_one_when_reads_do() {
     let cluster = cluster(true, true).await;
-    for path in ["/", "/page.js", "/slots.js", "/compare.js", "/page.css", "/page.svg"] {
+    let scripts = scripts();
+    for path in ["/", "/page.css", "/page.svg"].into_iter().chain(scripts.iter().map(String::as_str)) {
         assert_eq!(cluster.admin.get(path).await.unwrap().status, 200, "{path}");
     }
     let right = [("authorization", "Bearer s3cret")];
@@ -252,4 +263,72 @@ async fn a_page_of_another_site_cannot_change_anything_through_a_browser() {
         let reply = cluster.admin.post("/policies/reload", &[("sec-fetch-site", site)], "").await.unwrap();
         assert_eq!(reply.status, status, "{site}");
     }
+}
+
+#[tokio::test]
+async fn a_page_gets_the_fleet_in_short_the_last_hour_and_requests_that_were_never_routed() {
+    let cluster = cluster(false, false).await;
+    let mut events = cluster.admin.events("/events?kinds=fleet,hour,decisions,slots", &[]).await.unwrap();
+    assert_eq!(next(&mut events).await.0, "hello");
+    let fleet = until(&mut events, "fleet", |_| true).await;
+    let of = |fleet: &Value, column: &str| {
+        let place = fleet["columns"].as_array().unwrap().iter().position(|name| name == column);
+        fleet["workers"][0][place.unwrap()].clone()
+    };
+    assert_eq!((of(&fleet, "id"), of(&fleet, "role")), (json!("1"), json!("aggregated")));
+    assert_eq!((of(&fleet, "out"), of(&fleet, "legs")), (Value::Null, json!(0)));
+    for turn in 0..3 {
+        ask(&cluster, &format!("short-{turn}")).await;
+    }
+    let reply = cluster.client.post(CHAT, &[("x-request-id", "never")], "{").await.unwrap();
+    assert_eq!(reply.status, 400);
+    let never = |event: &Value| event["unrouted"][0]["request_id"] == "never";
+    let event = until(&mut events, "decisions", never).await;
+    assert_eq!(event["unrouted"][0]["outcome"]["status"], 400);
+    // Kinds that were not asked for do not come.
+    let others = timeout(Duration::from_millis(1_500), async {
+        loop {
+            let (kind, _) = next(&mut events).await;
+            assert!(!["workers", "stats"].contains(&kind.as_str()), "{kind}");
+        }
+    });
+    assert!(others.await.is_err());
+    let mut again = cluster.admin.events("/events?kinds=fleet", &[]).await.unwrap();
+    until(&mut again, "fleet", |fleet| of(fleet, "legs") == 3).await;
+
+    let one = cluster.admin.get("/workers/1").await.unwrap().json().unwrap();
+    assert_eq!((&one["worker"]["id"], &one["hour"]["legs"]), (&json!(1), &json!([])));
+    let refused = cluster.admin.get("/events?kinds=cars").await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (400, "invalid_request"));
+}
+
+#[tokio::test]
+async fn a_receipt_has_sentences_and_the_times_of_its_legs_and_a_short_list_has_no_inputs() {
+    let cluster = cluster(false, false).await;
+    ask(&cluster, "timed").await;
+    let ended = async |query: &str| -> Value {
+        loop {
+            let list = cluster.admin.get(&format!("/decisions?{query}")).await.unwrap().json().unwrap();
+            if list["decisions"].as_array().is_some_and(|list| !list.is_empty()) {
+                return list["decisions"][0].clone();
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let short = timeout(PATIENCE, ended("short=true&ended=true&lane=active")).await.unwrap();
+    assert!(short.get("stages").is_none() && short.get("candidates").is_none(), "{short}");
+    let times = &short["outcome"]["times_ms"];
+    assert_eq!((&times["prefill_sent"], &times["queued"]), (&Value::Null, &Value::Null));
+    let took = short["outcome"]["duration_ms"].as_f64().unwrap();
+    let sent = times["answer_sent"].as_f64().unwrap();
+    assert!(0.0 < sent && sent <= took, "{sent} {took}");
+    assert!(short["outcome"]["prompt_tokens"].as_u64() > Some(0));
+    let none = cluster.admin.get("/decisions?failed=true").await.unwrap().json().unwrap();
+    assert_eq!(none["decisions"], json!([]));
+    let whole = format!("/decisions/{}", short["id"].as_str().unwrap());
+    let whole = cluster.admin.get(&whole).await.unwrap().json().unwrap();
+    let sentences: Vec<&str> =
+        whole["sentences"].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+    assert!(sentences[0].contains("the aggregated leg of request timed for model tiny"), "{sentences:?}");
+    assert!(sentences.last().unwrap().starts_with("The request ended after"), "{sentences:?}");
 }

@@ -3,6 +3,8 @@
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 
+import { measure } from "./scale.mjs";
+
 const { chromium } = createRequire(`${process.cwd()}/`)("playwright-core");
 const [url, executablePath, pictures, token] = process.argv.slice(2);
 const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -10,11 +12,21 @@ const args = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run
 const browser = await chromium.launch({ executablePath, args, headless: true });
 const step = (name) => console.log(name);
 const problems = [];
+const WIDTHS = [1280, 768, 390];
+const HOSTILE = ["<img src=x onerror=alert(1)>", "<script>alert(2)</script>"];
+
+/** Shows a view, which is a part of the address. */
+const open = async (page, view) => {
+  await page.evaluate((hash) => { location.hash = hash; }, view);
+  await page.locator("main .card").first().waitFor();
+};
+const wide = (page) => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+const picture = (page, name, more) => page.screenshot({ path: `${pictures}/${name}.png`, ...more });
 
 try {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: "light" });
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, colorScheme: "light" });
   const page = await context.newPage();
-  page.setDefaultTimeout(20000);
+  page.setDefaultTimeout(30000);
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && problems.push(message.text()));
   page.on("pageerror", (error) => problems.push(String(error)));
   page.on("dialog", (dialog) => { problems.push(`a dialog: ${dialog.message()}`); dialog.dismiss(); });
@@ -28,102 +40,161 @@ try {
   const loaded = await page.evaluate(() => window.loaded);
 
   // Without the token, or with a wrong one, the page is read-only.
-  assert.equal(await page.locator(".slot button").count(), 0);
+  await open(page, "slot/prefill");
+  assert.equal(await page.getByRole("button", { name: "…" }).count(), 0);
   await page.locator("#give").click();
   await page.locator("#secret").fill("nonsense");
   await page.keyboard.press("Enter");
   await page.locator("#refused", { hasText: "wrong token" }).waitFor();
   await page.locator("#secret").fill(token);
   await page.keyboard.press("Enter");
-  await page.locator("#reload").waitFor();
+  await page.locator("#forget").waitFor();
 
+  // Requests, one row each; a swapped policy decides, and trials are compared.
   step("requests");
-  await page.locator("#decisions tr td button").first().waitFor();
-  const slot = page.locator(".slot", { has: page.locator("h3", { hasText: /^prefill/ }) });
-  const generation = async () => Number((await slot.textContent()).match(/generation (\d+)/)[1]);
+  await open(page, "overview");
+  const rows = page.locator(".requests tbody tr");
+  await rows.locator(".st.ok").first().waitFor();
+  const slots = page.locator("table.slots tbody tr");
+  const prefill = slots.filter({ has: page.locator("a", { hasText: /^prefill$/ }) });
+  const generation = async () => Number((await prefill.locator(".policy").textContent()).match(/@(\d+)/)[1]);
   const before = await generation();
   step("swap");
-  await slot.locator(".policy", { hasText: "weighted-random" }).waitFor();
+  await prefill.locator(".policy", { hasText: "weighted-random" }).waitFor();
   const after = await generation();
   assert(after > before, `${before} ${after}`);
-  await page.locator("#decisions tr", { hasText: `weighted-random @${after}` }).first().waitFor();
-  await slot.getByText("grants: log, wasi").waitFor();
   step("trials");
-  await slot.getByText("agrees in").waitFor();
+  await prefill.getByText("agrees").waitFor();
   step("garbage");
-  await slot.locator("summary", { hasText: "not_wasm" }).waitFor();
-  await page.locator("#history", { hasText: "refused" }).waitFor();
+  await page.locator(".problems", { hasText: "A policy file was refused" }).waitFor();
+  await page.locator(".log", { hasText: "file refused: not wasm" }).waitFor();
 
-  // The page fits the window; take the screenshot.
-  await page.waitForTimeout(1500);
-  const wide = () => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
-  assert((await wide()) <= 0, "wider than 1280");
-  await page.screenshot({ path: `${pictures}/page.png` });
+  // Every view fits every width, with the outcome of each request inside the window.
+  await rows.locator(".st.ok").nth(3).waitFor();
+  const first = await rows.locator("a.hit").nth(4).getAttribute("href");
+  for (const width of WIDTHS) {
+    await page.setViewportSize({ width, height: width < 500 ? 844 : 900 });
+    for (const view of ["overview", "fleet", "slot/prefill", "worker/2", first.slice(1)]) {
+      await open(page, view);
+      await page.waitForTimeout(1500);
+      assert((await wide(page)) <= 0, `${view} is ${await wide(page)} pixels wider than ${width}`);
+      await picture(page, `${view.split("/")[0]}-${width}`, { fullPage: true });
+    }
+    await open(page, "overview");
+    const box = await rows.locator(".st").first().boundingBox();
+    assert(box.x >= 0 && box.x + box.width <= width, `the outcome is outside at ${width}: ${JSON.stringify(box)}`);
+    const strip = await rows.locator(".flow:visible").first().boundingBox();
+    assert(strip.width > 0, "the timeline of a request is visible");
+  }
+  await page.setViewportSize({ width: 1280, height: 900 });
 
-  // The Compare view has active, canary and shadow side by side, with plots of what was measured.
-  const opener = page.locator("#show-compare");
-  await opener.click();
-  assert.equal(await opener.getAttribute("aria-expanded"), "true");
-  const lanes = page.locator("#lanes .lanes", { has: page.locator("h3", { hasText: /^prefill/ }) });
-  await lanes.locator("th", { hasText: "shadow" }).waitFor();
-  assert.deepEqual(await lanes.locator("thead th.n").allTextContents(), ["active", "canary", "shadow"]);
-  const row = (name) => lanes.locator("tbody tr", { has: page.locator("th", { hasText: name }) }).locator("td").allTextContents();
-  assert((await row("agrees"))[2].includes("%"), (await row("agrees")).join());
-  const [active, , shadow] = await row("TTFT p50");
-  assert(/\d/.test(active) && !/\d/.test(shadow), `nothing is measured of a shadow: ${active} ${shadow}`);
-  assert((await lanes.locator("figure polyline").count()) >= 3);
-  assert((await wide()) <= 0, "the Compare view is wider than 1280");
-  await page.screenshot({ path: `${pictures}/compare.png`, fullPage: true });
-  await opener.click();
-  assert(await page.locator("#compare").isHidden());
+  // A number explains itself when the pointer is on it.
+  await page.locator(".signal .tip", { hasText: "Requests" }).hover();
+  await page.locator("#tip", { hasText: "the mean of the last minute" }).waitFor();
+  await page.mouse.move(2, 2);
+  await page.locator("#tip").waitFor({ state: "hidden" });
 
-  // Markup from a hostile policy or client is shown as text.
-  step("markup");
-  await page.locator("#decisions tr", { hasText: "<img src=x onerror=alert(1)>" }).first().waitFor();
-  await page.locator("#history", { hasText: "<img src=x>.wasm" }).waitFor();
-  await page.locator("#filter").fill("onerror hostile");
-  await page.locator("#shown", { hasText: "of the newest" }).waitFor();
-  await page.locator("#decisions tr td button").first().focus();
+  // With the keyboard only: from the overview to a request, its receipts, and their JSON.
+  await page.locator("#skip").focus();
   await page.keyboard.press("Enter");
-  await page.locator("#json", { hasText: "<img src=x onerror=alert(1)>" }).waitFor();
-  await page.locator("#json", { hasText: "<script>alert(2)</script>" }).waitFor();
-  await page.screenshot({ path: `${pictures}/receipt.png` });
-  await page.keyboard.press("Escape");
-  assert.equal(await page.locator("main img, main script, dialog img, dialog script").count(), 0);
-  await page.locator("#filter").fill("nothing like this");
-  await page.locator("#decisions td.none").waitFor();
-  await page.locator("#filter").fill("");
+  assert.equal(await page.evaluate(() => document.activeElement.id), "main");
+  await rows.locator("a.hit").nth(5).focus();
+  await page.getByText("held while you look").waitFor();
+  await page.keyboard.press("Enter");
+  await page.locator("h2", { hasText: "Prefill leg" }).waitFor();
+  await page.getByText("was chosen").first().waitFor();
+  assert((await page.locator(".candidates .pick").count()) >= 1, "the chosen candidate is marked");
+  assert((await page.locator(".timeline .track").count()) >= 3, "queue, prefill, transfer, decode");
+  await page.locator("details summary").focus();
+  await page.keyboard.press("Enter");
+  await page.locator("pre", { hasText: '"request_id"' }).first().waitFor();
+  await page.locator(".candidates a").first().focus();
+  await page.keyboard.press("Enter");
+  await page.locator("h2", { hasText: "Why legs come here" }).waitFor();
+  await page.locator("h2", { hasText: "Ranks" }).waitFor();
 
-  await page.waitForTimeout(500);
+  // Pictures of the page in use, light and dark.
+  await open(page, "overview");
+  // The charts have one point a minute.
+  const drawn = () => (document.querySelector(".spark .line0")?.getAttribute("d") ?? "").split("L").length > 3;
+  await page.waitForFunction(drawn, null, { timeout: 300000 });
+  await page.setViewportSize({ width: 1280, height: 1180 });
+  await page.waitForTimeout(1500);
+  await picture(page, "page");
   await page.emulateMedia({ colorScheme: "dark" });
-  await page.screenshot({ path: `${pictures}/dark.png` });
-  await page.setViewportSize({ width: 390, height: 844 });
-  assert((await wide()) <= 0, `${await wide()} pixels wider than a phone`);
-  await page.screenshot({ path: `${pictures}/phone.png`, fullPage: true });
-  await page.setViewportSize({ width: 1280, height: 800 });
+  await picture(page, "dark");
+  await page.emulateMedia({ colorScheme: "light" });
+  await page.setViewportSize({ width: 1280, height: 1120 });
 
-  // Commands need a confirmation.
-  await slot.getByRole("button", { name: "Roll back" }).click();
-  await page.locator("#confirm").getByText("Cancel").click();
-  assert.equal(await generation(), after);
-  await slot.getByRole("button", { name: "Roll back" }).click();
+  // The lanes of a slot side by side.
+  await open(page, "slot/prefill");
+  const lanes = page.locator("table.lanes");
+  await lanes.locator("th", { hasText: "shadow" }).waitFor();
+  const row = (name) => lanes.locator("tbody tr", { has: page.locator("td:first-child", { hasText: name }) }).locator("td").allTextContents();
+  await lanes.locator("td", { hasText: /\d %/ }).first().waitFor();
+  assert((await row("agreement"))[3].includes("%"), (await row("agreement")).join());
+  const [, active, , shadow] = await row("TTFT p50");
+  assert(/\d/.test(active) && !/\d/.test(shadow), `nothing is measured of a shadow: ${active} ${shadow}`);
+  assert((await page.locator("svg.plot path.lane").count()) >= 1);
+  await page.locator(".files", { hasText: "refused" }).getByText("not WebAssembly").waitFor();
+  await page.waitForTimeout(6000);
+  await picture(page, "compare");
+  await page.setViewportSize({ width: 1280, height: 900 });
+
+  // Markup from a hostile policy, client or file is shown as text, in every view.
+  step("markup");
+  await open(page, "overview");
+  await page.locator(".problems, .log", { hasText: "<img src=x>.wasm" }).first().waitFor();
+  await page.locator("input[type=search]").fill("onerror");
+  await rows.locator("a.hit").first().waitFor();
+  const hostile = await rows.locator("a.hit").first().getAttribute("href");
+  await page.locator("input[type=search]").fill("nothing like this");
+  await rows.getByText("no request matches the filter").waitFor();
+  await page.locator("input[type=search]").fill("");
+  await open(page, hostile.slice(1));
+  await page.locator("h1", { hasText: HOSTILE[1] }).waitFor();
+  await page.locator(".say", { hasText: HOSTILE[0] }).first().waitFor();
+  await picture(page, "receipt", { fullPage: true });
+  await open(page, "slot/decode");
+  await page.locator(".files", { hasText: "<img src=x>.wasm" }).waitFor();
+  for (const view of ["overview", "fleet", "slot/decode", "worker/4", hostile.slice(1)]) {
+    await open(page, view);
+    await page.waitForTimeout(700);
+    assert.equal(await page.locator("main img, main script, dialog img, dialog script").count(), 0, view);
+  }
+
+  // Commands say what will change and need a confirmation. Cancel has the focus.
+  await open(page, "slot/prefill");
+  const active_ = lanes.locator("th[data-lane=active] .name"), ask = page.locator("#ask");
+  await page.getByRole("button", { name: "Roll back" }).focus();
+  await page.keyboard.press("Enter");
+  await ask.getByText("serves again, as a new generation").waitFor();
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), "Cancel");
+  await page.keyboard.press("Enter");
+  assert((await active_.textContent()).includes(`@${after}`), "nothing was changed");
+  await page.getByRole("button", { name: "Roll back" }).click();
+  await picture(page, "rollback");
   await page.locator("#yes").click();
-  await page.locator("#history li", { hasText: "rolled back" }).first().waitFor();
-  await slot.getByRole("button", { name: "Promote canary" }).click();
+  await page.locator(".log li", { hasText: "rolled back" }).first().waitFor();
+  await lanes.locator("th[data-lane=canary]").getByRole("button", { name: "Promote" }).click();
   await page.locator("#yes").click();
-  await page.locator("#history li", { hasText: "promoted" }).first().waitFor();
+  await page.locator(".log li", { hasText: "promoted" }).first().waitFor();
   assert.equal(await page.evaluate(() => window.loaded), loaded, "the page was never loaded again");
   problems.push(...(await page.evaluate(() => window.violations)));
 
   // When reads need the token, the page asks for it and continues. The browser itself reports the 401.
   const strict = await context.newPage();
-  await strict.route("**/events", (route) =>
+  await strict.route("**/events?*", (route) =>
     route.request().headers().authorization ? route.continue() : route.fulfill({ status: 401, body: "{}" }));
   await strict.goto(url);
   await strict.locator("#state", { hasText: "token required" }).waitFor();
   await strict.locator("#secret").fill(token);
   await strict.keyboard.press("Enter");
-  await strict.locator("#decisions tr td button").first().waitFor();
+  await strict.locator(".requests tbody .st").first().waitFor();
+  await strict.close();
+
+  // 1,000 workers and 200 requests a second.
+  for (const line of await measure(context, url, pictures)) console.log(line);
 
   step("end");
   await page.locator("#state", { hasText: "disconnected" }).waitFor();

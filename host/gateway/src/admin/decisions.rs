@@ -14,7 +14,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::stream;
 use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, Record};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::Duration;
 
 use super::{
@@ -45,6 +45,13 @@ struct Filter {
     code: Option<String>,
     min_ttft: Option<Duration>,
     request_id: Option<String>,
+    lane: Option<String>,
+    /// Only requests that ended.
+    ended: bool,
+    /// Only requests that ended with status 400 or above.
+    failed: bool,
+    /// Whether each decision is told without its inputs.
+    short: bool,
 }
 
 /// `GET /decisions`.
@@ -61,13 +68,14 @@ pub(super) async fn list(
     let limit = filter.limit.unwrap_or(DEFAULT_LIMIT).min(MAX_LIMIT);
     let ids = decisions.ids();
     let kept = ids.len();
-    let found: Vec<Record> =
-        ids.into_iter().filter_map(|id| filter.copy(decisions, id)).take(limit).collect();
+    let found = ids.into_iter().filter_map(|id| filter.copy(decisions, id)).take(limit);
+    let found = found.map(|record| if filter.short { json!(record.summary()) } else { json!(record) });
+    let found: Vec<Value> = found.collect();
     let found = json!({ "kept": kept, "lost": decisions.lost(), "decisions": found });
     Json(with_texts(found)).into_response()
 }
 
-/// `GET /decisions/{id}`.
+/// `GET /decisions/{id}`: a decision, with the sentences that `pointsman decisions ID` prints.
 pub(super) async fn one(
     Extract(state): Extract<Arc<State>>,
     Path(id): Path<String>,
@@ -77,7 +85,14 @@ pub(super) async fn one(
         return invalid(&headers, &format!("`{id}` is not a decision id: expected hexadecimal digits"));
     };
     match state.router.decisions().get(number, |_, _| true) {
-        Some(record) => Json(with_texts(json!(record))).into_response(),
+        Some(record) => {
+            let mut receipt = json!(record);
+            let sentences = pointsman_admin_cli::sentences(&receipt);
+            if let Some(members) = receipt.as_object_mut() {
+                members.insert("sentences".to_owned(), json!(sentences));
+            }
+            Json(with_texts(receipt)).into_response()
+        }
         None => refuse(
             &headers,
             StatusCode::NOT_FOUND,
@@ -160,9 +175,13 @@ impl Filter {
                     filter.min_ttft = Some(time.ok_or_else(problem)?);
                 }
                 "request_id" => filter.request_id = Some(value),
+                "lane" => filter.lane = Some(one_of(&name, value, &["active", "canary"])?),
+                "ended" => filter.ended = number(&name, &value)?,
+                "failed" => filter.failed = number(&name, &value)?,
+                "short" => filter.short = number(&name, &value)?,
                 _ => {
                     return Err(format!(
-                        "unknown filter `{name}`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms or request_id"
+                        "unknown filter `{name}`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short"
                     ));
                 }
             }
@@ -198,6 +217,9 @@ impl Filter {
             && self.code.as_deref().is_none_or(|wanted| outcome.is_some_and(|outcome| outcome.code == wanted))
             && self.min_ttft.is_none_or(slow)
             && same(&self.request_id, request)
+            && same(&self.lane, head.program.lane.as_str())
+            && (!self.ended || outcome.is_some())
+            && (!self.failed || outcome.is_some_and(|outcome| outcome.status >= 400))
     }
 }
 
@@ -232,9 +254,11 @@ mod tests {
             ("leg=left", "leg: unknown value `left`: expected one of aggregated, prefill, decode"),
             (
                 "model=a&colour=red",
-                "unknown filter `colour`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms or request_id",
+                "unknown filter `colour`: expected limit, before, model, leg, slot, worker, policy, generation, decider, code, min_ttft_ms, request_id, lane, ended, failed or short",
             ),
             ("before=xyz", "before: `xyz` is not a valid value"),
+            ("failed=1", "failed: `1` is not a valid value"),
+            ("lane=shadow", "lane: unknown value `shadow`: expected one of active, canary"),
             ("min_ttft_ms=-1", "min_ttft_ms: `-1` is not a number of milliseconds"),
         ];
         for (query, expected) in cases {

@@ -1,5 +1,5 @@
 //! `GET /events`: workers, slots, the newest decisions and the load as server-sent events. Each kind
-//! is sent only when it changed.
+//! is sent only when it changed, and computed only while somebody reads it.
 //!
 //! One publisher serves all readers, and runs only while there are any. It keeps the newest event of each
 //! kind: a slow reader misses the events in between, and costs no more than a fast one.
@@ -9,7 +9,7 @@ use std::{collections::HashMap, convert::Infallible, sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::{Extension, State as Extract},
+    extract::{Extension, Query, State as Extract, rejection::QueryRejection},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -17,11 +17,11 @@ use bytes::Bytes;
 use futures_util::{future::select_all, stream};
 use parking_lot::Mutex;
 use pointsman_routing::{DecisionId, DecisionSummary, Decisions};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-use super::{big_numbers::with_texts, guard::MayChange, status, workers};
+use super::{big_numbers::with_texts, fleet, guard::MayChange, refuse::invalid, status, workers};
 use crate::{
     http::request_id,
     openai::error,
@@ -38,12 +38,27 @@ const MAX_READERS: usize = 32;
 /// Time without an event after which a comment is sent, so that a closed connection is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// The kinds of events, in the order of the channels.
-const KINDS: [&str; 4] = ["workers", "slots", "decisions", "stats"];
+const KINDS: [&str; 6] = ["workers", "slots", "decisions", "stats", "fleet", "hour"];
+/// Kinds of large events: they are sent with one of so many polls.
+const LARGE: [&str; 2] = ["decisions", "fleet"];
+const LARGE_POLLS: u64 = 2;
+/// Number of the first kinds, which a reader gets that asks for none.
+const DEFAULT_KINDS: usize = 4;
+
+/// The query string.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Wanted {
+    /// Kinds of events, separated by commas.
+    kinds: Option<String>,
+}
 
 /// The newest event of each kind; empty before the first.
 #[derive(Debug)]
 pub(super) struct Feed {
     channels: [watch::Sender<Bytes>; KINDS.len()],
+    /// Has one receiver for each reader.
+    readers: watch::Sender<()>,
     /// Whether the publisher runs.
     running: Mutex<bool>,
 }
@@ -52,6 +67,7 @@ pub(super) struct Feed {
 struct Reader {
     hello: Option<Bytes>,
     channels: Vec<watch::Receiver<Bytes>>,
+    _counted: watch::Receiver<()>,
     state: Arc<State>,
 }
 
@@ -60,7 +76,11 @@ type Known = HashMap<DecisionId, DecisionSummary>;
 
 impl Default for Feed {
     fn default() -> Self {
-        Self { channels: KINDS.map(|_| watch::Sender::new(Bytes::new())), running: Mutex::new(false) }
+        Self {
+            channels: KINDS.map(|_| watch::Sender::new(Bytes::new())),
+            readers: watch::Sender::new(()),
+            running: Mutex::new(false),
+        }
     }
 }
 
@@ -69,9 +89,14 @@ pub(super) async fn stream(
     Extract(shared): Extract<SharedState>,
     Extension(feed): Extension<Arc<Feed>>,
     Extension(MayChange(may_change)): Extension<MayChange>,
+    query: Result<Query<Wanted>, QueryRejection>,
     headers: HeaderMap,
 ) -> Response {
     let state = shared.get();
+    let kinds = match query.map_err(|error| error.body_text()).and_then(|Query(wanted)| wanted.kinds()) {
+        Ok(kinds) => kinds,
+        Err(problem) => return invalid(&headers, &problem),
+    };
     let refuse = |code, message| {
         let status = StatusCode::SERVICE_UNAVAILABLE;
         (status, Json(error::body(status, code, message, &request_id(&headers)))).into_response()
@@ -79,20 +104,38 @@ pub(super) async fn stream(
     if state.draining.is_cancelled() {
         return refuse("draining", "this daemon is draining; connect to another one");
     }
-    let Some(channels) = feed.subscribe(&shared) else {
+    let Some((channels, counted)) = feed.subscribe(&kinds, &shared) else {
         return refuse("too_many_readers", "too many event readers (limit 32); close one and connect again");
     };
     let hello = json!({
         "version": VERSION, "token": state.settings.operators_are_known,
         "may_change": may_change,
     });
-    let reader = Reader { hello: event("hello", &hello), channels, state };
+    let reader = Reader { hello: event("hello", &hello), channels, _counted: counted, state };
     let events = stream::unfold(reader, async |mut reader| {
         let event = reader.next().await?;
         Some((Ok::<_, Infallible>(event), reader))
     });
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
     (headers, Body::from_stream(events)).into_response()
+}
+
+impl Wanted {
+    /// Returns which kinds are asked for, in the order of [`KINDS`].
+    fn kinds(&self) -> Result<[bool; KINDS.len()], String> {
+        let Some(text) = &self.kinds else {
+            return Ok(std::array::from_fn(|place| place < DEFAULT_KINDS));
+        };
+        let mut wanted = [false; KINDS.len()];
+        for name in text.split(',') {
+            let place = KINDS.iter().position(|kind| *kind == name);
+            let shown: String = name.chars().take(40).collect();
+            let problem = || format!("kinds: unknown value `{shown}`: expected some of {}", KINDS.join(","));
+            let place = place.and_then(|place| wanted.get_mut(place)).ok_or_else(problem)?;
+            *place = true;
+        }
+        Ok(wanted)
+    }
 }
 
 impl Reader {
@@ -113,9 +156,13 @@ impl Reader {
 
 impl Feed {
     /// The channels of a further reader; `None` when there are too many.
-    fn subscribe(self: &Arc<Self>, shared: &SharedState) -> Option<Vec<watch::Receiver<Bytes>>> {
+    fn subscribe(
+        self: &Arc<Self>,
+        kinds: &[bool; KINDS.len()],
+        shared: &SharedState,
+    ) -> Option<(Vec<watch::Receiver<Bytes>>, watch::Receiver<()>)> {
         let mut running = self.running.lock();
-        if self.readers() >= MAX_READERS {
+        if self.readers.receiver_count() >= MAX_READERS {
             return None;
         }
         let each = |channel: &watch::Sender<Bytes>| {
@@ -126,16 +173,14 @@ impl Feed {
             }
             receiver
         };
-        let channels = self.channels.iter().map(each).collect();
+        let wanted = self.channels.iter().zip(kinds).filter(|(_, wanted)| **wanted);
+        let channels = wanted.map(|(channel, _)| each(channel)).collect();
+        let counted = self.readers.subscribe();
         if !*running {
             *running = true;
             shared.get().tracker.spawn(self.clone().publish(shared.clone()));
         }
-        Some(channels)
-    }
-
-    fn readers(&self) -> usize {
-        self.channels.first().map_or(0, watch::Sender::receiver_count)
+        Some((channels, counted))
     }
 
     async fn publish(self: Arc<Self>, shared: SharedState) {
@@ -143,13 +188,13 @@ impl Feed {
         let mut looks = tokio::time::interval(POLL_INTERVAL);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut known = Known::new();
-        loop {
+        for poll in 0_u64.. {
             tokio::select! {
                 _ = looks.tick() => {}
                 () = draining.cancelled() => return,
             }
             let mut running = self.running.lock();
-            if self.readers() == 0 {
+            if self.readers.receiver_count() == 0 {
                 // A later reader must not get old events.
                 self.channels.iter().for_each(|channel| drop(channel.send_replace(Bytes::new())));
                 *running = false;
@@ -157,14 +202,16 @@ impl Feed {
             }
             drop(running);
             let state = shared.get();
-            let [workers, slots, decisions, stats] = KINDS;
-            let events = [
-                event(workers, &with_texts(workers::describe(&state, false))),
-                event(slots, &*state.policies.status()),
-                event(decisions, &with_texts(newest(state.router.decisions(), &mut known))),
-                event(stats, &status::load(&state)),
-            ];
-            for (channel, event) in self.channels.iter().zip(events) {
+            for (kind, channel) in KINDS.into_iter().zip(&self.channels) {
+                if channel.receiver_count() == 0 {
+                    // A later reader must not get an old event.
+                    channel.send_replace(Bytes::new());
+                    continue;
+                }
+                if LARGE.contains(&kind) && poll % LARGE_POLLS > 0 && !channel.borrow().is_empty() {
+                    continue;
+                }
+                let event = news(kind, &state, &mut known);
                 channel.send_if_modified(|last| match event {
                     Some(event) if event != *last => {
                         *last = event;
@@ -177,8 +224,23 @@ impl Feed {
     }
 }
 
-/// The newest decisions, newest first. Receipts of requests that are over are not copied again.
-fn newest(decisions: &Decisions, known: &mut Known) -> serde_json::Value {
+/// The event of a kind as of now.
+fn news(kind: &str, state: &State, known: &mut Known) -> Option<Bytes> {
+    match kind {
+        "workers" => event(kind, &with_texts(workers::describe(state, false, None))),
+        "slots" => event(kind, &*state.policies.status()),
+        "decisions" => event(kind, &with_texts(newest(state, known))),
+        "stats" => event(kind, &status::load(state)),
+        "fleet" => event(kind, &fleet::describe(state)),
+        "hour" => event(kind, &json!({ "minutes": state.hour.minutes() })),
+        _ => None,
+    }
+}
+
+/// The newest decisions, newest first, and the newest requests without any. Those of requests that are
+/// over are not copied again.
+fn newest(state: &State, known: &mut Known) -> serde_json::Value {
+    let decisions: &Decisions = state.router.decisions();
     let mut now = Known::with_capacity(NEWEST_DECISIONS);
     let mut list = Vec::with_capacity(NEWEST_DECISIONS);
     for id in decisions.newest(NEWEST_DECISIONS) {
@@ -192,7 +254,8 @@ fn newest(decisions: &Decisions, known: &mut Known) -> serde_json::Value {
         }
     }
     *known = now;
-    json!({ "on": decisions.is_on(), "lost": decisions.lost(), "decisions": list })
+    let unrouted = state.metrics.unrouted.newest();
+    json!({ "on": decisions.is_on(), "lost": decisions.lost(), "decisions": list, "unrouted": unrouted })
 }
 
 /// An event's bytes; JSON has no line breaks of its own.
@@ -201,4 +264,20 @@ fn event(kind: &str, data: &impl Serialize) -> Option<Bytes> {
     serde_json::to_writer(&mut text, data).ok()?;
     text.extend(b"\n\n");
     Some(Bytes::from(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_names_the_kinds_that_it_wants() {
+        let of = |text: &str| Wanted { kinds: Some(text.to_owned()) }.kinds();
+        assert_eq!(Wanted::default().kinds(), Ok([true, true, true, true, false, false]));
+        assert_eq!(of("fleet,slots"), Ok([false, true, false, false, true, false]));
+        let expected =
+            "kinds: unknown value `cars`: expected some of workers,slots,decisions,stats,fleet,hour";
+        assert_eq!(of("fleet,cars"), Err(expected.to_owned()));
+        assert!(of("").is_err());
+    }
 }

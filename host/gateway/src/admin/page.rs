@@ -1,7 +1,7 @@
-//! The operators' page: six files in the binary, and headers that let the browser run nothing else.
+//! The operators' page: files in the binary, and headers that let the browser run nothing else.
 //!
 //! It knows no state of the daemon. The page fetches its data as any client would, from `/events`,
-//! `/decisions/summary`, `/decisions/{id}` and `/policies/…`.
+//! `/decisions`, `/workers/{id}` and `/policies/…`.
 
 use axum::{
     Router,
@@ -15,13 +15,33 @@ use crate::state::SharedState;
 /// Path, media type, content.
 type File = (&'static str, &'static str, &'static str);
 
-const FILES: [File; 6] = [
+/// A module of the page's script.
+macro_rules! script {
+    ($name:literal) => {
+        (concat!("/page/", $name), "text/javascript; charset=utf-8", include_str!(concat!("page/", $name)))
+    };
+}
+
+const FILES: [File; 19] = [
     ("/", "text/html; charset=utf-8", include_str!("page/index.html")),
     ("/page.css", "text/css; charset=utf-8", include_str!("page/page.css")),
-    ("/page.js", "text/javascript; charset=utf-8", include_str!("page/page.js")),
-    ("/slots.js", "text/javascript; charset=utf-8", include_str!("page/slots.js")),
-    ("/compare.js", "text/javascript; charset=utf-8", include_str!("page/compare.js")),
     ("/page.svg", "image/svg+xml", include_str!("page/page.svg")),
+    script!("api.js"),
+    script!("charts.js"),
+    script!("dialogs.js"),
+    script!("dom.js"),
+    script!("fleet.js"),
+    script!("format.js"),
+    script!("lanes.js"),
+    script!("main.js"),
+    script!("overview.js"),
+    script!("receipt.js"),
+    script!("request.js"),
+    script!("requests.js"),
+    script!("slot.js"),
+    script!("store.js"),
+    script!("tips.js"),
+    script!("worker.js"),
 ];
 
 /// Only own files, nothing inline, no text turned into markup, no framing.

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::big_numbers::with_texts;
 use crate::{
-    orchestrate::availability::servable_models, state::State, telemetry::live_stats::LiveSummary,
-    version::VERSION,
+    orchestrate::availability::servable_models, state::State, telemetry::hour::TokenRates,
+    telemetry::hour::now_ms, telemetry::live_stats::LiveSummary, version::VERSION,
 };
 
 /// Limit of the reasons in an answer.
@@ -34,6 +34,8 @@ struct Readiness {
 pub(super) struct Load {
     #[serde(flatten)]
     last_minute: LiveSummary,
+    #[serde(flatten)]
+    tokens: TokenRates,
     inflight: i64,
     connections: i64,
     /// Legs of sessions that are bound to a worker. Expired ones count until they are evicted.
@@ -79,6 +81,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
 pub(super) fn load(state: &State) -> Load {
     Load {
         last_minute: state.metrics.live_stats.summary(),
+        tokens: state.hour.token_rates(&state.metrics, now_ms()),
         inflight: state.metrics.inflight.get(),
         connections: state.metrics.connections.get(),
         session_bindings: state.sessions.bindings(),

@@ -8,7 +8,7 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use pointsman_routing::{GenerationHandle, Lane, Program, Slot};
+use pointsman_routing::{CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, Program, Slot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -71,7 +71,8 @@ impl SlotSummary {
         let lanes = Lane::ALL.into_iter().filter_map(|lane| {
             let sum = stats.sum(slot.model(), slot.kind(), lane, minutes);
             let runs = of_lane(lane);
-            (runs.is_some() || sum.count(Count::Decisions) > 0).then(|| describe(lane, runs, &sum))
+            let runs_or_ran = runs.is_some() || sum.count(Count::Decisions) > 0;
+            runs_or_ran.then(|| describe(lane, runs, &sum, slot.stats(lane)))
         });
         Self {
             slot: slot.kind().as_str(),
@@ -82,7 +83,7 @@ impl SlotSummary {
 }
 
 /// One lane: what runs there now, and what it decided within the window.
-fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum) -> Value {
+fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum, calls: &CallStats) -> Value {
     let ranker = runs.and_then(|runs| runs.program.ranker());
     let native = runs.and_then(|runs| match &runs.program {
         Program::Native(mode) => Some(*mode),
@@ -98,6 +99,7 @@ fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum) -> 
         "decisions": sum.count(Count::Decisions),
         "fallbacks": sum.count(Count::Fallbacks),
         "sheds": sum.count(Count::Sheds),
+        "failed": sum.count(Count::Failed),
         "compared": sum.count(Count::Compared),
         "agreed": sum.count(Count::Agreed),
         "agreement": sum.share(Count::Agreed, Count::Compared),
@@ -108,7 +110,18 @@ fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum) -> 
         "itl_ms": itl,
         "e2e_ms": e2e,
         "decisions_by_minute": sum.minutes,
+        "calls": calls.cumulative().last(),
+        "call_p99_us": call_p99_us(calls),
     })
+}
+
+/// Returns the bound below which 99 % of a lane's calls since the start were, microseconds; `None` without
+/// calls, or when it is above the largest bound.
+fn call_p99_us(calls: &CallStats) -> Option<u64> {
+    let cumulative = calls.cumulative();
+    let all = cumulative.last().copied().filter(|all| *all > 0)?;
+    let mut bounds = CALL_BUCKETS_US.into_iter().zip(cumulative);
+    bounds.find(|(_, count)| count * 100 >= all * 99).map(|(bound, _)| bound)
 }
 
 #[cfg(test)]

@@ -21,11 +21,28 @@ use crate::{openai::json::shortened, state::State};
 
 /// `GET /workers`.
 pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {
-    Json(with_texts(describe(&state, true)))
+    Json(with_texts(describe(&state, true, None)))
 }
 
-/// Describes every worker. Without `age` the description changes only when a worker does.
-pub(super) fn describe(state: &State, age: bool) -> Value {
+/// `GET /workers/{id}`: a worker, and its last hour.
+pub(super) async fn one(
+    Extract(state): Extract<Arc<State>>,
+    headers: HeaderMap,
+    id: Result<Path<u64>, PathRejection>,
+) -> Response {
+    let id = match worker_id(&headers, id) {
+        Ok(id) => id,
+        Err(refusal) => return *refusal,
+    };
+    let mut found = describe(&state, true, Some(id));
+    let worker = found.get_mut("workers").and_then(|workers| workers.get_mut(0)).map(Value::take);
+    let Some(worker) = worker else { return no_worker(&headers, id) };
+    let hour = state.hour.of_worker(id);
+    Json(with_texts(json!({ "worker": worker, "hour": hour }))).into_response()
+}
+
+/// Describes every worker, or `only` one. Without `age` the description changes only when a worker does.
+pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Value {
     let snapshot = state.registry.snapshot();
     let models = |id: WorkerId| -> Vec<String> {
         let serves = |model: &&ModelName| {
@@ -81,7 +98,9 @@ pub(super) fn describe(state: &State, age: bool) -> Value {
             "ranks": ranks,
         })
     };
-    json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": snapshot.workers().iter().map(one).collect::<Vec<_>>() })
+    let wanted = |worker: &&Arc<pointsman_workers::Worker>| only.is_none_or(|id| worker.id() == id);
+    let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
+    json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
 }
 
 /// Adds a worker, described as in the configuration. It replaces one with the same id that was added here.

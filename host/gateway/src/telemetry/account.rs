@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pointsman_orchestration::Admission;
-use pointsman_routing::{Decider, Decisions, Learning, Receipt, RefusedDecision, RoutingRequest};
+use pointsman_routing::{Decider, Decisions, Learning, LegTimes, Receipt, RefusedDecision, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
 use tokio::time::{Duration, Instant};
 
@@ -96,6 +96,8 @@ pub(crate) struct Account {
     is_untraced: bool,
     /// The legs that run: prefill, and the one that answers.
     open_legs: [Option<OpenLeg>; 2],
+    /// When the legs ran.
+    times: LegTimes,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -151,6 +153,7 @@ impl Account {
             trace: None,
             is_untraced: false,
             open_legs: [None; 2],
+            times: LegTimes::default(),
         })
     }
 
@@ -311,7 +314,8 @@ impl Account {
     }
 
     /// Records the time that the request waited in the admission queue.
-    pub(crate) fn queued(&self, waited: Duration) {
+    pub(crate) fn queued(&mut self, waited: Duration) {
+        self.times.queued = Some(micros(waited));
         self.metrics.queue_wait.observe(seconds(waited));
         if let Some(series) = &self.tenant_series {
             series.queued(waited);
@@ -358,6 +362,10 @@ impl Account {
         };
         self.receipts.iter().map(one).collect::<Vec<_>>().join(", ")
     }
+}
+
+fn micros(time: Duration) -> u32 {
+    u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }
 
 /// The mean time between the tokens from one moment to another; `None` when no token came.

@@ -54,10 +54,12 @@ pub(crate) enum Count {
     /// Prompt blocks of the decisions whose cached blocks were looked up, and those expected to be cached.
     PromptBlocks,
     CachedBlocks,
+    /// Decisions whose requests ended with status 500 or above.
+    Failed,
 }
 
 /// Number of [`Count`]s.
-const COUNTS: usize = 7;
+const COUNTS: usize = 8;
 /// TTFT, ITL and E2E.
 const TIMES: usize = 3;
 
@@ -66,6 +68,8 @@ const TIMES: usize = 3;
 pub(crate) struct Decided {
     pub(crate) by_fallback: bool,
     pub(crate) is_shed: bool,
+    /// Whether its request ended with status 500 or above.
+    pub(crate) is_failed: bool,
     /// Whether a shadow agrees; `None`: there was none.
     pub(crate) agrees: Option<bool>,
     /// Blocks of the prompt, and those expected to be cached at the choice.
@@ -149,7 +153,7 @@ impl Minute {
     }
 
     fn add(&self, decided: &Decided) {
-        let Decided { by_fallback, is_shed, agrees, blocks, times } = *decided;
+        let Decided { by_fallback, is_shed, is_failed, agrees, blocks, times } = *decided;
         let count = |which: Count, more: u64| {
             if let Some(count) = self.counts.get(which as usize).filter(|_| more > 0) {
                 count.fetch_add(more, Ordering::Relaxed);
@@ -158,6 +162,7 @@ impl Minute {
         count(Count::Decisions, 1);
         count(Count::Fallbacks, by_fallback.into());
         count(Count::Sheds, is_shed.into());
+        count(Count::Failed, is_failed.into());
         count(Count::Compared, agrees.is_some().into());
         count(Count::Agreed, (agrees == Some(true)).into());
         let (prompt, cached) = blocks.unwrap_or_default();

@@ -9,6 +9,11 @@ use super::histogram::{BUCKETS, bucket, quantile_ms};
 
 /// Length of the window in seconds.
 const WINDOW: u64 = 60;
+/// Longest time to first token of a request that counts for goodput.
+const GOOD_TTFT: Duration = Duration::from_secs(2);
+/// Longest mean time between tokens of a request that counts for goodput.
+const GOOD_ITL: Duration = Duration::from_millis(50);
+
 /// The last minute, second by second. Data threads add to it without locks.
 #[derive(Debug)]
 pub struct LiveStats {
@@ -20,7 +25,10 @@ pub struct LiveStats {
 #[derive(Debug)]
 struct Second {
     number: AtomicU64,
-    requests: AtomicU32,
+    /// Requests that count for goodput.
+    good: AtomicU32,
+    /// Other requests that did not fail.
+    slow: AtomicU32,
     errors: AtomicU32,
     refusals: AtomicU32,
     ttft: [AtomicU32; BUCKETS],
@@ -32,6 +40,10 @@ struct Second {
 pub struct LiveSummary {
     /// Requests that ended per second.
     pub requests_per_second: f64,
+    /// Requests per second that did not fail, with a time to first token of at most 2 s and a mean time
+    /// between tokens of at most 50 ms: the default limits of `pointsman compare`. Answers that are not
+    /// streamed have no such times, and count.
+    pub goodput_per_second: f64,
     /// Requests that ended with status 500 or above, per second.
     pub errors_per_second: f64,
     /// Requests that ended with a status from 400 to 499, per second.
@@ -60,7 +72,8 @@ impl Default for Second {
     fn default() -> Self {
         Self {
             number: AtomicU64::new(u64::MAX),
-            requests: AtomicU32::new(0),
+            good: AtomicU32::new(0),
+            slow: AtomicU32::new(0),
             errors: AtomicU32::new(0),
             refusals: AtomicU32::new(0),
             ttft: [const { AtomicU32::new(0) }; BUCKETS],
@@ -71,11 +84,8 @@ impl Default for Second {
 
 impl Second {
     fn clear(&self) {
-        for count in
-            [&self.requests, &self.errors, &self.refusals].into_iter().chain(&self.ttft).chain(&self.itl)
-        {
-            count.store(0, Ordering::Relaxed);
-        }
+        let counts = [&self.good, &self.slow, &self.errors, &self.refusals].into_iter();
+        counts.chain(&self.ttft).chain(&self.itl).for_each(|count| count.store(0, Ordering::Relaxed));
     }
 }
 
@@ -90,12 +100,14 @@ impl LiveStats {
         if second.number.swap(number, Ordering::Relaxed) != number {
             second.clear();
         }
-        second.requests.fetch_add(1, Ordering::Relaxed);
-        match status {
-            400..500 => second.refusals.fetch_add(1, Ordering::Relaxed),
-            500.. => second.errors.fetch_add(1, Ordering::Relaxed),
-            _ => 0,
+        let within = |time: Option<Duration>, limit| time.is_none_or(|time| time <= limit);
+        let count = match status {
+            400..500 => &second.refusals,
+            500.. => &second.errors,
+            _ if within(ttft, GOOD_TTFT) && within(itl, GOOD_ITL) => &second.good,
+            _ => &second.slow,
         };
+        count.fetch_add(1, Ordering::Relaxed);
         for (time, buckets) in [(ttft, &second.ttft), (itl, &second.itl)] {
             if let Some(count) = time.and_then(|time| buckets.get(bucket(time))) {
                 count.fetch_add(1, Ordering::Relaxed);
@@ -114,12 +126,13 @@ impl LiveStats {
     pub fn summary(&self) -> LiveSummary {
         let now = self.begun.elapsed().as_secs();
         let first = now.saturating_sub(WINDOW);
-        let (mut requests, mut errors, mut refusals) = (0_u64, 0_u64, 0_u64);
+        let (mut good, mut slow, mut errors, mut refusals) = (0_u64, 0_u64, 0_u64, 0_u64);
         let (mut ttft, mut itl) = ([0_u64; BUCKETS], [0_u64; BUCKETS]);
         let whole = |second: &&Second| (first..now).contains(&second.number.load(Ordering::Relaxed));
         let read = |count: &AtomicU32| u64::from(count.load(Ordering::Relaxed));
         for second in self.seconds.iter().filter(whole) {
-            requests += read(&second.requests);
+            good += read(&second.good);
+            slow += read(&second.slow);
             errors += read(&second.errors);
             refusals += read(&second.refusals);
             ttft.iter_mut().zip(&second.ttft).for_each(|(sum, count)| *sum += read(count));
@@ -128,7 +141,8 @@ impl LiveStats {
         #[expect(clippy::cast_precision_loss, reason = "the summary needs no 64 bits")]
         let rate = |count: u64| count as f64 / (now - first).max(1) as f64;
         LiveSummary {
-            requests_per_second: rate(requests),
+            requests_per_second: rate(good + slow + errors + refusals),
+            goodput_per_second: rate(good),
             errors_per_second: rate(errors),
             refusals_per_second: rate(refusals),
             ttft_p50_ms: quantile_ms(&ttft, 0.5),
@@ -166,8 +180,15 @@ mod tests {
         let summary = stats.summary();
         assert_eq!(summary.requests_per_second, 10.0);
         assert_eq!((summary.errors_per_second, summary.refusals_per_second), (2.0, 1.0));
+        assert_eq!(summary.goodput_per_second, 7.0);
         let itl = [summary.itl_p50_ms, summary.itl_p90_ms, summary.itl_p99_ms].map(Option::unwrap);
         assert!(itl.iter().all(|itl| (itl / 7.0 - 1.0).abs() < 0.05), "{itl:?}");
+        let slow = LiveStats::default();
+        slow.note(200, Some(Duration::from_millis(2_001)), None);
+        slow.note(200, Some(GOOD_TTFT), Some(Duration::from_millis(51)));
+        slow.note(200, None, None);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!((slow.summary().requests_per_second, slow.summary().goodput_per_second), (3.0, 1.0));
         let median = summary.ttft_p50_ms.unwrap();
         assert!((median / 45.0 - 1.0).abs() < 0.08, "{median}");
         tokio::time::advance(Duration::from_secs(61)).await;

@@ -27,6 +27,7 @@ use super::{
     prediction_checks::PredictionChecks,
     tenant_metrics::TenantFamilies,
     tls_metrics::TlsMetrics,
+    unrouted::Unrouted,
 };
 
 /// Upper bounds of the time to the first token, in seconds: those of vLLM, so that quantiles compare.
@@ -225,6 +226,8 @@ pub struct Metrics {
     pub(crate) tenants: TenantFamilies,
     /// The last minute, for operators.
     pub live_stats: LiveStats,
+    /// The last requests without a recorded decision, for operators.
+    pub(crate) unrouted: Unrouted,
 }
 
 impl Default for Metrics {
@@ -273,6 +276,7 @@ impl Default for Metrics {
             ext_proc: ExtProcMetrics::default(),
             tenants: TenantFamilies::default(),
             live_stats: LiveStats::default(),
+            unrouted: Unrouted::default(),
         }
     }
 }

@@ -52,6 +52,8 @@ pub(super) struct ManagedLane {
     pub(super) refusals: Vec<RefusalRecord>,
     /// Policies that it asks for, while one of them is being compiled.
     pub(super) waits_for: Vec<PolicyKey>,
+    /// Time at which it began to wait for them, milliseconds since the Unix epoch.
+    pub(super) waits_since_ms: u64,
     /// Whether the file existed and has not been given up since.
     seen: bool,
     /// Consecutive scans that missed the file.
@@ -71,6 +73,7 @@ impl ManagedLane {
             refused: None,
             refusals: Vec::new(),
             waits_for: Vec::new(),
+            waits_since_ms: 0,
             seen: false,
             misses: 0,
         }
@@ -120,6 +123,14 @@ impl ManagedLane {
     pub(super) fn clear(&mut self) {
         (self.content, self.refused, self.since_ms) = (None, None, now_ms());
         self.refusals.clear();
+    }
+
+    /// Waits for policies to be compiled.
+    pub(super) fn wait_for(&mut self, policies: Vec<PolicyKey>) {
+        if self.waits_since_ms == 0 {
+            self.waits_since_ms = now_ms();
+        }
+        self.waits_for = policies;
     }
 
     /// Forgets that content was refused because its compiler ended.

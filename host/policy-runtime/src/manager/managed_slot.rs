@@ -12,7 +12,7 @@ use super::{
     plan::{Plan, Refused},
     program_builder::{BuildError, ProgramBuilder},
     record::{Change, RefusalRecord},
-    status::SlotState,
+    status::{CompilingStatus, SlotState},
 };
 use crate::{
     access::{Access, Grant},
@@ -99,10 +99,17 @@ impl ManagedSlot {
         [&self.active, &self.canary, &self.shadow]
     }
 
-    /// Returns the labels of the lanes that wait for a compile.
-    pub(super) fn compiling(&self) -> impl Iterator<Item = String> + '_ {
-        let waiting = self.lanes().into_iter().filter(|lane| !lane.waits_for.is_empty());
-        waiting.map(|lane| lane.file.with_extension("").display().to_string())
+    /// Returns the lanes that wait for a compile.
+    pub(super) fn compiling(&self) -> impl Iterator<Item = CompilingStatus> + '_ {
+        let lanes = Lane::ALL.into_iter().zip(self.lanes());
+        let waiting = lanes.filter(|(_, lane)| !lane.waits_for.is_empty());
+        waiting.map(|(mode, lane)| CompilingStatus {
+            slot: self.slot.kind(),
+            model: self.slot.model().map(ToString::to_string),
+            lane: mode,
+            file: lane.file.display().to_string(),
+            since_ms: lane.waits_since_ms,
+        })
     }
 
     /// Lets the next scan try files again that ended their compiler: an operator may have cleared their
@@ -139,6 +146,15 @@ impl ManagedSlot {
     }
 
     fn scan_lane(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
+        let change = self.scan_file(mode, builder);
+        let lane = self.lane(mode);
+        if lane.waits_for.is_empty() {
+            lane.waits_since_ms = 0;
+        }
+        change
+    }
+
+    fn scan_file(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.waits_for.clear();
@@ -177,7 +193,7 @@ impl ManagedSlot {
             Ok(program) => program,
             Err(BuildError::Refused(refused)) => return self.refuse(mode, Some(before), &refused),
             Err(BuildError::Pending) => {
-                self.lane(mode).waits_for = builder.compiler.asked();
+                self.lane(mode).wait_for(builder.compiler.asked());
                 return None;
             }
         };

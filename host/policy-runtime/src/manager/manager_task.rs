@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -128,7 +128,8 @@ impl ManagerTask {
 
     /// Returns the labels of the lanes that wait for a compile.
     fn compiling(&self) -> Vec<String> {
-        self.managed.iter().flat_map(ManagedSlot::compiling).collect()
+        let files = self.managed.iter().flat_map(ManagedSlot::compiling);
+        files.map(|one| Path::new(&one.file).with_extension("").display().to_string()).collect()
     }
 
     /// When the next command has waited for compiles long enough.
@@ -179,9 +180,8 @@ impl ManagerTask {
         }
         self.release_unwanted();
         self.count(&changes);
-        if !changes.is_empty() {
-            self.publish();
-        }
+        // The list of files that compile is shorter now.
+        self.publish();
         self.waiting.iter_mut().for_each(|waiting| waiting.changed.extend(changes.iter().cloned()));
         self.reply_when_idle();
     }
@@ -219,7 +219,9 @@ impl ManagerTask {
         self.release_unwanted();
         let strays = self.update_strays();
         self.count(&changes);
-        if strays || !changes.is_empty() || *self.publish.borrow() == 0 {
+        let compiling: Vec<_> = self.managed.iter().flat_map(ManagedSlot::compiling).collect();
+        let other_compiles = self.status.load().compiling != compiling;
+        if strays || other_compiles || !changes.is_empty() || *self.publish.borrow() == 0 {
             self.publish();
         }
         changes
@@ -331,6 +333,7 @@ impl ManagerTask {
             reloads: self.counts.clone(),
             history: self.history.clone(),
             strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
+            compiling: self.managed.iter().flat_map(ManagedSlot::compiling).collect(),
         }));
         self.publish.send_modify(|version| *version += 1);
     }

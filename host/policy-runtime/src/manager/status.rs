@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use pointsman_routing::{
-    Digest, Generation, GenerationHandle, LastFailure, OnlyChoice, Origin, SlotKind, Trial, World,
+    Digest, Generation, GenerationHandle, Lane, LastFailure, OnlyChoice, Origin, SlotKind, Trial, World,
 };
 use serde::Serialize;
 
@@ -24,6 +24,23 @@ pub struct ManagerStatus {
     pub history: VecDeque<ChangeRecord>,
     /// `.wasm` files in the policy directory that belong to no slot.
     pub strays: Vec<String>,
+    /// Files that are being compiled.
+    pub compiling: Vec<CompilingStatus>,
+}
+
+/// A file that is being compiled. What its lane runs stays until it is ready.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CompilingStatus {
+    /// The slot.
+    pub slot: SlotKind,
+    /// Model of the slot. `None`: all models without a slot of their own.
+    pub model: Option<String>,
+    /// The lane.
+    pub lane: Lane,
+    /// File of the lane, relative to the policy directory.
+    pub file: String,
+    /// Time at which the lane began to wait, milliseconds since the Unix epoch.
+    pub since_ms: u64,
 }
 
 /// Status of one slot.
@@ -70,6 +87,8 @@ pub struct SlotStatus {
     pub load_ms: u64,
     /// Whether a roll-back is possible.
     pub can_roll_back: bool,
+    /// Name of the policy that a roll-back restores.
+    pub previous: Option<String>,
     /// Automatic roll-backs in this slot, withdrawn trials included.
     pub rollbacks: u64,
     /// Digests of content that was rolled back. It is not tried again until the file or its settings change.

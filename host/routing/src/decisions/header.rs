@@ -101,6 +101,23 @@ pub struct Outcome {
     pub cached_predicted: Option<u32>,
     /// Cached prompt tokens as the engine reported.
     pub cached_reported: Option<u32>,
+    /// Number of prompt tokens, as routing counted or estimated them.
+    pub prompt_tokens: u32,
+    /// When the legs of the request ran.
+    pub times: LegTimes,
+}
+
+/// Times of a request's last attempts, microseconds since its first byte arrived. `None`: it did not happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LegTimes {
+    /// Time that the request waited in the admission queue.
+    pub queued: Option<u32>,
+    /// When the prefill leg was sent.
+    pub prefill_sent: Option<u32>,
+    /// When the prefill leg ended.
+    pub prefill_ended: Option<u32>,
+    /// When the leg was sent that answers.
+    pub answer_sent: Option<u32>,
 }
 
 impl DecidedBy {

@@ -245,10 +245,20 @@ impl Serialize for Outcome {
             "itl_ms": millis(self.itl), "output_tokens": self.output_tokens,
             "output_tokens_source": self.output_source, "ended_at_ms": self.ended_at_ms,
             "duration_ms": millis(Some(self.duration)),
+            "prompt_tokens": self.prompt_tokens,
+            "times_ms": {
+                "queued": from_micros(self.times.queued), "prefill_sent": from_micros(self.times.prefill_sent),
+                "prefill_ended": from_micros(self.times.prefill_ended),
+                "answer_sent": from_micros(self.times.answer_sent),
+            },
             "cached_tokens": { "predicted": self.cached_predicted, "reported": self.cached_reported },
         })
         .serialize(serializer)
     }
+}
+
+fn from_micros(time: Option<u32>) -> Option<f64> {
+    time.map(|micros| f64::from(micros) / 1e3)
 }
 
 struct Stages<'a> {

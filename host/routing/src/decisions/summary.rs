@@ -8,7 +8,7 @@ use super::{
     header::Outcome,
     record::{Costed, Record, choice, decider, plan, refused},
 };
-use crate::{ids::DecisionId, slot::Lane};
+use crate::{ids::DecisionId, receipt::ShadowResult, slot::Lane};
 
 /// A decision without its inputs. Every field is as in the whole record (docs/receipts.md).
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -29,6 +29,8 @@ pub struct DecisionSummary {
     reason: String,
     choice: Value,
     runner_up: Option<Costed>,
+    shadow: Option<ShadowResult>,
+    eligible: u32,
     plan: Value,
     refused: Value,
     took_us: f64,
@@ -46,6 +48,8 @@ impl Record {
             id: self.id,
             at_ms: header.now_us / 1_000,
             runner_up: parts.runner_up(chosen.as_ref()),
+            shadow: header.shadow,
+            eligible: header.eligible,
             model: header.model.to_string(),
             leg: header.leg,
             attempt: header.attempt,

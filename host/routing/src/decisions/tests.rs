@@ -252,6 +252,8 @@ fn outcome(output_tokens: u32) -> Outcome {
         duration: Duration::from_millis(9),
         cached_predicted: None,
         cached_reported: None,
+        prompt_tokens: 3,
+        times: LegTimes { queued: Some(1_500), ..LegTimes::default() },
     }
 }
 

@@ -3,7 +3,7 @@
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
-use super::Account;
+use super::{Account, micros};
 use crate::{openai::trace_context::Span, telemetry::metrics::CANCELLED, telemetry::traces::LegTarget};
 
 /// A leg that was sent and has not ended.
@@ -20,7 +20,14 @@ impl Account {
         let leg = target.leg;
         self.count_cancelled(leg);
         let engine = target.candidate.worker.spec().engine.as_str();
-        *self.open_leg(leg) = Some(OpenLeg { leg, engine, sent: Instant::now() });
+        let sent = Instant::now();
+        let at = Some(micros(sent - self.started));
+        if leg == Leg::Prefill {
+            (self.times.prefill_sent, self.times.prefill_ended) = (at, None);
+        } else {
+            self.times.answer_sent = at;
+        }
+        *self.open_leg(leg) = Some(OpenLeg { leg, engine, sent });
         if let Some(trace) = &mut self.trace {
             trace.leg_sent(id, target);
         }
@@ -30,7 +37,11 @@ impl Account {
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
         if let Some(OpenLeg { leg, engine, sent }) = self.open_leg(leg).take() {
             let outcome = outcome.err().unwrap_or("ok");
-            self.metrics.leg_took(leg.as_str(), engine, outcome, sent.elapsed());
+            let now = Instant::now();
+            if leg == Leg::Prefill {
+                self.times.prefill_ended = Some(micros(now - self.started));
+            }
+            self.metrics.leg_took(leg.as_str(), engine, outcome, now - sent);
         }
         if let Some(trace) = &mut self.trace {
             trace.leg_ended(leg, outcome);

@@ -18,7 +18,6 @@ impl Account {
 
     /// Adds the outcome to each recorded decision of this request.
     fn record(&self) {
-        let Some(decisions) = &self.decisions else { return };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let outcome = Recorded {
             status: self.outcome.status,
@@ -32,7 +31,13 @@ impl Account {
             duration: self.started.elapsed(),
             cached_predicted: self.predicted.then_some(self.predicted_tokens),
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
+            prompt_tokens: self.prompt_tokens,
+            times: self.times,
         };
+        if !self.is_recorded() {
+            self.metrics.unrouted.push(&self.request_id, &self.model, &outcome);
+        }
+        let Some(decisions) = &self.decisions else { return };
         for id in self.refusals.iter().filter_map(|refused| refused.id) {
             decisions.outcome(id, outcome);
         }
@@ -44,6 +49,13 @@ impl Account {
                 decisions.outcome(id, Recorded { retried, ..outcome });
             }
         }
+    }
+
+    /// Whether any decision of this request is recorded.
+    fn is_recorded(&self) -> bool {
+        let plan = self.decode_override.as_ref().and_then(|decided| decided.id);
+        let legs = || self.receipts.iter().any(|receipt| receipt.id.is_some());
+        plan.is_some() || legs() || self.refusals.iter().any(|refused| refused.id.is_some())
     }
 
     /// Queues the outcome for policies that learn.
@@ -84,6 +96,7 @@ impl Account {
                 is_shed: false,
                 agrees: shadow.map(|shadow| shadow.agrees),
                 blocks: receipt.cached_known.then(|| blocks(receipt.cached_blocks)),
+                is_failed: self.outcome.status >= 500,
                 times: if is_served && !retried { times } else { Default::default() },
             };
             stats.note(&self.model, receipt.slot, receipt.lane, &decided);

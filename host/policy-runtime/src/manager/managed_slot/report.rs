@@ -80,6 +80,7 @@ impl ManagedSlot {
             since_ms: self.active.since_ms,
             load_ms: self.active.load_ms,
             can_roll_back: self.previous.is_some(),
+            previous: self.slot.previous().filter(|_| self.previous.is_some()).as_ref().map(program_name),
             rollbacks: self.rollbacks,
             quarantined: self.quarantined(),
             refusals: self.refusals.clone(),

@@ -1,0 +1,69 @@
+// Numbers, times and names as the page shows them.
+
+const NONE = "–";
+const isNone = (value) => value === null || value === undefined || Number.isNaN(value);
+
+/** A number with a fixed count of digits after the point. */
+export const number = (value, digits = 0) =>
+  isNone(value) ? NONE : Number(value).toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
+
+/** A time in milliseconds as its figure and its unit. */
+export function timeParts(value) {
+  if (isNone(value)) return [NONE, ""];
+  if (value >= 9_995) return [number(value / 1e3, 1), "s"];
+  if (value >= 999.5) return [number(value / 1e3, 2), "s"];
+  if (value >= 20) return [number(value), "ms"];
+  return value >= 1 || value === 0 ? [number(value, value === 0 ? 0 : 1), "ms"] : [number(value * 1e3), "µs"];
+}
+
+export const millis = (value) => timeParts(value).filter(Boolean).join(" ");
+export const micros = (value) => (isNone(value) ? NONE : millis(value / 1e3));
+
+/** A share as per cent. */
+export function percent(share, digits = 0) {
+  if (isNone(share)) return NONE;
+  const scale = 10 ** digits;
+  const exact = Math.round(share * 100 * scale) / scale;
+  // What is not all is not shown as 100 %.
+  return `${number(exact === 100 && share < 1 ? 100 - 1 / scale : exact, exact === 0 || (exact === 100 && share >= 1) ? 0 : digits)} %`;
+}
+
+/** A factor, as in "9.6×". */
+export const times = (value) => (isNone(value) ? NONE : `${number(value, value < 10 ? 1 : 0)}×`);
+
+export const clock = (at) => new Date(at).toLocaleTimeString("en-GB");
+export const minute = (at) => clock(at).slice(0, 5);
+
+/** How long ago something was. */
+export function age(ms) {
+  if (ms < 90e3) return `${number(ms / 1e3)} s`;
+  if (ms < 90 * 60e3) return `${number(ms / 60e3)} min`;
+  return ms < 48 * 3600e3 ? `${number(ms / 3600e3)} h` : `${number(ms / 86400e3)} days`;
+}
+
+export const plural = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+const shortId = (id) => (String(id).length > 10 ? `${String(id).slice(0, 8)}…` : String(id));
+export const digest = (text) => (text ? String(text).slice(0, 8) : "");
+export const address = (url) => String(url).replace(/^https?:\/\//, "").replace(/\/+$/, "");
+
+/** Characters of a worker's name: longer ones would push other columns away. */
+const MAX_NAME = 24;
+
+/** Returns names of workers by id: a short id, else the end of the address, else the beginning of the id. */
+export function names(workers) {
+  const short = ({ url }) => {
+    const text = address(url);
+    return text.length > MAX_NAME ? `…${text.slice(1 - MAX_NAME)}` : text;
+  };
+  const uses = new Map();
+  for (const worker of workers) uses.set(short(worker), (uses.get(short(worker)) ?? 0) + 1);
+  const name = (worker) => (worker.id.length <= 10 || uses.get(short(worker)) > 1 ? shortId(worker.id) : short(worker));
+  return new Map(workers.map((worker) => [worker.id, name(worker)]));
+}
+
+/** Parses JSON; whole numbers that a double cannot hold (ids have 64 bits) become text. */
+export function parse(text) {
+  const exact = (_, value, context) =>
+    typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER && context?.source ? context.source : value;
+  return JSON.parse(text, exact);
+}

@@ -1,0 +1,69 @@
+// The lanes of a slot side by side, with the figures of an hour or less.
+import { spark } from "./charts.js";
+import { askEnd, askPromote, askRollBack } from "./dialogs.js";
+import { button, chip, make } from "./dom.js";
+import { clock, millis, number, percent } from "./format.js";
+import { callText } from "./overview.js";
+import { store } from "./store.js";
+import { tip } from "./tips.js";
+
+const LANES = ["active", "canary", "shadow"];
+const isSet = (value) => value !== null && value !== undefined;
+
+/** The rows: label, value of a lane, how to show it, and whether a higher value is better (null: neither). */
+const ROWS = [
+  [tip.bind(null, "decisions", "decisions"), (lane) => lane.decisions, number],
+  [tip.bind(null, "failed", "success"), (lane) => (served(lane) ? 1 - lane.failed / lane.decisions : null), (value) => percent(value, 2), true],
+  [tip.bind(null, "ttft", "TTFT p50"), (lane) => lane.ttft_ms?.p50, millis, false],
+  [() => "TTFT p90", (lane) => lane.ttft_ms?.p90, millis, false],
+  [() => "TTFT p99", (lane) => lane.ttft_ms?.p99, millis, false],
+  [tip.bind(null, "itl", "ITL p50"), (lane) => lane.itl_ms?.p50, millis, false],
+  [() => "ITL p99", (lane) => lane.itl_ms?.p99, millis, false],
+  [tip.bind(null, "hit", "predicted hits"), (lane) => lane.predicted_hit_rate, (value) => percent(value), true],
+  [tip.bind(null, "agree", "agreement"), (lane) => (lane.lane === "shadow" ? lane.agreement : null), (value) => percent(value)],
+  [tip.bind(null, "fallback", "fallbacks"), (lane) => (lane.decisions && lane.lane !== "shadow" ? lane.fallbacks / lane.decisions : null), (value) => percent(value, 2), false],
+  [tip.bind(null, "shed", "refused by it"), (lane) => lane.sheds, number],
+  [tip.bind(null, "call", "call p99"), (lane) => lane.call_p99_us, null],
+];
+const served = ({ lane, decisions }) => lane !== "shadow" && decisions > 0;
+
+/** The lanes of a slot: `status` of `/policies`, `lanes` of `/decisions/summary`. */
+export function lanesTable(status, lanes) {
+  const shown = LANES.map((name) => lanes.find(({ lane }) => lane === name)).filter(Boolean);
+  const active = shown.find(({ lane }) => lane === "active");
+  const heads = shown.map((lane) => laneHead(status, lane));
+  const minutes = shown.map(({ lane, decisions_by_minute: counts }) => make("td", null, byMinute(counts, lane)));
+  const rows = ROWS.map(([label, value, format, better]) => make("tr", null, make("td", null, label()), shown.map((lane) => make("td", null, format ? format(value(lane)) : callText(lane), difference(value(active ?? {}), value(lane), lane, better)))));
+  return make("table.lanes", null, make("thead", null, make("tr", null, make("th"), heads)), make("tbody", null, make("tr", null, make("td", null, "by minute"), minutes), rows));
+}
+
+function byMinute(counts, lane) {
+  const now = Date.now(), at = counts.map((_, place) => now - (counts.length - 1 - place) * 60e3);
+  return spark({ at, lines: [counts], now, label: `Decisions of ${lane} by minute`, kind: ".mini" });
+}
+
+function laneHead(status, { lane, generation, policy, native }) {
+  const runs = lane === "active" ? status : status?.[lane];
+  const since = runs ? `since ${clock(runs.since_ms).slice(0, 5)}` : "ended";
+  const canary = status?.canary ? status.canary.share : 0;
+  const part = { active: `${percent(1 - canary)} of sessions`, canary: `${percent(canary)} of sessions`, shadow: `asked for ${percent(status?.shadow?.share ?? 0)}` }[lane];
+  const commands = [];
+  if (store.hello.may_change && runs) {
+    if (lane === "active") commands.push(status.can_roll_back && button("sub", "Roll back …", () => askRollBack(status)));
+    else commands.push(button(lane === "canary" ? "sub.main" : "sub", "Promote …", () => askPromote(status, lane), { "data-key": `promote ${lane}` }), button("sub", "End …", () => askEnd(status, lane), { "data-key": `end ${lane}` }));
+  }
+  return make("th", { "data-lane": lane }, chip(lane, lane), make("b.name", null, runs ? `${runs.policy} @${runs.generation}` : `${policy ?? native ?? "native"}${generation === null ? "" : ` @${generation}`}`), make("small", null, `${since}${runs ? ` · ${part}` : ""}`), make("div.buttons", null, commands));
+}
+
+/** The difference of a trial from the active lane: of shares in points, of times in per cent. */
+function difference(base, value, { lane }, better) {
+  if (lane === "active" || better === undefined || !isSet(base) || !isSet(value)) return null;
+  const text = better ? signed((value - base) * 100, 2, "") : base ? signed((100 * (value - base)) / base, 0, " %") : "";
+  return text && make(`small.${(value > base) === better ? "good" : "warn"}`, null, text);
+}
+
+/** A difference with its sign; nothing when it rounds to 0. */
+function signed(value, digits, unit) {
+  const text = number(Math.abs(value), Math.abs(value) < 1 ? digits : 0);
+  return Number(text) === 0 ? "" : `${value > 0 ? "+" : "−"}${text}${unit}`;
+}

@@ -1,0 +1,164 @@
+// One decision: its sentences, its candidates with their facts, and what made up each cost.
+import { apart, chip, button, dim, link, make, table } from "./dom.js";
+import { micros, number, percent } from "./format.js";
+import { nameOf, rankName, slotHref, slotName, store, sameSlot } from "./store.js";
+import { tip } from "./tips.js";
+
+/** Candidates that are shown before the others are asked for. */
+const FIRST = 10;
+/** Columns of facts. */
+const MAX_FACTS = 5;
+const PARTS = ["compute", "before", "heldBar", "active"];
+const PART_NAMES = { compute: "to compute", before: "waiting before it", heldBar: "held", active: "requests" };
+
+const whole = (value) => number(value);
+/** Facts with a name and a format of their own, in the order of the columns. */
+const FACTS = [
+  ["cached-blocks-device", "cached blocks", whole, "hit"], ["cached-blocks-host", "in host memory", whole], ["cached-blocks-disk", "on disk", whole],
+  ["active-prefill-tokens", "tokens waiting", whole, "waiting"], ["decode-blocks", "blocks held", whole, "held"], ["active-requests", "in flight", whole],
+  ["engine-queue", "engine queue", whole], ["kv-usage", "KV in use", (value) => percent(Number(value)), "kv"],
+  ["ttft-ewma-us", "TTFT there", micros, "workerTtft"], ["itl-ewma-us", "ITL there", micros, "workerItl"], ["error-ppm", "errors", (value) => percent(value / 1e6, 1), "errors"],
+];
+
+/** Returns the facts of each candidate, by row. */
+function factsOf(receipt) {
+  const facts = receipt.candidates.map(() => ({}));
+  for (const stage of receipt.stages) {
+    const rows = stage.kept ?? receipt.candidates.map((_, row) => row);
+    for (const [name, values] of Object.entries(stage.workers ?? {})) {
+      const exact = stage.workers[`${name}_text`] ?? values;
+      if (Array.isArray(values)) exact.forEach((value, place) => { if (facts[rows[place]]) facts[rows[place]][name] = value; });
+    }
+  }
+  return facts;
+}
+
+/** The parts of a cost of kv-aware in blocks, by its formula; null when they do not add up to the cost. */
+export function costParts(receipt, facts, cost) {
+  const stage = receipt.stages.find(({ policy }) => policy === "kv-aware");
+  if (!stage || cost === null || cost === undefined) return null;
+  const of = (name) => Number(stage.request[name] ?? 0);
+  const own = (name) => Number(facts[name] ?? 0);
+  const block = Math.max(1, of("block-size")), prompt = of("prompt-tokens") / block;
+  const cached = of("overlap-score-credit") * own("cached-blocks-device") + of("host-cache-credit") * own("cached-blocks-host") + of("disk-cache-credit") * own("cached-blocks-disk");
+  const held = own("decode-blocks");
+  let parts;
+  if (of("track-prefill-tokens")) {
+    const all = of("prefill-load-scale") * Math.max(0, own("active-prefill-tokens") / block + prompt - cached);
+    const compute = Math.min(all, of("prefill-load-scale") * Math.max(0, prompt - cached));
+    parts = { compute, before: all - compute, heldBar: held };
+  } else {
+    parts = { compute: 0, before: 0, heldBar: of("overlap-score-credit") > 0 ? Math.max(0, held - cached) : held };
+  }
+  parts.active = of("active-request-weight") * own("active-requests");
+  const liked = Math.exp(-Math.tanh(own("taint-preference")));
+  for (const part of PARTS) parts[part] *= liked;
+  const sum = PARTS.reduce((total, part) => total + parts[part], 0);
+  return Math.abs(sum - cost) <= 0.01 * Math.max(1, Math.abs(cost)) ? parts : null;
+}
+
+/** The candidates as rows, the chosen one first and then by cost. */
+export function candidates(receipt) {
+  const facts = factsOf(receipt);
+  const [other, otherRank] = receipt.shadow?.choice_text ?? receipt.shadow?.choice ?? [];
+  const rows = receipt.candidates.map((candidate, row) => {
+    const [worker, rank] = receipt.candidates_text?.[row] ?? candidate;
+    const place = receipt.left ? receipt.left.indexOf(row) : row;
+    const cost = place < 0 ? null : receipt.costs?.[place] ?? null;
+    return {
+      worker: String(worker), rank: Number(rank), cost, facts: facts[row], parts: costParts(receipt, facts[row], cost), filtered: place < 0,
+      chosen: receipt.choice?.row === row, second: receipt.runner_up?.row === row, shadow: other !== undefined && String(other) === String(worker) && Number(otherRank) === Number(rank),
+    };
+  });
+  const order = (row) => (row.chosen ? -Infinity : row.filtered ? Infinity : row.cost ?? 1e30);
+  return rows.sort((a, b) => order(a) - order(b));
+}
+
+/** Which facts the candidates' table shows: those of which something is known. */
+function shownFacts(rows) {
+  const some = (name) => rows.some(({ facts }) => facts[name] !== undefined && Number(facts[name]) !== 0);
+  const known = FACTS.filter(([name]) => some(name));
+  const named = new Set(FACTS.map(([name]) => name));
+  const others = [...new Set(rows.flatMap(({ facts }) => Object.keys(facts)))]
+    .filter((name) => !named.has(name) && some(name) && !/-known$|^worker-id|^dp-rank|^load-age|^local-prefill|^total-blocks/.test(name))
+    .map((name) => [name, name.replaceAll("-", " "), (value) => (typeof value === "number" ? number(value, Number.isInteger(value) ? 0 : 2) : String(value))]);
+  return [...known, ...others].slice(0, MAX_FACTS);
+}
+
+function costBar({ cost, parts }, top, low) {
+  const bar = make("div.bar", { "aria-hidden": "true" });
+  if (parts) {
+    for (const part of PARTS) if (parts[part] > 0) bar.append(make(`i.${part}`, { title: `${PART_NAMES[part]} ${number(parts[part], 1)}`, style: { width: `${(100 * parts[part]) / top}%` } }));
+  } else if (cost !== null) {
+    bar.append(make("i.plain", { style: { width: `${Math.max(1, (100 * (cost - low)) / (top - low || 1))}%` } }));
+  }
+  return make("div.cost", null, bar, make("b", null, number(cost, Math.abs(cost) < 10 ? 2 : 1)));
+}
+
+function candidateTable(receipt, rows, decode) {
+  const costs = rows.map(({ cost }) => cost).filter((cost) => cost !== null);
+  const [low, top] = [Math.min(0, ...costs), Math.max(1e-9, ...costs)];
+  const facts = shownFacts(rows);
+  const node = apart(make("div"));
+  const row = (one) => make(`tr${one.chosen ? ".pick" : ""}`, null,
+    make("td.name", null, link(`#worker/${one.worker}`, make("b", null, `${nameOf(one.worker)}/${one.rank}`)), one.chosen && chip("active", "chosen"), one.second && chip("plain", "runner-up"),
+      one.shadow && chip("shadow", "shadow’s choice"), one.filtered && chip("plain", "filtered out")),
+    costs.length > 0 && make("td.bars", null, costBar(one, top, low)),
+    facts.map(([name, label, format]) => make("td.n", { "data-label": label }, one.facts[name] === undefined ? "–" : format(one.facts[name]))));
+  const show = (count) => {
+    const heads = ["worker/rank", ...(costs.length ? [tip("cost", "cost")] : []), ...facts.map(([, label, , key]) => ["n", key ? tip(key, label) : label])];
+    const more = rows.length - count;
+    node.replaceChildren(table("rows.candidates", heads, rows.slice(0, count).map(row)), more > 0 ? make("p.quiet", null, button("sub", `show all ${number(rows.length)} candidates`, () => show(rows.length))) : "");
+  };
+  show(Math.min(FIRST, rows.length));
+  return node;
+}
+
+const TITLES = { prefill: "Prefill leg", decode: "Decode leg", aggregated: "Answer by one worker" };
+
+/** The card of a receipt. */
+export function receiptCard(receipt) {
+  const slot = { slot: receipt.slot, model: store.slots.slots.find((one) => one.slot === receipt.slot && one.model === receipt.model)?.model ?? null };
+  const status = store.slots.slots.find((one) => sameSlot(one, slot));
+  const took = `decided in ${micros(receipt.took_us)}`;
+  const title = receipt.plan ? "Plan" : `${TITLES[receipt.leg]}${receipt.attempt ? `, attempt ${receipt.attempt + 1}` : ""}`;
+  const rows = candidates(receipt);
+  const parts = rows.some((row) => row.parts);
+  const used = PARTS.filter((part) => rows.some((row) => row.parts?.[part] > 0));
+  return make("section.card.flush", { "data-decision": receipt.id },
+    make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation} · ${took}`)),
+    make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ")),
+    parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, "in blocks")),
+    rows.length > 0 && !receipt.plan && [candidateTable(receipt, rows), receipt.costs?.length ? null : make("p.quiet", null, "Costs are not recorded: a selector tells them only when a request asks for an explanation.")],
+    others(receipt, status, slot));
+}
+
+/** What the trials of the slot would have chosen. */
+function others(receipt, status, slot) {
+  const lines = [];
+  const line = (kind, label, ...text) => lines.push(chip(kind, label), make("p", null, ...text));
+  const { shadow } = receipt;
+  if (shadow) {
+    const [worker, rank] = shadow.choice_text ?? shadow.choice ?? [];
+    const policy = status?.shadow?.generation === shadow.generation ? `${status.shadow.policy} ` : "It ";
+    const asked = status?.shadow ? status.shadow.agree + status.shadow.disagree + status.shadow.failed : 0;
+    const rate = asked ? link(slotHref(slot), `it agrees in ${percent(status.shadow.agree / asked)} of its decisions`) : "";
+    const cost = dearer(receipt, worker, rank);
+    if (worker === undefined) line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen nobody.`);
+    else if (shadow.agrees) line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen the same worker.`);
+    else line("shadow", `shadow @${shadow.generation}`, `${policy}would have chosen `, make("b", null, rankName(worker, Number(rank))), cost, ". Whether that would have been faster is not known", rate ? "; " : "", rate, ".");
+  }
+  if (status?.canary && receipt.mode === "active") line("canary", `canary @${status.canary.generation}`, "was not asked: this request is in the active lane.");
+  return lines.length ? make("div.others", null, lines) : null;
+}
+
+function dearer(receipt, worker, rank) {
+  const row = receipt.candidates.findIndex(([one, other]) => String(one) === String(worker) && Number(other) === Number(rank));
+  const place = receipt.left ? receipt.left.indexOf(row) : row;
+  const cost = receipt.costs?.[place];
+  if (row < 0 || cost === undefined || receipt.choice?.cost === undefined || receipt.choice.cost === null) return "";
+  return `: ${number(cost - receipt.choice.cost, 2)} dearer by the costs of the active policy`;
+}
+
+/** A receipt as text: one line for each list of numbers, so that a matrix of facts reads by rows. */
+export const receiptText = (receipt) => JSON.stringify(receipt, null, 2).replace(/\[\s+([^[\]{}]*?)\s+\]/g, (_, inner) => `[${inner.replace(/\s+/g, " ")}]`);

@@ -1,0 +1,204 @@
+// Requests, put together from the decisions of their legs, and their rows.
+import { apart, chip, make, setAttribute, setText, table } from "./dom.js";
+import { clock, millis, number, percent } from "./format.js";
+import { idOf, nameOf, rankName } from "./store.js";
+import { tip } from "./tips.js";
+
+const LEGS = ["prefill", "decode", "aggregated"];
+/** A wait in the queue from this on is worth knowing, milliseconds. */
+const LONG_WAIT = 50;
+
+/**
+ * Puts decisions, newest first, together to requests. A client may use one id for several requests: a first attempt
+ * at a leg that the request has already begins another one.
+ */
+export function group(decisions) {
+  const open = new Map();
+  const requests = [];
+  for (const one of [...decisions].reverse()) {
+    const part = one.plan ? "plan" : one.refused ? "refused" : one.leg;
+    let request = open.get(one.request_id);
+    if (!request || (one.attempt === 0 && request.parts.has(part)) || (request.ended !== undefined && one.outcome && request.ended !== one.outcome.ended_at_ms)) {
+      request = { request_id: one.request_id, model: one.model, at_ms: one.at_ms, decisions: [], parts: new Set() };
+      open.set(one.request_id, request);
+      requests.push(request);
+    }
+    request.parts.add(part);
+    request.decisions.push(one);
+    if (one.outcome) request.ended = one.outcome.ended_at_ms;
+  }
+  return requests.reverse().map(describe);
+}
+
+/** Returns what a row shows of a request. */
+function describe({ request_id, model, at_ms, decisions }) {
+  const last = (test) => decisions.findLast(test) ?? null;
+  const legs = Object.fromEntries(LEGS.map((leg) => [leg, last((one) => one.leg === leg && one.choice && !one.plan)]));
+  const outcome = last((one) => one.outcome && !one.outcome.retried)?.outcome ?? last((one) => one.outcome)?.outcome ?? null;
+  const refused = last((one) => one.refused)?.refused ?? null;
+  const shed = decisions.some((one) => one.plan?.word === "shed");
+  return {
+    id: decisions[0].id, request_id, model, at_ms, outcome, ids: decisions.map((one) => one.id),
+    workers: LEGS.filter((leg) => legs[leg]).map((leg) => ({ leg, id: idOf(legs[leg].choice), rank: legs[leg].choice.dp_rank })),
+    state: stateOf(outcome, refused, shed), notes: notesOf(decisions, outcome), canary: decisions.some((one) => one.mode === "canary"),
+    words: [...new Set(decisions.flatMap((one) => [one.slot, one.policy ?? "native", one.decider.by, one.decider.reason, one.reason]))].filter(Boolean).join(" "),
+  };
+}
+
+/** Kind and text of an outcome. A request that was refused has ended, whether or not an outcome is recorded. */
+function stateOf(outcome, refused, shed) {
+  if (!outcome && refused) return ["refused", refused.code];
+  if (!outcome && shed) return ["refused", "shed"];
+  if (!outcome) return ["open", "in flight"];
+  const { status, code } = outcome;
+  if (status < 400) return ["ok", "ok"];
+  return [status >= 500 ? "failed" : "refused", `${status} ${code.replaceAll("_", " ")}`];
+}
+
+function notesOf(decisions, outcome) {
+  const notes = [];
+  const counts = decisions.filter((one) => one.attempt > 0).length;
+  if (counts) notes.push(`${counts + 1} attempts`);
+  const fallback = decisions.find((one) => one.decider.by === "fallback");
+  if (fallback) notes.push(`${fallback.leg}: fallback, ${fallback.decider.reason.replaceAll("_", " ")}`);
+  const waited = outcome?.times_ms?.queued;
+  if (waited >= LONG_WAIT) notes.push(`waited ${millis(waited)} in the queue`);
+  if (decisions.some((one) => one.plan?.word === "local")) notes.push("prefilled on the decode worker");
+  const other = decisions.find((one) => one.shadow?.agrees === false && one.shadow.choice && !one.plan);
+  if (other) {
+    const [worker, rank] = other.shadow.choice_text ?? other.shadow.choice;
+    notes.push(`shadow would have chosen ${rankName(worker, Number(rank))}`);
+  }
+  const refused = decisions.find((one) => one.refused?.detail);
+  if (refused) notes.push(refused.refused.detail);
+  const bound = decisions.find((one) => ["pin", "session"].includes(one.decider.by));
+  if (bound && notes.length < 2) notes.push(`${bound.leg} by ${bound.decider.by}`);
+  if (outcome?.status === 499) notes.push("the client left");
+  return notes;
+}
+
+/** Requests without a decision, in the form of the others. */
+export const unrouted = (list) => list.map(({ request_id, model, outcome }) => ({
+  id: null, request_id, model, at_ms: outcome.ended_at_ms - outcome.duration_ms, outcome, ids: [], workers: [],
+  state: stateOf(outcome), notes: [], canary: false, words: "",
+}));
+
+/** The phases of a request: `{ kind, from, to }` in milliseconds since its first byte. */
+export function phases(outcome) {
+  if (!outcome?.times_ms) return [];
+  const { ttft_ms: first, duration_ms: end, times_ms: { queued, prefill_sent: prefill, prefill_ended: filled, answer_sent: answer } } = outcome;
+  const began = prefill ?? answer;
+  const found = [];
+  const add = (kind, from, to) => to > from && found.push({ kind, from, to });
+  const wait = Math.max(0, (began ?? end) - (queued ?? 0));
+  if (began !== null) add("gateway", 0, wait);
+  if (queued !== null) add("queue", wait, began ?? end);
+  if (began === null) return found;
+  if (prefill !== null) {
+    add("prefill", prefill, filled ?? end);
+    if (first !== null && filled !== null) add("transfer", filled, first);
+    if (answer !== null) add("decode", first ?? Math.max(answer, filled ?? 0), end);
+  } else if (first === null) {
+    add("whole", answer, end);
+  } else {
+    add("prefill", answer, first);
+    add("decode", first, end);
+  }
+  return found;
+}
+
+const PHASES = { gateway: "reading and routing", queue: "queue", prefill: "prefill", transfer: "transfer", decode: "decode", whole: "prefill and decode" };
+
+/** The colour of each phase. */
+const COLOURS = { gateway: "--f2", queue: "--four", prefill: "--one", whole: "--one", transfer: "--two", decode: "--three" };
+
+/** Shows the phases of a request as one bar: one property, because many rows change every second. */
+function setStrip(node, outcome, scale) {
+  const list = phases(outcome);
+  const text = list.map(({ kind, from, to }) => `${PHASES[kind]} ${millis(to - from)}`).join(", ");
+  setAttribute(node, "aria-label", text || "nothing measured");
+  setAttribute(node, "title", text);
+  node.hidden = !list.length;
+  const at = (ms) => `${Math.min(100, (100 * ms) / scale).toFixed(1)}%`;
+  const stops = list.map(({ kind, from, to }) => `var(--sunk) 0 ${at(from)}, var(${COLOURS[kind]}) 0 ${at(to)}`);
+  node.style.setProperty("background", `linear-gradient(90deg, ${[...stops, "var(--sunk) 0"].join(", ")})`);
+}
+
+/** Whether a request matches every word of a filter. */
+export function matches(request, words) {
+  if (!words.length) return true;
+  const workers = request.workers.flatMap(({ id, leg }) => [id, nameOf(id), leg]);
+  const text = [request.request_id, request.id, request.model, ...request.state, ...workers, ...request.notes, request.words, request.canary ? "canary" : ""].join(" ").toLowerCase();
+  return words.every((word) => text.includes(word));
+}
+
+const HEADS = () => ["time", "outcome", tip("flow", "where the time went"), ["n", tip("rowTtft", "TTFT")], ["n", tip("rowItl", "ITL")], ["n", tip("tokens", "tokens")], ["n", tip("cached", "cached")], "workers", "worth knowing"];
+
+/** A table of requests. `show(requests, empty)` puts others into its rows, which stay. */
+export function requestTable() {
+  const body = make("tbody"), none = make("td", { colspan: 9 });
+  const node = apart(table("rows.requests", HEADS()));
+  node.replaceChild(body, node.querySelector("tbody"));
+  const empty = make("tr.none", null, none);
+  const rows = [];
+  node.show = (requests, text) => {
+    const scale = Math.max(1, ...requests.map(({ outcome }) => outcome?.duration_ms ?? 0));
+    while (rows.length < requests.length) rows.push(requestRow());
+    const shown = body.children.length - (empty.parentNode === body ? 1 : 0);
+    if (shown !== requests.length || !requests.length) body.replaceChildren(...(requests.length ? rows.slice(0, requests.length) : [empty]));
+    setText(none, text);
+    requests.forEach((request, place) => setRow(rows[place], request, scale));
+  };
+  return node;
+}
+
+function requestRow() {
+  const cell = (kind, ...content) => make(`td.${kind}`, null, content);
+  return make("tr", null, cell("when", make("a.hit")), cell("what", make("span.st")), cell("where", make("span.flow", { role: "img" })), cell("ttft.n"), cell("itl.n"), cell("tokens.n"),
+    cell("cached.n", make("span"), make("span.dim")), cell("route"), cell("note", chip("canary", "canary"), make("span.dim")));
+}
+
+function setRow(row, { id, at_ms: at, state: [kind, text], outcome, workers, notes, canary }, scale) {
+  const [when, what, where, ttft, itl, tokens, cached, route, note] = row.children;
+  row.className = id ? "go" : "";
+  const [link] = when.children, [state] = what.children, [reported, predicted] = cached.children, [chipped, told] = note.children;
+  setAttribute(link, "href", id ? `#request/${id}` : null);
+  setText(link, clock(at));
+  state.className = `st ${kind}`;
+  setText(state, text);
+  setStrip(where.children[0], outcome, scale);
+  setText(ttft, millis(outcome?.ttft_ms));
+  setText(itl, millis(outcome?.itl_ms));
+  setText(tokens, outcome ? `${number(outcome.prompt_tokens)} → ${number(outcome.output_tokens)}` : "–");
+  const hit = outcome?.cached_tokens ?? {};
+  setText(reported, number(hit.reported));
+  setText(predicted, typeof hit.reported === "number" && typeof hit.predicted === "number" && hit.reported !== hit.predicted ? ` (${number(hit.predicted)})` : "");
+  setText(route, routeOf(workers));
+  route.className = workers.length ? "route" : "route dim";
+  chipped.hidden = !canary;
+  setText(told, notes.slice(0, 2).join(" · "));
+  note.className = canary || notes.length ? "note" : "note bare";
+  setAttribute(note, "title", notes.join(" · "));
+}
+
+/** The workers of a request: prefill → decode. */
+function routeOf(workers) {
+  if (!workers.length) return "not routed";
+  const names = workers.map(({ id, rank }) => rankName(id, rank));
+  return workers.length === 1 && workers[0].leg !== "aggregated" ? `${workers[0].leg} ${names[0]}` : names.join(" → ");
+}
+
+/** The share of prompt tokens that requests found cached: reported and predicted. */
+export function hits(requests) {
+  const sums = { prompt: 0, reported: 0, predicted: 0 };
+  for (const { outcome } of requests) {
+    const { predicted, reported } = outcome?.cached_tokens ?? {};
+    if (!outcome?.prompt_tokens || reported === null || reported === undefined) continue;
+    sums.prompt += outcome.prompt_tokens;
+    sums.reported += reported;
+    sums.predicted += predicted ?? 0;
+  }
+  return sums.prompt ? { reported: Math.min(1, sums.reported / sums.prompt), predicted: Math.min(1, sums.predicted / sums.prompt) } : null;
+}
+
+export const share = (part, whole) => (whole ? percent(part / whole) : "–");

@@ -1,0 +1,135 @@
+// What the gateway told last, and what follows from it.
+import { address, names } from "./format.js";
+
+export const store = {
+  hello: {}, slots: { slots: [], history: [], strays: [], compiling: [] }, stats: null, minutes: [],
+  decisions: [], unrouted: [], recording: true, workers: [], byId: new Map(), names: new Map(), known: new Set(),
+};
+
+/** From this multiple of an even share on a worker is worth a look; from the second on it stands out. */
+export const HOT = [3, 6];
+/** Legs below which a share means nothing. */
+const MIN_LEGS = 40;
+/** From this share of failed legs on a worker is worth a look. */
+const MANY_ERRORS = 50_000;
+
+export const nameOf = (id) => store.names.get(String(id)) ?? String(id).slice(0, 10);
+/** The name of a worker in a sentence. */
+export function called(id, first) {
+  const name = nameOf(id);
+  return /^[\d…]+$/.test(name) ? `${first ? "Worker" : "worker"} ${name}` : name;
+}
+export const rankName = (worker, rank) => nameOf(worker) + (rank ? `/${rank}` : "");
+export const idOf = (who) => String(who.worker_text ?? who.worker);
+export const isOut = (worker) => worker.out !== null;
+
+/** Takes an event. */
+export function take(kind, data) {
+  store.known.add(kind);
+  if (kind === "hello") store.hello = data;
+  if (kind === "slots") store.slots = data;
+  if (kind === "stats") store.stats = data;
+  if (kind === "hour") store.minutes = data.minutes;
+  if (kind === "decisions") Object.assign(store, { decisions: data.decisions, unrouted: data.unrouted, recording: data.on });
+  if (kind === "fleet") takeFleet(data);
+}
+
+function takeFleet({ columns, workers: rows }) {
+  const workers = rows.map((row) => Object.fromEntries(columns.map((column, place) => [column, row[place]])));
+  store.names = names(workers);
+  for (const role of new Set(workers.map((worker) => worker.role))) {
+    const all = workers.filter((worker) => worker.role === role);
+    const eligible = all.filter((worker) => !isOut(worker));
+    const legs = eligible.reduce((sum, worker) => sum + worker.legs, 0);
+    const busiest = Math.max(1, ...all.map((worker) => worker.in_flight));
+    for (const worker of all) {
+      worker.share = legs && !isOut(worker) ? (worker.legs * eligible.length) / legs : 0;
+      worker.part = legs ? worker.legs / legs : 0;
+      worker.peers = eligible.length;
+      worker.load = worker.in_flight / (worker.limit || busiest);
+    }
+  }
+  store.workers = workers;
+  store.byId = new Map(workers.map((worker) => [worker.id, worker]));
+}
+
+export const ofRole = (role) => store.workers.filter((worker) => worker.role === role);
+export const roles = () => ["prefill", "decode", "aggregated"].filter((role) => ofRole(role).length);
+
+/** Whether a worker gets far more than its share: many times the mean, or nearly everything of a small role. */
+const isSkewed = ({ legs, part, peers, share }) => peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
+
+/** Why a worker is worth a look: `{ worker, kind, text, more }`, the first of each kind. */
+export function notable() {
+  const found = [];
+  const first = (list, kind, text) => list.length && found.push({ worker: list[0], kind, text: text(list[0]), more: list.length - 1 });
+  const by = (value) => (a, b) => value(b) - value(a);
+  const all = store.workers;
+  first(all.filter(isSkewed).sort(by((worker) => worker.share)), "warn", (worker) =>
+    worker.part >= 0.9 ? `gets ${Math.round(worker.part * 100)} % of all ${worker.role} legs` : `${worker.share.toFixed(1)} times an even share of ${worker.role} legs`);
+  first(all.filter((worker) => !isOut(worker) && worker.error_ppm >= MANY_ERRORS).sort(by((worker) => worker.error_ppm)), "bad", (worker) => `${(worker.error_ppm / 1e4).toFixed(1)} % of its legs failed`);
+  const out = all.filter(isOut);
+  for (const state of new Set(out.map((worker) => worker.out))) {
+    const text = ({ out: why, reason, in_flight: left }) => `${why.replaceAll("_", " ")}${reason ? `: ${reason}` : why === "draining" ? `, ${left} requests left` : ""}`;
+    first(out.filter((worker) => worker.out === state), ["draining", "leaving", "paused"].includes(state) ? "dim" : "bad", text);
+  }
+  return found;
+}
+
+export const slotName = ({ slot, model }) => slot + (model ? ` of ${model}` : "");
+export const slotHref = ({ slot, model }) => `#slot/${slot}${model ? `/${encodeURIComponent(model)}` : ""}`;
+export const sameSlot = (a, b) => a.slot === b.slot && (a.model ?? null) === (b.model ?? null);
+
+/** Refusals of a slot that no later change of their lane has settled. */
+export function openRefusals(slot) {
+  const settled = ({ lane, at_ms: at }) => store.slots.history.some((change) =>
+    sameSlot(change, slot) && change.lane === lane && change.at_ms >= at && ["installed", "promoted", "removed"].includes(change.result));
+  return slot.refusals.filter((one) => !settled(one)).reverse();
+}
+
+/** Marks of changes that are closer than this are one, milliseconds. */
+const CLOSE = 90e3;
+
+/** The changes as marks of a chart: those next to each other are one. */
+export function chartMarks(now) {
+  const found = [];
+  for (const { at_ms: at, number, isBad } of marks(now)) {
+    const last = found.at(-1);
+    if (last && at - last.at_ms < CLOSE) Object.assign(last, { to: number, isBad: last.isBad || isBad });
+    else found.push({ at_ms: at, number, to: number, isBad });
+  }
+  return found.map((mark) => ({ ...mark, label: mark.to > mark.number ? `${mark.number}–${mark.to}` : `${mark.number}` }));
+}
+
+/** Changes of the last hour, oldest first, numbered from 1. */
+export function marks(now) {
+  const shown = store.slots.history.filter(({ at_ms: at, result }) => at > now - 3600e3 && result !== "kept");
+  return shown.map((change, place) => ({ ...change, number: place + 1, isBad: ["refused", "rolled_back", "withdrawn"].includes(change.result) }));
+}
+
+/** Problems, most urgent first: `{ bad, href, title, text }`. */
+export function problems() {
+  const found = [];
+  for (const slot of store.slots.slots) {
+    const name = slotName(slot);
+    if (slot.breaker_open) found.push({ bad: true, href: slotHref(slot), title: `Slot ${name} runs its fallback`, text: `${slot.policy} fails: ${slot.last_failure?.message ?? slot.last_failure?.kind ?? "see its failures"}` });
+    const refused = openRefusals(slot);
+    if (refused.length) found.push({ href: slotHref(slot), title: refused.length > 1 ? `${refused.length} policy files were refused` : "A policy file was refused", text: `${refused[0].file}: ${refused[0].message}` });
+    if (slot.state === "rolled-back") found.push({ href: slotHref(slot), title: `Slot ${name} was rolled back`, text: `${slot.policy} serves again` });
+    for (const only of [slot.only_choice, slot.canary?.only_choice].filter(Boolean)) {
+      found.push({ href: `#worker/${idOf(only)}`, title: `${slot.policy} chooses one worker only`, text: `the last ${only.decisions} decisions of slot ${name} all chose worker ${rankName(idOf(only), only.dp_rank)}` });
+    }
+  }
+  const workers = notable().filter(({ kind }) => kind !== "dim");
+  for (const { worker, kind, text, more } of workers) {
+    const others = more ? `; ${more} more` : "";
+    found.push({ bad: kind === "bad", href: more ? "#fleet" : `#worker/${worker.id}`, title: called(worker.id, true), text: text + others, worker });
+  }
+  for (const file of store.slots.strays) found.push({ href: "#slot", title: "A policy file belongs to no slot", text: file });
+  const { errors_per_second: errors = 0, requests_per_second: rate = 0 } = store.stats ?? {};
+  if (errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${((100 * errors) / rate).toFixed(1)} % of the requests fail`, text: "over the last minute" });
+  return found.sort((a, b) => Number(Boolean(b.bad)) - Number(Boolean(a.bad)));
+}
+
+export const whereOf = (worker) => [worker.role, worker.zone && `zone ${worker.zone}`].filter(Boolean).join(", ");
+export const urlOf = (worker) => address(worker.url);

@@ -1,0 +1,280 @@
+//! The last hour, minute by minute, for operators: load of the gateway, and of each worker.
+//!
+//! A timer takes one sample a minute. Requests pay nothing for it. Memory is bounded: 60 samples of about 150
+//! bytes, and 60 of 20 bytes for each of at most 10,000 workers (12 MB).
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use parking_lot::Mutex;
+use pointsman_workers::{Snapshot, Worker, WorkerId};
+use serde::Serialize;
+
+use super::{live_stats::LiveSummary, metrics::Metrics};
+
+/// Number of samples that are kept.
+const MINUTES: usize = 60;
+/// Limit of the workers whose samples are kept.
+const MAX_WORKERS: usize = 10_000;
+/// Number of samples since which the legs of a worker are counted.
+const LEG_MINUTES: usize = 5;
+/// KV usage of an engine that does not report it.
+const UNKNOWN: u16 = u16::MAX;
+
+/// Samples of the last hour.
+#[derive(Debug, Default)]
+pub(crate) struct Hour {
+    gateway: Mutex<VecDeque<Minute>>,
+    workers: Mutex<HashMap<WorkerId, VecDeque<WorkerMinute>>>,
+}
+
+/// One minute of the gateway.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Minute {
+    /// End of the minute, milliseconds since the Unix epoch.
+    at_ms: u64,
+    #[serde(flatten)]
+    load: LiveSummary,
+    #[serde(flatten)]
+    tokens: TokenRates,
+    inflight: i64,
+    /// Requests in the admission queue.
+    waiting: usize,
+    #[serde(skip)]
+    counts: TokenCounts,
+}
+
+/// What was counted of tokens since the start.
+#[derive(Clone, Copy, Debug, Default)]
+struct TokenCounts {
+    prompt: u64,
+    cached: u64,
+    predicted: u64,
+    output: u64,
+    at_ms: u64,
+}
+
+/// Tokens between two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct TokenRates {
+    /// Share of the prompt tokens that engines reported as cached; `None` without prompts.
+    cached_share: Option<f64>,
+    /// Share of the prompt tokens that routing expected to be cached; `None` without prompts.
+    predicted_share: Option<f64>,
+    /// Output tokens per second.
+    output_tokens_per_second: f64,
+}
+
+/// One minute of a worker, its ranks together.
+#[derive(Clone, Copy, Debug)]
+struct WorkerMinute {
+    /// Legs since the worker joined.
+    legs: u32,
+    in_flight: u32,
+    /// Largest moving average of its ranks, microseconds.
+    ttft_us: u32,
+    error_ppm: u32,
+    /// Thousandths of the KV cache in use, or [`UNKNOWN`].
+    kv: u16,
+}
+
+/// The samples of a worker, oldest first.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct WorkerHour {
+    /// Legs in the minute before each sample.
+    legs: Vec<u32>,
+    in_flight: Vec<u32>,
+    kv_usage: Vec<Option<f64>>,
+    ttft_ms: Vec<f64>,
+    error_ppm: Vec<u32>,
+}
+
+/// Returns the time in milliseconds since the Unix epoch.
+pub(crate) fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Hour {
+    /// Takes a sample. `waiting` is the number of requests in the admission queue.
+    pub(crate) fn sample(&self, at_ms: u64, metrics: &Metrics, waiting: usize, snapshot: &Snapshot) {
+        let counts = TokenCounts::of(metrics, at_ms);
+        let mut gateway = self.gateway.lock();
+        let before = gateway.back().map(|minute| minute.counts).unwrap_or_default();
+        let minute = Minute {
+            at_ms,
+            load: metrics.live_stats.summary(),
+            tokens: counts.since(before),
+            inflight: metrics.inflight.get(),
+            waiting,
+            counts,
+        };
+        push(&mut gateway, minute);
+        drop(gateway);
+        let mut workers = self.workers.lock();
+        workers.retain(|id, _| snapshot.get(*id).is_some());
+        for worker in snapshot.workers().iter().take(MAX_WORKERS) {
+            push(workers.entry(worker.id()).or_default(), WorkerMinute::of(worker));
+        }
+    }
+
+    /// Returns the samples of the gateway, oldest first.
+    pub(crate) fn minutes(&self) -> Vec<Minute> {
+        self.gateway.lock().iter().copied().collect()
+    }
+
+    /// Returns the samples of a worker.
+    pub(crate) fn of_worker(&self, id: WorkerId) -> WorkerHour {
+        let workers = self.workers.lock();
+        let mut hour = WorkerHour::default();
+        let mut before = None;
+        for minute in workers.get(&id).into_iter().flatten() {
+            hour.legs.push(minute.legs.wrapping_sub(before.unwrap_or(minute.legs)));
+            before = Some(minute.legs);
+            hour.in_flight.push(minute.in_flight);
+            hour.kv_usage.push((minute.kv != UNKNOWN).then(|| f64::from(minute.kv) / 1e3));
+            hour.ttft_ms.push(f64::from(minute.ttft_us) / 1e3);
+            hour.error_ppm.push(minute.error_ppm);
+        }
+        hour
+    }
+
+    /// Returns the tokens since the sample before the last one: one to two minutes.
+    pub(crate) fn token_rates(&self, metrics: &Metrics, at_ms: u64) -> TokenRates {
+        let gateway = self.gateway.lock();
+        let before = gateway.iter().rev().nth(1).map(|minute| minute.counts).unwrap_or_default();
+        TokenCounts::of(metrics, at_ms).since(before)
+    }
+
+    /// Returns a function that gives the legs of a worker in the last four to five minutes.
+    pub(crate) fn recent_legs(&self) -> impl Fn(&Arc<Worker>) -> u32 {
+        let workers = self.workers.lock();
+        let before = |minutes: &VecDeque<WorkerMinute>| {
+            let since = minutes.iter().rev().nth(LEG_MINUTES - 1);
+            since.map_or(0, |minute| minute.legs)
+        };
+        let before: HashMap<WorkerId, u32> =
+            workers.iter().map(|(id, minutes)| (*id, before(minutes))).collect();
+        move |worker| legs(worker).wrapping_sub(before.get(&worker.id()).copied().unwrap_or_default())
+    }
+}
+
+impl TokenCounts {
+    fn of(metrics: &Metrics, at_ms: u64) -> Self {
+        Self {
+            prompt: metrics.prompt_tokens.get(),
+            cached: metrics.cached_tokens.get(),
+            predicted: metrics.predicted_tokens.get(),
+            output: metrics.output_tokens.get(),
+            at_ms,
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
+    fn since(self, before: Self) -> TokenRates {
+        let prompt = self.prompt.saturating_sub(before.prompt);
+        let share = |count: u64| (prompt > 0).then(|| (count as f64 / prompt as f64).min(1.0));
+        // Without a sample before, the first minute is not over.
+        let since_ms =
+            if before.at_ms == 0 { 60_000 } else { self.at_ms.saturating_sub(before.at_ms).max(1) };
+        TokenRates {
+            cached_share: share(self.cached.saturating_sub(before.cached)),
+            predicted_share: share(self.predicted.saturating_sub(before.predicted)),
+            output_tokens_per_second: self.output.saturating_sub(before.output) as f64 * 1e3
+                / since_ms as f64,
+        }
+    }
+}
+
+impl WorkerMinute {
+    fn of(worker: &Arc<Worker>) -> Self {
+        let ranks = worker.candidates();
+        let views = || ranks.iter().map(|candidate| candidate.load().view());
+        let kv = worker.engine_load().and_then(|load| load.kv_usage);
+        let kv = kv.map_or(UNKNOWN, |usage| (f64::from(usage) * 1e3).clamp(0.0, 1e3) as u16);
+        Self {
+            legs: legs(worker),
+            in_flight: worker.active_requests(),
+            ttft_us: views().map(|rank| rank.ttft_ewma_us()).max().unwrap_or_default(),
+            error_ppm: views().map(|rank| rank.error_ppm()).max().unwrap_or_default(),
+            kv,
+        }
+    }
+}
+
+/// Returns the legs of a worker since it joined; wraps around.
+fn legs(worker: &Arc<Worker>) -> u32 {
+    let ranks = worker.candidates();
+    ranks.iter().map(|candidate| candidate.load().booked_requests() as u32).fold(0, u32::wrapping_add)
+}
+
+fn push<T>(samples: &mut VecDeque<T>, sample: T) {
+    if samples.len() == MINUTES {
+        samples.pop_front();
+    }
+    samples.push_back(sample);
+}
+
+#[cfg(test)]
+mod tests {
+    use pointsman_workers::{BookingRequest, Leg, Prefix, Registry, WorkerSpec};
+
+    use super::*;
+
+    fn book(snapshot: &Snapshot, count: u32) {
+        for _ in 0..count {
+            let request = BookingRequest {
+                leg: Leg::Aggregated,
+                prompt_tokens: 1,
+                new_prefill_tokens: 1,
+                prefix: Prefix::default(),
+                total_prompt_blocks: 1,
+                block_size: 16,
+                expected_output_tokens: None,
+                assume_kv_reuse: false,
+                track_prefill_tokens: true,
+            };
+            let worker = &snapshot.workers()[0];
+            drop(worker.candidates()[0].book(&request));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_hour_is_kept_minute_by_minute_and_five_minutes_of_legs_are_counted() {
+        let (hour, metrics, registry) = (Hour::default(), Metrics::default(), Registry::default());
+        registry.upsert(
+            WorkerSpec::from_pairs([
+                ("role", "aggregated"),
+                ("engine", "vllm"),
+                ("url", "http://a"),
+                ("model", "tiny"),
+            ])
+            .unwrap(),
+        );
+        let snapshot = registry.snapshot();
+        let worker = &snapshot.workers()[0];
+        assert_eq!(hour.recent_legs()(worker), 0);
+        for minute in 1..=90 {
+            metrics.prompt_tokens.inc_by(100);
+            metrics.cached_tokens.inc_by(if minute > 60 { 80 } else { 20 });
+            metrics.output_tokens.inc_by(600);
+            book(&snapshot, 3);
+            hour.sample(minute * 60_000, &metrics, 4, &snapshot);
+        }
+        book(&snapshot, 2);
+        let minutes = hour.minutes();
+        assert_eq!((minutes.len(), minutes[0].at_ms, minutes[59].at_ms), (60, 31 * 60_000, 90 * 60_000));
+        assert_eq!((minutes[0].tokens.cached_share, minutes[59].tokens.cached_share), (Some(0.2), Some(0.8)));
+        assert_eq!((minutes[59].tokens.output_tokens_per_second, minutes[59].waiting), (10.0, 4));
+        assert_eq!(hour.token_rates(&metrics, 90 * 60_000).cached_share, Some(0.8));
+        assert_eq!(hour.recent_legs()(worker), 4 * 3 + 2);
+        let own = hour.of_worker(worker.id());
+        assert_eq!((own.legs.len(), own.legs[1], own.kv_usage[0]), (60, 3, None));
+        registry.remove(worker.id());
+        hour.sample(91 * 60_000, &metrics, 0, &registry.snapshot());
+        assert!(hour.workers.lock().is_empty(), "a worker that left takes no memory");
+    }
+}
