@@ -1,4 +1,4 @@
-//! Python and JavaScript policies: their tools, installed once into a folder of ours, and the call of them.
+//! Policies in Python, JavaScript and TypeScript: their tools, installed once into a folder of ours, and the call of them.
 //!
 //! Sources are copied into a folder beside the tools, together with the helper module and the contract:
 //! nothing is written into the source tree, and a policy builds wherever it lies.
@@ -9,24 +9,32 @@ use std::{
     process::Command,
 };
 
-use crate::GuestBuildError;
+use crate::{
+    GuestBuildError,
+    contract::CONTRACT,
+    typescript::{DECLARATIONS, declarations},
+};
 
 /// Versions that are known to work with this host.
 const COMPONENTIZE_PY: &str = "componentize-py==0.25.*";
 const COMPONENTIZE_JS: &str = "@bytecodealliance/componentize-js@~0.23.0";
 
-const CONTRACT: &str = include_str!("../../../wit/policy.wit");
+/// TypeScript's compiler on npm, and its version.
+pub const TYPESCRIPT: (&str, &str) = ("typescript", "~7.0.2");
+
 /// Name and text of the helper module of Python policies.
 pub const PYTHON_HELPER: (&str, &str) =
     ("pointsman_policy.py", include_str!("../../python/pointsman_policy.py"));
 /// Name and text of the helper module of JavaScript policies.
 pub const JS_HELPER: (&str, &str) = ("pointsman-policy.js", include_str!("../../js/pointsman-policy.js"));
+/// Name and text of the types of that module.
+pub const JS_HELPER_TYPES: (&str, &str) =
+    ("pointsman-policy.d.ts", include_str!("../../js/pointsman-policy.d.ts"));
 const JS_BUILD: &str = include_str!("componentize.mjs");
 
 const PYTHON_HINT: &str =
     "a Python policy is built by python3 (3.10 or later, with venv) and componentize-py from PyPI";
-const JS_HINT: &str =
-    "a JavaScript policy is built by Node 20 or later with npm, and componentize-js from npm";
+const JS_HINT: &str = "a policy in JavaScript or TypeScript is built by Node 20 or later with npm, and componentize-js from npm";
 
 /// Builds `policy.py` of the folder for a world of the contract.
 pub(crate) fn python(
@@ -60,17 +68,77 @@ pub(crate) fn javascript(
     name: &str,
     world: &str,
 ) -> Result<Vec<u8>, GuestBuildError> {
+    let modules = npm(tools, name, &[COMPONENTIZE_JS])?;
+    let place = Place::new(folder, tools, name, "js", JS_HELPER)?;
+    componentize(&modules, &place, &place.sources, name, world)
+}
+
+/// Checks and builds `policy.ts` of the folder for a world of the contract.
+pub(crate) fn typescript(
+    folder: &Path,
+    tools: &Path,
+    name: &str,
+    world: &str,
+) -> Result<Vec<u8>, GuestBuildError> {
+    let (package, version) = TYPESCRIPT;
+    let modules = npm(tools, name, &[COMPONENTIZE_JS, &format!("{package}@{version}")])?;
+    let place = Place::new(folder, tools, name, "ts", JS_HELPER)?;
+    write(&place.sources.join(JS_HELPER_TYPES.0), JS_HELPER_TYPES.1)?;
+    write(&place.sources.join(DECLARATIONS), declarations())?;
+    let scripts = place.sources.with_file_name("js");
+    write(&place.sources.join("tsconfig.json"), TSCONFIG)?;
+    let mut tsc = Command::new("node");
+    tsc.current_dir(&place.sources).arg(modules.join("node_modules").join(package).join("bin/tsc"));
+    run(name, tsc.arg("--outDir").arg(&scripts), JS_HINT)?;
+    write(&scripts.join(JS_HELPER.0), JS_HELPER.1)?;
+    componentize(&modules, &place, &scripts, name, world)
+}
+
+/// Settings of TypeScript's compiler for a build.
+const TSCONFIG: &str = r#"{
+  "compilerOptions": {
+    "target": "ES2022",
+    "lib": ["ES2022"],
+    "module": "ESNext",
+    "moduleResolution": "bundler",
+    "rootDir": ".",
+    "types": [],
+    "strict": true,
+    "noEmitOnError": true
+  },
+  "files": ["policy.ts", "pointsman-contract.d.ts"]
+}
+"#;
+
+/// Installs the packages where they are missing, and returns the folder that has them in `node_modules`.
+fn npm(tools: &Path, name: &str, packages: &[&str]) -> Result<PathBuf, GuestBuildError> {
     let modules = tools.join("js-0.23");
-    if !modules.join("node_modules/@bytecodealliance/componentize-js/package.json").is_file() {
+    // The version follows the last `@`; a scope begins with one.
+    let folder = |package: &str| package.rfind('@').and_then(|at| package.get(..at)).map(str::to_owned);
+    let there = |package: &&&str| {
+        let folder = folder(package).unwrap_or_default();
+        modules.join("node_modules").join(folder).join("package.json").is_file()
+    };
+    if packages.iter().filter(there).count() < packages.len() {
         write(&modules.join("package.json"), "{ \"private\": true }\n")?;
         let mut npm = Command::new("npm");
         npm.current_dir(&modules).args(["install", "--no-audit", "--no-fund", "--loglevel=error"]);
-        run(name, npm.arg(COMPONENTIZE_JS), JS_HINT)?;
+        run(name, npm.args(packages), JS_HINT)?;
     }
+    Ok(modules)
+}
+
+/// Makes a component of `policy.js` in `sources`.
+fn componentize(
+    modules: &Path,
+    place: &Place,
+    sources: &Path,
+    name: &str,
+    world: &str,
+) -> Result<Vec<u8>, GuestBuildError> {
     write(&modules.join("componentize.mjs"), JS_BUILD)?;
-    let place = Place::new(folder, tools, name, "js", JS_HELPER)?;
     let mut node = Command::new("node");
-    node.current_dir(&modules).arg("componentize.mjs").arg(place.sources.join("policy.js"));
+    node.current_dir(modules).arg("componentize.mjs").arg(sources.join("policy.js"));
     run(name, node.arg(&place.wit).arg(world).arg(&place.output), JS_HINT)?;
     place.read()
 }
