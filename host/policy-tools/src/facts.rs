@@ -73,14 +73,11 @@ impl FactsArgs {
     fn json(&self) -> String {
         let entry = |fact: Fact| {
             let Fact { scope, name, ty, meaning, unit, absent } = fact;
-            let mut entry = json!({
+            // Without a world there are none.
+            json!({
                 "scope": scope.as_str(), "name": name, "type": ty, "unit": unit, "when_absent": absent,
-                "meaning": meaning,
-            });
-            if self.world.is_some() {
-                entry["functions"] = json!(self.functions(scope));
-            }
-            entry
+                "meaning": meaning, "functions": self.functions(scope),
+            })
         };
         let entries: Vec<_> = facts().map(entry).collect();
         format!("{:#}\n", serde_json::Value::from(entries))

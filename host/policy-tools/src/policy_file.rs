@@ -1,6 +1,8 @@
 //! Reads, compiles and loads a policy file for a command, with the limits from the command line.
 
 use std::{
+    fs::DirBuilder,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -47,20 +49,48 @@ pub(crate) struct PolicyFile {
 }
 
 impl PolicyFile {
+    /// Reads and compiles a file. The code of an interpreter is compiled once and kept for later commands.
     pub(crate) fn read(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
-        let bytes = read(path)?;
+        let kept = cache_dir().and_then(|dir| {
+            PolicyEngine::with_cache(limits.limits(), Capacity::detect(), dir)
+                .inspect_err(|error| tracing::debug!(%error, "compiled code is not kept"))
+                .ok()
+        });
+        match kept {
+            Some(engine) => Self::compile(path, limits, &engine),
+            None => Self::read_anew(path, limits),
+        }
+    }
+
+    /// As [`Self::read`], and compiles all of it: for its time.
+    pub(crate) fn read_anew(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         let engine = PolicyEngine::new(limits.limits(), Capacity::detect())
             .map_err(|error| anyhow::anyhow!("cannot create the policy engine: {error:#}"))?;
+        Self::compile(path, limits, &engine)
+    }
+
+    fn compile(path: &Path, limits: &LimitArgs, engine: &PolicyEngine) -> anyhow::Result<Self> {
+        let bytes = read_or_built_in(path)?;
         let access = Access::new(&Access::ALL);
         let _spinner = spinner(format!("compiling {}", path.display()));
-        let compiled = pointsman_policy_runtime::compile(&engine, &bytes, &access)
-            .map_err(|refusal| refused(path, &refusal))?;
+        let compiled = pointsman_policy_runtime::compile(engine, &bytes, &access)
+            .map_err(|refusal| hinted(refused(path, &refusal), hint(&bytes, &limits.limits())))?;
         Ok(Self { path: path.to_owned(), bytes, limits: limits.limits(), compiled, access })
     }
 
     /// Configures and probes the policy and warms instances, as the gateway does.
     pub(crate) fn load(&self, settings: &str) -> Result<LoadedPolicy, Refusal> {
         self.compiled.configure(Origin::File(self.path.clone()), settings)
+    }
+
+    /// Returns the error of a command whose policy was refused.
+    pub(crate) fn refused(&self, refusal: &Refusal) -> anyhow::Error {
+        hinted(refused(&self.path, refusal), self.hint())
+    }
+
+    /// Returns what to try when the policy exceeds a limit; empty when limits are no likely reason.
+    pub(crate) fn hint(&self) -> &'static str {
+        hint(&self.bytes, &self.limits)
     }
 
     /// Loads the policy on an engine that counts instructions. Counting slows a call down, so each call may
@@ -73,12 +103,57 @@ impl PolicyFile {
             .map_err(|error| anyhow::anyhow!("cannot create the counting policy engine: {error:#}"))?;
         let policy = pointsman_policy_runtime::compile(&engine, &self.bytes, &self.access)
             .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));
-        policy.map_err(|refusal| refused(&self.path, &refusal))
+        policy.map_err(|refusal| self.refused(&refusal))
     }
+}
+
+/// Returns the directory for compiled code of this user, with access for this user only: who can write there can run
+/// code as this user.
+fn cache_dir() -> Option<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let dir = base.or_else(home)?.join("pointsman/compiled");
+    DirBuilder::new().recursive(true).mode(0o700).create(&dir).ok()?;
+    let found = std::fs::metadata(&dir).ok()?;
+    // Another user's directory, or one that others can write to, is not trusted.
+    let own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0;
+    own.then_some(dir)
 }
 
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Least size of a file that has an interpreter in it, bytes.
+const INTERPRETER_BYTES: usize = 4 << 20;
+/// Limits that suffice for interpreters: bytes of memory, and CPU time of a call.
+const INTERPRETER_LIMITS: (usize, Duration) = (64 << 20, Duration::from_millis(20));
+
+fn hint(bytes: &[u8], limits: &Limits) -> &'static str {
+    let (memory, deadline) = INTERPRETER_LIMITS;
+    if bytes.len() >= INTERPRETER_BYTES && (limits.memory_bytes < memory || limits.deadline < deadline) {
+        "; a policy in Python or JavaScript needs `--memory-bytes 67108864 --deadline-ms 20`"
+    } else {
+        ""
+    }
+}
+
+fn hinted(error: anyhow::Error, hint: &str) -> anyhow::Error {
+    anyhow::anyhow!("{error:#}{hint}")
+}
+
+/// Reads a file, or returns the built-in policy of that name where there is no such file.
+fn read_or_built_in(path: &Path) -> anyhow::Result<Vec<u8>> {
+    if path.exists() {
+        return read(path);
+    }
+    match path.to_str().and_then(pointsman_embedded_policies::by_name) {
+        Some(bytes) => Ok(bytes.to_vec()),
+        None => read(path).with_context(|| {
+            let names = pointsman_embedded_policies::NAMES;
+            format!("neither a file nor a built-in policy ({names})")
+        }),
+    }
 }
 
 pub(crate) fn refused(path: &Path, refusal: &Refusal) -> anyhow::Error {

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{
     output::print,
-    policy_file::{LimitArgs, PolicyFile, refused},
+    policy_file::{LimitArgs, PolicyFile},
     replay::{Difference, FactDifference, RankBy, Report, replay},
 };
 
@@ -25,7 +25,7 @@ A filter replaces the first recorded filter. A scorer or selector replaces the p
 Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or the recording lacks
 facts that the policy asks for.")]
 pub struct RunArgs {
-    /// The component, or core module with embedded WIT metadata.
+    /// The component, or core module with embedded WIT metadata; or the name of a built-in policy.
     file: PathBuf,
     /// The recorded decisions, one per line.
     #[arg(long, value_name = "FILE")]
@@ -53,7 +53,7 @@ impl RunArgs {
             true => self.settings.clone(),
             false => std::fs::read_to_string(&self.settings).with_context(|| self.settings.clone())?,
         };
-        let policy = file.load(&settings).map_err(|refusal| refused(&self.file, &refusal))?;
+        let policy = file.load(&settings).map_err(|refusal| file.refused(&refusal))?;
         let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
         let rank_by = if self.as_recorded { RankBy::Recorded } else { RankBy::Policy };
         let report = replay(&policy, file.access.state(), BufReader::new(recording), rank_by)

@@ -70,6 +70,7 @@ pub(crate) fn javascript(
 ) -> Result<Vec<u8>, GuestBuildError> {
     let modules = npm(tools, name, &[COMPONENTIZE_JS])?;
     let place = Place::new(folder, tools, name, "js", JS_HELPER)?;
+    check_syntax(name, &place.sources)?;
     componentize(&modules, &place, &place.sources, name, world)
 }
 
@@ -206,6 +207,48 @@ fn at(path: &Path, source: std::io::Error) -> GuestBuildError {
     GuestBuildError::Artifact { path: path.to_owned(), source }
 }
 
+/// Returns what a tool wrote that is about the policy: without the frames of the tool itself.
+fn own_words(output: &str) -> String {
+    // componentize-py raises the error of the policy as one of its own, and adds its native frames.
+    let own = output.split_once("\nAssertionError: ").map_or(output, |(_, own)| own);
+    let own = own.split("\nCaused by:").next().unwrap_or(own);
+    own.replace("File \"/0/", "File \"").trim_end().to_owned()
+}
+
+/// Finds syntax errors in the sources, with their place, which componentize-js does not tell.
+fn check_syntax(package: &str, sources: &Path) -> Result<(), GuestBuildError> {
+    // Node takes files of this folder for modules.
+    write(&sources.join("package.json"), "{ \"type\": \"module\" }\n")?;
+    for entry in fs::read_dir(sources).map_err(|source| at(sources, source))? {
+        let path = entry.map_err(|source| at(sources, source))?.path();
+        if path.extension().is_none_or(|its| its != "js") {
+            continue;
+        }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        run(package, Command::new("node").arg("--check").arg(&path), JS_HINT).map_err(
+            |error| match error {
+                GuestBuildError::Failed { package, output } => GuestBuildError::Failed {
+                    package,
+                    output: syntax_error(&name, &output).unwrap_or(output),
+                },
+                other => other,
+            },
+        )?;
+    }
+    Ok(())
+}
+
+/// Rewrites Node's report of a syntax error: file, line, column, message and the line with a mark.
+fn syntax_error(file: &str, output: &str) -> Option<String> {
+    let mut lines = output.lines();
+    let (_, line) = lines.next()?.rsplit_once(':')?;
+    let line: u32 = line.trim().parse().ok()?;
+    let (text, mark) = (lines.next()?, lines.next()?);
+    let column = mark.chars().position(|sign| sign == '^')? + 1;
+    let message = lines.find(|line| line.starts_with("SyntaxError"))?;
+    Some(format!("{file}:{line}:{column}: {message}\n{text}\n{mark}"))
+}
+
 fn run(package: &str, command: &mut Command, hint: &'static str) -> Result<(), GuestBuildError> {
     let output = command.output().map_err(|error| GuestBuildError::MissingTool {
         tool: command.get_program().to_string_lossy().into_owned(),
@@ -216,6 +259,33 @@ fn run(package: &str, command: &mut Command, hint: &'static str) -> Result<(), G
         return Ok(());
     }
     let words = [output.stdout, output.stderr].concat();
-    let output = String::from_utf8_lossy(&words).trim().to_owned();
+    let output = own_words(String::from_utf8_lossy(&words).trim());
     Err(GuestBuildError::Failed { package: package.to_owned(), output })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_python_policy_is_told_without_the_tool_s_frames() {
+        let output = "Traceback (most recent call last):\n  File \"/t/bin/componentize-py\", line 8\n    sys.exit(script())\n\
+                      AssertionError: Traceback (most recent call last):\n  File \"/0/policy.py\", line 6, in <module>\n    \
+                      import nothere\nModuleNotFoundError: No module named 'nothere'\n\n\nCaused by:\n    ModuleNotFoundError\n\n\
+                      Stack backtrace:\n   0: <anyhow::Error>::msg";
+        let own = "Traceback (most recent call last):\n  File \"policy.py\", line 6, in <module>\n    import nothere\n\
+                   ModuleNotFoundError: No module named 'nothere'";
+        assert_eq!(own_words(output), own);
+        assert_eq!(own_words("error: pip failed"), "error: pip failed");
+    }
+
+    #[test]
+    fn the_syntax_error_of_a_javascript_policy_has_line_and_column() {
+        let output = "/x/src/policy.js:5\nlet maxRequests = ;\n                  ^\n\nSyntaxError: Unexpected token ';'\n    \
+                      at checkSyntax (node:internal/main/check_syntax:74:5)\n\nNode.js v20";
+        let own =
+            "policy.js:5:19: SyntaxError: Unexpected token ';'\nlet maxRequests = ;\n                  ^";
+        assert_eq!(syntax_error("policy.js", output).as_deref(), Some(own));
+        assert_eq!(syntax_error("policy.js", "node: bad option"), None);
+    }
 }
