@@ -17,9 +17,9 @@
 //
 // A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (a BigInt, for `Rng`) and `nowUs`
 // (microseconds since the Unix epoch). `facts["n"]` is a number of the request; `facts["engine-queue"]` is an array with one value
-// for each row. The build copies this file beside the policy. See policies/js/least-loaded/policy.js for a complete example.
+// for each row. The build copies this file beside the policy. `pointsman policy new` writes a complete example.
 
-// Facts that are not one u32. wit/facts.md lists all facts; a test compares these sets with it.
+// Facts that are not one u32. `pointsman policy facts` lists all facts.
 const U64 = new Set(["session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "worker-id"]);
 const F32 = new Set([
   "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",

@@ -13,7 +13,7 @@ Another answer is an error, which counts as a failure of the policy; the slot's 
 A candidate is a row, numbered from 0. `call` has `leg`, `attempt`, `rows`, `seed` (for `Rng`) and `now_us` (microseconds since
 the Unix epoch). The module `random` is seeded with `call.seed` before each call, so that a decision can be replayed.
 `export(MyPolicy, globals())` at the end of the file exports the class from the component. The build copies this file beside
-the policy. See policies/python/least-loaded/policy.py for a complete example.
+the policy. `pointsman policy new` writes a complete example.
 
 In plain Python, without a component, `export` does nothing, and `ask` and `run_cases` call a policy with the same checks:
 
@@ -40,7 +40,7 @@ except ImportError:  # plain Python
 
 MASK = (1 << 64) - 1
 
-# Facts that are not one u32. wit/facts.md lists all facts; a test compares these sets with it.
+# Facts that are not one u32. `pointsman policy facts` lists all facts.
 U64 = frozenset({"session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "worker-id"})
 F32 = frozenset({
     "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",

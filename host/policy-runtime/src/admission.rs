@@ -1,11 +1,11 @@
 //! Checks of a policy file before any of it runs: size, magic number, world, version, imports, compile. Each
 //! has its own refusal. Knows neither settings nor instances.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use pointsman_routing::World;
 use wasmtime::{
-    Engine,
+    Engine, Module,
     component::{Component, Linker},
 };
 use wit_parser::{WorldId, WorldKey, decoding::DecodedWasm};
@@ -20,6 +20,7 @@ use crate::{
     outline::Outline,
     precheck::{self, Stopped},
     refusal::Refusal,
+    split::{Split, import_name},
 };
 
 /// WASI interfaces that a guest may import. Their context is empty.
@@ -118,7 +119,37 @@ pub(crate) fn link(
     check_resources(&compiled)?;
     let pre = linker.instantiate_pre(&compiled);
     let pre = pre.map_err(|error| Refusal::Contract(format!("{error:#}")))?;
-    Linked::new(outline.world, outline.wasi, outline.learns, pre)
+    Linked::new(outline.world, outline.wasi, outline.learns, pre, Vec::new())
+}
+
+/// As [`link`], for a component whose large modules were taken out.
+pub(crate) fn link_parts(
+    engine: &Engine,
+    linker: &Linker<Guest>,
+    remainder: &[u8],
+    modules: Vec<Arc<Module>>,
+    outline: &Outline,
+) -> Result<Linked, Refusal> {
+    let compiled =
+        Component::from_binary(engine, remainder).map_err(|error| Refusal::Compile(format!("{error:#}")))?;
+    let refused = |error: wasmtime::Error| Refusal::Contract(format!("{error:#}"));
+    let mut linker = linker.clone();
+    for (number, module) in modules.iter().enumerate() {
+        linker.root().module(&import_name(number), module).map_err(refused)?;
+    }
+    // The limits of its store bound memories and tables once more, whatever the process counted.
+    let pre = linker.instantiate_pre(&compiled).map_err(refused)?;
+    Linked::new(outline.world, outline.wasi, outline.learns, pre, modules)
+}
+
+/// As the check of [`link`], for a component that is compiled in parts.
+pub(crate) fn check_split(split: &Split) -> Result<(), Refusal> {
+    check_counts(split.memories, split.tables)
+}
+
+/// Checks size and nesting of a part before it is compiled.
+pub(crate) fn check_part(part: &[u8], limits: &Limits) -> Result<(), Refusal> {
+    check_structure(part, limits, Refusal::Malformed)
 }
 
 /// Checks that an instance fits in what the pool reserves for one policy, with all the modules that it
@@ -127,9 +158,13 @@ fn check_resources(component: &Component) -> Result<(), Refusal> {
     let Some(required) = component.resources_required() else {
         return Err(Refusal::Contract("it imports a core module".to_owned()));
     };
+    check_counts(required.num_memories, required.num_tables)
+}
+
+fn check_counts(memories: u32, tables: u32) -> Result<(), Refusal> {
     let bounds = [
-        ("memories of all instances", required.num_memories, MEMORIES_PER_POLICY),
-        ("tables of all instances", required.num_tables, TABLES_PER_POLICY),
+        ("memories of all instances", memories, MEMORIES_PER_POLICY),
+        ("tables of all instances", tables, TABLES_PER_POLICY),
     ];
     match bounds.into_iter().find(|(_, found, limit)| found > limit) {
         Some((what, found, limit)) => {

@@ -1,27 +1,32 @@
-//! The process that compiles one policy file: the other side of `compiler_process`.
+//! The process that takes one policy file apart, or compiles one part: the other side of `compiler_process`.
 //!
 //! It limits itself before it reads the file, because the parser may fail as the compiler may.
 
 use std::{
+    borrow::Cow,
     io::{self, Read as _, Write as _},
     process::ExitCode,
 };
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
+use wasmtime::{Module, component::Component};
 
 use crate::{
     admission,
     catch_panic::on_deep_stack,
     compiler_process::{
         COMPILE_NICE,
-        wire::{Reply, Request},
+        wire::{Reply, Request, Task},
     },
     engine::{CompileOnly, Limits},
     refusal::Refusal,
+    split::split,
 };
 
 /// Largest file that the process writes, bytes: code of the largest policy.
 const MAX_WRITTEN_BYTES: u64 = 1 << 30;
+/// Bytes by which a part may be larger than the file: names and types of imports.
+const SPLIT_BYTES: u64 = 1 << 20;
 
 /// Compiles the policy file on stdin as `request` says, and answers on stdout. For the hidden command of the
 /// daemon's binary.
@@ -40,32 +45,76 @@ fn answer(request: &str) -> io::Result<()> {
     let request: Request = serde_json::from_str(request)?;
     limit_self(&request)?;
     let mut bytes = Vec::new();
-    io::stdin().take(request.file_bytes as u64 + 1).read_to_end(&mut bytes)?;
-    let made = on_deep_stack(|| compile(&bytes, &request));
+    let most = request.file_bytes as u64 + SPLIT_BYTES;
+    io::stdin().take(most + 1).read_to_end(&mut bytes)?;
+    let made = on_deep_stack(|| match request.task {
+        Task::File { compile } => file(&bytes, compile, &request),
+        Task::Part => part(&bytes, &request),
+    });
     let made = made.unwrap_or_else(|panic| Err(Refusal::Compile(format!("the compiler panicked: {panic}"))));
-    let (reply, encoded) = made.unwrap_or_else(|refusal| (Reply::Refused(refusal.into()), Vec::new()));
+    let (reply, parts) = made.unwrap_or_else(|refusal| (Reply::Refused(refusal.into()), Vec::new()));
     let mut out = io::stdout().lock();
     serde_json::to_writer(&mut out, &reply)?;
     out.write_all(b"\n")?;
-    out.write_all(&encoded)?;
+    for part in parts {
+        out.write_all(&part)?;
+    }
     out.flush()
 }
 
-fn compile(bytes: &[u8], request: &Request) -> Result<(Reply, Vec<u8>), Refusal> {
-    let limits =
-        Limits { file_bytes: request.file_bytes, memory_bytes: request.memory_bytes, ..Limits::default() };
-    let component = admission::component(bytes, &limits)?;
+/// Checks a policy file and takes it apart, or compiles it.
+fn file(bytes: &[u8], compile: bool, request: &Request) -> Result<(Reply, Vec<Vec<u8>>), Refusal> {
+    let component = admission::component(bytes, &limits(request))?;
     let outline = admission::outline(&component)?;
-    let failed = |error: wasmtime::Error| Refusal::Compile(format!("{error:#}"));
-    let engine = CompileOnly::new(request.reservation, &request.cache).map_err(failed)?;
-    let linker = engine.linker(outline.wasi).map_err(failed)?;
-    admission::link(engine.engine(), &linker, &component, &outline)?;
-    let cached = engine.hit_cache();
-    let encoded = match component {
-        std::borrow::Cow::Borrowed(_) => Vec::new(),
-        std::borrow::Cow::Owned(encoded) => encoded,
-    };
-    Ok((Reply::Compiled { outline, cached, encoded_bytes: encoded.len() }, encoded))
+    if let Some(split) = split(&component) {
+        admission::check_split(&split)?;
+        let module_bytes = split.modules.iter().map(Vec::len).collect();
+        let component_bytes = split.remainder.len();
+        let parts = std::iter::once(split.remainder).chain(split.modules).collect();
+        return Ok((Reply::File { outline, compiled: false, component_bytes, module_bytes }, parts));
+    }
+    match component {
+        Cow::Borrowed(component) => {
+            if compile {
+                let engine = compile_only(request)?;
+                let linker = engine.linker(outline.wasi).map_err(failed)?;
+                admission::link(engine.engine(), &linker, component, &outline)?;
+            }
+            let reply =
+                Reply::File { outline, compiled: compile, component_bytes: 0, module_bytes: Vec::new() };
+            Ok((reply, Vec::new()))
+        }
+        Cow::Owned(encoded) => {
+            let component_bytes = encoded.len();
+            let reply = Reply::File { outline, compiled: false, component_bytes, module_bytes: Vec::new() };
+            Ok((reply, vec![encoded]))
+        }
+    }
+}
+
+/// Compiles a part of a file. Nothing is known of the rest.
+fn part(bytes: &[u8], request: &Request) -> Result<(Reply, Vec<Vec<u8>>), Refusal> {
+    admission::check_part(bytes, &limits(request))?;
+    let engine = compile_only(request)?;
+    match wasmparser::Parser::is_component(bytes) {
+        true => Component::from_binary(engine.engine(), bytes).map(drop),
+        false => Module::from_binary(engine.engine(), bytes).map(drop),
+    }
+    .map_err(failed)?;
+    Ok((Reply::Part, Vec::new()))
+}
+
+fn limits(request: &Request) -> Limits {
+    Limits { file_bytes: request.file_bytes, memory_bytes: request.memory_bytes, ..Limits::default() }
+}
+
+fn compile_only(request: &Request) -> Result<CompileOnly, Refusal> {
+    CompileOnly::new(request.reservation, &request.cache).map_err(failed)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn failed(error: wasmtime::Error) -> Refusal {
+    Refusal::Compile(format!("{error:#}"))
 }
 
 /// Lowers the limits of this process. It ends with its parent, and yields to everything else when it is to.

@@ -1,33 +1,41 @@
-//! Compiles policy files in a process of its own, so that a file that makes the compiler loop, or take all
+//! Compiles policy files in processes of their own, so that a file that makes the compiler loop, or take all
 //! memory, or overflow its stack costs that process and not the daemon.
 //!
-//! The process is the daemon's own binary with a hidden command. It reads the file from stdin, writes the
-//! machine code into the compile cache, and answers on stdout what the file is. The daemon then finds the
-//! code in the cache. Knows no wasmtime; `compile_child` is the other side.
+//! A process is the daemon's own binary with a hidden command. The first one reads the file from stdin and
+//! answers on stdout what it is. It compiles the file, or returns its parts: the large modules of an interpreter,
+//! which policies share, and the component without them. A process that sees that part only compiles each part
+//! whose code the cache does not have.
+//!
+//! Each process writes machine code into a directory of its own. The daemon computes the name of the entry from
+//! the bytes, and moves the entry of this name into the cache: no file can place code under the name of another.
+//! Knows no wasmtime; `compile_child` is the other side.
 
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use pointsman_routing::Digest;
 
 use crate::{outline::Outline, refusal::Refusal};
 
 mod cancel;
+mod code_store;
 mod private_dir;
 mod quarantine;
 mod supervise;
 pub(crate) mod wire;
 
 pub(crate) use cancel::Cancel;
+use code_store::{CodeStore, WorkDir};
 use private_dir::PrivateDir;
 use quarantine::Quarantine;
 pub use quarantine::{QuarantinedFile, clear_quarantine, quarantined_files};
 use supervise::Ended;
-use wire::{Reply, Request};
+use wire::{Reply, Request, Task};
 
 /// Priority of threads and processes that compile: they yield to requests, and on a busy machine a policy of
 /// 100 KB still compiles within seconds. At 19 it took a minute.
@@ -59,7 +67,9 @@ pub(crate) struct CompilerProcess {
     quarantine: Quarantine,
     /// Held for reading while a file is compiled and loaded; a private directory is emptied in between.
     in_use: RwLock<()>,
-    /// Files that were compiled and not found in the cache.
+    /// Entries that a private directory keeps: those of modules that policies share.
+    shared: Mutex<HashSet<String>>,
+    /// Files and parts that were compiled and not found in the cache.
     compiled: AtomicU64,
 }
 
@@ -72,10 +82,30 @@ enum CacheDir {
     Private(PrivateDir),
 }
 
-/// A compiled file: what it is, and its component when the file is a core module.
+/// A compiled file: what it is, and its parts.
 pub(crate) struct Compiled {
     pub(crate) outline: Outline,
-    pub(crate) encoded: Option<Vec<u8>>,
+    /// The component, when it is not the file.
+    pub(crate) component: Option<Vec<u8>>,
+    /// Modules that the component imports.
+    pub(crate) modules: Vec<Vec<u8>>,
+}
+
+/// A file to compile.
+pub(crate) struct Job<'a> {
+    pub(crate) bytes: &'a [u8],
+    pub(crate) target: Target,
+    pub(crate) cancel: &'a Cancel,
+    /// Returns the name of the cache's entry for the code of some bytes.
+    pub(crate) key: &'a (dyn Fn(&[u8]) -> String + Sync),
+}
+
+/// How the processes of a file are run.
+struct Manner<'a> {
+    /// Whether they lower their priority.
+    yields: bool,
+    /// Told how the file ended a process.
+    died: &'a dyn Fn(&str),
 }
 
 /// Settings of the engine that will run the code, for the child.
@@ -107,15 +137,26 @@ impl CompilerProcess {
             CacheDir::Kept(dir) => Quarantine::load(Some(dir.join(quarantine::FILE_NAME))),
             CacheDir::Private(_) => Quarantine::load(None),
         };
-        Ok(Self { program, limits, dir, quarantine, in_use: RwLock::new(()), compiled: AtomicU64::new(0) })
+        let (shared, compiled) = (Mutex::default(), AtomicU64::new(0));
+        let made = Self { program, limits, dir, quarantine, in_use: RwLock::new(()), shared, compiled };
+        code_store::remove_abandoned(made.base());
+        Ok(made)
     }
 
     /// Returns the directory of wasmtime's cache.
     pub(crate) fn cache_dir(&self) -> PathBuf {
-        code_dir(match &self.dir {
+        code_dir(self.base())
+    }
+
+    fn base(&self) -> &Path {
+        match &self.dir {
             CacheDir::Kept(dir) => dir,
             CacheDir::Private(dir) => dir.path(),
-        })
+        }
+    }
+
+    fn store(&self) -> CodeStore {
+        CodeStore::new(self.cache_dir())
     }
 
     /// Whether the cache outlives the engine.
@@ -123,79 +164,102 @@ impl CompilerProcess {
         matches!(self.dir, CacheDir::Kept(_))
     }
 
-    /// Number of files that were compiled because the cache did not have them.
+    /// Number of files and parts that were compiled because the cache did not have them.
     pub(crate) fn compiled(&self) -> u64 {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// Compiles a file in a new process, and passes the result to `load`, which finds the code in the cache.
+    /// Compiles a file in new processes, and passes the result to `load`, which finds the code in the cache.
     ///
     /// # Errors
-    /// The refusal of the process, or of the way it ended.
+    /// The refusal of a process, or of the way it ended.
     pub(crate) fn compile<T>(
         &self,
-        bytes: &[u8],
+        job: &Job<'_>,
         digest: Digest,
-        target: Target,
-        cancel: &Cancel,
         load: impl FnOnce(Compiled) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
         self.quarantine.check(digest, &self.limits)?;
-        let request = Request::new(target, &self.limits, self.cache_dir(), true);
         let died = |how: &str| {
             tracing::warn!(%digest, how, "compiler process died; its file is quarantined");
             self.quarantine.add(digest, how, &self.limits);
         };
-        self.run_and_load(bytes, &request, cancel, died, load)
+        self.run_and_load(job, &Manner { yields: true, died: &died }, load)
     }
 
     /// Like [`Self::compile`], but for a built-in policy: with the priority of this thread, and never
     /// quarantined.
     pub(crate) fn compile_built_in<T>(
         &self,
-        bytes: &[u8],
-        target: Target,
-        cancel: &Cancel,
+        job: &Job<'_>,
         load: impl FnOnce(Compiled) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
-        let request = Request::new(target, &self.limits, self.cache_dir(), false);
-        self.run_and_load(bytes, &request, cancel, |_| {}, load)
+        self.run_and_load(job, &Manner { yields: false, died: &|_| {} }, load)
     }
 
-    /// Runs a process, passes its result to `load`, and tells `died` how the file ended it.
     fn run_and_load<T>(
         &self,
-        bytes: &[u8],
-        request: &Request,
-        cancel: &Cancel,
-        died: impl FnOnce(&str),
+        job: &Job<'_>,
+        manner: &Manner<'_>,
         load: impl FnOnce(Compiled) -> Result<T, Refusal>,
     ) -> Result<T, Refusal> {
         let outcome = {
             let _in_use = self.in_use.read();
-            self.run(bytes, request, cancel, died).and_then(load)
+            self.run(job, manner).and_then(load)
         };
-        if let (CacheDir::Private(dir), Some(_alone)) = (&self.dir, self.in_use.try_write()) {
-            dir.empty();
+        if let (CacheDir::Private(_), Some(_alone)) = (&self.dir, self.in_use.try_write()) {
+            self.store().keep_only(&self.shared.lock());
         }
         outcome
     }
 
-    fn run(
-        &self,
-        bytes: &[u8],
-        request: &Request,
-        cancel: &Cancel,
-        died: impl FnOnce(&str),
-    ) -> Result<Compiled, Refusal> {
-        match supervise::run(&self.program, request, bytes, &self.limits, cancel) {
-            Ended::Answered(Reply::Compiled { outline, cached, .. }, encoded) => {
-                self.compiled.fetch_add(u64::from(!cached), Ordering::Relaxed);
-                Ok(Compiled { outline, encoded })
+    /// Has the file examined, and compiled where the cache lacks its code.
+    fn run(&self, job: &Job<'_>, manner: &Manner<'_>) -> Result<Compiled, Refusal> {
+        let whole = (job.key)(job.bytes);
+        let task = Task::File { compile: !self.store().has(&whole) };
+        let (reply, mut parts) = self.process(task, job.bytes, &whole, job, manner)?;
+        let Reply::File { outline, .. } = reply else {
+            return Err(Refusal::CompilerDied("the compiler process gave no answer".to_owned()));
+        };
+        // The component comes first; it is empty when it is the file.
+        let component =
+            (!parts.is_empty()).then(|| parts.remove(0)).filter(|component| !component.is_empty());
+        let modules = parts;
+        for part in modules.iter().chain(&component) {
+            let key = (job.key)(part);
+            if !self.store().has(&key) {
+                self.process(Task::Part, part, &key, job, manner)?;
             }
+        }
+        if matches!(self.dir, CacheDir::Private(_)) {
+            self.shared.lock().extend(modules.iter().map(|module| (job.key)(module)));
+        }
+        Ok(Compiled { outline, component, modules })
+    }
+
+    /// Runs one process over `bytes`, and takes the entry `key` from what it compiled.
+    fn process(
+        &self,
+        task: Task,
+        bytes: &[u8],
+        key: &str,
+        job: &Job<'_>,
+        manner: &Manner<'_>,
+    ) -> Result<(Reply, Vec<Vec<u8>>), Refusal> {
+        let work = WorkDir::create(self.base())
+            .map_err(|error| Refusal::CompilerDied(format!("no directory for compiled code: {error}")))?;
+        let request = Request::new(task, job.target, &self.limits, work.path().to_owned(), manner.yields);
+        match supervise::run(&self.program, &request, bytes, &self.limits, job.cancel) {
             Ended::Answered(Reply::Refused(refusal), _) => Err(refusal.into()),
+            Ended::Answered(reply, parts) => {
+                let compiled = matches!(reply, Reply::Part | Reply::File { compiled: true, .. });
+                if compiled && self.store().take(work.path(), key) {
+                    self.compiled.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok((reply, parts))
+            }
             Ended::Died(how) => {
-                died(&how);
+                (manner.died)(&how);
                 Err(Refusal::CompilerDied(how))
             }
             // Another try may succeed: on a busy machine a small file can take this long.
@@ -208,3 +272,6 @@ impl CompilerProcess {
 pub(crate) fn code_dir(cache: &Path) -> PathBuf {
     cache.join("code")
 }
+
+#[cfg(test)]
+mod tests;

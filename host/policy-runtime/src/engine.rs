@@ -5,18 +5,22 @@
 //! for another one's trap.
 
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
     thread,
     time::Duration,
 };
 
+use parking_lot::Mutex;
+use pointsman_routing::Digest;
 use wasmtime::{
-    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, Store,
+    Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, Module, PoolingAllocationConfig, Store,
     component::Linker,
 };
 
 use crate::{
+    cache_key::cache_key,
     capacity::{CORE_INSTANCES_PER_POLICY, Capacity, MEMORIES_PER_POLICY, TABLES_PER_POLICY},
     chores::Chores,
     compiler_process::{CompileLimits, CompilerProcess, Target, code_dir},
@@ -75,6 +79,8 @@ struct Inner {
     ticker: Arc<Ticker>,
     chores: Chores,
     counts_instructions: bool,
+    /// Modules that policies share, by the SHA-256 of their bytes.
+    shared: Mutex<HashMap<Digest, Weak<Module>>>,
     /// What WASI guests register timers with. Nothing runs on it: a guest may not wait.
     idle: Option<tokio::runtime::Runtime>,
 }
@@ -175,6 +181,7 @@ impl PolicyEngine {
                 ticker,
                 chores: Chores::start()?,
                 counts_instructions,
+                shared: Mutex::default(),
                 idle: Some(tokio::runtime::Builder::new_current_thread().enable_time().build()?),
             }),
         })
@@ -219,6 +226,28 @@ impl PolicyEngine {
             reservation: *reservation,
         };
         self.inner.compiler.as_ref().map(|compiler| (compiler, target))
+    }
+
+    /// Whether large modules are compiled apart from the policies that contain them: where their code is kept.
+    pub(crate) fn shares_modules(&self) -> bool {
+        self.inner.cache.is_some()
+    }
+
+    /// Returns the name of the cache's entry for the code of a component or module.
+    pub(crate) fn cache_key(&self, bytes: &[u8]) -> String {
+        cache_key(&self.inner.engine, bytes)
+    }
+
+    /// Returns a module that policies share: that of a policy which has it, that of the cache, or a new one.
+    pub(crate) fn shared_module(&self, digest: Digest, bytes: &[u8]) -> wasmtime::Result<Arc<Module>> {
+        if let Some(module) = self.inner.shared.lock().get(&digest).and_then(Weak::upgrade) {
+            return Ok(module);
+        }
+        let module = Arc::new(Module::from_binary(&self.inner.engine, bytes)?);
+        let mut shared = self.inner.shared.lock();
+        shared.retain(|_, module| module.strong_count() > 0);
+        shared.insert(digest, Arc::downgrade(&module));
+        Ok(module)
     }
 
     /// Returns the runtime that WASI guests register timers with, where the calling thread has none.
@@ -269,20 +298,18 @@ impl PolicyEngine {
 /// An engine that compiles for the engine of another process, and makes no instances.
 pub(crate) struct CompileOnly {
     engine: Engine,
-    cache: Cache,
 }
 
 impl CompileOnly {
     /// Makes an engine whose code the other engine finds in the cache at `dir`: the settings that affect code
     /// are the same.
     pub(crate) fn new(reservation: Option<u64>, dir: &Path) -> wasmtime::Result<Self> {
-        let cache = open_cache(dir)?;
         let mut config = basic();
-        config.cache(Some(cache.clone())).consume_fuel(false);
+        config.cache(Some(open_cache(dir)?)).consume_fuel(false);
         if let Some(reservation) = reservation {
             config.memory_reservation(reservation);
         }
-        Ok(Self { engine: Engine::new(&config)?, cache })
+        Ok(Self { engine: Engine::new(&config)? })
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -291,11 +318,6 @@ impl CompileOnly {
 
     pub(crate) fn linker(&self, wasi: bool) -> wasmtime::Result<Linker<Guest>> {
         linker(&self.engine, wasi)
-    }
-
-    /// Whether the cache had what was compiled.
-    pub(crate) fn hit_cache(&self) -> bool {
-        self.cache.cache_hits() > 0
     }
 }
 

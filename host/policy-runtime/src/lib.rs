@@ -8,6 +8,7 @@
 mod access;
 mod admission;
 mod bindings;
+mod cache_key;
 mod capacity;
 mod catch_panic;
 mod chores;
@@ -29,6 +30,7 @@ mod precheck;
 mod probe;
 mod refusal;
 mod spec;
+mod split;
 mod state;
 mod sync;
 mod ticker;

@@ -13,7 +13,7 @@ use crate::{
     access::{Access, Grant},
     admission,
     catch_panic::on_deep_stack,
-    compiler_process::{Cancel, Compiled},
+    compiler_process::{Cancel, Compiled, Job},
     engine::PolicyEngine,
     guest_info::truncate,
     instance::{Instance, Linked},
@@ -21,6 +21,7 @@ use crate::{
     pool::Pool,
     probe::{self, SampleCall},
     refusal::Refusal,
+    split::split,
 };
 
 /// A policy with its warm instances.
@@ -76,7 +77,14 @@ pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<C
         let component = admission::component(bytes, engine.limits())?;
         let outline = admission::outline(&component)?;
         admission::check_grants(&outline, access)?;
-        let linked = admission::link(engine.engine(), engine.linker(outline.wasi), &component, &outline)?;
+        let parts = engine.shares_modules().then(|| split(&component)).flatten();
+        let linked = match parts {
+            Some(parts) => {
+                admission::check_split(&parts)?;
+                link_parts(engine, &parts.remainder, &parts.modules, &outline)?
+            }
+            None => admission::link(engine.engine(), engine.linker(outline.wasi), &component, &outline)?,
+        };
         Ok((outline, linked))
     };
     let (outline, linked) = on_deep_stack(work).unwrap_or_else(panicked)?;
@@ -93,9 +101,9 @@ pub(crate) fn compile_apart(
 ) -> Result<CompiledPolicy, Refusal> {
     let Some((process, target)) = engine.compiler_process() else { return compile(engine, bytes, access) };
     let begun = Instant::now();
-    let (outline, linked) = process.compile(bytes, digest(bytes), target, cancel, |compiled| {
-        link_compiled(engine, bytes, access, compiled)
-    })?;
+    let job = Job { bytes, target, cancel, key: &|bytes| engine.cache_key(bytes) };
+    let (outline, linked) =
+        process.compile(&job, digest(bytes), |compiled| link_compiled(engine, bytes, access, compiled))?;
     Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun))
 }
 
@@ -110,8 +118,8 @@ pub(crate) fn compile_built_in(
 ) -> Result<CompiledPolicy, Refusal> {
     let Some((process, target)) = engine.compiler_process() else { return compile(engine, bytes, access) };
     let begun = Instant::now();
-    let compiled =
-        process.compile_built_in(bytes, target, cancel, |built| link_compiled(engine, bytes, access, built));
+    let job = Job { bytes, target, cancel, key: &|bytes| engine.cache_key(bytes) };
+    let compiled = process.compile_built_in(&job, |built| link_compiled(engine, bytes, access, built));
     match compiled {
         Ok((outline, linked)) => Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun)),
         Err(Refusal::CompilerDied(how)) if !cancel.is_cancelled() => {
@@ -127,14 +135,29 @@ fn link_compiled(
     engine: &PolicyEngine,
     bytes: &[u8],
     access: &Access,
-    Compiled { outline, encoded }: Compiled,
+    Compiled { outline, component, modules }: Compiled,
 ) -> Result<(Outline, Linked), Refusal> {
     admission::check_grants(&outline, access)?;
-    let component = encoded.as_deref().unwrap_or(bytes);
+    let component = component.as_deref().unwrap_or(bytes);
     // Should the code be gone, this process compiles what the other one could.
-    let linked =
-        on_deep_stack(|| admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline));
+    let linked = on_deep_stack(|| match modules.as_slice() {
+        [] => admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline),
+        modules => link_parts(engine, component, modules, &outline),
+    });
     Ok((outline, linked.unwrap_or_else(panicked)?))
+}
+
+/// Links a component whose large modules were taken out with the modules.
+fn link_parts(
+    engine: &PolicyEngine,
+    remainder: &[u8],
+    modules: &[Vec<u8>],
+    outline: &Outline,
+) -> Result<Linked, Refusal> {
+    let shared = modules.iter().map(|module| engine.shared_module(digest(module), module));
+    let shared = shared.collect::<wasmtime::Result<Vec<_>>>();
+    let shared = shared.map_err(|error| Refusal::Compile(truncate(format!("{error:#}"))))?;
+    admission::link_parts(engine.engine(), engine.linker(outline.wasi), remainder, shared, outline)
 }
 
 fn panicked<T>(panic: String) -> Result<T, Refusal> {

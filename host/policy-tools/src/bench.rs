@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::{
     one_row,
     output::print,
-    policy_file::{LimitArgs, PolicyFile, refused},
+    policy_file::{LimitArgs, PolicyFile},
 };
 
 /// Budget for the median time of a call after warm-up: rows, microseconds.
@@ -32,7 +32,7 @@ same on every machine.
 Exit code: 0 when the policy was measured, within the budget or not; 1 when a call failed; 2 when the file is
 refused.")]
 pub struct BenchArgs {
-    /// The component, or core module with embedded WIT metadata.
+    /// The component, or core module with embedded WIT metadata; or the name of a built-in policy.
     file: PathBuf,
     /// Settings, as a JSON object.
     #[arg(long, value_name = "JSON", default_value = "{}")]
@@ -63,8 +63,8 @@ struct Measured {
 impl BenchArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let begun = Instant::now();
-        let file = PolicyFile::read(&self.file, &self.limits)?;
-        let policy = file.load(&self.settings).map_err(|refusal| refused(&self.file, &refusal))?;
+        let file = PolicyFile::read_anew(&self.file, &self.limits)?;
+        let policy = file.load(&self.settings).map_err(|refusal| file.refused(&refusal))?;
         let load = begun.elapsed();
         let info = policy.info();
         print(&format!(
@@ -104,7 +104,8 @@ impl BenchArgs {
                     measured.push(times);
                 }
                 Err(failure) => {
-                    print(&format!("{rows:>6} failed ({}): {failure}\n", failure.kind()))?;
+                    let hint = file.hint();
+                    print(&format!("{rows:>6} failed ({}): {failure}{hint}\n", failure.kind()))?;
                     return Ok(ExitCode::FAILURE);
                 }
             }

@@ -11,9 +11,9 @@ use crate::output::{print, spinner};
 /// Arguments of `build`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The files decide the language: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript.
-Python needs python3 with venv, JavaScript needs Node 20 with npm. The first build installs their
-tools under --tools.
+The files decide the language: Cargo.toml is Rust, policy.py is Python, policy.js is JavaScript, policy.ts is
+TypeScript. Python needs python3 with venv, the last two need Node 20 with npm. The first build installs
+their tools under --tools.
 Exit code: 0 when the component was built, 2 when it was not.")]
 pub struct BuildArgs {
     /// The project directory.
@@ -22,7 +22,7 @@ pub struct BuildArgs {
     /// The component to write [default: NAME.wasm in the project directory].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Directory of the tools for Python and JavaScript; projects may share it [default: target/tools in the
+    /// Directory of the tools for Python, JavaScript and TypeScript; projects may share it [default: target/tools in the
     /// project].
     #[arg(long, value_name = "DIR")]
     tools: Option<PathBuf>,

@@ -11,6 +11,7 @@ use pointsman_policy_admin::PolicyAdminCommand;
 
 mod bench;
 mod build;
+mod facts;
 mod inspect;
 mod new;
 mod oci;
@@ -34,9 +35,11 @@ pub enum PolicyCommand {
     Run(run::RunArgs),
     /// Measure a compiled policy: time per call, time to load, file size.
     Bench(bench::BenchArgs),
-    /// Create a project directory for a new policy; it builds outside this repository.
+    /// Create a project directory for a new policy, with all that it needs.
     New(new::NewArgs),
-    /// Build a policy project in Rust, Python or JavaScript into a component.
+    /// List the facts that a policy can ask for: type, unit, range, and when they are absent.
+    Facts(facts::FactsArgs),
+    /// Build a policy project in Rust, Python, JavaScript or TypeScript into a component.
     Build(build::BuildArgs),
     /// Copy a policy file and its signature to a registry, an OCI image layout or a directory.
     Push(transfer::PushArgs),
@@ -59,6 +62,7 @@ impl PolicyCommand {
             Self::Run(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
+            Self::Facts(args) => args.run(),
             Self::Build(args) => args.run(),
             Self::Push(args) => args.run(),
             Self::Pull(args) => args.run(),

@@ -12,6 +12,7 @@ use clap::{Args, ValueEnum};
 
 use crate::output::print;
 
+mod sdk;
 mod templates;
 
 use templates::{rust, script};
@@ -31,13 +32,11 @@ pub struct NewArgs {
     /// Project directory; must be empty or not exist [default: ./NAME].
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Directory `policies/sdk` of a Pointsman checkout, for Rust; without it, set the path in Cargo.toml.
-    #[arg(long, value_name = "PATH")]
-    sdk: Option<PathBuf>,
 }
 
+/// World of a policy, as an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum ProjectWorld {
+pub(crate) enum ProjectWorld {
     /// Chooses a worker.
     Selector,
     /// Assigns a cost to each worker.
@@ -50,38 +49,43 @@ enum ProjectWorld {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum ProjectLanguage {
-    /// A cargo package that uses the SDK; by far the fastest.
+    /// A cargo package with the SDK's sources; by far the fastest.
     Rust,
     /// One file; componentize-py builds the component.
     Python,
     /// One file; componentize-js builds the component.
     Js,
+    /// As JavaScript, with types of the contract and of each fact.
+    Ts,
 }
-
-/// Path of the SDK without `--sdk`: in a checkout beside the project.
-const DEFAULT_SDK: &str = "../pointsman/policies/sdk";
 
 impl NewArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let dir = self.dir.clone().unwrap_or_else(|| PathBuf::from(&self.name));
-        let sdk = self.sdk.as_deref().map(checked_sdk).transpose()?;
         make_empty(&dir)?;
-        for (file, text) in self.files(sdk.as_deref()) {
-            let path = dir.join(file);
-            write_new(&path, &text).with_context(|| path.display().to_string())?;
-            print(&format!("wrote  {}\n", path.display()))?;
+        let write = |path: &Path, text: &str| {
+            write_new(&dir.join(path), text).with_context(|| dir.join(path).display().to_string())
+        };
+        for (file, text) in self.files() {
+            write(Path::new(file), &text)?;
+            print(&format!("wrote  {}\n", dir.join(file).display()))?;
         }
-        if self.lang == ProjectLanguage::Rust && sdk.is_none() {
-            print("next   set the path of the SDK in Cargo.toml\n")?;
+        if self.lang == ProjectLanguage::Rust {
+            let files = sdk::files();
+            for (file, text) in &files {
+                write(&Path::new(sdk::DIR).join(file), text)?;
+            }
+            let sdk = dir.join(sdk::DIR);
+            print(&format!("wrote  {}, {} files: the SDK of this release\n", sdk.display(), files.len()))?;
         }
         print(&format!("next   cd {}; README.md has the next commands\n", dir.display()))?;
         Ok(ExitCode::SUCCESS)
     }
 
-    fn files(&self, sdk: Option<&Path>) -> Vec<(&'static str, String)> {
+    fn files(&self) -> Vec<(&'static str, String)> {
         match self.lang {
-            ProjectLanguage::Rust => rust(&self.name, self.world, sdk),
-            ProjectLanguage::Python | ProjectLanguage::Js => script(&self.name, self.world, self.lang),
+            ProjectLanguage::Rust => rust(&self.name, self.world),
+            lang => script(&self.name, self.world, lang),
         }
     }
 }
@@ -95,16 +99,6 @@ fn name(text: &str) -> Result<String, String> {
     } else {
         Err("use lower case letters, digits and single dashes, and begin with a letter".to_owned())
     }
-}
-
-/// Returns the SDK's directory as an absolute path, because the project may be anywhere.
-fn checked_sdk(path: &Path) -> anyhow::Result<PathBuf> {
-    let path = path.canonicalize().with_context(|| format!("--sdk {}", path.display()))?;
-    let manifest = fs::read_to_string(path.join("Cargo.toml")).unwrap_or_default();
-    if !manifest.contains("name = \"pointsman-policy-sdk\"") {
-        bail!("--sdk {}: not the directory of the crate pointsman-policy-sdk", path.display());
-    }
-    Ok(path)
 }
 
 /// Creates the directory, or accepts an empty one. Never overwrites a file.
@@ -143,27 +137,31 @@ mod tests {
     #[test]
     fn every_rust_template_is_filled_and_its_cases_are_well_formed() {
         for world in ProjectWorld::value_variants() {
-            let args = NewArgs {
-                name: "my-rule".to_owned(),
-                world: *world,
-                lang: ProjectLanguage::Rust,
-                dir: None,
-                sdk: None,
-            };
-            let odd = Path::new("/tmp/a \"quoted\" place");
-            for sdk in [None, Some(odd)] {
-                let files = args.files(sdk);
-                for (file, text) in &files {
-                    assert!(!text.contains("{{") && !text.contains("}}"), "{world:?} {file}: {text}");
+            let args =
+                NewArgs { name: "my-rule".to_owned(), world: *world, lang: ProjectLanguage::Rust, dir: None };
+            let files = args.files();
+            for (file, text) in &files {
+                assert!(!text.contains("{{") && !text.contains("}}"), "{world:?} {file}: {text}");
+            }
+            let text = |name| &files.iter().find(|(file, _)| *file == name).expect(name).1;
+            assert_eq!(cases::parse(text("cases.toml"), &fact_table()).expect("well-formed cases").len(), 3);
+            let manifest: toml::Table = text("Cargo.toml").parse().expect("well-formed manifest");
+            let path = manifest["dependencies"]["pointsman-policy-sdk"]["path"].as_str();
+            assert_eq!(path, Some(sdk::DIR));
+        }
+    }
+
+    /// A project is all that its author has: what its files name must be in it, or be a command.
+    #[test]
+    fn no_template_names_a_file_of_the_repository() {
+        for world in ProjectWorld::value_variants() {
+            for lang in ProjectLanguage::value_variants() {
+                let args = NewArgs { name: "my-rule".to_owned(), world: *world, lang: *lang, dir: None };
+                for (file, text) in args.files() {
+                    for part in ["wit/", "policies/", "docs/", "checkout", "xtask"] {
+                        assert!(!text.contains(part), "{world:?} {lang:?} {file} names {part}");
+                    }
                 }
-                let text = |name| &files.iter().find(|(file, _)| *file == name).expect(name).1;
-                assert_eq!(
-                    cases::parse(text("cases.toml"), &fact_table()).expect("well-formed cases").len(),
-                    3
-                );
-                let manifest: toml::Table = text("Cargo.toml").parse().expect("well-formed manifest");
-                let path = manifest["dependencies"]["pointsman-policy-sdk"]["path"].as_str();
-                assert_eq!(path, Some(sdk.map_or(DEFAULT_SDK, |sdk| sdk.to_str().expect("text"))));
             }
         }
     }
@@ -171,9 +169,13 @@ mod tests {
     #[test]
     fn every_script_template_is_filled_and_names_its_world() {
         for world in ProjectWorld::value_variants() {
-            for (lang, rule) in [(ProjectLanguage::Python, "policy.py"), (ProjectLanguage::Js, "policy.js")] {
-                let args = NewArgs { name: "my-rule".to_owned(), world: *world, lang, dir: None, sdk: None };
-                let files = args.files(None);
+            for (lang, rule) in [
+                (ProjectLanguage::Python, "policy.py"),
+                (ProjectLanguage::Js, "policy.js"),
+                (ProjectLanguage::Ts, "policy.ts"),
+            ] {
+                let args = NewArgs { name: "my-rule".to_owned(), world: *world, lang, dir: None };
+                let files = args.files();
                 for (file, text) in &files {
                     assert!(!text.contains("{{") && !text.contains("}}"), "{world:?} {file}: {text}");
                 }

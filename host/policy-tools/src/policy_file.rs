@@ -1,6 +1,8 @@
 //! Reads, compiles and loads a policy file for a command, with the limits from the command line.
 
 use std::{
+    fs::DirBuilder,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -51,17 +53,29 @@ pub(crate) struct PolicyFile {
 }
 
 impl PolicyFile {
+    /// Reads and compiles a file. The code of an interpreter is compiled once and kept for later commands.
     pub(crate) fn read(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         Self::read_hashing(path, limits, 0)
     }
 
     /// As [`Self::read`]; the names in a formula file are hashed with this salt.
     pub(crate) fn read_hashing(path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
-        let bytes = read(path)?;
+        Self::read_on(&keeping_engine(limits)?, path, limits, salt)
+    }
+
+    /// As [`Self::read`], and compiles all of it: for its time.
+    pub(crate) fn read_anew(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
+        Self::read_on(&engine(limits)?, path, limits, 0)
+    }
+
+    fn read_on(engine: &PolicyEngine, path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
+        let bytes = read_or_built_in(path)?;
         if !path.to_string_lossy().ends_with(FORMULA_SUFFIX) {
             let access = Access::new(&Access::ALL);
-            let (limits, compiled) = compiled(path, &bytes, limits, &access)?;
-            return Ok(Self { path: path.to_owned(), bytes, limits, compiled, formulas: None, access });
+            let compiled = compiled(engine, path, &bytes, &access)
+                .map_err(|refusal| hinted(refused(path, &refusal), hint(&bytes, &limits.limits())))?;
+            let (path, limits) = (path.to_owned(), limits.limits());
+            return Ok(Self { path, bytes, limits, compiled, formulas: None, access });
         }
         let text = std::str::from_utf8(&bytes).with_context(|| path.display().to_string())?;
         let settings = FormulaSettings::of_file(text, salt);
@@ -76,10 +90,10 @@ impl PolicyFile {
         content: &[u8],
         limits: &LimitArgs,
     ) -> anyhow::Result<Self> {
-        let access = Access::new(&Access::ALL);
+        let (engine, access) = (keeping_engine(limits)?, Access::new(&Access::ALL));
         let part = |bytes: &[u8]| -> anyhow::Result<_> {
-            let (limits, compiled) = compiled(path, bytes, limits, &access)?;
-            Ok((limits, compiled.identified_by(digest(content))))
+            let compiled = compiled(&engine, path, bytes, &access);
+            Ok(compiled.map_err(|refusal| refused(path, &refusal))?.identified_by(digest(content)))
         };
         let FormulaSettings { keep, rank } = settings;
         let (bytes, settings, keep) = match (keep, rank) {
@@ -87,11 +101,11 @@ impl PolicyFile {
             (keep, rank) => (FORMULA, rank.unwrap_or_else(|| "{}".to_owned()), keep),
         };
         let load = |keep: String| {
-            let loaded = part(FORMULA_FILTER)?.1.configure(Origin::File(path.to_owned()), &keep);
+            let loaded = part(FORMULA_FILTER)?.configure(Origin::File(path.to_owned()), &keep);
             loaded.map_err(|refusal| refused(path, &refusal))
         };
         let formulas = Some((settings, keep.map(load).transpose()?));
-        let (limits, compiled) = part(bytes)?;
+        let (compiled, limits) = (part(bytes)?, limits.limits());
         Ok(Self { path: path.to_owned(), bytes: bytes.to_vec(), limits, compiled, formulas, access })
     }
 
@@ -106,6 +120,16 @@ impl PolicyFile {
         self.compiled.configure(Origin::File(self.path.clone()), settings)
     }
 
+    /// Returns the error of a command whose policy was refused.
+    pub(crate) fn refused(&self, refusal: &Refusal) -> anyhow::Error {
+        hinted(refused(&self.path, refusal), self.hint())
+    }
+
+    /// Returns what to try when the policy exceeds a limit; empty when limits are no likely reason.
+    pub(crate) fn hint(&self) -> &'static str {
+        hint(&self.bytes, &self.limits)
+    }
+
     /// Loads the policy on an engine that counts instructions. Counting slows a call down, so each call may
     /// take ten times the deadline.
     pub(crate) fn counting(&self, settings: &str) -> anyhow::Result<LoadedPolicy> {
@@ -117,25 +141,82 @@ impl PolicyFile {
         let settings = self.formulas.as_ref().map_or(settings, |(own, _)| own);
         let policy = pointsman_policy_runtime::compile(&engine, &self.bytes, &self.access)
             .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));
-        policy.map_err(|refusal| refused(&self.path, &refusal))
+        policy.map_err(|refusal| self.refused(&refusal))
     }
 }
 
+/// An engine that keeps the code of interpreters for later commands, where it can.
+fn keeping_engine(limits: &LimitArgs) -> anyhow::Result<PolicyEngine> {
+    let kept = cache_dir().and_then(|dir| {
+        PolicyEngine::with_cache(limits.limits(), Capacity::detect(), dir)
+            .inspect_err(|error| tracing::debug!(%error, "compiled code is not kept"))
+            .ok()
+    });
+    kept.map_or_else(|| engine(limits), Ok)
+}
+
+fn engine(limits: &LimitArgs) -> anyhow::Result<PolicyEngine> {
+    PolicyEngine::new(limits.limits(), Capacity::detect())
+        .map_err(|error| anyhow::anyhow!("cannot create the policy engine: {error:#}"))
+}
+
 fn compiled(
+    engine: &PolicyEngine,
     path: &Path,
     bytes: &[u8],
-    limits: &LimitArgs,
     access: &Access,
-) -> anyhow::Result<(Limits, CompiledPolicy)> {
-    let engine = PolicyEngine::new(limits.limits(), Capacity::detect())
-        .map_err(|error| anyhow::anyhow!("cannot create the policy engine: {error:#}"))?;
+) -> Result<CompiledPolicy, Refusal> {
     let _spinner = spinner(format!("compiling {}", path.display()));
-    let compiled = pointsman_policy_runtime::compile(&engine, bytes, access);
-    Ok((limits.limits(), compiled.map_err(|refusal| refused(path, &refusal))?))
+    pointsman_policy_runtime::compile(engine, bytes, access)
+}
+
+/// Returns the directory for compiled code of this user, with access for this user only: who can write there
+/// can run code as this user.
+fn cache_dir() -> Option<PathBuf> {
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
+    let dir = base.or_else(home)?.join("pointsman/compiled");
+    DirBuilder::new().recursive(true).mode(0o700).create(&dir).ok()?;
+    let found = std::fs::metadata(&dir).ok()?;
+    // Another user's directory, or one that others can write to, is not trusted.
+    let own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0;
+    own.then_some(dir)
 }
 
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Least size of a file that has an interpreter in it, bytes.
+const INTERPRETER_BYTES: usize = 4 << 20;
+/// Limits that suffice for interpreters: bytes of memory, and CPU time of a call.
+const INTERPRETER_LIMITS: (usize, Duration) = (64 << 20, Duration::from_millis(20));
+
+fn hint(bytes: &[u8], limits: &Limits) -> &'static str {
+    let (memory, deadline) = INTERPRETER_LIMITS;
+    if bytes.len() >= INTERPRETER_BYTES && (limits.memory_bytes < memory || limits.deadline < deadline) {
+        "; a policy in Python or JavaScript needs `--memory-bytes 67108864 --deadline-ms 20`"
+    } else {
+        ""
+    }
+}
+
+fn hinted(error: anyhow::Error, hint: &str) -> anyhow::Error {
+    anyhow::anyhow!("{error:#}{hint}")
+}
+
+/// Reads a file, or returns the built-in policy of that name where there is no such file.
+fn read_or_built_in(path: &Path) -> anyhow::Result<Vec<u8>> {
+    if path.exists() {
+        return read(path);
+    }
+    match path.to_str().and_then(pointsman_embedded_policies::by_name) {
+        Some(bytes) => Ok(bytes.to_vec()),
+        None => read(path).with_context(|| {
+            let names = pointsman_embedded_policies::NAMES;
+            format!("neither a file nor a built-in policy ({names})")
+        }),
+    }
 }
 
 pub(crate) fn refused(path: &Path, refusal: &Refusal) -> anyhow::Error {

@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::{
     output::print,
-    policy_file::{LimitArgs, PolicyFile, refused},
+    policy_file::{LimitArgs, PolicyFile},
     replay::{Difference, FactDifference, RankBy, Report, replay_behind},
 };
 
@@ -33,8 +33,8 @@ A filter replaces the first recorded filter. A scorer or selector replaces the p
 Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or the recording lacks
 facts that the policy asks for.")]
 pub struct RunArgs {
-    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).
-    /// `formula` takes its formulas from --settings.
+    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`); or the name of
+    /// a built-in policy, of which `formula` takes its formulas from --settings.
     file: PathBuf,
     /// The recorded decisions, one per line.
     #[arg(long, value_name = "FILE")]
@@ -71,7 +71,7 @@ impl RunArgs {
         } else {
             PolicyFile::read_hashing(&self.file, &self.limits, self.hash_salt)?
         };
-        let policy = file.load(&settings).map_err(|refusal| refused(&self.file, &refusal))?;
+        let policy = file.load(&settings).map_err(|refusal| file.refused(&refusal))?;
         let recording = File::open(&self.receipts).with_context(|| self.receipts.display().to_string())?;
         let rank_by = if self.as_recorded { RankBy::Recorded } else { RankBy::Policy };
         let filter = file.filter().map(|filter| -> &dyn Policy { filter });

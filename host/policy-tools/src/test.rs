@@ -16,7 +16,7 @@ use pointsman_workers::{DpRank, Leg, WorkerId};
 use crate::{
     one_row,
     output::print,
-    policy_file::{LimitArgs, PolicyFile, refused},
+    policy_file::{LimitArgs, PolicyFile},
 };
 
 /// Arguments of `test`.
@@ -52,7 +52,7 @@ impl TestArgs {
         match loads.with(default) {
             // A policy may require settings; then each case has its own.
             Err(Refusal::Configure(_)) if self.settings.is_none() => {}
-            Err(refusal) => return Err(refused(&self.file, refusal)),
+            Err(refusal) => return Err(file.refused(refusal)),
             Ok(_) => {}
         }
         let text = std::fs::read_to_string(&self.cases).with_context(|| self.cases.display().to_string())?;
@@ -110,7 +110,8 @@ impl Loads<'_> {
                 .and_then(|()| ask(policy, case))
                 .unwrap_or_else(|failure| Answer::Failed(format!("{failure} ({})", failure.kind()))),
             Err(Refusal::Configure(message)) => Answer::Refused(message.clone()),
-            Err(refusal) => Answer::Refused(format!("{refusal} ({})", refusal.kind())),
+            // It is not the settings: a probe's trap, for example.
+            Err(refusal) => Answer::Failed(format!("{refusal} ({})", refusal.kind())),
         };
         if matches!(answer, Answer::Failed(_)) {
             // The instance cannot be used again; a new load is quicker than waiting for it to be rebuilt.

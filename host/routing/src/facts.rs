@@ -223,7 +223,7 @@ impl UnknownFact {
         let closest = of_scope.into_iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
         match closest.filter(|name| likeness(name) > 0.8) {
             Some(name) => format!("did you mean `{name}`?"),
-            None => "see wit/facts.md for the names of facts".to_owned(),
+            None => "`pointsman policy facts` lists the names of facts".to_owned(),
         }
     }
 }
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn an_unknown_fact_is_named() {
         let error = Wants::resolve(&["prompt-text"], &[] as &[&str]).expect_err("no such fact");
-        let see = "see wit/facts.md for the names of facts";
+        let see = "`pointsman policy facts` lists the names of facts";
         assert_eq!(error.to_string(), "unknown request fact `prompt-text`: did you mean `prompt-tokens`?");
         let error = Wants::resolve(&[] as &[&str], &["label-is/=x"]).expect_err("no key");
         assert_eq!(error.to_string(), format!("unknown worker fact `label-is/=x`: {see}"));

@@ -10,13 +10,15 @@ use std::{
     process::Command,
 };
 
+pub mod contract;
 mod error;
 mod project;
 mod script;
+pub mod typescript;
 
 pub use error::GuestBuildError;
 pub use project::{Built, Language, Project};
-pub use script::{JS_HELPER, PYTHON_HELPER};
+pub use script::{JS_HELPER, JS_HELPER_TYPES, PYTHON_HELPER, TYPESCRIPT};
 
 /// A guest target of rustc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

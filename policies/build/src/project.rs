@@ -16,6 +16,8 @@ pub enum Language {
     Python,
     /// `policy.js`, made a component by componentize-js.
     JavaScript,
+    /// `policy.ts`, checked and made JavaScript by TypeScript's compiler.
+    TypeScript,
 }
 
 /// A folder that holds a policy.
@@ -41,8 +43,13 @@ impl Language {
     /// The language of the project in `folder`, by the file that each must have.
     #[must_use]
     pub fn of(folder: &Path) -> Option<Self> {
-        let files =
-            [(Self::Rust, "Cargo.toml"), (Self::Python, "policy.py"), (Self::JavaScript, "policy.js")];
+        // TypeScript first: its compiler may have left a policy.js.
+        let files = [
+            (Self::Rust, "Cargo.toml"),
+            (Self::Python, "policy.py"),
+            (Self::TypeScript, "policy.ts"),
+            (Self::JavaScript, "policy.js"),
+        ];
         files.into_iter().find(|(_, file)| folder.join(file).is_file()).map(|(language, _)| language)
     }
 
@@ -53,6 +60,7 @@ impl Language {
             Self::Rust => "Rust",
             Self::Python => "Python",
             Self::JavaScript => "JavaScript",
+            Self::TypeScript => "TypeScript",
         }
     }
 }
@@ -67,7 +75,7 @@ impl Project {
         let problem = |problem: String| GuestBuildError::Project { folder: folder.to_owned(), problem };
         let absolute = folder.canonicalize().map_err(|error| problem(error.to_string()))?;
         let language = Language::of(&absolute)
-            .ok_or_else(|| problem("has none of Cargo.toml, policy.py, policy.js".to_owned()))?;
+            .ok_or_else(|| problem("has none of Cargo.toml, policy.py, policy.ts, policy.js".to_owned()))?;
         let file = if language == Language::Rust { "Cargo.toml" } else { "policy.toml" };
         let text = std::fs::read_to_string(absolute.join(file))
             .map_err(|error| problem(format!("{file}: {error}")))?;
@@ -95,6 +103,9 @@ impl Project {
             Language::Python => script::python(&self.folder, &self.tools, &self.name()?, &self.world()?)?,
             Language::JavaScript => {
                 script::javascript(&self.folder, &self.tools, &self.name()?, &self.world()?)?
+            }
+            Language::TypeScript => {
+                script::typescript(&self.folder, &self.tools, &self.name()?, &self.world()?)?
             }
         };
         Ok(Built { name: self.name()?, bytes })

@@ -86,7 +86,10 @@ fn unknown(scope: &str, name: &str, facts: &BTreeMap<String, FactType>) -> Strin
     let labels = if scope == "worker" { labels } else { &[] };
     let hint = closest(name, known.chain(labels.iter().copied()));
     let hint = hint.map(|name| format!("; did you mean \"{name}\"?"));
-    format!("unknown {scope} fact{}", hint.unwrap_or_else(|| "; wit/facts.md lists all facts".to_owned()))
+    format!(
+        "unknown {scope} fact{}",
+        hint.unwrap_or_else(|| "; `pointsman policy facts` lists all".to_owned())
+    )
 }
 
 /// Returns the known name that is closest to a misspelt one, if at most half of its letters differ.

@@ -339,6 +339,15 @@ impl Decision {
     pub fn row(row: usize) -> Self {
         Self::Choose { row: u32::try_from(row).unwrap_or(u32::MAX), costs: Vec::new(), reason: None }
     }
+
+    /// Adds an explanation of the choice for receipts. The host keeps the first 512 bytes.
+    #[must_use]
+    pub fn because(self, reason: impl Into<String>) -> Self {
+        match self {
+            Self::Choose { row, costs, .. } => Self::Choose { row, costs, reason: Some(reason.into()) },
+            other => other,
+        }
+    }
 }
 
 /// Parses `settings`, a JSON object, and configures a policy, as the host does when it loads one. Empty text

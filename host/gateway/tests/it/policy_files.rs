@@ -40,6 +40,37 @@ fn a_file_is_compiled_by_another_process_and_its_code_found_in_the_cache() {
     daemon.until_it_serves("prefill", &core);
 }
 
+/// A file with as much code as an interpreter has, beside the policy.
+fn with_interpreter() -> Vec<u8> {
+    bombs::with_module(LEAST_LOADED, &bombs::large_function(600_000))
+}
+
+#[test]
+fn the_code_that_two_files_share_is_compiled_once() {
+    for cache in [None, Some(tempfile::tempdir().unwrap())] {
+        let keys = cache.as_ref().map(|dir| format!("compile_cache = '{}'", dir.path().join("c").display()));
+        let daemon = Daemon::start(&keys.unwrap_or_default());
+        let mut times = Vec::new();
+        for version in 0..4 {
+            let file = version_of(&with_interpreter(), version);
+            daemon.drop_file("prefill.wasm", &file);
+            times.push(daemon.until_it_serves("prefill", &file));
+        }
+        println!("from the rename until the new file serves: {times:?}");
+        assert!(times[1..].iter().min() < times.first(), "{times:?}");
+        if let Some(cache) = cache {
+            let code = cache.path().join("c/code/modules");
+            let compilers = fs::read_dir(code).unwrap().map(|dir| dir.unwrap().path());
+            let sizes =
+                |dir| fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().metadata().unwrap().len());
+            let entries: Vec<u64> = compilers.flat_map(sizes).collect();
+            let large = entries.iter().filter(|size| **size > 100_000).count();
+            println!("entries of the cache, bytes: {entries:?}");
+            assert!(large >= 1 && entries.len() >= 5, "{entries:?}");
+        }
+    }
+}
+
 #[test]
 fn bombs_are_refused_with_the_bound_that_they_exceed_and_the_next_file_serves() {
     let daemon = Daemon::start("");

@@ -79,11 +79,6 @@ impl Terminal {
         command
     }
 
-    /// Puts `policies/sdk` of the checkout where commands name it.
-    fn link_sdk(&self) {
-        let policies = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../policies");
-        std::os::unix::fs::symlink(policies, self.dir.path().join("policies")).unwrap();
-    }
 
     /// Runs a line of commands for policy authors.
     ///
@@ -148,7 +143,6 @@ fn the_commands_of_the_readme_work_as_written_with_simulated_engines() {
     assert_eq!(answer["object"], "chat.completion", "{answer}");
     assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0, "{answer}");
 
-    terminal.link_sdk();
     policy[0].lines().for_each(|line| terminal.follow(line));
     let ask = engines[1].replace("curl -s ", "curl -si -H 'x-pointsman-decision: 1' ");
     terminal.until(&ask, "least-loaded@");
@@ -175,7 +169,6 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     let [new, build, install, ask, broken, rollback, remove] = &commands("docs/first-policy.md")[..] else {
         panic!("the page has other blocks: {:#?}", commands("docs/first-policy.md"))
     };
-    terminal.link_sdk();
     [new, build].iter().flat_map(|block| block.lines()).for_each(|line| terminal.follow(line));
     terminal.follow(install);
     terminal.until(ask, "least-loaded@2");

@@ -35,12 +35,6 @@ impl PrivateDir {
     pub(super) fn path(&self) -> &Path {
         &self.0
     }
-
-    /// Removes the content. The compiler creates the directories that it needs.
-    pub(super) fn empty(&self) {
-        // Files that cannot be removed now are removed with the directory.
-        let _ = fs::remove_dir_all(super::code_dir(&self.0).join("modules"));
-    }
 }
 
 impl Drop for PrivateDir {

@@ -30,8 +30,8 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 
 /// How a process ended.
 pub(super) enum Ended {
-    /// With an answer. The component is there when the file is a core module.
-    Answered(Reply, Option<Vec<u8>>),
+    /// With an answer, and the parts of the file.
+    Answered(Reply, Vec<Vec<u8>>),
     /// The file is to blame: memory, CPU time, stack or a panic.
     Died(String),
     /// The file is not to blame: the process could not be started, took too long, or was cancelled.
@@ -139,12 +139,25 @@ fn answer(status: ExitStatus, mut output: Vec<u8>, errors: &[u8], limits: &Compi
     let Some(end) = output.iter().take(MAX_HEAD_BYTES).position(|byte| *byte == b'\n') else {
         return garbled();
     };
-    let encoded = output.split_off(end + 1);
-    match serde_json::from_slice(&output) {
-        Ok(Reply::Compiled { encoded_bytes, .. }) if encoded_bytes != encoded.len() => garbled(),
-        Ok(reply) => Ended::Answered(reply, (!encoded.is_empty()).then_some(encoded)),
-        Err(_) => garbled(),
+    let rest = output.split_off(end + 1);
+    let Ok(reply) = serde_json::from_slice(&output) else { return garbled() };
+    match parts(&reply, &rest) {
+        Some(parts) => Ended::Answered(reply, parts),
+        None => garbled(),
     }
+}
+
+/// Returns the component and the modules that follow an answer: as many bytes as it says, and no more.
+fn parts(reply: &Reply, mut rest: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut parts = Vec::new();
+    if let Reply::File { component_bytes, module_bytes, .. } = reply {
+        for bytes in std::iter::once(component_bytes).chain(module_bytes) {
+            let (part, others) = rest.split_at_checked(*bytes)?;
+            parts.push(part.to_owned());
+            rest = others;
+        }
+    }
+    rest.is_empty().then_some(parts)
 }
 
 /// Says why a process died, with the limit if that can be determined.

@@ -1,5 +1,5 @@
 //! Protocol between daemon and compiler process. The request is an argument. The answer is one line of JSON
-//! on stdout, followed by the bytes of the component if the file is a core module.
+//! on stdout, followed by the bytes of the parts that the process made of the file.
 
 use std::path::PathBuf;
 
@@ -11,6 +11,8 @@ use crate::{guest_info::truncate, outline::Outline, refusal::Refusal};
 /// Job of the process, and its limits.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
+    /// What the bytes on stdin are.
+    pub(crate) task: Task,
     /// Process that waits for the answer.
     pub(crate) parent: u32,
     /// Largest file, bytes.
@@ -19,7 +21,7 @@ pub(crate) struct Request {
     pub(crate) memory_bytes: usize,
     /// Address space of a memory, bytes.
     pub(crate) reservation: Option<u64>,
-    /// Directory of wasmtime's cache.
+    /// Directory of wasmtime's cache, for this process only.
     pub(crate) cache: PathBuf,
     /// Most address space of the process, bytes.
     pub(crate) address_space: u64,
@@ -29,9 +31,25 @@ pub(crate) struct Request {
     pub(crate) yields: bool,
 }
 
+/// What the process is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Task {
+    /// A policy file. It is compiled when that is wanted and it is not in parts.
+    File { compile: bool },
+    /// A part of a file, and nothing else of it. It is compiled.
+    Part,
+}
+
 impl Request {
-    pub(super) fn new(target: Target, limits: &CompileLimits, cache: PathBuf, yields: bool) -> Self {
+    pub(super) fn new(
+        task: Task,
+        target: Target,
+        limits: &CompileLimits,
+        cache: PathBuf,
+        yields: bool,
+    ) -> Self {
         Self {
+            task,
             parent: std::process::id(),
             file_bytes: target.file_bytes,
             memory_bytes: target.memory_bytes,
@@ -47,14 +65,18 @@ impl Request {
 /// Answer of the process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// The code is in the cache.
-    Compiled {
+    /// The file is a policy.
+    File {
         outline: Outline,
-        /// Whether the cache had it before.
-        cached: bool,
+        /// Whether it was compiled.
+        compiled: bool,
         /// Number of bytes of the component that follow. 0: the file is the component.
-        encoded_bytes: usize,
+        component_bytes: usize,
+        /// Number of bytes of each module that follows the component, which imports it.
+        module_bytes: Vec<usize>,
     },
+    /// The part was compiled.
+    Part,
     /// The file is refused.
     Refused(WireRefusal),
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pointsman_routing::World;
 use wasmtime::{
-    Store,
+    Module, Store,
     component::{Instance as Raw, InstancePre},
 };
 
@@ -28,6 +28,8 @@ pub(crate) struct Linked {
     wasi: bool,
     world: Indices,
     learning: Option<Learns>,
+    /// Modules that it shares with other policies: the engine has them while a policy does.
+    _shared: Vec<Arc<Module>>,
 }
 
 #[derive(Clone)]
@@ -72,6 +74,7 @@ impl Linked {
         wasi: bool,
         learns: bool,
         pre: InstancePre<Guest>,
+        shared: Vec<Arc<Module>>,
     ) -> Result<Self, Refusal> {
         let found = (|| {
             let found = match (world, wasi) {
@@ -97,7 +100,7 @@ impl Linked {
         })();
         let (world, learning) =
             found.map_err(|error: wasmtime::Error| Refusal::Contract(format!("{error:#}")))?;
-        Ok(Self { pre, wasi, world, learning })
+        Ok(Self { pre, wasi, world, learning, _shared: shared })
     }
 
     /// Whether it has the export `learning`.

@@ -87,14 +87,17 @@ fn unknown_facts_are_named_and_the_closest_is_suggested() {
             "request = { prompt-token = 1 }",
             "request.prompt-token: unknown request fact; did you mean \"prompt-tokens\"?",
         ),
-        ("request = { dp-rank = 1 }", "request.dp-rank: unknown request fact; wit/facts.md lists all facts"),
+        (
+            "request = { dp-rank = 1 }",
+            "request.dp-rank: unknown request fact; `pointsman policy facts` lists all",
+        ),
         (
             "rows = [{}, { activ-requests = 1 }]",
             "rows[1].activ-requests: unknown worker fact; did you mean \"active-requests\"?",
         ),
         (
             "decode = { block-size = 1 }",
-            "decode.block-size: unknown worker fact; wit/facts.md lists all facts",
+            "decode.block-size: unknown worker fact; `pointsman policy facts` lists all",
         ),
         (
             "rows = [{ \"label-is/zone\" = 1 }]",

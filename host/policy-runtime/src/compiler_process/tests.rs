@@ -1,0 +1,55 @@
+//! What a compiler process that is taken over by its file can place in the cache.
+
+use std::{fs, os::unix::fs::PermissionsExt as _};
+
+use super::*;
+
+/// Plants code under each of these names, and answers that it compiled a file.
+fn hostile_program(dir: &Path, names: &[&str]) -> PathBuf {
+    let outline = r#"{"world":"selector","imports":[],"exports":[],"version":"0.1.1","wasi":false,"learns":false,"needs":[]}"#;
+    let plants: String = names.iter().map(|name| format!("echo hostile > \"$code/{name}\"\n")).collect();
+    let script = format!(
+        r#"#!/bin/sh
+PATH=/usr/bin:/bin
+code=$(echo "$2" | sed 's/.*"cache":"\([^"]*\)".*/\1/')/modules/wasmtime-48
+mkdir -p "$code"
+{plants}cat > /dev/null
+echo '{{"File":{{"outline":{outline},"compiled":true,"component_bytes":0,"module_bytes":[]}}}}'
+"#
+    );
+    let program = dir.join("compiler");
+    fs::write(&program, script).expect("written");
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o700)).expect("executable");
+    program
+}
+
+#[test]
+fn a_hostile_file_cannot_place_code_under_the_name_of_an_interpreter() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let program = hostile_program(dir.path(), &["file", "interpreter"]);
+    let cache = dir.path().join("cache");
+    let entries = cache.join("code/modules/wasmtime-48");
+    fs::create_dir_all(&entries).expect("a directory");
+    fs::write(entries.join("interpreter"), "good").expect("written");
+    let compiler = CompilerProcess::new(program, CompileLimits::default(), Some(&cache)).expect("a compiler");
+    let job = Job {
+        bytes: b"hostile file",
+        target: Target { file_bytes: 1_000, memory_bytes: 1_000, reservation: None },
+        cancel: &Cancel::default(),
+        key: &|bytes| if bytes == b"hostile file" { "file".to_owned() } else { "interpreter".to_owned() },
+    };
+    let loaded = compiler.compile(&job, Digest([0; 32]), |compiled| {
+        assert!(compiled.component.is_none() && compiled.modules.is_empty());
+        Ok(())
+    });
+    assert_eq!(loaded, Ok(()));
+    let content = |name: &str| fs::read_to_string(entries.join(name)).expect("an entry");
+    // Its own code is its own.
+    assert_eq!(content("file"), "hostile\n");
+    assert_eq!(content("interpreter"), "good");
+    let mut left: Vec<_> =
+        fs::read_dir(&cache).expect("the cache").map(|entry| entry.expect("an entry").file_name()).collect();
+    left.sort_unstable();
+    assert_eq!(left, ["code"], "the directory of the process is gone");
+    assert_eq!(compiler.compiled(), 1);
+}
