@@ -107,7 +107,8 @@ impl PolicyFile {
     }
 }
 
-/// Returns the directory for compiled code of this user, with access for this user only: who can write there can run
+/// Returns the directory for compiled code of this user, with access for this user only: who can write
+/// there can run
 /// code as this user.
 fn cache_dir() -> Option<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
