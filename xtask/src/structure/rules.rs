@@ -36,6 +36,7 @@ const EDGES: &[(&str, &[&str])] = &[
         "pointsman-policy-tools",
         &[
             "pointsman-cli",
+            "pointsman-embedded-policies",
             "pointsman-guest-build",
             "pointsman-policy-admin",
             "pointsman-policy-cases",
