@@ -1,7 +1,9 @@
 //! The name that wasmtime's cache gives to the code of some bytes.
 //!
-//! The daemon computes it itself, and takes from a compiler process the entry of that name and no other. A test
-//! compares it with what wasmtime writes. Should a release of wasmtime compute it differently, no entry would be
+//! The daemon computes it itself, and takes from a compiler process the entry of that name and no other. A
+//! test
+//! compares it with what wasmtime writes. Should a release of wasmtime compute it differently, no entry
+//! would be
 //! found, and the daemon would compile.
 
 use std::{

@@ -2,12 +2,16 @@
 //! memory, or overflow its stack costs that process and not the daemon.
 //!
 //! A process is the daemon's own binary with a hidden command. The first one reads the file from stdin and
-//! answers on stdout what it is. It compiles the file, or returns its parts: the large modules of an interpreter,
-//! which policies share, and the component without them. A process that sees that part only compiles each part
+//! answers on stdout what it is. It compiles the file, or returns its parts: the large modules of an
+//! interpreter,
+//! which policies share, and the component without them. A process that sees that part only compiles each
+//! part
 //! whose code the cache does not have.
 //!
-//! Each process writes machine code into a directory of its own. The daemon computes the name of the entry from
-//! the bytes, and moves the entry of this name into the cache: no file can place code under the name of another.
+//! Each process writes machine code into a directory of its own. The daemon computes the name of the entry
+//! from
+//! the bytes, and moves the entry of this name into the cache: no file can place code under the name of
+//! another.
 //! Knows no wasmtime; `compile_child` is the other side.
 
 use std::{

@@ -5,14 +5,12 @@
 //! for another one's trap.
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Weak},
+    sync::Arc,
     thread,
     time::Duration,
 };
 
-use parking_lot::Mutex;
 use pointsman_routing::Digest;
 use wasmtime::{
     Cache, CacheConfig, Config, Engine, InstanceAllocationStrategy, Module, PoolingAllocationConfig, Store,
@@ -26,6 +24,7 @@ use crate::{
     compiler_process::{CompileLimits, CompilerProcess, Target, code_dir},
     guest::Guest,
     meter::{Meter, Usage},
+    shared_modules::SharedModules,
     ticker::{Running, Ticker},
 };
 
@@ -79,8 +78,7 @@ struct Inner {
     ticker: Arc<Ticker>,
     chores: Chores,
     counts_instructions: bool,
-    /// Modules that policies share, by the SHA-256 of their bytes.
-    shared: Mutex<HashMap<Digest, Weak<Module>>>,
+    shared: SharedModules,
     /// What WASI guests register timers with. Nothing runs on it: a guest may not wait.
     idle: Option<tokio::runtime::Runtime>,
 }
@@ -181,7 +179,7 @@ impl PolicyEngine {
                 ticker,
                 chores: Chores::start()?,
                 counts_instructions,
-                shared: Mutex::default(),
+                shared: SharedModules::default(),
                 idle: Some(tokio::runtime::Builder::new_current_thread().enable_time().build()?),
             }),
         })
@@ -203,7 +201,7 @@ impl PolicyEngine {
     pub fn usage(&self) -> Usage {
         let cache = self.inner.cache.as_ref();
         let (hits, misses) = cache.map_or((0, 0), |cache| (cache.cache_hits(), cache.cache_misses()));
-        let count = |count| u64::try_from(count).unwrap_or(u64::MAX);
+        let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         let (mut hits, mut misses) = (count(hits), count(misses));
         if let Some(compiler) = &self.inner.compiler {
             // What the process compiled is found here, but the cache did not have it.
@@ -228,7 +226,7 @@ impl PolicyEngine {
         self.inner.compiler.as_ref().map(|compiler| (compiler, target))
     }
 
-    /// Whether large modules are compiled apart from the policies that contain them: where their code is kept.
+    /// Whether large modules are compiled apart from the policies that contain them.
     pub(crate) fn shares_modules(&self) -> bool {
         self.inner.cache.is_some()
     }
@@ -238,16 +236,9 @@ impl PolicyEngine {
         cache_key(&self.inner.engine, bytes)
     }
 
-    /// Returns a module that policies share: that of a policy which has it, that of the cache, or a new one.
+    /// Returns a module that policies share, by the digest of its bytes.
     pub(crate) fn shared_module(&self, digest: Digest, bytes: &[u8]) -> wasmtime::Result<Arc<Module>> {
-        if let Some(module) = self.inner.shared.lock().get(&digest).and_then(Weak::upgrade) {
-            return Ok(module);
-        }
-        let module = Arc::new(Module::from_binary(&self.inner.engine, bytes)?);
-        let mut shared = self.inner.shared.lock();
-        shared.retain(|_, module| module.strong_count() > 0);
-        shared.insert(digest, Arc::downgrade(&module));
-        Ok(module)
+        self.inner.shared.module(&self.inner.engine, digest, bytes)
     }
 
     /// Returns the runtime that WASI guests register timers with, where the calling thread has none.

@@ -29,6 +29,7 @@ mod pool;
 mod precheck;
 mod probe;
 mod refusal;
+mod shared_modules;
 mod spec;
 mod split;
 mod state;

@@ -2,7 +2,8 @@
 //! interpreter.
 //!
 //! Between two builds of a policy in Python or JavaScript, the code of the interpreter is the same, byte for
-//! byte, and only the memory's content differs. Each module with much code becomes an import of the component:
+//! byte, and only the memory's content differs. Each module with much code becomes an import of the
+//! component:
 //!
 //! ```text
 //! (core module $python …)         (import "pointsman-code-0" (core module $python …))

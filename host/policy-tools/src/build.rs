@@ -22,8 +22,7 @@ pub struct BuildArgs {
     /// The component to write [default: NAME.wasm in the project directory].
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Directory of the tools for Python, JavaScript and TypeScript; projects may share it [default: target/tools in the
-    /// project].
+    /// Directory of the tools for scripts; projects may share it [default: target/tools in the project].
     #[arg(long, value_name = "DIR")]
     tools: Option<PathBuf>,
 }

@@ -1,4 +1,5 @@
-//! Policies in Python, JavaScript and TypeScript: their tools, installed once into a folder of ours, and the call of them.
+//! Policies in Python, JavaScript and TypeScript: their tools, installed once into a folder of ours, and
+//! the call of them.
 //!
 //! Sources are copied into a folder beside the tools, together with the helper module and the contract:
 //! nothing is written into the source tree, and a policy builds wherever it lies.

@@ -272,7 +272,8 @@ fn facts_are_listed_with_type_unit_and_the_value_when_absent() {
     assert!(list.iter().any(|fact| fact["name"] == "label-is/<key>=<value>" && fact["scope"] == "worker"));
 }
 
-/// The README's commands, for each world, without a checkout. The lock file of the workspace keeps the build off
+/// The README's commands, for each world, without a checkout. The lock file of the workspace keeps the
+/// build off
 /// the network.
 #[test]
 #[ignore = "builds four projects with cargo: a minute or more"]

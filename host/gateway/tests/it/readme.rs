@@ -79,7 +79,6 @@ impl Terminal {
         command
     }
 
-
     /// Runs a line of commands for policy authors.
     ///
     /// A build needs crates, and the cases are of its policy: the ignored tests of `policy new` run both.

@@ -31,7 +31,8 @@ impl CodeStore {
         compilers(&self.0).any(|dir| dir.path().join(key).is_file())
     }
 
-    /// Moves the entry of this name here from the cache at `from`. Whatever else is there stays there. Returns
+    /// Moves the entry of this name here from the cache at `from`. Whatever else is there stays there.
+    /// Returns
     /// whether there was such an entry.
     pub(super) fn take(&self, from: &Path, key: &str) -> bool {
         let taken = compilers(&from.join("modules")).any(|dir| {
