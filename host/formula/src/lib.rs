@@ -1,8 +1,8 @@
 //! Formulas: costs and conditions over facts that operators write instead of policies.
 //!
 //! The syntax is that of CEL. Every operation has a finite result: formulas cannot fail once they are
-//! compiled ([`columns`] defines overflow and division by zero). A formula is evaluated one operation at a
-//! time, each over the column of all candidates.
+//! compiled (docs/formulas.md defines overflow and division by zero). A formula is evaluated one operation
+//! at a time, each over the column of all candidates.
 //!
 //! The built-in policy `formula` is this crate in a component. The host uses the same code to check files
 //! and to find the names whose hashes it passes to the component.
@@ -27,7 +27,7 @@ pub use vocabulary::Vocabulary;
 pub const MAX_LENGTH: usize = 4_096;
 /// Deepest nesting of parentheses, calls, signs and conditionals.
 pub const MAX_DEPTH: usize = 32;
-/// Most operations of a formula. `exp` and `log` count as [`compile::SLOW`] operations.
+/// Most operations of a formula. `exp` and `log` count as eight operations.
 pub const MAX_OPERATIONS: usize = 256;
 /// Most operations of a formula times candidates of a call.
 pub const MAX_WORK: usize = 1 << 19;

@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pointsman_routing::{
-    Call, Decision, DecisionContext, Digest, Failure, Moment, ObservedOutcome, Origin, Plan, Policy,
-    PolicyInfo, Purpose, RouterConfigOverride, World, facts::Wants,
-};
+use pointsman_routing::{DecisionContext, Digest, Failure, Origin, PolicyInfo, Purpose, World, facts::Wants};
 use sha2::{Digest as _, Sha256};
 use tokio::time::Instant;
 
@@ -23,6 +20,8 @@ use crate::{
     refusal::Refusal,
     split::split,
 };
+
+mod calls;
 
 /// A policy with its warm instances.
 #[derive(Debug)]
@@ -332,72 +331,6 @@ fn probe_instances(
         probe::observe(&mut second).map_err(Refusal::Observe)?;
     }
     Ok(())
-}
-
-impl Policy for LoadedPolicy {
-    fn info(&self) -> &PolicyInfo {
-        &self.info
-    }
-
-    fn keep(
-        &self,
-        context: &mut DecisionContext<'_>,
-        call: &Call,
-        facts: &[u32],
-        kept: &mut Vec<u32>,
-    ) -> Result<(), Failure> {
-        *kept = self.pool.call(|instance| instance.keep(context, call, facts))?;
-        Ok(())
-    }
-
-    fn score(
-        &self,
-        context: &mut DecisionContext<'_>,
-        call: &Call,
-        facts: &[u32],
-        costs: &mut Vec<f32>,
-    ) -> Result<(), Failure> {
-        *costs = self.pool.call(|instance| instance.score(context, call, facts))?;
-        Ok(())
-    }
-
-    fn select(
-        &self,
-        context: &mut DecisionContext<'_>,
-        call: &Call,
-        facts: &[u32],
-    ) -> Result<Decision, Failure> {
-        self.pool.call(|instance| instance.select(context, call, facts))
-    }
-
-    fn decide(
-        &self,
-        context: &mut DecisionContext<'_>,
-        call: &Call,
-        request: &[u32],
-        decode: &[u32],
-        prefill: &[u32],
-    ) -> Result<Plan, Failure> {
-        self.pool.call(|instance| instance.decide(context, call, request, decode, prefill))
-    }
-
-    fn decode_config(
-        &self,
-        context: &mut DecisionContext<'_>,
-        call: &Call,
-        facts: &[u32],
-    ) -> Result<RouterConfigOverride, Failure> {
-        self.pool.call(|instance| instance.decode_config(context, call, facts))
-    }
-
-    fn observe(
-        &self,
-        context: &mut DecisionContext<'_>,
-        moment: Moment,
-        outcomes: &[ObservedOutcome],
-    ) -> Result<(), Failure> {
-        self.pool.observe(|instance| instance.observe(context, moment, outcomes))
-    }
 }
 
 #[cfg(test)]

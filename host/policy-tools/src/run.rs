@@ -33,8 +33,8 @@ A filter replaces the first recorded filter. A scorer or selector replaces the p
 Exit code: 0 when all decisions agree, 1 when some differ, 2 when the file is refused or the recording lacks
 facts that the policy asks for.")]
 pub struct RunArgs {
-    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`); or the name of
-    /// a built-in policy, of which `formula` takes its formulas from --settings.
+    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`); or the
+    /// name of a built-in policy, of which `formula` takes its formulas from --settings.
     file: PathBuf,
     /// The recorded decisions, one per line.
     #[arg(long, value_name = "FILE")]
