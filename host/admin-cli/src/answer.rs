@@ -61,6 +61,9 @@ pub enum GatewayError {
         /// The problem with it.
         problem: String,
     },
+    /// The gateway has no such worker, or several.
+    #[error("{0}")]
+    NoWorker(String),
     /// The gateway refused.
     #[error("the gateway refused ({status} {code}): {message}{}", advice(*status))]
     Refused {

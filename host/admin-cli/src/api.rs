@@ -71,6 +71,93 @@ pub struct Slot {
     pub only_choice: Option<OnlyChoice>,
     pub canary: Option<Trial>,
     pub shadow: Option<Trial>,
+    /// Start of the active lane's content, milliseconds since the Unix epoch.
+    #[serde(default)]
+    pub since_ms: u64,
+    /// Content that was rolled back.
+    #[serde(default)]
+    pub quarantined: Vec<String>,
+    #[serde(default)]
+    pub refusals: Vec<Refusal>,
+}
+
+/// A refused file of a slot.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Refusal {
+    pub lane: String,
+    pub file: String,
+    pub kind: String,
+    pub message: String,
+    pub at_ms: u64,
+}
+
+/// `GET /policies`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Policies {
+    pub slots: Vec<Slot>,
+    #[serde(default)]
+    pub compiling: Vec<Compiling>,
+    #[serde(default)]
+    pub strays: Vec<String>,
+    #[serde(default)]
+    pub history: Vec<LaneChange>,
+}
+
+/// A file that is being compiled.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Compiling {
+    pub file: String,
+    pub since_ms: u64,
+}
+
+/// A change of a lane.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LaneChange {
+    pub at_ms: u64,
+    pub slot: String,
+    pub lane: String,
+    pub result: String,
+    pub reason: String,
+    pub policy: Option<String>,
+}
+
+/// `GET /decisions/summary`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Summary {
+    pub window_s: u64,
+    pub slots: Vec<SlotFigures>,
+}
+
+/// A slot of the summary.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SlotFigures {
+    pub slot: String,
+    pub model: Option<String>,
+    pub lanes: Vec<LaneFigures>,
+}
+
+/// Decisions of a lane within the window.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LaneFigures {
+    pub lane: String,
+    pub policy: Option<String>,
+    pub native: Option<String>,
+    pub generation: Option<u64>,
+    pub decisions: u64,
+    pub fallbacks: u64,
+    #[serde(default)]
+    pub failed: u64,
+    pub agreement: Option<f64>,
+    pub predicted_hit_rate: Option<f64>,
+    pub ttft_ms: Option<Quantiles>,
+    pub itl_ms: Option<Quantiles>,
+}
+
+/// Quantiles of times, milliseconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Quantiles {
+    pub p50: Option<f64>,
+    pub p99: Option<f64>,
 }
 
 /// The only candidate that a lane chooses.
@@ -89,6 +176,16 @@ pub struct Trial {
     pub policy: String,
     #[serde(default)]
     pub only_choice: Option<OnlyChoice>,
+    #[serde(default)]
+    pub digest: Option<String>,
+    #[serde(default)]
+    pub calls: u64,
+    #[serde(default)]
+    pub failures: u64,
+    #[serde(default)]
+    pub breaker_open: bool,
+    #[serde(default)]
+    pub since_ms: u64,
 }
 
 /// `GET /workers`.

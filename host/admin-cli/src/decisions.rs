@@ -2,20 +2,34 @@
 
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use crate::{
+    EXIT_CODES,
     api::{Decision, Decisions},
     block_on,
     explain::{candidate, explain},
-    gateway::{GatewayArgs, query, segment},
+    gateway::{Gateway, GatewayArgs, query, segment},
     print,
+    summary::SummaryArgs,
     text::{Column, NONE, Table, millis, moment},
+    worker_name::id_of,
 };
+
+/// Commands below `decisions`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum DecisionsCommand {
+    /// Compare the lanes of each slot: decisions, fallbacks, agreement, cache hits and latencies.
+    #[command(after_help = EXIT_CODES)]
+    Summary(SummaryArgs),
+}
 
 /// Arguments of `decisions`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct DecisionsArgs {
+    #[command(subcommand)]
+    command: Option<DecisionsCommand>,
     /// Id of a decision: explain it in sentences.
     #[arg(conflicts_with_all = ["last", "slot", "worker"])]
     id: Option<String>,
@@ -25,9 +39,9 @@ pub struct DecisionsArgs {
     /// Only decisions of this slot: prefill, decode, aggregated or decode-override.
     #[arg(long)]
     slot: Option<String>,
-    /// Only decisions for this worker.
-    #[arg(long, value_name = "ID")]
-    worker: Option<u64>,
+    /// Only decisions for this worker: its id, URL or address, or a beginning that no other one has.
+    #[arg(long)]
+    worker: Option<String>,
     /// Print the JSON of the answer unchanged.
     #[arg(long)]
     json: bool,
@@ -37,8 +51,11 @@ pub struct DecisionsArgs {
 
 impl DecisionsArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        if let Some(DecisionsCommand::Summary(args)) = &self.command {
+            return args.run();
+        }
         let gateway = self.gateway.client()?;
-        let (last, worker) = (self.last.to_string(), self.worker.map(|worker| worker.to_string()));
+        let (last, worker) = (self.last.to_string(), self.worker_id(&gateway)?);
         let path = match &self.id {
             Some(id) => format!("/decisions/{}", segment(id)),
             None => {
@@ -56,6 +73,17 @@ impl DecisionsArgs {
             None => print(&table(&answer.read::<Decisions>()?))?,
         }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl DecisionsArgs {
+    /// The id of the worker that is meant. A whole id may be that of a worker that left.
+    fn worker_id(&self, gateway: &Gateway) -> anyhow::Result<Option<String>> {
+        let Some(name) = &self.worker else { return Ok(None) };
+        if name.parse::<u64>().is_ok() {
+            return Ok(Some(name.clone()));
+        }
+        Ok(Some(block_on(async { Ok(id_of(gateway, name).await?) })?.to_string()))
     }
 }
 

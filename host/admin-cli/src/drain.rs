@@ -1,4 +1,4 @@
-//! `pointsman drain`.
+//! `pointsman drain` and `undrain`.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -8,11 +8,11 @@ use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
 use crate::{
-    answer::Answer,
     api::Workers,
     block_on,
     gateway::{Gateway, GatewayArgs},
     print,
+    worker_name::id_of,
 };
 
 /// Time between two looks at the worker's requests.
@@ -21,11 +21,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Arguments of `drain`.
 #[derive(Debug, Args)]
 pub struct DrainArgs {
-    /// Id of the worker, as `pointsman workers` shows it.
-    id: u64,
-    /// Send requests to the worker again.
-    #[arg(long, conflicts_with = "wait")]
-    undo: bool,
+    #[command(flatten)]
+    which: Which,
     /// Wait until no request of this gateway runs on the worker.
     #[arg(long)]
     wait: bool,
@@ -39,57 +36,83 @@ pub struct DrainArgs {
     gateway: GatewayArgs,
 }
 
+/// Arguments of `undrain`.
+#[derive(Debug, Args)]
+pub struct UndrainArgs {
+    #[command(flatten)]
+    which: Which,
+    /// Print the JSON of the answer unchanged.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    gateway: GatewayArgs,
+}
+
+/// The worker that is meant.
+#[derive(Debug, Args)]
+struct Which {
+    /// Id, URL or address of the worker, as `pointsman workers` shows it, or a beginning that no other one has.
+    worker: String,
+}
+
+impl UndrainArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let gateway = self.gateway.client()?;
+        block_on(async {
+            let id = id_of(&gateway, &self.which.worker).await?;
+            let answer = gateway.delete(&format!("/workers/{id}/drain")).await?;
+            if self.json {
+                return answer.print_json();
+            }
+            answer.read::<IgnoredAny>()?;
+            print(&format!("worker {id} gets requests again\n"))?;
+            Ok(ExitCode::SUCCESS)
+        })
+    }
+}
+
 impl DrainArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let gateway = self.gateway.client()?;
         block_on(async {
-            let answer = self.change(&gateway).await?;
+            let id = id_of(&gateway, &self.which.worker).await?;
+            let answer = gateway.post(&format!("/workers/{id}/drain")).await?;
             if self.json {
                 return answer.print_json();
             }
             answer.read::<IgnoredAny>()?;
             if self.wait {
-                return self.finished(&gateway).await;
+                return self.finished(&gateway, id).await;
             }
-            let done = if self.undo { "gets requests again" } else { "is draining; it gets no new request" };
-            print(&format!("worker {} {done}\n", self.id))?;
+            print(&format!("worker {id} is draining; it gets no new request\n"))?;
             Ok(ExitCode::SUCCESS)
         })
     }
 
-    async fn change(&self, gateway: &Gateway) -> anyhow::Result<Answer> {
-        let path = format!("/workers/{}/drain", self.id);
-        Ok(if self.undo { gateway.delete(&path).await? } else { gateway.post(&path).await? })
-    }
-
     /// Waits until the worker has no request.
-    async fn finished(&self, gateway: &Gateway) -> anyhow::Result<ExitCode> {
+    async fn finished(&self, gateway: &Gateway, id: u64) -> anyhow::Result<ExitCode> {
         let begun = Instant::now();
         loop {
             let workers: Workers = gateway.get("/workers").await?.read()?;
-            let worker = workers.workers.iter().find(|worker| worker.id == self.id);
+            let worker = workers.workers.iter().find(|worker| worker.id == id);
             let Some(worker) = worker else {
-                print(&format!("worker {} left the gateway\n", self.id))?;
+                print(&format!("worker {id} left the gateway\n"))?;
                 return Ok(ExitCode::SUCCESS);
             };
             if !worker.draining {
-                print(&format!(
-                    "worker {} is not draining any more: another operator ended the drain\n",
-                    self.id
-                ))?;
+                print(&format!("worker {id} is not draining any more: another operator ended the drain\n"))?;
                 return Ok(ExitCode::FAILURE);
             }
             let active = worker.active();
             let waited = begun.elapsed();
             if active == 0 {
-                print(&format!("worker {} has no request after {:.1} s\n", self.id, waited.as_secs_f64()))?;
+                print(&format!("worker {id} has no request after {:.1} s\n", waited.as_secs_f64()))?;
                 return Ok(ExitCode::SUCCESS);
             }
             if waited >= self.timeout {
                 let seconds = waited.as_secs_f64();
                 print(&format!(
-                    "worker {} still has {active} requests after {seconds:.1} s; it stays draining\n",
-                    self.id
+                    "worker {id} still has {active} requests after {seconds:.1} s; it stays draining\n"
                 ))?;
                 return Ok(ExitCode::FAILURE);
             }

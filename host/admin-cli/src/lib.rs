@@ -1,5 +1,5 @@
-//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain` and
-//! `decisions`.
+//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain`, `undrain`,
+//! `policies` and `decisions`.
 //!
 //! They use the HTTP API of the admin listener and nothing else: this crate does not know the gateway's code.
 //! [`Gateway`] is the only client of that API; the policy commands and `pointsman top` use it, too.
@@ -15,8 +15,11 @@ mod drain;
 mod explain;
 mod gateway;
 mod health;
+mod policies;
 mod status;
+mod summary;
 pub mod text;
+mod worker_name;
 mod workers;
 
 pub use answer::{Answer, GatewayError};
@@ -45,7 +48,13 @@ pub enum AdminCommand {
     /// Take a worker out of service: it gets no new request, and those in flight finish.
     #[command(after_help = EXIT_CODES)]
     Drain(drain::DrainArgs),
-    /// List the last routing decisions of a running gateway, or explain one of them.
+    /// Send requests to a worker again that was taken out of service.
+    #[command(after_help = EXIT_CODES)]
+    Undrain(drain::UndrainArgs),
+    /// List the slots with their policies, refused files and files that are being compiled.
+    #[command(after_help = EXIT_CODES)]
+    Policies(policies::PoliciesArgs),
+    /// List the last routing decisions of a running gateway, explain one, or sum them up.
     #[command(after_help = EXIT_CODES)]
     Decisions(decisions::DecisionsArgs),
 }
@@ -61,6 +70,8 @@ impl AdminCommand {
             Self::Status(args) => args.run(),
             Self::Workers(args) => args.run(),
             Self::Drain(args) => args.run(),
+            Self::Undrain(args) => args.run(),
+            Self::Policies(args) => args.run(),
             Self::Decisions(args) => args.run(),
         };
         report_gateway_error(outcome)

@@ -3,8 +3,10 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
-use pointsman_admin_cli::{GatewayArgs, query, segment};
+use pointsman_admin_cli::{Answer, GatewayArgs, query, report_gateway_error, segment};
 use pointsman_cli::print;
+
+use crate::report::Report;
 
 /// Longest time to wait for the gateway, which may compile a policy before it answers.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -12,6 +14,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Arguments of `reload`.
 #[derive(Debug, Args)]
 pub struct ReloadArgs {
+    /// Print the JSON of the answer unchanged.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     gateway: GatewayArgs,
 }
@@ -25,8 +30,14 @@ pub struct RollbackArgs {
     #[arg(long)]
     model: Option<String>,
     /// Lane of the slot: active, canary or shadow.
-    #[arg(long, default_value = "active")]
+    #[arg(long, default_value = "active", conflicts_with = "undo")]
     lane: String,
+    /// Let the policy run again that the slot rolled back last.
+    #[arg(long)]
+    undo: bool,
+    /// Print the JSON of the answer unchanged.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     gateway: GatewayArgs,
 }
@@ -42,35 +53,56 @@ pub struct PromoteArgs {
     /// Lane to promote: canary or shadow; required if the slot has both.
     #[arg(long)]
     from: Option<String>,
+    /// Print the JSON of the answer unchanged.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     gateway: GatewayArgs,
 }
 
 impl ReloadArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        post(&self.gateway, "/policies/reload")
+        ask(&self.gateway, Method::Post, "/policies/reload", self.json)
     }
 }
 
 impl RollbackArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
-        let query = query(&[("lane", Some(&self.lane)), ("model", self.model.as_deref())]);
-        post(&self.gateway, &format!("/policies/{}/rollback{query}", segment(&self.slot)))
+        let (method, lane) =
+            if self.undo { (Method::Delete, None) } else { (Method::Post, Some(&*self.lane)) };
+        let query = query(&[("lane", lane), ("model", self.model.as_deref())]);
+        ask(&self.gateway, method, &format!("/policies/{}/rollback{query}", segment(&self.slot)), self.json)
     }
 }
 
 impl PromoteArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let query = query(&[("from", self.from.as_deref()), ("model", self.model.as_deref())]);
-        post(&self.gateway, &format!("/policies/{}/promote{query}", segment(&self.slot)))
+        let path = format!("/policies/{}/promote{query}", segment(&self.slot));
+        ask(&self.gateway, Method::Post, &path, self.json)
     }
 }
 
-/// Sends the request and prints the answer. Returns a failure if the gateway refuses.
-fn post(gateway: &GatewayArgs, path: &str) -> anyhow::Result<ExitCode> {
+enum Method {
+    Post,
+    Delete,
+}
+
+/// Sends the request and prints what it did. Returns a failure if the gateway refuses.
+fn ask(gateway: &GatewayArgs, method: Method, path: &str, json: bool) -> anyhow::Result<ExitCode> {
     let gateway = gateway.client()?.with_timeout(ANSWER_TIMEOUT);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let answer = runtime.block_on(gateway.post(path))?;
-    print(&answer.text())?;
-    Ok(if answer.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let answer = runtime.block_on(async {
+        match method {
+            Method::Post => gateway.post(path).await,
+            Method::Delete => gateway.delete(path).await,
+        }
+    });
+    report_gateway_error(answer.map_err(Into::into).and_then(|answer| shown(&answer, json)))
+}
+
+fn shown(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
+    let report: Report = answer.read()?;
+    print(&if json { answer.text() } else { report.sentences() })?;
+    Ok(ExitCode::SUCCESS)
 }

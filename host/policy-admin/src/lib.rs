@@ -7,6 +7,7 @@ use clap::Subcommand;
 
 mod lanes;
 mod quarantine;
+mod report;
 
 pub use lanes::{PromoteArgs, ReloadArgs, RollbackArgs};
 pub use quarantine::{Cache, QuarantineCommand};

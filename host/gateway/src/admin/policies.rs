@@ -76,6 +76,20 @@ pub(super) async fn roll_back(
     answer(work.await, &headers)
 }
 
+/// Lets the content run again that a slot rolled back last.
+pub(super) async fn undo_roll_back(
+    Extract(state): Extract<Arc<State>>,
+    Path(slot): Path<String>,
+    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    let work = async {
+        let (slot, _) = name(&slot, which)?;
+        ask(&state, Command::UndoRollBack { slot }).await
+    };
+    answer(work.await, &headers)
+}
+
 /// Makes a trial the active generation.
 pub(super) async fn promote(
     Extract(state): Extract<Arc<State>>,
@@ -124,6 +138,7 @@ impl AdminError {
             Self::NoSlot(_) | Self::Command(E::UnknownSlot(_)) => (StatusCode::NOT_FOUND, "slot_not_found"),
             Self::BadQuery(_) => (StatusCode::BAD_REQUEST, "invalid_request"),
             Self::Command(E::NothingToRollBack(_)) => (StatusCode::CONFLICT, "nothing_to_roll_back"),
+            Self::Command(E::NothingToUndo(_)) => (StatusCode::CONFLICT, "nothing_to_undo"),
             Self::Command(E::NothingToPromote(_)) => (StatusCode::CONFLICT, "nothing_to_promote"),
             Self::Command(E::Ambiguous(_)) => (StatusCode::CONFLICT, "ambiguous"),
             Self::Command(E::Refused(refusal)) => (StatusCode::CONFLICT, refusal.kind()),

@@ -26,6 +26,11 @@ pub enum Command {
         /// The lane.
         lane: Lane,
     },
+    /// Lets the content run again that a slot rolled back last.
+    UndoRollBack {
+        /// The slot.
+        slot: SlotName,
+    },
     /// Makes a trial the active generation.
     Promote {
         /// The slot.
@@ -66,6 +71,9 @@ pub enum CommandError {
     /// The lane has no previous content, or no trial.
     #[error("slot `{0}` has nothing to roll back to; install other content instead")]
     NothingToRollBack(String),
+    /// The slot rolled nothing back, or its files ask for other content now.
+    #[error("slot `{0}` has no rollback to undo; put the file into the policy folder again")]
+    NothingToUndo(String),
     /// The slot has no trial.
     #[error("slot `{0}` has no trial to promote; add a canary or shadow file first")]
     NothingToPromote(String),

@@ -113,6 +113,17 @@ impl ManagedLane {
         self.refused == Some(fingerprint)
     }
 
+    /// Forgets why content did not run here.
+    pub(super) fn allow(&mut self, fingerprint: Digest) {
+        if self.held == Some(Some(fingerprint)) {
+            self.held = None;
+        }
+        if self.wanted == Some(fingerprint) {
+            (self.wanted, self.refused) = (None, None);
+            self.refusals.clear();
+        }
+    }
+
     /// Records that `content` runs now.
     pub(super) fn set_content(&mut self, content: Content) {
         self.clear();

@@ -243,6 +243,10 @@ impl ManagerTask {
                 self.scan()
             }
             Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
+            Command::UndoRollBack { slot } => {
+                let managed = find(&mut self.managed, &slot)?;
+                managed.undo_roll_back(&mut self.builder)?
+            }
             Command::Promote { slot, from } => {
                 let builder = &self.builder;
                 let managed = find(&mut self.managed, &slot)?;

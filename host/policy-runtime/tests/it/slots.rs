@@ -320,6 +320,38 @@ fn a_rollback_by_command_outlives_scans_of_the_unchanged_file_and_goes_one_step(
 }
 
 #[test]
+fn a_rollback_is_undone_once_and_only_while_the_file_asks_for_what_ran() {
+    let managed = plain(&[]);
+    let undo = || managed.ask(Command::UndoRollBack { slot: NAME });
+    assert_eq!(undo().unwrap_err(), CommandError::NothingToUndo("prefill".into()));
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("active", |slot| slot.policy == "least-loaded");
+    managed.roll_back(Lane::Active).unwrap();
+    managed.holds(|slot| slot.policy == "kv-aware");
+    undo().unwrap();
+    // O1.12
+    let back = managed.until("back", |slot| slot.policy == "least-loaded");
+    assert!(back.quarantined.is_empty(), "{back:#?}");
+    managed.holds(|slot| slot.policy == "least-loaded");
+    // O1.12
+    assert_eq!(undo().unwrap_err(), CommandError::NothingToUndo("prefill".into()));
+    // The file asks for something else now.
+    managed.roll_back(Lane::Active).unwrap();
+    managed.put("prefill.wasm", WEIGHTED_RANDOM);
+    managed.until("another file", |slot| slot.policy == "weighted-random");
+    // O1.12
+    assert_eq!(undo().unwrap_err(), CommandError::NothingToUndo("prefill".into()));
+    managed.holds(|slot| slot.policy == "weighted-random");
+    // An ended trial begins again.
+    managed.put("prefill.canary.wasm", LEAST_LOADED);
+    managed.until("a canary", |slot| slot.canary.is_some());
+    managed.roll_back(Lane::Canary).unwrap();
+    managed.holds(|slot| slot.canary.is_none());
+    undo().unwrap();
+    managed.until("a canary again", |slot| slot.canary.is_some());
+}
+
+#[test]
 fn a_promoted_canary_that_is_rolled_back_gives_the_file_back_and_is_no_canary_again() {
     let managed = plain(&[("prefill.wasm", WEIGHTED_RANDOM), ("prefill.canary.wasm", LEAST_LOADED)]);
     managed.until("a canary", |slot| slot.canary.is_some());

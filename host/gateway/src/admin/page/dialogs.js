@@ -84,7 +84,7 @@ export function askDrain(worker) {
     lead: draining ? "It gets requests again as soon as it is healthy." : `It gets no new request. ${number(worker.in_flight)} in flight finish there.`,
     rows: [[`eligible ${role} workers`, number(eligible), after === 0 ? "none: requests that need one fail" : number(after)], ["its share of the legs", `${percent(worker.part ?? 0, 1)}`, draining ? "as routing decides" : "goes to the others"]],
     notes: draining ? [] : ["To undo it: Undrain.", ONE_GATEWAY],
-    command: `pointsman drain ${worker.id}${draining ? " --undo" : ""}`, path: `workers/${worker.id}/drain`, method: draining ? "DELETE" : "POST",
+    command: `pointsman ${draining ? "undrain" : "drain"} ${worker.id}`, path: `workers/${worker.id}/drain`, method: draining ? "DELETE" : "POST",
   });
 }
 

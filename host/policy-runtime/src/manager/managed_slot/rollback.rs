@@ -7,6 +7,7 @@ use super::{
         Probation,
         command::{CommandError, slot_label},
         managed_lane::Content,
+        program_builder::ProgramBuilder,
         record::{Change, rolled_back},
         status::SlotState,
     },
@@ -59,10 +60,30 @@ impl ManagedSlot {
         let digest = content.main.map(|digest| digest.to_string());
         tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
         let file = self.lane(mode).found.display().to_string();
-        let message = "rolled back by an operator; change the file or its settings to try again".to_owned();
+        let message =
+            "rolled back by an operator; change the file or its settings to try again, or undo the rollback"
+                .to_owned();
         self.refuse_rolled_back(mode, file, content, message);
         let result = if mode == Lane::Active { "rolled_back" } else { "withdrawn" };
         Ok(self.change(mode, result, "command"))
+    }
+
+    /// Lets the content run again that was rolled back last, where files or configuration still ask for it. A
+    /// trial that was promoted before begins again as a trial.
+    pub(in super::super) fn undo_roll_back(
+        &mut self,
+        builder: &mut ProgramBuilder,
+    ) -> Result<Vec<Change>, CommandError> {
+        let name = slot_label(&self.name());
+        let content = self.quarantined.pop_back().ok_or_else(|| CommandError::NothingToUndo(name.clone()))?;
+        for lane in Lane::ALL {
+            self.lane(lane).allow(content.fingerprint);
+        }
+        let digest = content.main.map(|digest| digest.to_string());
+        tracing::info!(slot = name, digest, "rollback undone by command");
+        let changes = self.scan(builder);
+        let waits = self.compiling().next().is_some();
+        if changes.is_empty() && !waits { Err(CommandError::NothingToUndo(name)) } else { Ok(changes) }
     }
 
     /// Records that a lane does not run what directory and configuration ask for.

@@ -1,0 +1,186 @@
+//! `pointsman policies`.
+
+use std::{
+    process::ExitCode,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+
+use crate::{
+    api::{Policies, Refusal, Slot, Trial},
+    block_on,
+    gateway::GatewayArgs,
+    print,
+    status::short,
+    text::{Column, NONE, Table, age, clean, percent},
+};
+
+/// Changes that are shown, the newest.
+const CHANGES: usize = 5;
+
+/// Arguments of `policies`.
+#[derive(Debug, Args)]
+pub struct PoliciesArgs {
+    /// Print the JSON of `GET /policies` unchanged.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    gateway: GatewayArgs,
+}
+
+impl PoliciesArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let gateway = self.gateway.client()?;
+        let answer = block_on(async { Ok(gateway.get("/policies").await?) })?;
+        if self.json {
+            return answer.print_json();
+        }
+        print(&shown(&answer.read::<Policies>()?, now_ms()))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn shown(policies: &Policies, now_ms: u64) -> String {
+    let ago = |at_ms: u64| format!("{} ago", age(now_ms.saturating_sub(at_ms) / 1_000));
+    let mut text = lanes(&policies.slots).text();
+    let mut section = |title: &str, lines: Vec<String>| {
+        if !lines.is_empty() {
+            text.push_str(&format!("\n{title}\n"));
+            lines.iter().for_each(|line| text.push_str(&format!("  {}\n", clean(line))));
+        }
+    };
+    let compiling = policies.compiling.iter();
+    let compiling = compiling.map(|one| format!("{}, begun {}", one.file, ago(one.since_ms)));
+    section("being compiled", compiling.collect());
+    section("refused", refused(&policies.slots, &ago));
+    section("files of no slot", policies.strays.clone());
+    let undo = policies.slots.iter().filter(|slot| !slot.quarantined.is_empty());
+    let undo = undo.map(|slot| format!("pointsman policy rollback {} --undo{}", slot.slot, model(slot)));
+    section("rolled back; to let the last one run again", undo.collect());
+    let changes = policies.history.iter().rev().take(CHANGES).map(|change| {
+        let policy = change.policy.as_deref().unwrap_or(NONE);
+        let (slot, lane, result) = (&change.slot, &change.lane, &change.result);
+        format!("{slot} {lane}: {result} ({}), now {policy}, {}", change.reason, ago(change.at_ms))
+    });
+    section("last changes", changes.collect());
+    text
+}
+
+fn model(slot: &Slot) -> String {
+    slot.model.as_ref().map(|model| format!(" --model {model}")).unwrap_or_default()
+}
+
+/// Refusals since each lane last changed: what came before them was replaced.
+fn refused(slots: &[Slot], ago: &impl Fn(u64) -> String) -> Vec<String> {
+    let newer = |slot: &Slot, refusal: &Refusal| {
+        let trial = |trial: &Option<Trial>| trial.as_ref().map_or(0, |trial| trial.since_ms);
+        let since = match refusal.lane.as_str() {
+            "canary" => trial(&slot.canary),
+            "shadow" => trial(&slot.shadow),
+            _ => slot.since_ms,
+        };
+        refusal.at_ms >= since
+    };
+    let of = |slot: &Slot| -> Vec<String> {
+        let lines = slot.refusals.iter().filter(|refusal| newer(slot, refusal));
+        lines.map(|one| format!("{} ({}), {}: {}", one.file, one.kind, ago(one.at_ms), one.message)).collect()
+    };
+    slots.iter().flat_map(of).collect()
+}
+
+/// One row for each lane.
+fn lanes(slots: &[Slot]) -> Table {
+    let mut table = Table::new(&[
+        Column::Left("SLOT"),
+        Column::Left("MODEL"),
+        Column::Left("LANE"),
+        Column::Left("POLICY"),
+        Column::Right("GENERATION"),
+        Column::Left("DIGEST"),
+        Column::Right("SHARE"),
+        Column::Right("CALLS"),
+        Column::Right("FAILED"),
+        Column::Left("STATE"),
+    ]);
+    for slot in slots {
+        let (name, model) = (slot.slot.clone(), slot.model.clone().unwrap_or_else(|| "all".to_owned()));
+        let canary = slot.canary.as_ref().map_or(0.0, |canary| canary.share);
+        table.row(vec![
+            name.clone(),
+            model.clone(),
+            "active".to_owned(),
+            slot.policy.clone(),
+            slot.generation.to_string(),
+            slot.digest.as_deref().map_or(NONE.to_owned(), short),
+            percent(Some(1.0 - canary)),
+            slot.calls.to_string(),
+            slot.failures.to_string(),
+            if slot.breaker_open { "breaker open".to_owned() } else { slot.state.clone() },
+        ]);
+        for (lane, trial) in [("canary", &slot.canary), ("shadow", &slot.shadow)] {
+            let Some(trial) = trial else { continue };
+            table.row(vec![
+                name.clone(),
+                model.clone(),
+                lane.to_owned(),
+                trial.policy.clone(),
+                trial.generation.to_string(),
+                trial.digest.as_deref().map_or(NONE.to_owned(), short),
+                percent(Some(trial.share)),
+                trial.calls.to_string(),
+                trial.failures.to_string(),
+                if trial.breaker_open { "breaker open".to_owned() } else { "trial".to_owned() },
+            ]);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lanes_refusals_compiles_and_changes_are_shown_and_old_refusals_are_not() {
+        let refusal = |at_ms: u64, message: &str| {
+            json!({ "lane": "active", "file": "prefill.wasm", "kind": "not_wasm", "message": message,
+                    "at_ms": at_ms })
+        };
+        let policies = serde_json::from_value(json!({
+            "slots": [{
+                "slot": "prefill", "model": "tiny", "state": "active", "generation": 4, "policy": "least-loaded",
+                "version": null, "digest": "sha256:0123456789abcdef", "calls": 9, "failures": 1,
+                "breaker_open": false, "since_ms": 50_000, "quarantined": ["sha256:77"],
+                "refusals": [refusal(40_000, "before the last change"), refusal(60_000, "the newest \u{1b}[2J")],
+                "canary": { "generation": 5, "share": 0.2, "policy": "trial", "since_ms": 1 }, "shadow": null,
+            }],
+            "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 99_000 }],
+            "strays": ["old.wasm"],
+            "history": [{ "at_ms": 50_000, "slot": "prefill", "lane": "active", "result": "installed",
+                          "reason": "changed", "policy": "least-loaded" }],
+        }));
+        let text = shown(&policies.expect("the answer"), 100_000);
+        let canary = text.lines().nth(2).unwrap_or_default();
+        // O1.10
+        assert!(canary.starts_with("prefill  tiny   canary  trial"), "{text}");
+        assert!(text.contains("80 %") && canary.contains("20 %"), "{text}");
+        for line in [
+            "  decode.wasm, begun 1 s ago\n",
+            "  prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
+            "  old.wasm\n",
+            "  pointsman policy rollback prefill --undo --model tiny\n",
+            "  prefill active: installed (changed), now least-loaded, 50 s ago\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("before the last change"), "{text}");
+    }
+}

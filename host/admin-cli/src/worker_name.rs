@@ -1,0 +1,100 @@
+//! Workers as operators name them: by id, URL or address, or by a beginning that no other worker has.
+
+use crate::{
+    answer::GatewayError,
+    api::{Worker, Workers},
+    gateway::Gateway,
+    text::clean,
+};
+
+/// Workers that an error lists.
+const LISTED: usize = 5;
+
+/// Asks the gateway which worker a name stands for, and returns its id.
+pub(crate) async fn id_of(gateway: &Gateway, name: &str) -> Result<u64, GatewayError> {
+    let workers: Workers = gateway.get("/workers").await?.read()?;
+    find(&workers.workers, name).map(|worker| worker.id).map_err(GatewayError::NoWorker)
+}
+
+/// Finds a worker. A whole id, URL or address comes before beginnings of others.
+fn find<'a>(workers: &'a [Worker], name: &str) -> Result<&'a Worker, String> {
+    let name = name.trim_end_matches('/');
+    let whole = workers.iter().find(|worker| names(worker).iter().any(|one| one == name));
+    if let Some(worker) = whole {
+        return Ok(worker);
+    }
+    let begins = |worker: &&Worker| !name.is_empty() && names(worker).iter().any(|one| one.starts_with(name));
+    let found: Vec<&Worker> = workers.iter().filter(begins).collect();
+    match found.as_slice() {
+        [one] => Ok(one),
+        [] => Err(format!("no worker is `{}`; `pointsman workers` lists ids and URLs", clean(name))),
+        several => {
+            let shown = |worker: &&Worker| format!("{} ({})", worker.id, clean(&worker.spec.url));
+            let mut listed: Vec<String> = several.iter().take(LISTED).map(shown).collect();
+            if several.len() > LISTED {
+                listed.push("…".to_owned());
+            }
+            Err(format!("`{}` may be {} workers: {}", clean(name), several.len(), listed.join(", ")))
+        }
+    }
+}
+
+/// Id, URL and address of a worker.
+fn names(worker: &Worker) -> [String; 3] {
+    let url = worker.spec.url.trim_end_matches('/');
+    let address = url.split_once("://").map_or(url, |(_, address)| address);
+    [worker.id.to_string(), url.to_owned(), address.to_owned()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn workers() -> Vec<Worker> {
+        let worker = |id: u64, url: &str| {
+            let spec = serde_json::json!({ "url": url, "role": "decode", "engine": "vllm" });
+            let worker = serde_json::json!({
+                "id": id, "spec": spec, "models": [], "draining": false, "ineligible": null, "reason": null,
+                "engine_load": null, "ranks": [],
+            });
+            serde_json::from_value(worker).expect("a worker")
+        };
+        vec![
+            worker(7, "http://10.0.0.1:8000/"),
+            worker(71, "http://10.0.0.2:8000"),
+            worker(9_007_199_254_740_993, "https://decode-a.example:8000/v"),
+        ]
+    }
+
+    #[test]
+    fn a_worker_is_found_by_each_of_its_names_and_by_a_unique_beginning() {
+        let workers = workers();
+        for (name, id) in [
+            ("7", 7),
+            ("71", 71),
+            ("http://10.0.0.1:8000", 7),
+            ("10.0.0.2:8000", 71),
+            ("10.0.0.2", 71),
+            ("decode-a", 9_007_199_254_740_993),
+            ("https://decode-a.example:8000/v/", 9_007_199_254_740_993),
+            ("90", 9_007_199_254_740_993),
+        ] {
+            // O1.9
+            assert_eq!(find(&workers, name).map(|worker| worker.id), Ok(id), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_name_of_none_or_of_several_is_an_error_that_says_so() {
+        let workers = workers();
+        let problem = |name: &str| find(&workers, name).map(|worker| worker.id).unwrap_err();
+        // O1.9
+        assert_eq!(problem("8"), "no worker is `8`; `pointsman workers` lists ids and URLs");
+        assert_eq!(
+            problem("10.0"),
+            "`10.0` may be 2 workers: 7 (http://10.0.0.1:8000/), 71 (http://10.0.0.2:8000)"
+        );
+        assert!(problem("").starts_with("no worker"), "{}", problem(""));
+        assert!(!problem("\u{1b}[2J").contains('\u{1b}'));
+    }
+}

@@ -1,0 +1,136 @@
+//! What a reload, a rollback or a promotion did, in sentences.
+
+use pointsman_admin_cli::text::clean;
+use serde::Deserialize;
+
+/// The gateway's answer. Unknown keys are ignored, so that a command reads the answers of a later release.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Report {
+    changed: Vec<Change>,
+    refused: Vec<Refusal>,
+    compiling: Vec<String>,
+    strays: Vec<String>,
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Change {
+    slot: String,
+    model: Option<String>,
+    lane: String,
+    result: String,
+    reason: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Refusal {
+    file: String,
+    kind: String,
+    message: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Slot {
+    slot: String,
+    model: Option<String>,
+    active: Option<Lane>,
+    canary: Option<Lane>,
+    shadow: Option<Lane>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Lane {
+    policy: String,
+    generation: u64,
+}
+
+impl Report {
+    /// Returns one line for each change, refusal and compile.
+    pub(crate) fn sentences(&self) -> String {
+        let mut lines: Vec<String> = self.changed.iter().map(|change| self.sentence(change)).collect();
+        if lines.is_empty() {
+            lines.push("nothing changed".to_owned());
+        }
+        let compiling = self.compiling.iter();
+        lines.extend(
+            compiling.map(|lane| format!("still compiling: {lane}; it is installed when it is ready")),
+        );
+        let refused = self.refused.iter();
+        lines.extend(refused.map(|one| format!("refused: {} ({}): {}", one.file, one.kind, one.message)));
+        lines.extend(self.strays.iter().map(|file| format!("of no slot: {file}")));
+        lines.iter().map(|line| format!("{}\n", clean(line))).collect()
+    }
+
+    fn sentence(&self, change: &Change) -> String {
+        let model = change.model.as_ref().map(|model| format!("{model}/")).unwrap_or_default();
+        let slot = format!("{model}{}", change.slot);
+        let (lane, now) = (&change.lane, self.now(change));
+        match change.result.as_str() {
+            "installed" => format!("{slot}: the {lane} lane runs {now}"),
+            "kept" => format!("{slot}: the {lane} lane goes on with {now}"),
+            "promoted" => format!("{slot}: {now} is active now; it was the {}", change.reason),
+            "rolled_back" => format!(
+                "{slot}: {now} is active again; what ran before stays out until its file or settings change; \
+                 `pointsman policy rollback {} --undo` lets it run again",
+                change.slot
+            ),
+            "withdrawn" => format!("{slot}: the {lane} has ended"),
+            "removed" => format!("{slot}: the {lane} lane has no file any more and runs {now}"),
+            "refused" => format!("{slot}: the {lane} lane goes on with {now}; its file was refused"),
+            other => format!("{slot}: {lane}: {other} ({})", change.reason),
+        }
+    }
+
+    /// What the lane of a change runs now.
+    fn now(&self, change: &Change) -> String {
+        let slot = self.slots.iter().find(|slot| (&slot.slot, &slot.model) == (&change.slot, &change.model));
+        let lane = slot.and_then(|slot| match change.lane.as_str() {
+            "canary" => slot.canary.as_ref(),
+            "shadow" => slot.shadow.as_ref(),
+            _ => slot.active.as_ref(),
+        });
+        lane.map_or("nothing".to_owned(), |lane| {
+            format!("`{}` (generation {})", lane.policy, lane.generation)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::Report;
+
+    #[test]
+    fn each_result_has_a_sentence_and_control_characters_none() {
+        let change = |lane: &str, result: &str, reason: &str| {
+            json!({ "slot": "prefill", "model": null, "lane": lane, "result": result, "reason": reason,
+                    "generation": 3 })
+        };
+        let report: Report = serde_json::from_value(json!({
+            "changed": [
+                change("active", "promoted", "canary"), change("active", "rolled_back", "command"),
+                change("shadow", "withdrawn", "command"), change("shadow", "removed", "file_gone"),
+                change("active", "later_release", "reason"),
+            ],
+            "refused": [{ "file": "decode.wasm", "kind": "not_wasm", "message": "garbage \u{1b}[2J" }],
+            "compiling": ["aggregated"], "strays": ["x.wasm"],
+            "slots": [{ "slot": "prefill", "model": null, "active": { "policy": "kv-aware", "generation": 3 },
+                        "canary": null, "shadow": null }],
+        }))
+        .expect("a report");
+        let lines = [
+            "prefill: `kv-aware` (generation 3) is active now; it was the canary",
+            "prefill: `kv-aware` (generation 3) is active again; what ran before stays out until its file or \
+             settings change; `pointsman policy rollback prefill --undo` lets it run again",
+            "prefill: the shadow has ended",
+            "prefill: the shadow lane has no file any more and runs nothing",
+            "prefill: active: later_release (reason)",
+            "still compiling: aggregated; it is installed when it is ready",
+            "refused: decode.wasm (not_wasm): garbage \u{fffd}[2J",
+            "of no slot: x.wasm",
+        ];
+        // O1.11
+        assert_eq!(report.sentences(), lines.map(|line| format!("{line}\n")).concat());
+    }
+}
