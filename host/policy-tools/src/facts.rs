@@ -103,7 +103,8 @@ mod tests {
             list.sort_unstable();
         }
         assert_eq!((listed_request, listed_worker), (request, worker));
-        let families: Vec<&str> = facts().filter_map(|fact| fact.name.split_once('/')).map(|name| name.0).collect();
+        let families: Vec<&str> =
+            facts().filter_map(|fact| fact.name.split_once('/')).map(|name| name.0).collect();
         assert_eq!(families.len(), 3, "{families:?}");
         assert!(facts().all(|fact| !fact.unit.is_empty() && !fact.meaning.is_empty()));
     }

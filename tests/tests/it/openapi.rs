@@ -213,6 +213,7 @@ async fn answers_to_operators_are_as_documented() {
         post("/policies/{slot}/rollback", "/policies/prefill/rollback", 409),
         post("/policies/{slot}/rollback", "/policies/prefill/rollback?lane=left", 400),
         post("/policies/{slot}/rollback", "/policies/left/rollback", 404),
+        ("DELETE", "/policies/{slot}/rollback", "/policies/prefill/rollback", "", String::new(), 409),
         post("/policies/{slot}/promote", "/policies/prefill/promote", 409),
         post("/config/reload", "/config/reload", 409),
         ("PUT", "/workers/{id}", "/workers/7", JSON, String::new(), 404),

@@ -136,6 +136,23 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
     let table = daemon.run(&["decisions", "--last", "5", "--slot", "aggregated", "--worker", "7"]);
     assert!(table.out.lines().nth(1).unwrap().starts_with(id), "{}", table.out);
     assert_eq!(daemon.run(&["decisions", "--worker", "8"]).out, "no decision matches; the gateway keeps 1\n");
+    let summary = daemon.run(&["decisions", "summary", "--window", "15m"]).out;
+    let row = summary.lines().find(|line| line.starts_with("aggregated")).unwrap();
+    // O1.13
+    assert_eq!(
+        row.split_whitespace().take(4).collect::<Vec<_>>(),
+        ["aggregated", "all", "active", "1"],
+        "{summary}"
+    );
+    let policies = daemon.run(&["policies"]).out;
+    // O1.10
+    assert!(policies.contains("decode-override  all    active"), "{policies}");
+    let undo = daemon.run(&["policy", "rollback", "prefill", "--undo"]);
+    // O1.12
+    assert!(undo.code == Some(1) && undo.err.contains("(409 nothing_to_undo)"), "{}", undo.err);
+    let reload = daemon.run(&["policy", "reload"]);
+    // O1.11
+    assert_eq!((reload.code, &*reload.out), (Some(0), "nothing changed\n"), "{}", reload.err);
     let frame = daemon.run(&["top", "--once"]);
     // O3.6
     assert_eq!((frame.code, frame.out.lines().count()), (Some(0), 24), "{}{}", frame.out, frame.err);
@@ -267,7 +284,8 @@ fn a_missing_token_a_wrong_one_another_server_and_wrong_use_are_told_apart() {
     for arguments in [
         &["status", "--gateway", "nonsense"][..],
         &["workers", "--token-file", "/no/such/file"][..],
-        &["drain", "seven"][..],
+        &["drain"][..],
+        &["drain", "7", "--undo"][..],
         &["decisions", "--last", "0"][..],
     ] {
         // O1.1
