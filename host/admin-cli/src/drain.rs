@@ -51,7 +51,8 @@ pub struct UndrainArgs {
 /// The worker that is meant.
 #[derive(Debug, Args)]
 struct Which {
-    /// Id, URL or address of the worker, as `pointsman workers` shows it, or a beginning that no other one has.
+    /// Id, URL or address of the worker, as `pointsman workers` shows them, or a beginning that no other
+    /// worker has.
     worker: String,
 }
 

@@ -1,5 +1,5 @@
-//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain`, `undrain`,
-//! `policies` and `decisions`.
+//! The commands of operators for a running gateway: `pointsman health`, `status`, `workers`, `drain`,
+//! `undrain`, `policies` and `decisions`.
 //!
 //! They use the HTTP API of the admin listener and nothing else: this crate does not know the gateway's code.
 //! [`Gateway`] is the only client of that API; the policy commands and `pointsman top` use it, too.

@@ -189,6 +189,11 @@ impl Compiler<'_> {
     }
 
     fn value(&mut self, node: &Node) -> Outcome {
+        // The left side of `in` is compiled once for each item: few letters can ask for many operations.
+        if self.work > MAX_OPERATIONS {
+            let text = format!("the formula has more than {MAX_OPERATIONS} operations; simplify it");
+            return Err(Mistake::new(node.at, text));
+        }
         match &node.kind {
             NodeKind::Number(number, _) => self.constant(*number, Kind::Number),
             NodeKind::Flag(flag) => self.constant(f32::from(u8::from(*flag)), Kind::Flag),

@@ -65,7 +65,7 @@ fn check_size(formula: &str) -> Result<(), Mistake> {
         let text = format!("the formula has {} bytes; the limit is {MAX_LENGTH}", formula.len());
         return Err(Mistake::new(MAX_LENGTH, text));
     }
-    let (mut depth, mut cases, mut signs, mut operators) = (0_usize, 0, 0, 0);
+    let (mut depth, mut cases, mut signs, mut operators, mut lists) = (0_usize, 0, 0, 0, 0);
     let mut letters = formula.char_indices();
     while let Some((at, letter)) = letters.next() {
         match letter {
@@ -76,7 +76,9 @@ fn check_size(formula: &str) -> Result<(), Mistake> {
                     }
                 }
             }
-            '(' | '[' => depth += 1,
+            '(' => depth += 1,
+            // A chain of `in` nests, too, and each of them has a list.
+            '[' => (depth, lists) = (depth + 1, lists + 1),
             ')' | ']' => depth = depth.saturating_sub(1),
             '?' => cases += 1,
             _ => {}
@@ -87,7 +89,7 @@ fn check_size(formula: &str) -> Result<(), Mistake> {
             _ => 0,
         };
         operators += usize::from("+-*/<>=!&|".contains(letter));
-        if depth.max(cases).max(signs) > MAX_DEPTH {
+        if depth.max(cases).max(signs).max(lists) > MAX_DEPTH {
             let text = format!("the formula is nested deeper than {MAX_DEPTH} levels; simplify it");
             return Err(Mistake::new(at, text));
         }

@@ -27,6 +27,8 @@ use sections::{Section, items, number, sections, write_name, write_number, write
 
 /// Least code of a module that is taken out, bytes. Less compiles in no time.
 const MIN_CODE_BYTES: usize = 200 * 1024;
+/// Most modules that are taken out: each is compiled by a process with the limits of a file.
+pub(crate) const MAX_MODULES: usize = 8;
 /// Name of the import of the first module. The others follow with their numbers.
 const NAME: &str = "pointsman-code-";
 /// Kinds of sections of a component.
@@ -148,7 +150,8 @@ impl Splitter {
     fn module(&mut self, section: &Section<'_>) -> Option<()> {
         let module = CoreModule::read(section.body)?;
         let (memories, tables) = (module.memories()?, module.tables()?);
-        let parts = (module.code_bytes() >= MIN_CODE_BYTES).then(|| module.take_apart()).flatten();
+        let is_taken = self.shared.len() < MAX_MODULES && module.code_bytes() >= MIN_CODE_BYTES;
+        let parts = is_taken.then(|| module.take_apart()).flatten();
         let memory = parts.as_ref().and_then(|parts| parts.memory.as_ref()).map(|memory| {
             write_section(&mut self.out, kind::MODULE, memory);
             self.next_module += 1;

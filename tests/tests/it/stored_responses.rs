@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pointsman_gateway::config::Config;
-use pointsman_sim::{Dialect, Role};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role};
 use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     client::{Client, Reply},
@@ -162,6 +162,26 @@ async fn i12_a_worker_that_drains_still_serves_what_it_stored() {
         assert_ne!(new, place, "it gets no other requests");
         cluster.at_rest().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn i12_a_draining_worker_that_is_paused_is_asked_no_more_than_another() {
+    let cluster = cluster(2, |_| {}).await;
+    let id = first(&cluster.client).await;
+    let place = place_of(&cluster, &id).await;
+    cluster.sims[place]
+        .set_faults(vec![Fault::always(FaultKind::Status { status: 503, retry_after: Some(30) })]);
+    let drain = format!("/workers/{}/drain", place + 1);
+    assert!(cluster.admin.post(&drain, &[], "").await.unwrap().status.is_success());
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        let next = cluster.client.post(RESPONSES, &[], turn(Some(&id), false)).await.unwrap();
+        assert_eq!((next.status.as_u16(), next.code().as_str()), (503, "overloaded"), "{next:?}");
+        asked.push(cluster.sims[place].state().requests.values().sum::<u64>());
+    }
+    // I12.6, I13.2
+    assert_eq!(asked[0], asked[2], "a pause holds for a worker that drains, too");
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]

@@ -132,7 +132,12 @@ fn a_mistake_names_its_column_and_a_suggestion() {
 #[test]
 fn operations_and_operations_times_candidates_are_bounded() {
     let exps = format!("{}1", "exp(prompt_tokens)+".repeat(40));
-    assert!(mistake(&exps, Role::Cost).contains("the formula has 400 operations; the limit is 256"));
+    assert!(mistake(&exps, Role::Cost).contains("the formula has more than 256 operations"));
+    // Each `in` of a chain doubles the operations, and all of them together nest.
+    let chain = |length: usize| format!("1{}", " in [1,1]".repeat(length));
+    assert!(mistake(&chain(20), Role::Cost).contains("the formula has more than 256 operations"));
+    assert!(mistake(&chain(40), Role::Cost).contains("nested deeper than 32 levels"));
+    assert!(mistake(&format!("1{}", "in[1]".repeat(800)), Role::Cost).contains("nested deeper"));
     let (formula, _) = compiled(&format!("{}1", "engine_queue+".repeat(100)), Role::Cost);
     assert_eq!(formula.work(), 200);
     assert_eq!(formula.check_work(2_621), Ok(()));

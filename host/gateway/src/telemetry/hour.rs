@@ -132,7 +132,7 @@ impl Hour {
         let mut hour = WorkerHour::default();
         let mut before = None;
         for minute in workers.get(&id).into_iter().flatten() {
-            hour.legs.push(minute.legs.wrapping_sub(before.unwrap_or(minute.legs)));
+            hour.legs.push(legs_between(before.unwrap_or(minute.legs), minute.legs));
             before = Some(minute.legs);
             hour.in_flight.push(minute.in_flight);
             hour.kv_usage.push((minute.kv != UNKNOWN).then(|| f64::from(minute.kv) / 1e3));
@@ -158,8 +158,14 @@ impl Hour {
         };
         let before: HashMap<WorkerId, u32> =
             workers.iter().map(|(id, minutes)| (*id, before(minutes))).collect();
-        move |worker| legs(worker).wrapping_sub(before.get(&worker.id()).copied().unwrap_or_default())
+        move |worker| legs_between(before.get(&worker.id()).copied().unwrap_or_default(), legs(worker))
     }
+}
+
+/// Legs between two counts, which wrap. A worker that was replaced under its id counts from 0 again.
+fn legs_between(before: u32, now: u32) -> u32 {
+    let legs = now.wrapping_sub(before);
+    if legs > u32::MAX / 2 { now } else { legs }
 }
 
 impl TokenCounts {
@@ -240,6 +246,13 @@ mod tests {
             let worker = &snapshot.workers()[0];
             drop(worker.candidates()[0].book(&request));
         }
+    }
+
+    #[test]
+    fn counts_wrap_and_a_replaced_worker_counts_from_zero() {
+        assert_eq!(legs_between(5, 9), 4);
+        assert_eq!(legs_between(u32::MAX - 1, 3), 5);
+        assert_eq!(legs_between(10_000, 5), 5);
     }
 
     #[tokio::test(start_paused = true)]

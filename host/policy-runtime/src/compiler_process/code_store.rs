@@ -28,12 +28,22 @@ impl CodeStore {
 
     /// Whether there is an entry of this name.
     pub(super) fn has(&self, key: &str) -> bool {
-        compilers(&self.0).any(|dir| dir.path().join(key).is_file())
+        let renew = |path: &Path| -> io::Result<()> {
+            // So that it is not the oldest one while it is loaded.
+            fs::File::options().append(true).open(path)?.set_modified(SystemTime::now())
+        };
+        compilers(&self.0).any(|dir| {
+            let path = dir.path().join(key);
+            let is_there = path.is_file();
+            if is_there {
+                let _ = renew(&path);
+            }
+            is_there
+        })
     }
 
     /// Moves the entry of this name here from the cache at `from`. Whatever else is there stays there.
-    /// Returns
-    /// whether there was such an entry.
+    /// Returns whether there was such an entry.
     pub(super) fn take(&self, from: &Path, key: &str) -> bool {
         let taken = compilers(&from.join("modules")).any(|dir| {
             let found = dir.path().join(key);

@@ -18,6 +18,7 @@ use super::{
     cancel::{Cancel, Event},
     wire::{Reply, Request},
 };
+use crate::split::MAX_MODULES;
 
 /// Hidden command of the daemon's binary.
 const COMMAND: &str = "compile-policy";
@@ -151,6 +152,9 @@ fn answer(status: ExitStatus, mut output: Vec<u8>, errors: &[u8], limits: &Compi
 fn parts(reply: &Reply, mut rest: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut parts = Vec::new();
     if let Reply::File { component_bytes, module_bytes, .. } = reply {
+        if module_bytes.len() > MAX_MODULES {
+            return None;
+        }
         for bytes in std::iter::once(component_bytes).chain(module_bytes) {
             let (part, others) = rest.split_at_checked(*bytes)?;
             parts.push(part.to_owned());

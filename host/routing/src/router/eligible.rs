@@ -231,12 +231,15 @@ fn ineligible_with(
     // The place that is reserved for this leg is one of those that are taken.
     let stands = |reason: &Ineligible| match reason {
         Ineligible::AtCapacity => query.pairing.reserved != Some(candidate.worker_id()),
-        // No other worker has what the request continues.
-        Ineligible::Draining => !query.continues,
         _ => true,
     };
+    // No other worker has what the request continues.
+    let reason = match query.continues {
+        true => candidate.worker.ineligible_although_draining(),
+        false => candidate.ineligible(),
+    };
     let busy = &limits.thresholds;
-    match candidate.ineligible().filter(stands) {
+    match reason.filter(stands) {
         // Requests wait for a place that they will get, rather than for another refusal.
         None if limits.requests_wait && !query.probe && candidate.worker.is_at_learned_limit() => {
             Some(Refused::AtLearnedLimit)

@@ -32,6 +32,16 @@ impl Worker {
     /// Returns why the candidate must not be chosen now; `None` if it may.
     #[must_use]
     pub fn ineligible(&self) -> Option<Ineligible> {
+        self.ineligible_when(true)
+    }
+
+    /// As [`Worker::ineligible`], for a request that a worker serves although it drains.
+    #[must_use]
+    pub fn ineligible_although_draining(&self) -> Option<Ineligible> {
+        self.ineligible_when(false)
+    }
+
+    fn ineligible_when(&self, drain_counts: bool) -> Option<Ineligible> {
         if self.is_misconfigured() {
             return Some(Ineligible::Misconfigured);
         }
@@ -43,7 +53,7 @@ impl Worker {
         if self.is_asleep() {
             return Some(Ineligible::Asleep);
         }
-        if self.draining() || self.leaving() {
+        if drain_counts && (self.draining() || self.leaving()) {
             return Some(Ineligible::Draining);
         }
         if self.is_put_aside() {

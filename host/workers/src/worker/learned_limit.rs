@@ -79,9 +79,13 @@ impl LearnedLimit {
         }
         let served = self.served.fetch_add(1, Ordering::Relaxed) + 1;
         let may_rise = !self.is_confirmed.load(Ordering::Relaxed) || age >= RAISED_AFTER;
-        if served >= limit && may_rise {
+        // A refusal, or another process, may have changed the limit meanwhile.
+        let raised = || {
+            let order = Ordering::Relaxed;
+            self.limit.compare_exchange(limit, limit.saturating_add(1), order, order).is_ok()
+        };
+        if served >= limit && may_rise && raised() {
             self.served.store(0, Ordering::Relaxed);
-            self.limit.store(limit.saturating_add(1), Ordering::Relaxed);
         }
         false
     }

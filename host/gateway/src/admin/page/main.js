@@ -29,11 +29,20 @@ function open() {
     else link.removeAttribute("aria-current");
   }
   document.title = `${name[0].toUpperCase()}${name.slice(1)} – Pointsman`;
-  page.view = VIEWS[name](root, parts.map(decodeURIComponent));
+  page.view = VIEWS[name](root, parts.map(decoded));
   page.changed = new Set(page.view.kinds.filter((kind) => store.known.has(kind)));
   scrollTo(0, 0);
   page.drawn = 0;
   draw();
+}
+
+/** A part of the address. One that was not encoded stays as it is. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 /** Draws what changed, unless nobody looks. */

@@ -25,9 +25,11 @@ pub(super) fn prefer_free_partners(query: &Query<'_>, busy: &BusyRules, pool: &P
 
 fn has_free_partner(query: &Query<'_>, busy: &BusyRules, spec: &WorkerSpec) -> bool {
     let leg = other(query.leg);
-    let thresholds = busy.of(query.model, leg);
+    let limits = busy.limits_of(query.model, leg);
     let is_free = |candidate: &Candidate| {
-        candidate.ineligible().is_none() && thresholds.exceeded(candidate.load().view()).is_none()
+        candidate.ineligible().is_none()
+            && !(limits.requests_wait && candidate.worker.is_at_learned_limit())
+            && limits.thresholds.exceeded(candidate.load().view()).is_none()
     };
     let mut others = partners(query, query.snapshot.pool(query.model, leg));
     others.any(|candidate| fits(query.leg, spec, candidate.worker.spec()) && is_free(candidate))
