@@ -73,7 +73,7 @@ impl FactsArgs {
     fn json(&self) -> String {
         let entry = |fact: Fact| {
             let Fact { scope, name, ty, meaning, unit, absent } = fact;
-            // Without a world there are none.
+            // Only a world has functions.
             json!({
                 "scope": scope.as_str(), "name": name, "type": ty, "unit": unit, "when_absent": absent,
                 "meaning": meaning, "functions": self.functions(scope),

@@ -22,7 +22,7 @@ const EXCERPT: &str = include_str!("../../../tests/fixtures/mooncake_conversatio
 /// Makes chat completions of the first `count` lines of a file, or of the excerpt.
 ///
 /// # Errors
-/// A file that cannot be read, or a line that is none of a Mooncake trace.
+/// The file cannot be read, or one of its lines does not have the form of a Mooncake trace.
 pub fn bodies(file: Option<&Path>, count: usize) -> anyhow::Result<Vec<String>> {
     let read = |path: &Path| {
         std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))

@@ -100,8 +100,8 @@ enum Key {
 }
 
 impl Key {
-    /// The key at the end of `name`, which is the text before a closing quote. Most keys of an event are none
-    /// of these, and their last two letters tell.
+    /// The known key at the end of `name`, the text before a closing quote. The last two letters rule out
+    /// most keys of an event.
     fn at_end_of(name: &[u8]) -> Option<Self> {
         let known: &[(&[u8], Self)] = match name {
             [.., b'o', b'n'] => &[(b"finish_reason", Self::FinishReason)],
@@ -123,7 +123,7 @@ impl Key {
             _ => return None,
         };
         let opened = |key: &[u8]| name.strip_suffix(key)?.strip_suffix(b"\"");
-        // A key within a string has escaped quotes, and is none.
+        // The quotes of a name within a string are escaped: it is no key.
         let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
         known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)
     }

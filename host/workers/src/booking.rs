@@ -65,7 +65,7 @@ pub struct RankLoad {
     booked: AtomicU64,
     /// How fast the rank is, as measured here.
     speeds: Speeds,
-    /// Journal of the bookings for other gateways; `None` if there are none.
+    /// Journal of the bookings for other gateways; `None` if this gateway is the only one.
     journal: Option<RankJournal>,
 }
 
