@@ -15,7 +15,7 @@
 //! Knows no wasmtime; `compile_child` is the other side.
 
 use std::{
-    collections::HashSet,
+    collections::VecDeque,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -40,6 +40,9 @@ use quarantine::Quarantine;
 pub use quarantine::{QuarantinedFile, clear_quarantine, quarantined_files};
 use supervise::Ended;
 use wire::{Reply, Request, Task};
+
+/// Shared modules whose code a private directory keeps: those of about five interpreters.
+const KEPT_MODULES: usize = 16;
 
 /// Priority of threads and processes that compile: they yield to requests, and on a busy machine a policy of
 /// 100 KB still compiles within seconds. At 19 it took a minute.
@@ -71,8 +74,8 @@ pub(crate) struct CompilerProcess {
     quarantine: Quarantine,
     /// Held for reading while a file is compiled and loaded; a private directory is emptied in between.
     in_use: RwLock<()>,
-    /// Entries that a private directory keeps: those of modules that policies share.
-    shared: Mutex<HashSet<String>>,
+    /// Entries that a private directory keeps: the modules that policies shared last.
+    shared: Mutex<VecDeque<String>>,
     /// Files and parts that were compiled and not found in the cache.
     compiled: AtomicU64,
 }
@@ -236,7 +239,7 @@ impl CompilerProcess {
             }
         }
         if matches!(self.dir, CacheDir::Private(_)) {
-            self.shared.lock().extend(modules.iter().map(|module| (job.key)(module)));
+            note_used(&mut self.shared.lock(), modules.iter().map(|module| (job.key)(module)));
         }
         Ok(Compiled { outline, component, modules })
     }
@@ -270,6 +273,16 @@ impl CompilerProcess {
             Ended::Failed(how) => Err(Refusal::CompilerDied(how)),
         }
     }
+}
+
+/// Puts `names` last in `kept`, and drops the first ones above the limit.
+fn note_used(kept: &mut VecDeque<String>, names: impl Iterator<Item = String>) {
+    for name in names {
+        kept.retain(|other| *other != name);
+        kept.push_back(name);
+    }
+    let surplus = kept.len().saturating_sub(KEPT_MODULES);
+    kept.drain(..surplus);
 }
 
 /// Directory of wasmtime's cache in the compile cache. wasmtime removes files there that it does not know.

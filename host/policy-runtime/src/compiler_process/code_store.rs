@@ -1,7 +1,7 @@
 //! The entries of wasmtime's cache, and the directories that compiler processes write theirs into.
 
 use std::{
-    collections::HashSet,
+    collections::VecDeque,
     fs::{self, DirBuilder, DirEntry},
     io,
     os::unix::fs::DirBuilderExt as _,
@@ -61,9 +61,9 @@ impl CodeStore {
     }
 
     /// Removes all entries but these.
-    pub(super) fn keep_only(&self, names: &HashSet<String>) {
+    pub(super) fn keep_only(&self, names: &VecDeque<String>) {
         for entry in self.entries() {
-            let kept = entry.file_name().to_str().is_some_and(|name| names.contains(name));
+            let kept = entry.file_name().to_str().is_some_and(|name| names.iter().any(|kept| kept == name));
             if !kept {
                 // What cannot be removed now is removed with the directory.
                 let _ = fs::remove_file(entry.path());
@@ -161,7 +161,7 @@ mod tests {
         let path = work.path().to_owned();
         drop(work);
         assert!(!path.exists());
-        store.keep_only(&HashSet::from(["other".to_owned()]));
+        store.keep_only(&VecDeque::from(["other".to_owned()]));
         assert!(!store.has("mine"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a compiler process that is taken over by its file can place in the cache.
+//! What comes into the cache of compiled code, and what stays there.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 
@@ -52,4 +52,19 @@ fn a_hostile_file_cannot_place_code_under_the_name_of_an_interpreter() {
     left.sort_unstable();
     assert_eq!(left, ["code"], "the directory of the process is gone");
     assert_eq!(compiler.compiled(), 1);
+}
+
+#[test]
+fn a_private_directory_keeps_the_modules_that_were_used_last() {
+    let mut kept = VecDeque::new();
+    let interpreter = || std::iter::once("interpreter".to_owned());
+    note_used(&mut kept, interpreter());
+    for version in 0..100 {
+        note_used(&mut kept, std::iter::once(format!("module {version}")));
+        note_used(&mut kept, interpreter());
+        assert!(kept.len() <= KEPT_MODULES, "{} names", kept.len());
+    }
+    let kept: Vec<_> = kept.iter().map(String::as_str).collect();
+    assert_eq!(kept.last(), Some(&"interpreter"));
+    assert!(kept.contains(&"module 99") && !kept.contains(&"module 0"), "{kept:?}");
 }
