@@ -37,7 +37,7 @@ pub(crate) struct Args {
     /// bytes.
     #[arg(long)]
     verify: bool,
-    /// Profile of the build. `demo` takes a fifth of the time, to try the command itself.
+    /// Profile of the build. `dev` takes a third of the time, to try the command itself.
     #[arg(long, default_value = "dist")]
     profile: String,
     /// Counts that `cargo xtask profile` made of the same sources. The compiler lays out the hot path by them
