@@ -80,7 +80,8 @@ impl Build<'_> {
         checkout.arg("-C").arg(&source).args(["checkout", "--quiet", "--detach", &self.commit.hash]);
         sh::run(&mut checkout)?;
         let cargo_home = home.map_or_else(usual_cargo_home, |home| Ok(home.to_owned()))?;
-        let profile_dir = target.join(self.profile);
+        // The one profile whose directory has another name.
+        let profile_dir = target.join(if self.profile == "dev" { "debug" } else { self.profile });
         let dirs = Dirs { source, target, cargo_home, generated: profile_dir.join("package") };
         let mapped = self.mapped(&dirs)?;
         let mut build = self.cargo(&dirs, &mapped);
@@ -155,7 +156,8 @@ impl Build<'_> {
         let generated = &dirs.generated;
         let pointsman = |arguments: &[&str]| -> anyhow::Result<Vec<u8>> {
             let mut command = Command::new(binary);
-            let output = self.dated(command.args(arguments).current_dir(generated)).output()?;
+            let output = self.dated(command.args(arguments).current_dir(generated)).output();
+            let output = output.with_context(|| format!("could not start {}", binary.display()))?;
             ensure!(output.status.success(), "`pointsman {}` failed", arguments.join(" "));
             Ok(output.stdout)
         };
