@@ -30,7 +30,7 @@ impl Drive {
         self.estimate_begins();
         let PrefillDone { answer, cached_tokens } = match outcome {
             Ok(done) => done,
-            Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
+            Err(error) => return Event::Failed(Leg::Prefill, self.leg_failed(Leg::Prefill, error)),
         };
         self.prefill.refusals = Refusals::default();
         self.bind(Leg::Prefill);
@@ -71,7 +71,8 @@ impl Drive {
         self.failed_span = self.prefill.span;
         self.failed_prefill = self.prefill.candidate.as_ref().map(|prefill| (prefill.worker.id(), result));
         self.prefill.failure = Some(ApiError::BadUpstream(problem));
-        Event::PrefillFailed(Failed { retryable: false, refused: false, began: true, broke: false })
+        let failed = Failed { retryable: false, refused: false, began: true, broke: false };
+        Event::Failed(Leg::Prefill, failed)
     }
 
     pub(super) fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
@@ -166,7 +167,7 @@ impl Drive {
     pub(crate) fn decode_failed(&mut self, error: CallError) -> Event {
         let failed = self.leg_failed(self.legs.answering(), error);
         self.free(Leg::Decode);
-        Event::DecodeFailed(failed)
+        Event::Failed(self.legs.answering(), failed)
     }
 
     /// Records a failed leg: with its worker, or with the request if that is to blame.
