@@ -331,7 +331,9 @@ impl Legs {
     }
 
     fn finish_seen(&mut self) -> Actions {
-        let waits = self.state.answering == LegState::InFlight && self.state.prefill == LegState::InFlight && !self.held;
+        let waits = self.state.answering == LegState::InFlight
+            && self.state.prefill == LegState::InFlight
+            && !self.held;
         if !waits || self.only_consumes() {
             return Actions::new();
         }

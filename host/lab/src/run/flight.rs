@@ -167,7 +167,9 @@ impl Flight {
     /// Returns the other leg's candidate, if it is chosen.
     pub(super) fn other_leg(&self, leg: Leg) -> Option<CandidateId> {
         let other = self.runs[leg.partner()?].as_ref();
-        other.filter(|run| leg == Leg::Decode || run.booking.is_some()).map(|run| (run.candidate.worker.id(), RANK))
+        other
+            .filter(|run| leg == Leg::Decode || run.booking.is_some())
+            .map(|run| (run.candidate.worker.id(), RANK))
     }
 
     /// Returns what a leg knows of the handoff.

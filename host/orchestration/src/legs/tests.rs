@@ -369,7 +369,10 @@ fn retries_end_with_the_budget_and_with_the_first_byte() {
         1,
         &[
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::Failed(Leg::Decode, RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (
+                E::Failed(Leg::Decode, RETRYABLE_SENT),
+                &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)],
+            ),
             (E::Routed, &[A::Send(Leg::Aggregated)]),
             (
                 E::Failed(Leg::Decode, RETRYABLE_SENT),
@@ -403,11 +406,20 @@ fn a_request_on_which_two_engines_broke_is_not_sent_to_a_third() {
             (E::Failed(Leg::Decode, BROKE), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
             // Engines that refuse it, or were not reached, do not count.
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::Failed(Leg::Decode, RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (
+                E::Failed(Leg::Decode, RETRYABLE_SENT),
+                &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)],
+            ),
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::Failed(Leg::Decode, RETRYABLE_UNSENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (
+                E::Failed(Leg::Decode, RETRYABLE_UNSENT),
+                &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)],
+            ),
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::Failed(Leg::Decode, BROKE), &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish]),
+            (
+                E::Failed(Leg::Decode, BROKE),
+                &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish],
+            ),
         ],
     );
     // Both legs count, and the local fallback would be a third engine.
@@ -415,7 +427,10 @@ fn a_request_on_which_two_engines_broke_is_not_sent_to_a_third() {
     let (mut legs, _) = Legs::new(Shape::Remote, terms);
     legs.on(E::PrefillRouted(COMPLETED));
     legs.on(E::Reserved);
-    assert_eq!(legs.on(E::Failed(Leg::Prefill, BROKE))[..], [A::Cancel(Leg::Prefill), A::Route(Leg::Prefill)]);
+    assert_eq!(
+        legs.on(E::Failed(Leg::Prefill, BROKE))[..],
+        [A::Cancel(Leg::Prefill), A::Route(Leg::Prefill)]
+    );
     legs.on(E::PrefillRouted(COMPLETED));
     legs.on(E::Reserved);
     assert_eq!(
