@@ -1,18 +1,16 @@
 //! The driver of requests: of those that clients send, those that Envoy carries, and realtime sessions.
 //!
-//! [`plan`] decides on one worker or two. From then on, [`Legs`] decides what happens next, and a [`Drive`]
-//! performs its actions and reports events to it. The way of a request, from top to bottom:
+//! `plan` decides on one worker or two. From then on, `Legs` decides what happens next, and a `Drive` performs
+//! its actions and reports events to it. The way of a request, from top to bottom:
 //!
-//! | step | module |
+//! | step | where |
 //! | --- | --- |
-//! | perform actions and wait for events until the answer begins | [`Drive::run`] |
+//! | perform actions and wait for events until the answer begins | `Drive::run` |
 //! | choose a leg's worker and book it | `route` |
 //! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
 //! | wait for the first of what may come next | `next_event` |
-//! | tell a leg's outcome to its worker, the session and the record, and turn it into an event | `outcome` |
-//! | pass the answer on: whole, as a stream, as a connection, or with the proxy | `respond`, `relay`, `realtime`, `proxied` |
-//!
-//! [`Legs`]: pointsman_orchestration::Legs
+//! | tell a leg's outcome to its worker, session and record; make an event of it | `outcome` |
+//! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -12,7 +12,6 @@ use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, UpgradedCall};
 
 /// What came first.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.
