@@ -52,8 +52,8 @@ pub(crate) struct LegContext<'a> {
 }
 
 impl<'a> LegContext<'a> {
-    /// The context of a call without a handoff. `target`: `None` if the call is the part of a pair that is tied
-    /// together elsewhere.
+    /// The context of a call without a handoff. `target`: `None` for a part of a pair that is tied together
+    /// elsewhere.
     pub(crate) fn alone(token: RequestToken, target: Option<Target<'a>>) -> Self {
         Self { token, prefill: None, decode: target, engine_id: None, rooms: &[], handoff: None }
     }

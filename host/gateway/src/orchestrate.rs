@@ -1,7 +1,7 @@
 //! The driver of requests: of those that clients send, those that Envoy carries, and realtime sessions.
 //!
-//! `plan` decides on one worker or two. From then on, `Legs` decides what happens next, and a `Drive` performs
-//! its actions and reports events to it. The way of a request, from top to bottom:
+//! `plan` decides on one worker or two. Then `Legs` decides what happens next, and a `Drive` performs its
+//! actions and reports events to it. The way of a request, from top to bottom:
 //!
 //! | step | where |
 //! | --- | --- |

@@ -17,8 +17,8 @@ use crate::{
 pub(super) enum Executor {
     /// The gateway calls their engines.
     Calls,
-    /// The gateway asks an engine to upgrade a connection. The client's path and query, and the headers of the
-    /// upgrade.
+    /// The gateway asks an engine to upgrade a connection: the client's path and query, and the headers of
+    /// the upgrade.
     Upgrade(String, HeaderMap),
     /// A proxy sends them, after it was told what the answering engine gets.
     #[cfg(feature = "ext-proc")]

@@ -1,5 +1,5 @@
-//! Requests that a proxy carries: the driver chooses and books their workers, the proxy sends the legs, and the
-//! gateway watches the answer pass.
+//! Requests that a proxy carries: the driver chooses and books their workers, the proxy sends the legs, and
+//! the gateway watches the answer pass.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ const MAX_WHOLE: usize = 4 * 1024 * 1024;
 /// A request whose legs a proxy sends. When it is dropped before the end of the answer, the client has left.
 pub(crate) struct ProxiedRequest {
     drive: Box<Drive>,
-    /// The call that the worker has to answer; `None` if another worker, which is not watched, prefills first.
+    /// The call that the worker has to answer; `None` if another one, which is not watched, prefills first.
     call: Option<InFlight>,
     /// When the legs were sent, or bytes of the answer came last.
     heard_at: Instant,

@@ -213,7 +213,7 @@ impl Drive {
     }
 
     fn query(&self, leg: Leg) -> Query<'_> {
-        // The routing record of decode names the prefill worker [C10]. Where decode was chosen first, it stays
+        // The routing record of decode names the prefill worker [C10]. If decode was chosen first, it stays
         // booked [D5].
         let other = leg.partner().map(|partner| &self.runs[partner]);
         let other = other.filter(|run| leg == Leg::Decode || run.booking.is_some());
