@@ -56,7 +56,7 @@ impl Drive {
             () = over(waiting) => Next::Again,
             () = tokio::time::sleep_until(until) => {
                 let sent = self.runs.answering.sent.filter(|_| self.runs.answering.call.is_some());
-                self.sound(alarm, sent).map_or(Next::Nothing, Next::Event)
+                self.on_alarm(alarm, sent).map_or(Next::Nothing, Next::Event)
             }
         }
     }
@@ -72,7 +72,7 @@ impl Drive {
     }
 
     /// Does what is due. `silent_from`: when the leg that answers was sent, or last sent an event.
-    pub(super) fn sound(&mut self, alarm: Alarm, silent_from: Option<Instant>) -> Option<Event> {
+    pub(super) fn on_alarm(&mut self, alarm: Alarm, silent_from: Option<Instant>) -> Option<Event> {
         match alarm {
             Alarm::Estimate => self.advance_estimate(),
             Alarm::Stale => self.expire(),

@@ -123,7 +123,7 @@ impl ProxiedRequest {
         }
         // Before the head of a pair's answer, nothing says which of the two is late.
         let is_unknown = self.is_pair() && matches!(self.content, Content::Nothing);
-        let event = self.drive.sound(alarm, Some(self.heard_at).filter(|_| !is_unknown))?;
+        let event = self.drive.on_alarm(alarm, Some(self.heard_at).filter(|_| !is_unknown))?;
         if is_unknown && self.drive.is_late(Some(self.heard_at)) {
             self.drive.note_handoff_late();
         }
