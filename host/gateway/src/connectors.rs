@@ -51,6 +51,14 @@ pub(crate) struct LegContext<'a> {
     pub handoff: Option<&'a str>,
 }
 
+impl<'a> LegContext<'a> {
+    /// The context of a call without a handoff. `target`: `None` for a part of a pair that is tied together
+    /// elsewhere.
+    pub(crate) fn alone(token: RequestToken, target: Option<Target<'a>>) -> Self {
+        Self { token, prefill: None, decode: target, engine_id: None, rooms: &[], handoff: None }
+    }
+}
+
 /// Content of the prefill answer of a completed handoff.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PrefillAnswer {

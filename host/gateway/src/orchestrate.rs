@@ -1,46 +1,51 @@
-//! The driver: performs the actions of the leg state machine and reports events to it.
+//! The driver of requests: of those that clients send, those that Envoy carries, and realtime sessions.
 //!
-//! One future drives a request up to the head of its answer; [`crate::orchestrate::relay`] takes over from
-//! there. Both hold the same [`Drive`] and report events to the same state machine. Bookings, calls in flight
-//! and the handoff are owned here.
+//! `plan` decides on one worker or two. Then `Legs` decides what happens next, and a `Drive` performs its
+//! actions and reports events to it. The way of a request, from top to bottom:
+//!
+//! | step | where |
+//! | --- | --- |
+//! | perform actions and wait for events until the answer begins | `Drive::run` |
+//! | choose a leg's worker and book it | `route` |
+//! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
+//! | wait for the first of what may come next | `next_event` |
+//! | tell a leg's outcome to its worker, session and record; make an event of it | `outcome` |
+//! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
 
 use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::Response;
-use pointsman_orchestration::{Action, Attempts, Event, Legs, PrefillTraits};
+use pointsman_orchestration::{Action, Attempts, Event, Legs};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
-use pointsman_workers::{Booking, Candidate, DpRank, Leg, Snapshot, WorkerId};
+use pointsman_workers::{Candidate, Leg, PerLeg, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    connectors::{RequestToken, Target, connector_for},
-    openai::error::ApiError,
-    openai::request::Request,
-    openai::sse::Usage,
-    openai::trace_context::Span,
+    connectors::{RequestToken, Target},
+    openai::{error::ApiError, request::Request, trace_context::Span},
     state::State,
     telemetry::account::Account,
-    upstream::{Body, CallError, Upstream},
+    upstream::Upstream,
 };
 
 pub(crate) mod after_disconnect;
 pub(crate) mod availability;
 pub(crate) mod client_connection;
 mod drain_prefill;
+mod executor;
 mod lateness;
+mod leg_run;
 mod next_event;
 mod outcome;
-#[cfg(feature = "ext-proc")]
-pub(crate) mod passing_answer;
 mod pending_head;
-#[cfg(feature = "ext-proc")]
-pub(crate) mod pick;
 mod plan;
 mod prefill_call;
 pub(crate) mod preview;
+#[cfg(feature = "ext-proc")]
+pub(crate) mod proxied;
+mod quarantine;
 pub(crate) mod realtime;
 mod refusals;
 pub(crate) mod relay;
@@ -50,37 +55,35 @@ mod send;
 pub(crate) mod stored;
 mod whole_estimate;
 
+use executor::{Executor, Reached};
+use leg_run::LegRun;
 use next_event::Next;
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
-use prefill_call::{PrefillBooking, PrefillDone};
-use refusals::Refusals;
 use relay::Answer;
+use respond::Ending;
 use whole_estimate::WholeEstimate;
 
-/// A request on its way.
+/// A request on its way. When it is dropped, everything that it holds is released.
 pub(crate) struct Drive {
     pub(crate) state: Arc<State>,
     upstream: Upstream,
+    executor: Executor,
     pub(crate) request: Arc<Request>,
     pub(crate) legs: Legs,
     pub(crate) account: Box<Account>,
-    pub(crate) decode: Upstreaming<DecodeHead>,
+    pub(crate) runs: PerLeg<LegRun>,
     pub(crate) deadline: Instant,
     /// When the request was ready to be routed: a booking cannot be older.
     begun: Instant,
     pub(crate) gone: CancellationToken,
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
-    pub(crate) explain: bool,
+    explain: bool,
     routing_request: RoutingRequest,
     snapshot: Arc<Snapshot>,
     queue: VecDeque<Action>,
-    prefill: Upstreaming<PrefillDone>,
-    prefill_booking: PrefillBooking,
     /// The place that is kept for decode while prefill runs.
     place: Option<ReservedPlace>,
-    /// The head of a decode answer that waits for prefill.
-    pending_head: Option<Response<Body>>,
     /// The span of the leg that failed last.
     failed_span: Option<Span>,
     /// The prefill worker that failed last, and how; `None` if it was logged, or another one succeeded.
@@ -98,36 +101,9 @@ pub(crate) struct Drive {
     planned: Option<CandidateId>,
     /// Cancelled when no leg runs; the first abort makes it.
     over: Option<CancellationToken>,
-    /// Cancelled when the prefill call ended; the call makes it.
-    prefill_over: Option<CancellationToken>,
     /// Progress of an answer that is not streamed.
     estimate: Option<WholeEstimate>,
-}
-
-/// One leg: its worker, booking, call in flight, and failure.
-pub(crate) struct Upstreaming<T> {
-    pub(crate) candidate: Option<Candidate>,
-    pub(crate) booking: Option<Booking>,
-    call: Option<BoxFuture<'static, Result<T, CallError>>>,
-    /// When the call was sent.
-    pub(crate) sent: Option<Instant>,
-    pub(crate) failure: Option<ApiError>,
-    refusals: Refusals,
-    /// The span of the call that was sent last.
-    span: Option<Span>,
-}
-
-/// The answer of a decode or single leg: its head with a stream to come, or the whole of it.
-pub(crate) enum DecodeHead {
-    Stream(Response<Body>),
-    Whole(Response<Bytes>),
-}
-
-impl<T> Default for Upstreaming<T> {
-    fn default() -> Self {
-        let refusals = Refusals::default();
-        Self { candidate: None, booking: None, call: None, sent: None, failure: None, refusals, span: None }
-    }
+    released: bool,
 }
 
 /// A request that is parsed, measured and planned.
@@ -148,26 +124,17 @@ pub(crate) async fn drive(
     account: Box<Account>,
     gone: CancellationToken,
 ) -> Response<Answer> {
-    let mut drive = Drive::new(state, upstream, planned, account, gone);
-    loop {
-        while let Some(action) = drive.queue.pop_front() {
-            if let Some(answer) = drive.answer(action) {
-                return drive.respond(answer);
-            }
-        }
-        if drive.legs.is_finished() {
-            // Only a client that left gets no answer.
-            return ApiError::ClientClosed.response(&drive.account.request_id).map(Answer::whole);
-        }
-        if let Some(head) = drive.step().await {
-            if drive.queue.front() == Some(&Action::Relay) {
-                drive.queue.pop_front();
-                return relay::stream(drive, head);
-            }
+    let mut drive = Drive::new(state, upstream, Executor::Calls, planned, account, gone);
+    match drive.run().await {
+        Reached::Ending(ending) => drive.respond(ending),
+        Reached::Stream(head) if drive.next_is(Action::Relay) => relay::stream(drive, head),
+        Reached::Stream(head) => {
             // The client left, but the first token must arrive before decode may be cancelled.
             Box::pin(relay::drain(drive, head)).await;
-            return ApiError::ClientClosed.response("").map(Answer::whole);
+            ApiError::ClientClosed.response("").map(Answer::whole)
         }
+        // Only another executor reaches anything else.
+        other => drive.respond(Ending::Failed(other.error())),
     }
 }
 
@@ -175,21 +142,27 @@ impl Drive {
     fn new(
         state: Arc<State>,
         upstream: Upstream,
+        executor: Executor,
         planned: Box<PlannedRequest>,
         account: Box<Account>,
         gone: CancellationToken,
     ) -> Box<Self> {
         let PlannedRequest { request, routing_request, snapshot, plan, explain } = *planned;
-        let (legs, actions) = Legs::new(plan.shape, plan::retry_policy(&state, &request, &snapshot));
+        let mut policy = plan::retry_policy(&state, &request, &snapshot);
+        if executor.is_proxy() {
+            policy.retries = 0;
+        }
+        let (legs, actions) = Legs::new(plan.shape, policy);
         let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {
             state,
             upstream,
+            executor,
             begun: Instant::now(),
             request,
             legs,
             account,
-            decode: Upstreaming::default(),
+            runs: PerLeg::default(),
             deadline,
             gone,
             cached_tokens: None,
@@ -197,10 +170,7 @@ impl Drive {
             routing_request,
             snapshot,
             queue: actions.into_iter().collect(),
-            prefill: Upstreaming::default(),
-            prefill_booking: PrefillBooking::default(),
             place: None,
-            pending_head: None,
             failed_span: None,
             failed_prefill: None,
             token: RequestToken::fresh(),
@@ -213,9 +183,71 @@ impl Drive {
             stored: false,
             planned: plan.planned,
             over: None,
-            prefill_over: None,
             estimate: None,
+            released: false,
         })
+    }
+
+    /// Performs actions and waits for events until the answer begins, or the request failed.
+    async fn run(&mut self) -> Reached {
+        loop {
+            while let Some(action) = self.next_action() {
+                if let Some(ending) = self.answer(action) {
+                    return Reached::Ending(ending);
+                }
+            }
+            #[cfg(feature = "ext-proc")]
+            if let Executor::Proxy(handover) = &mut self.executor
+                && let Some(handover) = handover.take()
+            {
+                return Reached::HandedOver(handover);
+            }
+            if self.legs.is_finished() {
+                // Only a client that left gets no answer.
+                return Reached::Ending(Ending::Failed(ApiError::ClientClosed));
+            }
+            if let Some(reached) = self.step().await {
+                return reached;
+            }
+        }
+    }
+
+    /// Waits for the next event and reports it. Returns what begins with it.
+    async fn step(&mut self) -> Option<Reached> {
+        match self.next().await {
+            Next::Event(event) => self.report(event),
+            Next::Again => self.route_again(),
+            Next::Nothing => {}
+            Next::Stream(head) => match self.take_head(head).await {
+                Ok(head) => {
+                    self.report(Event::Head);
+                    return Some(Reached::Stream(head));
+                }
+                Err(event) => self.report(event),
+            },
+            Next::Upgraded(engine) => {
+                self.upgraded();
+                self.report(Event::Head);
+                return Some(Reached::Upgraded(engine));
+            }
+        }
+        None
+    }
+
+    /// Does what engines still need, after the client has its answer.
+    async fn go_on(mut self: Box<Self>) {
+        loop {
+            while let Some(action) = self.next_action() {
+                self.perform(action);
+            }
+            if self.legs.is_finished() {
+                return;
+            }
+            if let Some(Reached::Stream(head)) = self.step().await {
+                Box::pin(relay::drain(self, head)).await;
+                return;
+            }
+        }
     }
 
     /// Reports an event to the state machine and queues the actions that follow.
@@ -231,43 +263,10 @@ impl Drive {
     fn extend_deadline(&mut self) {
         let prefill =
             if self.prefill_runs() { self.state.settings.leg_timeouts.prefill_head } else { Duration::ZERO };
-        let lease = self.prefill.candidate.as_ref().map(|candidate| candidate.worker.spec().handoff_lease());
+        let candidate = self.runs.prefill.candidate.as_ref();
+        let lease = candidate.map(|candidate| candidate.worker.spec().handoff_lease());
         self.deadline = Instant::now() + prefill + lease.unwrap_or_default();
         self.release_place();
-    }
-
-    /// Waits for the next event and reports it. Returns the head of an answer that is a stream.
-    async fn step(&mut self) -> Option<Response<Body>> {
-        match self.next().await {
-            Next::Event(event) => self.report(event),
-            Next::Again => self.route_again(),
-            Next::Stale => self.expire(),
-            Next::Nothing => {}
-            Next::Stream(head) => match self.take_head(head).await {
-                Ok(head) => {
-                    self.report(Event::Head);
-                    return Some(head);
-                }
-                Err(event) => self.report(event),
-            },
-        }
-        None
-    }
-
-    /// Does what engines still need, after the client has its answer.
-    async fn go_on(mut self: Box<Self>) {
-        loop {
-            while let Some(action) = self.queue.pop_front() {
-                self.perform(action);
-            }
-            if self.legs.is_finished() {
-                return;
-            }
-            if let Some(head) = self.step().await {
-                Box::pin(relay::drain(self, head)).await;
-                return;
-            }
-        }
     }
 
     /// Returns the next action to perform.
@@ -275,14 +274,24 @@ impl Drive {
         self.queue.pop_front()
     }
 
+    /// Takes the next action if it is this one.
+    fn next_is(&mut self, action: Action) -> bool {
+        self.queue.pop_front_if(|next| *next == action).is_some()
+    }
+
     /// Returns the leg that answers the client.
     pub(crate) fn answering(&self) -> Leg {
         self.legs.answering()
     }
 
-    /// Whether the prefill leg is in flight.
+    /// Returns the worker that was chosen for a leg.
+    pub(crate) fn candidate(&self, leg: Leg) -> Option<&Candidate> {
+        self.runs[leg].candidate.as_ref()
+    }
+
+    /// Whether a prefill call is in flight.
     pub(crate) fn prefill_runs(&self) -> bool {
-        self.prefill.call.is_some()
+        self.runs.prefill.call.is_some()
     }
 
     /// Performs an action that needs no answer to the client.
@@ -294,22 +303,15 @@ impl Drive {
                 self.state.metrics.handoff("local_fallback");
                 self.log_failed_prefill(true);
                 // It explains more than "no worker", if none prefills locally now.
-                self.decode.failure = self.prefill.failure.take();
-                self.decode.refusals = std::mem::take(&mut self.prefill.refusals);
+                let PerLeg { prefill, answering } = &mut self.runs;
+                answering.failure = prefill.failure.take();
+                answering.refusals = std::mem::take(&mut prefill.refusals);
             }
-            Action::Send(Leg::Prefill) => self.send_prefill(),
-            Action::Send(_) => self.send_decode(false),
-            Action::SendToConsume => self.send_decode(true),
-            Action::Cancel(Leg::Prefill) => {
-                self.account.leg_cancelled(Leg::Prefill);
-                self.prefill.call = None;
-                self.free(Leg::Prefill);
-            }
+            Action::Send(leg) => self.send(leg, false),
+            Action::SendToConsume => self.send(Leg::Decode, true),
             Action::Cancel(leg) => {
                 self.account.leg_cancelled(leg);
-                self.decode.call = None;
-                self.pending_head = None;
-                self.free(leg);
+                self.stop(leg);
             }
             Action::Abort(leg) => self.abort(leg),
             Action::Lose(lost) => {
@@ -321,8 +323,8 @@ impl Drive {
                     "handoff lost: no decode worker used the result of its prefill"
                 );
             }
-            Action::Finish => self.finish(),
-            // Actions on the answer: the driver or the relay performs them.
+            Action::Finish => self.release(),
+            // Actions on the answer: whoever passes it on performs them.
             Action::Relay
             | Action::Hold
             | Action::Release
@@ -332,19 +334,18 @@ impl Drive {
         }
     }
 
-    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
-    pub(crate) fn usage(&mut self, usage: Usage) {
-        let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
-        self.account.usage(Usage { cached_tokens: self.cached_tokens.or(own), ..usage });
+    /// Ends the call of a leg and releases its booking.
+    fn stop(&mut self, leg: Leg) {
+        let run = &mut self.runs[leg];
+        (run.call, run.pending_head) = (None, None);
+        self.free(leg);
     }
 
-    /// Returns whether the engine that answers knows how much of the prompt was cached.
-    pub(crate) fn decode_knows_cached_tokens(&self) -> bool {
-        let candidate = self.decode.candidate.as_ref().filter(|_| self.legs.answering() == Leg::Decode);
-        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
-    }
-
-    fn finish(&mut self) {
+    /// Releases everything that is left, once.
+    fn release(&mut self) {
+        if std::mem::replace(&mut self.released, true) {
+            return;
+        }
         if !self.attempts.queued().is_zero() {
             self.account.queued(self.attempts.queued());
         }
@@ -352,11 +353,8 @@ impl Drive {
             over.cancel();
         }
         self.attempts.stop();
-        self.prefill.call = None;
-        self.decode.call = None;
-        self.pending_head = None;
-        self.free(Leg::Prefill);
-        self.free(Leg::Decode);
+        self.stop(Leg::Prefill);
+        self.stop(Leg::Decode);
         self.release_place();
         if self.request.hints.session_control.is_some_and(|control| control.close)
             && let Some(session) = self.routing_request.session_hash
@@ -364,12 +362,11 @@ impl Drive {
             self.state.sessions.close(session);
         }
     }
+}
 
-    /// Removes from an answer what its id contains besides the attempt's id; `None` when there is nothing.
-    pub(crate) fn hide_ids(&self, bytes: &[u8]) -> Option<Vec<u8>> {
-        let candidate = self.decode.candidate.as_ref()?;
-        let detail = connector_for(candidate.worker.spec()).id_detail(&self.request)?;
-        relay::hide_ids(bytes, self.token, detail)
+impl Drop for Drive {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -378,16 +375,5 @@ pub(crate) fn id_of(candidate: &Candidate) -> CandidateId {
 }
 
 fn target(candidate: &Candidate) -> Target<'_> {
-    let rank: DpRank = candidate.rank;
-    Target { spec: candidate.worker.spec(), rank }
-}
-
-fn traits(candidate: &Candidate) -> Option<PrefillTraits> {
-    let spec = candidate.worker.spec();
-    let connector = connector_for(spec);
-    Some(PrefillTraits {
-        handoff: connector.handoff()?,
-        cancellable: spec.prefill_cancellable,
-        abortable: connector.abortable(),
-    })
+    Target { spec: candidate.worker.spec(), rank: candidate.rank }
 }

@@ -13,7 +13,7 @@
 //! | bootstrap | together with decode | together with prefill |
 //! | addressed | first; the request id names both workers | sent when prefill ended |
 
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, PerLeg};
 use smallvec::smallvec;
 
 mod failures;
@@ -23,8 +23,9 @@ pub use types::{
     Action, Actions, Event, Failed, HandoffKind, LegOrder, Lost, PrefillTraits, RetryPolicy, Shape,
 };
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum LegState {
+    #[default]
     Idle,
     /// A place is being reserved for the decode leg.
     Reserving,
@@ -53,8 +54,7 @@ pub struct Legs {
     policy: RetryPolicy,
     attempt: u32,
     traits: Option<PrefillTraits>,
-    prefill: LegState,
-    decode: LegState,
+    state: PerLeg<LegState>,
     client: Client,
     /// A handoff exists that a decode leg has to consume.
     committed: bool,
@@ -88,8 +88,7 @@ impl Legs {
             policy,
             attempt: 0,
             traits: None,
-            prefill: LegState::Idle,
-            decode: LegState::Idle,
+            state: PerLeg::default(),
             client: Client::Waiting,
             committed: false,
             dispatched: false,
@@ -123,7 +122,7 @@ impl Legs {
     /// Whether a place for decode is being reserved.
     #[must_use]
     pub fn reserves(&self) -> bool {
-        self.decode == LegState::Reserving
+        self.state.answering == LegState::Reserving
     }
 
     /// Whether no client waits for the answer, so that decode is sent only to consume the handoff.
@@ -162,12 +161,12 @@ impl Legs {
             Event::PrefillHandoff => self.handoff(),
             Event::PrefillEnded => self.prefill_ended(),
             Event::PrefillWasAll => self.prefill_was_all(),
-            Event::PrefillFailed(failed) => self.prefill_failed(failed),
+            Event::Failed(Leg::Prefill, failed) => self.prefill_failed(failed),
             Event::Head => self.head(),
             Event::FirstToken => self.first_token(),
             Event::FinishSeen => self.finish_seen(),
             Event::Ended => self.ended(),
-            Event::DecodeFailed(failed) => self.decode_failed(failed),
+            Event::Failed(_, failed) => self.decode_failed(failed),
             Event::ClientGone => self.client_gone(),
             Event::Deadline => self.deadline(),
         }
@@ -181,15 +180,14 @@ impl Legs {
         self.consuming = false;
         self.answered = false;
         self.held = false;
-        self.prefill = LegState::Idle;
-        self.decode = LegState::Idle;
+        self.state = PerLeg::default();
         match (self.shape, self.policy.order) {
             (Shape::Remote, LegOrder::PrefillFirst) => {
-                self.prefill = LegState::Routing;
+                self.state.prefill = LegState::Routing;
                 smallvec![Action::Route(Leg::Prefill)]
             }
             _ => {
-                self.decode = LegState::Routing;
+                self.state.answering = LegState::Routing;
                 smallvec![Action::Route(self.answering())]
             }
         }
@@ -198,42 +196,42 @@ impl Legs {
     /// Routes decode as soon as prefill is *routed* (C2), unless the prefill answer carries the handoff (C7):
     /// then decode's place is reserved (E6).
     fn prefill_routed(&mut self, traits: PrefillTraits) -> Actions {
-        if self.prefill != LegState::Routing {
+        if self.state.prefill != LegState::Routing {
             return Actions::new();
         }
         self.traits = Some(traits);
-        self.prefill = LegState::Routed;
-        if self.decode == LegState::Routed {
+        self.state.prefill = LegState::Routed;
+        if self.state.answering == LegState::Routed {
             return self.send_first();
         }
         if traits.handoff == HandoffKind::Completed {
-            self.decode = LegState::Reserving;
+            self.state.answering = LegState::Reserving;
             return smallvec![Action::Reserve];
         }
-        self.decode = LegState::Routing;
+        self.state.answering = LegState::Routing;
         smallvec![Action::Route(Leg::Decode)]
     }
 
     fn reserved(&mut self) -> Actions {
-        if self.decode != LegState::Reserving {
+        if self.state.answering != LegState::Reserving {
             return Actions::new();
         }
-        self.decode = LegState::Idle;
+        self.state.answering = LegState::Idle;
         self.send_first()
     }
 
     fn after_decode_routed(&mut self) -> Actions {
-        if self.decode != LegState::Routing {
+        if self.state.answering != LegState::Routing {
             return Actions::new();
         }
-        self.decode = LegState::Routed;
-        match (self.shape, self.prefill) {
+        self.state.answering = LegState::Routed;
+        match (self.shape, self.state.prefill) {
             (Shape::Aggregated, _) => {
-                self.decode = LegState::InFlight;
+                self.state.answering = LegState::InFlight;
                 smallvec![Action::Send(Leg::Aggregated)]
             }
             (Shape::Remote, LegState::Idle) => {
-                self.prefill = LegState::Routing;
+                self.state.prefill = LegState::Routing;
                 smallvec![Action::Route(Leg::Prefill)]
             }
             (Shape::Remote, LegState::Routed) => self.send_first(),
@@ -243,9 +241,9 @@ impl Legs {
 
     /// Sends the first leg or both: all workers are known and nothing was sent.
     fn send_first(&mut self) -> Actions {
-        self.prefill = LegState::InFlight;
+        self.state.prefill = LegState::InFlight;
         if self.handoff_kind() == Some(HandoffKind::Bootstrap) {
-            self.decode = LegState::InFlight;
+            self.state.answering = LegState::InFlight;
             (self.committed, self.dispatched) = (true, true);
             return smallvec![Action::Send(Leg::Prefill), Action::Send(Leg::Decode)];
         }
@@ -255,30 +253,30 @@ impl Legs {
     /// Sends decode with the handoff, even after the client left: only decode frees the blocks that prefill
     /// pinned (E1).
     fn send_decode(&mut self) -> Actions {
-        self.decode = LegState::InFlight;
+        self.state.answering = LegState::InFlight;
         self.dispatched = true;
         self.consuming = self.only_consumes();
         if self.consuming { smallvec![Action::SendToConsume] } else { smallvec![Action::Send(Leg::Decode)] }
     }
 
     fn handoff(&mut self) -> Actions {
-        if self.prefill != LegState::InFlight {
+        if self.state.prefill != LegState::InFlight {
             return Actions::new();
         }
-        self.prefill = LegState::Over;
+        self.state.prefill = LegState::Over;
         self.committed = true;
-        if self.decode == LegState::Routed {
+        if self.state.answering == LegState::Routed {
             return self.send_decode();
         }
-        self.decode = LegState::Routing;
+        self.state.answering = LegState::Routing;
         smallvec![Action::Route(Leg::Decode)]
     }
 
     fn prefill_ended(&mut self) -> Actions {
-        if self.prefill != LegState::InFlight {
+        if self.state.prefill != LegState::InFlight {
             return Actions::new();
         }
-        self.prefill = LegState::Over;
+        self.state.prefill = LegState::Over;
         if self.handoff_kind() == Some(HandoffKind::Addressed) {
             self.committed = true;
             return self.send_decode();
@@ -293,17 +291,17 @@ impl Legs {
                 actions.push(Action::Release);
             }
         }
-        if self.decode == LegState::Over {
+        if self.state.answering == LegState::Over {
             self.complete(&mut actions);
         }
         actions
     }
 
     fn prefill_was_all(&mut self) -> Actions {
-        if self.prefill != LegState::InFlight {
+        if self.state.prefill != LegState::InFlight {
             return Actions::new();
         }
-        self.prefill = LegState::Over;
+        self.state.prefill = LegState::Over;
         let mut actions = Actions::new();
         if self.client == Client::Waiting {
             self.client = Client::Served;
@@ -313,8 +311,8 @@ impl Legs {
     }
 
     fn head(&mut self) -> Actions {
-        self.answered |= self.decode == LegState::InFlight;
-        if self.decode != LegState::InFlight || self.client != Client::Waiting {
+        self.answered |= self.state.answering == LegState::InFlight;
+        if self.state.answering != LegState::InFlight || self.client != Client::Waiting {
             return Actions::new();
         }
         self.client = Client::Reading;
@@ -322,7 +320,7 @@ impl Legs {
     }
 
     fn first_token(&mut self) -> Actions {
-        if self.decode != LegState::InFlight {
+        if self.state.answering != LegState::InFlight {
             return Actions::new();
         }
         self.consumed = true;
@@ -333,7 +331,9 @@ impl Legs {
     }
 
     fn finish_seen(&mut self) -> Actions {
-        let waits = self.decode == LegState::InFlight && self.prefill == LegState::InFlight && !self.held;
+        let waits = self.state.answering == LegState::InFlight
+            && self.state.prefill == LegState::InFlight
+            && !self.held;
         if !waits || self.only_consumes() {
             return Actions::new();
         }
@@ -342,16 +342,16 @@ impl Legs {
     }
 
     fn ended(&mut self) -> Actions {
-        if self.decode != LegState::InFlight {
+        if self.state.answering != LegState::InFlight {
             return Actions::new();
         }
-        self.decode = LegState::Over;
+        self.state.answering = LegState::Over;
         self.consumed = true;
         if self.other_leg_is_in_vain() {
             return self.cancel_all();
         }
         let mut actions = Actions::new();
-        if self.prefill == LegState::InFlight {
+        if self.state.prefill == LegState::InFlight {
             // A successful end waits for prefill [C11]. Without a client there is no answer to hold, but the
             // prefill leg still runs to its end.
             if self.client == Client::Reading && !self.held {

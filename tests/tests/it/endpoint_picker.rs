@@ -7,14 +7,14 @@ use envoy_types::pb::envoy::{
     service::ext_proc::v3::processing_response::Response,
 };
 use pointsman_gateway::config::Config;
-use pointsman_sim::{Dialect, Role};
+use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     picker::{Carried, Picked, PickerClient},
 };
-use pointsman_workers::WorkerId;
+use pointsman_workers::{Refusal, StuckBy, Worker, WorkerId};
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tonic::Code;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -56,6 +56,27 @@ async fn answer(carried: &mut Carried, body: &str) {
     carried.answer_body(body.as_bytes(), true).unwrap();
     carried.close();
     while carried.next().await.unwrap().is_some() {}
+}
+
+fn pair() -> TestClusterBuilder {
+    builder(0).sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode)
+}
+
+fn worker(cluster: &TestCluster, id: u64) -> std::sync::Arc<Worker> {
+    cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().clone()
+}
+
+/// The engine of a worker said that it has too much to do.
+fn pause(cluster: &TestCluster, id: u64) {
+    let refusal = Refusal { retry_after: Some(Duration::from_secs(20)), is_too_many: false };
+    worker(cluster, id).note_refusal(refusal, Instant::now(), 0);
+}
+
+/// The outcome of the last decision, once everything ended.
+async fn outcome(cluster: &TestCluster) -> Value {
+    cluster.at_rest().await.unwrap();
+    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
+    list["decisions"][0]["outcome"].clone()
 }
 
 async fn refused(
@@ -275,7 +296,7 @@ async fn r3_busy_workers_are_429_and_too_many_requests_503() {
             config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
             config.ext_proc.max_streams = 2;
         })
-        .sim_with(pointsman_sim::SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",max_concurrency=1");
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",max_concurrency=1");
     let (cluster, picker) = started(builder).await;
     let (first, _held) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     assert!(first.endpoint().is_some());
@@ -314,9 +335,8 @@ async fn r3_a_subset_is_obeyed_and_an_empty_one_is_503() {
 
 #[tokio::test]
 async fn r4_a_pair_is_booked_and_the_sidecar_is_told_who_prefills() {
-    let builder = builder(0).sim(Dialect::Vllm, Role::Prefill).sim(Dialect::Vllm, Role::Decode);
-    let (cluster, picker) = started(builder).await;
-    let prefiller = cluster.gateway.state().registry.snapshot().get(WorkerId(1)).unwrap().clone();
+    let (cluster, picker) = started(pair()).await;
+    let prefiller = worker(&cluster, 1);
     (0..5).for_each(|_| prefiller.note_outcome(false));
     let (picked, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
     let (prefill, decode) = (address(&cluster, 0), address(&cluster, 1));
@@ -372,4 +392,121 @@ async fn r5_without_workers_only_liveness_is_serving() {
     assert!(picker.is_serving("liveness").await.unwrap());
     // R5.1
     assert!(!picker.is_serving("readiness").await.unwrap());
+}
+
+#[tokio::test]
+async fn r2_the_receipt_of_a_picked_request_says_how_long_it_waited() {
+    let builder = TestClusterBuilder::new()
+        .config(|config: &mut Config| {
+            config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+            config.queue.limit = 4;
+        })
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",max_concurrency=1");
+    let (cluster, picker) = started(builder).await;
+    let (_, mut first) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    let waits = async {
+        let (picked, mut second) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+        assert!(picked.endpoint().is_some());
+        answer(&mut second, EVENTS).await;
+    };
+    let ends = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        answer(&mut first, EVENTS).await;
+    };
+    tokio::join!(waits, ends);
+    let outcome = outcome(&cluster).await;
+    // R2.7
+    assert!(outcome["times_ms"]["queued"].as_f64().unwrap() >= 50.0, "{outcome}");
+}
+
+#[tokio::test]
+async fn r2_both_legs_of_a_picked_pair_are_timed_and_counted_also_when_they_fail() {
+    let (cluster, picker) = started(pair()).await;
+    let count = async |leg: &str, outcome: &str| {
+        let mut counts = Vec::new();
+        for metric in ["pointsman_legs_total", "pointsman_leg_seconds_count"] {
+            let labels = format!("{{leg=\"{leg}\",engine=\"vllm\",outcome=\"{outcome}\"}}");
+            counts.push(cluster.metric(&format!("{metric}{labels}")).await.unwrap().iter().sum::<f64>());
+        }
+        counts
+    };
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    answer(&mut carried, EVENTS).await;
+    let times = outcome(&cluster).await["times_ms"].clone();
+    let at = |times: &Value, what: &str| times[what].as_f64().unwrap_or(-1.0);
+    // R2.7
+    assert!(at(&times, "prefill_sent") >= 0.0 && at(&times, "answer_sent") >= 0.0, "{times}");
+    assert!(at(&times, "prefill_ended") >= at(&times, "prefill_sent") + 30.0, "{times}");
+    // F4.16
+    assert_eq!((count("prefill", "ok").await, count("decode", "ok").await), (vec![1.0; 2], vec![1.0; 2]));
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    carried.answer_head(500, "application/json", None).unwrap();
+    carried.answer_body(b"{}", true).unwrap();
+    carried.close();
+    while carried.next().await.unwrap().is_some() {}
+    let times = outcome(&cluster).await["times_ms"].clone();
+    // R2.7
+    assert!(at(&times, "prefill_ended") >= at(&times, "prefill_sent") + 30.0, "{times}");
+    // F4.16: the answer does not say which of the two failed
+    assert_eq!(count("prefill", "cancelled").await, [1.0; 2]);
+    // F4.16
+    assert_eq!(count("decode", "status_5xx").await, [1.0; 2]);
+}
+
+#[tokio::test]
+async fn r4_a_pair_whose_prefill_workers_refuse_work_is_prefilled_by_the_decode_worker() {
+    let (cluster, picker) = started(pair().config(|config| config.routing.local_fallback = true)).await;
+    pause(&cluster, 1);
+    let (picked, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    // R4.3
+    assert_eq!(picked.endpoint(), Some(&*address(&cluster, 1)), "{:?}", picked.immediate);
+    assert_eq!(picked.headers.get("x-prefiller-host-port"), None);
+    assert_eq!(cluster.booked(), 1);
+    answer(&mut carried, EVENTS).await;
+    cluster.at_rest().await.unwrap();
+    assert_eq!(cluster.metric("pointsman_handoffs_total{reason=\"local_fallback\"}").await.unwrap(), [1.0]);
+}
+
+#[tokio::test]
+async fn r2_the_cached_tokens_that_a_decode_engine_counts_wrong_are_not_recorded() {
+    let (cluster, picker) = started(pair()).await;
+    let usage = "\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":9}";
+    let events = EVENTS.replace("\"completion_tokens\":2", usage);
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    answer(&mut carried, &events).await;
+    let recorded = outcome(&cluster).await;
+    // B8.11
+    assert_eq!(
+        (&recorded["cached_tokens"]["reported"], &recorded["output_tokens"]),
+        (&Value::Null, &json!(2))
+    );
+}
+
+#[tokio::test]
+async fn r2_a_worker_is_told_of_deadlines_and_of_handoffs_of_picked_requests() {
+    let builder = pair().config(|config| config.timeouts.request = Duration::from_millis(300));
+    let (cluster, picker) = started(builder).await;
+    for _ in 0..3 {
+        let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+        while carried.next().await.unwrap().is_some() {}
+    }
+    let stuck = |id: u64| worker(&cluster, id).stuck().map(|stuck| stuck.by);
+    cluster.until("the pair is stuck", |_| stuck(1) == Some(StuckBy::Handoffs)).await.unwrap();
+    let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+    answer(&mut carried, EVENTS).await;
+    // B7.7
+    assert_eq!(stuck(1), None, "a handoff finished");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn r3_the_refusal_of_a_pinned_request_names_its_worker() {
+    let (cluster, picker) = cluster(2).await;
+    pause(&cluster, 2);
+    let (status, text) =
+        picker.ask(CHAT, &[("x-worker-instance-id", "2")], &chat()).await.unwrap().0.refusal();
+    // I2.8
+    assert!(status == 503 && text.contains("pins its aggregated leg to worker 2"), "{status} {text}");
 }

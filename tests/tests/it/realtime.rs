@@ -329,3 +329,68 @@ async fn i8_realtime_sessions_report_their_outcomes_as_other_requests_do() {
     // I8.6: with the decisions, too
     assert!(text.contains("\"status\":101") && text.contains("\"code\":\"ok\""), "{text}");
 }
+
+#[tokio::test]
+async fn i8_a_realtime_session_waits_in_the_queue_and_may_ask_for_the_decisions() {
+    let builder = TestClusterBuilder::new()
+        .config(|config| config.queue.limit = 4)
+        .sim_with(SimConfig::instant(Dialect::Vllm, Role::Aggregated), ",max_concurrency=1");
+    let cluster = builder.start().await.unwrap();
+    let mut first = connect(&cluster, "?model=tiny", &[]).await.unwrap();
+    assert_eq!(event(&mut first).await["type"], "session.created");
+    let waits = async {
+        let address = cluster.gateway.address;
+        let mut request = format!("ws://{address}/v1/realtime?model=tiny").into_client_request().unwrap();
+        request.headers_mut().insert("x-pointsman-decision", "1".parse().unwrap());
+        let stream = TcpStream::connect(address).await.unwrap();
+        tokio_tungstenite::client_async(request, stream).await
+    };
+    let ends = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        first.close(None).await.unwrap();
+    };
+    let (second, ()) = tokio::join!(waits, ends);
+    // I8.7
+    let (socket, head) = second.unwrap();
+    assert!(head.headers()["x-pointsman-decision"].to_str().unwrap().contains("aggregated=1/0"));
+    drop(socket);
+    cluster.at_rest().await.unwrap();
+    let list = cluster.admin.get("/decisions?limit=1").await.unwrap().json().unwrap();
+    // I8.7
+    assert!(list["decisions"][0]["outcome"]["times_ms"]["queued"].as_f64().unwrap() >= 50.0, "{list}");
+}
+
+#[tokio::test]
+async fn i8_a_realtime_session_that_breaks_engines_does_not_visit_each_of_them() {
+    let cluster = cluster(4, |config| config.routing.retries = 3).await;
+    for sim in &cluster.sims {
+        sim.set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);
+    }
+    let (status, _) = refusal(connect(&cluster, "?model=tiny", &[]).await.unwrap_err());
+    let asked: usize = cluster.sims.iter().map(|sim| sim.recorded().len()).sum();
+    // I4.1
+    assert_eq!((status, asked), (502, 2));
+    assert_eq!(cluster.metric("pointsman_retries_total{reason=\"aggregated\"}").await.unwrap(), [1.0]);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i8_a_realtime_session_has_the_deadline_of_a_request_until_it_is_open() {
+    let script = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(raw_answer(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("GET /v1/realtime") => vec![Act::Pause(Duration::from_secs(60))],
+        _ => vec![Act::Send(raw_answer("{}"))],
+    };
+    let engine = RawEngine::start(script).await.unwrap();
+    let flag = format!("id=1,engine=vllm,role=aggregated,url=http://{}", engine.address);
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.request = Duration::from_millis(300);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    });
+    let cluster = builder.start().await.unwrap();
+    let answer = timeout(Duration::from_secs(5), connect(&cluster, "?model=tiny", &[])).await.unwrap();
+    let (status, body) = refusal(answer.unwrap_err());
+    // I8.7
+    assert_eq!((status, &body["error"]["code"]), (504, &json!("deadline")));
+    cluster.at_rest().await.unwrap();
+}

@@ -12,7 +12,8 @@ use axum::{
 };
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use pointsman_workers::Leg;
+use pointsman_routing::Purpose;
+use tokio::time::Instant;
 
 use super::{
     DataThread,
@@ -27,13 +28,12 @@ use crate::{
     openai::{
         error::ApiError,
         request::{Endpoint, Request},
-        request_id::set_request_id,
     },
-    orchestrate::realtime::{self, Session},
+    orchestrate::{self, PlannedRequest, realtime::Session},
     state::{State, caller::Tenant},
     telemetry::account::Account,
     tokenization::routing_request::{TenantLoad, routing_request},
-    upstream::Upstream,
+    upstream::UpgradedCall,
 };
 
 /// Headers of the upgrade that reach the engine: the two ends agree on them.
@@ -47,9 +47,11 @@ const REQUEST_HEADERS: [HeaderName; 4] = [
 const ANSWER_HEADERS: [HeaderName; 3] =
     [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL, header::SEC_WEBSOCKET_EXTENSIONS];
 
-/// A connection that both ends agreed to upgrade.
-struct Opened {
-    session: Session,
+/// A session that may be opened.
+struct Admitted {
+    planned: Box<PlannedRequest>,
+    /// Path and query of the call to an engine, and its headers.
+    call: (String, HeaderMap),
     place: Share,
 }
 
@@ -63,34 +65,43 @@ pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let upgrade = parts.extensions.remove::<OnUpgrade>();
-    match open(&state, &upstream, &parts, upgrade.is_some(), &mut account).await {
-        Ok(opened) => {
-            account.relay_begins();
-            let response = switch(&opened.session.engine.headers, &account.request_id);
+    let Admitted { planned, call, place } = match admit(&state, &parts, upgrade.is_some(), &mut account).await
+    {
+        Ok(admitted) => admitted,
+        Err(error) => return refuse(&mut account, &error),
+    };
+    let mut session = Session::new(state.clone(), upstream, planned, call, account);
+    match session.open().await {
+        Ok(engine) => {
+            session.account().relay_begins();
+            let mut response = switch(&engine.headers);
+            session.decorate(response.headers_mut());
             if let Some(upgrade) = upgrade {
                 let tracker = state.tracker.clone();
-                tracker.spawn(relay(state, upgrade, opened, account));
+                tracker.spawn(relay(state, upgrade, engine, session, place));
             }
             response
         }
-        Err(error) => {
-            account.ended(error.status().as_u16(), error.code());
-            let mut response = error.response(&account.request_id).map(Body::from);
-            if matches!(error, ApiError::UpgradeRequired(_)) {
-                response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-            }
-            response
-        }
+        Err(error) => refuse(session.account(), &error),
     }
 }
 
-async fn open(
-    state: &Arc<State>,
-    upstream: &Upstream,
+/// Answers with an error and records it.
+fn refuse(account: &mut Account, error: &ApiError) -> Response<Body> {
+    account.ended(error.status().as_u16(), error.code());
+    let mut response = error.response(&account.request_id).map(Body::from);
+    if matches!(error, ApiError::UpgradeRequired(_)) {
+        response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    }
+    response
+}
+
+async fn admit(
+    state: &State,
     request: &Parts,
     upgradable: bool,
     account: &mut Account,
-) -> Result<Opened, ApiError> {
+) -> Result<Admitted, ApiError> {
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
@@ -118,11 +129,17 @@ async fn open(
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
     let routing_request = routing_request(&parsed, &state.settings.measure, None, tenant);
+    account.of_request(&parsed);
     account.logging(state.decision_log.as_ref(), &routing_request);
+    let (snapshot, planning) = (state.registry.snapshot(), Instant::now());
+    account.records(state.router.decisions(), &state.learning, &state.decision_stats, None);
+    let plan = orchestrate::plan(state, &parsed, &routing_request, &snapshot, Purpose::Route, None)?;
+    account.planned(planning);
     let path = request.uri.path_and_query().map_or(Endpoint::Realtime.path(), |path| path.as_str());
-    let call = (path, upgrade_headers(&headers));
-    let session = realtime::open(state, upstream, &parsed, &routing_request, call, account).await?;
-    Ok(Opened { session, place })
+    let call = (path.to_owned(), upgrade_headers(&headers));
+    let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
+    let planned = PlannedRequest { request: parsed, routing_request, snapshot, plan, explain };
+    Ok(Admitted { planned: Box::new(planned), call, place })
 }
 
 /// The model that the query string names, and the headers with the session that it may name.
@@ -134,6 +151,8 @@ fn named(uri: &Uri, headers: &HeaderMap) -> Result<(String, HeaderMap), ApiError
     let model =
         model.ok_or_else(|| ApiError::InvalidRequest("model: is missing; add `?model=NAME`".to_owned()))?;
     let mut headers = headers.clone();
+    // The client's key stays here.
+    headers.remove(header::AUTHORIZATION);
     let session = query.remove("session_id").and_then(|session| HeaderValue::try_from(session).ok());
     if let Some(session) = session.filter(|_| !headers.contains_key("x-session-id")) {
         headers.insert("x-session-id", session);
@@ -162,7 +181,7 @@ fn upgrade_headers(given: &HeaderMap) -> HeaderMap {
 }
 
 /// The answer that changes the protocol.
-fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
+fn switch(answered: &HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
@@ -173,18 +192,20 @@ fn switch(answered: &HeaderMap, request_id: &str) -> Response<Body> {
             headers.insert(name, value.clone());
         }
     }
-    set_request_id(headers, request_id);
     response
 }
 
 /// Relays until one end closes, nothing is sent for too long, or the gateway stops.
-async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut account: Box<Account>) {
-    let Opened { session, place } = opened;
-    let Session { engine, candidate, booking } = session;
+async fn relay(
+    state: Arc<State>,
+    upgrade: OnUpgrade,
+    engine: UpgradedCall,
+    mut session: Session,
+    place: Share,
+) {
     let Ok(client) = upgrade.await else {
-        account.leg_ended(Leg::Aggregated, Ok(()));
-        account.ended(499, "client_closed");
-        return;
+        session.account().ended(499, "client_closed");
+        return session.end(false);
     };
     let settings = &state.settings;
     let patience = Patience { idle: settings.realtime_idle_timeout, write: settings.client_write_timeout };
@@ -194,15 +215,11 @@ async fn relay(state: Arc<State>, upgrade: OnUpgrade, opened: Opened, mut accoun
     };
     let (ended, bytes) = tunnel(TokioIo::new(client), engine.io, patience, stop).await;
     state.metrics.relayed_bytes.inc_by(bytes);
+    let account = session.account();
     account.ended(101, ended.code());
-    if ended == Ended::EngineSlow {
-        realtime::note_silence(&candidate);
-    }
-    let outcome = if ended == Ended::EngineSlow { Err("timeout") } else { Ok(()) };
-    account.leg_ended(Leg::Aggregated, outcome);
     tracing::debug!(request = account.request_id, bytes, code = ended.code(), "realtime session ended");
-    drop((booking, place));
-    state.queue.wake();
+    drop(place);
+    session.end(ended == Ended::EngineSlow);
 }
 
 /// Time that is left of the drain for the close of the connection.

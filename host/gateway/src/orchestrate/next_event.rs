@@ -1,34 +1,33 @@
-//! Events that the driver waits for, up to the head of an answer.
+//! Events that the driver waits for, up to the beginning of an answer.
 
 use std::task::{Context, Poll};
 
 use futures_util::{FutureExt, future::BoxFuture};
 use http::Response;
 use pointsman_orchestration::{Event, Waiting};
+use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
-use super::{DecodeHead, Drive, pending_head::first_event};
-use crate::upstream::Body;
+use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
+use crate::upstream::{Body, CallError, UpgradedCall};
 
 /// What came first.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.
     Again,
-    /// The bookings expired (F4).
-    Stale,
     /// Something came that waits for something else.
     Nothing,
     Stream(Response<Body>),
+    Upgraded(UpgradedCall),
 }
 
 /// Timers that are due at a moment.
 #[derive(Clone, Copy)]
-enum Alarm {
+pub(super) enum Alarm {
     /// The end of the request.
     Deadline,
-    /// The end of the bookings.
+    /// The end of the bookings (F4).
     Stale,
     /// A step of the estimate of an answer that is not streamed.
     Estimate,
@@ -42,44 +41,28 @@ impl Drive {
         }
         let (until, alarm) = self.next_alarm();
         let waiting = self.attempts.waiting();
-        let (prefill, decode) = (&mut self.prefill.call, &mut self.decode.call);
-        let pending = self.pending_head.as_mut();
+        let PerLeg { prefill, answering } = &mut self.runs;
         tokio::select! {
             biased;
             () = self.gone.cancelled(), if !self.saw_gone => {
                 self.saw_gone = true;
                 Next::Event(Event::ClientGone)
             }
-            outcome = maybe(prefill), if prefill.is_some() => {
-                self.prefill.call = None;
-                Next::Event(self.prefill_outcome(outcome))
+            outcome = maybe(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
+            outcome = maybe(&mut answering.call) => self.call_ended(self.legs.answering(), outcome),
+            () = first_event(answering.pending_head.as_mut()) => {
+                self.runs.answering.pending_head.take().map_or(Next::Nothing, Next::Stream)
             }
-            outcome = maybe(decode), if decode.is_some() => {
-                self.decode.call = None;
-                match outcome {
-                    Ok(DecodeHead::Stream(head)) => self.keep_head(head).map_or(Next::Nothing, Next::Stream),
-                    Ok(DecodeHead::Whole(whole)) => Next::Event(self.decode_whole(whole)),
-                    Err(error) => Next::Event(self.decode_failed(error)),
-                }
-            }
-            () = first_event(pending) => self.pending_head.take().map_or(Next::Nothing, Next::Stream),
             () = over(waiting) => Next::Again,
-            () = tokio::time::sleep_until(until) => match alarm {
-                Alarm::Estimate => {
-                    self.advance_estimate();
-                    Next::Nothing
-                }
-                Alarm::Stale => Next::Stale,
-                Alarm::Deadline => {
-                    self.note_deadline(self.decode.sent.filter(|_| self.decode.call.is_some()));
-                    Next::Event(Event::Deadline)
-                }
-            },
+            () = tokio::time::sleep_until(until) => {
+                let sent = self.runs.answering.sent.filter(|_| self.runs.answering.call.is_some());
+                self.on_alarm(alarm, sent).map_or(Next::Nothing, Next::Event)
+            }
         }
     }
 
     /// Returns the moment to wait for, and what is due then.
-    fn next_alarm(&self) -> (Instant, Alarm) {
+    pub(super) fn next_alarm(&self) -> (Instant, Alarm) {
         let stale = self.stale_at().filter(|stale| *stale < self.deadline);
         let (until, alarm) = stale.map_or((self.deadline, Alarm::Deadline), |stale| (stale, Alarm::Stale));
         match self.estimate_due().filter(|due| *due < until) {
@@ -88,12 +71,44 @@ impl Drive {
         }
     }
 
+    /// Does what is due. `silent_from`: when the leg that answers was sent, or last sent an event.
+    pub(super) fn on_alarm(&mut self, alarm: Alarm, silent_from: Option<Instant>) -> Option<Event> {
+        match alarm {
+            Alarm::Estimate => self.advance_estimate(),
+            Alarm::Stale => self.expire(),
+            Alarm::Deadline => {
+                self.note_deadline(silent_from);
+                return Some(Event::Deadline);
+            }
+        }
+        None
+    }
+
+    /// Takes the outcome of a leg's call.
+    fn call_ended(&mut self, leg: Leg, outcome: Result<LegAnswer, CallError>) -> Next {
+        let run = &mut self.runs[leg];
+        run.call = None;
+        if let Some(over) = run.over.take() {
+            over.cancel();
+        }
+        Next::Event(match outcome {
+            Ok(LegAnswer::Prefilled(done)) => self.prefilled(done),
+            Ok(LegAnswer::Whole(whole)) => self.answered_whole(whole),
+            Ok(LegAnswer::Stream(head)) => return self.keep_head(head).map_or(Next::Nothing, Next::Stream),
+            Ok(LegAnswer::Upgraded(engine)) => return Next::Upgraded(engine),
+            Err(error) => self.leg_failed(leg, error),
+        })
+    }
+
     /// Polls the prefill call; its outcome as an event.
     pub(crate) fn poll_prefill(&mut self, cx: &mut Context<'_>) -> Poll<Event> {
-        let Some(call) = self.prefill.call.as_mut() else { return Poll::Pending };
+        let Some(call) = self.runs.prefill.call.as_mut() else { return Poll::Pending };
         let outcome = std::task::ready!(call.poll_unpin(cx));
-        self.prefill.call = None;
-        Poll::Ready(self.prefill_outcome(outcome))
+        match self.call_ended(Leg::Prefill, outcome) {
+            Next::Event(event) => Poll::Ready(event),
+            // A prefill call has no other outcome.
+            _ => Poll::Pending,
+        }
     }
 }
 

@@ -6,7 +6,13 @@ use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::{Candidate, Leg};
 use tokio::time::Instant;
 
-use super::{Drive, PrefillDone, Refusals, id_of, stored};
+use super::{
+    Drive, id_of,
+    leg_run::{LegRun, PrefillDone},
+    quarantine::acquit,
+    refusals::Refusals,
+    relay, stored,
+};
 use crate::{
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
@@ -15,33 +21,28 @@ use crate::{
     openai::{
         endpoint::Format,
         seen,
-        sse::{self, Seen},
+        sse::{self, Seen, Usage},
     },
-    orchestrate::relay,
-    state::{State, quarantine::Broke},
+    state::State,
+    telemetry::metrics::seconds,
     upstream::{self, Body, CallError, PauseLimits},
 };
 
 impl Drive {
-    pub(super) fn prefill_outcome(&mut self, outcome: Result<PrefillDone, CallError>) -> Event {
-        if let Some(over) = self.prefill_over.take() {
-            over.cancel();
-        }
+    /// Records that the prefill leg did its part. Returns what follows from its answer.
+    pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
+        let PrefillDone { answer, cached_tokens } = done;
         self.estimate_begins();
-        let PrefillDone { answer, cached_tokens } = match outcome {
-            Ok(done) => done,
-            Err(error) => return Event::PrefillFailed(self.leg_failed(Leg::Prefill, error)),
-        };
-        self.prefill.refusals = Refusals::default();
+        self.runs.prefill.refusals = Refusals::default();
+        self.failed_prefill = None;
         self.bind(Leg::Prefill);
-        let Some(candidate) = &self.prefill.candidate else { return Event::PrefillEnded };
+        let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         if !connector_for(spec).decode_knows_cached_tokens() {
             self.cached_tokens = cached_tokens;
         }
         note_success(&self.state, Leg::Prefill, candidate);
         self.account.leg_ended(Leg::Prefill, Ok(()));
-        self.failed_prefill = None;
         let lease = spec.handoff_lease();
         let Some((answer, read)) = answer else { return Event::PrefillEnded };
         match read {
@@ -68,29 +69,25 @@ impl Drive {
 
     pub(super) fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
         self.state.metrics.handoff(result);
-        self.failed_span = self.prefill.span;
-        self.failed_prefill = self.prefill.candidate.as_ref().map(|prefill| (prefill.worker.id(), result));
-        self.prefill.failure = Some(ApiError::BadUpstream(problem));
-        Event::PrefillFailed(Failed { retryable: false, refused: false, began: true, broke: false })
+        self.failed_span = self.runs.prefill.span;
+        self.failed_prefill = self.candidate(Leg::Prefill).map(|prefill| (prefill.worker.id(), result));
+        self.runs.prefill.failure = Some(ApiError::BadUpstream(problem));
+        let failed = Failed { retryable: false, refused: false, began: true, broke: false };
+        Event::Failed(Leg::Prefill, failed)
     }
 
-    pub(super) fn decode_whole(&mut self, whole: Response<Bytes>) -> Event {
+    /// Keeps a whole answer for the client, without what only the gateway may see.
+    pub(super) fn answered_whole(&mut self, whole: Response<Bytes>) -> Event {
         if !is_whole_answer(&self.request, &whole) {
-            return self.decode_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
+            return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
         let (mut head, body) = whole.into_parts();
         let seen = seen::whole(self.request.is_chat(), &body);
         if seen.error {
-            return self.decode_failed(CallError::of_error_body(&body));
+            return self.answer_failed(CallError::of_error_body(&body));
         }
-        if let Some(usage) = seen.usage {
-            self.usage(usage);
-        }
-        self.estimate_ends(seen.usage.and_then(|usage| usage.completion_tokens));
-        self.served();
-        self.handoff_done();
-        self.bind(self.legs.answering());
-        self.note_stored(&body);
+        self.served_whole(&seen, &body);
+        self.bind(self.answering());
         let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
         let hidden = self.hide_ids(&edited);
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
@@ -103,6 +100,17 @@ impl Drive {
         Event::Ended
     }
 
+    /// Records a whole answer.
+    pub(super) fn served_whole(&mut self, seen: &Seen, body: &[u8]) {
+        if let Some(usage) = seen.usage {
+            self.usage(usage);
+        }
+        self.estimate_ends(seen.usage.and_then(|usage| usage.completion_tokens));
+        self.served();
+        self.handoff_done();
+        self.note_stored(body);
+    }
+
     /// Looks at an event of the answer's stream.
     pub(crate) fn look(&mut self, event: &[u8]) -> Seen {
         // The first event of a stored response names it.
@@ -112,21 +120,73 @@ impl Drive {
         seen::event(self.request.endpoint.format(), event)
     }
 
+    /// Records the tokens and the usage of an event that came at `now`, and brings the booking up to them.
+    /// Returns whether its tokens are the first.
+    pub(crate) fn count(&mut self, seen: &Seen, now: Instant) -> bool {
+        let first = seen.tokens > 0 && self.account.output(seen.tokens, now);
+        if let Some(usage) = seen.usage {
+            self.usage(usage);
+        }
+        if seen.tokens > 0 || seen.usage.is_some() {
+            self.book(first, now);
+        }
+        if first {
+            self.candidate(self.answering()).inspect(|candidate| candidate.worker.note_answered());
+            self.handoff_done();
+        }
+        first
+    }
+
+    /// Brings the booking up to the tokens so far. A new block yields the mean inter-token latency (F4).
+    fn book(&mut self, first: bool, now: Instant) {
+        let computes_prompt = self.answering().computes_prompt();
+        let LegRun { booking, sent, .. } = &mut self.runs.answering;
+        let Some(booking) = booking.own() else { return };
+        if let Some(sent) = sent.filter(|_| first) {
+            booking.first_token(now - sent, computes_prompt);
+        }
+        let begins = booking.output_tokens(self.account.tokens());
+        if (first || begins)
+            && let Some(itl) = self.account.block_begins(now)
+        {
+            booking.load().observe_itl(itl);
+            self.state.metrics.itl.observe(seconds(itl));
+        }
+    }
+
+    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
+    fn usage(&mut self, usage: Usage) {
+        let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
+        self.account.usage(Usage { cached_tokens: self.cached_tokens.or(own), ..usage });
+    }
+
+    /// Returns whether the engine that answers knows how much of the prompt was cached.
+    pub(crate) fn decode_knows_cached_tokens(&self) -> bool {
+        let candidate = self.candidate(Leg::Decode).filter(|_| self.answering() == Leg::Decode);
+        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
+    }
+
     /// Notes which worker stored the response that an answer is about (I12).
     fn note_stored(&mut self, json: &[u8]) {
         if self.stored || self.request.endpoint.format() != Format::Responses {
             return;
         }
-        if let Some(candidate) = &self.decode.candidate {
+        if let Some(candidate) = &self.runs.answering.candidate {
             let tenant = self.routing_request.tenant_hash;
             self.stored = stored::note(&self.state, json, tenant, id_of(candidate));
         }
     }
 
+    /// Removes from an answer what its id contains besides the attempt's id; `None` when there is nothing.
+    pub(crate) fn hide_ids(&self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let candidate = self.candidate(self.answering())?;
+        let detail = connector_for(candidate.worker.spec()).id_detail(&self.request)?;
+        relay::hide_ids(bytes, self.token, detail)
+    }
+
     /// Puts null in the place of fields that only the gateway may see in the answer of a leg.
     pub(crate) fn without_private_fields(&self, leg: Leg, body: Bytes) -> Bytes {
-        let answered = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
-        let Some(candidate) = answered else { return body };
+        let Some(candidate) = self.candidate(leg) else { return body };
         let fields = connector_for(candidate.worker.spec()).private_answer_fields();
         without_fields(&body, fields).map_or(body, Bytes::from)
     }
@@ -142,7 +202,7 @@ impl Drive {
             let refusal = Box::pin(refusal(head, shown, pause));
             let refusal = tokio::time::timeout_at(self.deadline, refusal).await;
             let error = refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned()));
-            return Err(self.decode_failed(error));
+            return Err(self.answer_failed(error));
         }
         let first = head.body_mut().peek();
         let first_event = sse::first_event(first);
@@ -152,27 +212,24 @@ impl Drive {
             && seen::event(self.request.endpoint.format(), event).error
         {
             let error = CallError::of_error_body(sse::object(event));
-            return Err(self.decode_failed(error));
+            return Err(self.answer_failed(error));
         }
         // Comments before it do not count.
         if !has_event && let Some(error) = head.body_mut().failed_at_once() {
-            return Err(self.decode_failed(error.into()));
+            return Err(self.answer_failed(error.into()));
         }
         self.bind(self.legs.answering());
         Ok(head)
     }
 
-    /// Turns a failed decode or aggregated call into an event.
-    pub(crate) fn decode_failed(&mut self, error: CallError) -> Event {
-        let failed = self.leg_failed(self.legs.answering(), error);
-        self.free(Leg::Decode);
-        Event::DecodeFailed(failed)
+    /// Turns the failure of the leg that answers into an event.
+    pub(crate) fn answer_failed(&mut self, error: CallError) -> Event {
+        self.leg_failed(self.answering(), error)
     }
 
     /// Records a failed leg: with its worker, or with the request if that is to blame.
-    fn leg_failed(&mut self, leg: Leg, error: CallError) -> Failed {
-        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
-        let candidate = candidate.clone();
+    pub(super) fn leg_failed(&mut self, leg: Leg, error: CallError) -> Event {
+        let candidate = self.runs[leg].candidate.clone();
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
@@ -185,13 +242,12 @@ impl Drive {
             broke: error.breaks_engine(),
         };
         if let Some(candidate) = &candidate {
-            let sent = if leg == Leg::Prefill { self.prefill.sent } else { self.decode.sent };
-            let sent = sent.unwrap_or_else(Instant::now);
+            let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
             note_failure(&self.state, leg, (candidate, sent), &error, is_poison);
         }
         self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
-        self.failed_span = if leg == Leg::Prefill { self.prefill.span } else { self.decode.span };
+        self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
         }
@@ -209,61 +265,40 @@ impl Drive {
         if let Some((worker, _)) = pin {
             cause = cause.of_pinned(leg, worker);
         }
-        let (refusals, failure) = match leg {
-            Leg::Prefill => (&mut self.prefill.refusals, &mut self.prefill.failure),
-            _ => (&mut self.decode.refusals, &mut self.decode.failure),
-        };
+        let run = &mut self.runs[leg];
         if let Some(candidate) = &candidate {
-            refusals.note(refusal, &cause, &candidate.worker);
+            run.refusals.note(refusal, &cause, &candidate.worker);
         }
-        *failure = Some(cause);
-        failed
+        run.failure = Some(cause);
+        self.free(leg);
+        Event::Failed(leg, failed)
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for
     /// the decode engine, so either of them may hang.
     fn suspect_decode(&mut self) {
-        if self.decode.call.is_none() {
-            return;
-        }
-        let Some(candidate) = &self.decode.candidate else { return };
+        let LegRun { candidate: Some(candidate), call: Some(_), .. } = &self.runs.answering else { return };
         candidate.worker.note_timeout();
-        self.attempts.suspect(self.prefill.candidate.as_ref().map(id_of), id_of(candidate));
-    }
-
-    /// Whether this failure shows that the request breaks its engines. A worker that fails with other
-    /// requests, too, proves nothing.
-    fn blames_request(&self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
-        let keep = self.state.settings.quarantine;
-        if keep.is_zero() || !error.is_suspicious() || candidate.worker.is_failing() {
-            return false;
-        }
-        let quarantine = &self.state.quarantine;
-        let broke = Broke { worker: candidate.worker.id(), leg, kind: error.kind() };
-        let is_poison = quarantine.note(quarantine.hash(self.request.bytes()), broke, keep);
-        if is_poison {
-            self.state.metrics.poison("quarantined");
-            let request = &self.account.request_id;
-            tracing::warn!(request, %leg, kind = error.kind(), "request quarantined: two workers broke on it");
-        }
-        is_poison
-    }
-
-    /// Returns why the request is refused before it is sent, if an equal one broke two workers.
-    pub(super) fn quarantined(&self) -> Option<ApiError> {
-        quarantined(&self.state, &self.request)
+        self.attempts.suspect(self.runs.prefill.candidate.as_ref().map(id_of), id_of(candidate));
     }
 
     /// Records the success of the decode or aggregated leg in metrics and averages.
     pub(crate) fn served(&mut self) {
-        let Some(candidate) = &self.decode.candidate else { return };
-        let leg = self.legs.answering();
+        let leg = self.answering();
+        let Some(candidate) = &self.runs[leg].candidate else { return };
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));
         acquit(&self.state, &self.request);
         if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
         }
+    }
+
+    /// Records that the engine of a realtime session took it. The leg ends with the session.
+    pub(super) fn upgraded(&self) {
+        let leg = self.answering();
+        self.candidate(leg).inspect(|candidate| note_success(&self.state, leg, candidate));
+        self.bind(leg);
     }
 
     /// Logs, once, that the remote prefill of the request failed for good. `local`: a local one follows.
@@ -283,31 +318,6 @@ impl Drive {
             }
             other => other.into(),
         }
-    }
-}
-
-/// Returns why a request is refused before it is sent, if an equal one broke two workers.
-pub(super) fn quarantined(state: &State, request: &Request) -> Option<ApiError> {
-    let refused = would_be_quarantined(state, request)?;
-    state.metrics.poison("refused");
-    Some(refused)
-}
-
-/// Like [`quarantined`], without counting it.
-pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
-    let quarantine = &state.quarantine;
-    if quarantine.is_empty() || state.settings.quarantine.is_zero() {
-        return None;
-    }
-    let left = quarantine.refuses(quarantine.hash(request.bytes()))?;
-    Some(ApiError::Poison { cause: "an equal request was sent a moment ago".to_owned(), left })
-}
-
-/// Records that the request was served: it does not break engines.
-pub(super) fn acquit(state: &State, request: &Request) {
-    let quarantine = &state.quarantine;
-    if !state.settings.quarantine.is_zero() {
-        quarantine.served(quarantine.hash(request.bytes()));
     }
 }
 
@@ -339,7 +349,7 @@ async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits)
 }
 
 /// Counts a leg that succeeded, and reports it to its worker.
-pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
+fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
     state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
     candidate.load().observe_outcome(true);
     candidate.worker.note_outcome(true);
@@ -347,7 +357,7 @@ pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
 
 /// Counts a failed leg, and reports it to its worker unless the request is to blame. `candidate` comes with
 /// the time at which the leg was sent.
-pub(super) fn note_failure(
+fn note_failure(
     state: &State,
     leg: Leg,
     (candidate, sent): (&Candidate, Instant),

@@ -11,16 +11,16 @@ use crate::{openai::sse, upstream::Body};
 impl Drive {
     /// Keeps a head until it can be passed on; returns it if that is now.
     pub(super) fn keep_head(&mut self, head: Response<Body>) -> Option<Response<Body>> {
-        if self.prefill.call.is_none() {
+        if !self.prefill_runs() {
             return Some(head);
         }
-        self.pending_head = Some(head);
+        self.runs.answering.pending_head = Some(head);
         None
     }
 
     /// Takes the head that was kept, once prefill is over.
     pub(super) fn due_head(&mut self) -> Option<Response<Body>> {
-        if self.prefill.call.is_some() { None } else { self.pending_head.take() }
+        if self.prefill_runs() { None } else { self.runs.answering.pending_head.take() }
     }
 }
 

@@ -184,11 +184,7 @@ pub(crate) fn question<'a>(
     let leg =
         if request.endpoint.needs_no_model_run() { any_leg(snapshot, &request.model, leg) } else { leg };
     let is_pair = request.endpoint.splits() && !request.hints.probe;
-    let other_pin = match leg {
-        Leg::Prefill => request.hints.pinned(Leg::Decode),
-        Leg::Decode => request.hints.pinned(Leg::Prefill),
-        Leg::Aggregated => None,
-    };
+    let other_pin = leg.partner().and_then(|partner| request.hints.pinned(partner));
     let affinity = routing_request.session_hash.filter(|_| state.settings.affinity(&request.hints).is_some());
     Query {
         snapshot,

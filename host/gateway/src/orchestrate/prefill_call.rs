@@ -6,11 +6,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::Response;
-use parking_lot::Mutex;
-use pointsman_workers::Booking;
 use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::leg_run::{LegAnswer, PrefillDone, SharedBooking};
 use crate::{
     connectors::{Connector, PrefillAnswer},
     openai::seen,
@@ -26,42 +25,12 @@ pub(super) enum Prefilled {
     Drained { cached_tokens: Option<u32> },
 }
 
-/// A prefill call that ended.
-#[derive(Default)]
-pub(super) struct PrefillDone {
-    /// The answer of a completed handoff, and what it carries.
-    pub(super) answer: Option<(Response<Bytes>, PrefillAnswer)>,
-    /// Cached prompt tokens, of an answer that was not kept.
-    pub(super) cached_tokens: Option<u32>,
-}
-
-/// The booking of a prefill leg. The call's task releases it at its end, and the request when it gives the
-/// leg up.
-#[derive(Clone, Debug, Default)]
-pub(super) struct PrefillBooking(Arc<Mutex<Option<Booking>>>);
-
 /// Data that the task of a call needs, besides the call.
 pub(super) struct PrefillCall {
     pub(super) state: Arc<State>,
     pub(super) connector: &'static dyn Connector,
     pub(super) is_chat: bool,
-    pub(super) booking: PrefillBooking,
-}
-
-impl PrefillBooking {
-    /// Wraps the booking of a new leg.
-    pub(super) fn new(booking: Booking) -> Self {
-        Self(Arc::new(Mutex::new(Some(booking))))
-    }
-
-    pub(super) fn is_some(&self) -> bool {
-        self.0.lock().is_some()
-    }
-
-    /// Takes the booking, to be released.
-    pub(super) fn take_booking(&self) -> Option<Booking> {
-        self.0.lock().take()
-    }
+    pub(super) booking: SharedBooking,
 }
 
 impl PrefillCall {
@@ -69,12 +38,12 @@ impl PrefillCall {
     pub(super) fn start(
         self,
         call: impl Future<Output = Result<Prefilled, CallError>> + Send + 'static,
-    ) -> BoxFuture<'static, Result<PrefillDone, CallError>> {
+    ) -> BoxFuture<'static, Result<LegAnswer, CallError>> {
         let (tracker, sent) = (self.state.tracker.clone(), Instant::now());
         let task = tracker.spawn(async move {
             let outcome = call.await.and_then(|answer| self.read(answer));
             self.release(outcome.is_ok().then(|| sent.elapsed()));
-            outcome
+            outcome.map(LegAnswer::Prefilled)
         });
         let ended = AbortOnDropHandle::new(task);
         ended.map(|joined| joined.unwrap_or_else(|error| Err(CallError::Broken(error.to_string())))).boxed()
@@ -101,7 +70,7 @@ impl PrefillCall {
 
     /// Releases the booking. `took`: how long the prefill took, if it succeeded.
     fn release(&self, took: Option<std::time::Duration>) {
-        let Some(mut booking) = self.booking.take_booking() else { return };
+        let Some(mut booking) = self.booking.lock().take() else { return };
         if let Some(took) = took {
             booking.first_token(took, true);
         }

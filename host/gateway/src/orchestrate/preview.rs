@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     openai::{endpoint::Format, error::ApiError, request::Request, request_id::set_request_id},
-    orchestrate::{self, RequestPlan, outcome::would_be_quarantined, plan},
+    orchestrate::{self, RequestPlan, plan, quarantine::would_be_quarantined},
     state::State,
     tokenization::RequestTokens,
 };

@@ -1,139 +1,74 @@
-//! Routes a connection that is upgraded, and opens its other half at a worker.
+//! A realtime session: its worker is chosen as that of any request, and a connection is opened to it.
 
 use std::sync::Arc;
 
 use http::HeaderMap;
-use pointsman_routing::{Purpose, RouterConfigOverride, RoutingRequest};
-use pointsman_workers::{Booking, Candidate, Leg};
-use tokio::time::Instant;
+use pointsman_orchestration::Event;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    Refusals, id_of,
-    outcome::{note_failure, note_success},
-    plan, target,
+    Drive, PlannedRequest,
+    executor::{Executor, Reached},
 };
 use crate::{
-    connectors::{LegContext, RequestToken, leg_headers},
-    openai::{
-        error::ApiError,
-        request::Request,
-        trace_context::{Links, Span},
-    },
+    openai::error::ApiError,
     state::State,
-    telemetry::{account::Account, traces::LegTarget},
-    upstream::{self, Destination, Silence, UpgradedCall, Upstream},
+    telemetry::account::Account,
+    upstream::{UpgradedCall, Upstream},
 };
 
-/// An open connection to a worker, and the load that it is booked for.
-pub(crate) struct Session {
-    pub(crate) engine: UpgradedCall,
-    pub(crate) candidate: Candidate,
-    pub(crate) booking: Booking,
-}
+/// A session of a client with a worker.
+pub(crate) struct Session(Box<Drive>);
 
-/// Chooses a worker and upgrades a connection to it. Another worker is tried within the retries.
-/// `path` is the client's path and query, `headers` are those of the upgrade.
-///
-/// # Errors
-/// [`ApiError`] of the routing, or of the last worker.
-pub(crate) async fn open(
-    state: &Arc<State>,
-    upstream: &Upstream,
-    request: &Arc<Request>,
-    routing_request: &RoutingRequest,
-    (path, headers): (&str, HeaderMap),
-    account: &mut Account,
-) -> Result<Session, ApiError> {
-    let snapshot = state.registry.snapshot();
-    account.records(state.router.decisions(), &state.learning, &state.decision_stats, None);
-    plan(state, request, routing_request, &snapshot, Purpose::Route, None)?;
-    let (mut tried, mut failure, mut links) = (Vec::new(), None, Links::default());
-    let (mut refusals, pin) = (Refusals::default(), request.hints.pinned(Leg::Aggregated));
-    for attempt in 0..=state.settings.split(&request.model).retry_policy.retries {
-        let question = plan::question(state, request, routing_request, &snapshot, Leg::Aggregated);
-        let request_id = Some(account.request_id.as_str());
-        let query = pointsman_routing::Query { attempt, tried: &tried, request_id, ..question };
-        let mut refused = None;
-        let routed = state.router.route_noting(&query, &RouterConfigOverride::default(), &mut refused);
-        account.refused(refused);
-        let routed = match routed {
-            Ok(routed) => routed,
-            Err(error) => {
-                let pause = error.pause();
-                let cause = ApiError::of_route(error, state.settings.busy_status);
-                refusals.note_pause(pause, &cause);
-                return Err(refusals.answer(failure.unwrap_or(cause)));
-            }
-        };
-        account.decided(routed.receipt, routing_request);
-        let candidate = routed.candidate;
-        let mut headers = headers.clone();
-        let span = Span::fresh();
-        headers.extend(account.trace_context(request).headers(span, links));
-        let target = LegTarget { leg: Leg::Aggregated, candidate: &candidate, attempt, links };
-        account.leg_sent(span, target);
-        links.failed = Some(span);
-        let sent = Instant::now();
-        match call(state, upstream, &candidate, path, headers).await {
-            Ok(engine) => {
-                note_success(state, Leg::Aggregated, &candidate);
-                bind(state, request, routing_request, &candidate);
-                return Ok(Session { engine, candidate, booking: routed.booking });
-            }
-            Err(error) => {
-                note_failure(state, Leg::Aggregated, (&candidate, sent), &error, false);
-                account.leg_ended(Leg::Aggregated, Err(error.kind()));
-                tried.push(id_of(&candidate));
-                let (retryable, refusal) = (error.retryable(), error.refusal());
-                let error = ApiError::from(error);
-                if let Some((worker, _)) = pin {
-                    return Err(error.of_pinned(Leg::Aggregated, worker));
-                }
-                if !retryable {
-                    return Err(error);
-                }
-                refusals.note(refusal, &error, &candidate.worker);
-                failure = Some(error);
-            }
+impl Session {
+    /// Returns a session that is not open yet. `path` is the client's path and query, `headers` are those of
+    /// the upgrade.
+    pub(crate) fn new(
+        state: Arc<State>,
+        upstream: Upstream,
+        planned: Box<PlannedRequest>,
+        (path, headers): (String, HeaderMap),
+        account: Box<Account>,
+    ) -> Self {
+        let executor = Executor::Upgrade(path, headers);
+        // When the client leaves, this is dropped.
+        Self(Drive::new(state, upstream, executor, planned, account, CancellationToken::new()))
+    }
+
+    /// Chooses a worker and upgrades a connection to it. Another worker is tried within the retries.
+    ///
+    /// # Errors
+    /// [`ApiError`] of the routing, or of the last worker.
+    pub(crate) async fn open(&mut self) -> Result<UpgradedCall, ApiError> {
+        match self.0.run().await {
+            Reached::Upgraded(engine) => Ok(engine),
+            other => Err(other.error()),
         }
     }
-    Err(refusals.answer(failure.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()))))
-}
 
-/// Records that the worker of a session did not take the client's bytes in time. The leg was counted when the
-/// session was opened.
-pub(crate) fn note_silence(candidate: &Candidate) {
-    candidate.load().observe_outcome(false);
-    candidate.worker.note_outcome(false);
-    candidate.worker.note_timeout();
-}
+    /// Adds the gateway's own headers to the answer that opens the session.
+    pub(crate) fn decorate(&self, headers: &mut HeaderMap) {
+        self.0.decorate(headers);
+    }
 
-async fn call(
-    state: &State,
-    upstream: &Upstream,
-    candidate: &Candidate,
-    path: &str,
-    mut headers: HeaderMap,
-) -> Result<UpgradedCall, upstream::CallError> {
-    let target = target(candidate);
-    let context = LegContext {
-        token: RequestToken::fresh(),
-        prefill: None,
-        decode: Some(target),
-        engine_id: None,
-        rooms: &[],
-        handoff: None,
-    };
-    headers.extend(leg_headers(&context, target, None));
-    let to = Destination::new(target.spec, path);
-    let silence = Silence { what: "upgrade", key: "head", limit: state.settings.leg_timeouts.head };
-    upstream::within(silence, upstream.upgrade(&to, headers, &state.tracker)).await
-}
+    /// The record of the session.
+    pub(crate) fn account(&mut self) -> &mut Account {
+        &mut self.0.account
+    }
 
-/// Binds the session to the worker that answered (F8).
-fn bind(state: &State, request: &Request, routing_request: &RoutingRequest, candidate: &Candidate) {
-    let ttl = state.settings.affinity(&request.hints);
-    if let (Some(ttl), Some(session)) = (ttl, routing_request.session_hash) {
-        state.sessions.bind(session, Leg::Aggregated, id_of(candidate), ttl);
+    /// Ends an open session. `engine_slow`: the worker did not take the client's bytes in time. The leg was
+    /// counted when the session was opened.
+    pub(crate) fn end(mut self, engine_slow: bool) {
+        let leg = self.0.answering();
+        if let Some(candidate) = self.0.candidate(leg).filter(|_| engine_slow) {
+            candidate.load().observe_outcome(false);
+            candidate.worker.note_outcome(false);
+            candidate.worker.note_timeout();
+        }
+        self.0.account.leg_ended(leg, if engine_slow { Err("timeout") } else { Ok(()) });
+        self.0.report(Event::Ended);
+        while let Some(action) = self.0.next_action() {
+            self.0.perform(action);
+        }
     }
 }

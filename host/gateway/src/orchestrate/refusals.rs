@@ -66,12 +66,10 @@ impl Refusals {
 impl Drive {
     /// Why a leg failed.
     pub(crate) fn cause(&mut self, leg: Leg) -> ApiError {
-        let (failure, refusals) = match leg {
-            Leg::Prefill => (&mut self.prefill.failure, &mut self.prefill.refusals),
-            _ => (&mut self.decode.failure, &mut self.decode.refusals),
-        };
-        let cause = failure.take().unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()));
-        let client_error = refusals.answer(cause);
+        let run = &mut self.runs[leg];
+        let cause = run.failure.take();
+        let cause = cause.unwrap_or_else(|| ApiError::BadUpstream("the engine failed".to_owned()));
+        let client_error = run.refusals.answer(cause);
         if leg == Leg::Prefill {
             self.log_failed_prefill(false);
         }

@@ -24,7 +24,6 @@ use crate::{
 };
 
 mod answer;
-mod booking;
 mod detached;
 mod edit;
 mod limits;
@@ -39,7 +38,6 @@ const OUT_CAPACITY: usize = 2 * 1024;
 const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
-pub(in crate::orchestrate) use booking::book;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use prefill_answer::prefill_answer;
@@ -66,7 +64,6 @@ struct Relay {
     held: Option<Vec<u8>>,
     /// The deadline, or the moment the bookings expire.
     timer: Pin<Box<Sleep>>,
-    first_token: bool,
     finish_seen: bool,
     /// The engine sent the event that ends an answer. The relay reads nothing that the engine sends
     /// afterwards, except for the `[DONE]` behind the last named event.
@@ -108,7 +105,6 @@ impl Relay {
             uncounted: 0,
             held: None,
             timer,
-            first_token: false,
             finish_seen: false,
             closed: false,
             detached: false,
@@ -250,32 +246,13 @@ impl Relay {
 
     fn account_for(&mut self, seen: &Seen) {
         self.closed |= seen.done;
-        let first = seen.tokens > 0 && self.drive.account.output(seen.tokens, self.read_at);
-        if let Some(usage) = seen.usage {
-            self.drive.usage(usage);
-        }
-        if seen.tokens > 0 || seen.usage.is_some() {
-            self.book(first);
-        }
-        if seen.tokens > 0 && !self.first_token {
-            self.first_token = true;
-            self.note_answered();
-            self.drive.handoff_done();
+        if self.drive.count(seen, self.read_at) {
             self.report(Event::FirstToken);
         }
         if seen.finish && !self.finish_seen {
             self.finish_seen = true;
             self.report(Event::FinishSeen);
         }
-    }
-
-    /// Brings the booking up to the tokens so far. A new block yields the mean inter-token latency (F4).
-    fn book(&mut self, first: bool) {
-        let computed_prompt = self.drive.answering() != pointsman_workers::Leg::Decode;
-        let Drive { decode, account, state, .. } = &mut *self.drive;
-        let Some(booking) = decode.booking.as_mut() else { return };
-        let first = decode.sent.filter(|_| first).map(|sent| (self.read_at - sent, computed_prompt));
-        book(booking, account, &state.metrics, self.read_at, first);
     }
 
     fn end(&mut self) {
@@ -291,7 +268,7 @@ impl Relay {
 
     fn fail(&mut self, error: CallError) {
         self.incoming = None;
-        let event = self.drive.decode_failed(error);
+        let event = self.drive.answer_failed(error);
         self.report(event);
     }
 
@@ -315,7 +292,7 @@ impl Relay {
             }
             Action::FailDeadline => self.fail_client(&ApiError::Deadline),
             Action::Cancel(leg) => {
-                if leg != pointsman_workers::Leg::Prefill {
+                if leg == self.drive.answering() {
                     self.incoming = None;
                 }
                 self.drive.perform(action);
@@ -334,7 +311,7 @@ impl Relay {
 
     /// Whether the client got the whole answer, and nothing failed.
     fn finished_well(&self) -> bool {
-        self.drive.decode.failure.is_none() && self.held.is_none()
+        self.drive.runs.answering.failure.is_none() && self.held.is_none()
     }
 
     /// Ends the stream with one valid error event. Bytes that were held back are dropped.

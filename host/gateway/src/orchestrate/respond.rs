@@ -5,10 +5,7 @@ use http::{HeaderMap, HeaderValue, Response};
 use pointsman_orchestration::Action;
 
 use super::{Drive, relay::Answer};
-use crate::{
-    openai::{error::ApiError, request::Request, request_id::set_request_id},
-    telemetry::account::Account,
-};
+use crate::openai::{error::ApiError, request_id::set_request_id};
 
 /// The answer of a request that is not relayed.
 pub(super) enum Ending {
@@ -36,15 +33,14 @@ impl Drive {
 
     /// Answers with a whole body, after performing the remaining actions.
     pub(super) fn respond(mut self: Box<Self>, ending: Ending) -> Response<Answer> {
-        while let Some(action) = self.queue.pop_front() {
+        while let Some(action) = self.next_action() {
             self.perform(action);
         }
         match ending {
             Ending::Whole(mut response) => {
                 self.decorate(response.headers_mut());
                 self.account.relay_begins();
-                let account = self.account;
-                response.map(|body| Answer::served(body, account))
+                response.map(|body| Answer::served(body, self))
             }
             Ending::Failed(cause) => {
                 self.account.ended(cause.status().as_u16(), cause.code());
@@ -62,18 +58,15 @@ impl Drive {
 
     /// Adds the gateway's own headers.
     pub(crate) fn decorate(&self, headers: &mut HeaderMap) {
-        decorate(headers, &self.account, &self.request, self.explain);
-    }
-}
-
-/// Adds the gateway's own headers to the answer of a request. `explain`: the client asked for the decisions.
-pub(super) fn decorate(headers: &mut HeaderMap, account: &Account, request: &Request, explain: bool) {
-    set_request_id(headers, &account.request_id);
-    account.add_limit_headers(headers);
-    if let Some(warning) = &request.hints.warning {
-        headers.insert("x-pointsman-warning", warning.clone());
-    }
-    if explain && let Ok(decisions) = HeaderValue::from_str(&account.decisions()) {
-        headers.insert("x-pointsman-decision", decisions);
+        set_request_id(headers, &self.account.request_id);
+        self.account.add_limit_headers(headers);
+        if let Some(warning) = &self.request.hints.warning {
+            headers.insert("x-pointsman-warning", warning.clone());
+        }
+        if self.explain
+            && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
+        {
+            headers.insert("x-pointsman-decision", decisions);
+        }
     }
 }

@@ -10,7 +10,7 @@ use pointsman_routing::{
 use pointsman_workers::Leg;
 use tokio::time::Instant;
 
-use super::{Drive, id_of, plan, prefill_call::PrefillBooking, traits};
+use super::{Drive, id_of, leg_run::LegBooking, plan};
 use crate::{
     connectors::{RequestToken, rooms},
     openai::error::ApiError,
@@ -52,12 +52,10 @@ impl Drive {
         if self.attempts.begin(self.legs.attempt()) {
             self.token = RequestToken::fresh();
             self.handoff = None;
-            self.prefill.span = None;
+            self.runs.prefill.span = None;
             self.release_place();
             if let Some(cause) = self.quarantined() {
-                let failure =
-                    if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
-                *failure = Some(cause);
+                self.runs[leg].failure = Some(cause);
                 self.report(Event::Unroutable);
                 return;
             }
@@ -109,7 +107,7 @@ impl Drive {
         if !self.legs.owes() {
             return false;
         }
-        let died = self.prefill.candidate.as_ref().is_some_and(|candidate| candidate.worker.is_down());
+        let died = self.candidate(Leg::Prefill).is_some_and(|candidate| candidate.worker.is_down());
         let lost = if died { Lost::PrefillDied } else { Lost::NoDecodeWorker };
         let gives_up = died || self.attempts.lease_is_over();
         if gives_up {
@@ -118,12 +116,12 @@ impl Drive {
             } else {
                 "no decode worker took it before its blocks were freed"
             };
-            self.decode.failure = Some(ApiError::HandoffLost(why.to_owned()));
+            self.runs.answering.failure = Some(ApiError::HandoffLost(why.to_owned()));
             self.report(Event::HandoffLost(lost));
         } else if self.attempts.committed(false).is_some_and(|committed| committed.beyond_limits) {
             // A worker that joined since may take it.
             let now = self.state.registry.snapshot();
-            let prefill = self.prefill.candidate.as_ref().map(|candidate| candidate.worker_id());
+            let prefill = self.candidate(Leg::Prefill).map(pointsman_workers::Candidate::worker_id);
             if prefill.is_some_and(|prefill| now.get(prefill).is_some()) {
                 self.snapshot = now;
             }
@@ -143,10 +141,6 @@ impl Drive {
             AfterRefusal::RouteAgain => self.route(leg, None),
             AfterRefusal::GiveUp if leg == Leg::Decode && self.legs.owes() => self.not_consumed(error, begun),
             AfterRefusal::GiveUp => {
-                let (failure, refusals) = match leg {
-                    Leg::Prefill => (&mut self.prefill.failure, &mut self.prefill.refusals),
-                    _ => (&mut self.decode.failure, &mut self.decode.refusals),
-                };
                 let (event, paused) = (Attempts::unroutable(leg, &error), error.pause());
                 let pressure = || state.queue.pressure(&self.request.model);
                 let cause = ApiError::of_refusal(error, state.settings.busy_status, pressure);
@@ -155,9 +149,10 @@ impl Drive {
                     None => cause,
                 };
                 self.account.not_routed(leg, begun, cause.code());
-                refusals.note_pause(paused, &cause);
+                let run = &mut self.runs[leg];
+                run.refusals.note_pause(paused, &cause);
                 // On a retry, the first failure explains more than "no worker is left".
-                failure.get_or_insert(cause);
+                run.failure.get_or_insert(cause);
                 self.report(event);
             }
         }
@@ -174,7 +169,7 @@ impl Drive {
             other => ApiError::of_route(other, self.state.settings.busy_status),
         };
         self.account.not_routed(Leg::Decode, begun, cause.code());
-        self.decode.failure = Some(cause);
+        self.runs.answering.failure = Some(cause);
         self.report(Event::Unroutable);
     }
 
@@ -188,10 +183,9 @@ impl Drive {
             Entry::Route(place) => return Some(place),
             Entry::Wait => self.account.waits("queue", leg),
             Entry::Refused => {
-                let failure =
-                    if leg == Leg::Prefill { &mut self.prefill.failure } else { &mut self.decode.failure };
                 let pressure = state.queue.pressure(&self.request.model);
-                *failure = Some(ApiError::queue_full(state.settings.busy_status, &pressure));
+                let cause = ApiError::queue_full(state.settings.busy_status, &pressure);
+                self.runs[leg].failure = Some(cause);
                 self.report(Event::Unroutable);
             }
         }
@@ -201,27 +195,29 @@ impl Drive {
     fn record_routed(&mut self, leg: Leg, routed: Routed) -> Event {
         let candidate = routed.candidate;
         self.account.decided(routed.receipt, &self.routing_request);
-        if leg != Leg::Prefill {
-            (self.decode.candidate, self.decode.booking) = (Some(candidate), Some(routed.booking));
+        let event = match leg {
+            Leg::Prefill => {
+                self.engine_id = candidate.worker.engine_id(candidate.rank);
+                self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
+                self.executor.traits(&candidate).map_or(Event::Unroutable, Event::PrefillRouted)
+            }
+            Leg::Decode | Leg::Aggregated => Event::Routed,
+        };
+        let run = &mut self.runs[leg];
+        (run.candidate, run.booking) = (Some(candidate), LegBooking::Own(routed.booking));
+        if event == Event::Routed {
+            // The booking takes its place.
             self.release_place();
-            return Event::Routed;
         }
-        self.engine_id = candidate.worker.engine_id(candidate.rank);
-        self.rooms = rooms(self.request.items(), candidate.worker.spec().dp_size, candidate.rank);
-        let traits = traits(&candidate);
-        self.prefill.candidate = Some(candidate);
-        self.prefill_booking = PrefillBooking::new(routed.booking);
-        traits.map_or(Event::Unroutable, Event::PrefillRouted)
+        event
     }
 
     fn query(&self, leg: Leg) -> Query<'_> {
-        let other = match leg {
-            // The routing record names the prefill worker [C10].
-            Leg::Decode => self.prefill.candidate.as_ref(),
-            // Decode was chosen first and stays booked [D5].
-            Leg::Prefill => self.decode.candidate.as_ref().filter(|_| self.decode.booking.is_some()),
-            Leg::Aggregated => None,
-        };
+        // The routing record of decode names the prefill worker [C10]. If decode was chosen first, it stays
+        // booked [D5].
+        let other = leg.partner().map(|partner| &self.runs[partner]);
+        let other = other.filter(|run| leg == Leg::Decode || run.booking.is_some());
+        let other = other.and_then(|run| run.candidate.as_ref());
         let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
         let only_consumes = self.legs.only_consumes();
         let pairing = match leg {
@@ -250,15 +246,14 @@ impl Drive {
     /// Binds the session to the worker that a leg reached (F8).
     pub(crate) fn bind(&self, leg: Leg) {
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
-        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
-        if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, candidate) {
+        if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
             self.state.sessions.bind(session, leg, id_of(candidate), ttl);
         }
     }
 
     /// When the bookings expire unless a token arrives before (F4).
     pub(crate) fn stale_at(&self) -> Option<Instant> {
-        let booked = self.decode.booking.is_some() || self.prefill_booking.is_some();
+        let booked = self.runs.answering.booking.is_some() || self.runs.prefill.booking.is_some();
         booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)
     }
 
@@ -271,12 +266,7 @@ impl Drive {
 
     /// Releases a leg's booking and wakes the queue.
     pub(super) fn free(&mut self, leg: Leg) {
-        let booking = if leg == Leg::Prefill {
-            self.prefill_booking.take_booking()
-        } else {
-            self.decode.booking.take()
-        };
-        if booking.is_some() {
+        if let Some(booking) = self.runs[leg].booking.take() {
             drop(booking);
             self.state.queue.wake();
         }
@@ -291,7 +281,7 @@ impl Drive {
 }
 
 /// How the request would enter the queue.
-pub(super) fn parking<'a>(
+fn parking<'a>(
     state: &'a State,
     request: &'a Request,
     routing_request: &'a RoutingRequest,

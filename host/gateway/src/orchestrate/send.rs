@@ -1,5 +1,5 @@
-//! Sends a leg: body and headers from the connector, the call through the upstream client. Aborts it by
-//! request id.
+//! Sends a leg: body and headers from the connector, the call through the upstream client, or by a proxy.
+//! Aborts it by request id.
 
 use std::{
     pin::{Pin, pin},
@@ -13,9 +13,13 @@ use pointsman_workers::{InFlight, Leg, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "ext-proc")]
+use super::executor::{Handover, RANK};
 use super::{
-    DecodeHead, Drive,
+    Drive,
     drain_prefill::drain_prefill,
+    executor::Executor,
+    leg_run::LegAnswer,
     prefill_call::{PrefillCall, Prefilled},
     target,
     whole_estimate::WholeEstimate,
@@ -27,7 +31,7 @@ use crate::{
         trace_context::{Links, Span},
     },
     telemetry::traces::LegTarget,
-    upstream::{self, CallError, Destination, Silence},
+    upstream::{self, CallError, Destination, LegHeaders, Silence},
 };
 
 /// Delays between repetitions of an abort.
@@ -39,27 +43,49 @@ const FINAL_ABORT_DELAY: Duration = Duration::from_millis(50);
 
 impl Drive {
     fn context(&self) -> LegContext<'_> {
+        let [prefill, decode] =
+            [&self.runs.prefill, &self.runs.answering].map(|run| run.candidate.as_ref().map(target));
+        if self.executor.is_proxy() {
+            // A sidecar ties the legs of a pair together: both get the same body.
+            return LegContext::alone(self.token, decode.filter(|_| self.answering() != Leg::Decode));
+        }
         LegContext {
             token: self.token,
-            prefill: self.prefill.candidate.as_ref().map(target),
-            decode: self.decode.candidate.as_ref().map(target),
+            prefill,
+            decode,
             engine_id: self.engine_id.as_deref(),
             rooms: &self.rooms,
             handoff: self.handoff.as_deref(),
         }
     }
 
-    pub(super) fn send_prefill(&mut self) {
-        let Some(candidate) = &self.prefill.candidate else { return };
-        let spec = candidate.worker.spec();
-        let (connector, context) = (connector_for(spec), self.context());
-        let body = connector.prefill(&self.request, &context);
-        let span = Span::fresh();
-        let mut headers = leg_headers(&context, target(candidate), self.request.authorization.as_ref());
-        let links = Links { prefill: None, failed: self.failed_span };
+    /// Sends a leg, or hands it to the proxy. `consume`: for one output token, only to consume the handoff.
+    pub(super) fn send(&mut self, leg: Leg, consume: bool) {
+        let Some(candidate) = &self.runs[leg].candidate else { return };
+        // The decode leg names the prefill that it continues (D1).
+        let prefill = self.runs.prefill.span.filter(|_| leg == Leg::Decode);
+        let (span, links) = (Span::fresh(), Links { prefill, failed: self.failed_span });
+        let mut headers =
+            leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
         headers.extend(self.account.trace_context(&self.request).headers(span, links));
-        let target = LegTarget { leg: Leg::Prefill, candidate, attempt: self.attempts.earlier(), links };
-        self.account.leg_sent(span, target);
+        self.account.leg_sent(span, LegTarget { leg, candidate, attempt: self.attempts.earlier(), links });
+        let run = &mut self.runs[leg];
+        (run.sent, run.span) = (Some(Instant::now()), Some(span));
+        match (&self.executor, leg) {
+            (Executor::Calls, Leg::Prefill) => self.call_prefill(headers),
+            (Executor::Calls, _) => self.call_answering(leg, consume, headers),
+            (Executor::Upgrade(..), _) => self.upgrade(headers),
+            #[cfg(feature = "ext-proc")]
+            (Executor::Proxy(_), _) => self.hand_over(leg, headers),
+        }
+    }
+
+    /// Calls the engine of the prefill leg.
+    fn call_prefill(&mut self, headers: LegHeaders) {
+        let Some(candidate) = &self.runs.prefill.candidate else { return };
+        let spec = candidate.worker.spec();
+        let connector = connector_for(spec);
+        let body = connector.prefill(&self.request, &self.context());
         let to = Destination::new(spec, self.request.endpoint.path());
         let upstream = self.upstream.clone();
         let limits = self.state.settings.leg_timeouts;
@@ -67,15 +93,16 @@ impl Drive {
         let pause = limits.pause();
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
-        self.prefill_over = Some(CancellationToken::new());
         let worker = candidate.worker.clone();
+        let run = &mut self.runs.prefill;
+        run.over = Some(CancellationToken::new());
         let task = PrefillCall {
             state: self.state.clone(),
             connector,
             is_chat: self.request.is_chat(),
-            booking: self.prefill_booking.clone(),
+            booking: run.booking.share(),
         };
-        self.prefill.call = Some(task.start(async move {
+        run.call = Some(task.start(async move {
             let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
@@ -90,34 +117,24 @@ impl Drive {
             });
             unless_down(&worker, call).await
         }));
-        (self.prefill.sent, self.prefill.span) = (Some(Instant::now()), Some(span));
     }
 
-    pub(super) fn send_decode(&mut self, consume: bool) {
-        let Some(candidate) = &self.decode.candidate else { return };
+    /// Calls the engine of the leg that answers.
+    fn call_answering(&mut self, leg: Leg, consume: bool, mut headers: LegHeaders) {
+        let Some(candidate) = &self.runs[leg].candidate else { return };
         let spec = candidate.worker.spec();
         let (connector, context) = (connector_for(spec), self.context());
-        let body = match (self.legs.answering(), consume) {
+        let body = match (leg, consume) {
             (Leg::Decode, true) => connector.decode_one_token(&self.request, &context),
             (Leg::Decode, false) => connector.decode(&self.request, &context),
             _ => single_body(&self.request, connector, &context),
         };
-        let mut headers = leg_headers(&context, target(candidate), self.request.authorization.as_ref());
-        // The decode leg names the prefill that it continues (D1).
-        let prefill = self.prefill.span.filter(|_| self.legs.answering() == Leg::Decode);
-        let (span, links) = (Span::fresh(), Links { prefill, failed: self.failed_span });
-        headers.extend(self.account.trace_context(&self.request).headers(span, links));
-        let (leg, attempt) = (self.legs.answering(), self.attempts.earlier());
-        self.account.leg_sent(span, LegTarget { leg, candidate, attempt, links });
         headers
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let to = Destination::new(spec, self.request.endpoint.path());
-        let upstream = self.upstream.clone();
-        (self.decode.sent, self.decode.span) = (Some(Instant::now()), Some(span));
+        let (upstream, worker) = (self.upstream.clone(), candidate.worker.clone());
         let streams = self.request.stream && !consume;
-        let from = self.decode.sent.filter(|_| self.prefill.call.is_none());
-        let booking = self.decode.booking.as_ref().filter(|_| !streams);
-        self.estimate = booking.map(|booking| WholeEstimate::new(booking, &self.request, leg, from));
+        self.begin_estimate(leg, streams);
         let limits = self.state.settings.leg_timeouts;
         let silence = if streams {
             head_of("answer", "head", limits.head)
@@ -126,27 +143,64 @@ impl Drive {
         };
         let pause = limits.pause();
         // The engine of a pair answers after the prefill, which has a limit of its own.
-        let prefill_over = self.prefill_over.clone().filter(|_| self.prefill.call.is_some());
-        let worker = candidate.worker.clone();
-        self.decode.call = Some(Box::pin(async move {
+        let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
+        self.runs[leg].call = Some(Box::pin(async move {
             let mut in_flight = InFlight::new(worker.clone(), prefill_over.clone());
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
                 let mut response = within_after(prefill_over, &mut in_flight, silence, head).await?;
                 response.body_mut().of_call(in_flight);
                 if streams {
-                    return Ok(DecodeHead::Stream(response));
+                    return Ok(LegAnswer::Stream(response));
                 }
                 let (head, body) = response.into_parts();
                 let body = upstream::collect(body, Some(pause)).await?;
-                Ok(DecodeHead::Whole(http::Response::from_parts(head, body)))
+                Ok(LegAnswer::Whole(http::Response::from_parts(head, body)))
             });
             unless_down(&worker, call).await
         }));
     }
 
+    /// Asks the engine of a realtime session to upgrade a connection.
+    fn upgrade(&mut self, headers: LegHeaders) {
+        let Executor::Upgrade(path, of_client) = &self.executor else { return };
+        let Some(candidate) = &self.runs.answering.candidate else { return };
+        let (to, mut all) = (Destination::new(candidate.worker.spec(), path), of_client.clone());
+        all.extend(headers);
+        let (upstream, worker) = (self.upstream.clone(), candidate.worker.clone());
+        let (tracker, limit) = (self.state.tracker.clone(), self.state.settings.leg_timeouts.head);
+        self.runs.answering.call = Some(Box::pin(async move {
+            let _in_flight = InFlight::new(worker.clone(), None);
+            let upgraded = pin!(upstream.upgrade(&to, all, &tracker));
+            let call = pin!(upstream::within(head_of("upgrade", "head", limit), upgraded));
+            unless_down(&worker, call).await.map(LegAnswer::Upgraded)
+        }));
+    }
+
+    /// Tells the proxy what the answering engine gets. A sidecar sends the prefill leg with it.
+    #[cfg(feature = "ext-proc")]
+    fn hand_over(&mut self, leg: Leg, mut headers: LegHeaders) {
+        let Some(candidate) = self.runs[leg].candidate.as_ref().filter(|_| leg != Leg::Prefill) else {
+            return;
+        };
+        let body = single_body(&self.request, connector_for(candidate.worker.spec()), &self.context());
+        match leg {
+            Leg::Aggregated => self.begin_estimate(leg, self.request.stream),
+            // The ranks of a pair are left to the engines: both get the same headers.
+            _ => headers.retain(|(name, _)| name != RANK),
+        }
+        self.executor = Executor::Proxy(Some(Handover { headers, body }));
+    }
+
+    /// Begins to estimate the progress of an answer that is not streamed.
+    fn begin_estimate(&mut self, leg: Leg, streams: bool) {
+        let from = self.runs[leg].sent.filter(|_| !self.prefill_runs());
+        let booking = self.runs[leg].booking.own().filter(|_| !streams);
+        self.estimate = booking.map(|booking| WholeEstimate::new(booking, &self.request, leg, from));
+    }
+
     pub(super) fn abort(&mut self, leg: Leg) {
-        let candidate = if leg == Leg::Prefill { &self.prefill.candidate } else { &self.decode.candidate };
+        let candidate = self.runs[leg].candidate.as_ref().filter(|_| self.executor.calls());
         let Some(candidate) = candidate else { return };
         let spec = candidate.worker.spec();
         let Some(abort) = connector_for(spec).abort(&self.request, self.token) else { return };
@@ -200,7 +254,7 @@ impl Drive {
 }
 
 /// The body of a request that runs on one worker: a form as it came, JSON as the dialect wants it.
-pub(super) fn single_body(request: &Request, connector: &dyn Connector, context: &LegContext<'_>) -> Bytes {
+fn single_body(request: &Request, connector: &dyn Connector, context: &LegContext<'_>) -> Bytes {
     match &request.form {
         Some(form) => form.bytes.clone(),
         None => connector.single(request, context),

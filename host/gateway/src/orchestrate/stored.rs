@@ -158,14 +158,7 @@ async fn send(
     call: &StoredCall<'_>,
 ) -> Result<Response<Body>, CallError> {
     let target = Target { spec: worker.spec(), rank: DpRank(0) };
-    let context = LegContext {
-        token: RequestToken::fresh(),
-        prefill: None,
-        decode: Some(target),
-        engine_id: None,
-        rooms: &[],
-        handoff: None,
-    };
+    let context = LegContext::alone(RequestToken::fresh(), Some(target));
     let headers = leg_headers(&context, target, call.authorization);
     let to = Destination::new(target.spec, &call.path);
     upstream.send(&call.method, &to, &headers, Bytes::new()).await

@@ -20,7 +20,7 @@ pub(super) struct WholeEstimate {
 impl WholeEstimate {
     /// Estimates the answer to `request`, which a worker begins at `from`.
     pub(super) fn new(booking: &Booking, request: &Request, leg: Leg, from: Option<Instant>) -> Self {
-        let computes_prompt = leg != Leg::Decode;
+        let computes_prompt = leg.computes_prompt();
         let sequences = if request.endpoint.generates() { request.items() } else { 0 };
         let estimate = booking.estimate(computes_prompt, sequences, request.max_tokens);
         let mut whole = Self { estimate, computes_prompt, from: None, due: None };
@@ -63,13 +63,12 @@ impl WholeEstimate {
 impl Drive {
     /// Returns when the booking of an answer that is not streamed has to be brought up to date.
     pub(super) fn estimate_due(&self) -> Option<Instant> {
-        self.decode.booking.as_ref()?;
-        self.estimate.as_ref()?.due()
+        self.estimate.as_ref().filter(|_| self.runs.answering.booking.is_some())?.due()
     }
 
     /// Brings the booking up to the estimated progress.
     pub(super) fn advance_estimate(&mut self) {
-        if let (Some(estimate), Some(booking)) = (&mut self.estimate, &mut self.decode.booking) {
+        if let (Some(estimate), Some(booking)) = (&mut self.estimate, self.runs.answering.booking.own()) {
             estimate.advance(booking);
         }
     }
@@ -83,7 +82,7 @@ impl Drive {
 
     /// Corrects the booking by the answer.
     pub(super) fn estimate_ends(&mut self, tokens: Option<u32>) {
-        if let (Some(estimate), Some(booking)) = (self.estimate.take(), &mut self.decode.booking) {
+        if let (Some(estimate), Some(booking)) = (self.estimate.take(), self.runs.answering.booking.own()) {
             estimate.ended(booking, tokens, &self.state.metrics);
             tokens.map(|tokens| booking.output_tokens(tokens));
         }

@@ -27,8 +27,7 @@ use crate::{
     openai::{endpoint::Endpoint, error::ApiError},
     orchestrate::{
         PlannedRequest,
-        passing_answer::PassingAnswer,
-        pick::{PickedWorker, pick, removed_headers},
+        proxied::{ProxiedRequest, removed_headers},
     },
     state::{State, caller::Caller},
     telemetry::account::Account,
@@ -55,7 +54,8 @@ pub(super) struct GatewayExchange {
     account: Option<Box<Account>>,
     caller: Caller,
     held: Share,
-    answer: Option<PassingAnswer>,
+    /// The request, once its workers are being chosen.
+    proxied: Option<ProxiedRequest>,
 }
 
 impl GatewayExchange {
@@ -92,17 +92,19 @@ impl GatewayExchange {
             account,
             caller: Caller::default(),
             held,
-            answer: None,
+            proxied: None,
         }
     }
 
     /// Records the failure of the request, and returns the answer to it.
     fn refuse(&mut self, error: &ApiError) -> Refusal {
-        let Some(account) = self.account.take() else { return refusal(error.response(""), error.code()) };
-        self.refuse_recorded(account, error)
+        match self.account.take() {
+            Some(mut account) => self.refuse_recorded(&mut account, error),
+            None => refusal(error.response(""), error.code()),
+        }
     }
 
-    fn refuse_recorded(&self, mut account: Box<Account>, error: &ApiError) -> Refusal {
+    fn refuse_recorded(&self, account: &mut Account, error: &ApiError) -> Refusal {
         self.state.metrics.ext_proc.picked("refused");
         let mut answer = error.response_as(account.endpoint.format(), &account.request_id);
         account.add_limit_headers(answer.headers_mut());
@@ -128,25 +130,26 @@ impl GatewayExchange {
     async fn pick_workers(
         &mut self,
         planned: Box<PlannedRequest>,
-        mut account: Box<Account>,
+        account: Box<Account>,
     ) -> Result<Pick, Refusal> {
-        let mut workers = match pick(&self.state, &planned, &mut account).await {
-            Ok(workers) => workers,
-            Err(error) => return Err(self.refuse_recorded(account, &error)),
+        let mut proxied = ProxiedRequest::new(self.state.clone(), self.upstream.clone(), planned, account);
+        let handover = match proxied.pick().await {
+            Ok(handover) => handover,
+            Err(error) => return Err(self.refuse_recorded(proxied.account(), &error)),
         };
-        let address = |worker: &PickedWorker| address_of(worker.candidate.worker.spec());
-        let prefiller = workers.prefill.as_ref().map(address);
-        let (Some(endpoint), None | Some(Some(_))) = (address(&workers.answering), prefiller) else {
-            return Err(self.refuse_recorded(account, &no_address()));
+        let prefiller = proxied.prefill().map(address_of);
+        let (Some(endpoint), None | Some(Some(_))) = (proxied.answering().and_then(address_of), prefiller)
+        else {
+            return Err(self.refuse_recorded(proxied.account(), &no_address()));
         };
-        let mut set_headers = std::mem::take(&mut workers.headers);
         let prefiller =
             prefiller.flatten().and_then(|address| HeaderValue::try_from(address.to_string()).ok());
+        let mut set_headers = handover.headers;
         set_headers.extend(prefiller.map(|address| (PREFILLER, address)));
-        let (body, remove_headers) = (std::mem::take(&mut workers.body), removed_headers(&set_headers));
+        let remove_headers = removed_headers(&set_headers);
         self.state.metrics.ext_proc.picked("picked");
-        self.answer = Some(PassingAnswer::new(self.state.clone(), account, &planned, workers));
-        Ok(Pick { endpoint: endpoint.to_string(), set_headers, remove_headers, body })
+        self.proxied = Some(proxied);
+        Ok(Pick { endpoint: endpoint.to_string(), set_headers, remove_headers, body: handover.body })
     }
 }
 
@@ -201,37 +204,37 @@ impl Exchange for GatewayExchange {
                 account.discard();
                 Err(refusal(answer, "preview"))
             }
-            Err(Refused { account, error }) => Err(self.refuse_recorded(account, &error)),
+            Err(Refused { mut account, error }) => Err(self.refuse_recorded(&mut account, &error)),
         }
     }
 
     fn answered(&mut self, head: AnswerHead<'_>) -> Vec<(HeaderName, HeaderValue)> {
-        let Some(answer) = &mut self.answer else { return Vec::new() };
-        let picked = address_of(answer.worker().spec()).map(|address| address.to_string());
+        let Some(proxied) = &mut self.proxied else { return Vec::new() };
+        let picked = proxied.answering().and_then(address_of).map(|address| address.to_string());
         self.state.metrics.ext_proc.served(match head.served {
             None => "unknown",
             Some(served) if picked.as_deref() == Some(served) => "picked",
             Some(_) => "other",
         });
-        answer.head(head.status, &head.headers);
-        answer.own_headers().into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
+        proxied.head(head.status, &head.headers);
+        proxied.own_headers().into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
     }
 
     fn answer_bytes(&mut self, bytes: &[u8]) {
-        if let Some(answer) = &mut self.answer {
-            answer.bytes(bytes);
+        if let Some(proxied) = &mut self.proxied {
+            proxied.bytes(bytes);
         }
     }
 
     fn ended(&mut self) {
-        if let Some(answer) = self.answer.take() {
-            answer.end();
+        if let Some(proxied) = self.proxied.take() {
+            proxied.end();
         }
     }
 
     fn deadline(&self) -> Instant {
-        match &self.answer {
-            Some(answer) => answer.deadline(),
+        match &self.proxied {
+            Some(proxied) => proxied.deadline(),
             None => {
                 let end = self.started + self.state.settings.request_timeout;
                 end.min(self.read_at + self.state.settings.body_idle_timeout)
@@ -240,9 +243,9 @@ impl Exchange for GatewayExchange {
     }
 
     fn time_passed(&mut self) -> Option<Refusal> {
-        if let Some(answer) = &mut self.answer {
-            let error = answer.time_passed()?;
-            return Some(refusal(error.response(answer.request_id()), error.code()));
+        if let Some(proxied) = &mut self.proxied {
+            let error = proxied.time_passed()?;
+            return Some(refusal(error.response(&proxied.account().request_id), error.code()));
         }
         let idle = self.state.settings.body_idle_timeout;
         let is_late = self.started.elapsed() >= self.state.settings.request_timeout;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pointsman_orchestration::Admission;
 use pointsman_routing::{Decider, Decisions, Learning, LegTimes, Receipt, RefusedDecision, RoutingRequest};
-use pointsman_workers::{Leg, ModelName};
+use pointsman_workers::{ModelName, PerLeg};
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -94,8 +94,8 @@ pub(crate) struct Account {
     trace: Option<Box<RequestTrace>>,
     /// Whether traces are recorded, and this request's is not.
     is_untraced: bool,
-    /// The legs that run: prefill, and the one that answers.
-    open_legs: [Option<OpenLeg>; 2],
+    /// The legs that run.
+    open_legs: PerLeg<Option<OpenLeg>>,
     /// When the legs ran.
     times: LegTimes,
 }
@@ -152,7 +152,7 @@ impl Account {
             log: None,
             trace: None,
             is_untraced: false,
-            open_legs: [None; 2],
+            open_legs: PerLeg::default(),
             times: LegTimes::default(),
         })
     }
@@ -209,7 +209,7 @@ impl Account {
         self.prompt_tokens = routing_request.prompt_tokens;
         self.block_tokens = routing_request.block_size;
         self.prompt_tokens_estimated = routing_request.prompt_tokens_estimated;
-        if receipt.leg != Leg::Decode {
+        if receipt.leg.computes_prompt() {
             let block = routing_request.block_size.max(1);
             // An engine computes at least the last token: it credits the whole blocks of its own before it.
             let own = receipt.engine_block.unwrap_or(block);

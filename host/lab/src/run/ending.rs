@@ -122,7 +122,7 @@ impl Lab<'_> {
         let (last, tokens) = flight.last_token;
         let first = flight.first_token;
         let itl = first.filter(|_| tokens > 1).map(|first| (last - first) / (tokens - 1));
-        let computes = flight.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Decode);
+        let computes = flight.receipts.iter().rev().find(|receipt| receipt.leg.computes_prompt());
         let cached = computes.filter(|receipt| receipt.cached_known).map(|receipt| {
             receipt.cached_blocks.iter().sum::<u32>().saturating_mul(flight.request.block_size)
         });

@@ -8,7 +8,7 @@ use std::{
 
 use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs};
 use pointsman_routing::{CandidateId, Lane, Pairing, Receipt, ReservedPlace, RoutingRequest};
-use pointsman_workers::{Booking, Candidate, Leg};
+use pointsman_workers::{Booking, Candidate, Leg, PerLeg};
 use tokio::{
     sync::futures::OwnedNotified,
     time::{Duration, Instant},
@@ -25,6 +25,17 @@ pub(super) enum Part {
     Decode,
     /// The whole request.
     Whole,
+}
+
+impl Part {
+    /// Returns the leg that the part is.
+    pub(super) fn leg(self) -> Leg {
+        match self {
+            Self::Prefill => Leg::Prefill,
+            Self::Decode => Leg::Decode,
+            Self::Whole => Leg::Aggregated,
+        }
+    }
 }
 
 /// Number of attempts that tags can distinguish.
@@ -93,8 +104,7 @@ pub(super) struct Flight {
     pub(super) legs: Legs,
     pub(super) actions: VecDeque<Action>,
     pub(super) attempts: Attempts,
-    pub(super) prefill: Option<LegRun>,
-    pub(super) decode: Option<LegRun>,
+    pub(super) runs: PerLeg<Option<LegRun>>,
     /// The decode candidate for which the decode override decided on local prefill.
     pub(super) planned: Option<CandidateId>,
     pub(super) held: Option<Held>,
@@ -136,8 +146,7 @@ impl Flight {
             legs,
             actions: actions.into_iter().collect(),
             attempts: Attempts::seeded(seed),
-            prefill: None,
-            decode: None,
+            runs: PerLeg::default(),
             planned: None,
             held: None,
             place: None,
@@ -155,19 +164,12 @@ impl Flight {
         }
     }
 
-    /// Returns the run of a leg.
-    pub(super) fn leg(&mut self, leg: Leg) -> &mut Option<LegRun> {
-        if leg == Leg::Prefill { &mut self.prefill } else { &mut self.decode }
-    }
-
     /// Returns the other leg's candidate, if it is chosen.
     pub(super) fn other_leg(&self, leg: Leg) -> Option<CandidateId> {
-        let other = match leg {
-            Leg::Decode => self.prefill.as_ref(),
-            Leg::Prefill => self.decode.as_ref().filter(|decode| decode.booking.is_some()),
-            Leg::Aggregated => None,
-        };
-        other.map(|run| (run.candidate.worker.id(), RANK))
+        let other = self.runs[leg.partner()?].as_ref();
+        other
+            .filter(|run| leg == Leg::Decode || run.booking.is_some())
+            .map(|run| (run.candidate.worker.id(), RANK))
     }
 
     /// Returns what a leg knows of the handoff.
@@ -183,8 +185,8 @@ impl Flight {
 
     /// Returns the engines that computed the prompt and generated the answer, by position.
     pub(super) fn engines(&self) -> (usize, usize) {
-        let prefill = self.prefill.as_ref().map(|run| run.engine);
-        let decode = self.decode.as_ref().map(|run| run.engine);
+        let engine = |run: &Option<LegRun>| run.as_ref().map(|run| run.engine);
+        let (prefill, decode) = (engine(&self.runs.prefill), engine(&self.runs.answering));
         let prefill = if self.legs.answering() == Leg::Aggregated { decode } else { prefill };
         let prefill = prefill.or(decode).unwrap_or_default();
         (prefill, decode.unwrap_or(prefill))

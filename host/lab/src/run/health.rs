@@ -122,9 +122,9 @@ impl Lab<'_> {
             let runs = |run: &Option<super::flight::LegRun>| {
                 run.as_ref().is_some_and(|run| run.engine == place && run.tag.is_some())
             };
-            if runs(&flight.prefill) {
+            if runs(&flight.runs.prefill) {
                 broken.push((*number, Some(Leg::Prefill)));
-            } else if runs(&flight.decode) {
+            } else if runs(&flight.runs.answering) {
                 broken.push((*number, None));
             }
         }
@@ -150,7 +150,7 @@ impl Lab<'_> {
     pub(super) fn leg_failed(&mut self, number: usize, leg: Leg, fault: Fault) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.cause.get_or_insert(Ended::Failed);
-        let Some(run) = flight.leg(leg).as_mut() else { return };
+        let Some(run) = flight.runs[leg].as_mut() else { return };
         run.tag = None;
         let (place, candidate) = (run.engine, run.candidate.clone());
         candidate.load().observe_outcome(false);
@@ -167,13 +167,7 @@ impl Lab<'_> {
         if leg != Leg::Prefill {
             self.free(number, leg);
         }
-        let failed = fault.failed();
-        let event = if leg == Leg::Prefill {
-            LegEvent::PrefillFailed(failed)
-        } else {
-            LegEvent::DecodeFailed(failed)
-        };
-        self.report(number, event);
+        self.report(number, LegEvent::Failed(leg, fault.failed()));
     }
 
     /// Plans the check that a failed request asks for.

@@ -289,7 +289,7 @@ impl Lab<'_> {
         flight.receipts.push(receipt);
         let engine = engines::position(candidate.worker.id());
         let run = LegRun { engine, candidate, booking: Some(booking), tag: None, sent: self.now };
-        *flight.leg(leg) = Some(run);
+        flight.runs[leg] = Some(run);
         if leg != Leg::Prefill && flight.place.take().is_some() {
             self.gateways.of(number).queue.wake();
         }
@@ -307,7 +307,7 @@ impl Lab<'_> {
     fn send_prefill(&mut self, number: usize) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let tag = flight::tag(number, flight.legs.attempt(), Part::Prefill);
-        let Some(run) = flight.prefill.as_mut() else { return };
+        let Some(run) = flight.runs.prefill.as_mut() else { return };
         (run.sent, run.tag) = (self.now, Some(tag));
         let engine = run.engine;
         if self.is_away(engine) {
@@ -323,7 +323,7 @@ impl Lab<'_> {
         let part = if leg == Leg::Decode { Part::Decode } else { Part::Whole };
         let tag = flight::tag(number, flight.legs.attempt(), part);
         let ready = flight.held.is_some();
-        let Some(run) = flight.decode.as_mut() else { return };
+        let Some(run) = flight.runs.answering.as_mut() else { return };
         (run.sent, run.tag) = (self.now, Some(tag));
         let engine = run.engine;
         if self.is_away(engine) {
@@ -338,9 +338,8 @@ impl Lab<'_> {
 
     /// Stops a leg: its engine drops the sequence, and its booking ends.
     fn cancel(&mut self, number: usize, leg: Leg) {
-        let Some(run) = self.flights.get_mut(&number).and_then(|flight| flight.leg(leg).as_mut()) else {
-            return;
-        };
+        let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
+        let Some(run) = run else { return };
         if let Some(tag) = run.tag.take()
             && let Some(engine) = self.engines.get_mut(run.engine)
         {
@@ -351,7 +350,7 @@ impl Lab<'_> {
 
     /// Releases a leg's booking and wakes the queue.
     pub(super) fn free(&mut self, number: usize, leg: Leg) {
-        let run = self.flights.get_mut(&number).and_then(|flight| flight.leg(leg).as_mut());
+        let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
         if run.and_then(|run| run.booking.take()).is_some() {
             self.gateways.of(number).queue.wake();
         }
@@ -361,8 +360,7 @@ impl Lab<'_> {
     pub(super) fn bind(&self, number: usize, leg: Leg) {
         let ttl = self.fleet.routing.session_affinity;
         let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
-        let run = if leg == Leg::Prefill { &flight.prefill } else { &flight.decode };
-        if let (Some(session), Some(run)) = (flight.request.session_hash, run) {
+        if let (Some(session), Some(run)) = (flight.request.session_hash, &flight.runs[leg]) {
             self.gateways.of(number).sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
         }
     }

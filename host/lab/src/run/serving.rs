@@ -48,7 +48,7 @@ impl Lab<'_> {
     pub(super) fn enqueue(&mut self, place: usize, sequence: Sequence) {
         let tag = sequence.tag;
         let Some(flight) = self.flights.get(&flight::request_of(tag)) else { return };
-        let run = if flight::part_of(tag) == Part::Prefill { &flight.prefill } else { &flight.decode };
+        let run = &flight.runs[flight::part_of(tag).leg()];
         if !run.as_ref().is_some_and(|run| run.tag == Some(tag) && run.engine == place) {
             return;
         }
@@ -118,7 +118,7 @@ impl Lab<'_> {
         let part = flight::part_of(token.tag);
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let answering = flight.legs.answering();
-        let run = if part == Part::Prefill { &mut flight.prefill } else { &mut flight.decode };
+        let run = &mut flight.runs[part.leg()];
         let Some(run) = run.as_mut().filter(|run| run.tag == Some(token.tag) && run.engine == place) else {
             return;
         };
@@ -158,8 +158,8 @@ impl Lab<'_> {
         let lease = Duration::from_secs_f64(self.fleet.links.lease_s);
         let handoff = self.fleet.routing.handoff;
         let Some(flight) = self.flights.get_mut(&number) else { return };
-        let decode_waits = flight.decode.as_ref().is_some_and(|decode| decode.tag.is_some());
-        let Some(run) = flight.prefill.as_mut() else { return };
+        let decode_waits = flight.runs.answering.as_ref().is_some_and(|decode| decode.tag.is_some());
+        let Some(run) = flight.runs.prefill.as_mut() else { return };
         let Some(tag) = run.tag.take() else { return };
         if let Some(booking) = &mut run.booking {
             booking.first_token(self.now - run.sent, true);
@@ -189,7 +189,7 @@ impl Lab<'_> {
         else {
             return;
         };
-        let tag = flight.decode.as_ref().and_then(|decode| decode.tag);
+        let tag = flight.runs.answering.as_ref().and_then(|decode| decode.tag);
         let (Some(held), Some(tag)) = (flight.held, tag) else { return };
         let Some(engine) = self.engines.get_mut(held.engine) else { return };
         let start = engine.link_free.max(self.now);
@@ -201,7 +201,8 @@ impl Lab<'_> {
     /// The KV has arrived: the prefill engine releases its blocks and the decode engine starts.
     pub(super) fn transferred(&mut self, number: usize, tag: u64) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
-        let Some(decode) = flight.decode.as_ref().filter(|decode| decode.tag == Some(tag)) else { return };
+        let decode = flight.runs.answering.as_ref().filter(|decode| decode.tag == Some(tag));
+        let Some(decode) = decode else { return };
         let (decode, held) = (decode.engine, flight.held.take());
         match held {
             Some(held) if !held.lost => self.release(held),

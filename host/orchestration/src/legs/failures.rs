@@ -7,9 +7,9 @@ use super::{Action, Actions, Client, Failed, HandoffKind, LegState, Legs, Lost, 
 
 impl Legs {
     pub(super) fn unroutable(&mut self) -> Actions {
-        let leg = if self.prefill == LegState::Routing {
+        let leg = if self.state.prefill == LegState::Routing {
             Leg::Prefill
-        } else if matches!(self.decode, LegState::Routing | LegState::Reserving) {
+        } else if matches!(self.state.answering, LegState::Routing | LegState::Reserving) {
             self.answering()
         } else {
             return Actions::new();
@@ -28,16 +28,16 @@ impl Legs {
     /// handoff is consumed on terms of its own.
     fn consume_elsewhere(&mut self) -> Actions {
         let mut actions = self.fail_client(Leg::Decode);
-        self.decode = LegState::Routing;
+        self.state.answering = LegState::Routing;
         actions.push(Action::Route(Leg::Decode));
         actions
     }
 
     pub(super) fn handoff_lost(&mut self, lost: Lost) -> Actions {
-        if self.decode != LegState::Routing || !self.owes() {
+        if self.state.answering != LegState::Routing || !self.owes() {
             return Actions::new();
         }
-        self.decode = LegState::Over;
+        self.state.answering = LegState::Over;
         let mut actions = self.lose(lost);
         let retries = lost == Lost::PrefillDied && self.may_retry();
         actions.extend(if retries { self.retry() } else { self.fail(Leg::Decode) });
@@ -54,21 +54,21 @@ impl Legs {
     }
 
     pub(super) fn no_prefill(&mut self) -> Actions {
-        if self.prefill != LegState::Routing {
+        if self.state.prefill != LegState::Routing {
             return Actions::new();
         }
         if self.may_fall_back() { self.fall_back() } else { self.fail(Leg::Prefill) }
     }
 
     pub(super) fn prefill_failed(&mut self, failed: Failed) -> Actions {
-        if self.prefill != LegState::InFlight {
+        if self.state.prefill != LegState::InFlight {
             return Actions::new();
         }
-        self.prefill = LegState::Over;
+        self.state.prefill = LegState::Over;
         self.prefill_failed = true;
         self.broken += u32::from(failed.broke);
         let mut actions = smallvec![Action::Cancel(Leg::Prefill)];
-        if self.decode == LegState::InFlight {
+        if self.state.answering == LegState::InFlight {
             // The decode leg waits for a prefill that has failed [E3].
             actions.extend(self.stop(Leg::Decode));
         }
@@ -99,18 +99,18 @@ impl Legs {
 
     /// Releases a decode worker that was booked and got nothing: the next attempt may need its place.
     fn release_decode(&mut self) -> Actions {
-        if self.decode != LegState::Routed {
+        if self.state.answering != LegState::Routed {
             return Actions::new();
         }
-        self.decode = LegState::Over;
+        self.state.answering = LegState::Over;
         smallvec![Action::Cancel(Leg::Decode)]
     }
 
     pub(super) fn decode_failed(&mut self, failed: Failed) -> Actions {
-        if self.decode != LegState::InFlight {
+        if self.state.answering != LegState::InFlight {
             return Actions::new();
         }
-        self.decode = LegState::Over;
+        self.state.answering = LegState::Over;
         self.broken += u32::from(failed.broke);
         // An engine whose answer began has taken the handoff, whatever it answers afterwards.
         self.dispatched &= failed.began || self.answered;
@@ -120,7 +120,7 @@ impl Legs {
         // engine that refuses even one token says nothing about the others.
         let movable = self.handoff_kind() == Some(HandoffKind::Completed);
         if self.owes() && movable && (failed.retryable || (failed.refused && self.consuming)) {
-            self.decode = LegState::Routing;
+            self.state.answering = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
         }
@@ -131,7 +131,7 @@ impl Legs {
             return actions;
         }
         actions.extend(self.lose(Lost::NoDecodeWorker));
-        if self.prefill == LegState::InFlight {
+        if self.state.prefill == LegState::InFlight {
             actions.extend(self.stop(Leg::Prefill));
         }
         if failed.retryable && self.may_retry() {
@@ -194,7 +194,7 @@ impl Legs {
             return Actions::new();
         }
         let pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
-        if pair && !self.consumed && self.prefill != LegState::Routed {
+        if pair && !self.consumed && self.state.prefill != LegState::Routed {
             return self.abort_both();
         }
         self.cancel_all()
@@ -203,14 +203,14 @@ impl Legs {
     /// Whether engines hold blocks that only more work frees, although no client waits for the answer [E1].
     fn must_go_on(&self) -> bool {
         let Some(traits) = self.traits else { return false };
-        if self.consumed || self.prefill == LegState::Routed {
+        if self.consumed || self.state.prefill == LegState::Routed {
             // Nothing was sent, or nothing is left to consume.
             return false;
         }
         match traits.handoff {
             HandoffKind::Completed | HandoffKind::Addressed => {
                 // The decode leg that is being routed or was sent consumes the handoff.
-                self.prefill != LegState::InFlight || !traits.cancellable
+                self.state.prefill != LegState::InFlight || !traits.cancellable
             }
             HandoffKind::Bootstrap => !traits.abortable,
         }
@@ -228,14 +228,8 @@ impl Legs {
     }
 
     fn abort_both(&mut self) -> Actions {
-        let mut actions = Actions::new();
-        if self.prefill == LegState::InFlight {
-            actions.push(Action::Abort(Leg::Prefill));
-        }
-        if self.decode == LegState::InFlight {
-            actions.push(Action::Abort(Leg::Decode));
-        }
-        actions
+        let runs = |leg: &Leg| self.state[*leg] == LegState::InFlight;
+        [Leg::Prefill, Leg::Decode].into_iter().filter(runs).map(Action::Abort).collect()
     }
 
     pub(super) fn cancel_all(&mut self) -> Actions {
@@ -251,9 +245,7 @@ impl Legs {
 
     /// Stops a leg in flight: aborts it by id where the engine can, and closes its connection.
     fn stop(&mut self, leg: Leg) -> Actions {
-        let state = if leg == Leg::Prefill { &mut self.prefill } else { &mut self.decode };
-        let running = *state == LegState::InFlight;
-        *state = LegState::Over;
+        let running = std::mem::replace(&mut self.state[leg], LegState::Over) == LegState::InFlight;
         if !running {
             return Actions::new();
         }

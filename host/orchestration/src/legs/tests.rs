@@ -136,7 +136,7 @@ fn c11_a_late_prefill_failure_ends_the_request_with_an_error() {
             (E::FirstToken, &[]),
             (E::FinishSeen, &[A::Hold]),
             (
-                E::PrefillFailed(RETRYABLE_SENT),
+                E::Failed(Leg::Prefill, RETRYABLE_SENT),
                 &[
                     A::Cancel(Leg::Prefill),
                     A::Abort(Leg::Decode),
@@ -319,7 +319,7 @@ fn e3_a_failure_of_one_leg_of_a_pair_cancels_the_other_at_once() {
     ];
     let (mut prefill, mut decode) = (pair.to_vec(), pair.to_vec());
     prefill.push((
-        E::PrefillFailed(FATAL),
+        E::Failed(Leg::Prefill, FATAL),
         &[
             A::Cancel(Leg::Prefill),
             A::Abort(Leg::Decode),
@@ -329,7 +329,7 @@ fn e3_a_failure_of_one_leg_of_a_pair_cancels_the_other_at_once() {
         ],
     ));
     decode.push((
-        E::DecodeFailed(FATAL),
+        E::Failed(Leg::Decode, FATAL),
         &[
             A::Cancel(Leg::Decode),
             A::Abort(Leg::Prefill),
@@ -351,8 +351,8 @@ fn e5_another_decode_worker_may_take_a_handoff_only_if_nothing_was_sent() {
         (E::Routed, &[A::Send(Leg::Decode)]),
     ];
     let (mut unsent, mut sent) = (before.to_vec(), before.to_vec());
-    unsent.push((E::DecodeFailed(RETRYABLE_UNSENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)]));
-    sent.push((E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
+    unsent.push((E::Failed(Leg::Decode, RETRYABLE_UNSENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)]));
+    sent.push((E::Failed(Leg::Decode, RETRYABLE_SENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)]));
     // E5.2
     check(Shape::Remote, 1, &unsent);
     // E5.3
@@ -369,10 +369,13 @@ fn retries_end_with_the_budget_and_with_the_first_byte() {
         1,
         &[
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (
+                E::Failed(Leg::Decode, RETRYABLE_SENT),
+                &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)],
+            ),
             (E::Routed, &[A::Send(Leg::Aggregated)]),
             (
-                E::DecodeFailed(RETRYABLE_SENT),
+                E::Failed(Leg::Decode, RETRYABLE_SENT),
                 // I2.3
                 &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish],
             ),
@@ -385,7 +388,7 @@ fn retries_end_with_the_budget_and_with_the_first_byte() {
             (E::Routed, &[A::Send(Leg::Aggregated)]),
             (E::Head, &[A::Relay]),
             (
-                E::DecodeFailed(RETRYABLE_SENT),
+                E::Failed(Leg::Decode, RETRYABLE_SENT),
                 // I2.2
                 &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish],
             ),
@@ -400,14 +403,23 @@ fn a_request_on_which_two_engines_broke_is_not_sent_to_a_third() {
         9,
         &[
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::DecodeFailed(BROKE), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (E::Failed(Leg::Decode, BROKE), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
             // Engines that refuse it, or were not reached, do not count.
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::DecodeFailed(RETRYABLE_SENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (
+                E::Failed(Leg::Decode, RETRYABLE_SENT),
+                &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)],
+            ),
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::DecodeFailed(RETRYABLE_UNSENT), &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]),
+            (
+                E::Failed(Leg::Decode, RETRYABLE_UNSENT),
+                &[A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)],
+            ),
             (E::Routed, &[A::Send(Leg::Aggregated)]),
-            (E::DecodeFailed(BROKE), &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish]),
+            (
+                E::Failed(Leg::Decode, BROKE),
+                &[A::Cancel(Leg::Aggregated), A::Fail(Leg::Aggregated), A::Finish],
+            ),
         ],
     );
     // Both legs count, and the local fallback would be a third engine.
@@ -415,11 +427,14 @@ fn a_request_on_which_two_engines_broke_is_not_sent_to_a_third() {
     let (mut legs, _) = Legs::new(Shape::Remote, terms);
     legs.on(E::PrefillRouted(COMPLETED));
     legs.on(E::Reserved);
-    assert_eq!(legs.on(E::PrefillFailed(BROKE))[..], [A::Cancel(Leg::Prefill), A::Route(Leg::Prefill)]);
+    assert_eq!(
+        legs.on(E::Failed(Leg::Prefill, BROKE))[..],
+        [A::Cancel(Leg::Prefill), A::Route(Leg::Prefill)]
+    );
     legs.on(E::PrefillRouted(COMPLETED));
     legs.on(E::Reserved);
     assert_eq!(
-        legs.on(E::PrefillFailed(BROKE))[..],
+        legs.on(E::Failed(Leg::Prefill, BROKE))[..],
         [A::Cancel(Leg::Prefill), A::Fail(Leg::Prefill), A::Finish]
     );
 }
@@ -434,7 +449,7 @@ fn d5_decode_first_routes_decode_then_prefill_and_sends_prefill_alone() {
     assert_eq!(legs.on(E::PrefillHandoff)[..], [A::Send(Leg::Decode)]);
     // E5: a decode worker that could not be reached is replaced, with the same handoff.
     assert_eq!(
-        legs.on(E::DecodeFailed(RETRYABLE_UNSENT))[..],
+        legs.on(E::Failed(Leg::Decode, RETRYABLE_UNSENT))[..],
         [A::Cancel(Leg::Decode), A::Route(Leg::Decode)]
     );
     assert_eq!(legs.on(E::Routed)[..], [A::Send(Leg::Decode)]);
@@ -453,14 +468,14 @@ fn b6_a_failed_prefill_becomes_a_local_one_only_with_the_operator_s_word() {
     let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
     legs.on(E::PrefillRouted(COMPLETED));
     legs.on(E::Reserved);
-    let actions = legs.on(E::PrefillFailed(FATAL));
+    let actions = legs.on(E::Failed(Leg::Prefill, FATAL));
     assert_eq!(actions[..], [A::Cancel(Leg::Prefill), A::FallBackToLocal, A::Route(Leg::Aggregated)]);
     // B6.2, E5.3
     assert_eq!(legs.on(E::Routed)[..], [A::Send(Leg::Aggregated)]);
     let (mut strict, _) = Legs::new(Shape::Remote, RetryPolicy::default());
     strict.on(E::PrefillRouted(COMPLETED));
     strict.on(E::Reserved);
-    let actions = strict.on(E::PrefillFailed(FATAL));
+    let actions = strict.on(E::Failed(Leg::Prefill, FATAL));
     assert_eq!(actions[..], [A::Cancel(Leg::Prefill), A::Fail(Leg::Prefill), A::Finish]);
 }
 
@@ -473,7 +488,7 @@ fn b6_a_retry_that_finds_no_prefill_worker_becomes_a_local_prefill() {
             legs.on(E::Routed);
             legs.on(E::PrefillRouted(COMPLETED));
             legs.on(E::Reserved);
-            let again = legs.on(E::PrefillFailed(BROKE));
+            let again = legs.on(E::Failed(Leg::Prefill, BROKE));
             if order == LegOrder::DecodeFirst {
                 // The decode worker was booked: its place is free for the next attempt.
                 let decode = Leg::Decode;
@@ -502,7 +517,7 @@ fn an_addressed_handoff_routes_both_and_sends_decode_when_prefill_ended() {
         (E::PrefillEnded, &[A::Send(Leg::Decode)]),
         // Prefill pushed to this decode worker: another one would wait for ever.
         (
-            E::DecodeFailed(RETRYABLE_UNSENT),
+            E::Failed(Leg::Decode, RETRYABLE_UNSENT),
             &[A::Cancel(Leg::Decode), A::Lose(Lost::NoDecodeWorker), A::Route(Leg::Prefill)],
         ),
     ];
@@ -560,14 +575,14 @@ fn e6_a_request_that_decode_refuses_is_consumed_with_one_token() {
     steps.extend([
         (E::Routed, &[A::Send(Leg::Decode)][..]),
         // E6.6
-        (E::DecodeFailed(REFUSED), &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume]),
+        (E::Failed(Leg::Decode, REFUSED), &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume]),
     ]);
     let (mut taken, mut refused) = (steps.clone(), steps);
     taken.push((E::Ended, &[A::Finish]));
     check(Shape::Remote, 2, &taken);
     refused.extend([
         // E6.6: one that refuses even one token leaves it to another one
-        (E::DecodeFailed(REFUSED), &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)][..]),
+        (E::Failed(Leg::Decode, REFUSED), &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)][..]),
         (E::Routed, &[A::SendToConsume]),
         (E::Ended, &[A::Finish]),
     ]);
@@ -795,7 +810,7 @@ impl World {
             } else {
                 events.push(E::PrefillEnded);
             }
-            events.extend(failures.map(E::PrefillFailed));
+            events.extend(failures.map(|failed| E::Failed(Leg::Prefill, failed)));
         }
         if self.decode {
             match (self.head, self.token, self.finish) {
@@ -807,7 +822,7 @@ impl World {
             }
             let sent =
                 if self.head { vec![RETRYABLE_SENT, FATAL, BROKE, REFUSED] } else { failures.to_vec() };
-            events.extend(sent.into_iter().map(E::DecodeFailed));
+            events.extend(sent.into_iter().map(|failed| E::Failed(Leg::Decode, failed)));
         }
         if waits {
             events.push(E::ClientGone);
@@ -831,7 +846,7 @@ impl World {
                 return None;
             }
         };
-        if let E::PrefillFailed(failed) | E::DecodeFailed(failed) = event {
+        if let E::Failed(_, failed) = event {
             self.broken += u32::from(failed.broke);
         }
         match event {
@@ -845,12 +860,12 @@ impl World {
                 self.prefill = false;
                 self.owed |= self.traits.handoff == HandoffKind::Addressed;
             }
-            E::PrefillWasAll | E::PrefillFailed(_) => self.prefill = false,
+            E::PrefillWasAll | E::Failed(Leg::Prefill, _) => self.prefill = false,
             E::Head => self.head = true,
             E::FirstToken => (self.token, self.owed) = (true, false),
             E::FinishSeen => self.finish = true,
             E::Ended => (self.decode, self.owed) = (false, false),
-            E::DecodeFailed(failed) => {
+            E::Failed(_, failed) => {
                 self.decode = false;
                 if failed.began || self.head {
                     // The decode engine took the handoff, and answers for it.
@@ -887,7 +902,7 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
     while !world.finished {
         let running = (world.prefill, world.decode);
         let event = world.step(&mut legs, choices.next().unwrap_or(0));
-        let failed = matches!(event, Some(E::PrefillFailed(_) | E::DecodeFailed(_)));
+        let failed = matches!(event, Some(E::Failed(..)));
         if failed
             && traits.handoff == HandoffKind::Bootstrap
             && shape == Shape::Remote

@@ -95,8 +95,6 @@ pub enum Event {
     PrefillEnded,
     /// Generation ended within prefill; its answer is the whole answer (C8).
     PrefillWasAll,
-    /// The prefill leg failed, or its answer has no usable handoff.
-    PrefillFailed(Failed),
     /// The decode or aggregated leg answers with a success status.
     Head,
     /// The first event with a token, or a whole body, arrived: a handoff is consumed.
@@ -105,8 +103,8 @@ pub enum Event {
     FinishSeen,
     /// The decode or aggregated leg's answer is complete.
     Ended,
-    /// The decode or aggregated leg failed.
-    DecodeFailed(Failed),
+    /// A leg failed, or the answer of prefill has no usable handoff.
+    Failed(Leg, Failed),
     /// The client disconnected.
     ClientGone,
     /// The request's deadline passed; the second time: the time for what engines still need, too.

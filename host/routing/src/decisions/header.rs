@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{DpRank, Leg, ModelName, WorkerId};
+use pointsman_workers::{DpRank, Leg, ModelName, PerLeg, WorkerId};
 use tokio::time::Duration;
 
 use crate::{
@@ -112,12 +112,10 @@ pub struct Outcome {
 pub struct LegTimes {
     /// Time that the request waited in the admission queue.
     pub queued: Option<u32>,
-    /// When the prefill leg was sent.
-    pub prefill_sent: Option<u32>,
+    /// When each leg was sent.
+    pub sent: PerLeg<Option<u32>>,
     /// When the prefill leg ended.
     pub prefill_ended: Option<u32>,
-    /// When the leg was sent that answers.
-    pub answer_sent: Option<u32>,
 }
 
 impl DecidedBy {

@@ -247,9 +247,9 @@ impl Serialize for Outcome {
             "duration_ms": millis(Some(self.duration)),
             "prompt_tokens": self.prompt_tokens,
             "times_ms": {
-                "queued": from_micros(self.times.queued), "prefill_sent": from_micros(self.times.prefill_sent),
+                "queued": from_micros(self.times.queued), "prefill_sent": from_micros(self.times.sent.prefill),
                 "prefill_ended": from_micros(self.times.prefill_ended),
-                "answer_sent": from_micros(self.times.answer_sent),
+                "answer_sent": from_micros(self.times.sent.answering),
             },
             "cached_tokens": { "predicted": self.cached_predicted, "reported": self.cached_reported },
         })

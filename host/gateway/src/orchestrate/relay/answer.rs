@@ -12,7 +12,8 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::{MAX_CHUNK, Relay};
 use crate::{
-    openai::error::ApiError, orchestrate::client_connection::ClientConnection, telemetry::account::Account,
+    openai::error::ApiError,
+    orchestrate::{Drive, client_connection::ClientConnection},
 };
 
 /// Bytes of one stream after which other connections of the thread get their turn. A stream of tokens does
@@ -31,8 +32,8 @@ pub(crate) struct Answer {
 enum Content {
     Whole {
         rest: Bytes,
-        /// The record of a request that was served, until the client's connection took the answer.
-        account: Option<Box<Account>>,
+        /// The request that was served, until the client's connection took the answer.
+        drive: Option<Box<Drive>>,
     },
     Relayed(Option<Box<Relay>>),
 }
@@ -41,13 +42,13 @@ impl Answer {
     /// A body that is there whole.
     #[must_use]
     pub(crate) fn whole(rest: Bytes) -> Self {
-        Self::new(Content::Whole { rest, account: None })
+        Self::new(Content::Whole { rest, drive: None })
     }
 
-    /// A body that is there whole, with the record of its request.
-    pub(crate) fn served(rest: Bytes, account: Box<Account>) -> Self {
-        let account = Some(account).filter(|_| !rest.is_empty());
-        Self::new(Content::Whole { rest, account })
+    /// A body that is there whole, with its request.
+    pub(crate) fn served(rest: Bytes, drive: Box<Drive>) -> Self {
+        let drive = Some(drive).filter(|_| !rest.is_empty());
+        Self::new(Content::Whole { rest, drive })
     }
 
     pub(super) fn relayed(relay: Box<Relay>) -> Self {
@@ -87,10 +88,10 @@ impl Body for Answer {
         let next = match &mut this.content {
             Content::Whole { rest, .. } if rest.is_empty() => None,
             Content::Whole { .. } if blocked => return Poll::Pending,
-            Content::Whole { rest, account } => {
+            Content::Whole { rest, drive } => {
                 let piece = rest.split_to(rest.len().min(MAX_CHUNK));
                 if rest.is_empty() {
-                    *account = None;
+                    *drive = None;
                 }
                 Some(piece)
             }
@@ -140,9 +141,9 @@ impl Drop for Answer {
     fn drop(&mut self) {
         let lost = self.lost();
         match &mut self.content {
-            Content::Whole { account, .. } => {
-                if let Some(mut account) = account.take() {
-                    account.ended(lost.status().as_u16(), lost.code());
+            Content::Whole { drive, .. } => {
+                if let Some(mut drive) = drive.take() {
+                    drive.account.ended(lost.status().as_u16(), lost.code());
                 }
             }
             Content::Relayed(relay) => {

@@ -78,7 +78,7 @@ impl Relay {
 
     /// The worker whose answer is relayed.
     fn worker(&self) -> Option<&Worker> {
-        self.drive.decode.candidate.as_ref().map(|candidate| &*candidate.worker)
+        self.drive.candidate(self.drive.answering()).map(|candidate| &*candidate.worker)
     }
 
     /// Waits no longer than a moment for the end of the body: then its connection can serve another call.
@@ -111,11 +111,6 @@ impl Relay {
         if !self.begun {
             self.event_at = Instant::now();
         }
-    }
-
-    /// Tells the worker that it answered.
-    pub(super) fn note_answered(&self) {
-        self.worker().inspect(|worker| worker.note_answered());
     }
 
     /// Returns why the engine is given up, if it is.

@@ -21,13 +21,11 @@ impl Account {
         self.count_cancelled(leg);
         let engine = target.candidate.worker.spec().engine.as_str();
         let sent = Instant::now();
-        let at = Some(micros(sent - self.started));
+        self.times.sent[leg] = Some(micros(sent - self.started));
         if leg == Leg::Prefill {
-            (self.times.prefill_sent, self.times.prefill_ended) = (at, None);
-        } else {
-            self.times.answer_sent = at;
+            self.times.prefill_ended = None;
         }
-        *self.open_leg(leg) = Some(OpenLeg { leg, engine, sent });
+        self.open_legs[leg] = Some(OpenLeg { leg, engine, sent });
         if let Some(trace) = &mut self.trace {
             trace.leg_sent(id, target);
         }
@@ -35,14 +33,7 @@ impl Account {
 
     /// Notes that a leg ended, or why it failed.
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
-        if let Some(OpenLeg { leg, engine, sent }) = self.open_leg(leg).take() {
-            let outcome = outcome.err().unwrap_or("ok");
-            let now = Instant::now();
-            if leg == Leg::Prefill {
-                self.times.prefill_ended = Some(micros(now - self.started));
-            }
-            self.metrics.leg_took(leg.as_str(), engine, outcome, now - sent);
-        }
+        self.observe_end(leg, outcome.err().unwrap_or("ok"));
         if let Some(trace) = &mut self.trace {
             trace.leg_ended(leg, outcome);
         }
@@ -63,14 +54,19 @@ impl Account {
     }
 
     fn count_cancelled(&mut self, leg: Leg) {
-        if let Some(OpenLeg { leg, engine, sent }) = self.open_leg(leg).take() {
+        if let Some(OpenLeg { leg, engine, .. }) = self.observe_end(leg, CANCELLED) {
             self.metrics.leg(leg.as_str(), engine, CANCELLED);
-            self.metrics.leg_took(leg.as_str(), engine, CANCELLED, sent.elapsed());
         }
     }
 
-    fn open_leg(&mut self, leg: Leg) -> &mut Option<OpenLeg> {
-        let [prefill, answering] = &mut self.open_legs;
-        if leg == Leg::Prefill { prefill } else { answering }
+    /// Observes the time of a leg, if it runs, and ends it.
+    fn observe_end(&mut self, leg: Leg, outcome: &'static str) -> Option<OpenLeg> {
+        let open = self.open_legs[leg].take()?;
+        let now = Instant::now();
+        if leg == Leg::Prefill {
+            self.times.prefill_ended = Some(micros(now - self.started));
+        }
+        self.metrics.leg_took(open.leg.as_str(), open.engine, outcome, now - open.sent);
+        Some(open)
     }
 }

@@ -14,7 +14,7 @@
 use std::{borrow::Cow, sync::Arc, time::SystemTime};
 
 use pointsman_routing::Receipt;
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{
@@ -45,8 +45,8 @@ pub(crate) struct RequestTrace {
     /// The wall clock at `started`.
     pub(super) started_at: SystemTime,
     pub(super) spans: Vec<SpanRecord>,
-    /// The prefill leg, and the leg that answers.
-    open: [Option<SpanRecord>; 2],
+    /// The legs that run.
+    open: PerLeg<Option<SpanRecord>>,
     /// Event that a leg waits for, and when the wait began.
     wait: Option<(&'static str, Leg, Instant)>,
     relay: Option<Instant>,
@@ -83,7 +83,7 @@ impl RequestTrace {
             started,
             started_at: now.checked_sub(started.elapsed()).unwrap_or(now),
             spans: Vec::with_capacity(8),
-            open: [None, None],
+            open: PerLeg::default(),
             wait: None,
             relay: None,
             engine: None,
@@ -183,12 +183,12 @@ impl RequestTrace {
         attributes.label(self.provider_key(), engine);
         let span = self.child(target.leg.as_str(), Instant::now(), attributes);
         let span = SpanRecord { id, kind: SpanKind::Client, links: target.links, ..span };
-        *self.slot(target.leg) = Some(span);
+        self.open[target.leg] = Some(span);
     }
 
     /// Notes that a leg ended, or why it failed. A leg that does not run changes nothing.
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
-        let Some(mut span) = self.slot(leg).take() else { return };
+        let Some(mut span) = self.open[leg].take() else { return };
         span.end = Instant::now();
         if let Err(kind) = outcome {
             span.attributes.label("error.type", kind);
@@ -200,11 +200,6 @@ impl RequestTrace {
     /// Notes that the gateway ended a leg itself.
     pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
         self.leg_ended(leg, Err(CANCELLED));
-    }
-
-    fn slot(&mut self, leg: Leg) -> &mut Option<SpanRecord> {
-        let [prefill, answering] = &mut self.open;
-        if leg == Leg::Prefill { prefill } else { answering }
     }
 
     /// Notes that the client's answer begins.

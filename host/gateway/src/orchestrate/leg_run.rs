@@ -1,0 +1,100 @@
+//! One leg of a request: its worker, its booking, its call in flight and its failure.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::Response;
+use parking_lot::Mutex;
+use pointsman_workers::{Booking, Candidate};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::refusals::Refusals;
+use crate::{
+    connectors::PrefillAnswer,
+    openai::{error::ApiError, trace_context::Span},
+    upstream::{Body, CallError, UpgradedCall},
+};
+
+/// A leg that runs, or is going to.
+#[derive(Default)]
+pub(crate) struct LegRun {
+    pub(crate) candidate: Option<Candidate>,
+    pub(crate) booking: LegBooking,
+    pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
+    /// Cancelled when the call ended; the prefill call makes it.
+    pub(super) over: Option<CancellationToken>,
+    /// The head of a decode answer that waits for prefill.
+    pub(super) pending_head: Option<Response<Body>>,
+    /// When the leg was sent.
+    pub(crate) sent: Option<Instant>,
+    /// The span of the leg, when it was sent.
+    pub(super) span: Option<Span>,
+    pub(crate) failure: Option<ApiError>,
+    pub(super) refusals: Refusals,
+}
+
+/// Result of a leg's call.
+pub(super) enum LegAnswer {
+    /// The prefill leg did its part.
+    Prefilled(PrefillDone),
+    /// The head of an answer that is a stream.
+    Stream(Response<Body>),
+    Whole(Response<Bytes>),
+    /// A connection to the engine of a realtime session.
+    Upgraded(UpgradedCall),
+}
+
+/// A prefill call that ended.
+#[derive(Default)]
+pub(super) struct PrefillDone {
+    /// The answer of a completed handoff, and what it carries.
+    pub(super) answer: Option<(Response<Bytes>, PrefillAnswer)>,
+    /// Cached prompt tokens, of an answer that was not kept.
+    pub(super) cached_tokens: Option<u32>,
+}
+
+/// The load that a leg is booked for.
+#[derive(Default)]
+pub(crate) enum LegBooking {
+    #[default]
+    Released,
+    Own(Booking),
+    /// The task of the leg's call releases it at its end, and the request when it gives the leg up.
+    Shared(SharedBooking),
+}
+
+/// A booking that a task shares with its request.
+pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
+
+impl LegBooking {
+    pub(super) fn is_some(&self) -> bool {
+        match self {
+            Self::Released => false,
+            Self::Own(_) => true,
+            Self::Shared(shared) => shared.lock().is_some(),
+        }
+    }
+
+    /// Takes the booking, to be released.
+    pub(super) fn take(&mut self) -> Option<Booking> {
+        match std::mem::take(self) {
+            Self::Released => None,
+            Self::Own(booking) => Some(booking),
+            Self::Shared(shared) => shared.lock().take(),
+        }
+    }
+
+    /// Returns the booking, unless a task shares it.
+    pub(super) fn own(&mut self) -> Option<&mut Booking> {
+        if let Self::Own(booking) = self { Some(booking) } else { None }
+    }
+
+    /// Shares the booking with a task.
+    pub(super) fn share(&mut self) -> SharedBooking {
+        let shared = Arc::new(Mutex::new(self.take()));
+        *self = Self::Shared(shared.clone());
+        shared
+    }
+}

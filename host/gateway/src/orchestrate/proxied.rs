@@ -1,0 +1,289 @@
+//! Requests that a proxy carries: the driver chooses and books their workers, the proxy sends the legs, and
+//! the gateway watches the answer pass.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use pointsman_orchestration::{Action, Event};
+use pointsman_workers::{InFlight, Leg, WorkerSpec};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Drive, PlannedRequest,
+    executor::{Executor, Handover, RANK, Reached},
+    leg_run::PrefillDone,
+};
+use crate::{
+    openai::{
+        error::ApiError,
+        seen,
+        sse::{self, Splitter},
+    },
+    state::State,
+    telemetry::account::Account,
+    upstream::{CallError, Upstream},
+};
+
+/// Largest answer without a stream whose usage is read, bytes.
+const MAX_WHOLE: usize = 4 * 1024 * 1024;
+
+/// A request whose legs a proxy sends. When it is dropped before the end of the answer, the client has left.
+pub(crate) struct ProxiedRequest {
+    drive: Box<Drive>,
+    /// The call that the worker has to answer; `None` if another one, which is not watched, prefills first.
+    call: Option<InFlight>,
+    /// When the legs were sent, or bytes of the answer came last.
+    heard_at: Instant,
+    /// The status of the answer, if it is an error.
+    refused: Option<StatusCode>,
+    content: Content,
+}
+
+enum Content {
+    /// The head has not come.
+    Nothing,
+    /// Events. `closed`: the one that ends an answer came.
+    Stream { splitter: Splitter, closed: bool },
+    /// Bytes of a whole answer, until there are too many.
+    Whole(Vec<u8>),
+    /// Nothing more is read: the answer is too large, or its outcome is known.
+    Ignored { failed: bool },
+}
+
+impl ProxiedRequest {
+    pub(crate) fn new(
+        state: Arc<State>,
+        upstream: Upstream,
+        planned: Box<PlannedRequest>,
+        account: Box<Account>,
+    ) -> Self {
+        // When the client leaves, the proxy ends its stream, and this is dropped.
+        let (executor, gone) = (Executor::Proxy(None), CancellationToken::new());
+        let drive = Drive::new(state, upstream, executor, planned, account, gone);
+        Self { drive, call: None, heard_at: Instant::now(), refused: None, content: Content::Nothing }
+    }
+
+    /// Chooses and books the workers. Waits in the queue while every eligible one is busy.
+    ///
+    /// # Errors
+    /// [`ApiError`]: no worker takes a leg, now or in time.
+    pub(crate) async fn pick(&mut self) -> Result<Handover, ApiError> {
+        let handover = match self.drive.run().await {
+            Reached::HandedOver(handover) => handover,
+            other => return Err(other.error()),
+        };
+        self.heard_at = Instant::now();
+        let alone = self.drive.candidate(Leg::Aggregated).filter(|_| !self.is_pair());
+        self.call = alone.map(|candidate| InFlight::new(candidate.worker.clone(), None));
+        Ok(handover)
+    }
+
+    fn is_pair(&self) -> bool {
+        self.drive.answering() == Leg::Decode
+    }
+
+    /// The record of the request.
+    pub(crate) fn account(&mut self) -> &mut Account {
+        &mut self.drive.account
+    }
+
+    /// The worker of the leg that answers.
+    pub(crate) fn answering(&self) -> Option<&WorkerSpec> {
+        self.drive.candidate(self.drive.answering()).map(|candidate| candidate.worker.spec())
+    }
+
+    /// The worker that prefills for another one.
+    pub(crate) fn prefill(&self) -> Option<&WorkerSpec> {
+        self.drive.candidate(Leg::Prefill).filter(|_| self.is_pair()).map(|candidate| candidate.worker.spec())
+    }
+
+    /// Returns the gateway's own headers for the answer.
+    pub(crate) fn own_headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        self.drive.decorate(&mut headers);
+        headers
+    }
+
+    /// Returns until when something has to happen: the end of the request, or a token before the bookings
+    /// expire.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.drive.next_alarm().0
+    }
+
+    /// Takes note that the deadline has passed. Returns the error that ends the request, if it has ended.
+    pub(crate) fn time_passed(&mut self) -> Option<ApiError> {
+        let (until, alarm) = self.drive.next_alarm();
+        if Instant::now() < until {
+            return None;
+        }
+        if self.drive.legs.is_finished() {
+            return Some(ApiError::Deadline);
+        }
+        // Before the head of a pair's answer, nothing says which of the two is late.
+        let is_unknown = self.is_pair() && matches!(self.content, Content::Nothing);
+        let event = self.drive.on_alarm(alarm, Some(self.heard_at).filter(|_| !is_unknown))?;
+        if is_unknown && self.drive.is_late(Some(self.heard_at)) {
+            self.drive.note_handoff_late();
+        }
+        self.report(event);
+        Some(ApiError::Deadline)
+    }
+
+    /// Takes note of the head.
+    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap) {
+        self.heard_at = Instant::now();
+        self.drive.account.relay_begins();
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+        let content_type = headers.get(header::CONTENT_TYPE);
+        if !status.is_success() {
+            self.refused = Some(status);
+            let content_type = content_type.cloned();
+            let retry_after = headers.get(header::RETRY_AFTER).cloned();
+            let (body, in_body) = (Bytes::new(), false);
+            return self.fail(CallError::Status { status, content_type, retry_after, body, in_body });
+        }
+        if self.is_pair() {
+            // The head shows that prefill ended.
+            let event = self.drive.prefill_passed();
+            self.report(event);
+        }
+        self.drive.bind(self.drive.answering());
+        self.report(Event::Head);
+        let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
+        self.content = if is_stream {
+            Content::Stream { splitter: Splitter::default(), closed: false }
+        } else {
+            Content::Whole(Vec::new())
+        };
+    }
+
+    /// Takes note of bytes of the body.
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.drive.state.metrics.relayed_bytes.inc_by(bytes.len() as u64);
+        self.heard_at = Instant::now();
+        self.drive
+            .candidate(self.drive.answering())
+            .inspect(|candidate| candidate.worker.note_sign_of_life());
+        match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
+            Content::Stream { mut splitter, closed } => {
+                splitter.room().extend_from_slice(bytes);
+                self.content = match splitter.whole() {
+                    Ok(whole) => {
+                        let (closed, error) = self.look(splitter.first(whole), closed);
+                        splitter.discard(whole);
+                        match error {
+                            Some(error) => return self.fail(error),
+                            None => Content::Stream { splitter, closed },
+                        }
+                    }
+                    Err(error) => return self.fail(CallError::Protocol(error.to_string())),
+                };
+            }
+            Content::Whole(mut body) if body.len() + bytes.len() <= MAX_WHOLE => {
+                body.extend_from_slice(bytes);
+                self.content = Content::Whole(body);
+            }
+            Content::Whole(_) => {}
+            other => self.content = other,
+        }
+    }
+
+    /// Looks at whole events. Returns whether the one that ends the answer came, and an error event.
+    fn look(&mut self, events: &[u8], mut closed: bool) -> (bool, Option<CallError>) {
+        for place in sse::events(events) {
+            let event = events.get(place).unwrap_or_default();
+            let seen = self.drive.look(event);
+            if seen.error {
+                return (closed, Some(CallError::of_error_body(sse::object(event))));
+            }
+            closed |= seen.done;
+            if self.drive.count(&seen, self.heard_at) {
+                self.report(Event::FirstToken);
+            }
+        }
+        (closed, None)
+    }
+
+    /// Takes note of the end.
+    pub(crate) fn end(mut self) {
+        match std::mem::replace(&mut self.content, Content::Ignored { failed: true }) {
+            Content::Stream { closed: true, .. } | Content::Ignored { failed: false } => self.drive.served(),
+            Content::Stream { .. } | Content::Nothing => {
+                return self.fail(CallError::Broken("the stream ended before its last event".to_owned()));
+            }
+            Content::Whole(body) => {
+                let seen = seen::whole(self.drive.request.is_chat(), &body);
+                if seen.error {
+                    return self.fail(CallError::of_error_body(&body));
+                }
+                self.drive.served_whole(&seen, &body);
+            }
+            Content::Ignored { failed: true } => return,
+        }
+        self.drive.account.ended(200, "ok");
+        self.report(Event::Ended);
+    }
+
+    fn fail(&mut self, error: CallError) {
+        (self.content, self.call) = (Content::Ignored { failed: true }, None);
+        let event = self.drive.answer_failed(error);
+        self.report(event);
+    }
+
+    fn report(&mut self, event: Event) {
+        self.drive.report(event);
+        while let Some(action) = self.drive.next_action() {
+            let cause = match action {
+                Action::Fail(leg) => self.drive.cause(leg),
+                Action::FailDeadline => ApiError::Deadline,
+                other => {
+                    self.drive.perform(other);
+                    continue;
+                }
+            };
+            // The client has the engine's own answer, if that is an error.
+            let status = self.refused.unwrap_or(cause.status());
+            self.drive.account.ended(status.as_u16(), cause.code());
+        }
+    }
+}
+
+impl Drive {
+    /// Records that the prefill leg did its part, when the head of the answer passes.
+    fn prefill_passed(&mut self) -> Event {
+        let run = &mut self.runs.prefill;
+        if let (Some(booking), Some(sent)) = (run.booking.own(), run.sent) {
+            booking.first_token(sent.elapsed(), true);
+        }
+        self.free(Leg::Prefill);
+        self.prefilled(PrefillDone::default())
+    }
+}
+
+/// Headers of clients that engines, or the sidecars before them, would obey. The body goes on decoded.
+const OBEYED: [HeaderName; 17] = [
+    header::CONTENT_ENCODING,
+    header::AUTHORIZATION,
+    HeaderName::from_static("x-api-key"),
+    HeaderName::from_static(RANK),
+    HeaderName::from_static("x-data-parallel-host-port"),
+    HeaderName::from_static("x-prefiller-host-port"),
+    HeaderName::from_static("x-prefiller-url"),
+    HeaderName::from_static("x-encoder-hosts-ports"),
+    HeaderName::from_static("x-override-rid"),
+    HeaderName::from_static("x-override-bootstrap-host"),
+    HeaderName::from_static("x-override-bootstrap-port"),
+    HeaderName::from_static("x-override-bootstrap-room"),
+    HeaderName::from_static("x-override-routed-dp-rank"),
+    HeaderName::from_static("x-override-disagg-prefill-dp-rank"),
+    HeaderName::from_static("x-smg-routing-key"),
+    HeaderName::from_static("x-gateway-destination-endpoint-subset"),
+    HeaderName::from_static("x-gateway-destination-endpoint-served"),
+];
+
+/// Returns the headers of a client that are removed from a request, which sets `set` itself.
+pub(crate) fn removed_headers(set: &[(HeaderName, HeaderValue)]) -> Vec<HeaderName> {
+    OBEYED.into_iter().filter(|name| set.iter().all(|(other, _)| other != name)).collect()
+}

@@ -1,0 +1,61 @@
+//! Requests that break their engines (I4): when one is to blame, and what refuses an equal one.
+
+use pointsman_workers::{Candidate, Leg};
+
+use super::Drive;
+use crate::{
+    openai::{
+        error::ApiError,
+        request::{Endpoint, Request},
+    },
+    state::{State, quarantine::Broke},
+    upstream::CallError,
+};
+
+impl Drive {
+    /// Whether this failure shows that the request breaks its engines. A worker that fails with other
+    /// requests, too, proves nothing, and neither does a failure of a leg that the gateway did not send.
+    pub(super) fn blames_request(&self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
+        let hash = body_hash(&self.state, &self.request).filter(|_| self.executor.calls());
+        let Some(hash) = hash.filter(|_| error.is_suspicious() && !candidate.worker.is_failing()) else {
+            return false;
+        };
+        let broke = Broke { worker: candidate.worker.id(), leg, kind: error.kind() };
+        let is_poison = self.state.quarantine.note(hash, broke, self.state.settings.quarantine);
+        if is_poison {
+            self.state.metrics.poison("quarantined");
+            let request = &self.account.request_id;
+            tracing::warn!(request, %leg, kind = error.kind(), "request quarantined: two workers broke on it");
+        }
+        is_poison
+    }
+
+    /// Returns why the request is refused before it is sent, if an equal one broke two workers.
+    pub(super) fn quarantined(&self) -> Option<ApiError> {
+        let refused = would_be_quarantined(&self.state, &self.request)?;
+        self.state.metrics.poison("refused");
+        Some(refused)
+    }
+}
+
+/// Like [`Drive::quarantined`], without counting it.
+pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
+    if state.quarantine.is_empty() {
+        return None;
+    }
+    let left = state.quarantine.refuses(body_hash(state, request)?)?;
+    Some(ApiError::Poison { cause: "an equal request was sent a moment ago".to_owned(), left })
+}
+
+/// Records that the request was served: it does not break engines.
+pub(super) fn acquit(state: &State, request: &Request) {
+    if let Some(hash) = body_hash(state, request) {
+        state.quarantine.served(hash);
+    }
+}
+
+/// Returns the hash by which equal requests are known; `None`: none is quarantined, or it has no body.
+fn body_hash(state: &State, request: &Request) -> Option<u64> {
+    let has_one = !state.settings.quarantine.is_zero() && request.endpoint != Endpoint::Realtime;
+    has_one.then(|| state.quarantine.hash(request.bytes()))
+}
