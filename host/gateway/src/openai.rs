@@ -18,4 +18,4 @@ pub(crate) mod reserved;
 pub(crate) mod seen;
 pub(crate) mod trace_context;
 
-pub(crate) use pointsman_sse as sse;
+pub(crate) use ::sse;

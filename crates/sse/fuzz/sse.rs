@@ -1,4 +1,4 @@
-//! Scanner of engines' streams: finds the same events in pieces of any size, and strings cannot imitate a
+//! Scanner of event streams: finds the same events in pieces of any size, and strings cannot imitate a
 //! key.
 #![no_main]
 
@@ -6,18 +6,13 @@ use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
-/// Compiled here on its own, with the instruments of the fuzzer.
-#[allow(dead_code)]
-#[path = "../../host/sse/src/lib.rs"]
-mod scanner;
-
 #[derive(Arbitrary, Debug)]
 struct Chunk {
     text: String,
     key: String,
     finish: Option<String>,
     usage: Option<(u32, u32, Option<u32>)>,
-    handoff: Option<String>,
+    kv_transfer: Option<String>,
     spaced: bool,
 }
 
@@ -38,11 +33,11 @@ fn any_stream(bytes: &[u8], step: usize) {
     assert!(rest.abs_diff(whole_rest) <= 2);
     assert_eq!(whole, &bytes[..bytes.len() - whole_rest]);
     let mut at = 0;
-    for place in scanner::events(&whole) {
+    for place in sse::events(&whole) {
         assert!(place.start == at && place.end > at);
         at = place.end;
         let event = &whole[place];
-        let _ = scanner::is_event(event);
+        let _ = sse::is_event(event);
         look(event);
     }
     assert_eq!(at, whole.len());
@@ -50,7 +45,7 @@ fn any_stream(bytes: &[u8], step: usize) {
 }
 
 fn split(bytes: &[u8], step: usize) -> (Vec<u8>, usize) {
-    let (mut splitter, mut out) = (scanner::Splitter::default(), Vec::new());
+    let (mut splitter, mut out) = (sse::Splitter::default(), Vec::new());
     for piece in bytes.chunks(step) {
         splitter.room().extend_from_slice(piece);
         let whole = splitter.whole().expect("small");
@@ -62,9 +57,9 @@ fn split(bytes: &[u8], step: usize) -> (Vec<u8>, usize) {
     (out, splitter.rest())
 }
 
-fn look(event: &[u8]) -> scanner::Seen {
-    let seen = scanner::look(event);
-    if let Some(place) = seen.handoff_at.clone() {
+fn look(event: &[u8]) -> sse::Seen {
+    let seen = sse::look(event);
+    if let Some(place) = seen.kv_transfer_at.clone() {
         let value = std::str::from_utf8(&event[place]).expect("text");
         assert!(value.starts_with('{') && value.ends_with('}'));
     }
@@ -85,8 +80,8 @@ fn known_event(chunk: &Chunk) {
         event["usage"] = json!({"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
             "prompt_tokens_details": details});
     }
-    if let Some(handoff) = &chunk.handoff {
-        event["kv_transfer_params"] = json!({"remote_engine_id": handoff, "more": [handoff]});
+    if let Some(id) = &chunk.kv_transfer {
+        event["kv_transfer_params"] = json!({"remote_engine_id": id, "more": [id]});
     }
     let text =
         if chunk.spaced { serde_json::to_string_pretty(&event) } else { serde_json::to_string(&event) };
@@ -94,12 +89,13 @@ fn known_event(chunk: &Chunk) {
     let seen = look(&bytes);
     assert!(!seen.done && !seen.error);
     assert_eq!((seen.token, seen.finish), (!chunk.text.is_empty(), chunk.finish.is_some()));
-    let usage = chunk.usage.map(|(prompt_tokens, completion_tokens, cached_tokens)| scanner::Usage {
+    let usage = chunk.usage.map(|(prompt_tokens, completion_tokens, cached_tokens)| sse::Usage {
         prompt_tokens,
         completion_tokens,
         cached_tokens,
     });
     assert_eq!(seen.usage, usage);
-    let handoff = seen.handoff_at.map(|place| serde_json::from_slice::<Value>(&bytes[place]).expect("an object"));
-    assert_eq!(handoff.as_ref(), event.get("kv_transfer_params"));
+    let value =
+        seen.kv_transfer_at.map(|place| serde_json::from_slice::<Value>(&bytes[place]).expect("an object"));
+    assert_eq!(value.as_ref(), event.get("kv_transfer_params"));
 }

@@ -1,13 +1,4 @@
-//! Server-sent events of an engine, looked at as they pass.
-//!
-//! Lines end as the standard has it: with LF, CRLF or CR. An event ends with a blank line. A CR at the end of
-//! what has come may be the first half of a CRLF. It ends its line at once, and a line feed that follows is a
-//! blank line of its own, which means nothing.
-//!
-//! [`Splitter`] cuts a byte stream at event boundaries without copying whole events; [`look`] finds in an
-//! event's JSON what the legs and the account need: a token, a finish reason, usage, an error. It never
-//! builds a value tree and allocates nothing: it knows the few keys it wants and how an engine writes them,
-//! and strings cannot fake them, for a quote within a string is always escaped.
+#![doc = include_str!("../README.md")]
 
 use std::{ops::Range, sync::LazyLock};
 
@@ -40,7 +31,7 @@ pub struct Splitter {
     started: bool,
 }
 
-/// An event larger than any engine writes.
+/// An event that is too large, or never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event of more than {MAX_EVENT} bytes")]
 pub struct Oversized;
@@ -62,12 +53,12 @@ pub struct Seen {
     pub usage: Option<Usage>,
     /// Where the number of `cached_tokens` lies in the event.
     pub cached_at: Option<Range<usize>>,
-    /// Where a `kv_transfer_params` value that is not null lies in the event.
-    pub handoff_at: Option<Range<usize>>,
+    /// Where an object under the key `kv_transfer_params` lies in the event.
+    pub kv_transfer_at: Option<Range<usize>>,
 }
 
 /// Whether a slice looks like an event: each line is a known field, a comment or blank, and data ends as JSON
-/// (or the end mark) does. An event that an engine cut short must not reach a client.
+/// (or the end mark) does. An event that its server cut short does not.
 #[must_use]
 pub fn is_event(bytes: &[u8]) -> bool {
     // Almost every event is one line of data.
@@ -171,7 +162,7 @@ pub fn is_done(event: &[u8]) -> bool {
     lines(event).map(field).any(|(name, value)| name == b"data" && value.starts_with(b"[DONE]"))
 }
 
-/// Token counts as the engine reports them.
+/// Token counts as the server reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Prompt tokens.

@@ -20,16 +20,16 @@ fn recorded(text: &'static str) -> Vec<u8> {
 
 fn captures() -> Vec<Vec<u8>> {
     let sglang: [&[u8]; 3] = [
-        include_bytes!("../../../tests/fixtures/engines/sglang-0.5.23/chat-stream.txt"),
-        include_bytes!("../../../tests/fixtures/engines/sglang-0.5.23/completion-stream.txt"),
-        include_bytes!("../../../tests/fixtures/engines/sglang-0.5.23/batch-stream.txt"),
+        include_bytes!("../fixtures/sglang-0.5.23/chat-stream.txt"),
+        include_bytes!("../fixtures/sglang-0.5.23/completion-stream.txt"),
+        include_bytes!("../fixtures/sglang-0.5.23/batch-stream.txt"),
     ];
     let vllm = [
-        include_str!("../../../tests/fixtures/engines/chat-stream-usage.http"),
-        include_str!("../../../tests/fixtures/engines/chat-stream-nousage.http"),
-        include_str!("../../../tests/fixtures/engines/completion-stream-contusage.http"),
-        include_str!("../../../tests/fixtures/engines/completion-stream-tokenids.http"),
-        include_str!("../../../tests/fixtures/engines/completion-stream-usage.http"),
+        include_str!("../fixtures/vllm-0.32/chat-stream-usage.http"),
+        include_str!("../fixtures/vllm-0.32/chat-stream-nousage.http"),
+        include_str!("../fixtures/vllm-0.32/completion-stream-contusage.http"),
+        include_str!("../fixtures/vllm-0.32/completion-stream-tokenids.http"),
+        include_str!("../fixtures/vllm-0.32/completion-stream-usage.http"),
     ]
     .map(recorded);
     vllm.into_iter().chain(sglang.map(<[u8]>::to_vec)).collect()
@@ -62,12 +62,12 @@ fn reference(event: &[u8]) -> Seen {
             cached_tokens: count(&json["usage"]["prompt_tokens_details"]["cached_tokens"]),
         }),
         cached_at: None,
-        handoff_at: None,
+        kv_transfer_at: None,
     }
 }
 
 fn plain(mut seen: Seen) -> Seen {
-    (seen.cached_at, seen.handoff_at) = (None, None);
+    (seen.cached_at, seen.kv_transfer_at) = (None, None);
     seen
 }
 
@@ -100,8 +100,8 @@ fn places_of_the_edits_are_exact() {
     let event = br#"data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":  320}},"kv_transfer_params":{"a":"}"},"x":1}"#;
     let seen = look(event);
     assert_eq!(&event[seen.cached_at.unwrap()], b"320");
-    assert_eq!(&event[seen.handoff_at.unwrap()], br#"{"a":"}"}"#);
-    assert_eq!(look(br#"{"kv_transfer_params":null}"#).handoff_at, None);
+    assert_eq!(&event[seen.kv_transfer_at.unwrap()], br#"{"a":"}"}"#);
+    assert_eq!(look(br#"{"kv_transfer_params":null}"#).kv_transfer_at, None);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn only_data_is_looked_at() {
     // A body may have several lines, and places are those of the whole event.
     assert!(look(b"{\n  \"error\": {\n    \"code\": 429\n  }\n}").error);
     let event = b": x\ndata: {\"kv_transfer_params\":{\"a\":1}}\n\n";
-    assert_eq!(&event[look(event).handoff_at.unwrap()], b"{\"a\":1}");
+    assert_eq!(&event[look(event).kv_transfer_at.unwrap()], b"{\"a\":1}");
 }
 
 #[test]

@@ -24,7 +24,7 @@ pub fn look(event: &[u8]) -> Seen {
     let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
     let error = first.error.and_then(|at| event.get(at));
     seen.error = matches!(error, Some(b'{' | b'"')) && !first.choices;
-    seen.handoff_at = first.handoff.and_then(|at| object_at(event, at));
+    seen.kv_transfer_at = first.kv_transfer.and_then(|at| object_at(event, at));
     if object(first.usage).is_some() {
         let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
         seen.cached_at = first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
@@ -45,7 +45,7 @@ struct FirstValues {
     completion: Option<usize>,
     cached: Option<usize>,
     error: Option<usize>,
-    handoff: Option<usize>,
+    kv_transfer: Option<usize>,
     token_ids: Option<u32>,
     tool_calls: bool,
     choices: bool,
@@ -72,7 +72,7 @@ impl FirstValues {
             Key::Choices => self.choices = true,
             Key::Error => self.error = self.error.or(Some(at)),
             Key::Usage => self.usage = self.usage.or(Some(at)),
-            Key::KvTransferParams => self.handoff = self.handoff.or(Some(at)),
+            Key::KvTransferParams => self.kv_transfer = self.kv_transfer.or(Some(at)),
             // Only counts behind the key `usage` belong to the usage object.
             _ if self.usage.is_none() => {}
             Key::PromptTokens => self.prompt = self.prompt.or(Some(at)),
