@@ -10,6 +10,8 @@ use regex_automata::{
     meta,
 };
 
+use crate::Unsupported;
+
 /// Ending of a pattern with look-ahead.
 const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
 /// Its replacement, as the second pattern of the automaton.
@@ -45,8 +47,8 @@ impl Splitter {
     ///
     /// # Errors
     /// Why it is not supported.
-    pub(super) fn new(pattern: &str, keep_gaps: bool) -> Result<Self, String> {
-        let unsupported = |why: &dyn std::fmt::Display| format!("pattern `{pattern}`: {why}");
+    pub(super) fn new(pattern: &str, keep_gaps: bool) -> Result<Self, Unsupported> {
+        let unsupported = |why: &dyn std::fmt::Display| Unsupported(format!("pattern `{pattern}`: {why}"));
         if is_possessive(pattern) {
             return Err(unsupported(&"possessive quantifier"));
         }

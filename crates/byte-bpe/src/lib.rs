@@ -1,11 +1,4 @@
-//! Encoder for byte-level BPE, many times as fast as Hugging Face's library and with the same tokens.
-//!
-//! A text is split at added tokens, normalized, split into words by the tokenizer's patterns, and each word
-//! is merged byte pair by byte pair. Words that occurred before come from a small cache. There are no
-//! threads, and memory is bounded: each thread that encodes takes a [`Workspace`], and few are kept.
-//!
-//! [`FastEncoder::new`] refuses tokenizers with anything else in them. Whether the tokens are the same is
-//! tested at load (`encode::self_test`), which also covers the Unicode tables of both.
+#![doc = include_str!("../README.md")]
 
 mod definition;
 mod merge;
@@ -19,29 +12,25 @@ use std::{
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use parking_lot::Mutex;
-use tokenizers::AddedToken;
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use self::{
-    definition::{Definition, check_added},
+    definition::Definition,
     merge::{MergeBuffers, Merges},
     split::{SplitCache, Splitter},
     word_cache::{WordCache, WordKey},
 };
 
-pub(crate) use self::merge::text_of;
+pub use self::merge::text_of;
 
 /// Number of workspaces that are kept while no thread encodes.
 const MAX_IDLE: usize = 16;
-/// Text with which tests make the encoder panic.
-#[cfg(test)]
-pub(crate) const PANIC: &str = "\u{10fffd}panic";
 /// Number of words between two looks at the stop flag.
 const STOP_INTERVAL: u32 = 1_024;
 
 /// Encodes texts of one byte-level BPE model.
 #[derive(Debug)]
-pub(crate) struct FastEncoder {
+pub struct Encoder {
     /// Added tokens that are found in the text as it is.
     not_normalized: Option<AddedTokens>,
     /// Added tokens that are found in normalized text.
@@ -52,13 +41,43 @@ pub(crate) struct FastEncoder {
     idle: Mutex<Vec<Workspace>>,
 }
 
+/// A token beside the vocabulary of merges, such as `<|end|>`. It is found in the text before this is split.
+#[derive(Clone, Copy, Debug)]
+pub struct AddedToken<'a> {
+    /// Id of the token.
+    pub id: u32,
+    /// Its text.
+    pub content: &'a str,
+    /// Whether it is looked for in normalized text.
+    pub normalized: bool,
+    /// Whether it has to be a word of its own. Not supported.
+    pub single_word: bool,
+    /// Whether it takes the white space before it. Not supported.
+    pub lstrip: bool,
+    /// Whether it takes the white space behind it. Not supported.
+    pub rstrip: bool,
+}
+
 /// Why a text could not be encoded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FastError {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
     /// The caller stopped it.
+    #[error("stopped by the caller")]
     Stopped,
     /// A pattern's automaton gave up.
+    #[error("the automaton of a pattern gave up")]
     Failed,
+}
+
+/// A part of a tokenizer that the encoder does not implement.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unsupported(pub(crate) String);
+
+impl Unsupported {
+    pub(crate) fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
 }
 
 /// Added tokens, found as in Hugging Face's library: leftmost, then longest.
@@ -83,21 +102,21 @@ struct WordWorkspace {
     until_stop: u32,
 }
 
-impl FastEncoder {
+impl Encoder {
     /// Prepares a tokenizer: the text of its `tokenizer.json`, and all added tokens by id.
     ///
     /// # Errors
-    /// What is not supported.
-    pub(crate) fn new(json: &str, added: &[(u32, AddedToken)]) -> Result<Self, String> {
-        check_added(added)?;
+    /// The first part that is not supported.
+    pub fn new(json: &str, added: &[AddedToken<'_>]) -> Result<Self, Unsupported> {
+        added.iter().try_for_each(AddedToken::check)?;
         let Definition { nfc, splits, merges } = Definition::read(json)?;
         let of = |normalized: bool| {
-            let chosen = added.iter().filter(|(_, token)| token.normalized == normalized);
+            let chosen = added.iter().filter(|token| token.normalized == normalized);
             let content = |content: &str| match normalized && nfc {
                 true => normal(content).into_owned(),
                 false => content.to_owned(),
             };
-            AddedTokens::new(chosen.map(|(id, token)| (content(&token.content), *id)).unzip())
+            AddedTokens::new(chosen.map(|token| (content(token.content), token.id)).unzip())
         };
         Ok(Self {
             not_normalized: of(false)?,
@@ -109,17 +128,14 @@ impl FastEncoder {
         })
     }
 
-    /// Appends the tokens of a text. Ends with an error soon after `stopped` is set.
-    pub(crate) fn encode(
-        &self,
-        text: &str,
-        stopped: &AtomicBool,
-        out: &mut Vec<u32>,
-    ) -> Result<(), FastError> {
-        #[cfg(test)]
-        assert!(!text.contains(PANIC), "as the test asks for");
+    /// Appends the tokens of a text. Ends with an error soon after `stopped` is set; some tokens may be
+    /// appended by then.
+    ///
+    /// # Errors
+    /// [`EncodeError`].
+    pub fn encode(&self, text: &str, stopped: &AtomicBool, out: &mut Vec<u32>) -> Result<(), EncodeError> {
         if stopped.load(Relaxed) {
-            return Err(FastError::Stopped);
+            return Err(EncodeError::Stopped);
         }
         let kept = self.idle.lock().pop();
         let mut workspace = kept.unwrap_or_else(|| self.workspace());
@@ -155,7 +171,7 @@ impl FastEncoder {
         words: &mut WordWorkspace,
         stopped: &AtomicBool,
         out: &mut Vec<u32>,
-    ) -> Result<(), FastError> {
+    ) -> Result<(), EncodeError> {
         let (Some((rule, rules)), Some((cache, caches))) = (rules.split_first(), caches.split_first_mut())
         else {
             return self.word(text, words, stopped, out);
@@ -165,7 +181,7 @@ impl FastEncoder {
             outcome = self.words(rules, caches, part, words, stopped, out);
             outcome.is_ok()
         };
-        rule.split(text, cache, each).ok_or(FastError::Failed)?;
+        rule.split(text, cache, each).ok_or(EncodeError::Failed)?;
         outcome
     }
 
@@ -175,12 +191,12 @@ impl FastEncoder {
         workspace: &mut WordWorkspace,
         stopped: &AtomicBool,
         out: &mut Vec<u32>,
-    ) -> Result<(), FastError> {
+    ) -> Result<(), EncodeError> {
         workspace.until_stop -= 1;
         if workspace.until_stop == 0 {
             workspace.until_stop = STOP_INTERVAL;
             if stopped.load(Relaxed) {
-                return Err(FastError::Stopped);
+                return Err(EncodeError::Stopped);
             }
         }
         let key = WordKey::of(word.as_bytes());
@@ -190,7 +206,7 @@ impl FastEncoder {
         }
         let start = out.len();
         if !self.merges.append(word.as_bytes(), &mut workspace.buffers, stopped, out) {
-            return Err(FastError::Stopped);
+            return Err(EncodeError::Stopped);
         }
         if let (Some(key), Some(tokens)) = (key, out.get(start..)) {
             workspace.cache.put(&key, tokens);
@@ -199,14 +215,25 @@ impl FastEncoder {
     }
 }
 
+impl AddedToken<'_> {
+    fn check(&self) -> Result<(), Unsupported> {
+        if self.single_word || self.lstrip || self.rstrip {
+            let what = format!("added token `{}` with single_word, lstrip or rstrip", self.content);
+            return Err(Unsupported(what));
+        }
+        Ok(())
+    }
+}
+
 impl AddedTokens {
     /// Returns `None` without tokens.
-    fn new((contents, ids): (Vec<String>, Vec<u32>)) -> Result<Option<Self>, String> {
+    fn new((contents, ids): (Vec<String>, Vec<u32>)) -> Result<Option<Self>, Unsupported> {
         if contents.is_empty() {
             return Ok(None);
         }
         let build = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(contents);
-        Ok(Some(Self { contents: build.map_err(|error| format!("added tokens: {error}"))?, ids }))
+        let contents = build.map_err(|error| Unsupported::new(format!("added tokens: {error}")))?;
+        Ok(Some(Self { contents, ids }))
     }
 }
 
@@ -215,13 +242,13 @@ fn at_tokens(
     tokens: Option<&AddedTokens>,
     text: &str,
     out: &mut Vec<u32>,
-    between: &mut impl FnMut(&str, &mut Vec<u32>) -> Result<(), FastError>,
-) -> Result<(), FastError> {
+    between: &mut impl FnMut(&str, &mut Vec<u32>) -> Result<(), EncodeError>,
+) -> Result<(), EncodeError> {
     let mut gap = 0;
     if let Some(tokens) = tokens {
         for found in tokens.contents.find_iter(text) {
             if found.start() > gap {
-                between(text.get(gap..found.start()).ok_or(FastError::Failed)?, out)?;
+                between(text.get(gap..found.start()).ok_or(EncodeError::Failed)?, out)?;
             }
             out.extend(tokens.ids.get(found.pattern().as_usize()));
             gap = found.end();
@@ -230,7 +257,7 @@ fn at_tokens(
     match text.get(gap..) {
         Some("") => Ok(()),
         Some(rest) => between(rest, out),
-        None => Err(FastError::Failed),
+        None => Err(EncodeError::Failed),
     }
 }
 

@@ -10,6 +10,8 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use crate::Unsupported;
+
 /// Longest word, in bytes, whose lowest pair is found by looking at all pairs: beyond, a heap is faster.
 const MAX_SCANNED: usize = 96;
 /// Number of merges of a long word between two looks at the stop flag.
@@ -76,16 +78,19 @@ impl Merges {
         vocab: &HashMap<String, u32>,
         merges: &[(String, String)],
         ignore_merges: bool,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, Unsupported> {
         let chars = byte_chars();
         let id = |token: &str| {
-            vocab.get(token).copied().ok_or_else(|| format!("`{token}` is not in the vocabulary"))
+            let known = vocab.get(token).copied();
+            known.ok_or_else(|| Unsupported(format!("`{token}` is not in the vocabulary")))
         };
-        let bytes =
-            chars.iter().map(|char| id(char.encode_utf8(&mut [0; 4]))).collect::<Result<Vec<u32>, _>>()?;
+        let bytes = chars
+            .iter()
+            .map(|char| id(char.encode_utf8(&mut [0; 4])))
+            .collect::<Result<Vec<u32>, Unsupported>>()?;
         let mut pairs = HashMap::with_capacity_and_hasher(merges.len(), BuildHasherDefault::default());
         for (rank, (left, right)) in merges.iter().enumerate() {
-            let rank = u32::try_from(rank).map_err(|_| "too many merges")?;
+            let rank = u32::try_from(rank).map_err(|_| Unsupported::new("too many merges"))?;
             pairs.insert(pair(id(left)?, id(right)?), pair(rank, id(&format!("{left}{right}"))?));
         }
         let merge = |left: &u32, right: &u32| pairs.get(&pair(*left, *right)).copied().unwrap_or(NONE);
@@ -249,7 +254,8 @@ impl LongWord {
 }
 
 /// Returns the text of a token of a byte-level vocabulary; `None` if it is not whole characters.
-pub(crate) fn text_of(token: &str) -> Option<String> {
+#[must_use]
+pub fn text_of(token: &str) -> Option<String> {
     String::from_utf8(token.chars().map(byte_of).collect::<Option<_>>()?).ok()
 }
 
