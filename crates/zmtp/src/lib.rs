@@ -1,8 +1,4 @@
-//! ZMTP 3 client over TCP with what a feed needs: connecting SUB and DEALER sockets, NULL mechanism.
-//!
-//! Owns the socket and the limits. A peer may be hostile: memory grows with the bytes received, never with
-//! the length that a header claims, and exceeding a limit ends the connection. It reads only inside
-//! [`Connection::recv`], so that a slow caller fills the kernel's buffers and then slows down the peer.
+#![doc = include_str!("../README.md")]
 
 use std::{io, time::Duration};
 
@@ -15,13 +11,13 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-mod command;
-mod frame;
-mod greeting;
+pub mod command;
+pub mod frame;
+pub mod greeting;
 
-pub(crate) use command::{Command, CommandError};
-pub(crate) use frame::{Assembler, FrameError, Item};
-pub(crate) use greeting::GreetingError;
+use command::{Command, CommandError};
+use frame::{Assembler, FrameError, Item};
+use greeting::GreetingError;
 
 /// Buffer space for one read, in bytes.
 const READ_BYTES: usize = 16 * 1024;
@@ -38,19 +34,19 @@ const KEEPALIVE_PROBES: u32 = 3;
 
 /// Limits for a peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub struct Limits {
     /// Bytes of a message, all frames together.
-    pub(crate) message: usize,
+    pub message: usize,
     /// Time from the first packet to the end of the handshake.
-    pub(crate) connect: Duration,
+    pub connect: Duration,
     /// Idle time after which the peer gets a PING. If it sends nothing for as long again, the connection
     /// ends.
-    pub(crate) silence: Duration,
+    pub silence: Duration,
 }
 
-/// Type of our socket.
+/// Type of the own socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum SocketType {
     /// Receives from a publisher.
     Sub,
     /// Sends requests and receives replies.
@@ -59,40 +55,54 @@ pub(crate) enum Kind {
 
 /// Why a connection could not be made or ended.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum ZmtpError {
+pub enum Error {
+    /// The address is not `tcp://host:port`.
     #[error("cannot connect to `{0}`: expected tcp://host:port")]
     Address(String),
+    /// There is no connection.
     #[error("cannot connect: {0}")]
     Connect(#[source] io::Error),
+    /// The handshake took too long.
     #[error("handshake not finished within {0:?}")]
     Handshake(Duration),
+    /// The peer's greeting is refused.
     #[error(transparent)]
     Greeting(#[from] GreetingError),
+    /// A frame is refused.
     #[error(transparent)]
     Frame(#[from] FrameError),
+    /// A command cannot be parsed.
     #[error(transparent)]
     Command(#[from] CommandError),
+    /// The peer's socket has another type than one that can answer.
     #[error("unsuitable socket type `{0}` of the peer")]
     SocketType(String),
+    /// The peer sent ERROR.
     #[error("the peer refused the connection: {0}")]
     Refused(String),
+    /// The peer sent a message too early.
     #[error("the peer sent a message before the end of the handshake")]
     Early,
+    /// Too many PONGs wait for the peer to read them.
     #[error("the peer sends PINGs and does not read the PONGs")]
     Flood,
+    /// A message was not complete in time.
     #[error("message incomplete after {MESSAGE_LIMIT:?}")]
     Slow,
+    /// The peer did not answer a PING.
     #[error("the peer was silent for {0:?}")]
     Silent(Duration),
+    /// The connection failed.
     #[error("connection failed: {0}")]
     Io(#[from] io::Error),
+    /// The peer closed the connection.
     #[error("the peer closed the connection")]
     Closed,
 }
 
-impl ZmtpError {
+impl Error {
     /// Returns whether the peer violated the protocol or a limit.
-    pub(crate) fn is_violation(&self) -> bool {
+    pub fn is_violation(&self) -> bool {
         match self {
             Self::Greeting(_) | Self::Frame(_) | Self::Command(_) | Self::SocketType(_) => true,
             Self::Refused(_) | Self::Early | Self::Flood | Self::Slow => true,
@@ -102,7 +112,7 @@ impl ZmtpError {
     }
 }
 
-impl Kind {
+impl SocketType {
     fn name(self) -> &'static str {
         match self {
             Self::Sub => "SUB",
@@ -120,7 +130,7 @@ impl Kind {
 
 /// A connection after its handshake.
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub struct Connection {
     stream: TcpStream,
     limits: Limits,
     assembler: Assembler,
@@ -143,18 +153,18 @@ impl Connection {
     /// Connects to `tcp://host:port` and performs the handshake.
     ///
     /// # Errors
-    /// [`ZmtpError`].
-    pub(crate) async fn open(endpoint: &str, kind: Kind, limits: Limits) -> Result<Self, ZmtpError> {
+    /// [`Error`].
+    pub async fn open(endpoint: &str, socket_type: SocketType, limits: Limits) -> Result<Self, Error> {
         let limit = limits.connect;
-        let connected = timeout(limit, Self::handshake(endpoint, kind, limits)).await;
-        connected.unwrap_or(Err(ZmtpError::Handshake(limit)))
+        let connected = timeout(limit, Self::handshake(endpoint, socket_type, limits)).await;
+        connected.unwrap_or(Err(Error::Handshake(limit)))
     }
 
     /// Subscribes to a prefix of topics.
     ///
     /// # Errors
-    /// [`ZmtpError`].
-    pub(crate) async fn subscribe(&mut self, topic: &str) -> Result<(), ZmtpError> {
+    /// [`Error`].
+    pub async fn subscribe(&mut self, topic: &str) -> Result<(), Error> {
         command::subscribe(topic, self.minor, &mut self.unsent);
         self.flush().await
     }
@@ -162,8 +172,8 @@ impl Connection {
     /// Sends a message. The caller sets the time limit.
     ///
     /// # Errors
-    /// [`ZmtpError`].
-    pub(crate) async fn send(&mut self, parts: &[&[u8]]) -> Result<(), ZmtpError> {
+    /// [`Error`].
+    pub async fn send(&mut self, parts: &[&[u8]]) -> Result<(), Error> {
         frame::message(parts, &mut self.unsent);
         self.flush().await
     }
@@ -171,8 +181,8 @@ impl Connection {
     /// Returns the next message. Cancel-safe.
     ///
     /// # Errors
-    /// [`ZmtpError`]; the connection is then unusable.
-    pub(crate) async fn recv(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
+    /// [`Error`]; the connection is then unusable.
+    pub async fn recv(&mut self) -> Result<Vec<Bytes>, Error> {
         let mut complete_by = None;
         loop {
             while let Some(item) = self.assembler.next(&mut self.unread)? {
@@ -184,16 +194,16 @@ impl Connection {
             if self.unread.is_empty() && !self.assembler.is_open() {
                 complete_by = None;
             } else if Instant::now() >= *complete_by.get_or_insert_with(|| Instant::now() + MESSAGE_LIMIT) {
-                return Err(ZmtpError::Slow);
+                return Err(Error::Slow);
             }
             self.exchange(complete_by).await?;
         }
     }
 
-    async fn handshake(endpoint: &str, kind: Kind, limits: Limits) -> Result<Self, ZmtpError> {
+    async fn handshake(endpoint: &str, socket_type: SocketType, limits: Limits) -> Result<Self, Error> {
         let address = endpoint.strip_prefix("tcp://");
-        let address = address.ok_or_else(|| ZmtpError::Address(endpoint.to_owned()))?;
-        let stream = TcpStream::connect(address).await.map_err(ZmtpError::Connect)?;
+        let address = address.ok_or_else(|| Error::Address(endpoint.to_owned()))?;
+        let stream = TcpStream::connect(address).await.map_err(Error::Connect)?;
         enable_keepalive(&stream, limits.silence)?;
         let mut this = Self {
             stream,
@@ -212,37 +222,37 @@ impl Connection {
             }
         };
         this.unread.advance(greeting::LENGTH);
-        command::ready(kind.name(), &mut this.unsent);
+        command::ready(socket_type.name(), &mut this.unsent);
         let peer = loop {
             match this.assembler.next(&mut this.unread)? {
                 None => this.exchange(None).await?,
-                Some(Item::Message(_)) => return Err(ZmtpError::Early),
+                Some(Item::Message(_)) => return Err(Error::Early),
                 Some(Item::Command(body)) => match Command::read(&body)? {
                     Command::Ready(peer) => break peer,
-                    Command::Error(reason) => return Err(ZmtpError::Refused(reason)),
-                    Command::Ping(_) | Command::Other => return Err(ZmtpError::Early),
+                    Command::Error(reason) => return Err(Error::Refused(reason)),
+                    Command::Ping(_) | Command::Other => return Err(Error::Early),
                 },
             }
         };
-        if !kind.speaks_to(&peer) {
-            return Err(ZmtpError::SocketType(peer));
+        if !socket_type.speaks_to(&peer) {
+            return Err(Error::SocketType(peer));
         }
         this.flush().await?;
         this.minor = minor;
         Ok(this)
     }
 
-    fn on_command(&mut self, body: &Bytes) -> Result<(), ZmtpError> {
+    fn on_command(&mut self, body: &Bytes) -> Result<(), Error> {
         match Command::read(body)? {
             Command::Ping(context) => command::pong(&context, &mut self.unsent),
-            Command::Error(reason) => return Err(ZmtpError::Refused(reason)),
+            Command::Error(reason) => return Err(Error::Refused(reason)),
             Command::Ready(_) | Command::Other => {}
         }
-        if self.unsent.len() > MAX_UNSENT { Err(ZmtpError::Flood) } else { Ok(()) }
+        if self.unsent.len() > MAX_UNSENT { Err(Error::Flood) } else { Ok(()) }
     }
 
     /// Reads or writes once, or waits until a limit is reached. Cancel-safe.
-    async fn exchange(&mut self, complete_by: Option<Instant>) -> Result<(), ZmtpError> {
+    async fn exchange(&mut self, complete_by: Option<Instant>) -> Result<(), Error> {
         self.prepare_buffer();
         let ping_at = (self.minor > 0).then(|| self.liveness.at + self.limits.silence);
         let wake = [ping_at, complete_by].into_iter().flatten().min();
@@ -255,7 +265,7 @@ impl Connection {
             }
             read = reader.read_buf(&mut self.unread) => {
                 if read? == 0 {
-                    return Err(ZmtpError::Closed);
+                    return Err(Error::Closed);
                 }
                 self.liveness = Liveness { at: Instant::now(), pinged: false };
             }
@@ -270,16 +280,16 @@ impl Connection {
     }
 
     /// Handles an idle period: sends a PING, or ends the connection if the last PING was not answered.
-    fn on_silence(&mut self) -> Result<(), ZmtpError> {
+    fn on_silence(&mut self) -> Result<(), Error> {
         if self.liveness.pinged {
-            return Err(ZmtpError::Silent(self.limits.silence * 2));
+            return Err(Error::Silent(self.limits.silence * 2));
         }
         command::ping(&mut self.unsent);
         self.liveness = Liveness { at: Instant::now(), pinged: true };
         Ok(())
     }
 
-    async fn flush(&mut self) -> Result<(), ZmtpError> {
+    async fn flush(&mut self) -> Result<(), Error> {
         while !self.unsent.is_empty() {
             self.stream.write_buf(&mut self.unsent).await?;
         }

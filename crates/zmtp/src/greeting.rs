@@ -1,14 +1,14 @@
 //! ZMTP greeting: the first 64 bytes from each side, with signature, version and mechanism.
 
 /// Length of a greeting in bytes.
-pub(super) const LENGTH: usize = 64;
+pub const LENGTH: usize = 64;
 const VERSION: usize = 10;
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const NULL: &[u8] = b"NULL";
 
 /// Why a peer's greeting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum GreetingError {
+pub enum GreetingError {
     /// The signature is not that of ZMTP.
     #[error("the peer does not speak ZMTP")]
     Signature,
@@ -20,8 +20,9 @@ pub(crate) enum GreetingError {
     Mechanism(String),
 }
 
-/// Returns our greeting: ZMTP 3.1, NULL.
-pub(super) fn ours() -> [u8; LENGTH] {
+/// Returns the own greeting: ZMTP 3.1, NULL.
+#[must_use]
+pub fn ours() -> [u8; LENGTH] {
     let mut greeting = [0; LENGTH];
     let head = [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1].into_iter().chain(NULL.iter().copied());
     greeting.iter_mut().zip(head).for_each(|(byte, value)| *byte = value);
@@ -33,7 +34,7 @@ pub(super) fn ours() -> [u8; LENGTH] {
 ///
 /// # Errors
 /// [`GreetingError`].
-pub(super) fn check(bytes: &[u8]) -> Result<Option<u8>, GreetingError> {
+pub fn check(bytes: &[u8]) -> Result<Option<u8>, GreetingError> {
     let wrong = |at: usize, right: fn(u8) -> bool| bytes.get(at).is_some_and(|byte| !right(*byte));
     if wrong(0, |byte| byte == 0xff) || wrong(9, |byte| byte & 1 == 1) {
         return Err(GreetingError::Signature);
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn h6_a_greeting_is_judged_as_it_comes() {
+    fn a_greeting_is_judged_as_it_comes() {
         let ours = ours();
         assert_eq!(ours[..12], [0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1]);
         assert_eq!(check(&ours), Ok(Some(1)));

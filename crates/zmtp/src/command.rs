@@ -1,15 +1,15 @@
-//! ZMTP commands that a feed uses: READY, ERROR, SUBSCRIBE, PING, PONG.
+//! Commands that a subscriber uses: READY, ERROR, SUBSCRIBE, PING, PONG.
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
-use super::frame;
+use crate::frame;
 
 /// Limit of the bytes of a PING that its PONG repeats.
 const MAX_CONTEXT: usize = 16;
 
 /// A command from the peer.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Command {
+pub enum Command {
     /// The peer's part of the handshake, with its socket type.
     Ready(String),
     /// The peer refuses the connection, with the reason.
@@ -23,14 +23,14 @@ pub(crate) enum Command {
 /// Name of a command that cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed {0} command")]
-pub(crate) struct CommandError(&'static str);
+pub struct CommandError(&'static str);
 
 impl Command {
     /// Parses a command's body.
     ///
     /// # Errors
     /// [`CommandError`].
-    pub(crate) fn read(body: &Bytes) -> Result<Self, CommandError> {
+    pub fn read(body: &Bytes) -> Result<Self, CommandError> {
         let mut rest = body.clone();
         let name = take_short(&mut rest).ok_or(CommandError("nameless"))?;
         match name.as_ref() {
@@ -73,7 +73,7 @@ fn take_bytes(rest: &mut Bytes, length: usize) -> Option<Bytes> {
 }
 
 /// Writes a READY command for a socket of this type.
-pub(super) fn ready(socket_type: &str, out: &mut BytesMut) {
+pub fn ready(socket_type: &str, out: &mut BytesMut) {
     let mut body = BytesMut::new();
     body.put_slice(b"\x05READY");
     for (name, value) in [("Socket-Type", socket_type), ("Identity", "")] {
@@ -86,7 +86,7 @@ pub(super) fn ready(socket_type: &str, out: &mut BytesMut) {
 }
 
 /// Writes a subscription: a command, or a message for a peer with ZMTP 3.0.
-pub(super) fn subscribe(topic: &str, minor: u8, out: &mut BytesMut) {
+pub fn subscribe(topic: &str, minor: u8, out: &mut BytesMut) {
     if minor == 0 {
         frame::message(&[&[b"\x01", topic.as_bytes()].concat()], out);
     } else {
@@ -95,12 +95,12 @@ pub(super) fn subscribe(topic: &str, minor: u8, out: &mut BytesMut) {
 }
 
 /// Writes a PING. Its time to live is 0, so that the peer does not disconnect a slow reader.
-pub(super) fn ping(out: &mut BytesMut) {
+pub fn ping(out: &mut BytesMut) {
     frame::command(b"\x04PING\0\0", out);
 }
 
 /// Writes the PONG for a PING.
-pub(super) fn pong(context: &[u8], out: &mut BytesMut) {
+pub fn pong(context: &[u8], out: &mut BytesMut) {
     frame::command(&[b"\x04PONG", context].concat(), out);
 }
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn h6_well_formed_commands_are_parsed_and_malformed_ones_are_errors() {
+    fn well_formed_commands_are_parsed_and_malformed_ones_are_errors() {
         assert_eq!(read(b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"), Ok(Command::Ready("PUB".to_owned())));
         let more = b"\x05READY\x08Identity\0\0\0\0\x0bsocket-type\0\0\0\x04XPUB";
         assert_eq!(read(more), Ok(Command::Ready("XPUB".to_owned())));

@@ -7,14 +7,14 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Limit of the frames of a message. Engines send up to four.
-pub(super) const MAX_FRAMES: usize = 16;
+/// Limit of the frames of a message.
+pub const MAX_FRAMES: usize = 16;
 /// Limit of the bytes of a command.
-pub(super) const MAX_COMMAND: usize = 4 * 1024;
+pub const MAX_COMMAND: usize = 4 * 1024;
 
 /// A message or a command from the peer.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Item {
+pub enum Item {
     /// The frames of a message.
     Message(Vec<Bytes>),
     /// The body of a command.
@@ -23,7 +23,7 @@ pub(crate) enum Item {
 
 /// Why a frame is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum FrameError {
+pub enum FrameError {
     /// The combination of flags is invalid.
     #[error("invalid frame flags {0:#04x}")]
     Flags(u8),
@@ -45,7 +45,7 @@ pub(crate) enum FrameError {
 
 /// Assembles frames.
 #[derive(Debug)]
-pub(crate) struct Assembler {
+pub struct Assembler {
     max_message: usize,
     parts: Vec<Bytes>,
     bytes: usize,
@@ -59,7 +59,7 @@ struct Header {
 
 impl Assembler {
     /// Creates an assembler with a limit of a message's bytes, all frames together.
-    pub(crate) fn new(max_message: usize) -> Self {
+    pub fn new(max_message: usize) -> Self {
         Self { max_message, parts: Vec::new(), bytes: 0 }
     }
 
@@ -67,7 +67,7 @@ impl Assembler {
     ///
     /// # Errors
     /// [`FrameError`], as soon as the header was received.
-    pub(crate) fn next(&mut self, unread: &mut BytesMut) -> Result<Option<Item>, FrameError> {
+    pub fn next(&mut self, unread: &mut BytesMut) -> Result<Option<Item>, FrameError> {
         while let Some(header) = Header::read(unread)? {
             let length = self.admit(&header)?;
             let Some(body) = unread.get(header.size..).and_then(|rest| rest.get(..length)) else { break };
@@ -88,7 +88,7 @@ impl Assembler {
     }
 
     /// Returns whether a message is incomplete.
-    pub(crate) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         !self.parts.is_empty()
     }
 
@@ -125,14 +125,14 @@ impl Header {
 }
 
 /// Writes a message.
-pub(super) fn message(parts: &[&[u8]], out: &mut BytesMut) {
+pub fn message(parts: &[&[u8]], out: &mut BytesMut) {
     for (place, part) in parts.iter().enumerate() {
         frame(if place + 1 < parts.len() { MORE } else { 0 }, part, out);
     }
 }
 
 /// Writes a command.
-pub(super) fn command(body: &[u8], out: &mut BytesMut) {
+pub fn command(body: &[u8], out: &mut BytesMut) {
     frame(COMMAND, body, out);
 }
 
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn h6_what_is_written_is_read_however_it_is_cut() {
+    fn what_is_written_is_read_however_it_is_cut() {
         let long = vec![7; 300];
         let mut out = BytesMut::new();
         message(&[b"kv", &long, b""], &mut out);
@@ -184,14 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn h6_a_command_may_stand_between_the_frames_of_a_message() {
+    fn a_command_may_stand_between_the_frames_of_a_message() {
         let items = all(b"\x01\x01a\x04\x05\x04PING\x00\x01b", 9).unwrap();
         assert_eq!(items[0], Item::Command(Bytes::from_static(b"\x04PING")));
         assert_eq!(items[1], Item::Message(vec![Bytes::from_static(b"a"), Bytes::from_static(b"b")]));
     }
 
     #[test]
-    fn h6_lengths_and_counts_have_limits() {
+    fn lengths_and_counts_have_limits() {
         let huge = |flags: u8, length: u64| [[flags].as_slice(), &length.to_be_bytes()].concat();
         let over = |claimed| Err(FrameError::Message { claimed, limit: 10 });
         assert_eq!(all(&huge(2, 1 << 63), 10), over(1 << 63));
