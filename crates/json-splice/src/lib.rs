@@ -1,7 +1,4 @@
-//! A client's JSON body: validated once, its top-level keys indexed, and edited by splicing.
-//!
-//! Bytes that are not edited stay as the client wrote them: key order, white space, spellings of numbers. No
-//! `Value` tree is built; a 220 KB prompt is read once.
+#![doc = include_str!("../README.md")]
 
 use std::{borrow::Cow, fmt, ops::Range};
 
@@ -12,16 +9,14 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
 
-// By its path, for the fuzz target builds this file alone.
-#[path = "json/scan.rs"]
 mod scan;
 
-pub(crate) use scan::Counts;
-use scan::{Fault, MAX_DEPTH, MAX_KEYS, Member};
+pub use scan::{Counts, MAX_DEPTH, MAX_KEYS};
+use scan::{Fault, Member};
 
 /// A JSON object with the places of its top-level values.
 #[derive(Clone, Debug)]
-pub(crate) struct JsonBody {
+pub struct JsonBody {
     text: ByteString,
     entries: Vec<Entry>,
 }
@@ -45,7 +40,7 @@ enum Key {
 
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum JsonError {
+pub enum JsonError {
     /// It is not a JSON object.
     #[error("the body is not a JSON object: {0}")]
     Syntax(String),
@@ -57,12 +52,12 @@ pub(crate) enum JsonError {
     Depth,
 }
 
-/// Limit of serde_json's text in an error, characters: it quotes what the client sent.
+/// Limit of serde_json's text in an error, characters: it quotes the text.
 const MAX_ERROR_TEXT: usize = 300;
 
 /// Changes to the top level of a body.
 #[derive(Debug)]
-pub(crate) struct Edit<'a> {
+pub struct Edit<'a> {
     body: &'a JsonBody,
     set: Vec<(&'a str, Cow<'a, str>)>,
     removed: Vec<&'a str>,
@@ -74,7 +69,7 @@ impl JsonBody {
     ///
     /// # Errors
     /// [`JsonError`]: a limit, or serde_json's message with line and column.
-    pub(crate) fn parse(bytes: Bytes) -> Result<Self, JsonError> {
+    pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
         let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
         let entry = |Member { key, value, counts, object_ends }| {
@@ -85,43 +80,48 @@ impl JsonBody {
         Ok(Self { text, entries })
     }
 
-    /// Returns an empty object, for a request that has no JSON body.
+    /// Returns an empty object.
     #[must_use]
-    pub(crate) fn empty() -> Self {
+    pub fn empty() -> Self {
         Self { text: ByteString::from_static("{}"), entries: Vec::new() }
     }
 
     /// The raw JSON of a value; of several under one key the last, as parsers do.
+    #[inline]
     #[must_use]
-    pub(crate) fn get(&self, key: &str) -> Option<&str> {
+    pub fn get(&self, key: &str) -> Option<&str> {
         self.text.get(self.entry(key)?.value.clone())
     }
 
     /// Numbers of values within the value of a key; zeros when the key is missing.
+    #[inline]
     #[must_use]
-    pub(crate) fn counts(&self, key: &str) -> Counts {
+    pub fn counts(&self, key: &str) -> Counts {
         self.entry(key).map_or(Counts::default(), |entry| entry.counts)
     }
 
     /// Ends of the objects in the list under a key, in order. If there are thousands, only the first ones are
     /// known.
+    #[inline]
     #[must_use]
-    pub(crate) fn object_ends(&self, key: &str) -> &[u32] {
+    pub fn object_ends(&self, key: &str) -> &[u32] {
         self.entry(key).map_or(&[], |entry| &entry.object_ends)
     }
 
     /// Every key, as often as it is there.
-    pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+    #[inline]
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.entries.iter().map(|entry| entry.key.text(&self.text))
     }
 
     /// The object under a key, without a copy of its text; `None` when there is no object.
     #[must_use]
-    pub(crate) fn object(&self, key: &str) -> Option<Result<Self, JsonError>> {
+    pub fn object(&self, key: &str) -> Option<Result<Self, JsonError>> {
         let value = self.get(key).filter(|value| value.starts_with('{'))?;
         Some(Self::parse(self.text.as_bytes().slice_ref(value.as_bytes())))
     }
 
+    #[inline]
     fn entry(&self, key: &str) -> Option<&Entry> {
         self.entries.iter().rev().find(|entry| entry.key.text(&self.text) == key)
     }
@@ -130,19 +130,21 @@ impl JsonBody {
     ///
     /// # Errors
     /// serde_json's error.
-    pub(crate) fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
+    pub fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
         self.get(key).map_or(Ok(None), serde_json::from_str)
     }
 
     /// The whole body.
+    #[inline]
     #[must_use]
-    pub(crate) fn bytes(&self) -> &Bytes {
+    pub fn bytes(&self) -> &Bytes {
         self.text.as_bytes()
     }
 
     /// Begins changes.
+    #[inline]
     #[must_use]
-    pub(crate) fn edit(&self) -> Edit<'_> {
+    pub fn edit(&self) -> Edit<'_> {
         Edit { body: self, set: Vec::new(), removed: Vec::new(), stripped: &[] }
     }
 }
@@ -150,7 +152,7 @@ impl JsonBody {
 impl<'a> Edit<'a> {
     /// Gives `key` this JSON value, in place where the key is, else at the end.
     #[must_use]
-    pub(crate) fn set(mut self, key: &'a str, json: impl Into<Cow<'a, str>>) -> Self {
+    pub fn set(mut self, key: &'a str, json: impl Into<Cow<'a, str>>) -> Self {
         self.set.retain(|(other, _)| *other != key);
         self.set.push((key, json.into()));
         self
@@ -158,15 +160,15 @@ impl<'a> Edit<'a> {
 
     /// Takes `key` out, wherever and however often it is.
     #[must_use]
-    pub(crate) fn remove(mut self, key: &'a str) -> Self {
+    pub fn remove(mut self, key: &'a str) -> Self {
         self.set.retain(|(other, _)| *other != key);
         self.removed.push(key);
         self
     }
 
-    /// Takes all of `keys` out, in upper and lower case: the parsers of some engines ignore the case.
+    /// Takes all of `keys` out, in upper and lower case: some parsers ignore the case.
     #[must_use]
-    pub(crate) fn strip(mut self, keys: &'a [&'a str]) -> Self {
+    pub fn strip(mut self, keys: &'a [&'a str]) -> Self {
         self.stripped = keys;
         self
     }
@@ -178,7 +180,7 @@ impl<'a> Edit<'a> {
 
     /// The edited body; the body itself when nothing changed.
     #[must_use]
-    pub(crate) fn finish(self) -> Bytes {
+    pub fn finish(self) -> Bytes {
         if self.set.is_empty() && !self.body.keys().any(|key| self.takes_out(key)) {
             return self.body.bytes().clone();
         }
@@ -252,6 +254,7 @@ impl Key {
     }
 
     /// The key as it is meant.
+    #[inline]
     fn text<'a>(&'a self, body: &'a str) -> &'a str {
         match self {
             Self::Written(place) => body.get(place.clone()).unwrap_or_default(),
@@ -276,7 +279,7 @@ impl JsonError {
 }
 
 /// Returns the beginning of an error text.
-pub(crate) fn shortened(text: &str) -> String {
+fn shortened(text: &str) -> String {
     match text.char_indices().nth(MAX_ERROR_TEXT) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
@@ -308,5 +311,4 @@ impl<'de> Deserialize<'de> for Object {
 }
 
 #[cfg(test)]
-#[path = "json/tests.rs"]
 mod tests;

@@ -49,7 +49,7 @@ fn an_inner_object_is_read_on_its_own() {
 }
 
 #[test]
-fn i_an_error_names_its_line_and_column() {
+fn an_error_names_its_line_and_column() {
     let error =
         |text: &'static str| JsonBody::parse(Bytes::from_static(text.as_bytes())).unwrap_err().to_string();
     assert!(error("{\"a\": }").contains("line 1 column 7"), "{}", error("{\"a\": }"));

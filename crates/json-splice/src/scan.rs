@@ -10,10 +10,10 @@
 use std::{mem, ops::Range};
 
 /// Largest number of keys at the top level.
-pub(super) const MAX_KEYS: usize = 1_024;
+pub const MAX_KEYS: usize = 1_024;
 /// Largest depth of lists and objects within each other, the top level not counted. Python's and serde_json's
 /// parsers stop at 128 or above.
-pub(super) const MAX_DEPTH: usize = 100;
+pub const MAX_DEPTH: usize = 100;
 
 /// Largest number of objects in lists of a body whose ends are noted: more are not worth the memory.
 const MAX_ENDS: usize = 4_096;
@@ -34,11 +34,11 @@ pub(super) struct Member {
 
 /// Numbers of values within a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
+pub struct Counts {
     /// Elements of the list, or members of the object, that the value is; 0 for anything else.
-    pub(crate) items: usize,
+    pub items: usize,
     /// All values in it, on every level; 1 for a string or a number.
-    pub(crate) values: usize,
+    pub values: usize,
 }
 
 /// Why a text has no members.
@@ -344,5 +344,4 @@ fn by_words(bytes: &[u8]) -> Option<usize> {
 }
 
 #[cfg(test)]
-#[path = "scan/tests.rs"]
 mod tests;
