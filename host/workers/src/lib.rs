@@ -1,4 +1,4 @@
-//! Workers: their description, health and load, and the prompt prefixes in their KV caches.
+//! Workers: their description, health and load, and the feeds of their KV events.
 //!
 //! Contains no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
 
@@ -14,11 +14,9 @@ mod feeds;
 mod hash;
 mod id;
 mod in_flight;
-mod index;
 mod log_limit;
 mod os_errors;
 mod pool;
-mod prefix;
 pub mod probe;
 mod registry;
 mod spec;
@@ -35,14 +33,12 @@ pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use columns::{EngineLoad, RankView};
 pub use facts::{Contradiction, EngineFacts, FactName};
 pub use feeds::{FeedStatus, Feeds};
-pub use hash::{Salt, block_hashes, name_hash};
+pub use hash::name_hash;
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, WorkerId};
 pub use in_flight::InFlight;
-pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
 pub use log_limit::LogLimit;
 pub use os_errors::is_local_shortage;
 pub use pool::{CandidateIds, Pool};
-pub use prefix::{Prefix, PrefixBuilder};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};

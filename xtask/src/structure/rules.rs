@@ -75,7 +75,6 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("pointsman-admin-cli", &["pointsman-cli"]),
-    ("pointsman-decision-log", &["pointsman-workers"]),
     ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-admin", &["pointsman-admin-cli", "pointsman-cli", "pointsman-policy-runtime"]),

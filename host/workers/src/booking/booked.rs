@@ -9,7 +9,9 @@
 
 use std::sync::Arc;
 
-use crate::{block_map::BlockMap, columns::bucket, id::BlockHash, prefix::Prefix};
+use prefix_index::Prefix;
+
+use crate::{block_map::BlockMap, columns::bucket, id::BlockHash};
 
 /// The tree of booked blocks.
 #[derive(Debug, Default)]
@@ -177,7 +179,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::hash::Salt;
+    use prefix_index::Salt;
 
     /// Model that counts every block of a multiset of prompts.
     #[derive(Default)]

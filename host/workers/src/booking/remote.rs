@@ -3,8 +3,10 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
+use prefix_index::Prefix;
+
 use super::{RankLoad, journal::LoadValues};
-use crate::{columns::RemoteLoad, prefix::Prefix};
+use crate::columns::RemoteLoad;
 
 /// Load of other gateways on one rank, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]

@@ -13,17 +13,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use prefix_index::events::{Batch, Sequencer, Step, decode_batch};
 use tokio::{
     pin, select,
     sync::mpsc,
     time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
-
-use super::{
-    decode::{Batch, decode_batch},
-    sequence::{Sequencer, Step},
-};
 
 mod wire;
 

@@ -175,7 +175,7 @@ proptest! {
     }
 }
 
-mod pools;
+mod rows;
 
 mod events {
     //! The index under engines' events, also against a naive model.

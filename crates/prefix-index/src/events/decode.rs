@@ -58,7 +58,7 @@ pub enum KvEvent {
 /// Stored blocks, each the parent of the next.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stored {
-    /// Engine hashes, one per block. Opaque (H2).
+    /// Engine hashes, one per block. Opaque.
     pub hashes: Vec<u64>,
     /// Engine hash of the block before the first one; `None` if the first one starts a prompt.
     pub parent: Option<u64>,
@@ -81,7 +81,7 @@ pub struct Stored {
     pub locals: Option<LocalHashes>,
 }
 
-/// Local hashes (H1) of the tokens of an event.
+/// Local hashes of the tokens of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalHashes {
     /// Seed of the hashes.

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use pointsman_workers::{
+use prefix_index::{
     BlockHash, DpRank, WorkerId,
     events::{KvEvent, Tier},
 };

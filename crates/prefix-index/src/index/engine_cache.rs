@@ -1,7 +1,7 @@
 //! Content of one engine's cache, as its KV events report it.
 //!
 //! The engine's own block hashes are opaque. They are kept only to find, at removal, which blocks they stored
-//! (H2). A block that is stored twice has to be removed twice. A block with an unknown parent cannot be
+//!. A block that is stored twice has to be removed twice. A block with an unknown parent cannot be
 //! placed and is ignored.
 
 #![expect(clippy::indexing_slicing, reason = "tiers are 0, 1 and 2")]
@@ -21,8 +21,7 @@ use super::{
     tree::TreeWriter,
 };
 use crate::{
-    events::{ExtraKey, Stored, Tier},
-    facts::MAX_BLOCK_SIZE,
+    events::{ExtraKey, MAX_BLOCK_SIZE, Stored, Tier},
     hash::{BlockContent, Salt, chain_in_place, extend, extend_block},
     id::BlockHash,
 };

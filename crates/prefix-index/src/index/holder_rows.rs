@@ -1,19 +1,29 @@
-//! The row in a pool of each holder's candidate: found once, and again when the pool or the directory
+//! The row in a list of each holder's candidate: found once, and again when the list or the directory
 //! changed.
 
 use std::{cmp::Ordering, sync::Arc};
 
 use super::holders::{HolderDirectory, Holders, RECORDED};
-use crate::pool::Pool;
+use crate::id::{DpRank, WorkerId};
 
-/// Stands for a holder whose candidate is not in the pool, or has several holders.
+/// Stands for a holder whose candidate is not in the list, or has several holders.
 pub(super) const NO_ROW: u32 = u32::MAX;
 
-/// The rows of one pool by the holders of one directory.
+/// A list of candidates. A *row* is a position in it.
+#[derive(Clone, Copy, Debug)]
+pub struct CandidateRows<'a> {
+    /// Tells this list from all others that lookups into the same [`Overlaps`](super::Overlaps) are asked
+    /// about; 0 for an empty one.
+    pub serial: u64,
+    /// The candidates and their rows, sorted by candidate.
+    pub by_id: &'a [((WorkerId, DpRank), u32)],
+}
+
+/// The rows of one list by the holders of one directory.
 #[derive(Debug, Default)]
 pub(super) struct HolderRows {
     directory: Arc<HolderDirectory>,
-    pool: u64,
+    serial: u64,
     /// Row of the holder's candidate, if the candidate has no other holder and this one is of the device.
     pub(super) single: Vec<u32>,
     /// The candidates with several holders, or with one of a lower tier.
@@ -21,18 +31,18 @@ pub(super) struct HolderRows {
 }
 
 impl HolderRows {
-    /// Makes these the rows of `pool` by the holders of `directory`.
-    pub(super) fn follow(&mut self, directory: &Arc<HolderDirectory>, pool: &Pool) {
-        if self.pool == pool.serial() && Arc::ptr_eq(&self.directory, directory) {
+    /// Makes these the rows of `list` by the holders of `directory`.
+    pub(super) fn follow(&mut self, directory: &Arc<HolderDirectory>, list: CandidateRows<'_>) {
+        if self.serial == list.serial && Arc::ptr_eq(&self.directory, directory) {
             return;
         }
         self.directory = directory.clone();
-        self.pool = pool.serial();
+        self.serial = list.serial;
         self.single.clear();
         self.single.resize(directory.holders, NO_ROW);
         self.several.clear();
         // Both lists are sorted by candidate.
-        let mut rows = pool.by_id();
+        let mut rows = list.by_id;
         for (candidate, holders) in &directory.candidates {
             while let [(first, row), rest @ ..] = rows {
                 match first.cmp(candidate) {

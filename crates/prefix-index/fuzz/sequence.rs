@@ -13,7 +13,7 @@ use std::{
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use pointsman_workers::{
+use prefix_index::{
     BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, Salt, WorkerId, block_hashes,
     events::{Batch, ExtraKey, KvEvent, Sequencer, Step, Stored, Tier},
 };

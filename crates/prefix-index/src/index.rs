@@ -51,8 +51,9 @@ mod trail;
 mod tree;
 mod writer;
 
+pub use holder_rows::CandidateRows;
 use inbox::Inbox;
-pub use lookup::{Matched, Overlaps};
+pub use lookup::{Matched, OverlapReader, Overlaps};
 use queue::Message;
 use shared::Shared;
 use writer::Writer;
@@ -120,9 +121,7 @@ impl PrefixIndex {
         let shared = Arc::new(Shared::default());
         let (queue, messages) = mpsc::sync_channel(QUEUE_LENGTH);
         let writer = Writer::new(shared.clone(), config);
-        std::thread::Builder::new()
-            .name("pointsman-index".to_owned())
-            .spawn(move || writer.run(&messages))?;
+        std::thread::Builder::new().name("prefix-index".to_owned()).spawn(move || writer.run(&messages))?;
         Ok(Self::with_inbox(shared, Inbox::Thread(queue), config))
     }
 

@@ -4,7 +4,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pointsman_workers::events::{KvEvent, decode_batch};
+use prefix_index::events::{KvEvent, decode_batch};
 use serde_json::{Value, json};
 
 #[derive(Arbitrary, Debug)]

@@ -2,7 +2,7 @@
 //! position.
 //!
 //! Token prompts have a hash for every block. Prompts measured in bytes are approximate anyway and may be
-//! very long, so their hashes are further apart the deeper they are (H5). A match is exact up to 32 blocks,
+//! very long, so their hashes are further apart the deeper they are. A match is exact up to 32 blocks,
 //! short by at most 7 up to 256, and by at most 31 beyond. A 220 KB prompt costs 160 hashes instead of 3,400.
 
 mod builder;
@@ -42,7 +42,7 @@ impl Prefix {
         Self { hashes: byte_piece_hashes(bytes, ends, salt).into(), sparse: true }
     }
 
-    /// Returns a prefix of hashes that another gateway computed. `sparse`: as [`Prefix::of_bytes`] spaces
+    /// Returns a prefix of hashes that another program computed. `sparse`: as [`Prefix::of_bytes`] spaces
     /// them.
     #[must_use]
     pub fn of_hashes(hashes: Arc<[BlockHash]>, sparse: bool) -> Self {
@@ -74,8 +74,7 @@ impl Prefix {
     }
 
     /// Returns each hash with the number of blocks between it and the one before.
-    #[cfg(test)]
-    pub(crate) fn weighed(&self) -> impl Iterator<Item = (BlockHash, u32)> + '_ {
+    pub fn weighed(&self) -> impl Iterator<Item = (BlockHash, u32)> + '_ {
         let marks = (0_u32..).zip(self.hashes.iter());
         marks.map(|(mark, hash)| (*hash, self.blocks(mark + 1) - self.blocks(mark)))
     }

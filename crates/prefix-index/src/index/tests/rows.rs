@@ -1,21 +1,25 @@
-//! What a lookup says of the rows of a pool, against what it says of each candidate.
+//! What a lookup says of the rows of a list, against what it says of each candidate.
 
 use super::*;
-use crate::{
-    Leg, ModelName, Pool, Registry, Snapshot, WorkerSpec,
-    events::{Batch, KvEvent, Stored, Tier},
-};
+use crate::events::{Batch, KvEvent, Stored, Tier};
 
 const WORKERS: u64 = 6;
 
-/// Pools of the same workers, which joined in different orders and not all of them.
-fn snapshot(order: &[u64]) -> Arc<Snapshot> {
-    let registry = Registry::default();
-    for id in order {
-        let flag = format!("id={id},role=aggregated,engine=vllm,url=http://a:{id},model=m,dp_size=2");
-        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+/// Two ranks of each of these workers, in their order.
+struct List {
+    serial: u64,
+    candidates: Vec<Candidate>,
+    by_id: Vec<(Candidate, u32)>,
+}
+
+impl List {
+    fn of(serial: u64, workers: &[u64]) -> Self {
+        let ranks = |id: &u64| [0, 1].map(|rank| (WorkerId(*id), DpRank(rank)));
+        let candidates: Vec<Candidate> = workers.iter().flat_map(ranks).collect();
+        let mut by_id: Vec<_> = candidates.iter().copied().zip(0..).collect();
+        by_id.sort_unstable();
+        Self { serial, candidates, by_id }
     }
-    registry.snapshot()
 }
 
 fn stored(worker: u64, blocks: &[u64], tier: Tier) -> KvEvent {
@@ -24,14 +28,15 @@ fn stored(worker: u64, blocks: &[u64], tier: Tier) -> KvEvent {
     KvEvent::Stored(Stored { hashes, token_ids: tokens, block_size: 4, tier, ..Stored::default() })
 }
 
-fn compare(overlaps: &mut Overlaps, pool: &Pool) -> Result<(), TestCaseError> {
-    let mut found = vec![Matched::default(); pool.len()];
-    overlaps.for_each_holder(pool, |row, matched| {
+fn compare(overlaps: &mut Overlaps, list: &List) -> Result<(), TestCaseError> {
+    let mut found = vec![Matched::default(); list.candidates.len()];
+    let rows = CandidateRows { serial: list.serial, by_id: &list.by_id };
+    overlaps.for_each_holder(rows, |row, matched| {
         assert_eq!(found[row as usize], Matched::default(), "a row comes once");
         found[row as usize] = matched;
     });
-    for (candidate, found) in pool.iter().zip(found) {
-        prop_assert_eq!(found, overlaps.get(candidate.worker_id(), candidate.rank));
+    for ((worker, rank), found) in list.candidates.iter().zip(found) {
+        prop_assert_eq!(found, overlaps.get(*worker, *rank));
     }
     Ok(())
 }
@@ -42,8 +47,7 @@ proptest! {
         steps in proptest::collection::vec((1..=WORKERS, 0_u32..2, 0_u8..8, 0_u64..3, 1_u64..6), 1..60),
     ) {
         let index = PrefixIndex::synchronous(IndexConfig { block_size: 4, ..IndexConfig::default() });
-        let snapshots = [snapshot(&[3, 1, 6, 2, 5, 4]), snapshot(&[2, 9, 1]), snapshot(&[])];
-        let model = ModelName::new("m");
+        let lists = [List::of(1, &[3, 1, 6, 2, 5, 4]), List::of(2, &[2, 9, 1]), List::of(0, &[])];
         // One set of buffers, as a thread has.
         let mut overlaps = Overlaps::default();
         for (id, rank, action, prompt, length) in steps {
@@ -65,8 +69,8 @@ proptest! {
             }
             let asked: Vec<u32> = (0..5).flat_map(|place| [(prompt * 10 + place) as u32; 4]).collect();
             index.matches(&crate::block_hashes(&asked, 4, &crate::Salt::default()), &mut overlaps);
-            for snapshot in &snapshots {
-                compare(&mut overlaps, snapshot.pool(&model, Leg::Aggregated))?;
+            for list in &lists {
+                compare(&mut overlaps, list)?;
             }
         }
     }

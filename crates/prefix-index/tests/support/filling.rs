@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pointsman_workers::{
+use prefix_index::{
     DpRank, IndexConfig, PrefixIndex, WorkerId,
     events::{Batch, KvEvent, Stored, Tier},
 };

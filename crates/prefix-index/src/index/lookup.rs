@@ -6,15 +6,12 @@ use std::sync::Arc;
 use super::{
     Candidate,
     gates::Listed,
-    holder_rows::{HolderRows, NO_ROW},
+    holder_rows::{CandidateRows, HolderRows, NO_ROW},
     holders::{HolderDirectory, Holders},
     segments::Segment,
     shared::Shared,
 };
-use crate::{
-    id::{BlockHash, DpRank, WorkerId},
-    pool::Pool,
-};
+use crate::id::{BlockHash, DpRank, WorkerId};
 
 /// Cached prefix blocks of one candidate by tier. Recorded decisions count for the device only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,13 +91,13 @@ impl Overlaps {
         OverlapReader { overlaps: self, at: 0 }
     }
 
-    /// Calls `each` with every candidate of `pool` that holds any block: its row, and what it holds. Costs
-    /// one step for each holder, and not one for each candidate, unless the pool or the directory changed.
-    pub fn for_each_holder(&mut self, pool: &Pool, mut each: impl FnMut(u32, Matched)) {
+    /// Calls `each` with every candidate of a list that holds any block: its row, and what it holds. Costs
+    /// one step for each holder, and not one for each candidate, unless the list or the directory changed.
+    pub fn for_each_holder(&mut self, list: CandidateRows<'_>, mut each: impl FnMut(u32, Matched)) {
         if self.ends.is_empty() {
             return;
         }
-        self.rows.follow(&self.directory, pool);
+        self.rows.follow(&self.directory, list);
         for (row, end) in self.rows.single.iter().zip(&self.ends) {
             if *end > 0 && *row != NO_ROW {
                 each(*row, Matched { device: *end, ..Matched::default() });
