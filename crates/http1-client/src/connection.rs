@@ -1,4 +1,4 @@
-//! One connection to an engine: a request goes out, and the head of its answer comes in.
+//! One connection to a server: a request goes out, and the head of its answer comes in.
 //!
 //! It has no task and no buffers. The future that waits for the answer polls the socket and reads into a
 //! buffer that all connections of a thread share. An event costs one wake-up between the two sockets, and an
@@ -11,14 +11,15 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use pointsman_workers::{EngineTls, InFlight, is_tls_alert, tls_problem};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use http::HeaderName;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
 
-use super::{
-    destination::{Destination, Parts},
-    stream::{self, EngineStream, Verified},
+use crate::{
+    WireError,
     wire::{self, Head},
-    wire_error::WireError,
 };
 
 /// Size of the shared read buffer, bytes. The bytes of one read are buffered for a client that does not read,
@@ -29,65 +30,85 @@ thread_local! {
     static READ: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BUFFER].into_boxed_slice());
 }
 
+/// The bytes of a connection: a socket, or TLS on one.
+pub trait Transport: AsyncRead + AsyncWrite + Unpin {
+    /// Returns what a failed read or write means.
+    #[must_use]
+    fn error(error: &io::Error) -> WireError {
+        WireError::of(error)
+    }
+}
+
+impl Transport for TcpStream {}
+
+/// Is told of the bytes of an answer as they come.
+pub trait Observer {
+    /// The body is about to be read.
+    fn before_read(&mut self) {}
+
+    /// Bytes of the body came.
+    fn on_bytes(&self) {}
+}
+
+/// Observes nothing.
+impl Observer for () {}
+
 /// One connection.
 #[derive(Debug)]
-pub(super) struct Connection {
-    stream: EngineStream,
+pub struct Connection<S, O = ()> {
+    stream: S,
     /// Key of the connection in the pool.
-    pub(super) origin: Box<str>,
-    /// With what the engine was verified; `None` without TLS.
-    verified: Option<Verified>,
-    /// The engine has answered a call.
+    pub(crate) origin: Box<str>,
+    /// The server has answered a call.
     answered: bool,
-    /// The call that the worker owes the bytes of an answer to. It is here and not in the body, which is
-    /// moved.
-    pub(super) call: Option<InFlight>,
+    /// Observes the answer that is being read. It is here and not in the body, which is moved.
+    pub(crate) observer: Option<O>,
 }
 
 /// The head of an answer, and the bytes of its body that arrived with it.
 #[derive(Debug)]
-pub(super) struct Answered {
-    pub(super) head: Head,
-    pub(super) early: Vec<u8>,
+pub(crate) struct Answered {
+    pub(crate) head: Head,
+    pub(crate) early: Vec<u8>,
 }
 
 /// Why a call has no answer.
 #[derive(Debug)]
-pub(super) enum Failed {
+pub(crate) enum Failed {
     /// The connection was closed before a byte was sent.
     Unsent,
-    /// The engine refused TLS when the first call was already sent: that is when it has seen the gateway's
-    /// certificate.
+    /// The server refused the connection when the first call was already sent: with TLS, that is when it has
+    /// seen the client's certificate.
     Refused(String),
     /// The connection failed.
     Broken(WireError),
 }
 
-impl Connection {
+impl<S: Transport, O> Connection<S, O> {
+    /// Returns the connection of a stream to `origin`, which is its key in a pool.
+    #[must_use]
+    pub fn new(stream: S, origin: &str) -> Box<Self> {
+        Box::new(Self { stream, origin: origin.into(), answered: false, observer: None })
+    }
+
     /// The bytes, for another protocol.
-    pub(super) fn into_stream(self) -> EngineStream {
+    #[must_use]
+    pub fn into_stream(self) -> S {
         self.stream
     }
 
-    /// Connects.
-    pub(super) async fn open(to: &Destination, parts: Parts<'_>, tls: &EngineTls) -> io::Result<Box<Self>> {
-        let (stream, verified) = stream::open(to, parts, tls).await?;
-        Ok(Box::new(Self { stream, origin: parts.origin.into(), verified, answered: false, call: None }))
-    }
-
-    /// Whether a new connection would be verified with the same.
-    pub(super) fn is_current(&self, to: &Destination, tls: &EngineTls) -> bool {
-        self.verified.as_ref().is_none_or(|verified| verified.is_current(to, tls))
+    pub(crate) fn stream(&self) -> &S {
+        &self.stream
     }
 
     /// Whether an idle connection can be used: no byte and no end of stream has arrived on it.
-    pub(super) fn is_open(&mut self) -> bool {
+    pub(crate) fn is_open(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         self.poll_read(&mut cx, |_| ()).is_pending()
     }
 
     /// Passes the bytes that have arrived to `take`; an empty slice means the end of the connection.
-    pub(super) fn poll_read<T>(
+    pub(crate) fn poll_read<T>(
         &mut self,
         cx: &mut Context<'_>,
         consume: impl FnOnce(&[u8]) -> T,
@@ -95,18 +116,23 @@ impl Connection {
         READ.with_borrow_mut(|buffer| {
             let mut read = ReadBuf::new(buffer);
             let outcome = std::task::ready!(Pin::new(&mut self.stream).poll_read(cx, &mut read));
-            Poll::Ready(outcome.map(|()| consume(read.filled())).map_err(|error| wire_error(&error)))
+            Poll::Ready(outcome.map(|()| consume(read.filled())).map_err(|error| S::error(&error)))
         })
     }
 
-    /// Sends a request and waits for the head of its answer. An engine may answer before it has read the
+    /// Sends a request and waits for the head of its answer. A server may answer before it has read the
     /// whole request: then the rest is not sent, and the connection is not used again.
-    pub(super) async fn call(&mut self, head: &[u8], body: &[u8]) -> Result<Answered, Failed> {
+    pub(crate) async fn call(
+        &mut self,
+        head: &[u8],
+        body: &[u8],
+        kept: &[HeaderName],
+    ) -> Result<Answered, Failed> {
         let (mut sent, mut came) = (0, Vec::new());
         std::future::poll_fn(|cx| {
             let written = self.poll_write(cx, head, body, &mut sent);
             loop {
-                let taken = match self.poll_read(cx, |bytes| take_head(&mut came, bytes)) {
+                let taken = match self.poll_read(cx, |bytes| take_head(&mut came, bytes, kept)) {
                     Poll::Pending => break,
                     Poll::Ready(outcome) => outcome.and_then(|taken| taken),
                 };
@@ -126,7 +152,7 @@ impl Connection {
             }
             match written {
                 Err(_) if sent == 0 => Poll::Ready(Err(Failed::Unsent)),
-                Err(error) => Poll::Ready(Err(Failed::Broken(wire_error(&error)))),
+                Err(error) => Poll::Ready(Err(Failed::Broken(S::error(&error)))),
                 Ok(_) => Poll::Pending,
             }
         })
@@ -160,19 +186,8 @@ impl Connection {
     }
 }
 
-/// Classifies a failed read or write. The text names no address.
-fn wire_error(error: &io::Error) -> WireError {
-    match tls_problem(error) {
-        Some(problem) if is_tls_alert(error) => WireError::Refused(problem),
-        Some(problem) => WireError::Tls(problem),
-        // TLS without its end: somebody may have cut the answer.
-        None if error.kind() == io::ErrorKind::UnexpectedEof => WireError::Cut,
-        None => WireError::Io(error.kind()),
-    }
-}
-
 /// Parses a head from the bytes that have arrived; `None` while it is incomplete. `came` keeps earlier bytes.
-fn take_head(came: &mut Vec<u8>, bytes: &[u8]) -> Result<Option<Answered>, WireError> {
+fn take_head(came: &mut Vec<u8>, bytes: &[u8], kept: &[HeaderName]) -> Result<Option<Answered>, WireError> {
     if bytes.is_empty() {
         return Err(WireError::Cut);
     }
@@ -187,7 +202,7 @@ fn take_head(came: &mut Vec<u8>, bytes: &[u8]) -> Result<Option<Answered>, WireE
         }
         came.as_slice()
     };
-    if let Some((head, taken)) = wire::response(whole)? {
+    if let Some((head, taken)) = wire::response(whole, kept)? {
         let early = whole.get(taken..).unwrap_or_default().to_vec();
         return Ok(Some(Answered { head, early }));
     }

@@ -1,13 +1,13 @@
 //! The chunked transfer coding (RFC 9112, section 7.1), taken apart as the bytes come, wherever they are cut.
 
-use super::wire_error::WireError;
+use crate::WireError;
 
 /// Limit of chunk extensions and trailers in an answer, bytes. Their content is ignored.
 const MAX_ASIDE: u32 = 16 * 1024;
 
 /// Where a chunked body is.
 #[derive(Debug, Default)]
-pub(super) struct Chunked {
+pub struct Chunked {
     at: At,
     /// While the size is read: the size so far. Afterwards: the bytes left of the chunk's data.
     left: u64,
@@ -43,7 +43,7 @@ impl Chunked {
     ///
     /// # Errors
     /// A chunk is malformed, or its extensions or trailers are too long.
-    pub(super) fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
+    pub fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
         let mut rest = bytes;
         while self.at != At::Done {
             if self.at == At::Data {
@@ -65,7 +65,8 @@ impl Chunked {
     }
 
     /// Whether the last chunk has ended.
-    pub(super) fn is_done(&self) -> bool {
+    #[must_use]
+    pub fn is_done(&self) -> bool {
         self.at == At::Done
     }
 

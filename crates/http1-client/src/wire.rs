@@ -3,37 +3,33 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
-use super::{LegHeaders, chunked::Chunked, wire_error::WireError};
+use crate::{WireError, chunked::Chunked};
 
 /// Headers that an answer may have.
 const MAX_HEADERS: usize = 100;
-/// The headers of an answer that anything reads; no others are kept.
-static READ: [HeaderName; 6] = [
-    header::CONTENT_TYPE,
-    header::CONTENT_ENCODING,
-    header::RETRY_AFTER,
-    header::CONNECTION,
-    header::CONTENT_LENGTH,
-    header::TRANSFER_ENCODING,
-];
+/// The headers of an answer that the client itself reads.
+static READ: [HeaderName; 3] = [header::CONNECTION, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
 /// Heads that only inform (1xx) before the head of an answer.
 const MAX_INFORMATIONAL: usize = 16;
 /// Bytes that the head of an answer may have.
-pub(super) const MAX_HEAD: usize = 64 * 1024;
+pub const MAX_HEAD: usize = 64 * 1024;
 
 /// The head of an answer.
 #[derive(Debug)]
-pub(super) struct Head {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
-    pub(super) framing: Framing,
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers that are kept.
+    pub headers: HeaderMap,
+    /// How the body ends.
+    pub framing: Framing,
     /// Whether the connection can serve another request once the body is over.
-    pub(super) keep: bool,
+    pub keep: bool,
 }
 
 /// How a body ends, and where it is.
 #[derive(Debug)]
-pub(super) enum Framing {
+pub enum Framing {
     /// After this many more bytes.
     Length(u64),
     /// With its last chunk.
@@ -42,13 +38,14 @@ pub(super) enum Framing {
     ToEnd,
 }
 
-/// The head of a request, with a JSON body unless the headers name another content type; `None` when the
+/// The head of a request, whose body is JSON unless the headers name another content type; `None` when the
 /// address has characters that no request line may have.
-pub(super) fn request(
+#[must_use]
+pub fn request(
     method: &Method,
     authority: &str,
     path: &str,
-    headers: &LegHeaders,
+    headers: &[(HeaderName, HeaderValue)],
     length: usize,
 ) -> Option<Vec<u8>> {
     let visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -74,8 +71,11 @@ pub(super) fn request(
 }
 
 /// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only
-/// inform (1xx) are passed over.
-pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError> {
+/// inform (1xx) are passed over. Of the headers, those in `kept` are kept, and those of the framing.
+///
+/// # Errors
+/// [`WireError::Head`].
+pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize)>, WireError> {
     let mut at = 0;
     for _ in 0..=MAX_INFORMATIONAL {
         let rest = bytes.get(at..).unwrap_or_default();
@@ -94,7 +94,7 @@ pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError>
         if at > MAX_HEAD {
             return Err(WireError::Head("it is too long"));
         }
-        let head = head(&parsed)?;
+        let head = head(&parsed, kept)?;
         match head.status {
             StatusCode::SWITCHING_PROTOCOLS => return Err(WireError::Head("it switches protocols")),
             status if status.is_informational() => {}
@@ -104,12 +104,13 @@ pub(super) fn response(bytes: &[u8]) -> Result<Option<(Head, usize)>, WireError>
     Err(WireError::Head("too many heads that only inform"))
 }
 
-fn head(parsed: &httparse::Response<'_, '_>) -> Result<Head, WireError> {
+fn head(parsed: &httparse::Response<'_, '_>, kept: &[HeaderName]) -> Result<Head, WireError> {
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
     let status = status.ok_or(WireError::Head("it has no status"))?;
-    let mut headers = HeaderMap::with_capacity(READ.len());
+    let mut headers = HeaderMap::with_capacity(READ.len() + kept.len());
     for header in parsed.headers.iter() {
-        let Some(name) = READ.iter().find(|read| header.name.eq_ignore_ascii_case(read.as_str())) else {
+        let mut known = kept.iter().chain(&READ);
+        let Some(name) = known.find(|known| header.name.eq_ignore_ascii_case(known.as_str())) else {
             continue;
         };
         let value = HeaderValue::from_bytes(header.value);
@@ -160,7 +161,7 @@ impl Framing {
     ///
     /// # Errors
     /// [`WireError::Chunk`].
-    pub(super) fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
+    pub fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
         match self {
             Self::Length(left) => {
                 let length = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
@@ -180,7 +181,7 @@ impl Framing {
     ///
     /// # Errors
     /// [`WireError::Cut`] when it has one.
-    pub(super) fn cut(&mut self) -> Result<(), WireError> {
+    pub fn cut(&mut self) -> Result<(), WireError> {
         if !matches!(self, Self::ToEnd) {
             return Err(WireError::Cut);
         }
@@ -189,7 +190,8 @@ impl Framing {
     }
 
     /// Whether nothing more will come.
-    pub(super) fn is_done(&self) -> bool {
+    #[must_use]
+    pub fn is_done(&self) -> bool {
         match self {
             Self::Length(left) => *left == 0,
             Self::Chunked(chunked) => chunked.is_done(),
@@ -203,7 +205,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Result<Option<(Head, usize)>, WireError> {
-        response(text.as_bytes())
+        response(text.as_bytes(), &[header::CONTENT_TYPE, header::RETRY_AFTER])
     }
 
     fn whole(text: &str) -> Head {
@@ -217,12 +219,12 @@ mod tests {
         let expected = "POST /v1/chat/completions HTTP/1.1\r\nhost: h:1\r\ncontent-type: application/json\r\n\
                         content-length: 12\r\nx-request-id: 7\r\n\r\n";
         assert_eq!(String::from_utf8(head).unwrap(), expected);
-        let head = request(&Method::GET, "h:1", "/v1/responses/r?stream=true", &Vec::new(), 0).unwrap();
+        let head = request(&Method::GET, "h:1", "/v1/responses/r?stream=true", &[], 0).unwrap();
         assert_eq!(
             String::from_utf8(head).unwrap(),
             "GET /v1/responses/r?stream=true HTTP/1.1\r\nhost: h:1\r\n\r\n"
         );
-        let request = |authority, path| request(&Method::POST, authority, path, &Vec::new(), 0);
+        let request = |authority, path| request(&Method::POST, authority, path, &[], 0);
         assert_eq!(request("h:1\r\nx: y", "/"), None);
         assert_eq!(request("h:1", "/a b"), None);
     }
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn only_headers_that_something_reads_are_kept() {
+    fn only_named_headers_are_kept() {
         let text = "HTTP/1.1 200 OK\r\nDate: now\r\nContent-Type: a/b\r\nx-name: y\r\nRetry-After: 1\r\n\r\n";
         let headers = whole(text).headers;
         let kept: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
