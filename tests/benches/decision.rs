@@ -18,9 +18,9 @@ use pointsman_routing::{
     Decider, Decisions, NativeMode, Normalize, OnFailure, Origin, Picker, Program, Query, Routed, Router,
     RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, WeightedScorer, facts::Wants,
 };
-use pointsman_workers::{
-    DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex, Registry, Salt, WorkerId,
-    WorkerSpec,
+use pointsman_workers::{DpRank, Health, Leg, ModelName, Registry, WorkerId, WorkerSpec};
+use prefix_index::{
+    IndexConfig, Overlaps, Prefix, PrefixIndex, Salt,
     events::{Batch, KvEvent, Stored},
 };
 

@@ -1,9 +1,9 @@
-//! Assembles the modules that `src/main.rs` includes: the host's own files, and for every flaw the same files
+//! Assembles the modules that `src/main.rs` includes: files of the product, and for every flaw the same files
 //! with one rule broken.
 //!
-//! The host's files are compiled from where they are, with `cfg(loom)`; their `crate::sync` then gives them
-//! loom's types. Only a flaw is a text: one file of the host with one change, written to `OUT_DIR`. The host
-//! itself has no hooks for them.
+//! The files are compiled from where they are, with `cfg(loom)`; their `crate::sync` then gives them loom's
+//! types. Only a flaw is a text: one file with one change, written to `OUT_DIR`. The product itself has no hooks
+//! for them.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 
@@ -12,26 +12,28 @@ mod flaws;
 
 use flaws::{FLAWS, Flaw};
 
-/// The host's files under test, as modules.
-const FILES: [(&str, &str); 15] = [
-    ("breaker", "workers/src/breaker.rs"),
-    ("covers", "workers/src/index/covers.rs"),
-    ("gates", "workers/src/index/gates.rs"),
-    ("holder_rows", "workers/src/index/holder_rows.rs"),
-    ("holders", "workers/src/index/holders.rs"),
-    ("lockfree_map", "workers/src/index/lockfree_map.rs"),
-    ("lookup", "workers/src/index/lookup.rs"),
-    ("memory", "workers/src/index/memory.rs"),
-    ("reach", "workers/src/index/reach.rs"),
-    ("recorded", "workers/src/index/recorded.rs"),
-    ("segments", "workers/src/index/segments.rs"),
-    ("shared", "workers/src/index/shared.rs"),
-    ("ticker", "policy-runtime/src/ticker.rs"),
-    ("trail", "workers/src/index/trail.rs"),
-    ("tree", "workers/src/index/tree.rs"),
+/// The files under test, as modules.
+const FILES: [(&str, &str); 17] = [
+    ("breaker", "host/workers/src/breaker.rs"),
+    ("covers", "crates/prefix-index/src/index/covers.rs"),
+    ("gates", "crates/prefix-index/src/index/gates.rs"),
+    ("holder_rows", "crates/prefix-index/src/index/holder_rows.rs"),
+    ("holders", "crates/prefix-index/src/index/holders.rs"),
+    ("invariants", "crates/prefix-index/src/index/invariants.rs"),
+    ("locate", "crates/prefix-index/src/index/locate.rs"),
+    ("lockfree_map", "crates/prefix-index/src/index/lockfree_map.rs"),
+    ("lookup", "crates/prefix-index/src/index/lookup.rs"),
+    ("memory", "crates/prefix-index/src/index/memory.rs"),
+    ("reach", "crates/prefix-index/src/index/reach.rs"),
+    ("recorded", "crates/prefix-index/src/index/recorded.rs"),
+    ("segments", "crates/prefix-index/src/index/segments.rs"),
+    ("shared", "crates/prefix-index/src/index/shared.rs"),
+    ("ticker", "host/policy-runtime/src/ticker.rs"),
+    ("trail", "crates/prefix-index/src/index/trail.rs"),
+    ("tree", "crates/prefix-index/src/index/tree.rs"),
 ];
 
-/// The files of `src/models`; each has the models of the host's file of the same name.
+/// The files of `src/models`; each has the models of the file of the same name.
 const MODELS: [&str; 5] = ["breaker", "lockfree_map", "lookup", "ticker", "tree"];
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -59,10 +61,10 @@ fn main() -> Result<()> {
 /// Returns a module with all files and models. The file that a flaw changes is its changed copy.
 fn module(here: &str, out: &str, name: &str, flaw: Option<&Flaw>) -> Result<String> {
     let mut module = format!("#[allow(dead_code, unreachable_pub, clippy::all)]\npub(crate) mod {name} {{\n");
-    // The host's files import it from their parent.
+    // The files import it from their parent.
     module += "pub(crate) use crate::id::Candidate;\n";
     for (file, path) in FILES {
-        let mut path = format!("{here}/../../host/{path}");
+        let mut path = format!("{here}/../../{path}");
         println!("cargo::rerun-if-changed={path}");
         if let Some(flaw) = flaw.filter(|flaw| flaw.file == file) {
             let changed = format!("{out}/{name}_{file}.rs");

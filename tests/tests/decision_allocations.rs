@@ -11,9 +11,8 @@ use pointsman_routing::{
     Decider, Decisions, NativeMode, Normalize, OnFailure, Origin, Picker, Program, Query, Router,
     RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, WeightedScorer, facts::Wants,
 };
-use pointsman_workers::{
-    Health, IndexConfig, Leg, ModelName, Prefix, PrefixIndex, Registry, Salt, WorkerSpec,
-};
+use pointsman_workers::{Health, Leg, ModelName, Registry, WorkerSpec};
+use prefix_index::{IndexConfig, Prefix, PrefixIndex, Salt};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

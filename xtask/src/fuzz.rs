@@ -1,4 +1,4 @@
-//! `fuzz`: runs the targets of `fuzz/` with cargo-fuzz.
+//! `fuzz`: runs the targets of `fuzz/` and `crates/*/fuzz/` with cargo-fuzz.
 
 use std::process::Command;
 
@@ -6,11 +6,11 @@ use anyhow::{Context as _, bail};
 
 use crate::sh;
 
-const TARGETS: [&str; 6] = ["kv_events", "zmtp", "sse", "json_splice", "http", "sequence"];
+const TARGETS: [&str; 7] = ["kv_events", "zmtp", "sse", "json_splice", "http", "sequence", "byte_bpe"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Targets: `kv_events`, `zmtp`, `sse`, `json_splice`, `http`, `sequence`.
+    /// Targets: `kv_events`, `zmtp`, `sse`, `json_splice`, `http`, `sequence`, `byte_bpe`.
     #[arg(required_unless_present = "all")]
     targets: Vec<String>,
     /// Run every target, one after the other.

@@ -13,7 +13,7 @@ use anyhow::{Context as _, ensure};
 use crate::{bench::gateway, fleet, setup, sh};
 
 /// What the gateway is built from.
-const SOURCES: [&str; 5] = ["host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
+const SOURCES: [&str; 6] = ["crates", "host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

@@ -16,6 +16,7 @@ mod graph;
 mod modules;
 mod rules;
 mod sizes;
+mod standalone;
 mod syntax;
 
 use modules::Crate;

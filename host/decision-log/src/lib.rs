@@ -5,7 +5,7 @@
 //! [`FileHeader`], then one [`LoggedRequest`] for each request in the order in which they ended. Neither
 //! holds text of a prompt or an answer.
 
-use pointsman_workers::Prefix;
+use prefix_index::Prefix;
 use serde::{Deserialize, Serialize};
 
 /// Value of [`FileHeader::log`].
@@ -214,7 +214,7 @@ fn is_logged(depth: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use pointsman_workers::Salt;
+    use prefix_index::Salt;
 
     use super::*;
 

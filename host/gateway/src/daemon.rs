@@ -6,9 +6,10 @@ use ::http::HeaderValue;
 use pointsman_orchestration::AdmissionQueue;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
-    IndexConfig, PrefixIndex, Registry, WorkerId,
+    Registry, WorkerId,
     probe::{ProbeConfig, Prober},
 };
+use prefix_index::{IndexConfig, PrefixIndex};
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -18,7 +18,7 @@ use serde_json::json;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::{
-    openai::{endpoint::Endpoint, error::ApiError, json::shortened, rate_limit::RateHeaders},
+    openai::{endpoint::Endpoint, error::ApiError, rate_limit::RateHeaders, short_text::shortened},
     openapi,
     state::{SharedState, State},
     upstream::{ConnectionPool, Upstream},

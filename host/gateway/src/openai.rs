@@ -8,7 +8,6 @@ mod error_body;
 pub(crate) mod form;
 pub(crate) mod hide;
 pub(crate) mod hints;
-pub(crate) mod json;
 pub(crate) mod limits;
 pub(crate) mod rate_limit;
 pub(crate) mod request;
@@ -16,6 +15,7 @@ pub(crate) mod request_error;
 pub(crate) mod request_id;
 pub(crate) mod reserved;
 pub(crate) mod seen;
+pub(crate) mod short_text;
 pub(crate) mod trace_context;
 
-pub(crate) use pointsman_sse as sse;
+pub(crate) use ::sse;

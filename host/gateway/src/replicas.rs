@@ -13,7 +13,8 @@ use pointsman_replicas::{
     Credentials, Exchange, MAX_NAME, ReplicasConfig, SharedStates, Status, TlsFiles, slot_name,
 };
 use pointsman_routing::SharedState;
-use pointsman_workers::{Journal, JournalEntry, PrefixIndex, Registry};
+use pointsman_workers::{Journal, JournalEntry, Registry};
+use prefix_index::PrefixIndex;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

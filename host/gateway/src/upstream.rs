@@ -1,4 +1,5 @@
-//! The HTTP/1.1 client for engines: pooled connections, no Nagle, errors that say whether anything was sent.
+//! Calls to engines over the HTTP/1.1 client of the crate `http1-client`: TLS, limits of times and sizes, errors
+//! that say whether anything was sent.
 //!
 //! Knows addresses and bytes. The connectors know what the bytes mean, and the leg state machine what a
 //! failure means.
@@ -7,13 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use http1_client::{Connection, WireError, wire};
 use pointsman_workers::{LogLimit, is_local_shortage};
 use tokio::time::Instant;
 
 mod back_pressure;
 mod body;
-mod chunked;
-mod connection;
 mod destination;
 mod pause;
 mod pool;
@@ -21,17 +21,15 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod upgrade;
-mod wire;
-mod wire_error;
 
 pub(crate) use body::Body;
-use connection::{Connection, Failed};
+use body::ObservedCall;
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::PauseLimits;
 pub(crate) use pool::ConnectionPool;
+use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
-pub(crate) use wire_error::WireError;
 
 /// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
@@ -158,47 +156,29 @@ impl Upstream {
         Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
 
-    /// Makes one call, over an idle connection if there is one. The engine may have closed an idle
-    /// connection: then nothing was sent, and the call is made over another one.
+    /// Makes one call, over an idle connection if there is one. A connection that was verified with other
+    /// files or another name than those in force is closed.
     async fn call(
         &self,
         (to, parts): (&Destination, Parts<'_>),
         head: &[u8],
         body: &[u8],
     ) -> Result<Response<Body>, CallError> {
-        loop {
-            let idle = self.pool.take_idle(to, parts.origin);
-            let fresh = idle.is_none();
-            let mut connection = match idle {
-                Some(connection) => connection,
-                // Boxed, as all that few calls need: each call has room for the largest of its steps.
-                None => Box::pin(self.connect(to, parts)).await?,
-            };
-            match connection.call(head, body).await {
-                Ok(mut answered) => {
-                    let mut response = Response::new(());
-                    *response.status_mut() = answered.head.status;
-                    *response.headers_mut() = std::mem::take(&mut answered.head.headers);
-                    let wrap = |()| Body::new(answered, connection, self.pool.clone());
-                    return Ok(response.map(wrap));
-                }
-                Err(Failed::Unsent) if !fresh => {}
-                Err(Failed::Unsent) => {
-                    return Err(CallError::Connect(
-                        "the engine closed the connection before it took the request".to_owned(),
-                    ));
-                }
-                Err(Failed::Refused(problem)) => return Err(CallError::Connect(problem)),
-                Err(Failed::Broken(error)) => return Err(error.into()),
-            }
-        }
+        let is_current = |stream: &EngineStream| stream.is_current(to, self.pool.tls());
+        let connect = || self.connect(to, parts);
+        let called = self.pool.idle.call(parts.origin, (head, body), is_current, connect).await;
+        Ok(called?.map(Body::from))
     }
 
     /// Connects; with TLS, its handshake counts.
-    async fn connect(&self, to: &Destination, parts: Parts<'_>) -> Result<Box<Connection>, CallError> {
-        let open = Connection::open(to, parts, self.pool.tls());
+    async fn connect(
+        &self,
+        to: &Destination,
+        parts: Parts<'_>,
+    ) -> Result<Box<Connection<EngineStream, ObservedCall>>, CallError> {
+        let open = EngineStream::open(to, parts, self.pool.tls());
         match tokio::time::timeout(self.connect_timeout, open).await {
-            Ok(Ok(connection)) => Ok(connection),
+            Ok(Ok(stream)) => Ok(Connection::new(stream, parts.origin)),
             Ok(Err(error)) if is_local_shortage(&error) => Err(shortage(&error)),
             Ok(Err(error)) => Err(CallError::Connect(error.to_string())),
             Err(_) => Err(CallError::Connect(format!("no connection within {:?}", self.connect_timeout))),
@@ -381,12 +361,29 @@ async fn beginning(mut body: Body) -> Result<Bytes, CallError> {
     Ok(text.into())
 }
 
+impl From<http1_client::CallError<Self>> for CallError {
+    fn from(error: http1_client::CallError<Self>) -> Self {
+        match error {
+            http1_client::CallError::Connect(error) => error,
+            http1_client::CallError::Unsent => {
+                Self::Connect("the engine closed the connection before it took the request".to_owned())
+            }
+            http1_client::CallError::Refused(problem) => Self::Connect(problem),
+            http1_client::CallError::Wire(error) => error.into(),
+        }
+    }
+}
+
 impl From<WireError> for CallError {
     /// The text contains no address, so a client may see it (A5).
     fn from(error: WireError) -> Self {
         match error {
-            WireError::Head(_) | WireError::Chunk => Self::Protocol(error.to_string()),
-            WireError::Cut | WireError::Refused(_) | WireError::Tls(_) | WireError::Io(_) => {
+            WireError::Head(problem) => {
+                Self::Protocol(format!("the head of the engine's answer is not HTTP/1.1: {problem}"))
+            }
+            WireError::Chunk => Self::Protocol("the engine's answer has an invalid chunk".to_owned()),
+            WireError::Cut => Self::Broken("the engine closed the connection within its answer".to_owned()),
+            WireError::Refused(_) | WireError::Transport(_) | WireError::Io(_) => {
                 Self::Broken(error.to_string())
             }
         }

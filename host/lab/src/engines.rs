@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use pointsman_sim::core::{BatchEngine, BatchLimits, CacheChange, StepTime};
-use pointsman_workers::{
-    DpRank, Health, Registry, Role, SpecError, Worker, WorkerId, WorkerSpec,
-    events::{Batch, KvEvent, Stored, Tier},
-};
+use pointsman_workers::{DpRank, Health, Registry, Role, SpecError, Worker, WorkerId, WorkerSpec};
+use prefix_index::events::{Batch, KvEvent, Stored, Tier};
 use tokio::time::Duration;
 
 use crate::{

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{BlockHash, Prefix, Salt, block_hashes};
+use pointsman_workers::BlockHash;
+use prefix_index::{Prefix, Salt, block_hashes};
 
 use crate::trace::{Trace, TraceRequest};
 

@@ -11,7 +11,8 @@ use std::{
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use pointsman_orchestration::{SessionChange, Sessions};
-use pointsman_workers::{Journal, JournalEntry, LogLimit, PrefixIndex, Registry};
+use pointsman_workers::{Journal, JournalEntry, LogLimit, Registry};
+use prefix_index::PrefixIndex;
 use rand::RngExt as _;
 use tokio::{
     sync::watch,

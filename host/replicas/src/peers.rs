@@ -10,7 +10,8 @@ use std::{
 };
 
 use pointsman_orchestration::SessionChange;
-use pointsman_workers::{DpRank, Prefix, Snapshot, WorkerId, name_hash};
+use pointsman_workers::{DpRank, Snapshot, WorkerId, name_hash};
+use prefix_index::Prefix;
 use tokio::time::Instant;
 
 use crate::{

@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use pointsman_orchestration::BindingKey;
-use pointsman_workers::{BlockHash, DpRank, Leg, LoadValues, Prefix, WorkerId, WorkerKey};
+use pointsman_workers::{BlockHash, DpRank, Leg, LoadValues, WorkerId, WorkerKey};
+use prefix_index::Prefix;
 
 mod reader;
 mod writer;

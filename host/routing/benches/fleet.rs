@@ -14,8 +14,10 @@ use pointsman_routing::{
     Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, facts::Wants,
 };
 use pointsman_workers::{
-    Booking, BookingRequest, DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex,
-    Registry, Salt, Snapshot, WorkerId, WorkerSpec,
+    Booking, BookingRequest, DpRank, Health, Leg, ModelName, Registry, Snapshot, WorkerId, WorkerSpec,
+};
+use prefix_index::{
+    IndexConfig, Overlaps, Prefix, PrefixIndex, Salt,
     events::{Batch, KvEvent, Stored},
 };
 use tokio::time::Instant;

@@ -16,7 +16,8 @@ use pointsman_routing::{
     Call, DecisionContext, Decisions, Failure, OnFailure, Policy, PolicyInfo, Program, Query, Router,
     RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, facts::Wants,
 };
-use pointsman_workers::{BlockHash, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, WorkerSpec};
+use pointsman_workers::{BlockHash, Health, Leg, ModelName, Registry, WorkerSpec};
+use prefix_index::{IndexConfig, PrefixIndex};
 use tokio::time::{Duration, Instant};
 
 #[path = "common/scorer.rs"]

@@ -15,9 +15,9 @@ use pointsman_routing::{
     Decisions, NativeMode, OnFailure, Program, Query, Router, RouterConfig, RouterConfigOverride,
     RoutingRequest, Slot, SlotSet, Slots, facts::Wants,
 };
-use pointsman_workers::{
-    DpRank, Health, IndexConfig, Leg, ModelName, Overlaps, Prefix, PrefixIndex, Registry, Salt, WorkerId,
-    WorkerSpec,
+use pointsman_workers::{DpRank, Health, Leg, ModelName, Registry, WorkerId, WorkerSpec};
+use prefix_index::{
+    IndexConfig, Overlaps, Prefix, PrefixIndex, Salt,
     events::{Batch, KvEvent, Stored},
 };
 

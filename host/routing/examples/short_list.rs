@@ -19,9 +19,8 @@ use pointsman_routing::{
     Call, CandidateId, CostTerms, DecisionContext, Failure, OnFailure, Policy, PolicyInfo, Program, Query,
     Router, RouterConfig, RouterConfigOverride, RoutingRequest, Slot, SlotSet, Slots, cost,
 };
-use pointsman_workers::{
-    Health, IndexConfig, Leg, ModelName, Prefix, PrefixIndex, Registry, Salt, Snapshot, WorkerSpec,
-};
+use pointsman_workers::{Health, Leg, ModelName, Registry, Snapshot, WorkerSpec};
+use prefix_index::{IndexConfig, Prefix, PrefixIndex, Salt};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use tokio::time::Instant;
 

@@ -2,7 +2,8 @@
 //! blocks after admission, cached blocks. Read once for each decision, so that every policy of the slot, the
 //! shadow and the receipt see the same values.
 
-use pointsman_workers::{Overlaps, Pool, PrefixIndex};
+use pointsman_workers::Pool;
+use prefix_index::{Overlaps, PrefixIndex};
 
 use crate::{
     config::RouterConfig,
@@ -144,7 +145,7 @@ impl Inputs {
         holders.clear();
         index.matches(prefix.hashes(), overlaps);
         let [device, host, disk] = cached;
-        overlaps.for_each_holder(pool, |row, matched| {
+        overlaps.for_each_holder(pool.rows(), |row, matched| {
             holders.push(row);
             let row = row as usize;
             let mut blocks = prefix.blocks(matched.device);

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{DpRank, Leg, ModelName, Prefix, Snapshot, WorkerId, WorkerSpec};
+use pointsman_workers::{DpRank, Leg, ModelName, Snapshot, WorkerId, WorkerSpec};
+use prefix_index::Prefix;
 
 use crate::{config::RouterConfigOverride, policy::Call};
 

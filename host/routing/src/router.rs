@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{BookingRequest, Candidate, Pool, PrefixIndex};
+use pointsman_workers::{BookingRequest, Candidate, Pool};
+use prefix_index::PrefixIndex;
 use tokio::time::Instant;
 
 use crate::{

@@ -19,7 +19,8 @@ use std::{
 };
 
 use pointsman_tokens::{ChatOptions, PromptForm, Tokenizer};
-use pointsman_workers::{BlockHash, PrefixBuilder, Salt};
+use pointsman_workers::BlockHash;
+use prefix_index::{PrefixBuilder, Salt};
 use rustix::time::{ClockId, clock_gettime};
 
 const TURNS: usize = 20;

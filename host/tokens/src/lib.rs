@@ -15,7 +15,6 @@ mod byte_cache;
 mod content_format;
 mod encode;
 mod error;
-mod fast;
 mod folder;
 mod json;
 mod messages;

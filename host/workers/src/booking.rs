@@ -12,11 +12,11 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use prefix_index::Prefix;
 
 use crate::{
     columns::{Position, RankView},
     id::Leg,
-    prefix::Prefix,
 };
 
 mod booked;

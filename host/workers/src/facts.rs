@@ -8,8 +8,6 @@ use crate::id::Role;
 
 /// Most data-parallel ranks of a worker, configured or reported.
 pub(crate) const MAX_DP_SIZE: u32 = 4_096;
-/// Largest block in tokens that is believed, configured or reported.
-pub(crate) const MAX_BLOCK_SIZE: u32 = 65_536;
 
 /// A fact that both the configuration and the engine may state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]

@@ -11,12 +11,12 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use prefix_index::{PrefixIndex, events::Batch};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    events::{Batch, FeedConfig, FeedCounters, Sink, run},
+    events::{FeedConfig, FeedCounters, Sink, run},
     id::{DpRank, WorkerId},
-    index::PrefixIndex,
     log_limit::LogLimit,
     registry::{Followed, Registry},
     spec::rank_endpoint,

@@ -1,4 +1,4 @@
-//! Workers: their description, health and load, and the prompt prefixes in their KV caches.
+//! Workers: their description, health and load, and the feeds of their KV events.
 //!
 //! Contains no HTTP server and no Wasm. `routing` reads its snapshots; `gateway` feeds it.
 
@@ -14,12 +14,11 @@ mod feeds;
 mod hash;
 mod id;
 mod in_flight;
-mod index;
+mod invariant;
 mod log_limit;
 mod os_errors;
 mod per_leg;
 mod pool;
-mod prefix;
 pub mod probe;
 mod registry;
 mod spec;
@@ -36,15 +35,14 @@ pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use columns::{EngineLoad, RankView};
 pub use facts::{Contradiction, EngineFacts, FactName};
 pub use feeds::{FeedStatus, Feeds};
-pub use hash::{Salt, block_hashes, name_hash};
+pub use hash::name_hash;
 pub use id::{BlockHash, DpRank, Engine, Leg, ModelName, Role, UnknownName, WorkerId};
 pub use in_flight::InFlight;
-pub use index::{IndexConfig, IndexStats, Matched, Overlaps, PrefixIndex};
+pub use invariant::Invariant;
 pub use log_limit::LogLimit;
 pub use os_errors::is_local_shortage;
 pub use per_leg::PerLeg;
 pub use pool::{CandidateIds, Pool};
-pub use prefix::{Prefix, PrefixBuilder};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};

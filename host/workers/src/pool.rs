@@ -13,6 +13,7 @@ mod ids;
 
 use groups::Groups;
 pub use ids::CandidateIds;
+use prefix_index::CandidateRows;
 
 use crate::{
     booking::RankLoad,
@@ -131,9 +132,11 @@ impl Pool {
         self.serial
     }
 
-    /// Returns the rows, sorted by candidate.
-    pub(crate) fn by_id(&self) -> &[((WorkerId, DpRank), u32)] {
-        &self.by_id
+    /// Returns the candidates for lookups in the prefix index.
+    #[inline]
+    #[must_use]
+    pub fn rows(&self) -> CandidateRows<'_> {
+        CandidateRows { serial: self.serial, by_id: &self.by_id }
     }
 
     /// Returns whether every candidate is eligible whatever its load.

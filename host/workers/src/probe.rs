@@ -5,6 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use prefix_index::PrefixIndex;
 use tokio::{
     sync::{Semaphore, watch},
     time::Instant,
@@ -13,7 +14,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     facts::EngineFacts,
-    index::PrefixIndex,
     log_limit::LogLimit,
     registry::{Followed, Registry},
     tls::EngineTls,

@@ -1,9 +1,9 @@
 //! Synchronisation primitives of the lock-free code, so that the loom model checker can replace them.
 //!
-//! Normal builds get std's atomics, `arc-swap` and tokio's clock. `tests/models` compiles the
-//! files that import from here with `cfg(loom)` and supplies the checker's versions as `crate::loom_types`.
+//! Normal builds get std's atomics and tokio's clock. `tests/models` compiles the files that import from
+//! here with `cfg(loom)` and supplies the checker's versions as `crate::loom_types`.
 
 #[cfg(loom)]
-pub(crate) use crate::loom_types::{ArcSwap, Instant, atomic};
+pub(crate) use crate::loom_types::{Instant, atomic};
 #[cfg(not(loom))]
-pub(crate) use {arc_swap::ArcSwap, std::sync::atomic, tokio::time::Instant};
+pub(crate) use {std::sync::atomic, tokio::time::Instant};

@@ -4,16 +4,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pointsman_workers::{
-    BlockHash, BookingRequest, DpRank, IndexStats, Leg, Prefix, PrefixIndex, Registry, Salt, WorkerId,
-    WorkerSpec,
-};
+use pointsman_workers::{BlockHash, BookingRequest, DpRank, Leg, Registry, WorkerId, WorkerSpec};
+use prefix_index::{IndexStats, Prefix, PrefixIndex, Salt};
 use tokio::time::Instant;
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 
-#[path = "support/filling.rs"]
+#[path = "../../../crates/prefix-index/tests/support/filling.rs"]
 mod filling;
 
 use filling::{BLOCK, MIB, chain, index, rss, send_events};

@@ -8,7 +8,8 @@ use std::{
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use pointsman_workers::events::{Batch, FeedConfig, FeedCounters, KvEvent, Sink, run};
+use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
+use prefix_index::events::{Batch, KvEvent};
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinHandle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};

@@ -1,7 +1,7 @@
-//! Checks the host's lock-free code with the loom model checker: every interleaving of a small scenario,
+//! Checks the lock-free code with the loom model checker: every interleaving of a small scenario,
 //! within a bound of preemptions.
 //!
-//! The code under test is the host's own files, compiled with `cfg(loom)`. Each model has to hold, and has to
+//! The code under test is the product's own files, compiled with `cfg(loom)`. Each model has to hold, and has to
 //! fail when one of the rules it stands for is broken (`build/flaws.rs`). A model runs in a process of its
 //! own, because the checker ends the process at the first failure.
 
@@ -16,7 +16,7 @@ use std::{
 mod loom_types;
 mod sync;
 
-/// The ids that the host's files import from their crate.
+/// The ids that the files import from their crate.
 pub(crate) mod id {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub(crate) struct BlockHash(pub(crate) u64);
@@ -30,7 +30,7 @@ pub(crate) mod id {
     pub(crate) type Candidate = (WorkerId, DpRank);
 }
 
-/// The cache tiers and kinds of cache groups that the host's files import from their crate.
+/// The cache tiers and kinds of cache groups that the files import from their crate.
 pub(crate) mod events {
     #[allow(dead_code)]
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,25 +47,6 @@ pub(crate) mod events {
         Window(u32),
         State,
         Other,
-    }
-}
-
-/// What the host's files read of a pool. No model looks up the rows of one.
-pub(crate) mod pool {
-    use super::id::{DpRank, WorkerId};
-
-    #[derive(Debug)]
-    pub(crate) struct Pool;
-
-    #[allow(dead_code)]
-    impl Pool {
-        pub(crate) fn serial(&self) -> u64 {
-            0
-        }
-
-        pub(crate) fn by_id(&self) -> &[((WorkerId, DpRank), u32)] {
-            &[]
-        }
     }
 }
 

@@ -6,7 +6,7 @@ use dynamo_kv_router::{
     ConcurrentRadixTreeCompressed, LocalBlockHash, RouterEvent, ThreadPoolIndexer,
     zmq_wire::ZmqEventNormalizer,
 };
-use pointsman_workers::{BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, WorkerId, events::Batch};
+use prefix_index::{BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, WorkerId, events::Batch};
 
 use crate::{
     engine::Tenant,

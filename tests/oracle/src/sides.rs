@@ -6,7 +6,7 @@ use dynamo_kv_router::{
     protocols::{BlockHashOptions, WorkerWithDpRank, compute_block_hash_for_seq},
     zmq_wire::{ZmqEventNormalizer, decode_event_batch},
 };
-use pointsman_workers::{
+use prefix_index::{
     BlockHash, DpRank, Salt, WorkerId, block_hashes,
     events::{Batch, decode_batch},
 };

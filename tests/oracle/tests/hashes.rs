@@ -4,7 +4,7 @@ use dynamo_kv_router::protocols::{
     BlockExtraInfo, BlockHashOptions, BlockMmObjectInfo, compute_block_hash_for_seq,
     compute_seq_hash_for_block,
 };
-use pointsman_workers::{Prefix, Salt};
+use prefix_index::{Prefix, Salt};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::StdRng};
 
 struct Case {

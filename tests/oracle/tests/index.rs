@@ -11,7 +11,7 @@ use pointsman_oracle::{
     sides::{Who, our_batch, our_hashes, ours, their_event, their_hashes, theirs},
     wire,
 };
-use pointsman_workers::{IndexConfig, Overlaps, PrefixIndex, WorkerId};
+use prefix_index::{IndexConfig, Overlaps, PrefixIndex, WorkerId};
 use proptest::prelude::*;
 
 const BLOCK: usize = 4;

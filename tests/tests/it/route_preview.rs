@@ -6,7 +6,8 @@ use pointsman_gateway::config::{LegOrder, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
-use pointsman_workers::{Booking, BookingRequest, Leg, Prefix, Refusal, Worker, WorkerId};
+use pointsman_workers::{Booking, BookingRequest, Leg, Refusal, Worker, WorkerId};
+use prefix_index::Prefix;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";

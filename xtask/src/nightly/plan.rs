@@ -80,7 +80,9 @@ const ROWS: &[Row] = &[
         minutes: 30,
         purpose: "ten million blocks within the memory budget, workers that join and leave",
         missing: || None,
-        commands: || MEMORY_TESTS.iter().map(|(file, name)| memory_test(file, name)).collect(),
+        commands: || {
+            MEMORY_TESTS.iter().map(|(package, file, name)| memory_test(package, file, name)).collect()
+        },
     },
     Row {
         name: "models",
@@ -140,15 +142,15 @@ const ROWS: &[Row] = &[
     },
 ];
 
-/// Tests of the index's memory: file and name. Each runs in a process of its own, so that none counts
+/// Tests of the index's memory: package, file and name. Each runs in a process of its own, so that none counts
 /// another's memory.
-const MEMORY_TESTS: [(&str, &str); 6] = [
-    ("churn", "h4_workers_that_join_and_leave_leak_nothing"),
-    ("churn", "h4_five_thousand_workers_join_and_leave_at_once"),
-    ("memory", "h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts"),
-    ("memory", "h4_ten_million_blocks_by_events_stay_within_the_budget"),
-    ("memory", "h4_ten_million_blocks_by_one_engine_s_events_stay_within_the_budget"),
-    ("memory", "h4_twenty_million_blocks_by_decisions_stay_within_the_budget"),
+const MEMORY_TESTS: [(&str, &str, &str); 6] = [
+    ("pointsman-workers", "churn", "h4_workers_that_join_and_leave_leak_nothing"),
+    ("pointsman-workers", "churn", "h4_five_thousand_workers_join_and_leave_at_once"),
+    ("prefix-index", "memory", "h4_evicting_a_block_takes_the_same_time_for_shallow_and_deep_prompts"),
+    ("prefix-index", "memory", "h4_ten_million_blocks_by_events_stay_within_the_budget"),
+    ("prefix-index", "memory", "h4_ten_million_blocks_by_one_engine_s_events_stay_within_the_budget"),
+    ("prefix-index", "memory", "h4_twenty_million_blocks_by_decisions_stay_within_the_budget"),
 ];
 
 impl Row {
@@ -175,9 +177,9 @@ fn xtask(args: &[&str]) -> Command {
     command
 }
 
-fn memory_test(file: &str, name: &str) -> Command {
+fn memory_test(package: &str, file: &str, name: &str) -> Command {
     let mut test = sh::cargo();
-    test.args(["test", "--release", "--locked", "--package", "pointsman-workers", "--test", file, name]);
+    test.args(["test", "--release", "--locked", "--package", package, "--test", file, name]);
     test.args(["--", "--exact", "--include-ignored", "--nocapture"]);
     test
 }
@@ -211,8 +213,9 @@ mod tests {
 
     #[test]
     fn the_memory_tests_exist() {
-        for (file, name) in MEMORY_TESTS {
-            let path = sh::root().join("host/workers/tests").join(format!("{file}.rs"));
+        for (package, file, name) in MEMORY_TESTS {
+            let folder = if package == "prefix-index" { "crates/prefix-index" } else { "host/workers" };
+            let path = sh::root().join(folder).join("tests").join(format!("{file}.rs"));
             let source = std::fs::read_to_string(path).unwrap();
             assert!(source.contains(&format!("fn {name}(")), "{file}.rs has no test {name}");
         }

@@ -86,3 +86,16 @@ fn read(file: &Path, path: Vec<String>, root: bool, modules: &mut Vec<Module>) -
     }
     Ok(())
 }
+
+/// Finds every Rust file below a folder, tests included.
+pub(super) fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() && !path.ends_with("target") {
+            rust_files(&path, found)?;
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push(path);
+        }
+    }
+    Ok(())
+}

@@ -22,7 +22,7 @@ use super::{
     big_numbers::with_texts,
     refuse::{invalid, refuse, worker_id},
 };
-use crate::{openai::json::shortened, state::State};
+use crate::{openai::short_text::shortened, state::State};
 
 /// Time of a lease that asks for none.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);

@@ -13,7 +13,7 @@ use crate::{
     http::request_id,
     openai::{
         error::{self, ApiError},
-        json::shortened,
+        short_text::shortened,
     },
 };
 

@@ -17,7 +17,7 @@ use super::{
     big_numbers::with_texts,
     refuse::{invalid, no_worker, refuse, worker_id},
 };
-use crate::{openai::json::shortened, state::State};
+use crate::{openai::short_text::shortened, state::State};
 
 /// `GET /workers`.
 pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {

@@ -3,9 +3,9 @@
 //! docs/behaviour.md has the table of these fields, with the file of each engine that reads them.
 
 use bytes::Bytes;
+use json_splice::{Edit, JsonBody};
 
 use crate::openai::{
-    json::{Edit, JsonBody},
     request::Request,
     reserved::{CONTAINERS, RESERVED_FIELDS},
 };

@@ -4,16 +4,14 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use json_splice::Edit;
 use pointsman_workers::Role;
 use serde_json::json;
 
 use pointsman_orchestration::HandoffKind;
 
 use super::{Abort, Connector, IdDetail, LegContext, RequestToken, clean, rooms};
-use crate::{
-    openai::json::Edit,
-    openai::request::{Endpoint, Request},
-};
+use crate::openai::request::{Endpoint, Request};
 
 /// The bootstrap host that means a transfer without a partner: SGLang warms up its workers with it
 /// (`srt/disaggregation/utils.py`, `FAKE_BOOTSTRAP_HOST`).

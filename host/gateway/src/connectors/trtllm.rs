@@ -2,6 +2,7 @@
 //! generation leg is the original with the ids in the prompt's place.
 
 use bytes::Bytes;
+use json_splice::{Edit, JsonBody};
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
@@ -9,7 +10,6 @@ use pointsman_orchestration::HandoffKind;
 
 use super::{Connector, LegContext, PrefillAnswer, Target, clean, token_header};
 use crate::{
-    openai::json::{Edit, JsonBody},
     openai::request::{Endpoint, Request},
     upstream::LegHeaders,
 };

@@ -2,10 +2,10 @@
 //! cannot be split.
 
 use http::{HeaderName, HeaderValue};
+use json_splice::{Edit, JsonBody};
 
 use super::{LegContext, Target, clean, token_header};
 use crate::{
-    openai::json::{Edit, JsonBody},
     openai::request::{Endpoint, Request},
     upstream::LegHeaders,
 };

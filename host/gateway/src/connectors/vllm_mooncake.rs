@@ -2,12 +2,13 @@
 //! Both are known before prefill, so the legs run together.
 
 use bytes::Bytes;
+use json_splice::Edit;
 use serde_json::json;
 
 use pointsman_orchestration::HandoffKind;
 
 use super::{Connector, LegContext, Target, clean, vllm};
-use crate::{openai::json::Edit, openai::request::Request, upstream::LegHeaders};
+use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
 #[derive(Debug)]

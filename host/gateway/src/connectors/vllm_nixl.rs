@@ -2,13 +2,14 @@
 //! the client's own body. Both legs carry the same `X-Request-Id`.
 
 use bytes::Bytes;
+use json_splice::JsonBody;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use pointsman_orchestration::HandoffKind;
 
 use super::{Connector, LegContext, PrefillAnswer, Target, clean, vllm};
-use crate::{openai::json::JsonBody, openai::request::Request, upstream::LegHeaders};
+use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
 #[derive(Debug)]

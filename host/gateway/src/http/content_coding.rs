@@ -17,7 +17,7 @@ use zstd::stream::{
 use super::body_bytes::reserve;
 use crate::{
     budget::Share,
-    openai::{error::ApiError, json::shortened},
+    openai::{error::ApiError, short_text::shortened},
 };
 
 /// Bytes that are decoded at once. They are at most 1 MB of gzip.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{DataThread, arrival::Arrival, auth, peer::Sender, request_id};
 use crate::{
-    openai::{error::ApiError, json::shortened},
+    openai::{error::ApiError, short_text::shortened},
     orchestrate::{availability::servable_models, no_worker_registered},
 };
 

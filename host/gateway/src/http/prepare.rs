@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::http::{HeaderMap, Response};
 use bytes::Bytes;
+use json_splice::JsonBody;
 use pointsman_routing::{Purpose, RoutingRequest};
 use pointsman_workers::{Leg, ModelName, WorkerId};
 use tokio::time::{Duration, Instant};
@@ -15,7 +16,6 @@ use crate::{
         canary,
         error::ApiError,
         hints::Hints,
-        json::JsonBody,
         request::{Endpoint, Request, json_object},
     },
     orchestrate::{self, PlannedRequest, Unplanned, preview, stored},

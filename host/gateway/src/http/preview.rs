@@ -5,6 +5,7 @@ use axum::{
     extract::State as Extract,
     http::{Request as HttpRequest, Response},
 };
+use json_splice::JsonBody;
 use pointsman_routing::Purpose;
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
 use crate::{
     openai::{
         error::ApiError,
-        json::JsonBody,
         request::{Endpoint, Request},
     },
     orchestrate::{self, preview},

@@ -2,9 +2,8 @@
 //! is turned into a completion, which the engines know.
 
 use bytes::Bytes;
+use json_splice::JsonBody;
 use serde_json::Value;
-
-use crate::openai::json::JsonBody;
 
 /// The key of the probe flag.
 const FLAG: &str = "_HEALTH_CHECK";

@@ -1,6 +1,6 @@
 //! The endpoints that workers answer: paths, the shape of their bodies, and how prompts are found in them.
 
-use crate::openai::json::JsonBody;
+use json_splice::JsonBody;
 
 /// An endpoint. An endpoint with several paths contains the path, because the engine is called on the same
 /// one.

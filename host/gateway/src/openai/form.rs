@@ -6,7 +6,7 @@ use futures_util::stream;
 use http::{HeaderMap, HeaderValue, header};
 use multer::{Constraints, Multipart, SizeLimit};
 
-use crate::openai::{json::shortened, request_error::RequestError, reserved::is_reserved};
+use crate::openai::{request_error::RequestError, reserved::is_reserved, short_text::shortened};
 
 /// Limit of the parts of a form.
 const MAX_PARTS: usize = 64;

@@ -3,14 +3,15 @@
 use std::{collections::HashSet, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
+use json_splice::JsonBody;
 use pointsman_routing::RouterConfigOverride;
 use pointsman_workers::{DpRank, Leg, WorkerId};
 use serde::Deserialize;
 
 use crate::{
-    openai::json::{JsonBody, shortened},
     openai::limits::{MAX_TOKEN_IDS, at_most, text_within},
     openai::request_error::{RequestError, read},
+    openai::short_text::shortened,
 };
 
 mod headers;

@@ -1,11 +1,11 @@
 //! Limits of what one request may contain. They are checked before anything is allocated for the content: the
 //! scan of a body counts the values in every field ([`JsonBody::counts`]).
 
+use json_splice::JsonBody;
+
 use crate::{
-    config::settings::LimitSettings,
-    openai::endpoint::Endpoint,
-    openai::json::{JsonBody, shortened},
-    openai::request_error::RequestError,
+    config::settings::LimitSettings, openai::endpoint::Endpoint, openai::request_error::RequestError,
+    openai::short_text::shortened,
 };
 
 /// Limit of the name of a model, bytes.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
+use json_splice::JsonBody;
 use pointsman_workers::ModelName;
 
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
     openai::endpoint::PromptKeys,
     openai::form::{self, Form},
     openai::hints::{HintTrust, Hints},
-    openai::json::JsonBody,
     openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model, choices},
     openai::request_error::{RequestError, read},
     openai::trace_context::TraceContext,

@@ -1,8 +1,9 @@
 //! Error of a request: the field or header, and the problem.
 
+use json_splice::JsonBody;
 use serde::de::DeserializeOwned;
 
-use crate::openai::json::{JsonBody, shortened};
+use crate::openai::short_text::shortened;
 
 /// An invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

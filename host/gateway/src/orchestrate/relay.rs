@@ -218,7 +218,7 @@ impl Relay {
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
-            let edits = seen.handoff_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
+            let edits = seen.kv_transfer_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
             if begins_hold || edits {
                 // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);

@@ -17,10 +17,10 @@ use crate::{
     connectors::{LegContext, RequestToken, Target, leg_headers},
     openai::{
         error::ApiError,
-        json::shortened,
         request::{Endpoint, Request},
         request_error::read,
         seen,
+        short_text::shortened,
     },
     state::State,
     upstream::{self, Body, CallError, Destination, Silence, Upstream},

@@ -4,7 +4,8 @@ use std::{net::SocketAddr, sync::Arc};
 
 use pointsman_orchestration::Sessions;
 use pointsman_policy_runtime::PolicyManager;
-use pointsman_workers::{Journal, PrefixIndex, Registry};
+use pointsman_workers::{Journal, Registry};
+use prefix_index::PrefixIndex;
 use serde_json::{Value, json};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 

@@ -226,7 +226,8 @@ fn push<T>(samples: &mut VecDeque<T>, sample: T) {
 
 #[cfg(test)]
 mod tests {
-    use pointsman_workers::{BookingRequest, Leg, Prefix, Registry, WorkerSpec};
+    use pointsman_workers::{BookingRequest, Leg, Registry, WorkerSpec};
+    use prefix_index::Prefix;
 
     use super::*;
 

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use pointsman_tokens::PromptTokens;
-use pointsman_workers::{BlockHash, Prefix, PrefixBuilder, Salt};
+use pointsman_workers::BlockHash;
+use prefix_index::{Prefix, PrefixBuilder, Salt};
 use quick_cache::{Weighter, sync::Cache};
 
 /// Typical bytes of an entry: a segment of 400 tokens has 25 blocks.

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use pointsman_routing::RoutingRequest;
-use pointsman_workers::{Prefix, Salt, name_hash};
+use pointsman_workers::name_hash;
+use prefix_index::{Prefix, Salt};
 
 use crate::{config::HashSalt, openai::request::Request, tokenization::RequestTokens};
 
@@ -88,7 +89,7 @@ fn micros(millis: f64) -> u32 {
 #[cfg(test)]
 mod tests {
     use http::HeaderMap;
-    use pointsman_workers::block_hashes;
+    use prefix_index::block_hashes;
 
     use super::*;
     use crate::{openai::hints::HintTrust, openai::request::Endpoint};

@@ -1,105 +1,68 @@
-//! The body of an engine's answer, read where it is needed.
+//! The body of an engine's answer, and the call that its bytes are signs of life of.
 
 use std::task::{Context, Poll};
 
+use http1_client::{Observer, WireError};
 use pointsman_workers::{InFlight, Worker};
 
-use super::{
-    connection::{Answered, Connection},
-    pool::ConnectionPool,
-    wire::Framing,
-    wire_error::WireError,
-};
-
-/// Bytes that are looked at before anything is read, at most.
-const MAX_PEEKED: usize = 64 * 1024;
+use super::stream::EngineStream;
 
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
 /// connection, which stops the engine's work.
 #[derive(Debug)]
-pub(crate) struct Body {
-    framing: Framing,
-    /// Bytes that arrived with the head.
-    early: Vec<u8>,
-    /// Decoded bytes that were looked at before anything was read.
-    peeked: Vec<u8>,
-    /// How many of them, whole lines, were not `enough` for [`Self::poll_peek`].
-    scanned: u32,
-    /// Why no more can be read, once what came before was taken.
-    failed: Option<WireError>,
-    connection: Option<Box<Connection>>,
-    keep: bool,
-    pool: ConnectionPool,
+pub(crate) struct Body(http1_client::Body<EngineStream, ObservedCall>);
+
+/// The call that a worker owes the bytes of an answer to.
+#[derive(Debug)]
+pub(super) struct ObservedCall(InFlight);
+
+impl Observer for ObservedCall {
+    fn before_read(&mut self) {
+        self.0.check();
+    }
+
+    fn on_bytes(&self) {
+        self.0.note_sign_of_life();
+    }
+}
+
+impl From<http1_client::Body<EngineStream, ObservedCall>> for Body {
+    fn from(body: http1_client::Body<EngineStream, ObservedCall>) -> Self {
+        Self(body)
+    }
 }
 
 impl Body {
-    pub(super) fn new(answered: Answered, connection: Box<Connection>, pool: ConnectionPool) -> Self {
-        let Answered { head, early } = answered;
-        let (framing, keep) = (head.framing, head.keep);
-        let peeked = Vec::new();
-        Self { framing, early, peeked, scanned: 0, failed: None, connection: Some(connection), keep, pool }
-    }
-
     /// Tells the worker of `call` of the bytes that come, until the body has ended.
     pub(crate) fn of_call(&mut self, call: InFlight) {
-        if let Some(connection) = &mut self.connection {
-            connection.call = Some(call);
-        }
+        self.0.observe(ObservedCall(call));
     }
 
     /// Returns the worker that sends the body.
     pub(crate) fn worker(&self) -> Option<&Worker> {
-        self.call().map(InFlight::worker)
+        self.0.observer().map(|call| call.0.worker())
     }
 
     /// Notes that the body is not being read: the worker owes nothing until reading goes on.
     pub(crate) fn rest(&mut self) {
-        if let Some(call) = self.call_mut() {
-            call.pause();
+        if let Some(call) = self.0.observer_mut() {
+            call.0.pause();
         }
     }
 
     /// Returns the bytes of the body that arrived with the head.
     pub(crate) fn peek(&mut self) -> &[u8] {
-        let mut peeked = std::mem::take(&mut self.peeked);
-        self.take_early(&mut peeked);
-        self.peeked = peeked;
-        &self.peeked
+        self.0.peek()
     }
 
-    /// Waits until lines of the body have come that are `enough`, or too many, or there will be none. No line
-    /// is scanned again once it has ended.
+    /// Waits until lines of the body have come that are `enough`, or too many, or there will be none.
     pub(crate) fn poll_peek(&mut self, cx: &mut Context<'_>, enough: impl Fn(&[u8]) -> bool) -> Poll<()> {
-        loop {
-            let is_over = self.failed.is_some() || self.framing.is_done();
-            let fresh = self.peeked.get(self.scanned as usize..).unwrap_or_default();
-            if is_over || self.peeked.len() >= MAX_PEEKED || enough(fresh) {
-                return Poll::Ready(());
-            }
-            let lines = memchr::memrchr2(b'\n', b'\r', fresh).map_or(0, |end| end + 1);
-            self.scanned = self.scanned.saturating_add(u32::try_from(lines).unwrap_or(u32::MAX));
-            let mut peeked = std::mem::take(&mut self.peeked);
-            let polled = self.poll_read(cx, &mut peeked);
-            self.peeked = peeked;
-            match polled {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(_)) => {}
-                Poll::Ready(Err(error)) => self.failed = Some(error),
-            }
-        }
+        self.0.poll_peek(cx, enough)
     }
 
     /// Returns why nothing can be read behind the bytes that were looked at, when that is known.
     pub(crate) fn failed_at_once(&mut self) -> Option<WireError> {
-        self.failed.take()
-    }
-
-    /// Decodes the bytes that arrived with the head.
-    fn take_early(&mut self, out: &mut Vec<u8>) {
-        let early = std::mem::take(&mut self.early);
-        if !early.is_empty() {
-            self.failed = self.decode(&early, out).err();
-        }
+        self.0.failed_at_once()
     }
 
     /// Appends the bytes that have arrived to `out`; `false` at the end of the body. Bytes that came before
@@ -109,72 +72,11 @@ impl Body {
         cx: &mut Context<'_>,
         out: &mut Vec<u8>,
     ) -> Poll<Result<bool, WireError>> {
-        if let Some(call) = self.call_mut() {
-            call.check();
-        }
-        let before = out.len();
-        if !self.peeked.is_empty() {
-            self.scanned = 0;
-            out.append(&mut self.peeked);
-        }
-        self.take_early(out);
-        while out.len() == before {
-            if let Some(error) = self.failed.take() {
-                self.connection = None;
-                return Poll::Ready(Err(error));
-            }
-            if self.framing.is_done() {
-                self.give_back();
-                return Poll::Ready(Ok(false));
-            }
-            let Some(mut connection) = self.connection.take() else {
-                return Poll::Ready(Err(WireError::Cut));
-            };
-            let read = connection.poll_read(cx, |bytes| self.decode(bytes, out));
-            let Poll::Ready(taken) = read else {
-                self.connection = Some(connection);
-                return Poll::Pending;
-            };
-            match taken.and_then(|decoded| decoded) {
-                Ok(()) => self.connection = Some(connection),
-                Err(error) => self.failed = Some(error),
-            }
-        }
-        if let Some(call) = self.call() {
-            call.note_sign_of_life();
-        }
-        Poll::Ready(Ok(true))
+        self.0.poll_read(cx, out)
     }
 
     /// Waits for more bytes and appends them to `out`; `false` at the end of the body.
     pub(crate) async fn read(&mut self, out: &mut Vec<u8>) -> Result<bool, WireError> {
-        std::future::poll_fn(|cx| self.poll_read(cx, out)).await
-    }
-
-    /// Decodes bytes of the connection; an empty slice means that the engine closed it.
-    fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), WireError> {
-        if bytes.is_empty() {
-            return self.framing.cut();
-        }
-        if self.framing.decode(bytes, out)? > 0 {
-            // The engine sent more than one answer: the connection is out of step.
-            self.keep = false;
-        }
-        Ok(())
-    }
-
-    fn call(&self) -> Option<&InFlight> {
-        self.connection.as_ref()?.call.as_ref()
-    }
-
-    fn call_mut(&mut self) -> Option<&mut InFlight> {
-        self.connection.as_mut()?.call.as_mut()
-    }
-
-    fn give_back(&mut self) {
-        if let Some(mut connection) = self.connection.take().filter(|_| self.keep) {
-            connection.call = None;
-            self.pool.put_idle(connection);
-        }
+        self.0.read(out).await
     }
 }

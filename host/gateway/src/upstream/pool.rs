@@ -1,46 +1,23 @@
 //! Idle connections to engines, kept for the next request.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::sync::Arc;
 
-use parking_lot::Mutex;
+use http::{HeaderName, header};
+use http1_client::{Pool, PoolLimits};
 use pointsman_workers::EngineTls;
 use tokio::time::Instant;
 
-use super::{connection::Connection, destination::Destination};
+use super::{body::ObservedCall, stream::EngineStream};
 use crate::config::settings::UpstreamSettings;
 
-/// Longest time between two sweeps.
-const MAX_SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// Shortest time between two sweeps.
-const MIN_SWEEP_INTERVAL: Duration = Duration::from_millis(50);
+/// The headers of an answer that anything reads.
+static KEPT: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER];
 
-/// Idle connections of one runtime, by their origin.
-///
-/// A socket is registered with the runtime that opened it. If another runtime polled it, each event would
-/// first wake the thread that owns the registration. Therefore each data thread has a pool of its own.
+/// Idle connections of one runtime, by their origin, and the TLS of new ones.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionPool {
-    shared: Arc<Shared>,
-    limits: PoolLimits,
-}
-
-#[derive(Debug)]
-struct Shared {
-    idle: Mutex<HashMap<Box<str>, VecDeque<Idle>>>,
+    pub(super) idle: Pool<EngineStream, ObservedCall>,
     tls: Arc<EngineTls>,
-}
-
-/// Contents of a pool.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PoolLimits {
-    /// How long an idle connection is kept.
-    idle_timeout: Duration,
-    /// Number of idle connections of a worker.
-    idle_connections: usize,
 }
 
 impl From<&UpstreamSettings> for PoolLimits {
@@ -49,78 +26,38 @@ impl From<&UpstreamSettings> for PoolLimits {
     }
 }
 
-#[derive(Debug)]
-struct Idle {
-    connection: Box<Connection>,
-    since: Instant,
-}
-
 impl ConnectionPool {
     /// Returns an empty pool, whose connections use `tls` where a worker has it.
     #[must_use]
     pub(crate) fn new(limits: PoolLimits, tls: Arc<EngineTls>) -> Self {
-        Self { shared: Arc::new(Shared { idle: Mutex::default(), tls }), limits }
+        Self { idle: Pool::new(limits, &KEPT), tls }
     }
 
     /// Returns a handle to the same connections that keeps them within other limits.
     #[must_use]
     pub(crate) fn limited(&self, limits: PoolLimits) -> Self {
-        Self { shared: self.shared.clone(), limits }
+        Self { idle: self.idle.limited(limits), tls: self.tls.clone() }
     }
 
     /// TLS of new connections.
     pub(super) fn tls(&self) -> &EngineTls {
-        &self.shared.tls
-    }
-
-    /// Takes an idle connection that is still open. A connection that was verified with other files or
-    /// another name than those in force is closed.
-    pub(super) fn take_idle(&self, to: &Destination, origin: &str) -> Option<Box<Connection>> {
-        loop {
-            let Idle { mut connection, since } = self.shared.idle.lock().get_mut(origin)?.pop_back()?;
-            let is_late = since.elapsed() >= self.limits.idle_timeout;
-            if !is_late && connection.is_current(to, self.tls()) && connection.is_open() {
-                return Some(connection);
-            }
-        }
-    }
-
-    /// Keeps a connection for the next call, unless enough of its worker are kept.
-    pub(super) fn put_idle(&self, connection: Box<Connection>) {
-        let mut idle = self.shared.idle.lock();
-        let place = match idle.get_mut(&connection.origin) {
-            Some(place) => place,
-            None => idle.entry(connection.origin.clone()).or_default(),
-        };
-        if place.len() < self.limits.idle_connections {
-            place.push_back(Idle { connection, since: Instant::now() });
-        }
+        &self.tls
     }
 
     /// Closes the connections that were idle for too long or that their engine closed, for all workers: no
     /// later call closes those of a worker that left. Returns their number, and when to sweep again.
     pub(crate) fn sweep(&self) -> (usize, Instant) {
-        let PoolLimits { idle_timeout, .. } = self.limits;
-        let now = Instant::now();
-        let mut closed = Vec::new();
-        self.shared.idle.lock().retain(|_, place| {
-            for mut idle in std::mem::take(place) {
-                let is_late = now.saturating_duration_since(idle.since) >= idle_timeout;
-                let kept = !is_late && idle.connection.is_open();
-                if kept { place.push_back(idle) } else { closed.push(idle) }
-            }
-            !place.is_empty()
-        });
-        if !closed.is_empty() {
-            tracing::debug!(connections = closed.len(), "idle connections to workers closed");
+        let (closed, next) = self.idle.sweep();
+        if closed > 0 {
+            tracing::debug!(connections = closed, "idle connections to workers closed");
         }
-        (closed.len(), now + (idle_timeout / 4).clamp(MIN_SWEEP_INTERVAL, MAX_SWEEP_INTERVAL))
+        (closed, next)
     }
 }
 
 #[cfg(test)]
 impl From<Arc<EngineTls>> for ConnectionPool {
     fn from(tls: Arc<EngineTls>) -> Self {
-        Self::new(PoolLimits { idle_timeout: Duration::from_secs(30), idle_connections: 8 }, tls)
+        Self::new(PoolLimits { idle_timeout: std::time::Duration::from_secs(30), idle_connections: 8 }, tls)
     }
 }

@@ -14,11 +14,11 @@ use hyper_util::{
 };
 use pointsman_certificates::no_trust;
 use pointsman_lab::calibrate::Sample;
-use pointsman_sse::{self as sse, Splitter};
 use pointsman_workers::tls_problem;
 use rustls::ClientConfig;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
+use sse::Splitter;
 use tokio::time::{Duration, Instant};
 
 /// Limit of an answer that is not streamed, bytes.

@@ -5,7 +5,7 @@ use pointsman_decision_log::{
     FileHeader, LOG_NAME, LOG_VERSION, LoggedBlocks, LoggedDecision, LoggedOutcome, LoggedRequest,
     LoggedShadow,
 };
-use pointsman_workers::{Prefix, Salt};
+use prefix_index::{Prefix, Salt};
 use serde::Serialize;
 
 use super::{reader::ReadStats, *};

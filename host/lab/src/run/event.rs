@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use pointsman_sim::core::Sequence;
-use pointsman_workers::events::Batch;
+use prefix_index::events::Batch;
 use tokio::time::Duration;
 
 /// Something that happens at a time. Engines are named by their position; those that may have gone away since

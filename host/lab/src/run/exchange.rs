@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use pointsman_replicas::{Counters, Effect, Outbox, PeerLimits, Peers};
-use pointsman_workers::{Journal, PrefixIndex, Registry, Snapshot};
+use pointsman_workers::{Journal, Registry, Snapshot};
+use prefix_index::PrefixIndex;
 use tokio::time::{Duration, Instant};
 
 use super::{Event, Lab};

@@ -8,7 +8,8 @@ use pointsman_routing::{
     BatchedLearning, BusyRules, NativeMode, OnFailure, Program, Router, RouterConfig, Slot, SlotEvent,
     SlotKind,
 };
-use pointsman_workers::{IndexConfig, PrefixIndex, Snapshot, Worker, probe::HealthChecks};
+use pointsman_workers::{Snapshot, Worker, probe::HealthChecks};
+use prefix_index::{IndexConfig, PrefixIndex};
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{

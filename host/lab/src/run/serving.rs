@@ -2,7 +2,8 @@
 
 use pointsman_orchestration::{Event as LegEvent, HandoffKind};
 use pointsman_sim::core::{PromptKv, Sequence, Token};
-use pointsman_workers::{Leg, events::Batch};
+use pointsman_workers::Leg;
+use prefix_index::events::Batch;
 use tokio::time::Duration;
 
 use super::{

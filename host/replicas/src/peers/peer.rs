@@ -7,7 +7,8 @@ use std::{
 };
 
 use pointsman_orchestration::{CLOSED_FOR, SessionChange, Stamp};
-use pointsman_workers::{DpRank, LoadValues, Prefix, RemoteBooking, WorkerKey};
+use pointsman_workers::{DpRank, LoadValues, RemoteBooking, WorkerKey};
+use prefix_index::Prefix;
 use tokio::time::Instant;
 
 use super::{Effect, LEASES, PeerLimits, placement::Placement};

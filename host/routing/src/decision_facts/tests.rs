@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use pointsman_workers::{
-    Booking, BookingRequest, DpRank, EngineLoad, Health, IndexConfig, ModelName, Overlaps, Prefix,
-    PrefixIndex, Registry, Salt, Snapshot, WorkerId, WorkerSpec,
+    Booking, BookingRequest, DpRank, EngineLoad, Health, ModelName, Registry, Snapshot, WorkerId, WorkerSpec,
 };
+use prefix_index::{IndexConfig, Overlaps, Prefix, PrefixIndex, Salt};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use tokio::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-use pointsman_workers::{Booking, BookingRequest, Leg, ModelName, Prefix, Registry, WorkerSpec};
+use pointsman_workers::{Booking, BookingRequest, Leg, ModelName, Registry, WorkerSpec};
+use prefix_index::Prefix;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use super::*;

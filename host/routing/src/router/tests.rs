@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use pointsman_workers::{
-    BlockHash, DpRank, Health, IndexConfig, Leg, ModelName, PrefixIndex, Registry, Snapshot, WorkerId,
-    WorkerSpec,
+    BlockHash, DpRank, Health, Leg, ModelName, Registry, Snapshot, WorkerId, WorkerSpec,
 };
+use prefix_index::{IndexConfig, PrefixIndex};
 use tokio::sync::mpsc;
 
 use super::*;
@@ -415,7 +415,7 @@ fn f5_a_pinned_decision_is_recorded_in_the_index() {
     let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
     fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
     fixture.router.index().flush();
-    let mut overlaps = pointsman_workers::Overlaps::default();
+    let mut overlaps = prefix_index::Overlaps::default();
     fixture.router.index().matches(request().prefix.hashes(), &mut overlaps);
     // F5.2
     assert_eq!(overlaps.get(WorkerId(2), DpRank(0)).device, 4);

@@ -5,7 +5,7 @@ use super::{
     cuts::{Cuts, MinPiece},
     library::whole,
 };
-use crate::{error::EncodeError, fast};
+use crate::error::EncodeError;
 
 /// Number of random texts.
 const TEXTS: usize = 64;
@@ -99,7 +99,7 @@ fn varied(random: &mut Random, library: &tokenizers::Tokenizer, size: usize, spe
             }
             3..=6 => {
                 let id = u32::try_from(random.below(size)).unwrap_or_default();
-                text.extend(library.id_to_token(id).and_then(|token| fast::text_of(&token)));
+                text.extend(library.id_to_token(id).and_then(|token| byte_bpe::text_of(&token)));
             }
             7 => {
                 let letters = 4 + random.below(40);

@@ -10,11 +10,11 @@ use std::sync::{
     mpsc::{Receiver, SyncSender, sync_channel},
 };
 
+use prefix_index::Prefix;
 use tokio::sync::Notify;
 
 use crate::{
     id::{DpRank, WorkerId},
-    prefix::Prefix,
     spec::WorkerSpec,
 };
 

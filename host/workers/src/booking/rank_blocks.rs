@@ -4,8 +4,10 @@
 //! both trees counts once: `both` follows each change. Chained hashes make that cheap, since the blocks of a
 //! prompt that a tree has are always the first ones.
 
+use prefix_index::Prefix;
+
 use super::booked::{Booked, weight_between};
-use crate::{id::BlockHash, prefix::Prefix};
+use crate::id::BlockHash;
 
 #[derive(Debug, Default)]
 pub(super) struct RankBlocks {
@@ -91,7 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::hash::Salt;
+    use prefix_index::Salt;
 
     /// Counts every block of each side's prompts.
     #[derive(Default)]

@@ -13,6 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use prefix_index::events::{Batch, Sequencer, Step, decode_batch};
 use tokio::{
     pin, select,
     sync::mpsc,
@@ -20,16 +21,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    decode::{Batch, decode_batch},
-    sequence::{Sequencer, Step},
-};
-
 mod wire;
-pub(crate) mod zmtp;
 
 use wire::{Reply, Subscription, ask, frames};
-use zmtp::ZmtpError;
 
 /// Limit of live messages that wait for the end of a replay.
 const KEPT_MESSAGES: usize = 4096;
@@ -172,7 +166,7 @@ enum Origin {
 
 impl Feed {
     /// Runs one connection from connect to its end.
-    async fn connection(&mut self) -> ZmtpError {
+    async fn connection(&mut self) -> zmtp::Error {
         let mut subscription = match Subscription::connect(&self.config).await {
             Ok(subscription) => subscription,
             Err(lost) => return lost,
@@ -186,7 +180,7 @@ impl Feed {
         lost
     }
 
-    async fn follow(&mut self, subscription: &mut Subscription) -> Result<Infallible, ZmtpError> {
+    async fn follow(&mut self, subscription: &mut Subscription) -> Result<Infallible, zmtp::Error> {
         if self.config.replay.is_some() {
             self.sequencer.open();
             self.fill(subscription, 0).await?;
@@ -224,7 +218,7 @@ impl Feed {
 
     /// Requests a replay from `from` on, applies it in order, and then applies the live messages that arrived
     /// in between.
-    async fn fill(&mut self, subscription: &mut Subscription, from: u64) -> Result<(), ZmtpError> {
+    async fn fill(&mut self, subscription: &mut Subscription, from: u64) -> Result<(), zmtp::Error> {
         let config = self.config.clone();
         if let Some(endpoint) = &config.replay {
             let (sender, mut replies) = mpsc::channel(REPLY_QUEUE);
@@ -308,13 +302,13 @@ impl Feed {
     }
 
     /// Counts and logs the end of a connection. Only the first violation of a feed is a warning.
-    fn count(&self, lost: &ZmtpError) {
+    fn count(&self, lost: &zmtp::Error) {
         let (endpoint, counters) = (&self.config.endpoint, &self.config.counters);
         if lost.is_violation() && counters.violations.fetch_add(1, Relaxed) == 0 {
             tracing::warn!(%endpoint, reason = %lost, "kv event feed violated the protocol");
             return;
         }
-        if matches!(lost, ZmtpError::Silent(_)) {
+        if matches!(lost, zmtp::Error::Silent(_)) {
             counters.silences.fetch_add(1, Relaxed);
         }
         tracing::debug!(%endpoint, reason = %lost, "kv event feed disconnected");

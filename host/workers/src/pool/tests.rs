@@ -1,8 +1,9 @@
+use prefix_index::{Prefix, Salt};
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    BookingRequest, Health, Leg, LoadValues, ModelName, Prefix, Registry, Salt, WorkerSpec,
+    BookingRequest, Health, Leg, LoadValues, ModelName, Registry, WorkerSpec,
     booking::{Booking, RemoteBooking},
 };
 

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use prefix_index::events::MAX_BLOCK_SIZE;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::exposition::samples;
 use crate::{
-    facts::{EngineFacts, MAX_BLOCK_SIZE, MAX_DP_SIZE},
+    facts::{EngineFacts, MAX_DP_SIZE},
     id::Role,
 };
 

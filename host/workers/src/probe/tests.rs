@@ -1,5 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use prefix_index::{IndexConfig, Overlaps};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -10,7 +11,6 @@ use super::*;
 use crate::{
     Leg, ModelName, WorkerId,
     id::{BlockHash, DpRank},
-    index::{IndexConfig, Overlaps},
     spec::WorkerSpec,
     worker::{Health, Ineligible},
 };

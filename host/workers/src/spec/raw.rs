@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use prefix_index::events::MAX_BLOCK_SIZE;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,7 @@ use super::{
     template::{self, Parts, PortText, SAMPLE},
 };
 use crate::{
-    facts::{FactName, MAX_BLOCK_SIZE, MAX_DP_SIZE},
+    facts::{FactName, MAX_DP_SIZE},
     id::{Engine, ModelName, Role, WorkerId},
     tls::server_name,
 };

@@ -1,10 +1,11 @@
 //! Load of a worker that several gateways book.
 
+use prefix_index::Prefix;
+
 use super::Worker;
 use crate::{
     booking::{LoadValues, RankLoad, RemoteBooking},
     id::DpRank,
-    prefix::Prefix,
 };
 
 impl Worker {

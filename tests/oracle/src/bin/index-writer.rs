@@ -11,7 +11,7 @@ use pointsman_oracle::{
     load::{Load, LoadArgs},
     sides::{our_batch, ours},
 };
-use pointsman_workers::{IndexConfig, PrefixIndex};
+use prefix_index::{IndexConfig, PrefixIndex};
 
 /// Prints the time for each stored block.
 #[derive(Parser)]

@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName};
 
 use super::MAX_TEXT_BYTES;
-use crate::openai::{json::shortened, limits::text_within, request_error::RequestError};
+use crate::openai::{limits::text_within, request_error::RequestError, short_text::shortened};
 
 /// Names are made once: a lookup by text would check the text each time.
 const fn named(name: &'static str) -> HeaderName {

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use http::HeaderValue;
+use json_splice::JsonBody;
 use serde::Deserialize;
 
 use super::QUERY_ONLY;
-use crate::openai::json::{JsonBody, shortened};
+use crate::openai::short_text::shortened;
 
 /// Keys of `nvext` that are read.
 const KNOWN: [&str; 26] = [

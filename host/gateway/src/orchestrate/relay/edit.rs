@@ -13,7 +13,7 @@ use crate::{
 /// Applies the closed list of edits to an event or a whole body; `None` when there are none.
 pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Option<Vec<u8>> {
     let mut changes: Vec<(Range<usize>, Cow<'static, str>)> = Vec::new();
-    if let Some(place) = &seen.handoff_at {
+    if let Some(place) = &seen.kv_transfer_at {
         changes.push((place.clone(), Cow::Borrowed("null")));
     }
     if let (Some(place), Some(cached)) = (&seen.cached_at, cached_tokens) {

@@ -6,7 +6,7 @@ use pointsman_decision_log::{LoggedBlocks, LoggedDecision, LoggedOutcome, Logged
 use pointsman_routing::{
     Decider, DecisionId, Digest, Generation, Lane, Receipt, RefusedDecision, RoutingRequest, SlotKind,
 };
-use pointsman_workers::Prefix;
+use prefix_index::Prefix;
 use tokio::time::Duration;
 
 use super::salt::{Domain, Salt};

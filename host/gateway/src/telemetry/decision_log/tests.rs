@@ -5,7 +5,7 @@ use std::{
 };
 
 use pointsman_decision_log::{FILE_SUFFIX, FileHeader, LoggedRequest};
-use pointsman_workers::{Prefix, Salt as PromptSalt};
+use prefix_index::{Prefix, Salt as PromptSalt};
 
 use super::*;
 

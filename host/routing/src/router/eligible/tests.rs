@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use pointsman_workers::{
-    BookingRequest, DpRank, EngineLoad, Health, Leg, ModelName, Prefix, Refusal, Registry, Snapshot,
-    WorkerId, WorkerSpec,
+    BookingRequest, DpRank, EngineLoad, Health, Leg, ModelName, Refusal, Registry, Snapshot, WorkerId,
+    WorkerSpec,
 };
+use prefix_index::Prefix;
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom as _};
 use tokio::time::Instant;
 

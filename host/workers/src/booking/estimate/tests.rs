@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use prefix_index::Prefix;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use super::*;
@@ -7,7 +8,6 @@ use crate::{
     booking::{BookingRequest, RankLoad},
     columns::Columns,
     id::Leg,
-    prefix::Prefix,
 };
 
 /// An engine: fixed and growing time of a prefill, and time between tokens, each with jitter.

@@ -4,11 +4,9 @@
 
 use bytes::Bytes;
 use tokio::{sync::mpsc, time::timeout};
+use zmtp::{Connection, Limits, SocketType};
 
-use super::{
-    FeedConfig,
-    zmtp::{Connection, Kind, Limits, ZmtpError},
-};
+use super::FeedConfig;
 
 /// Sequence number that marks the end of a replay.
 const END: [u8; 8] = [0xff; 8];
@@ -24,16 +22,16 @@ pub(super) enum Reply {
 }
 
 impl Subscription {
-    pub(super) async fn connect(config: &FeedConfig) -> Result<Self, ZmtpError> {
+    pub(super) async fn connect(config: &FeedConfig) -> Result<Self, zmtp::Error> {
         let limits = limits(config);
-        let mut socket = Connection::open(&config.endpoint, Kind::Sub, limits).await?;
+        let mut socket = Connection::open(&config.endpoint, SocketType::Sub, limits).await?;
         let subscribed = timeout(limits.connect, socket.subscribe(&config.topic)).await;
-        subscribed.unwrap_or(Err(ZmtpError::Handshake(limits.connect)))?;
+        subscribed.unwrap_or(Err(zmtp::Error::Handshake(limits.connect)))?;
         Ok(Self(socket))
     }
 
     /// Returns the next message. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<Vec<Bytes>, ZmtpError> {
+    pub(super) async fn next(&mut self) -> Result<Vec<Bytes>, zmtp::Error> {
         self.0.recv().await
     }
 }
@@ -45,8 +43,8 @@ pub(super) async fn ask(
     endpoint: &str,
     from: u64,
     replies: mpsc::Sender<Reply>,
-) -> Result<(), ZmtpError> {
-    let mut socket = Connection::open(endpoint, Kind::Dealer, limits(config)).await?;
+) -> Result<(), zmtp::Error> {
+    let mut socket = Connection::open(endpoint, SocketType::Dealer, limits(config)).await?;
     socket.send(&[b"", &from.to_be_bytes()]).await?;
     loop {
         let message = socket.recv().await?;

@@ -1,0 +1,55 @@
+//! Why a call has no answer.
+
+use std::io;
+
+/// An answer that is not HTTP, or not whole.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The head cannot be read.
+    #[error("the head of the answer is not HTTP/1.1: {0}")]
+    Head(&'static str),
+    /// A chunk cannot be read.
+    #[error("the answer has an invalid chunk")]
+    Chunk,
+    /// The connection ended within the answer.
+    #[error("the server closed the connection within its answer")]
+    Cut,
+    /// The server ended the connection by the rules of the transport below, as with an alert of TLS.
+    #[error("{0}")]
+    Refused(String),
+    /// The transport below failed.
+    #[error("{0}")]
+    Transport(String),
+    /// The connection failed.
+    #[error("{0}")]
+    Io(io::ErrorKind),
+}
+
+/// Why a call has no head of an answer. `E` is why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError<E> {
+    /// There is no connection.
+    #[error(transparent)]
+    Connect(E),
+    /// The server closed a new connection before a byte was sent.
+    #[error("the server closed the connection before it took the request")]
+    Unsent,
+    /// The server refused the connection when the first call was already sent.
+    #[error("{0}")]
+    Refused(String),
+    /// The connection failed after bytes were sent, or the answer cannot be read.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+}
+
+impl WireError {
+    /// Returns what a failed read or write of a socket means.
+    #[must_use]
+    pub fn of(error: &io::Error) -> Self {
+        match error.kind() {
+            // A transport without its end: somebody may have cut the answer.
+            io::ErrorKind::UnexpectedEof => Self::Cut,
+            kind => Self::Io(kind),
+        }
+    }
+}

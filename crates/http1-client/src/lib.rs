@@ -1,0 +1,16 @@
+#![doc = include_str!("../README.md")]
+
+mod body;
+mod call;
+pub mod chunked;
+mod connection;
+mod error;
+mod pool;
+#[cfg(test)]
+mod tests;
+pub mod wire;
+
+pub use body::Body;
+pub use connection::{Connection, Observer, Transport};
+pub use error::{CallError, WireError};
+pub use pool::{Pool, PoolLimits};

@@ -1,0 +1,298 @@
+//! HTTP/1.1 heads as a client writes and reads them, and how the body behind one ends (RFC 9112, sections 2
+//! to 6).
+
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
+
+use crate::{WireError, chunked::Chunked};
+
+/// Headers that an answer may have.
+const MAX_HEADERS: usize = 100;
+/// The headers of an answer that the client itself reads.
+static READ: [HeaderName; 3] = [header::CONNECTION, header::CONTENT_LENGTH, header::TRANSFER_ENCODING];
+/// Heads that only inform (1xx) before the head of an answer.
+const MAX_INFORMATIONAL: usize = 16;
+/// Bytes that the head of an answer may have.
+pub const MAX_HEAD: usize = 64 * 1024;
+
+/// The head of an answer.
+#[derive(Debug)]
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers that are kept.
+    pub headers: HeaderMap,
+    /// How the body ends.
+    pub framing: Framing,
+    /// Whether the connection can serve another request once the body is over.
+    pub keep: bool,
+}
+
+/// How a body ends, and where it is.
+#[derive(Debug)]
+pub enum Framing {
+    /// After this many more bytes.
+    Length(u64),
+    /// With its last chunk.
+    Chunked(Chunked),
+    /// With the connection.
+    ToEnd,
+}
+
+/// The head of a request, whose body is JSON unless the headers name another content type; `None` when the
+/// address has characters that no request line may have.
+#[must_use]
+pub fn request(
+    method: &Method,
+    authority: &str,
+    path: &str,
+    headers: &[(HeaderName, HeaderValue)],
+    length: usize,
+) -> Option<Vec<u8>> {
+    let visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
+    if !visible(authority) || !visible(path) {
+        return None;
+    }
+    let path = if path.is_empty() { "/" } else { path };
+    let mut head = Vec::with_capacity(256);
+    let mut lines = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
+    lines(&[method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\nhost: ", authority.as_bytes()]);
+    if length > 0 && !headers.iter().any(|(name, _)| name == header::CONTENT_TYPE) {
+        lines(&[b"\r\ncontent-type: application/json"]);
+    }
+    if length > 0 || *method == Method::POST {
+        lines(&[b"\r\ncontent-length: ", length.to_string().as_bytes()]);
+    }
+    lines(&[b"\r\n"]);
+    for (name, value) in headers {
+        lines(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+    }
+    lines(&[b"\r\n"]);
+    Some(head)
+}
+
+/// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only
+/// inform (1xx) are passed over. Of the headers, those in `kept` are kept, and those of the framing.
+///
+/// # Errors
+/// [`WireError::Head`].
+pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize)>, WireError> {
+    let mut at = 0;
+    for _ in 0..=MAX_INFORMATIONAL {
+        let rest = bytes.get(at..).unwrap_or_default();
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+        let mut parsed = httparse::Response::new(&mut headers);
+        let length = match parsed.parse(rest) {
+            Ok(httparse::Status::Complete(length)) => length,
+            Ok(httparse::Status::Partial) if bytes.len() > MAX_HEAD => {
+                return Err(WireError::Head("it is too long"));
+            }
+            Ok(httparse::Status::Partial) => return Ok(None),
+            Err(httparse::Error::TooManyHeaders) => return Err(WireError::Head("too many headers")),
+            Err(_) => return Err(WireError::Head("it cannot be parsed")),
+        };
+        at += length;
+        if at > MAX_HEAD {
+            return Err(WireError::Head("it is too long"));
+        }
+        let head = head(&parsed, kept)?;
+        match head.status {
+            StatusCode::SWITCHING_PROTOCOLS => return Err(WireError::Head("it switches protocols")),
+            status if status.is_informational() => {}
+            _ => return Ok(Some((head, at))),
+        }
+    }
+    Err(WireError::Head("too many heads that only inform"))
+}
+
+fn head(parsed: &httparse::Response<'_, '_>, kept: &[HeaderName]) -> Result<Head, WireError> {
+    let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
+    let status = status.ok_or(WireError::Head("it has no status"))?;
+    let mut headers = HeaderMap::with_capacity(READ.len() + kept.len());
+    for header in parsed.headers.iter() {
+        let mut known = kept.iter().chain(&READ);
+        let Some(name) = known.find(|known| header.name.eq_ignore_ascii_case(known.as_str())) else {
+            continue;
+        };
+        let value = HeaderValue::from_bytes(header.value);
+        headers.append(name, value.map_err(|_| WireError::Head("an invalid header"))?);
+    }
+    let (framing, sound) = framing(status, &headers)?;
+    let keep = sound && keeps(parsed.version == Some(1), &headers) && !matches!(framing, Framing::ToEnd);
+    Ok(Head { status, headers, framing, keep })
+}
+
+/// How the body ends. Contradictory framing headers are an error.
+fn framing(status: StatusCode, headers: &HeaderMap) -> Result<(Framing, bool), WireError> {
+    if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+        return Ok((Framing::Length(0), true));
+    }
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next() {
+        if codings.next().is_some() || !coding.as_bytes().eq_ignore_ascii_case(b"chunked") {
+            return Err(WireError::Head("an unknown transfer coding"));
+        }
+        let sound = !headers.contains_key(header::CONTENT_LENGTH);
+        return Ok((Framing::Chunked(Chunked::default()), sound));
+    }
+    let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter().map(length);
+    let Some(first) = lengths.next() else { return Ok((Framing::ToEnd, true)) };
+    let same = lengths.all(|other| other == first);
+    let length = first.filter(|_| same).ok_or(WireError::Head("an invalid content length"))?;
+    Ok((Framing::Length(length), true))
+}
+
+fn length(value: &HeaderValue) -> Option<u64> {
+    let digits = value.to_str().ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))?;
+    digits.parse().ok()
+}
+
+fn keeps(is_http_1_1: bool, headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let mut options = values.flat_map(|value| value.split(',')).map(str::trim);
+    if is_http_1_1 {
+        !options.any(|option| option.eq_ignore_ascii_case("close"))
+    } else {
+        options.any(|option| option.eq_ignore_ascii_case("keep-alive"))
+    }
+}
+
+impl Framing {
+    /// Appends what `bytes` carry of the body to `out`; how many bytes at the end are not of it any more.
+    ///
+    /// # Errors
+    /// [`WireError::Chunk`].
+    pub fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
+        match self {
+            Self::Length(left) => {
+                let length = usize::try_from(*left).unwrap_or(usize::MAX).min(bytes.len());
+                out.extend_from_slice(bytes.get(..length).unwrap_or_default());
+                *left -= length as u64;
+                Ok(bytes.len() - length)
+            }
+            Self::Chunked(chunked) => chunked.decode(bytes, out),
+            Self::ToEnd => {
+                out.extend_from_slice(bytes);
+                Ok(0)
+            }
+        }
+    }
+
+    /// The connection is over; so is a body that has no other end.
+    ///
+    /// # Errors
+    /// [`WireError::Cut`] when it has one.
+    pub fn cut(&mut self) -> Result<(), WireError> {
+        if !matches!(self, Self::ToEnd) {
+            return Err(WireError::Cut);
+        }
+        *self = Self::Length(0);
+        Ok(())
+    }
+
+    /// Whether nothing more will come.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        match self {
+            Self::Length(left) => *left == 0,
+            Self::Chunked(chunked) => chunked.is_done(),
+            Self::ToEnd => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Option<(Head, usize)>, WireError> {
+        response(text.as_bytes(), &[header::CONTENT_TYPE, header::RETRY_AFTER])
+    }
+
+    fn whole(text: &str) -> Head {
+        read(text).unwrap().unwrap().0
+    }
+
+    #[test]
+    fn a_request_s_head_is_one_block() {
+        let headers = vec![(HeaderName::from_static("x-request-id"), HeaderValue::from_static("7"))];
+        let head = request(&Method::POST, "h:1", "/v1/chat/completions", &headers, 12).unwrap();
+        let expected = "POST /v1/chat/completions HTTP/1.1\r\nhost: h:1\r\ncontent-type: application/json\r\n\
+                        content-length: 12\r\nx-request-id: 7\r\n\r\n";
+        assert_eq!(String::from_utf8(head).unwrap(), expected);
+        let head = request(&Method::GET, "h:1", "/v1/responses/r?stream=true", &[], 0).unwrap();
+        assert_eq!(
+            String::from_utf8(head).unwrap(),
+            "GET /v1/responses/r?stream=true HTTP/1.1\r\nhost: h:1\r\n\r\n"
+        );
+        let request = |authority, path| request(&Method::POST, authority, path, &[], 0);
+        assert_eq!(request("h:1\r\nx: y", "/"), None);
+        assert_eq!(request("h:1", "/a b"), None);
+    }
+
+    #[test]
+    fn bodies_end_as_their_heads_say() {
+        let framing = |headers: &str| whole(&format!("HTTP/1.1 200 OK\r\n{headers}\r\n"));
+        assert!(matches!(framing("Content-Length: 7\r\n").framing, Framing::Length(7)));
+        assert!(matches!(framing("transfer-encoding: Chunked\r\n").framing, Framing::Chunked(_)));
+        assert!(matches!(framing("").framing, Framing::ToEnd));
+        assert!(
+            framing("content-length: 7\r\ncontent-length: 7\r\n").framing.decode(b"", &mut vec![]).is_ok()
+        );
+        assert!(matches!(whole("HTTP/1.1 204 No Content\r\n\r\n").framing, Framing::Length(0)));
+    }
+
+    #[test]
+    fn only_named_headers_are_kept() {
+        let text = "HTTP/1.1 200 OK\r\nDate: now\r\nContent-Type: a/b\r\nx-name: y\r\nRetry-After: 1\r\n\r\n";
+        let headers = whole(text).headers;
+        let kept: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(kept, ["content-type", "retry-after"]);
+    }
+
+    #[test]
+    fn connections_are_kept_as_their_heads_say() {
+        let keep =
+            |version: &str, headers: &str| whole(&format!("HTTP/{version} 200 OK\r\n{headers}\r\n")).keep;
+        assert!(keep("1.1", "content-length: 0\r\n"));
+        assert!(!keep("1.1", "content-length: 0\r\nConnection: x, Close\r\n"));
+        assert!(!keep("1.0", "content-length: 0\r\n"));
+        assert!(keep("1.0", "content-length: 0\r\nconnection: Keep-Alive\r\n"));
+        assert!(!keep("1.1", ""), "its end is the body's");
+        assert!(
+            !keep("1.1", "content-length: 0\r\ntransfer-encoding: chunked\r\n"),
+            "who knows which is meant"
+        );
+    }
+
+    #[test]
+    fn heads_that_inform_are_passed_over() {
+        let early = "HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n";
+        assert!(read(early).unwrap().is_none());
+        let text =
+            format!("{early}HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nab");
+        let (head, taken) = read(&text).unwrap().unwrap();
+        assert_eq!((head.status, &text[taken..]), (StatusCode::OK, "ab"));
+    }
+
+    #[test]
+    fn what_is_no_head_is_refused() {
+        for text in [
+            "hello\r\n\r\n",
+            "HTTP/1.1 2 OK\r\n\r\n",
+            "HTTP/1.1 101 Switching Protocols\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: -5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: +5\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length:\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nna me: x\r\n\r\n",
+        ] {
+            assert!(matches!(read(text), Err(WireError::Head(_))), "{text:?}: {:?}", read(text));
+        }
+        let many = "a: b\r\n".repeat(MAX_HEADERS + 1);
+        assert!(read(&format!("HTTP/1.1 200 OK\r\n{many}\r\n")).is_err());
+        let long = "x".repeat(MAX_HEAD);
+        assert!(read(&format!("HTTP/1.1 200 OK\r\na: {long}")).is_err());
+    }
+}

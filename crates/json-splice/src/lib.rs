@@ -1,0 +1,314 @@
+#![doc = include_str!("../README.md")]
+
+use std::{borrow::Cow, fmt, ops::Range};
+
+use bytes::{Bytes, BytesMut};
+use bytestring::ByteString;
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+};
+
+mod scan;
+
+pub use scan::{Counts, MAX_DEPTH, MAX_KEYS};
+use scan::{Fault, Member};
+
+/// A JSON object with the places of its top-level values.
+#[derive(Clone, Debug)]
+pub struct JsonBody {
+    text: ByteString,
+    entries: Vec<Entry>,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    key: Key,
+    value: Range<usize>,
+    counts: Counts,
+    object_ends: Vec<u32>,
+}
+
+/// A key of the top level.
+#[derive(Clone, Debug)]
+enum Key {
+    /// Where it is in the text.
+    Written(Range<usize>),
+    /// It is written with escapes, and means this.
+    Unescaped(Box<str>),
+}
+
+/// Why a body is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JsonError {
+    /// It is not a JSON object.
+    #[error("the body is not a JSON object: {0}")]
+    Syntax(String),
+    /// It has too many keys.
+    #[error("the object has more than {MAX_KEYS} keys; send fewer")]
+    Keys,
+    /// It is too deep.
+    #[error("lists and objects are nested more than {MAX_DEPTH} deep; send a flatter one")]
+    Depth,
+}
+
+/// Limit of serde_json's text in an error, characters: it quotes the text.
+const MAX_ERROR_TEXT: usize = 300;
+
+/// Changes to the top level of a body.
+#[derive(Debug)]
+pub struct Edit<'a> {
+    body: &'a JsonBody,
+    set: Vec<(&'a str, Cow<'a, str>)>,
+    removed: Vec<&'a str>,
+    stripped: &'a [&'a str],
+}
+
+impl JsonBody {
+    /// Validates the whole body and indexes its top-level keys.
+    ///
+    /// # Errors
+    /// [`JsonError`]: a limit, or serde_json's message with line and column.
+    pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
+        let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
+        let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
+        let entry = |Member { key, value, counts, object_ends }| {
+            Some(Entry { key: Key::of(&text, key)?, value, counts, object_ends })
+        };
+        let entries: Option<Vec<_>> = members.into_iter().map(entry).collect();
+        let entries = entries.ok_or_else(|| JsonError::of(Fault::Syntax, &text))?;
+        Ok(Self { text, entries })
+    }
+
+    /// Returns an empty object.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { text: ByteString::from_static("{}"), entries: Vec::new() }
+    }
+
+    /// The raw JSON of a value; of several under one key the last, as parsers do.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<&str> {
+        self.text.get(self.entry(key)?.value.clone())
+    }
+
+    /// Numbers of values within the value of a key; zeros when the key is missing.
+    #[inline]
+    #[must_use]
+    pub fn counts(&self, key: &str) -> Counts {
+        self.entry(key).map_or(Counts::default(), |entry| entry.counts)
+    }
+
+    /// Ends of the objects in the list under a key, in order. If there are thousands, only the first ones are
+    /// known.
+    #[inline]
+    #[must_use]
+    pub fn object_ends(&self, key: &str) -> &[u32] {
+        self.entry(key).map_or(&[], |entry| &entry.object_ends)
+    }
+
+    /// Every key, as often as it is there.
+    #[inline]
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.iter().map(|entry| entry.key.text(&self.text))
+    }
+
+    /// The object under a key, without a copy of its text; `None` when there is no object.
+    #[must_use]
+    pub fn object(&self, key: &str) -> Option<Result<Self, JsonError>> {
+        let value = self.get(key).filter(|value| value.starts_with('{'))?;
+        Some(Self::parse(self.text.as_bytes().slice_ref(value.as_bytes())))
+    }
+
+    #[inline]
+    fn entry(&self, key: &str) -> Option<&Entry> {
+        self.entries.iter().rev().find(|entry| entry.key.text(&self.text) == key)
+    }
+
+    /// A value as `T`; `Ok(None)` when missing or null.
+    ///
+    /// # Errors
+    /// serde_json's error.
+    pub fn read<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, serde_json::Error> {
+        self.get(key).map_or(Ok(None), serde_json::from_str)
+    }
+
+    /// The whole body.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> &Bytes {
+        self.text.as_bytes()
+    }
+
+    /// Begins changes.
+    #[inline]
+    #[must_use]
+    pub fn edit(&self) -> Edit<'_> {
+        Edit { body: self, set: Vec::new(), removed: Vec::new(), stripped: &[] }
+    }
+}
+
+impl<'a> Edit<'a> {
+    /// Gives `key` this JSON value, in place where the key is, else at the end.
+    #[must_use]
+    pub fn set(mut self, key: &'a str, json: impl Into<Cow<'a, str>>) -> Self {
+        self.set.retain(|(other, _)| *other != key);
+        self.set.push((key, json.into()));
+        self
+    }
+
+    /// Takes `key` out, wherever and however often it is.
+    #[must_use]
+    pub fn remove(mut self, key: &'a str) -> Self {
+        self.set.retain(|(other, _)| *other != key);
+        self.removed.push(key);
+        self
+    }
+
+    /// Takes all of `keys` out, in upper and lower case: some parsers ignore the case.
+    #[must_use]
+    pub fn strip(mut self, keys: &'a [&'a str]) -> Self {
+        self.stripped = keys;
+        self
+    }
+
+    /// Whether a key is taken out, unless it gets another value.
+    fn takes_out(&self, key: &str) -> bool {
+        self.removed.contains(&key) || self.stripped.iter().any(|stripped| stripped.eq_ignore_ascii_case(key))
+    }
+
+    /// The edited body; the body itself when nothing changed.
+    #[must_use]
+    pub fn finish(self) -> Bytes {
+        if self.set.is_empty() && !self.body.keys().any(|key| self.takes_out(key)) {
+            return self.body.bytes().clone();
+        }
+        let bytes = self.body.bytes();
+        let more: usize = self.set.iter().map(|(key, json)| key.len() + json.len() + 4).sum();
+        let mut out = BytesMut::with_capacity(bytes.len() + more);
+        let mut open = Members { out: &mut out, any: false };
+        let mut done: Vec<&str> = Vec::new();
+        // Text of a kept member is copied from behind the comma (or brace) before it up to the end of its
+        // value.
+        let mut from = bytes.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
+        open.out.extend_from_slice(bytes.get(..from).unwrap_or_default());
+        for entry in &self.body.entries {
+            let comma = comma_after(bytes, entry.value.end);
+            let close = comma.unwrap_or(entry.value.end);
+            let name = bytes.get(from..entry.value.start).unwrap_or_default();
+            let value = bytes.get(entry.value.start..entry.value.end).unwrap_or_default();
+            let gap = bytes.get(entry.value.end..close).unwrap_or_default();
+            from = comma.map_or(close, |comma| comma + 1);
+            let written = entry.key.text(&self.body.text);
+            if let Some((key, json)) = self.set.iter().find(|(key, _)| *key == written) {
+                if !done.contains(key) {
+                    done.push(key);
+                    open.push([name, json.as_bytes(), gap]);
+                }
+            } else if !self.takes_out(written) {
+                open.push([name, value, gap]);
+            }
+        }
+        for (key, json) in self.set.iter().filter(|(key, _)| !done.contains(key)) {
+            let name = format!("{}:", serde_json::Value::from(*key));
+            open.push([name.as_bytes(), json.as_bytes(), b""]);
+        }
+        let tail = self.body.entries.last().map_or(from, |entry| entry.value.end);
+        out.extend_from_slice(bytes.get(tail..).unwrap_or_default());
+        out.freeze()
+    }
+}
+
+/// Writes members with commas between.
+struct Members<'a> {
+    out: &'a mut BytesMut,
+    any: bool,
+}
+
+impl Members<'_> {
+    fn push(&mut self, parts: [&[u8]; 3]) {
+        if self.any {
+            self.out.extend_from_slice(b",");
+        }
+        self.any = true;
+        parts.iter().for_each(|part| self.out.extend_from_slice(part));
+    }
+}
+
+/// The place of the comma that follows a value, if one does.
+fn comma_after(bytes: &[u8], end: usize) -> Option<usize> {
+    let rest = bytes.get(end..).unwrap_or_default();
+    let gap = rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+    (rest.get(gap) == Some(&b',')).then_some(end + gap)
+}
+
+impl Key {
+    /// The key at `place`, quotes included; `None` when its escapes mean nothing.
+    fn of(text: &str, place: Range<usize>) -> Option<Self> {
+        let quoted = text.get(place.clone())?;
+        if quoted.contains('\\') {
+            return serde_json::from_str(quoted).ok().map(Self::Unescaped);
+        }
+        Some(Self::Written(place.start + 1..place.end.checked_sub(1)?))
+    }
+
+    /// The key as it is meant.
+    #[inline]
+    fn text<'a>(&'a self, body: &'a str) -> &'a str {
+        match self {
+            Self::Written(place) => body.get(place.clone()).unwrap_or_default(),
+            Self::Unescaped(key) => key,
+        }
+    }
+}
+
+impl JsonError {
+    /// Returns the error of a text with a fault; for a fault of syntax, serde_json's.
+    fn of(fault: Fault, text: &str) -> Self {
+        match fault {
+            Fault::Keys => Self::Keys,
+            Fault::Depth => Self::Depth,
+            Fault::Syntax => {
+                let error = serde_json::from_str::<Object>(text).err();
+                let error = error.map_or_else(|| "it cannot be read".to_owned(), |error| error.to_string());
+                Self::Syntax(shortened(&error))
+            }
+        }
+    }
+}
+
+/// Returns the beginning of an error text.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_ERROR_TEXT) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// Any object; what is in it is looked at, and forgotten.
+struct Object;
+
+impl<'de> Deserialize<'de> for Object {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Members;
+
+        impl<'de> Visitor<'de> for Members {
+            type Value = Object;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Object, M::Error> {
+                while map.next_entry::<String, IgnoredAny>()?.is_some() {}
+                Ok(Object)
+            }
+        }
+
+        deserializer.deserialize_map(Members)
+    }
+}
+
+#[cfg(test)]
+mod tests;

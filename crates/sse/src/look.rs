@@ -1,0 +1,165 @@
+//! What an event's JSON tells, read without a value tree.
+
+use std::ops::Range;
+
+use crate::{Seen, Usage, data_lines, is_done};
+
+/// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
+/// text of comments and of other fields does not count, whatever it looks like.
+#[must_use]
+pub fn look(event: &[u8]) -> Seen {
+    let mut seen = Seen::default();
+    if is_done(event) {
+        seen.done = true;
+        return seen;
+    }
+    let mut first = FirstValues::default();
+    for (from, line) in data_lines(event) {
+        for (key, at) in keys(line) {
+            first.note(key, event, from + at, &mut seen);
+        }
+    }
+    seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
+    seen.token |= seen.tokens > 0;
+    let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
+    let error = first.error.and_then(|at| event.get(at));
+    seen.error = matches!(error, Some(b'{' | b'"')) && !first.choices;
+    seen.kv_transfer_at = first.kv_transfer.and_then(|at| object_at(event, at));
+    if object(first.usage).is_some() {
+        let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
+        seen.cached_at = first.cached.map(|at| at..at + digits(event, at)).filter(|place| !place.is_empty());
+        seen.usage = Some(Usage {
+            prompt_tokens: count(first.prompt).unwrap_or(0),
+            completion_tokens: count(first.completion),
+            cached_tokens: count(seen.cached_at.as_ref().map(|place| place.start)),
+        });
+    }
+    seen
+}
+
+/// Positions of the values of keys whose first occurrence counts.
+#[derive(Default)]
+struct FirstValues {
+    usage: Option<usize>,
+    prompt: Option<usize>,
+    completion: Option<usize>,
+    cached: Option<usize>,
+    error: Option<usize>,
+    kv_transfer: Option<usize>,
+    token_ids: Option<u32>,
+    tool_calls: bool,
+    choices: bool,
+}
+
+impl FirstValues {
+    /// Notes a key whose value begins at `at`.
+    fn note(&mut self, key: Key, event: &[u8], at: usize, seen: &mut Seen) {
+        match key {
+            Key::FinishReason => seen.finish |= event.get(at) == Some(&b'"'),
+            // The first event of a chat, with a role and no content, holds no token.
+            Key::Text => seen.token |= event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"'),
+            // A tool call's head carries a name before any argument.
+            Key::ToolCalls if !self.tool_calls => {
+                self.tool_calls = true;
+                seen.token |= event.get(at) == Some(&b'[') && event.get(at + 1) != Some(&b']');
+            }
+            Key::ToolCalls => {}
+            Key::TokenIds => {
+                if let Some(ids) = ids_at(event, at) {
+                    self.token_ids = Some(self.token_ids.unwrap_or(0) + ids);
+                }
+            }
+            Key::Choices => self.choices = true,
+            Key::Error => self.error = self.error.or(Some(at)),
+            Key::Usage => self.usage = self.usage.or(Some(at)),
+            Key::KvTransferParams => self.kv_transfer = self.kv_transfer.or(Some(at)),
+            // Only counts behind the key `usage` belong to the usage object.
+            _ if self.usage.is_none() => {}
+            Key::PromptTokens => self.prompt = self.prompt.or(Some(at)),
+            Key::CompletionTokens => self.completion = self.completion.or(Some(at)),
+            Key::CachedTokens => self.cached = self.cached.or(Some(at)),
+        }
+    }
+}
+
+/// A key that [`look`] knows.
+#[derive(Clone, Copy)]
+enum Key {
+    FinishReason,
+    /// Text of an answer, under any of its names.
+    Text,
+    ToolCalls,
+    TokenIds,
+    Choices,
+    Error,
+    Usage,
+    KvTransferParams,
+    PromptTokens,
+    CompletionTokens,
+    CachedTokens,
+}
+
+impl Key {
+    /// The known key at the end of `name`, the text before a closing quote. The last two letters rule out
+    /// most keys of an event.
+    fn at_end_of(name: &[u8]) -> Option<Self> {
+        let known: &[(&[u8], Self)] = match name {
+            [.., b'o', b'n'] => &[(b"finish_reason", Self::FinishReason)],
+            [.., b'n', b't'] => &[(b"content", Self::Text), (b"reasoning_content", Self::Text)],
+            [.., b'x', b't'] => &[(b"text", Self::Text)],
+            [.., b'n', b'g'] => &[(b"reasoning", Self::Text)],
+            [.., b't', b's'] => &[(b"arguments", Self::Text)],
+            [.., b'l', b's'] => &[(b"tool_calls", Self::ToolCalls)],
+            [.., b'd', b's'] => &[(b"token_ids", Self::TokenIds)],
+            [.., b'e', b's'] => &[(b"choices", Self::Choices)],
+            [.., b'o', b'r'] => &[(b"error", Self::Error)],
+            [.., b'g', b'e'] => &[(b"usage", Self::Usage)],
+            [.., b'm', b's'] => &[(b"kv_transfer_params", Self::KvTransferParams)],
+            [.., b'n', b's'] => &[
+                (b"prompt_tokens", Self::PromptTokens),
+                (b"completion_tokens", Self::CompletionTokens),
+                (b"cached_tokens", Self::CachedTokens),
+            ],
+            _ => return None,
+        };
+        let opened = |key: &[u8]| name.strip_suffix(key)?.strip_suffix(b"\"");
+        // The quotes of a name within a string are escaped: it is no key.
+        let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
+        known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)
+    }
+}
+
+/// Every known key with the place where its value begins.
+fn keys(bytes: &[u8]) -> impl Iterator<Item = (Key, usize)> {
+    memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
+        let key = Key::at_end_of(bytes.get(..colon)?.strip_suffix(b"\"")?)?;
+        let gap = bytes.get(colon + 1..)?.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
+        Some((key, colon + 1 + gap))
+    })
+}
+
+/// The number of ids in the array that begins at `at`, if one does.
+fn ids_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let inner = bytes.get(at..)?.strip_prefix(b"[")?;
+    let end = memchr::memchr(b']', inner).unwrap_or(inner.len());
+    let list = inner.get(..end).unwrap_or_default();
+    let commas = u32::try_from(memchr::memchr_iter(b',', list).count()).unwrap_or(u32::MAX);
+    Some(if list.iter().all(u8::is_ascii_whitespace) { 0 } else { commas + 1 })
+}
+
+fn digits(bytes: &[u8], at: usize) -> usize {
+    bytes.get(at..).unwrap_or_default().iter().take_while(|byte| byte.is_ascii_digit()).count()
+}
+
+fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
+    let text = bytes.get(at..at + digits(bytes, at))?;
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
+/// The place of the JSON object that begins at `at`, if one does.
+fn object_at(bytes: &[u8], at: usize) -> Option<Range<usize>> {
+    let rest = bytes.get(at..).filter(|rest| rest.first() == Some(&b'{'))?;
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&serde_json::value::RawValue>();
+    let value = values.next()?.ok()?;
+    Some(at..at + value.get().len())
+}

@@ -1,0 +1,254 @@
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+
+/// The body of a recorded HTTP response, chunk framing taken off.
+fn recorded(text: &'static str) -> Vec<u8> {
+    let (_, mut rest) = text.split_once("\r\n\r\n").or(text.split_once("\n\n")).unwrap();
+    let mut body = Vec::new();
+    while let Some((size, after)) = rest.split_once("\r\n") {
+        let size = usize::from_str_radix(size.trim(), 16).unwrap();
+        if size == 0 {
+            break;
+        }
+        body.extend_from_slice(&after.as_bytes()[..size]);
+        rest = &after[size + 2..];
+    }
+    body
+}
+
+fn captures() -> Vec<Vec<u8>> {
+    let sglang: [&[u8]; 3] = [
+        include_bytes!("../fixtures/sglang-0.5.23/chat-stream.txt"),
+        include_bytes!("../fixtures/sglang-0.5.23/completion-stream.txt"),
+        include_bytes!("../fixtures/sglang-0.5.23/batch-stream.txt"),
+    ];
+    let vllm = [
+        include_str!("../fixtures/vllm-0.32/chat-stream-usage.http"),
+        include_str!("../fixtures/vllm-0.32/chat-stream-nousage.http"),
+        include_str!("../fixtures/vllm-0.32/completion-stream-contusage.http"),
+        include_str!("../fixtures/vllm-0.32/completion-stream-tokenids.http"),
+        include_str!("../fixtures/vllm-0.32/completion-stream-usage.http"),
+    ]
+    .map(recorded);
+    vllm.into_iter().chain(sglang.map(<[u8]>::to_vec)).collect()
+}
+
+/// What a JSON parser says of an event.
+fn reference(event: &[u8]) -> Seen {
+    let text = std::str::from_utf8(event).unwrap().trim();
+    let data = text.strip_prefix("data:").unwrap_or(text).trim();
+    if data == "[DONE]" {
+        return Seen { done: true, ..Seen::default() };
+    }
+    let Ok(json) = serde_json::from_str::<Value>(data) else { return Seen::default() };
+    let choices = json["choices"].as_array().cloned().unwrap_or_default();
+    let filled = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let ids =
+        choices.iter().filter_map(|choice| choice["token_ids"].as_array()).map(Vec::len).reduce(|a, b| a + b);
+    let text = choices.iter().any(|choice| filled(&choice["text"]) || filled(&choice["delta"]["content"]));
+    let tokens = ids.map_or(u32::from(text), |ids| ids as u32);
+    let count = |value: &Value| value.as_u64().map(|count| count as u32);
+    Seen {
+        done: false,
+        token: text || tokens > 0,
+        tokens,
+        finish: choices.iter().any(|choice| choice["finish_reason"].is_string()),
+        error: json["error"].is_object() && json["choices"].is_null(),
+        usage: json["usage"].is_object().then(|| Usage {
+            prompt_tokens: count(&json["usage"]["prompt_tokens"]).unwrap_or(0),
+            completion_tokens: count(&json["usage"]["completion_tokens"]),
+            cached_tokens: count(&json["usage"]["prompt_tokens_details"]["cached_tokens"]),
+        }),
+        cached_at: None,
+        kv_transfer_at: None,
+    }
+}
+
+fn plain(mut seen: Seen) -> Seen {
+    (seen.cached_at, seen.kv_transfer_at) = (None, None);
+    seen
+}
+
+#[test]
+fn recorded_streams_are_seen_as_a_parser_sees_them() {
+    let captures = captures();
+    let batch = captures.len() - 1;
+    for (place, body) in captures.into_iter().enumerate() {
+        let all: Vec<Seen> = events(&body).map(|event| look(&body[event])).collect();
+        let expected: Vec<Seen> = events(&body).map(|event| reference(&body[event])).collect();
+        assert_eq!(all.iter().cloned().map(plain).collect::<Vec<_>>(), expected);
+        assert!(all.last().unwrap().done);
+        // The last stream answers a list of two prompts.
+        let choices = if place == batch { 2 } else { 1 };
+        assert_eq!(all.iter().filter(|seen| seen.finish).count(), choices);
+    }
+}
+
+#[test]
+fn the_first_event_of_a_chat_is_no_token() {
+    let body = &captures()[0];
+    let all: Vec<Seen> = events(body).map(|event| look(&body[event])).collect();
+    assert_eq!((all[0].token, all[1].token, all[1].tokens), (false, true, 1));
+    let usage = all.iter().find_map(|seen| seen.usage).unwrap();
+    assert_eq!(usage, Usage { prompt_tokens: 332, completion_tokens: Some(4), cached_tokens: Some(320) });
+}
+
+#[test]
+fn places_of_the_edits_are_exact() {
+    let event = br#"data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":  320}},"kv_transfer_params":{"a":"}"},"x":1}"#;
+    let seen = look(event);
+    assert_eq!(&event[seen.cached_at.unwrap()], b"320");
+    assert_eq!(&event[seen.kv_transfer_at.unwrap()], br#"{"a":"}"}"#);
+    assert_eq!(look(br#"{"kv_transfer_params":null}"#).kv_transfer_at, None);
+}
+
+#[test]
+fn text_cannot_fake_what_is_looked_for() {
+    let text = r#"say "finish_reason":"stop", "usage":{"prompt_tokens":7} and "error":{ or data: [DONE]"#;
+    let event = serde_json::json!({"choices":[{"delta":{"content":text},"finish_reason":null}]});
+    let seen = look(format!("data: {event}\n\n").as_bytes());
+    assert_eq!(seen, Seen { token: true, tokens: 1, ..Seen::default() });
+}
+
+#[test]
+fn i_an_error_event_is_seen() {
+    assert!(look(b"data: {\"error\": {\"message\":\"x\"}}\n\n").error);
+    assert!(!look(b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"error\":null}\n\n").error);
+}
+
+#[test]
+fn only_data_is_looked_at() {
+    let error = r#"{"error":{"code":429}}"#;
+    for other in [
+        format!(": {error}\n\n"),
+        format!("id: 1\n: {error}\n\n"),
+        format!("id: {error}\r\n\r\n"),
+        format!(": {error}\rdata: {{\"choices\":[]}}\r\r"),
+        format!("data: {{\"id\":1}}\n: {error}\n\n"),
+    ] {
+        assert_eq!(look(other.as_bytes()), Seen::default(), "{other:?}");
+    }
+    for failed in [
+        format!(": {{\"choices\":[]}}\ndata: {error}\n\n"),
+        format!("id: 1\r\ndata:{error}\r\n: }}\r\n\r\n"),
+        format!("\u{feff}data: {error}\n\n"),
+        format!("\n {error}"),
+    ] {
+        assert!(look(failed.as_bytes()).error, "{failed:?}");
+        assert_eq!(object(failed.as_bytes()), error.as_bytes());
+    }
+    // A body may have several lines, and places are those of the whole event.
+    assert!(look(b"{\n  \"error\": {\n    \"code\": 429\n  }\n}").error);
+    let event = b": x\ndata: {\"kv_transfer_params\":{\"a\":1}}\n\n";
+    assert_eq!(&event[look(event).kv_transfer_at.unwrap()], b"{\"a\":1}");
+}
+
+#[test]
+fn fields_lines_and_marks_are_read_as_the_standard_has_them() {
+    for done in [
+        "data: [DONE]\n\n",
+        "data:[DONE]\r\r",
+        "event: end\ndata: [DONE]\n\n",
+        "id: 1\r\ndata: [DONE]\r\n\r\n",
+    ] {
+        assert!(look(done.as_bytes()).done && is_event(done.as_bytes()), "{done:?}");
+    }
+    for other in ["data: {\"a\":\"data: [DONE]\"}\n\n", ": data: [DONE]\n\n", "id: [DONE]\n\n"] {
+        assert!(!look(other.as_bytes()).done, "{other:?}");
+    }
+    for stream in ["Text/Event-Stream", "text/event-stream; charset=utf-8", " text/event-stream ;x"] {
+        assert!(is_stream(stream.as_bytes()), "{stream:?}");
+    }
+    assert!(!is_stream(b"text/event-stream2") && !is_stream(b"application/json"));
+    assert_eq!(object(b"data: {\"error\":{}}\n\n"), b"{\"error\":{}}");
+    assert_eq!(object(b"data: x\n\n"), b"");
+}
+
+#[test]
+fn a_mark_at_the_start_is_dropped_wherever_it_is_cut() {
+    for step in 1..6 {
+        let (mut splitter, mut passed) = (Splitter::default(), Vec::new());
+        for piece in "\u{feff}data: {}\n\n\u{feff}".as_bytes().chunks(step) {
+            splitter.room().extend_from_slice(piece);
+            let whole = splitter.whole().unwrap();
+            passed.extend_from_slice(splitter.first(whole));
+            splitter.discard(whole);
+        }
+        assert_eq!((passed.as_slice(), splitter.rest()), (b"data: {}\n\n".as_slice(), 3), "{step}");
+    }
+}
+
+#[test]
+fn an_event_without_end_is_bounded() {
+    let mut splitter = Splitter::default();
+    let megabyte = vec![b'x'; 1 << 20];
+    let mut push = |_| {
+        splitter.room().extend_from_slice(&megabyte);
+        splitter.whole()
+    };
+    assert_eq!((0..20).map(&mut push).find(Result::is_err), Some(Err(Oversized)));
+}
+
+#[test]
+fn garbage_is_told_from_events() {
+    for event in ["data: {}\n\n", ": ping\n\n", "event: x\ndata: 1\n\n", "\n\n"] {
+        assert!(is_event(event.as_bytes()), "{event:?}");
+    }
+    // The last one is an event that an engine cut short.
+    for garbage in ["<html>\n\n", "\u{0}\n\n", "{\"a\":1}\n\n", "data: {\"id\":\"cmpl-\n\n"] {
+        assert!(!is_event(garbage.as_bytes()), "{garbage:?}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_cutting_gives_the_same_events(
+        which in 0_usize..5,
+        cuts in proptest::collection::vec(1_usize..90, 1..60),
+        end in prop_oneof![Just("\n"), Just("\r\n"), Just("\r")],
+    ) {
+        let body = String::from_utf8(captures()[which].clone()).unwrap().replace('\n', end).into_bytes();
+        let (mut splitter, mut passed, mut at) = (Splitter::default(), Vec::new(), 0);
+        let mut cuts = cuts.into_iter().cycle();
+        while at < body.len() {
+            let end = (at + cuts.next().unwrap()).min(body.len());
+            splitter.room().extend_from_slice(&body[at..end]);
+            let whole = splitter.whole().unwrap();
+            let events = splitter.first(whole);
+            prop_assert!(events.is_empty() || events.ends_with(b"\n") || events.ends_with(b"\r"));
+            passed.extend_from_slice(events);
+            splitter.discard(whole);
+            at = end;
+        }
+        prop_assert_eq!(splitter.rest(), 0);
+        prop_assert_eq!(passed, body);
+    }
+
+    #[test]
+    fn generated_events_are_seen_as_a_parser_sees_them(
+        text in "[ -~\\n\u{e9}\"\\\\]{0,30}",
+        ids in proptest::option::of(proptest::collection::vec(any::<u16>(), 0..4)),
+        finish in proptest::option::of("stop|length"),
+        completion in any::<bool>(),
+        usage in proptest::option::of((0_u32..9999, 0_u32..999, proptest::option::of(0_u32..999))),
+    ) {
+        let mut choice = serde_json::json!({"index":0,"finish_reason":finish,"token_ids":ids});
+        if completion { choice["text"] = text.into(); } else { choice["delta"] = serde_json::json!({"content":text}); }
+        let usage = usage.map(|(p, c, cached)| serde_json::json!({"prompt_tokens":p,"completion_tokens":c,"prompt_tokens_details":{"cached_tokens":cached}}));
+        let event = format!("data: {}\n\n", serde_json::json!({"choices":[choice],"usage":usage}));
+        prop_assert_eq!(plain(look(event.as_bytes())), reference(event.as_bytes()));
+    }
+
+    #[test]
+    fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        let _ = look(&bytes);
+        let _ = events(&bytes).count();
+        let mut splitter = Splitter::default();
+        splitter.room().extend_from_slice(&bytes);
+        let whole = splitter.whole().unwrap();
+        splitter.discard(whole);
+        prop_assert_eq!(splitter.rest(), bytes.len() - whole);
+    }
+}

@@ -1,0 +1,121 @@
+//! The crates of `crates/`: code that other projects can take. They depend on each other and on third
+//! parties, read no file outside of their folders, and do not name the gateway.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Component, Path},
+};
+
+use super::{
+    modules::{Crate, rust_files},
+    shown,
+};
+
+/// Folder of these crates.
+const FOLDER: &str = "crates";
+/// Words that their files must not contain.
+const WORDS: [&str; 2] = ["pointsman", "gateway"];
+
+/// Every broken rule, as a line for a person.
+pub(super) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String>> {
+    let folder = root.join(FOLDER);
+    let (own, others): (Vec<_>, Vec<_>) = crates.iter().partition(|krate| krate.dir.starts_with(&folder));
+    let others: BTreeSet<&str> = others.iter().map(|krate| krate.name.trim_end_matches(" (bin)")).collect();
+    let mut broken = Vec::new();
+    for krate in own {
+        let manifest = krate.dir.join("Cargo.toml");
+        let text = fs::read_to_string(&manifest)?;
+        let wrong = dependencies(&text).filter(|name| others.contains(name));
+        broken.extend(wrong.map(|name| format!("{}: must not depend on {name}", krate.name)));
+        let mut files = Vec::new();
+        rust_files(&krate.dir, &mut files)?;
+        files.extend([manifest, krate.dir.join("README.md")]);
+        for file in files {
+            let name = shown(root, &file);
+            let Ok(text) = fs::read_to_string(&file) else {
+                broken.push(format!("{name}: is missing"));
+                continue;
+            };
+            let inside = file.strip_prefix(&krate.dir).unwrap_or(&file);
+            broken.extend(problems(inside, &text).into_iter().map(|problem| format!("{name}: {problem}")));
+        }
+    }
+    Ok(broken)
+}
+
+/// Names in all tables of dependencies of a manifest.
+fn dependencies(manifest: &str) -> impl Iterator<Item = &str> {
+    let mut in_table = false;
+    manifest.lines().filter_map(move |line| {
+        if let Some(header) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            in_table = header.ends_with("dependencies");
+            return header.rsplit_once("dependencies.").map(|(_, name)| name);
+        }
+        let name = line.split(['.', ' ', '=', '#']).next()?;
+        (in_table && !name.is_empty()).then_some(name)
+    })
+}
+
+/// What is wrong with the text of a file of such a crate.
+fn problems(file: &Path, text: &str) -> Vec<String> {
+    let lower = text.to_lowercase();
+    let words = WORDS.into_iter().filter(|word| lower.contains(word));
+    let mut problems: Vec<String> =
+        words.map(|word| format!("contains `{word}`; it has to make sense without the gateway")).collect();
+    // Folders between the crate's own and the file's.
+    let depth = file.parent().map_or(0, |parent| parent.components().count());
+    let leaves = |path: &&str| {
+        let ups = Path::new(path).components().take_while(|part| matches!(part, Component::ParentDir));
+        ups.count() > depth
+    };
+    let paths = text.split('"').filter(|part| part.starts_with("../") && !part.contains('\n')).filter(leaves);
+    problems.extend(paths.map(|path| format!("reads {path}, which is outside of the crate")));
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dependencies_of_every_kind_are_found() {
+        let manifest = "[package]\nname = \"a\"\n[dependencies]\nb.workspace = true\n# c = 1\n\n\
+                        [dev-dependencies]\nd = { path = \"../d\" }\n[build-dependencies.e]\npath = \"x\"\n\
+                        [target.'cfg(unix)'.dependencies]\nf = \"1\"\n[features]\ng = []\n";
+        assert_eq!(dependencies(manifest).collect::<Vec<_>>(), ["b", "d", "e", "f"]);
+    }
+
+    #[test]
+    fn words_of_the_gateway_and_files_of_others_are_found() {
+        let problems = |file: &str, text: &str| problems(Path::new(file), text);
+        assert_eq!(
+            problems("src/lib.rs", "// The Gateway's index.\n"),
+            ["contains `gateway`; it has to make sense without the gateway"]
+        );
+        assert_eq!(problems("Cargo.toml", "name = \"pointsman-x\"").len(), 1);
+        assert!(problems("src/lib.rs", "include_str!(\"../README.md\")").is_empty());
+        assert!(problems("src/a/tests.rs", "include_bytes!(\"../../fixtures/x\")").is_empty());
+        assert_eq!(
+            problems("src/a/tests.rs", "include_bytes!(\"../../../fixtures/x\")"),
+            ["reads ../../../fixtures/x, which is outside of the crate"]
+        );
+    }
+
+    #[test]
+    fn a_crate_that_depends_on_the_host_is_found() {
+        let root = tempfile::TempDir::new().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        write("host/a/Cargo.toml", "[package]\nname = \"own-a\"\n");
+        write("host/a/src/main.rs", "fn main() {}\n");
+        write("crates/b/Cargo.toml", "[package]\nname = \"b\"\n[dev-dependencies]\nown-a.workspace = true\n");
+        write("crates/b/src/lib.rs", "pub fn f() {}\n");
+        let crates = crate::structure::modules::crates(root.path()).unwrap();
+        let expected = ["b: must not depend on own-a", "crates/b/README.md: is missing"];
+        assert_eq!(broken(root.path(), &crates).unwrap(), expected);
+    }
+}
