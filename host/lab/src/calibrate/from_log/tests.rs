@@ -293,6 +293,7 @@ fn estimated_prompts_are_fitted_with_a_warning_and_reported_ones_without() {
     requests.iter_mut().for_each(estimate);
     write(directory.path(), &[frame(&requests, true)]);
     let calibration = of_log(directory.path(), None, None).unwrap();
+    // I10.7
     assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.02);
     assert!(!calibration.warnings.join("\n").contains("estimated"), "{:?}", calibration.warnings);
 
