@@ -220,7 +220,6 @@ mod tests {
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 98_000 }],
         });
         let text = shown(&serde_json::from_value(status).expect("the answer"), "http://a", 100_000);
-        // O1.16
         for line in [
             "\ncompiling    decode.wasm, begun 2 s ago\n",
             "\nrefused      prefill.canary.wasm (not_wasm), 10 s ago: the newest\n",
@@ -228,6 +227,7 @@ mod tests {
             "\nrefused      prefill.shadow.wasm (not_wasm), 30 s ago: \u{fffd}[2J\n",
             "\n             and 1 more; see `pointsman policies`\n",
         ] {
+            // O1.16
             assert!(text.contains(line), "{line}: {text}");
         }
         assert!(!text.contains("before the last change") && !text.contains("xxx"), "{text}");

@@ -82,8 +82,9 @@ pub fn page(study: &Study) -> String {
          hour of traffic. No difference is found when this interval of the difference to the best arm includes 0; runs with \
          equal seeds are compared in pairs, and each arm by itself. A bold figure is better than that of every other arm by \
          this test. The share of a worker counts complete requests that computed their prompt or generated their answer \
-         there; workers are numbered by their position in the fleet, from 0. The hit rate is the share of prompt tokens that were cached. Imbalance is the busiest engine's \
-         number of requests divided by the mean of all engines.</p></body></html>\n",
+         there; workers are numbered by their position in the fleet, from 0. The hit rate is the share of prompt tokens that \
+         were cached. Imbalance is the busiest engine's number of requests divided by the mean of all \
+         engines.</p></body></html>\n",
     );
     html
 }

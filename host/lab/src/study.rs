@@ -48,7 +48,8 @@ impl Comparison {
 }
 
 impl Comparison {
-    /// Returns the arm that is better than every other by more than the intervals; `None`: no difference found.
+    /// Returns the arm that is better than every other by more than the intervals; `None`: no difference
+    /// found.
     fn winner(&self) -> Option<&Ranked> {
         self.ranking.first().filter(|_| tied(&self.ranking).next().is_none())
     }

@@ -76,9 +76,9 @@ async fn an_impossible_command_is_answered_with_its_reason() {
         let reply = cluster.admin.post(path, &[], "").await.unwrap();
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (status, code), "{path}");
     }
-    // O1.15: an undo takes no lane. It was ignored before.
     for query in ["lane=canary", "from=canary"] {
         let reply = cluster.admin.delete(&format!("/policies/prefill/rollback?{query}")).await.unwrap();
+        // O1.15
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (400, "invalid_request"), "{query}");
     }
 }

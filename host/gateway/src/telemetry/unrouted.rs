@@ -13,7 +13,8 @@ const MAX_REQUESTS: usize = 64;
 /// Bytes that are kept of a client's text: the id of a request, the name of a model.
 const MAX_TEXT_BYTES: usize = 128;
 
-/// The last requests that failed without a recorded decision. Never more than 64, each with 128 bytes of its texts.
+/// The last requests that failed without a recorded decision. Never more than 64, each with 128 bytes of its
+/// texts.
 #[derive(Debug, Default)]
 pub(crate) struct Unrouted(Mutex<VecDeque<UnroutedRequest>>);
 

@@ -61,8 +61,8 @@ fn arms_are_compared_in_a_table_a_page_and_json_and_equal_runs_give_equal_bytes(
 /// Browsers that the report is looked at in; the first that exists is used.
 const BROWSERS: [&str; 3] = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
 
-/// Shows the report at 1,280 pixels in both colour schemes, and writes down what the browser made of it. A frame has
-/// the scheme of the element that embeds it.
+/// Shows the report at 1,280 pixels in both colour schemes, and writes down what the browser made of it. A
+/// frame has the scheme of the element that embeds it.
 const MEASURE: &str = r#"<!doctype html><body>
 <iframe id="light" style="color-scheme:light" width="1280" height="900" src="r.html"></iframe>
 <iframe id="dark" style="color-scheme:dark" width="1280" height="900" src="r.html"></iframe>

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 /// Colours of the arms on a light page, in order and then again from the first. Found by a search over 4,096
-/// colours for those whose least distance is largest in the eyes of everyone: 0.11 in Oklab, where Petroff's ten
-/// colours (2021) have 0.06 and Tol's `muted` has 0.05. The test below has the measure.
+/// colours for those whose least distance is largest in the eyes of everyone: 0.11 in Oklab, where Petroff's
+/// ten colours (2021) have 0.06 and Tol's `muted` has 0.05. The test below has the measure.
 const LIGHT: [&str; 10] = [
     "#1111ff", "#550055", "#bb4466", "#9977ee", "#6611aa", "#223300", "#00aa00", "#cc77aa", "#8855aa",
     "#884400",

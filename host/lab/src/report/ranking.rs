@@ -86,8 +86,8 @@ impl Ranked {
         self.worse_percent.excludes_zero()
     }
 
-    /// Whether nothing tells it apart from the best arm: the interval of the difference includes zero. With one
-    /// seed, nothing but an equal value does.
+    /// Whether nothing tells it apart from the best arm: the interval of the difference includes zero. With
+    /// one seed, an equal value.
     #[must_use]
     pub fn is_tied(&self) -> bool {
         !self.is_sure().unwrap_or(self.worse_percent.mean > 0.0)
