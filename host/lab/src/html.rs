@@ -26,7 +26,7 @@ solid var(--arm-0)}.warning{background:var(--warning);padding:.4em .8em;margin:.
 margin-top:2em;border-top:1px solid var(--line);padding-top:.6em}.rankings{display:grid;gap:0 \
 2em;grid-template-columns:repeat(auto-fill,minmax(min(32em,100%),1fr));align-items:start}.rankings \
 table{width:100%}caption{text-align:left;color:var(--faint)}.ranking td,.ranking th,.figures th,.pairs td,.pairs \
-th{white-space:normal;overflow-wrap:anywhere;text-align:left}.figures{font-size:13px}.figures td,.figures \
+th{white-space:normal;overflow-wrap:anywhere;text-align:left}.ranking td:first-child{white-space:nowrap}.figures{font-size:13px}.figures td,.figures \
 th{padding:.25em .4em}.figures small{display:block}.figures th{text-align:right;vertical-align:bottom}";
 
 /// Name with the unit, decimals, how to find the figure, and whether less is better.
