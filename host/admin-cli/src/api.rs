@@ -16,6 +16,8 @@ pub struct Status {
     pub live: Live,
     pub workers: WorkerCounts,
     pub slots: Vec<Slot>,
+    #[serde(default)]
+    pub compiling: Vec<Compiling>,
 }
 
 /// Load now and latencies of the last minute.
@@ -79,6 +81,19 @@ pub struct Slot {
     pub quarantined: Vec<String>,
     #[serde(default)]
     pub refusals: Vec<Refusal>,
+}
+
+impl Slot {
+    /// Returns the refusals since each lane last changed: what came before them was replaced.
+    pub fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
+        let trial = |trial: &Option<Trial>| trial.as_ref().map_or(0, |trial| trial.since_ms);
+        let since = move |lane: &str| match lane {
+            "canary" => trial(&self.canary),
+            "shadow" => trial(&self.shadow),
+            _ => self.since_ms,
+        };
+        self.refusals.iter().filter(move |refusal| refusal.at_ms >= since(&refusal.lane))
+    }
 }
 
 /// A refused file of a slot.

@@ -1,19 +1,16 @@
 //! `pointsman policies`.
 
-use std::{
-    process::ExitCode,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::process::ExitCode;
 
 use clap::Args;
 
 use crate::{
-    api::{Policies, Refusal, Slot, Trial},
+    api::{Policies, Slot},
     block_on,
     gateway::GatewayArgs,
     print,
     status::short,
-    text::{Column, NONE, Table, age, clean, percent},
+    text::{Column, NONE, Table, ago, clean, now_ms, percent},
 };
 
 /// Changes that are shown, the newest.
@@ -41,13 +38,8 @@ impl PoliciesArgs {
     }
 }
 
-fn now_ms() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
-}
-
 fn shown(policies: &Policies, now_ms: u64) -> String {
-    let ago = |at_ms: u64| format!("{} ago", age(now_ms.saturating_sub(at_ms) / 1_000));
+    let ago = |at_ms: u64| ago(at_ms, now_ms);
     let mut text = lanes(&policies.slots).text();
     let mut section = |title: &str, lines: Vec<String>| {
         if !lines.is_empty() {
@@ -76,22 +68,9 @@ fn model(slot: &Slot) -> String {
     slot.model.as_ref().map(|model| format!(" --model {model}")).unwrap_or_default()
 }
 
-/// Refusals since each lane last changed: what came before them was replaced.
 fn refused(slots: &[Slot], ago: &impl Fn(u64) -> String) -> Vec<String> {
-    let newer = |slot: &Slot, refusal: &Refusal| {
-        let trial = |trial: &Option<Trial>| trial.as_ref().map_or(0, |trial| trial.since_ms);
-        let since = match refusal.lane.as_str() {
-            "canary" => trial(&slot.canary),
-            "shadow" => trial(&slot.shadow),
-            _ => slot.since_ms,
-        };
-        refusal.at_ms >= since
-    };
-    let of = |slot: &Slot| -> Vec<String> {
-        let lines = slot.refusals.iter().filter(|refusal| newer(slot, refusal));
-        lines.map(|one| format!("{} ({}), {}: {}", one.file, one.kind, ago(one.at_ms), one.message)).collect()
-    };
-    slots.iter().flat_map(of).collect()
+    let refusals = slots.iter().flat_map(Slot::current_refusals);
+    refusals.map(|one| format!("{} ({}), {}: {}", one.file, one.kind, ago(one.at_ms), one.message)).collect()
 }
 
 /// One row for each lane.

@@ -9,8 +9,13 @@ use crate::{
     block_on,
     gateway::GatewayArgs,
     print,
-    text::{Column, NONE, Table, age, bytes, clean, millis, percent},
+    text::{Column, NONE, Table, age, ago, bytes, clean, cut, millis, now_ms, percent},
 };
+
+/// Refusals that are shown, the newest.
+const REFUSALS: usize = 3;
+/// Columns of a refusal.
+const REFUSAL_COLUMNS: usize = 110;
 
 /// Arguments of `status`.
 #[derive(Debug, Args)]
@@ -30,23 +35,49 @@ impl StatusArgs {
         if self.json {
             answer.print_json()?;
         } else {
-            print(&shown(&status, gateway.url()))?;
+            print(&shown(&status, gateway.url(), now_ms()))?;
         }
         Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-fn shown(status: &Status, url: &str) -> String {
+fn shown(status: &Status, url: &str, now_ms: u64) -> String {
     let mut text = format!("pointsman {} at {url}, up {}\n\n", clean(&status.version), age(status.uptime_s));
     for (name, value) in lines(status) {
         text.push_str(&format!("{name:<12} {}\n", clean(&value)));
     }
     text.push('\n');
     text.push_str(&slots(&status.slots).text());
+    let files = files(status, now_ms);
+    if !files.is_empty() {
+        text.push('\n');
+    }
+    for (name, line) in files {
+        text.push_str(&format!("{name:<12} {}\n", cut(&clean(&line), REFUSAL_COLUMNS)));
+    }
     for line in status.slots.iter().flat_map(one_sided) {
         text.push_str(&format!("\nwarning: {}\n", clean(&line)));
     }
     text
+}
+
+/// Files that are being compiled, and the newest refusals in force.
+fn files(status: &Status, now_ms: u64) -> Vec<(&'static str, String)> {
+    let compiling = status.compiling.iter();
+    let mut lines: Vec<_> = compiling
+        .map(|one| ("compiling", format!("{}, begun {}", one.file, ago(one.since_ms, now_ms))))
+        .collect();
+    let mut refusals: Vec<_> = status.slots.iter().flat_map(Slot::current_refusals).collect();
+    refusals.sort_by_key(|refusal| std::cmp::Reverse(refusal.at_ms));
+    lines.extend(refusals.iter().take(REFUSALS).map(|one| {
+        let (file, kind, when) = (&one.file, &one.kind, ago(one.at_ms, now_ms));
+        ("refused", format!("{file} ({kind}), {when}: {}", one.message))
+    }));
+    let more = refusals.len().saturating_sub(REFUSALS);
+    if more > 0 {
+        lines.push(("", format!("and {more} more; see `pointsman policies`")));
+    }
+    lines
 }
 
 /// Says which lanes of a slot send everything to one worker.
@@ -165,6 +196,42 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
+
+    #[test]
+    fn refusals_in_force_and_compiles_are_shown_in_short() {
+        let refusal = |lane: &str, at_ms: u64, message: &str| {
+            serde_json::json!({ "lane": lane, "file": format!("prefill.{lane}.wasm"), "kind": "not_wasm",
+                                "message": message, "at_ms": at_ms })
+        };
+        let long = "x".repeat(300);
+        let status = serde_json::json!({
+            "version": "0.1.0", "uptime_s": 7, "ready": true, "reasons": [], "models": ["tiny"], "live": {},
+            "workers": { "total": 1, "eligible": 1, "ineligible": {} },
+            "slots": [{
+                "slot": "prefill", "model": null, "state": "active", "generation": 2, "policy": "first",
+                "version": null, "digest": null, "calls": 1, "failures": 0, "breaker_open": false,
+                "since_ms": 50_000, "canary": null, "shadow": null,
+                "refusals": [
+                    refusal("active", 40_000, "before the last change"), refusal("canary", 60_000, &long),
+                    refusal("shadow", 70_000, "\u{1b}[2J"), refusal("active", 80_000, "newest"),
+                    refusal("canary", 90_000, "the newest"),
+                ],
+            }],
+            "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 98_000 }],
+        });
+        let text = shown(&serde_json::from_value(status).expect("the answer"), "http://a", 100_000);
+        for line in [
+            "\ncompiling    decode.wasm, begun 2 s ago\n",
+            "\nrefused      prefill.canary.wasm (not_wasm), 10 s ago: the newest\n",
+            "\nrefused      prefill.active.wasm (not_wasm), 20 s ago: newest\n",
+            "\nrefused      prefill.shadow.wasm (not_wasm), 30 s ago: \u{fffd}[2J\n",
+            "\n             and 1 more; see `pointsman policies`\n",
+        ] {
+            // O1.16
+            assert!(text.contains(line), "{line}: {text}");
+        }
+        assert!(!text.contains("before the last change") && !text.contains("xxx"), "{text}");
+    }
 
     #[test]
     fn a_lane_that_sends_everything_to_one_worker_is_a_warning() {

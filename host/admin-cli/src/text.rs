@@ -1,6 +1,9 @@
 //! Text for terminals: tables, units, and no control characters of strangers.
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 use unicode_width::UnicodeWidthStr as _;
 
@@ -99,6 +102,19 @@ impl Table {
         }
         text
     }
+}
+
+/// The time now, milliseconds since the Unix epoch.
+#[must_use]
+pub fn now_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns how long ago something was, from both times in milliseconds since the Unix epoch.
+#[must_use]
+pub fn ago(at_ms: u64, now_ms: u64) -> String {
+    format!("{} ago", age(now_ms.saturating_sub(at_ms) / 1_000))
 }
 
 /// A time in milliseconds.

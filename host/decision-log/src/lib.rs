@@ -177,6 +177,9 @@ pub struct LoggedOutcome {
     pub itl_ms: Option<f64>,
     /// Time from the request's first byte to its end, milliseconds.
     pub e2e_ms: f64,
+    /// Prompt tokens as the engine reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt_reported: Option<u32>,
     /// Cached prompt tokens as predicted when the prompt's worker was chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_predicted: Option<u32>,

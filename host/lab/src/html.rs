@@ -8,18 +8,26 @@ use crate::{
     text::change,
 };
 
+mod colours;
 mod load;
 mod plot;
+mod workers;
 
-use plot::{Axis, Line, colour};
+use colours::colour;
+use plot::{Axis, Line};
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:88em;padding:0 1.2em;color:#1a1a1a}\
-table{border-collapse:collapse;margin:1em 0;font-size:14px}td,th{padding:.3em .6em;text-align:right;border-bottom:1px \
-solid #ddd;white-space:nowrap}td:first-child,th:first-child{text-align:left}.best{font-weight:700}.lead{font-size:18px;\
-background:#eef5fb;padding:.8em 1em;border-left:5px solid #0072b2}.warning{background:#fff4d6;padding:.4em .8em;margin:.3em 0;\
-border-left:4px solid #e69f00}svg{margin:.4em 1em .4em 0;font-size:11px;max-width:100%}svg .title{font-size:13px;\
-font-weight:600}.grid{stroke:#e3e3e3}small{color:#555}.wide{overflow-x:auto}h2{margin-top:2em;border-top:1px solid #ccc;\
-padding-top:.6em}";
+const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:88em;padding:0 1.2em;\
+color:var(--text);background:var(--page)}table{border-collapse:collapse;margin:1em 0;font-size:14px}td,th{padding:.3em \
+.6em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}td:first-child,th:first-child,.ranking \
+td{text-align:left}.best{font-weight:700}.lead{font-size:18px;background:var(--lead);padding:.8em 1em;border-left:5px \
+solid var(--arm-0)}.warning{background:var(--warning);padding:.4em .8em;margin:.3em 0;border-left:4px solid \
+#e69f00}svg{margin:.4em 1em .4em 0;font-size:11px;max-width:100%;height:auto}svg text{fill:var(--text)}svg \
+.title{font-size:13px;font-weight:600}.grid{stroke:var(--line)}small{color:var(--faint)}.wide{overflow-x:auto}h2{\
+margin-top:2em;border-top:1px solid var(--line);padding-top:.6em}.rankings{display:grid;gap:0 \
+2em;grid-template-columns:repeat(auto-fill,minmax(min(32em,100%),1fr));align-items:start}.rankings \
+table{width:100%}caption{text-align:left;color:var(--faint)}.ranking td,.ranking th,.figures th,.pairs td,.pairs \
+th{white-space:normal;overflow-wrap:anywhere;text-align:left}.ranking td:first-child{white-space:nowrap}.figures{font-size:13px}.figures td,.figures \
+th{padding:.25em .4em}.figures small{display:block}.figures th{text-align:right;vertical-align:bottom}";
 
 /// Name with the unit, decimals, how to find the figure, and whether less is better.
 type Column = (&'static str, usize, fn(&Figures) -> &Figure, bool);
@@ -53,12 +61,13 @@ const COLUMNS: [Column; 22] = [
 #[must_use]
 pub fn page(study: &Study) -> String {
     let mut html = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
-    let _ = write!(html, "<title>Comparison of routing policies</title><style>{STYLE}</style></head><body>");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width\"><title>Comparison of routing policies</title>");
+    let _ = write!(html, "<style>{}{STYLE}</style></head><body>", colours::rules());
     html.push_str("<h1>Comparison of routing policies</h1>");
     let summary: Vec<String> = study.summary.iter().map(|sentence| escape(sentence)).collect();
     let _ = write!(html, "<p class=\"lead\">{}</p>", summary.join(" "));
     warnings(&mut html, &study.warnings);
-    load::overview(&mut html, study);
+    load::rankings(&mut html, study);
     load::plots(&mut html, study);
     load::highest(&mut html, study);
     for report in &study.comparisons {
@@ -70,8 +79,12 @@ pub fn page(study: &Study) -> String {
          the first token. ITL is (E2E − TTFT) / (OSL − 1) of each request, with OSL its output tokens. E2E is the time to \
          the last token. Goodput counts the requests a second that keep both limits of the SLO. ± is half of the 95 % \
          confidence interval of the mean over the seeds (Student's t): it covers the randomness of a run, not another \
-         hour of traffic. The hit rate is the share of prompt tokens that were cached. Imbalance is the busiest engine's \
-         number of requests divided by the mean of all engines.</p></body></html>\n",
+         hour of traffic. No difference is found when this interval of the difference to the best arm includes 0; runs with \
+         equal seeds are compared in pairs, and each arm by itself. A bold figure is better than that of every other arm by \
+         this test. The share of a worker counts complete requests that computed their prompt or generated their answer \
+         there; workers are numbered by their position in the fleet, from 0. The hit rate is the share of prompt tokens that \
+         were cached. Imbalance is the busiest engine's number of requests divided by the mean of all \
+         engines.</p></body></html>\n",
     );
     html
 }
@@ -116,6 +129,7 @@ fn section(html: &mut String, report: &Comparison) {
     }
     imbalance(html, report);
     hit_rates(html, report);
+    workers::shares(html, report);
     pairs(html, report);
 }
 
@@ -129,17 +143,18 @@ fn imbalance(html: &mut String, report: &Comparison) {
     html.push_str(&plot::lines("Imbalance over time", x, y, &lines.collect::<Vec<_>>()));
 }
 
+/// One row for each figure, one column for each arm: ten arms fit 1,280 pixels.
 fn figures(html: &mut String, report: &Comparison) {
-    html.push_str("<div class=\"wide\"><table><tr><th>arm</th>");
-    COLUMNS.iter().for_each(|(name, ..)| {
-        let _ = write!(html, "<th>{name}</th>");
-    });
-    html.push_str("</tr>");
+    html.push_str("<div class=\"wide\"><table class=\"figures\"><tr><th></th>");
     for (place, arm) in report.arms.iter().enumerate() {
-        let _ = write!(html, "<tr><td>{}</td>", name(place, &arm.label));
-        for (_, decimals, of, less) in COLUMNS {
+        let _ = write!(html, "<th>{}</th>", name(place, &arm.label));
+    }
+    html.push_str("</tr>");
+    for (title, decimals, of, less) in COLUMNS {
+        let _ = write!(html, "<tr><td>{title}</td>");
+        for arm in &report.arms {
             let figure = of(&arm.figures);
-            let class = if is_best(report, of, figure.mean, less) { " class=\"best\"" } else { "" };
+            let class = if is_best(report, of, figure, less) { " class=\"best\"" } else { "" };
             let _ = write!(html, "<td{class}>{:.decimals$}", figure.mean);
             if let Some(half) = figure.plus_minus {
                 let _ = write!(html, " <small>±{half:.decimals$}</small>");
@@ -173,10 +188,10 @@ fn hit_rates(html: &mut String, report: &Comparison) {
         let _ = write!(
             html,
             "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"end\">{}</text><rect x=\"{left}\" y=\"{at}\" width=\"{length:.1}\" \
-             height=\"14\" fill=\"{}\"/><text x=\"{:.1}\" y=\"{:.0}\">{percent:.1}</text>",
+             height=\"14\" style=\"fill:{}\"/><text x=\"{:.1}\" y=\"{:.0}\">{percent:.1}</text>",
             left - 8.0,
             at + 11.0,
-            escape(&arm.label),
+            escape(&plot::short(&arm.label)),
             colour(place),
             left + length + 6.0,
             at + 11.0,
@@ -186,7 +201,7 @@ fn hit_rates(html: &mut String, report: &Comparison) {
     let x = left + ceiling / most * width;
     let _ = write!(
         html,
-        "<path d=\"M{x:.1} 24V{at}\" stroke=\"#1a1a1a\" stroke-dasharray=\"4 3\"/><text x=\"{x:.1}\" y=\"{:.0}\" \
+        "<path d=\"M{x:.1} 24V{at}\" style=\"stroke:var(--text)\" stroke-dasharray=\"4 3\"/><text x=\"{x:.1}\" y=\"{:.0}\" \
          text-anchor=\"middle\">endless cache {ceiling:.1}</text></svg>",
         at + 14.0
     );
@@ -200,7 +215,7 @@ fn pairs(html: &mut String, report: &Comparison) {
     html.push_str(
         "<h3>Decisions that differ</h3><p>Requests that the two arms sent to different engines, and what these requests \
          gained or lost: the second arm's time minus the first's, so that a negative number means that the second is \
-         faster.</p><table><tr><th>first arm</th><th>second arm</th><th>requests a run</th><th>share, %</th><th>TTFT, \
+         faster.</p><table class=\"pairs\"><tr><th>first arm</th><th>second arm</th><th>requests a run</th><th>share, %</th><th>TTFT, \
          ms</th><th>E2E, ms</th></tr>",
     );
     for pair in &report.pairs {
@@ -227,7 +242,7 @@ fn examples(html: &mut String, pair: &PairDifference) {
     let (first, second) = (escape(&pair.first), escape(&pair.second));
     let _ = write!(
         html,
-        "<details><summary>The decisions of {second} that cost and saved most beside {first}</summary><table><tr><th>request</th>\
+        "<details><summary>The decisions of {second} that cost and saved most beside {first}</summary><table class=\"pairs\"><tr><th>request</th>\
          <th>arrival, s</th><th>prompt tokens</th><th>engine: {first}</th><th>{second}</th><th>cached tokens: {first}</th>\
          <th>{second}</th><th>TTFT, ms: {first}</th><th>{second}</th></tr>"
     );
@@ -250,16 +265,20 @@ fn examples(html: &mut String, pair: &PairDifference) {
     html.push_str("</table></details>");
 }
 
-fn is_best(report: &Comparison, of: fn(&Figures) -> &Figure, value: f64, less: bool) -> bool {
-    let means = || report.arms.iter().map(|arm| of(&arm.figures).mean);
-    let (low, high) = (means().fold(f64::INFINITY, f64::min), means().fold(f64::NEG_INFINITY, f64::max));
-    // When all are equal, none is best.
-    low < high && value == if less { low } else { high }
+/// Whether a figure is better than that of every other arm, by the intervals of the differences.
+fn is_best(report: &Comparison, of: fn(&Figures) -> &Figure, figure: &Figure, less: bool) -> bool {
+    let mut others =
+        report.arms.iter().map(|arm| of(&arm.figures)).filter(|other| !std::ptr::eq(*other, figure));
+    let is_better = |other: &Figure| {
+        let gained = if less { other.less(figure) } else { figure.less(other) };
+        gained.mean > 0.0 && gained.excludes_zero() == Some(true)
+    };
+    report.arms.len() > 1 && others.all(is_better)
 }
 
 /// An arm's name with the square of its colour.
 fn name(place: usize, label: &str) -> String {
-    format!("<span style=\"color:{}\">&#9632;</span> {}", colour(place), escape(label))
+    format!("<span class=\"arm\" style=\"color:{}\">&#9632;</span> {}", colour(place), escape(label))
 }
 
 /// Escapes text for HTML.

@@ -15,7 +15,7 @@ pub use monitor::Monitor;
 pub use outcome::{Ended, Outcome};
 pub use report::{
     ArmReport, Comparison, DecisionCost, Events, Figure, Figures, PairDifference, Plan, Quantiles, RankBy,
-    Ranked, Slo, compare,
+    Ranked, RoleShares, Slo, compare,
 };
 pub use run::{Draws, DrawsError, ExchangedMessages, RunError, RunOptions, RunResult, run, run_with_draws};
 pub use study::Study;

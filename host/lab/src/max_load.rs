@@ -6,7 +6,7 @@ use crate::{
     jobs::run_jobs,
     monitor::Monitor,
     prepared::prepare,
-    report::{Figure, Plan, rate, slo_share},
+    report::{Figure, Plan, Slo, rate, slo_share, worse_percent},
     run::{RunError, RunOptions, run_prepared},
 };
 
@@ -24,6 +24,8 @@ pub struct MaxLoad {
     pub fleet: String,
     /// Formula of the step time.
     pub step_time: String,
+    /// The limits.
+    pub slo: Slo,
     /// Share of all requests that have to keep both limits.
     pub slo_share: f64,
     /// One result for each arm.
@@ -84,12 +86,71 @@ pub fn max_load(plan: &Plan<'_>, share: f64, monitor: &Monitor) -> Result<MaxLoa
     Ok(MaxLoad {
         fleet: plan.fleet_name.to_owned(),
         step_time: plan.fleet.step_times(),
+        slo: plan.slo,
         slo_share: share,
         arms: arms.collect(),
     })
 }
 
+impl MaxLoad {
+    /// Returns the results in words, the highest load first.
+    #[must_use]
+    pub fn sentence(&self) -> String {
+        let mut arms: Vec<&ArmMaxLoad> = self.arms.iter().collect();
+        arms.sort_by(|a, b| b.per_s.mean.total_cmp(&a.per_s.mean));
+        let best = arms.first().copied();
+        let arms: Vec<String> = arms.iter().map(|arm| arm.carries(best)).collect();
+        format!(
+            "Highest load within the SLO (TTFT of at most {} ms and ITL of at most {} ms for {:.0} % of the requests) on \
+             {} with step time {}: {}.",
+            self.slo.ttft_ms,
+            self.slo.itl_ms,
+            self.slo_share * 100.0,
+            self.fleet,
+            self.step_time,
+            arms.join("; ")
+        )
+    }
+}
+
 impl ArmMaxLoad {
+    /// Says what the arm carries, and how that compares with the `best` arm.
+    fn carries(&self, best: Option<&Self>) -> String {
+        let seeds = self.per_s.values.len();
+        let what = if self.at_least as usize == seeds {
+            format!("{} keeps it at every load that was tried, up to {}", self.label, self.value())
+        } else if self.below as usize == seeds {
+            format!("{} keeps it at no load that was tried, down to {}", self.label, self.value())
+        } else {
+            format!("{} carries {}", self.label, self.shown())
+        };
+        let Some(best) = best.filter(|best| best.label != self.label && !self.is_bound() && !best.is_bound())
+        else {
+            return what;
+        };
+        let less = worse_percent(&self.per_s.values, &best.per_s.values, true);
+        match less.interval() {
+            None => format!("{what}, {:.1} % less than {} (one seed: not tested)", less.mean, best.label),
+            Some((low, high)) if less.excludes_zero() == Some(true) => {
+                format!(
+                    "{what}, {:.1} % less than {} (95 % interval {low:.1} to {high:.1} %)",
+                    less.mean, best.label
+                )
+            }
+            Some(_) => format!("{what}: no difference to {} found", best.label),
+        }
+    }
+
+    /// Whether the value of a seed is only a bound.
+    fn is_bound(&self) -> bool {
+        self.at_least + self.below > 0
+    }
+
+    fn value(&self) -> String {
+        let half = self.per_s.plus_minus.map_or_else(String::new, |half| format!(" ± {half:.2}"));
+        format!("{:.2}{half} requests/s", self.per_s.mean)
+    }
+
     fn of(label: &str, found: &[Found], unit: f64) -> Self {
         let speeds = found.iter().map(|found| match found {
             Found::Within(speed) | Found::AtLeast(speed) | Found::Below(speed) => speed * unit,
@@ -108,8 +169,7 @@ impl ArmMaxLoad {
     #[must_use]
     pub fn shown(&self) -> String {
         let seeds = self.per_s.values.len();
-        let half = self.per_s.plus_minus.map_or_else(String::new, |half| format!(" ± {half:.2}"));
-        let value = format!("{:.2}{half} requests/s", self.per_s.mean);
+        let value = self.value();
         match (self.at_least as usize, self.below as usize) {
             (0, 0) => value,
             (met, _) if met == seeds => format!("at least {value}: met even at the highest load tried"),
@@ -168,5 +228,35 @@ mod tests {
         assert_eq!(arm.shown(), "at least 128.00 ± 0.00 requests/s: met even at the highest load tried");
         let arm = ArmMaxLoad::of("a", &[Found::Below(0.5)], 2.0);
         assert_eq!(arm.shown(), "below 1.00 requests/s: missed even at the lowest load tried");
+    }
+
+    #[test]
+    fn the_result_is_told_in_words_with_differences_only_where_they_were_tested() {
+        use Found::{AtLeast, Below, Within};
+        let sentence = |arms: &[(&str, [Found; 3])]| {
+            let arms = arms.iter().map(|(label, found)| ArmMaxLoad::of(label, found, 1.0)).collect();
+            let (fleet, step_time) = ("four".to_owned(), "dynamo".to_owned());
+            MaxLoad { fleet, step_time, slo: Slo::default(), slo_share: 0.95, arms }.sentence()
+        };
+        let told = sentence(&[
+            ("rr", [Within(5.0), Within(5.1), Within(5.2)]),
+            ("kv", [Within(10.0), Within(10.2), Within(10.4)]),
+            ("kv2", [Within(10.1), Within(10.0), Within(10.4)]),
+        ]);
+        assert_eq!(
+            told,
+            "Highest load within the SLO (TTFT of at most 2000 ms and ITL of at most 50 ms for 95 % of the requests) on \
+             four with step time dynamo: kv carries 10.20 ± 0.50 requests/s; kv2 carries 10.17 ± 0.52 requests/s: no \
+             difference to kv found; rr carries 5.10 ± 0.25 requests/s, 50.0 % less than kv (95 % interval 50.0 to \
+             50.0 %)."
+        );
+        let told = sentence(&[("a", [AtLeast(64.0); 3]), ("b", [Below(0.5); 3]), ("c", [Within(2.0); 3])]);
+        assert!(
+            told.ends_with(
+                ": a keeps it at every load that was tried, up to 64.00 ± 0.00 requests/s; c carries 2.00 ± 0.00 \
+                 requests/s; b keeps it at no load that was tried, down to 0.50 ± 0.00 requests/s."
+            ),
+            "{told}"
+        );
     }
 }

@@ -21,6 +21,7 @@ mod figures;
 mod pairs;
 mod ranking;
 mod warnings;
+mod workers;
 
 pub use events::Events;
 use events::RunEvents;
@@ -30,6 +31,9 @@ pub use figures::{Figure, Figures, Quantiles};
 use pairs::PairSeed;
 pub use pairs::{DecisionCost, PairDifference};
 pub use ranking::{RankBy, Ranked};
+pub(crate) use ranking::{tied, worse_percent};
+pub use workers::RoleShares;
+use workers::{RunCounts, roles};
 
 /// Limits of latency that a request has to keep to count for goodput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -117,6 +121,8 @@ pub struct ArmReport {
     pub quantiles: Quantiles,
     /// Imbalance over time, and failures of its policies.
     pub events: Events,
+    /// How its requests are spread over the workers, by role.
+    pub workers: Vec<RoleShares>,
 }
 
 /// One arm with one seed.
@@ -124,6 +130,7 @@ struct ArmSeed {
     figures: RunFigures,
     quantiles: Quantiles,
     events: RunEvents,
+    counts: RunCounts,
 }
 
 /// All arms with one seed.
@@ -145,6 +152,7 @@ fn pairs_of(arms: usize) -> impl Iterator<Item = (usize, usize)> {
 pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunError> {
     let prepared = prepare(plan.trace, plan.fleet.block_tokens);
     let seeds = run_all(plan, &prepared, monitor)?;
+    let roles = roles(plan.fleet);
     let arms = plan.arms.iter().enumerate().map(|(place, arm)| {
         let of = || seeds.iter().filter_map(|seed| seed.arms.get(place));
         ArmReport {
@@ -153,6 +161,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
             figures: Figures::over(&of().map(|arm| arm.figures).collect::<Vec<_>>()),
             quantiles: Quantiles::over(&of().map(|arm| arm.quantiles.clone()).collect::<Vec<_>>()),
             events: Events::over(&of().map(|arm| arm.events.clone()).collect::<Vec<_>>()),
+            workers: RoleShares::over(&roles, &of().map(|arm| arm.counts.clone()).collect::<Vec<_>>()),
         }
     });
     let label = |place: usize| plan.arms.get(place).map_or("", |arm| arm.label.as_str());
@@ -213,7 +222,7 @@ fn run_all(plan: &Plan<'_>, prepared: &[Prepared], monitor: &Monitor) -> Result<
         }
         if results.iter().all(Option::is_some) {
             let results: Vec<RunResult> = open.remove(&seed).into_iter().flatten().flatten().collect();
-            over.insert(seed, Seed::of(&results, plan.slo, seed == 0));
+            over.insert(seed, Seed::of(&results, plan, seed == 0));
         }
     };
     match run_jobs(arms.saturating_mul(seeds), plan.threads, work, done) {
@@ -224,11 +233,12 @@ fn run_all(plan: &Plan<'_>, prepared: &[Prepared], monitor: &Monitor) -> Result<
 }
 
 impl Seed {
-    fn of(results: &[RunResult], slo: Slo, with_examples: bool) -> Self {
+    fn of(results: &[RunResult], plan: &Plan<'_>, with_examples: bool) -> Self {
         let arm = |result| ArmSeed {
-            figures: RunFigures::of(result, slo),
+            figures: RunFigures::of(result, plan.slo),
             quantiles: Quantiles::of(result),
             events: RunEvents::of(result),
+            counts: RunCounts::of(result, plan.fleet.count() as usize),
         };
         let pair = |(first, second): (usize, usize)| {
             let (first, second) = (results.get(first)?, results.get(second)?);

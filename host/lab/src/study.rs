@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     max_load::MaxLoad,
-    report::{Comparison, RankBy, Ranked},
+    report::{Comparison, RankBy, Ranked, tied},
 };
 
 /// Everything that one command found.
@@ -29,7 +29,7 @@ impl Study {
         let mut summary = Vec::new();
         summary.extend(comparisons.first().and_then(|first| best(first, rank_by)));
         summary.extend(stays(&comparisons));
-        summary.extend(max_load.first().map(highest));
+        summary.extend(max_load.iter().map(MaxLoad::sentence));
         let warnings = ranking_changes(&comparisons, rank_by);
         Self { summary, warnings, rank_by, comparisons, max_load }
     }
@@ -47,21 +47,29 @@ impl Comparison {
     }
 }
 
+impl Comparison {
+    /// Returns the arm that is better than every other by more than the intervals; `None`: no difference
+    /// found.
+    fn winner(&self) -> Option<&Ranked> {
+        self.ranking.first().filter(|_| tied(&self.ranking).next().is_none())
+    }
+}
+
+/// Says which arm is best, by how much and how sure that is, or that no difference was found.
 fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     let (first, rest) = comparison.ranking.split_first()?;
     let (name, value) = (rank_by.name(), rank_by.shown(first.value.mean));
     let Some(second) = rest.first() else {
         return Some(format!("{} has a {name} of {value} on {}.", first.label, comparison.setting()));
     };
+    if comparison.winner().is_none() {
+        return Some(no_difference(comparison, first, rank_by));
+    }
     let arms = comparison.arms.len();
-    let sure = match (second.is_sure(), second.worse_percent.plus_minus) {
-        (Some(sure), Some(half)) => {
-            let (low, high) = (second.worse_percent.mean - half, second.worse_percent.mean + half);
-            let verdict = if sure { "more than noise" } else { "within noise" };
-            format!(" (95 % interval {low:.1} to {high:.1} %, {} seeds: {verdict})", comparison.seeds)
-        }
-        _ => " (one seed: no interval)".to_owned(),
-    };
+    let sure =
+        second.worse_percent.interval().map_or(" (one seed: no interval)".to_owned(), |(low, high)| {
+            format!(" (95 % interval {low:.1} to {high:.1} %, {} seeds: more than noise)", comparison.seeds)
+        });
     let last = rest.last().filter(|_| rest.len() > 1);
     let last = last.map_or_else(String::new, |last| {
         format!("; the last, {}, is {:.1} % worse", last.label, last.worse_percent.mean)
@@ -75,36 +83,78 @@ fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     ))
 }
 
-/// Tells whether the best arm of the first comparison is also the best of the others.
-fn stays(comparisons: &[Comparison]) -> Option<String> {
-    let best = |comparison: &Comparison| comparison.ranking.first().map(|ranked| ranked.label.clone());
-    let first = best(comparisons.first()?)?;
-    let others: Vec<String> = comparisons
-        .iter()
-        .filter_map(|comparison| Some((best(comparison)?, comparison.setting())))
-        .filter(|(label, _)| *label != first)
-        .map(|(label, setting)| format!("{label} on {setting}"))
-        .collect();
-    match (comparisons.len(), others.len()) {
-        (1, _) => None,
-        (all, 0) => Some(format!("It is the best in all {all} comparisons.")),
-        (all, lost) => Some(format!(
-            "It is the best in {} of {all} comparisons; otherwise: {}.",
-            all - lost,
-            others.join("; ")
-        )),
+/// Says that nothing tells the best arms apart, and what was tested.
+fn no_difference(comparison: &Comparison, first: &Ranked, rank_by: RankBy) -> String {
+    let equal: Vec<&Ranked> = tied(&comparison.ranking).collect();
+    let shown = |ranked: &&Ranked| format!("{} ({})", ranked.label, rank_by.shown(ranked.value.mean));
+    let arms: Vec<String> = std::iter::once(&first).chain(&equal).map(shown).collect();
+    let seeds = comparison.seeds;
+    let tested = match equal.as_slice() {
+        _ if seeds < 2 => "the values are equal, and one seed allows no test".to_owned(),
+        [one] if one.worse_percent.plus_minus == Some(0.0) => {
+            format!("the values are equal with each of {seeds} seeds")
+        }
+        [one] => {
+            let (low, high) = one.worse_percent.interval().unwrap_or_default();
+            format!(
+                "the 95 % interval of their difference, {low:.1} to {high:.1} %, includes 0 (Student's t over {seeds} \
+                 seeds, compared in pairs)"
+            )
+        }
+        _ => format!(
+            "the 95 % interval of the difference of each to {} includes 0 (Student's t over {seeds} seeds, compared \
+             in pairs)",
+            first.label
+        ),
+    };
+    let others: Vec<&Ranked> = comparison.ranking.iter().skip(1).filter(|ranked| !ranked.is_tied()).collect();
+    let others = others.first().map_or_else(String::new, |next| {
+        let (count, worse) = (others.len(), next.worse_percent.mean);
+        format!(" The best of the other {count}, {}, is {worse:.1} % worse.", next.label)
+    });
+    let among = if arms.len() == 2 { "between" } else { "among" };
+    let (name, arms, setting) = (rank_by.name(), joined(&arms), comparison.setting());
+    format!("No difference found by {name} {among} {arms} on {setting}: {tested}.{others}")
+}
+
+/// Joins names as in a sentence.
+fn joined(names: &[String]) -> String {
+    match names.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        _ => names.concat(),
     }
 }
 
-fn highest(loads: &MaxLoad) -> String {
-    let arms: Vec<String> = loads.arms.iter().map(|arm| format!("{}: {}", arm.label, arm.shown())).collect();
-    format!(
-        "Highest load at which {:.0} % of the requests keep the SLO, on {} with step time {}: {}.",
-        loads.slo_share * 100.0,
-        loads.fleet,
-        loads.step_time,
-        arms.join("; ")
-    )
+/// Says which arms are the best of all comparisons, when there is more than one.
+fn stays(comparisons: &[Comparison]) -> Option<String> {
+    let all = comparisons.len();
+    let winner = |comparison: &Comparison| comparison.winner().map(|ranked| ranked.label.clone());
+    let first = winner(comparisons.first()?);
+    if all < 2 {
+        return None;
+    }
+    if comparisons.iter().all(|comparison| winner(comparison) == first) {
+        return Some(match first {
+            Some(_) => format!("It is the best in all {all} comparisons."),
+            None => format!("No difference was found in any of the {all} comparisons."),
+        });
+    }
+    let mut groups: Vec<(Option<String>, Vec<String>)> = Vec::new();
+    for comparison in comparisons {
+        let (winner, setting) = (winner(comparison), comparison.setting());
+        match groups.iter_mut().find(|(other, _)| *other == winner) {
+            Some((_, settings)) => settings.push(setting),
+            None => groups.push((winner, vec![setting])),
+        }
+    }
+    let group = |(winner, settings): &(Option<String>, Vec<String>)| {
+        let what =
+            winner.as_ref().map_or("no difference was found".to_owned(), |arm| format!("{arm} is the best"));
+        let (count, settings) = (settings.len(), settings.join("; "));
+        format!("{what} in {count} ({settings})")
+    };
+    let groups: Vec<String> = groups.iter().map(group).collect();
+    Some(format!("Of {all} comparisons: {}.", joined(&groups)))
 }
 
 /// Names each pair of arms whose order differs between two comparisons by more than noise in both.

@@ -57,6 +57,7 @@ fn table(text: &mut String, report: &Comparison) {
     for arm in &report.arms {
         row(text, arm, width);
     }
+    shares(text, report, width);
     let first = report.arms.first().map_or("", |arm| arm.label.as_str());
     for pair in report.pairs.iter().filter(|pair| pair.first == first) {
         let _ = writeln!(
@@ -74,6 +75,36 @@ fn table(text: &mut String, report: &Comparison) {
     }
     for warning in &report.warnings {
         let _ = writeln!(text, "warning: {warning}");
+    }
+}
+
+/// How each arm spreads the requests over the workers of a role, in percent.
+fn shares(text: &mut String, report: &Comparison, width: usize) {
+    if report.engines < 2 {
+        return;
+    }
+    let _ = writeln!(
+        text,
+        "\n{:<width$} {:<11} {:>8} {:>6} {:>6} {:>6} {:>6}",
+        "share, %", "workers", "requests", "even", "least", "median", "most",
+    );
+    for arm in &report.arms {
+        for role in arm.workers.iter().filter(|role| role.workers.len() > 1) {
+            let sorted = role.sorted();
+            let percent = |place: usize| sorted.get(place).map_or(0.0, |(_, share)| share * 100.0);
+            let (busiest, last) = (sorted.first().map_or(0, |(worker, _)| *worker), sorted.len() - 1);
+            let _ = writeln!(
+                text,
+                "{:<width$} {:<11} {:>8.0} {:>6.1} {:>6.1} {:>6.1} {:>6.1}   worker {busiest}",
+                arm.label,
+                format!("{} {}", sorted.len(), role.role.as_str()),
+                role.requests,
+                role.even() * 100.0,
+                percent(last),
+                percent(sorted.len() / 2),
+                percent(0),
+            );
+        }
     }
 }
 

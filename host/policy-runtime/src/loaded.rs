@@ -1,6 +1,9 @@
 //! Loads a policy, from bytes to warm instances: admission, compile, configure, probe, warm-up.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use pointsman_routing::{DecisionContext, Digest, Failure, Origin, PolicyInfo, Purpose, World, facts::Wants};
 use sha2::{Digest as _, Sha256};
@@ -28,6 +31,14 @@ mod calls;
 pub struct LoadedPolicy {
     info: PolicyInfo,
     pool: Arc<Pool>,
+    cost: LoadCost,
+}
+
+/// Finds a policy again while its instances live, and keeps none of them alive.
+#[derive(Debug)]
+pub(crate) struct WeakPolicy {
+    info: PolicyInfo,
+    pool: Weak<Pool>,
     cost: LoadCost,
 }
 
@@ -289,10 +300,27 @@ impl LoadedPolicy {
         })
     }
 
+    pub(crate) fn downgrade(&self) -> WeakPolicy {
+        WeakPolicy { info: self.info.clone(), pool: Arc::downgrade(&self.pool), cost: self.cost }
+    }
+
     /// Linear memory of its largest instance now, bytes.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
         self.pool.memory_bytes()
+    }
+}
+
+impl WeakPolicy {
+    /// Returns the policy, with the same instances, as one that comes from `origin`.
+    pub(crate) fn upgrade(&self, origin: &Origin) -> Option<LoadedPolicy> {
+        let info = PolicyInfo { origin: origin.clone(), ..self.info.clone() };
+        Some(LoadedPolicy { info, pool: self.pool.upgrade()?, cost: self.cost })
+    }
+
+    /// Whether its instances live.
+    pub(crate) fn is_loaded(&self) -> bool {
+        self.pool.strong_count() > 0
     }
 }
 

@@ -151,6 +151,13 @@ impl PolicyDir {
         self
     }
 
+    /// Lists `names` of built-in policies in the refusal of a policy that is nowhere.
+    #[must_use]
+    pub fn with_built_in_names(mut self, names: &'static str) -> Self {
+        self.builder.built_in = names;
+        self
+    }
+
     /// Builds the program that a lane runs without its own file. Returns `None` for a trial that exists only
     /// while its file does.
     ///

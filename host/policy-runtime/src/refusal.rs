@@ -146,10 +146,17 @@ pub enum Refusal {
     Quarantined(String),
     /// A part of the slot is neither in the directory nor built in.
     #[error(
-        "part `{0}` is not in the policy directory, and there is no built-in policy of that name; add the \
-         file"
+        "`{name}` is neither built in nor a file of the policy directory; built in: {built_in}; in `parts/`: \
+         {found}; name one of these, or add `parts/{name}.wasm`"
     )]
-    MissingPart(String),
+    MissingPart {
+        /// The part.
+        name: String,
+        /// Names of the files in the directory of parts.
+        found: String,
+        /// Names of the built-in policies.
+        built_in: &'static str,
+    },
     /// A policy is configured where its world does not fit.
     #[error("`{name}` is a {world} and cannot be one of the {among}; move it, or name another policy there")]
     Misplaced {
@@ -224,7 +231,7 @@ impl Refusal {
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",
             Self::Quarantined(_) => "quarantined",
-            Self::MissingPart(_) => "missing_part",
+            Self::MissingPart { .. } => "missing_part",
             Self::Misplaced { .. } => "misplaced",
             Self::Unsigned => "unsigned",
             Self::BadSignature(_) => "bad_signature",

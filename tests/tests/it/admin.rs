@@ -1,5 +1,6 @@
 //! The admin listener: authentication, and the messages of refusals.
 
+use pointsman_routing::SlotKind;
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 
@@ -64,13 +65,68 @@ async fn an_impossible_command_is_answered_with_its_reason() {
         ("/policies/prefill/rollback?model=unknown", 404, "slot_not_found"),
         ("/policies/prefill/rollback", 409, "nothing_to_roll_back"),
         ("/policies/prefill/promote", 409, "nothing_to_promote"),
-        ("/policies/prefill/promote?from=active", 409, "nothing_to_promote"),
+        ("/policies/prefill/promote?from=canary", 409, "nothing_to_promote"),
+        ("/policies/prefill/promote?from=active", 400, "invalid_request"),
+        ("/policies/prefill/promote?from=nowhere&model=unknown", 404, "slot_not_found"),
+        ("/policies/prefill/rollback?from=canary", 400, "invalid_request"),
+        ("/policies/prefill/rollback?lane=nowhere", 400, "invalid_request"),
         ("/policies/prefill/promote?from=nowhere", 400, "invalid_request"),
         ("/policies/prefill/promote?form=canary", 400, "invalid_request"),
     ] {
         let reply = cluster.admin.post(path, &[], "").await.unwrap();
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (status, code), "{path}");
     }
+    for query in ["lane=canary", "from=canary"] {
+        let reply = cluster.admin.delete(&format!("/policies/prefill/rollback?{query}")).await.unwrap();
+        // O1.15
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (400, "invalid_request"), "{query}");
+    }
+}
+
+#[tokio::test]
+async fn o1_a_promotion_that_cannot_be_says_what_the_slot_runs_and_what_to_do() {
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            let entry = toml::from_str("shadow = { builtin = 'least-loaded' }").unwrap();
+            config.policies.slots.insert(SlotKind::Aggregated, entry);
+        })
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let message = async |path: &str| {
+        let reply = cluster.admin.post(path, &[], "").await.unwrap();
+        reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned()
+    };
+    for (path, expected) in [
+        (
+            "/policies/prefill/promote",
+            "slot `prefill` does not have a canary or shadow to promote; it runs active `kv-aware`; put the policy at \
+             `prefill.canary.wasm` or `prefill.shadow.wasm` first",
+        ),
+        (
+            "/policies/aggregated/promote?from=canary",
+            "slot `aggregated` does not have a canary to promote; it runs active `kv-aware`, shadow `least-loaded`; name \
+             `shadow`",
+        ),
+        (
+            "/policies/aggregated/promote?from=active",
+            "`from=active` is not a lane for this: expected canary or shadow; slot `aggregated` runs active `kv-aware`, \
+             shadow `least-loaded`",
+        ),
+        (
+            "/policies/aggregated/rollback?lane=shadwo",
+            "`lane=shadwo` is not a lane for this: expected active, canary or shadow; slot `aggregated` runs active \
+             `kv-aware`, shadow `least-loaded`",
+        ),
+    ] {
+        // O1.14
+        assert_eq!(message(path).await, expected, "{path}");
+    }
+    cluster.drop_policy("prefill.canary.wasm", b"garbage").unwrap();
+    cluster.admin.post("/policies/reload", &[], "").await.unwrap();
+    let refused = message("/policies/prefill/promote?from=canary").await;
+    assert!(refused.ends_with("`prefill.canary.wasm` was refused (not_wasm): correct it first"), "{refused}");
 }
 
 /// Sends a request with the given head, byte for byte, and returns status and body.

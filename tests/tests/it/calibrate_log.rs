@@ -22,8 +22,16 @@ fn engine(role: Role) -> SimConfig {
     }
 }
 
+/// What clients send.
+#[derive(Clone, Copy, PartialEq)]
+enum Prompts {
+    Tokens,
+    /// Messages of text, as most clients do. The gateway has no tokenizer.
+    Text,
+}
+
 /// Serves requests that overlap, and returns what is fitted to the log of the gateway.
-async fn served(roles: &[Role], directory: &Path) -> Calibration {
+async fn served(roles: &[Role], prompts: Prompts, directory: &Path) -> Calibration {
     let log = directory.join("log");
     let mut builder = TestClusterBuilder::new().config(|config| config.decisions.log_dir = Some(log.clone()));
     for role in roles {
@@ -36,7 +44,7 @@ async fn served(roles: &[Role], directory: &Path) -> Calibration {
         let length = random.below(600) + 30;
         let prompt: Vec<u32> = (0..length).map(|_| random.below(9_000) + 1).collect();
         let (osl, cluster) = (random.below(12) + 2, cluster.clone());
-        tasks.spawn(async move { complete(&cluster, &prompt, osl).await });
+        tasks.spawn(async move { complete(&cluster, &prompt, prompts, osl).await });
         // Exponential pauses, as between independent clients.
         let pause_s = -0.16 * (f64::from(random.below(1_000) + 1) / 1_001.0).ln();
         tokio::time::sleep(Duration::from_secs_f64(pause_s)).await;
@@ -60,10 +68,20 @@ impl Random {
     }
 }
 
-async fn complete(cluster: &TestCluster, prompt: &[u32], osl: u32) {
-    let body =
-        json!({ "model": "tiny", "stream": true, "max_tokens": osl, "ignore_eos": true, "prompt": prompt });
-    let stream = cluster.client.stream("/v1/completions", &[], body.to_string()).await.unwrap();
+async fn complete(cluster: &TestCluster, prompt: &[u32], prompts: Prompts, osl: u32) {
+    let mut body = json!({ "model": "tiny", "stream": true, "max_tokens": osl, "ignore_eos": true });
+    let path = match prompts {
+        Prompts::Tokens => {
+            body["prompt"] = json!(prompt);
+            "/v1/completions"
+        }
+        Prompts::Text => {
+            let words: Vec<String> = prompt.iter().map(ToString::to_string).collect();
+            body["messages"] = json!([{ "role": "user", "content": words.join(" ") }]);
+            "/v1/chat/completions"
+        }
+    };
+    let stream = cluster.client.stream(path, &[], body.to_string()).await.unwrap();
     assert_eq!(stream.status, 200);
     assert_eq!(stream.all().await.unwrap().last().unwrap(), "[DONE]");
 }
@@ -92,7 +110,7 @@ fn assert_near(found: f64, truth: f64, what: &Calibration) {
 #[tokio::test(flavor = "multi_thread")]
 async fn i10_6_the_log_of_a_gateway_gives_back_the_step_time_of_its_engines() {
     let directory = tempfile::tempdir().unwrap();
-    let calibration = served(&[Role::Aggregated, Role::Aggregated], directory.path()).await;
+    let calibration = served(&[Role::Aggregated, Role::Aggregated], Prompts::Tokens, directory.path()).await;
     // I10.6
     assert_eq!(calibration.fleet.engines.len(), 1);
     assert_eq!(calibration.fleet.engines[0].count, 2);
@@ -108,7 +126,7 @@ async fn i10_6_the_log_of_a_gateway_gives_back_the_step_time_of_its_engines() {
 #[tokio::test(flavor = "multi_thread")]
 async fn i10_6_the_log_tells_the_engines_of_a_pair_and_the_link_apart() {
     let directory = tempfile::tempdir().unwrap();
-    let calibration = served(&[Role::Prefill, Role::Decode], directory.path()).await;
+    let calibration = served(&[Role::Prefill, Role::Decode], Prompts::Tokens, directory.path()).await;
     let roles: Vec<_> = calibration.engines.iter().map(|(role, _)| role.as_str()).collect();
     assert_eq!(roles, ["prefill", "decode"]);
     let (_, prompt) = times(&calibration, 0);
@@ -121,4 +139,18 @@ async fn i10_6_the_log_tells_the_engines_of_a_pair_and_the_link_apart() {
     // 50 ms of bytes, and up to a step until the decode engine takes them.
     assert!((40.0..110.0).contains(&transfer_ms), "{transfer_ms}: {}", calibration.table());
     assert!(calibration.held_out.unwrap().e2e.median_percent < 25.0, "{}", calibration.table());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i10_6_a_gateway_without_a_tokenizer_gives_a_log_that_can_be_fitted() {
+    let directory = tempfile::tempdir().unwrap();
+    let calibration = served(&[Role::Aggregated, Role::Aggregated], Prompts::Text, directory.path()).await;
+    // I10.7
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("160 requests are fitted with prompt tokens that were estimated from"), "{told}");
+    let (decode, _) = times(&calibration, 0);
+    assert_near(decode, 31.1, &calibration);
+    let held_out = calibration.held_out.unwrap();
+    assert!(held_out.ttft.requests >= 35, "{}", calibration.table());
+    assert!(held_out.e2e.median_percent < 25.0, "{}", calibration.table());
 }

@@ -80,7 +80,7 @@ fn check_log(logged: &[Value]) {
         (Some("pointsman-decisions"), Some(16))
     );
     // I10.1
-    let [first, .., refused] = &logged[1..] else { panic!("{logged:?}") };
+    let [first, .., chat, refused] = &logged[1..] else { panic!("{logged:?}") };
     assert_eq!(logged.len(), 1 + 6, "the header, and a line for each request");
     let decision = &first["decisions"][0];
     let told = [
@@ -103,6 +103,11 @@ fn check_log(logged: &[Value]) {
     );
     assert!(first["outcome"]["ttft_ms"].as_f64() > Some(0.0) && first["outcome"]["code"] == "ok", "{first}");
     assert_eq!(first["blocks"]["ids"].as_array().map(Vec::len), Some(6));
+    // Text without a tokenizer, and the engine's own count of it.
+    assert!(
+        chat["input_estimated"] == true && chat["outcome"]["prompt_reported"].as_u64() > Some(0),
+        "{chat}"
+    );
     assert_eq!(
         (&refused["model"], &refused["outcome"]["code"]),
         (&json!("other"), &json!("model_not_found"))

@@ -4,7 +4,7 @@
 
 use std::{
     collections::BTreeSet,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 /// Directories that hold no documentation of this repository.
@@ -64,25 +64,10 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Resolves `.` and `..` without asking the file system.
-fn normal(path: &Path) -> PathBuf {
-    let mut out = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::ParentDir => {
-                out.pop();
-            }
-            Component::CurDir => {}
-            other => out.push(other),
-        }
-    }
-    out
-}
-
 /// What is wrong with a link from `page` to `target`.
 fn problem(page: &Path, target: &str) -> Option<String> {
     let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
-    let path = if file.is_empty() { page.to_owned() } else { normal(&page.parent().unwrap().join(file)) };
+    let path = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };
     if !path.exists() {
         return Some(format!("{}: `{target}` does not exist", page.display()));
     }

@@ -266,6 +266,18 @@ async fn a_page_of_another_site_cannot_change_anything_through_a_browser() {
 }
 
 #[tokio::test]
+async fn without_recorded_decisions_only_requests_that_failed_are_listed() {
+    let builder = TestClusterBuilder::new().config(|config| config.decisions.keep = 0);
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    ask(&cluster, "went-well").await;
+    assert_eq!(cluster.client.post(CHAT, &[("x-request-id", "failed")], "{").await.unwrap().status, 400);
+    let mut events = cluster.admin.events("/events?kinds=decisions", &[]).await.unwrap();
+    let event = until(&mut events, "decisions", |event| event["unrouted"] != json!([])).await;
+    let ids = event["unrouted"].as_array().unwrap().iter().map(|one| one["request_id"].as_str().unwrap());
+    assert_eq!(ids.collect::<Vec<_>>(), ["failed"]);
+}
+
+#[tokio::test]
 async fn a_page_gets_the_fleet_in_short_the_last_hour_and_requests_that_were_never_routed() {
     let cluster = cluster(false, false).await;
     let mut events = cluster.admin.events("/events?kinds=fleet,hour,decisions,slots", &[]).await.unwrap();

@@ -75,10 +75,14 @@ async fn a_slot_that_cannot_be_built_stops_the_start_and_a_reload_keeps_the_old_
     };
     let at_start = builder().config(|config| *config = with_slots(config, COMPOSED)).start().await;
     let problem = at_start.map(drop).unwrap_err().to_string();
-    let expected =
-        "policies.slots.aggregated: the policy `parts/low-queue.wasm` is refused: part `low-queue` is not in";
+    let expected = "policies.slots.aggregated: the policy `parts/low-queue.wasm` is refused: `low-queue` is neither built \
+                    in nor a file of the policy directory; built in: kv-aware, ";
     // N7.2
     assert!(problem.contains(expected), "{problem}");
+    assert!(
+        problem.contains("in `parts/`: nothing; name one of these, or add `parts/low-queue.wasm`"),
+        "{problem}"
+    );
 
     let cluster = builder().reread(None, |started| Ok(with_slots(started, COMPOSED))).start().await.unwrap();
     cluster.gateway.reload().await.unwrap();
@@ -160,7 +164,10 @@ async fn a_canary_serves_its_share_by_session_and_is_promoted() {
     assert_eq!(slot(&cluster).await["source"], "promoted");
     post(&cluster, "/policies/reload").await;
     assert!(ask(&cluster).await.contains("least-loaded@3 policy"), "the scan leaves it");
-    assert_eq!(post(&cluster, "/policies/aggregated/promote").await.code(), "nothing_to_promote");
+    let again = post(&cluster, "/policies/aggregated/promote").await;
+    assert_eq!(again.code(), "nothing_to_promote");
+    let message = again.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("was promoted before: change it to start a new trial"), "{message}");
     let back = post(&cluster, "/policies/aggregated/rollback").await;
     assert_eq!((back.status.as_u16(), ask(&cluster).await.contains("kv-aware@4")), (200, true));
     assert_eq!(post(&cluster, "/policies/aggregated/rollback").await.status, 409);

@@ -7,11 +7,11 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     body::Body,
-    extract::{Path, Query, State as Extract},
+    extract::{Path, Query, State as Extract, rejection::QueryRejection},
     http::{HeaderMap, Response, StatusCode},
     response::IntoResponse,
 };
-use pointsman_policy_runtime::{Command, CommandError, Report, SlotName};
+use pointsman_policy_runtime::{Command, CommandError, LaneStatus, Report, SlotName};
 use pointsman_routing::{Lane, SlotKind};
 use pointsman_workers::ModelName;
 use serde::Deserialize;
@@ -21,18 +21,36 @@ use crate::{http::request_id, openai::error, state::State};
 
 /// How long an answer waits for the manager: the time of a few compilations.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// Letters of a client's text in a message.
+const MAX_SHOWN: usize = 64;
 
-/// Which slot, and what of it.
+/// Query of a rollback.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(super) struct Which {
+pub(super) struct RollBackQuery {
     /// The model whose own slot is meant.
     model: Option<String>,
-    /// The trial to promote.
-    from: Option<Lane>,
     /// The lane to roll back.
-    lane: Option<Lane>,
+    lane: Option<String>,
 }
+
+/// Query of an undo. It takes no lane: the content goes back to the lanes whose files ask for it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct UndoQuery {
+    model: Option<String>,
+}
+
+/// Query of a promotion.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct PromoteQuery {
+    model: Option<String>,
+    /// The trial to promote.
+    from: Option<String>,
+}
+
+type Given<T> = Result<Query<T>, QueryRejection>;
 
 /// Why a command was not executed.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +61,20 @@ pub(super) enum AdminError {
     /// The query string is not valid.
     #[error("{0}")]
     BadQuery(String),
+    /// The query names no lane that the command takes.
+    #[error("`{key}={given}` is not a lane for this: expected {expected}; slot `{slot}` runs {lanes}")]
+    BadLane {
+        /// `lane` or `from`.
+        key: &'static str,
+        /// The text, or its beginning.
+        given: String,
+        /// Lanes that the command takes.
+        expected: String,
+        /// Label of the slot.
+        slot: String,
+        /// Lanes that run something.
+        lanes: String,
+    },
     /// The manager refused the command.
     #[error(transparent)]
     Command(#[from] CommandError),
@@ -66,12 +98,14 @@ pub(super) async fn reload(Extract(state): Extract<Arc<State>>, headers: HeaderM
 pub(super) async fn roll_back(
     Extract(state): Extract<Arc<State>>,
     Path(slot): Path<String>,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    given: Given<RollBackQuery>,
     headers: HeaderMap,
 ) -> Response<Body> {
     let work = async {
-        let (slot, which) = name(&slot, which)?;
-        ask(&state, Command::RollBack { slot, lane: which.lane.unwrap_or_default() }).await
+        let RollBackQuery { model, lane } = query(given)?;
+        let slot = name(&slot, model.as_deref())?;
+        let lane = lane.map(|lane| lane_of(&state, &slot, "lane", &lane, &Lane::ALL)).transpose()?;
+        ask(&state, Command::RollBack { slot, lane: lane.unwrap_or_default() }).await
     };
     answer(work.await, &headers)
 }
@@ -80,11 +114,11 @@ pub(super) async fn roll_back(
 pub(super) async fn undo_roll_back(
     Extract(state): Extract<Arc<State>>,
     Path(slot): Path<String>,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    given: Given<UndoQuery>,
     headers: HeaderMap,
 ) -> Response<Body> {
     let work = async {
-        let (slot, _) = name(&slot, which)?;
+        let slot = name(&slot, query(given)?.model.as_deref())?;
         ask(&state, Command::UndoRollBack { slot }).await
     };
     answer(work.await, &headers)
@@ -94,12 +128,15 @@ pub(super) async fn undo_roll_back(
 pub(super) async fn promote(
     Extract(state): Extract<Arc<State>>,
     Path(slot): Path<String>,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
+    given: Given<PromoteQuery>,
     headers: HeaderMap,
 ) -> Response<Body> {
     let work = async {
-        let (slot, which) = name(&slot, which)?;
-        ask(&state, Command::Promote { slot, from: which.from }).await
+        let PromoteQuery { model, from } = query(given)?;
+        let slot = name(&slot, model.as_deref())?;
+        let trials = [Lane::Canary, Lane::Shadow];
+        let from = from.map(|from| lane_of(&state, &slot, "from", &from, &trials)).transpose()?;
+        ask(&state, Command::Promote { slot, from }).await
     };
     answer(work.await, &headers)
 }
@@ -110,14 +147,48 @@ async fn ask(state: &State, command: Command) -> Result<Report, AdminError> {
     Ok(asked.await.map_err(|_| AdminError::Busy)??)
 }
 
-fn name(
-    slot: &str,
-    which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
-) -> Result<(SlotName, Which), AdminError> {
-    let Query(which) = which.map_err(|error| AdminError::BadQuery(error.body_text()))?;
+fn query<T>(given: Given<T>) -> Result<T, AdminError> {
+    let Query(query) = given.map_err(|error| AdminError::BadQuery(error.body_text()))?;
+    Ok(query)
+}
+
+fn name(slot: &str, model: Option<&str>) -> Result<SlotName, AdminError> {
     let kind = SlotKind::ALL.into_iter().find(|kind| kind.as_str() == slot);
     let kind = kind.ok_or_else(|| AdminError::NoSlot(slot.to_owned()))?;
-    Ok(((kind, which.model.as_deref().map(ModelName::new)), which))
+    Ok((kind, model.map(ModelName::new)))
+}
+
+/// Returns the lane that the query names. `lanes`: those that the command takes.
+fn lane_of(
+    state: &State,
+    (kind, model): &SlotName,
+    key: &'static str,
+    given: &str,
+    lanes: &[Lane],
+) -> Result<Lane, AdminError> {
+    if let Some(lane) = lanes.iter().find(|lane| lane.as_str() == given) {
+        return Ok(*lane);
+    }
+    let model = model.as_ref().map(ToString::to_string);
+    let status = state.policies.status();
+    let slot = status.slots.iter().find(|slot| (slot.slot, &slot.model) == (*kind, &model));
+    let label = model.as_ref().map_or_else(|| kind.to_string(), |model| format!("{model}/{kind}"));
+    let Some(slot) = slot else { return Err(CommandError::UnknownSlot(label).into()) };
+    let trial = |lane: Lane, trial: &Option<LaneStatus>| {
+        trial.as_ref().map(|trial| format!("{lane} `{}`", trial.policy))
+    };
+    let running = [trial(Lane::Canary, &slot.canary), trial(Lane::Shadow, &slot.shadow)];
+    let active = format!("{} `{}`", Lane::Active, slot.policy);
+    let running: Vec<String> = std::iter::once(active).chain(running.into_iter().flatten()).collect();
+    let expected: Vec<&str> = lanes.iter().map(|lane| lane.as_str()).collect();
+    let expected = expected.split_last().map(|(last, others)| format!("{} or {last}", others.join(", ")));
+    Err(AdminError::BadLane {
+        key,
+        given: given.chars().take(MAX_SHOWN).collect(),
+        expected: expected.unwrap_or_default(),
+        slot: label,
+        lanes: running.join(", "),
+    })
 }
 
 fn answer(outcome: Result<Report, AdminError>, headers: &HeaderMap) -> Response<Body> {
@@ -136,11 +207,11 @@ impl AdminError {
         use CommandError as E;
         match self {
             Self::NoSlot(_) | Self::Command(E::UnknownSlot(_)) => (StatusCode::NOT_FOUND, "slot_not_found"),
-            Self::BadQuery(_) => (StatusCode::BAD_REQUEST, "invalid_request"),
+            Self::BadQuery(_) | Self::BadLane { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
             Self::Command(E::NothingToRollBack(_)) => (StatusCode::CONFLICT, "nothing_to_roll_back"),
             Self::Command(E::NothingToUndo(_)) => (StatusCode::CONFLICT, "nothing_to_undo"),
-            Self::Command(E::NothingToPromote(_)) => (StatusCode::CONFLICT, "nothing_to_promote"),
-            Self::Command(E::Ambiguous(_)) => (StatusCode::CONFLICT, "ambiguous"),
+            Self::Command(E::NothingToPromote { .. }) => (StatusCode::CONFLICT, "nothing_to_promote"),
+            Self::Command(E::Ambiguous { .. }) => (StatusCode::CONFLICT, "ambiguous"),
             Self::Command(E::Refused(refusal)) => (StatusCode::CONFLICT, refusal.kind()),
             Self::Command(E::Ended) => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
             Self::Busy => (StatusCode::SERVICE_UNAVAILABLE, "busy"),

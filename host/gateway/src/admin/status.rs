@@ -61,6 +61,7 @@ pub(super) async fn ready(Extract(state): Extract<Arc<State>>) -> impl IntoRespo
 pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
     let snapshot = state.registry.snapshot();
     let readiness = Readiness::of(&state, &snapshot);
+    let policies = state.policies.status();
     let status = json!({
         "version": VERSION,
         "uptime_s": state.metrics.live_stats.age().as_secs(),
@@ -72,7 +73,8 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
         "replicas": readiness.replicas,
         "live": load(&state),
         "workers": worker_counts(&snapshot),
-        "slots": state.policies.status().slots,
+        "slots": policies.slots,
+        "compiling": policies.compiling,
     });
     Json(with_texts(status))
 }

@@ -52,6 +52,7 @@ pub struct SlotEntry {
 #[serde(deny_unknown_fields)]
 pub struct PartEntry {
     /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
+    #[serde(default)]
     pub policy: String,
     /// Argument of its `configure`.
     #[serde(default)]
@@ -64,6 +65,7 @@ pub struct PartEntry {
 #[serde(deny_unknown_fields)]
 pub struct ScorerEntry {
     /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
+    #[serde(default)]
     pub policy: String,
     /// Factor of its normalized costs.
     #[serde(default = "one")]

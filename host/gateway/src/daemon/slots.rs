@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, NAMES};
 use pointsman_policy_runtime::{
     Access, Capacity, CompileLimits, FORMULA_SUFFIX, FormulaComponents, Limits, ManagerConfig, PartRefusal,
     PolicyDir, PolicyEngine, PolicyManager, Probation, RefusalRecord, SlotConfig, SlotName, SlotSpec,
@@ -65,6 +65,7 @@ pub(super) fn open(
     let dir = PolicyDir::open(&engine, policies.dir.clone(), trust);
     let dir = dir.map_err(|error| Problem::new("policies.dir", error.to_string()))?;
     let dir = dir.with_formulas(FormulaComponents { selector: FORMULA, filter: FORMULA_FILTER });
+    let dir = dir.with_built_in_names(NAMES);
     let (events, failures) = mpsc::unbounded_channel();
     let mut opened =
         OpenedSlots { dir, slots: Vec::new(), trials: Vec::new(), failures, problems: Vec::new() };

@@ -1,5 +1,5 @@
-//! The last requests without a recorded decision, for operators: refused before routing, or while the
-//! record of decisions is off.
+//! The last requests that failed without a recorded decision, for operators: refused before routing, or
+//! while the record of decisions is off.
 
 use std::collections::VecDeque;
 
@@ -13,11 +13,12 @@ const MAX_REQUESTS: usize = 64;
 /// Bytes that are kept of a client's text: the id of a request, the name of a model.
 const MAX_TEXT_BYTES: usize = 128;
 
-/// The last requests without a recorded decision. Never more than 64, each with 128 bytes of its texts.
+/// The last requests that failed without a recorded decision. Never more than 64, each with 128 bytes of its
+/// texts.
 #[derive(Debug, Default)]
 pub(crate) struct Unrouted(Mutex<VecDeque<UnroutedRequest>>);
 
-/// A request without a recorded decision.
+/// A request that failed without a recorded decision.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct UnroutedRequest {
     request_id: String,
@@ -26,7 +27,7 @@ pub(crate) struct UnroutedRequest {
 }
 
 impl Unrouted {
-    /// Adds a request that ended. It is left out when another thread adds or reads one at this moment.
+    /// Adds a request that failed. It is left out when another thread adds or reads one at this moment.
     pub(crate) fn push(&self, id: &str, model: &ModelName, outcome: &Outcome) {
         let Some(mut requests) = self.0.try_lock() else { return };
         if requests.len() == MAX_REQUESTS {

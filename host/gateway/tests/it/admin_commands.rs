@@ -181,6 +181,29 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn status_shows_a_refused_file_and_a_promotion_says_why_it_cannot_be() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("prefill.canary.wasm"), b"garbage").unwrap();
+    let policies = format!("[policies]\ndir = '{}'\n", dir.path().display());
+    let (_sim, daemon) = serving(|_| {}, &policies).await;
+    let status = daemon.ready().out;
+    let refused = status.lines().find(|line| line.starts_with("refused ")).unwrap_or_default();
+    // O1.16
+    assert!(refused.starts_with("refused      prefill.canary.wasm (not_wasm), "), "{status}");
+    // O1.14
+    for (from, expected) in [
+        ("canary", "`prefill.canary.wasm` was refused (not_wasm): correct it first"),
+        (
+            "left",
+            "`from=left` is not a lane for this: expected canary or shadow; slot `prefill` runs active `kv-aware`",
+        ),
+    ] {
+        let promoted = daemon.run(&["policy", "promote", "prefill", "--from", from]);
+        assert!(promoted.code == Some(1) && promoted.err.contains(expected), "{}", promoted.err);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_waits_for_requests_and_can_be_undone() {
     let (_sim, daemon) = serving(|config| config.itl = Duration::from_millis(20), "").await;
     daemon.ready();

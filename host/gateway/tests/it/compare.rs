@@ -54,8 +54,74 @@ fn arms_are_compared_in_a_table_a_page_and_json_and_equal_runs_give_equal_bytes(
     };
     assert!(hits(0) > hits(1), "{} {}", hits(0), hits(1));
     let page = text(&read("r.html"));
-    assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() == 5, "{page}");
+    assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() == 6, "{page}");
     assert!(!page.contains("http") && !page.contains("src="), "the page needs no other file");
+}
+
+/// Browsers that the report is looked at in; the first that exists is used.
+const BROWSERS: [&str; 3] = ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"];
+
+/// Shows the report at 1,280 pixels in both colour schemes, and writes down what the browser made of it. A
+/// frame has the scheme of the element that embeds it.
+const MEASURE: &str = r#"<!doctype html><body>
+<iframe id="light" style="color-scheme:light" width="1280" height="900" src="r.html"></iframe>
+<iframe id="dark" style="color-scheme:dark" width="1280" height="900" src="r.html"></iframe>
+<script>addEventListener("load", () => {
+  document.body.textContent = JSON.stringify(["light", "dark"].map((id) => {
+    const view = document.getElementById(id).contentWindow, page = view.document;
+    const colour = (of, name) => view.getComputedStyle(of)[name];
+    const all = (selector) => [...page.querySelectorAll(selector)];
+    return {
+      width: page.documentElement.scrollWidth,
+      right: Math.max(...all(".ranking, .figures").map((table) => table.getBoundingClientRect().right)),
+      scrolls: all(".wide").filter((part) => part.scrollWidth > part.clientWidth).length,
+      arms: new Set(all(".ranking .arm").map((square) => colour(square, "color"))).size,
+      strokes: new Set(all("svg path[fill=none]").map((line) => colour(line, "stroke"))).size,
+      page: colour(page.body, "backgroundColor"), text: colour(page.querySelector("svg text"), "fill"),
+    };
+  }));
+});</script>"#;
+
+#[test]
+fn a_report_of_ten_arms_fits_1280_pixels_with_ten_colours_in_both_schemes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    generate(directory.path());
+    let mut args =
+        vec!["compare", "--trace", "t.jsonl", "--trace-block", "64", "--engines", "4", "--speed", "1,2"];
+    let arms: Vec<String> = (0..10).map(|arm| format!("an-arm-with-a-long-name-{arm}=random")).collect();
+    args.extend(arms.iter().flat_map(|arm| ["--arm", arm]));
+    args.extend(["--seeds", "2", "--jitter-ms", "50", "--html", "r.html"]);
+    let output = pointsman(directory.path(), &args);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told = text(&output.stdout);
+    assert!(told.contains("No difference found by p90 TTFT among an-arm-with-a-long-name-0 ("), "{told}");
+    assert!(told.contains("share, %") && told.contains("4 aggregated"), "{told}");
+    let Some(browser) = BROWSERS.iter().find(|browser| Path::new(browser).exists()) else {
+        eprintln!("the report was not looked at: Chromium is not installed");
+        return;
+    };
+    let measure = directory.path().join("measure.html");
+    fs::write(&measure, MEASURE).expect("");
+    let shown = Command::new(browser)
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--allow-file-access-from-files"])
+        .args(["--virtual-time-budget=20000", "--dump-dom"])
+        .arg(format!("file://{}", measure.display()))
+        .arg(format!("--user-data-dir={}", directory.path().join("profile").display()))
+        .output()
+        .expect("the browser runs");
+    let shown = text(&shown.stdout);
+    let json = shown.split_once("<body>").and_then(|(_, rest)| rest.split_once("</body>"));
+    let seen: Value = serde_json::from_str(json.expect("a body").0.trim()).expect("JSON");
+    let page = |scheme: usize| (seen[scheme]["page"].as_str(), seen[scheme]["text"].as_str());
+    for scheme in [0, 1] {
+        let of = |name: &str| seen[scheme][name].as_f64().expect("a number");
+        assert!(of("width") <= 1_280.0 && of("right") <= 1_280.0 && of("scrolls") < 0.5, "{seen}");
+        assert!((of("arms") - 10.0).abs() < 0.5 && (of("strokes") - 10.0).abs() < 0.5, "{seen}");
+    }
+    assert!(
+        page(0).0 == Some("rgb(255, 255, 255)") && page(0).0 != page(1).0 && page(0).1 != page(1).1,
+        "{seen}"
+    );
 }
 
 #[test]

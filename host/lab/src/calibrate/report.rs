@@ -93,10 +93,7 @@ pub enum CalibrateError {
     #[error("{0} engine: no measured request can be used for the fit")]
     NoSamples(&'static str),
     /// No request of a log can be used; why, by reason.
-    #[error(
-        "fitting the log: none of its requests can be used: {0}; log streamed requests of a model that has a tokenizer \
-         (models.NAME.tokenizer)"
-    )]
+    #[error("fitting the log: none of its requests can be used: {0}; log streamed requests that end well")]
     NoneOfLog(String),
     /// The engines of a pair have different blocks.
     #[error(

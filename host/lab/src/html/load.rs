@@ -7,38 +7,55 @@ use super::{
     plot::{self, Axis, Line},
 };
 use crate::{
-    report::{Comparison, Figures},
+    report::{Comparison, Figures, Ranked},
     study::Study,
 };
 
-/// Shows the ranking figure of each arm in each comparison.
-pub(super) fn overview(html: &mut String, study: &Study) {
-    let Some(first) = study.comparisons.first() else { return };
-    let _ = write!(html, "<div class=\"wide\"><table><tr><th>{}</th>", escape(study.rank_by.name()));
+/// Shows the ranking of each comparison.
+pub(super) fn rankings(html: &mut String, study: &Study) {
+    let figure = study.rank_by.name();
+    let _ = write!(html, "<h2>Ranking by {figure}</h2><div class=\"rankings\">");
     for report in &study.comparisons {
-        let _ = write!(html, "<th>{}</th>", escape(&report.setting()));
-    }
-    html.push_str("</tr>");
-    for (place, arm) in first.arms.iter().enumerate() {
-        let _ = write!(html, "<tr><td>{}</td>", name(place, &arm.label));
-        for report in &study.comparisons {
-            html.push_str(&ranked(report, &arm.label, study));
+        let _ = write!(
+            html,
+            "<table class=\"ranking\"><caption>{}</caption><tr><th></th><th>arm</th><th>{figure}</th><th>beside the \
+             best</th></tr>",
+            escape(&report.setting())
+        );
+        for (number, ranked) in report.ranking.iter().enumerate() {
+            html.push_str(&row(report, number, ranked, study));
         }
-        html.push_str("</tr>");
+        html.push_str("</table>");
     }
-    html.push_str("</table></div>");
+    html.push_str("</div>");
 }
 
-fn ranked(report: &Comparison, label: &str, study: &Study) -> String {
-    let found = report.ranking.iter().enumerate().find(|(_, ranked)| ranked.label == label);
-    let Some((rank, ranked)) = found else { return "<td></td>".to_owned() };
-    let class = if rank == 0 { " class=\"best\"" } else { "" };
-    let value = escape(&study.rank_by.shown(ranked.value.mean));
-    let worse = &ranked.worse_percent;
-    let half = worse.plus_minus.map_or_else(String::new, |half| format!(" ± {half:.1}"));
-    let noise = if ranked.is_sure() == Some(false) && rank > 0 { ", noise" } else { "" };
-    let behind = if rank == 0 { "best".to_owned() } else { format!("{:+.1}{half} %{noise}", worse.mean) };
-    format!("<td{class}>{value} <small>{behind}</small></td>")
+fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> String {
+    let place = report.arms.iter().position(|arm| arm.label == ranked.label).unwrap_or_default();
+    let is_first = number == 0;
+    // Arms that nothing tells apart from the first share its place.
+    let rank = if ranked.is_tied() { 1 } else { number + 1 };
+    let half = |half: Option<f64>, decimals: usize| {
+        half.map_or_else(String::new, |half| format!(" ± {half:.decimals$}"))
+    };
+    let behind = match (is_first, ranked.is_tied()) {
+        (true, _) if report.ranking.iter().skip(1).any(Ranked::is_tied) => "lowest mean".to_owned(),
+        (true, _) => "best".to_owned(),
+        (_, true) => "no difference found".to_owned(),
+        _ => {
+            let worse = &ranked.worse_percent;
+            let untested = if worse.plus_minus.is_none() { ", not tested" } else { "" };
+            format!("{:.1}{} % worse{untested}", worse.mean, half(worse.plus_minus, 1))
+        }
+    };
+    let class = if rank == 1 { " class=\"best\"" } else { "" };
+    let decimals = if study.rank_by.more_is_better() { 3 } else { 1 };
+    format!(
+        "<tr{class}><td>{rank}</td><td>{}</td><td>{}{}</td><td>{behind}</td></tr>",
+        name(place, &ranked.label),
+        escape(&study.rank_by.shown(ranked.value.mean)),
+        half(ranked.value.plus_minus, decimals),
+    )
 }
 
 /// Comparisons that differ in their speed only, with at least two speeds.
@@ -96,11 +113,11 @@ pub(super) fn highest(html: &mut String, study: &Study) {
     for loads in &study.max_load {
         let _ = write!(
             html,
-            "<h2>Highest load within the SLO: {}, step time {}</h2><p>The highest rate of arrivals at which {:.0} % of the \
-             requests keep both limits, found by bisection to 2.2 %.</p><table><tr><th>arm</th><th>highest load</th></tr>",
+            "<h2>Highest load within the SLO: {}, step time {}</h2><p>{} Each load was found by bisection to \
+             2.2 %.</p><table><tr><th>arm</th><th>highest load</th></tr>",
             escape(&loads.fleet),
             escape(&loads.step_time),
-            loads.slo_share * 100.0,
+            escape(&loads.sentence()),
         );
         for (place, arm) in loads.arms.iter().enumerate() {
             let _ = write!(

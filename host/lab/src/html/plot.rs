@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::escape;
+use super::{colours::colour, escape};
 
 /// Size of the area of the lines, pixels.
 const WIDTH: f64 = 400.0;
@@ -14,10 +14,6 @@ const BOTTOM: f64 = 44.0;
 const LEGEND: f64 = 150.0;
 /// Longest name in a legend, letters.
 const MAX_NAME: usize = 18;
-/// Colours of the arms, in order and then again from the first. From the palette of Okabe and Ito, which
-/// people with colour blindness can tell apart.
-const COLOURS: [&str; 8] =
-    ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#888888"];
 /// Dashes of the arms, so that colour is not all that tells them apart.
 const DASHES: [&str; 5] = ["", "7 3", "2 2", "9 3 2 3", "4 2"];
 
@@ -156,7 +152,7 @@ pub(super) fn lines(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line<'_>]) -
         if line.with_dots {
             for (x, y) in &line.points {
                 let (x, y, fill) = (at_x(*x), at_y(*y), colour(line.place));
-                let _ = write!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{fill}\"/>");
+                let _ = write!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" style=\"fill:{fill}\"/>");
             }
         }
     }
@@ -179,29 +175,31 @@ fn legend(svg: &mut String, lines: &[Line<'_>]) {
     let left = LEFT + WIDTH + 12.0;
     let mut at = TOP + 8.0;
     for line in lines {
-        let mut name: String = line.name.chars().take(MAX_NAME).collect();
-        if line.name.chars().count() > MAX_NAME {
-            name.push('…');
-        }
         let _ = write!(
             svg,
             "<path {} d=\"M{left} {at}h26\"/><text x=\"{}\" y=\"{}\">{}</text>",
             stroke(line.place),
             left + 32.0,
             at + 4.0,
-            escape(&name)
+            escape(&short(line.name))
         );
         at += 18.0;
     }
 }
 
-fn stroke(place: usize) -> String {
-    let dash = DASHES.get(place % DASHES.len()).copied().unwrap_or("");
-    format!("stroke=\"{}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"", colour(place))
+/// Returns a name cut to what a plot has space for.
+pub(super) fn short(name: &str) -> String {
+    let mut short: String = name.chars().take(MAX_NAME).collect();
+    if name.chars().count() > MAX_NAME {
+        short.push('…');
+    }
+    short
 }
 
-pub(super) fn colour(place: usize) -> &'static str {
-    COLOURS.get(place % COLOURS.len()).copied().unwrap_or("#000")
+fn stroke(place: usize) -> String {
+    // Where colours begin again, dashes do not.
+    let dash = DASHES.get((place + place / 10) % DASHES.len()).copied().unwrap_or("");
+    format!("style=\"stroke:{}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"", colour(place))
 }
 
 /// A tick's number, without needless zeros.

@@ -150,6 +150,22 @@ impl Figure {
     pub(crate) fn of(values: Vec<f64>) -> Self {
         Self { mean: mean(&values), plus_minus: half_interval(&values), values }
     }
+
+    /// Whether the 95 % confidence interval excludes zero. `None`: one seed.
+    #[must_use]
+    pub fn excludes_zero(&self) -> Option<bool> {
+        self.plus_minus.map(|half| self.mean.abs() > half)
+    }
+
+    /// Returns the differences to another figure with equal seeds.
+    pub(crate) fn less(&self, other: &Self) -> Self {
+        Self::of(self.values.iter().zip(&other.values).map(|(value, other)| value - other).collect())
+    }
+
+    /// Returns the ends of the confidence interval; `None`: one seed.
+    pub(crate) fn interval(&self) -> Option<(f64, f64)> {
+        self.plus_minus.map(|half| (self.mean - half, self.mean + half))
+    }
 }
 
 impl RunFigures {

@@ -72,7 +72,9 @@ impl RankBy {
         }
     }
 
-    fn more_is_better(self) -> bool {
+    /// Whether more of the figure is better.
+    #[must_use]
+    pub fn more_is_better(self) -> bool {
         self == Self::Goodput
     }
 }
@@ -81,8 +83,29 @@ impl Ranked {
     /// Whether the interval of the difference to the best arm excludes zero. `None`: one seed.
     #[must_use]
     pub fn is_sure(&self) -> Option<bool> {
-        self.worse_percent.plus_minus.map(|half| self.worse_percent.mean > half)
+        self.worse_percent.excludes_zero()
     }
+
+    /// Whether nothing tells it apart from the best arm: the interval of the difference includes zero. With
+    /// one seed, an equal value.
+    #[must_use]
+    pub fn is_tied(&self) -> bool {
+        !self.is_sure().unwrap_or(self.worse_percent.mean > 0.0)
+    }
+}
+
+/// Returns the arms of a ranking that nothing tells apart from the first.
+pub(crate) fn tied(ranking: &[Ranked]) -> impl Iterator<Item = &Ranked> {
+    ranking.iter().skip(1).filter(|ranked| ranked.is_tied())
+}
+
+/// Returns how much worse `values` are than those of `best` with equal seeds, percent of the latter.
+pub(crate) fn worse_percent(values: &[f64], best: &[f64], more_is_better: bool) -> Figure {
+    let worse = values.iter().zip(best).map(|(value, best)| {
+        let difference = if more_is_better { best - value } else { value - best };
+        if *best > 0.0 { difference / best * 100.0 } else { 0.0 }
+    });
+    Figure::of(worse.collect())
 }
 
 /// Returns the arms from best to worst.
@@ -95,11 +118,8 @@ pub(super) fn rank(arms: &[ArmReport], by: RankBy) -> Vec<Ranked> {
     let best: Vec<f64> = sorted.first().map(|arm| by.of(&arm.figures).values.clone()).unwrap_or_default();
     let ranked = sorted.into_iter().map(|arm| {
         let value = by.of(&arm.figures);
-        let worse = value.values.iter().zip(&best).map(|(value, best)| {
-            let difference = if by.more_is_better() { best - value } else { value - best };
-            if *best > 0.0 { difference / best * 100.0 } else { 0.0 }
-        });
-        Ranked { label: arm.label.clone(), worse_percent: Figure::of(worse.collect()), value: value.clone() }
+        let worse_percent = worse_percent(&value.values, &best, by.more_is_better());
+        Ranked { label: arm.label.clone(), worse_percent, value: value.clone() }
     });
     ranked.collect()
 }

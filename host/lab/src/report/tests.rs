@@ -83,8 +83,30 @@ fn equal_arms_idle_knobs_and_single_seeds_are_told() {
 #[test]
 fn arms_that_differ_less_than_their_noise_are_told() {
     let report = compared(&["random", "again=random", "kv"], 3);
-    let told = report.warnings.iter().any(|warning| warning.contains("made equal decisions"));
-    assert!(told, "{:?}", report.warnings);
+    let told = |part: &str| report.warnings.iter().any(|warning| warning.contains(part));
+    assert!(told("made equal decisions"), "{:?}", report.warnings);
+    let is_tied = report.ranking.iter().skip(1).any(Ranked::is_tied);
+    assert_eq!(told("no difference found by p90 TTFT between"), is_tied, "{:?}", report.warnings);
+}
+
+#[test]
+fn each_arm_has_the_share_of_every_worker_and_a_warning_when_one_gets_most() {
+    // A formula that sends everything to one worker.
+    let one = r#"one=formula@{"cost": "worker_id == 1 ? 0 : 1"}"#;
+    let report = compared(&["round-robin", one], 2);
+    let [even, one] = [&report.arms[0], &report.arms[1]].map(|arm| &arm.workers[0]);
+    assert_eq!((even.workers.as_slice(), even.requests), ([0, 1, 2, 3].as_slice(), 200.0));
+    assert!(even.shares.iter().all(|share| (share - 0.25).abs() < 0.01) && !even.one_gets_most(), "{even:?}");
+    assert!((even.shares.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+    assert!(one.one_gets_most() && one.busiest.mean > 0.9, "{one:?}");
+    let told = |part: &str| report.warnings.iter().filter(|warning| warning.contains(part)).count();
+    assert_eq!(told("\"one\": "), 1, "{:?}", report.warnings);
+    assert_eq!(
+        told("all chose one engine") + told("1 of 4 aggregated workers served"),
+        1,
+        "{:?}",
+        report.warnings
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Warnings for readers of a comparison.
 
-use super::{ArmReport, Comparison, PairDifference, Plan};
+use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied};
 
 /// A fleet that needs this much longer than the trace lasts does not keep up.
 const OVERLOADED: f64 = 1.2;
@@ -23,7 +23,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
     } else if comparison.arms.iter().all(|arm| arm.figures.ttft_mean.plus_minus == Some(0.0)) {
         warnings.push("all seeds gave equal runs, so the intervals say nothing: use --jitter-ms".to_owned());
     }
-    warnings.extend(noise(comparison));
+    warnings.extend(no_difference(comparison, plan.rank_by));
     comparison.arms.iter().for_each(|arm| warnings.extend(of_arm(arm)));
     let overloaded = comparison
         .arms
@@ -54,6 +54,17 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         warnings.push(format!(
             "\"{label}\": the last {decisions} decisions of its slot {slot} all chose one engine while others got \
              nothing; a policy balances when it reads the load (`active-requests`) and breaks ties by the call's seed"
+        ));
+    }
+    // The last decisions say more than the shares do.
+    let others = arm.workers.iter().filter(|one| !arm.events.one_sided.contains_key(&one.slot()));
+    for one in others.filter(|one| one.one_gets_most()) {
+        let (workers, role) = (one.workers.len(), one.role.as_str());
+        warnings.push(format!(
+            "\"{label}\": one of {workers} {role} workers served {:.0} % of the requests; more than {:.0} %, which is \
+             (1 + 1/{workers}) / 2, counts as most of them",
+            one.busiest.mean * 100.0,
+            one.most() * 100.0,
         ));
     }
     if arm.events.withdrawn_runs > 0 {
@@ -123,16 +134,15 @@ fn without_settings(parts: &str) -> String {
     names
 }
 
-/// Names the arms that do not differ from the best one by more than noise.
-fn noise(comparison: &Comparison) -> Option<String> {
+/// Names the arms that nothing tells apart from the one with the best mean.
+fn no_difference(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     let best = comparison.ranking.first()?;
-    let unsure = comparison.ranking.iter().skip(1).filter(|ranked| ranked.is_sure() == Some(false));
-    let unsure: Vec<String> = unsure.map(|ranked| format!("\"{}\"", ranked.label)).collect();
-    (!unsure.is_empty()).then(|| {
+    let arms: Vec<String> = tied(&comparison.ranking).map(|ranked| format!("\"{}\"", ranked.label)).collect();
+    let (arms, figure, first) = (arms.join(", "), rank_by.name(), &best.label);
+    (!arms.is_empty() && comparison.seeds > 1).then(|| {
         format!(
-            "within noise: {} cannot be distinguished from the best arm, \"{}\"",
-            unsure.join(", "),
-            best.label
+            "no difference found by {figure} between \"{first}\" and {arms}: the 95 % interval of the difference \
+             includes 0"
         )
     })
 }

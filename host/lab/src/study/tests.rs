@@ -5,7 +5,7 @@ use crate::{
     generate::{Shape, Workload, generate},
     html,
     monitor::Monitor,
-    report::{Plan, Slo, compare},
+    report::{Figure, Plan, Slo, compare},
     run::RunOptions,
     text,
 };
@@ -43,7 +43,91 @@ fn the_first_paragraph_says_which_arm_by_how_much_and_how_sure() {
     for part in ["95 % interval", "3 seeds", "requests/s"] {
         assert!(study.summary[0].contains(part), "{:?}", study.summary);
     }
-    assert!(study.summary[1].contains("all 2 comparisons") || study.summary[1].contains("1 of 2"), "{text}");
+    let stays = &study.summary[1];
+    assert!(stays.contains("all 2 comparisons") || stays.starts_with("Of 2 comparisons: "), "{text}");
+}
+
+/// A comparison whose arms have these differences to the first, percent, in each of three seeds.
+fn with_differences(differences: &[[f64; 3]]) -> Comparison {
+    let mut comparison = compared(1.0, StepTimeSpec::Dynamo);
+    let ranked = |(number, worse): (usize, &[f64; 3])| Ranked {
+        label: format!("arm{number}"),
+        value: Figure::of(worse.iter().map(|percent| 100.0 + percent).collect()),
+        worse_percent: Figure::of(worse.to_vec()),
+    };
+    comparison.ranking = differences.iter().enumerate().map(ranked).collect();
+    comparison
+}
+
+#[test]
+fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
+    let summary =
+        |comparisons: &[Comparison]| Study::new(comparisons.to_vec(), Vec::new(), RankBy::TtftP90).summary;
+    let zero = [0.0; 3];
+    let two = summary(&[with_differences(&[zero, [3.0, -1.0, 1.0]])]);
+    let setting = with_differences(&[zero]).setting();
+    assert_eq!(
+        two[0],
+        format!(
+            "No difference found by p90 TTFT between arm0 (100.0 ms) and arm1 (101.0 ms) on {setting}: the 95 % interval of \
+             their difference, -4.0 to 6.0 %, includes 0 (Student's t over 3 seeds, compared in pairs)."
+        )
+    );
+    let three =
+        &summary(&[with_differences(&[zero, [3.0, -1.0, 1.0], [5.0, -2.0, 2.0], [20.0, 21.0, 22.0]])])[0];
+    assert!(
+        three.starts_with("No difference found by p90 TTFT among arm0 (100.0 ms), arm1 (101.0 ms) and arm2"),
+        "{three}"
+    );
+    assert!(three.contains("the difference of each to arm0 includes 0"), "{three}");
+    assert!(three.ends_with(" The best of the other 1, arm3, is 21.0 % worse."), "{three}");
+    let equal = &summary(&[with_differences(&[zero, zero])])[0];
+    assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
+
+    // Several comparisons: a difference in all, in none, in one.
+    let sure = with_differences(&[zero, [10.0, 11.0, 12.0]]);
+    let unsure = with_differences(&[zero, [3.0, -1.0, 1.0]]);
+    assert_eq!(summary(&[sure.clone(), sure.clone()])[1], "It is the best in all 2 comparisons.");
+    let none = summary(&[unsure.clone(), unsure.clone()]);
+    assert_eq!(none[1], "No difference was found in any of the 2 comparisons.");
+    let mixed = summary(&[sure, unsure]);
+    let settings = format!("arm0 is the best in 1 ({setting}) and no difference was found in 1 ({setting})");
+    assert_eq!(mixed[1], format!("Of 2 comparisons: {settings}."));
+}
+
+#[test]
+fn ten_arms_have_ten_colours_and_the_ranking_says_where_there_is_no_difference() {
+    let arms: Vec<Arm> = (0..10).map(|arm| Arm::parse(&format!("arm{arm}=random")).unwrap()).collect();
+    let shape = Shape::SystemPrompts { prompts: 6 };
+    let trace = generate(&Workload { shape, requests: 60, rate: 8.0, burstiness: 1.0, seed: 5 });
+    let engines = vec![EngineGroup::new(Role::Aggregated, 4)];
+    let fleet = Fleet { block_tokens: 64, engines, ..Fleet::default() };
+    let options = RunOptions { jitter: Duration::from_millis(100), ..RunOptions::default() };
+    let plan = Plan {
+        arms: &arms,
+        trace: &trace,
+        fleet: &fleet,
+        fleet_name: "four",
+        seeds: 2,
+        options,
+        slo: Slo::default(),
+        rank_by: RankBy::TtftP90,
+        threads: 2,
+    };
+    let comparison = compare(&plan, &Monitor::default()).unwrap();
+    let page = html::page(&Study::new(vec![comparison], Vec::new(), RankBy::TtftP90));
+    let squares = |place: usize| page.matches(&format!("color:var(--arm-{place})\">&#9632;")).count();
+    // In the ranking and above the figures.
+    assert!((0..10).all(|place| squares(place) == 2), "{page}");
+    assert_eq!(page.matches("<td>no difference found</td>").count(), 9);
+    assert!(page.contains("@media(prefers-color-scheme:dark)"), "{page}");
+    assert_eq!(
+        page.matches("worker ").count() > 10,
+        page.contains("Share of requests of 4 aggregated workers")
+    );
+    // No attribute of the page has a colour of its own.
+    let body = &page[page.find("<body>").unwrap()..];
+    assert!(!body.contains("\"#") && !body.contains(":#"), "{body}");
 }
 
 #[test]

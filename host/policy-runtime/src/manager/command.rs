@@ -74,12 +74,26 @@ pub enum CommandError {
     /// The slot rolled nothing back, or its files ask for other content now.
     #[error("slot `{0}` has no rollback to undo; put the file into the policy folder again")]
     NothingToUndo(String),
-    /// The slot has no trial.
-    #[error("slot `{0}` has no trial to promote; add a canary or shadow file first")]
-    NothingToPromote(String),
+    /// The slot does not run the trial, or none.
+    #[error("slot `{slot}` does not have {what} to promote; it runs {lanes}; {advice}")]
+    NothingToPromote {
+        /// The slot.
+        slot: String,
+        /// The lane that was named, in words.
+        what: &'static str,
+        /// Lanes that run something, with their policies.
+        lanes: String,
+        /// What to do first.
+        advice: String,
+    },
     /// The slot has both a canary and a shadow.
-    #[error("slot `{0}` has a canary and a shadow; name the one to promote")]
-    Ambiguous(String),
+    #[error("slot `{slot}` runs {lanes}; name the one to promote, `canary` or `shadow`")]
+    Ambiguous {
+        /// The slot.
+        slot: String,
+        /// Its lanes, with their policies.
+        lanes: String,
+    },
     /// The content cannot be used in the lane.
     #[error("{0}")]
     Refused(Refusal),

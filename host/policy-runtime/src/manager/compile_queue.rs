@@ -7,7 +7,6 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -31,12 +30,12 @@ const MAX_SMALL_BYTES: usize = 1 << 20;
 /// Number of threads.
 const THREADS: usize = 3;
 
-/// Identifies a loaded policy: code, settings, file, and the state and grants of its slot.
+/// Identifies a loaded policy: code, settings, and the state and grants of its slot. Its file is no part of
+/// it: content that moves to another file is not compiled again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PolicyKey {
     digest: Digest,
     settings: String,
-    file: Option<PathBuf>,
     /// Address of the slot's state.
     state: usize,
     grants: Arc<[Grant]>,
@@ -110,14 +109,9 @@ struct Running {
 
 impl CompileJob {
     pub(super) fn key(&self) -> PolicyKey {
-        let file = match &self.origin {
-            Origin::File(file) => Some(file.clone()),
-            Origin::Embedded => None,
-        };
         PolicyKey {
             digest: self.digest,
             settings: self.settings.clone(),
-            file,
             state: self.slot(),
             grants: self.access.granted().clone(),
         }

@@ -4,16 +4,20 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Weak},
+    sync::Arc,
     time::Duration,
 };
 
 use super::compile_queue::{CompileJob, CompileQueue, CompileResult, Compiled, Finished, PolicyKey, Ticket};
-use crate::{engine::PolicyEngine, loaded::LoadedPolicy, refusal::Refusal};
+use crate::{
+    engine::PolicyEngine,
+    loaded::{LoadedPolicy, WeakPolicy},
+    refusal::Refusal,
+};
 
 pub(super) struct Compiler {
     pub(super) engine: PolicyEngine,
-    loaded: HashMap<PolicyKey, Weak<LoadedPolicy>>,
+    loaded: HashMap<PolicyKey, WeakPolicy>,
     /// Compiles on other threads. Without one, [`Compiler::load`] compiles on the caller's.
     queue: Option<CompileQueue>,
     /// Code that jobs without a queue share.
@@ -75,7 +79,7 @@ impl Compiler {
 
     fn keep(&mut self, key: PolicyKey, result: CompileResult) {
         if let Ok(policy) = &result.policy {
-            self.loaded.insert(key.clone(), Arc::downgrade(policy));
+            self.loaded.insert(key.clone(), policy.downgrade());
         }
         self.finished.insert(key, result);
     }
@@ -91,7 +95,7 @@ impl Compiler {
             keep
         });
         self.finished.retain(|key, _| wanted.contains(key));
-        self.loaded.retain(|_, policy| policy.strong_count() > 0);
+        self.loaded.retain(|_, policy| policy.is_loaded());
     }
 
     /// Starts the build of one lane.
@@ -114,9 +118,9 @@ impl Compiler {
     pub(super) fn load(&mut self, job: CompileJob) -> Result<Arc<LoadedPolicy>, NotLoaded> {
         let key = job.key();
         self.asked.push(key.clone());
-        if let Some(policy) = self.loaded.get(&key).and_then(Weak::upgrade) {
+        if let Some(policy) = self.loaded.get(&key).and_then(|loaded| loaded.upgrade(&job.origin)) {
             self.took += self.finished.get(&key).map_or(Duration::ZERO, |result| result.took);
-            return Ok(policy);
+            return Ok(Arc::new(policy));
         }
         if self.pending.contains_key(&key) {
             return Err(NotLoaded::Pending);

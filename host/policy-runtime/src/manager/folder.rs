@@ -76,6 +76,16 @@ impl Folder {
         }
     }
 
+    /// Lists the names of parts, sorted: those of the files in the directory of parts without `.wasm`.
+    pub(super) fn parts(&self) -> Vec<String> {
+        let entries = self.dir.as_ref().and_then(|dir| std::fs::read_dir(dir.join(PARTS)).ok());
+        let names = entries.into_iter().flatten().take(MAX_ENTRIES).flatten().filter_map(|entry| {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            Some(name.strip_suffix(".wasm").filter(|name| !name.starts_with('.'))?.to_owned())
+        });
+        names.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     /// Lists policy files that belong to no slot, sorted. Skips hidden directories (`..data` of a Kubernetes
     /// mount) and the directory of parts.
     pub(super) fn strays<'a>(&self, known: impl Iterator<Item = &'a Path>) -> Vec<PathBuf> {

@@ -54,6 +54,8 @@ pub(super) struct ManagedLane {
     pub(super) waits_for: Vec<PolicyKey>,
     /// Time at which it began to wait for them, milliseconds since the Unix epoch.
     pub(super) waits_since_ms: u64,
+    /// Digest of the lane's own file, as it was read last.
+    pub(super) own: Option<Digest>,
     /// Whether the file existed and has not been given up since.
     seen: bool,
     /// Consecutive scans that missed the file.
@@ -74,14 +76,15 @@ impl ManagedLane {
             refusals: Vec::new(),
             waits_for: Vec::new(),
             waits_since_ms: 0,
+            own: None,
             seen: false,
             misses: 0,
         }
     }
 
-    /// Whether a missing file may only be in the middle of a replacement: it existed before, and too few
-    /// scans in a row missed it.
-    pub(super) fn may_come_back(&mut self, there: bool) -> bool {
+    /// Whether a missing file may only be in the middle of a replacement: it existed before, too few scans in
+    /// a row missed it, and no other lane has it (`moved`).
+    pub(super) fn may_come_back(&mut self, there: bool, moved: bool) -> bool {
         if there {
             (self.seen, self.misses) = (true, 0);
             return false;
@@ -90,11 +93,16 @@ impl ManagedLane {
             return false;
         }
         self.misses += 1;
-        if self.misses < MAX_MISSES {
+        if self.misses < MAX_MISSES && !moved {
             return true;
         }
-        (self.seen, self.misses) = (false, 0);
+        (self.seen, self.misses, self.own) = (false, 0, None);
         false
+    }
+
+    /// Whether its file is missing, and the next scan decides whether it is gone.
+    pub(super) fn is_missing(&self) -> bool {
+        self.misses > 0
     }
 
     /// Records what the lane is asked to run. Returns whether that runs already, was refused already, or is

@@ -6,7 +6,7 @@ use pointsman_routing::{Digest, GenerationHandle, Lane, Slot};
 
 use super::{
     SlotConfig,
-    command::{CommandError, SlotName, slot_label},
+    command::{SlotName, slot_label},
     managed_lane::{Content, ManagedLane, Source},
     now_ms,
     plan::{Plan, Refused},
@@ -22,6 +22,7 @@ use crate::{
     state::State,
 };
 
+mod promote;
 mod report;
 mod rollback;
 
@@ -112,6 +113,11 @@ impl ManagedSlot {
         })
     }
 
+    /// Whether a file of its lanes is missing and may come back.
+    pub(super) fn misses_file(&self) -> bool {
+        self.lanes().into_iter().any(ManagedLane::is_missing)
+    }
+
     /// Lets the next scan try files again that ended their compiler: an operator may have cleared their
     /// quarantine.
     pub(super) fn retry_compiles(&mut self) {
@@ -134,7 +140,10 @@ impl ManagedSlot {
 
     /// Reads what each lane shall run, and applies what is new.
     pub(super) fn scan(&mut self, builder: &mut ProgramBuilder) -> Vec<Change> {
-        Lane::ALL.into_iter().filter_map(|mode| self.scan_lane(mode, builder)).collect()
+        // Lanes without a file come last: theirs may have been renamed to that of another lane.
+        let has_file = |mode: &Lane| builder.has(&self.lane_of(*mode).file);
+        let (there, missing): (Vec<Lane>, Vec<Lane>) = Lane::ALL.into_iter().partition(has_file);
+        there.into_iter().chain(missing).filter_map(|mode| self.scan_lane(mode, builder)).collect()
     }
 
     /// Scans the lanes that wait for a compile. Reading their files again makes sure that only what is still
@@ -158,8 +167,14 @@ impl ManagedSlot {
         let spec = self.spec_of(mode).clone();
         let lane = self.lane(mode);
         lane.waits_for.clear();
-        let exists = builder.has(&lane.file);
-        if lane.may_come_back(exists) {
+        let (file, own) = (lane.file.clone(), lane.own);
+        let exists = builder.has(&file);
+        let moved = !exists
+            && self.lanes().iter().any(|lane| {
+                lane.file != file && lane.own.is_some() && lane.own == own && builder.has(&lane.file)
+            });
+        let lane = self.lane(mode);
+        if lane.may_come_back(exists, moved) {
             return None;
         }
         let plan = match builder.plan(Some(&lane.file), &spec) {
@@ -169,6 +184,7 @@ impl ManagedSlot {
         };
         let lane = self.lane(mode);
         lane.found = plan.own_file().unwrap_or(&lane.file).clone();
+        lane.own = plan.own.as_ref().map(|own| own.digest);
         if self.is_quarantined(plan.fingerprint) {
             return self.refuse_quarantined(mode, &plan);
         }
@@ -283,42 +299,6 @@ impl ManagedSlot {
             self.state = if plan.has_own_file() { SlotState::Active } else { SlotState::Default };
         }
         Some(self.change(mode, "kept", "same_content"))
-    }
-
-    /// Makes a trial the active generation, with its warm instances.
-    pub(super) fn promote(
-        &mut self,
-        from: Option<Lane>,
-        builder: &ProgramBuilder,
-    ) -> Result<Change, CommandError> {
-        let name = slot_label(&self.name());
-        let snapshot = self.slot.snapshot();
-        let mode = match (from, &snapshot.canary, &snapshot.shadow) {
-            (Some(mode), ..) => mode,
-            (None, Some(_), Some(_)) => return Err(CommandError::Ambiguous(name)),
-            (None, Some(_), None) => Lane::Canary,
-            (None, None, _) => Lane::Shadow,
-        };
-        let trial = if mode == Lane::Canary { &snapshot.canary } else { &snapshot.shadow };
-        let (Some(trial), Some(content), true) = (trial, self.lane(mode).content, mode != Lane::Active)
-        else {
-            return Err(CommandError::NothingToPromote(name));
-        };
-        if let Some(digest) = content.main {
-            builder.trust.check_pin(&self.active.file, digest).map_err(CommandError::Refused)?;
-        }
-        self.slot.install(trial.handle.program.clone());
-        self.slot.withdraw(mode);
-        self.previous = self.active.content;
-        self.active.held = Some(self.active.wanted);
-        self.active.set_content(Content { source: Source::Promoted, ..content });
-        (self.state, self.removed) = (SlotState::Active, false);
-        let lane = self.lane(mode);
-        lane.clear();
-        // The file of the trial may stay in the directory. It must not start the trial again.
-        lane.held = Some(Some(content.fingerprint));
-        self.log_content(Lane::Active, "policy promoted");
-        Ok(self.change(Lane::Active, "promoted", mode.as_str()))
     }
 
     fn refuse(&mut self, mode: Lane, fingerprint: Option<Digest>, refused: &Refused) -> Option<Change> {

@@ -29,6 +29,8 @@ use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
 /// Number of changes in the status.
 const MAX_HISTORY: usize = 50;
+/// Time after which a scan looks again for a file that was missing: it may be in the middle of a replacement.
+const MISSING_RESCAN: Duration = Duration::from_secs(1);
 
 /// Channel of a command's answer.
 type Reply = oneshot::Sender<Result<Report, CommandError>>;
@@ -96,7 +98,7 @@ impl ManagerTask {
                     self.scan();
                     // The scan may have cancelled what a command waits for.
                     self.reply_when_idle();
-                    clock.scanned();
+                    clock.scanned(self.managed.iter().any(ManagedSlot::misses_file));
                 }
             }
         }
@@ -349,7 +351,7 @@ fn find<'a>(managed: &'a mut [ManagedSlot], slot: &SlotName) -> Result<&'a mut M
 }
 
 /// Time of the next scan: after changes have paused for `quiet`, at the latest ten times `quiet` after the
-/// first of them, and every `rescan` without any.
+/// first of them, and every `rescan` without any; sooner while a file is missing.
 struct ScanClock {
     due: Instant,
     /// The first change since the last scan.
@@ -369,7 +371,8 @@ impl ScanClock {
         self.due = (now + self.quiet).min(first + self.quiet * 10);
     }
 
-    fn scanned(&mut self) {
-        (self.first, self.due) = (None, Instant::now() + self.rescan);
+    fn scanned(&mut self, misses_file: bool) {
+        let pause = if misses_file { self.rescan.min(MISSING_RESCAN) } else { self.rescan };
+        (self.first, self.due) = (None, Instant::now() + pause);
     }
 }

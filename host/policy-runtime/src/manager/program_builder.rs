@@ -26,6 +26,8 @@ use crate::{
     trust::TrustRules,
 };
 
+/// Parts that a message lists.
+const MAX_NAMES: usize = 20;
 /// Largest signature file, bytes.
 const MAX_SIGNATURE_BYTES: usize = 64 * 1024;
 
@@ -34,6 +36,8 @@ pub(super) struct ProgramBuilder {
     pub(super) trust: TrustRules,
     pub(super) compiler: Compiler,
     pub(super) formulas: Option<FormulaComponents>,
+    /// Names of the built-in policies, for messages.
+    pub(super) built_in: &'static str,
     /// Digests of own files that turned out to be filters. Such a file needs the spec's rank beside it.
     filters: HashSet<Digest>,
 }
@@ -62,7 +66,8 @@ impl From<Refused> for BuildError {
 
 impl ProgramBuilder {
     pub(super) fn new(engine: PolicyEngine, folder: Folder, trust: TrustRules) -> Self {
-        Self { folder, trust, compiler: Compiler::new(engine), formulas: None, filters: HashSet::new() }
+        let (compiler, filters) = (Compiler::new(engine), HashSet::new());
+        Self { folder, trust, compiler, formulas: None, built_in: "none", filters }
     }
 
     /// Reads the lane's own `file` and what `spec` names. Returns `None` when both are empty.
@@ -112,7 +117,7 @@ impl ProgramBuilder {
         }
         let Some(bytes) = part.embedded else {
             let file = part.file.clone().unwrap_or_default();
-            return Err(Refused::new(file, None, Refusal::MissingPart(part.name.clone())));
+            return Err(Refused::new(file, None, self.missing(&part.name)));
         };
         let digest = digest(bytes);
         Ok(ResolvedPart {
@@ -124,6 +129,21 @@ impl ProgramBuilder {
             settings: part.settings.clone(),
             origin: Origin::Embedded,
         })
+    }
+
+    /// Returns the refusal of a part that is nowhere, with the names that there are.
+    fn missing(&self, name: &str) -> Refusal {
+        let parts = self.folder.parts();
+        let more = parts.len().saturating_sub(MAX_NAMES);
+        let mut found = parts.into_iter().take(MAX_NAMES).collect::<Vec<_>>().join(", ");
+        if more > 0 {
+            found.push_str(&format!(" and {more} more"));
+        }
+        Refusal::MissingPart {
+            name: name.to_owned(),
+            found: if found.is_empty() { "nothing".to_owned() } else { found },
+            built_in: self.built_in,
+        }
     }
 
     /// Whether the lane's own file exists, as a component or as formulas.

@@ -16,7 +16,7 @@ use pointsman_policy_runtime::{
     PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
     Source, TrustRules,
 };
-use pointsman_routing::{Digest, Failure, Lane, Normalize, Picker, Program, Slot, SlotKind};
+use pointsman_routing::{Digest, Failure, Lane, Normalize, Origin, Picker, Program, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
 use sha2::Digest as _;
 use tempfile::TempDir;
@@ -31,6 +31,10 @@ struct TestManager {
 }
 
 fn managed(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])]) -> TestManager {
+    rescanned(spec, trust, files, Duration::from_millis(100))
+}
+
+fn rescanned(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])], rescan: Duration) -> TestManager {
     let dir = TempDir::new().unwrap();
     fs::create_dir(dir.path().join("parts")).unwrap();
     for (name, bytes) in files {
@@ -48,7 +52,7 @@ fn managed(spec: SlotSpec, trust: TrustRules, files: &[(&str, &[u8])]) -> TestMa
         slots: vec![SlotConfig { slot: slot.clone(), spec, access, initial }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
-        rescan: Duration::from_millis(100),
+        rescan,
         compile_wait: Duration::from_secs(60),
     };
     let manager = PolicyManager::start(policies, config, events).unwrap();
@@ -231,6 +235,40 @@ fn trials_come_and_go_with_their_files_and_have_generations_of_their_own() {
 }
 
 #[test]
+fn a_renamed_trial_changes_its_lane_at_once_with_the_same_instances() {
+    // Between two scans that no change causes, a missing file may come back.
+    let managed = rescanned(builtin(), TrustRules::default(), &[], Duration::from_secs(600));
+    managed.put("prefill.shadow.wasm", WEIGHTED_RANDOM);
+    managed.until("a shadow", |slot| slot.shadow.is_some());
+    let instances = managed.manager.usage().instances;
+    let path = |lane: &str| managed.dir.path().join(format!("prefill.{lane}.wasm"));
+    let changed_ms = |slot: &SlotStatus| slot.canary.as_ref().map_or(0, |canary| canary.since_ms);
+    fs::rename(path("shadow"), path("canary")).unwrap();
+    let renamed = managed.until("a canary", |slot| slot.canary.is_some() && slot.shadow.is_none());
+    let parts = &renamed.canary.as_ref().unwrap().parts;
+    assert_eq!(parts[0].origin, Origin::File("prefill.canary.wasm".into()));
+    // Compiling it again would have made further instances, and taken a while.
+    assert_eq!(managed.manager.usage().instances, instances);
+    let history = managed.manager.status().history.clone();
+    let gone = history.iter().rev().find(|one| one.change.reason == "file_gone").unwrap();
+    assert!(gone.at_ms.abs_diff(changed_ms(&renamed)) < 900, "{history:?}");
+    // And so does a file of the active lane: `mv` is how a trial is made permanent.
+    fs::rename(path("canary"), managed.dir.path().join("prefill.wasm")).unwrap();
+    managed.until("active", |slot| slot.policy == "weighted-random" && slot.canary.is_none());
+    assert_eq!(managed.manager.usage().instances, instances);
+}
+
+#[test]
+fn a_removed_trial_ends_long_before_the_next_rescan() {
+    let managed = rescanned(builtin(), TrustRules::default(), &[], Duration::from_secs(600));
+    managed.put("prefill.shadow.wasm", WEIGHTED_RANDOM);
+    managed.until("a shadow", |slot| slot.shadow.is_some());
+    managed.remove("prefill.shadow.wasm");
+    // `until` waits 20 s.
+    managed.until("no shadow", |slot| slot.shadow.is_none());
+}
+
+#[test]
 fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_lane() {
     let managed = plain(&[]);
     managed.put("prefill.canary.wasm", HOSTILE);
@@ -254,7 +292,11 @@ fn a_canary_that_fails_in_its_first_calls_is_withdrawn_and_stays_out_of_every_la
 #[test]
 fn a_promotion_holds_until_the_active_file_changes() {
     let managed = plain(&[("prefill.wasm", WEIGHTED_RANDOM)]);
-    assert_eq!(managed.promote(None).unwrap_err(), CommandError::NothingToPromote("prefill".into()));
+    assert_eq!(
+        managed.promote(None).unwrap_err().to_string(),
+        "slot `prefill` does not have a canary or shadow to promote; it runs active `weighted-random`; put the policy \
+         at `prefill.canary.wasm` or `prefill.shadow.wasm` first"
+    );
     managed.put("prefill.canary.wasm", LEAST_LOADED);
     let trial = managed.until("a canary", |slot| slot.canary.is_some());
     let report = managed.promote(None).unwrap();
@@ -266,7 +308,11 @@ fn a_promotion_holds_until_the_active_file_changes() {
     managed.holds(promoted);
     let now = managed.status();
     assert!(now.generation > trial.canary.unwrap().generation && now.can_roll_back);
-    assert_eq!(managed.promote(None).unwrap_err(), CommandError::NothingToPromote("prefill".into()));
+    let again = managed.promote(Some(Lane::Canary)).unwrap_err().to_string();
+    assert!(
+        again.ends_with("`prefill.canary.wasm` was promoted before: change it to start a new trial"),
+        "{again}"
+    );
     // The operator makes it the file: nothing changes but where it comes from.
     managed.put("prefill.wasm", LEAST_LOADED);
     let settled = managed.until("a file", |slot| slot.source == Source::File);
@@ -282,7 +328,11 @@ fn another_active_file_ends_a_promotion_and_another_canary_file_is_a_canary() {
     managed.until("a shadow", |slot| slot.shadow.is_some());
     managed.put("prefill.canary.wasm", WEIGHTED_RANDOM);
     managed.until("a canary", |slot| slot.canary.is_some());
-    assert_eq!(managed.promote(None).unwrap_err(), CommandError::Ambiguous("prefill".into()));
+    assert_eq!(
+        managed.promote(None).unwrap_err().to_string(),
+        "slot `prefill` runs active `kv-aware`, canary `weighted-random`, shadow `least-loaded`; name the one to \
+         promote, `canary` or `shadow`"
+    );
     managed.promote(Some(Lane::Shadow)).unwrap();
     managed.holds(|slot| {
         slot.source == Source::Promoted && slot.policy == "least-loaded" && slot.shadow.is_none()

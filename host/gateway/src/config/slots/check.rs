@@ -104,14 +104,21 @@ impl Ranking<'_> {
 
     fn check_parts(&self, has_dir: bool, add: &mut impl FnMut(&str, String)) {
         let mut check = |key: &str, name: &str| {
-            if !is_plain(name) {
+            // Files of the directory are found, or listed, when the slot is built.
+            let file = if has_dir {
+                "or the name of a file in `parts/`"
+            } else {
+                "or set `policies.dir` to use a file"
+            };
+            if name.is_empty() {
+                add(key, format!("no policy is named: expected {NAMES}, {file}"));
+            } else if !is_plain(name) {
                 add(
                     key,
                     format!("`{name}` cannot name a file: expected a name without `/` or a leading `.`"),
                 );
             } else if !has_dir && by_name(name).is_none() {
-                let message = format!("`{name}` is not a built-in policy: set `policies.dir` to use a file");
-                add(key, message);
+                add(key, format!("`{name}` is not a built-in policy: expected {NAMES}, {file}"));
             }
         };
         if let Some(name) = self.policy {

@@ -46,7 +46,7 @@ fn all_problems_of_slots_are_reported_at_once() {
         prefill = "sha256:12"
         [policies.slots.prefill]
         picker = "weighted-random"
-        filters = [{ policy = "../x" }, { policy = "low-queue" }]
+        filters = [{ policy = "../x" }, { policy = "low-queue" }, { settings = { } }]
         [policies.slots.decode]
         policy = "kv-aware"
         scorers = [{ policy = "kv-aware", weight = -1.0 }]
@@ -66,8 +66,12 @@ fn all_problems_of_slots_are_reported_at_once() {
         "policies.slots.prefill.picker: a picker needs `scorers`: add them or remove the key",
         "policies.slots.prefill.filters[0].policy: `../x` cannot name a file: expected a name without `/` or a \
          leading `.`",
-        "policies.slots.prefill.filters[1].policy: `low-queue` is not a built-in policy: set `policies.dir` to \
-         use a file",
+        "policies.slots.prefill.filters[1].policy: `low-queue` is not a built-in policy: expected kv-aware, \
+         predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or \
+         conditional-disagg, or set `policies.dir` to use a file",
+        "policies.slots.prefill.filters[2].policy: no policy is named: expected kv-aware, predicted-latency, \
+         queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or conditional-disagg, or set \
+         `policies.dir` to use a file",
         "policies.slots.decode: `policy` and `scorers` exclude each other: keep one of them",
         "policies.slots.decode.picker.softmax.temperature: `0` is not a temperature: expected more than 0",
         "policies.slots.decode.scorers[0].weight: `-1` is not a weight: expected a finite number of 0 or more",

@@ -47,6 +47,8 @@ impl Account {
         entry.itl = self.itl();
         entry.duration = duration;
         entry.cached_predicted = self.predicted.then_some(self.predicted_tokens);
+        let reported = self.usage.map(|usage| usage.prompt_tokens);
+        entry.prompt_reported = reported.filter(|tokens| *tokens > 0);
         entry.cached_reported = self.usage.and_then(|usage| usage.cached_tokens);
         log.submit(entry);
     }

@@ -18,6 +18,11 @@ impl Account {
 
     /// Adds the outcome to each recorded decision of this request.
     fn record(&self) {
+        let is_recorded = self.is_recorded();
+        // While the record of decisions is off, a request that went well costs nothing here.
+        if !is_recorded && self.outcome.code == "ok" {
+            return;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let outcome = Recorded {
             status: self.outcome.status,
@@ -34,7 +39,7 @@ impl Account {
             prompt_tokens: self.prompt_tokens,
             times: self.times,
         };
-        if !self.is_recorded() {
+        if !is_recorded {
             self.metrics.unrouted.push(&self.request_id, &self.model, &outcome);
         }
         let Some(decisions) = &self.decisions else { return };

@@ -38,6 +38,7 @@ pub(crate) struct Entry {
     pub ttft: Option<Duration>,
     pub itl: Option<Duration>,
     pub duration: Duration,
+    pub prompt_reported: Option<u32>,
     pub cached_predicted: Option<u32>,
     pub cached_reported: Option<u32>,
 }
@@ -104,6 +105,7 @@ impl Entry {
                 ttft_ms: self.ttft.map(millis),
                 itl_ms: self.itl.map(millis),
                 e2e_ms: millis(self.duration),
+                prompt_reported: self.prompt_reported,
                 cached_predicted: self.cached_predicted,
                 cached_reported: self.cached_reported,
             },

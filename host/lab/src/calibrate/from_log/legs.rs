@@ -63,6 +63,8 @@ pub(super) struct Observed {
 /// Requests that say nothing, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
+    uncounted: u64,
+    /// Requests that are fitted with an estimate of their prompt tokens.
     estimated: u64,
     unknown_end: u64,
     not_streamed: u64,
@@ -77,13 +79,18 @@ pub(super) struct Load {
     pub(super) left_out: LeftOut,
     /// First arrival, microseconds since the Unix epoch.
     pub(super) start_us: u64,
+    /// Whether prompt tokens that were estimated from bytes count.
+    takes_estimates: bool,
     places: HashMap<(String, u64, u32), usize>,
 }
 
 impl Load {
     pub(super) fn of(requests: &[LoggedRequest]) -> Self {
         let start_us = requests.iter().map(|request| request.arrived_at_us).min().unwrap_or_default();
-        let mut load = Self { start_us, ..Self::default() };
+        // Where most prompts were not counted, estimates are better than nothing.
+        let counted = requests.iter().filter(|request| counted_tokens(request).is_some()).count();
+        let takes_estimates = counted * 2 < requests.len();
+        let mut load = Self { start_us, takes_estimates, ..Self::default() };
         requests.iter().for_each(|request| load.add_request(request));
         load.set_aside();
         load.requests.sort_by_key(|request| request.at_us);
@@ -132,8 +139,11 @@ impl Load {
                 serving = Some((engine, at_us, decision.at_us.is_some()));
             }
         }
-        let reason = if request.input_estimated || request.input_tokens == 0 {
-            Some(&mut self.left_out.estimated)
+        let estimate = Some(request.input_tokens).filter(|tokens| self.takes_estimates && *tokens > 0);
+        let counted = counted_tokens(request);
+        let tokens = counted.or(estimate);
+        let reason = if tokens.is_none() {
+            Some(&mut self.left_out.uncounted)
         } else if request.output_tokens == 0 || serving.is_none() {
             Some(&mut self.left_out.unknown_end)
         } else if request.outcome.ttft_ms.is_none() {
@@ -150,19 +160,22 @@ impl Load {
             }
             return;
         }
-        let (Some(serving), Some(ttft_ms)) = (serving, request.outcome.ttft_ms) else { return };
-        self.observe(request, prefill, serving, after(arrived, ttft_ms));
+        let times = serving.zip(request.outcome.ttft_ms);
+        let (Some((serving, ttft_ms)), Some(isl)) = (times, tokens) else { return };
+        self.left_out.estimated += u64::from(counted.is_none());
+        self.observe(request, isl, prefill, serving, after(arrived, ttft_ms));
     }
 
     /// Takes a request whose times and lengths are known.
     fn observe(
         &mut self,
         request: &LoggedRequest,
+        isl: u32,
         prefill: Option<(usize, u64)>,
         (engine, at_us, is_timed): (usize, u64, bool),
         first_us: u64,
     ) {
-        let (isl, osl) = (request.input_tokens, request.output_tokens);
+        let osl = request.output_tokens;
         let cached = request.outcome.cached_reported.or(request.outcome.cached_predicted).unwrap_or_default();
         let cached = cached.min(isl.saturating_sub(1));
         let decode_ms = request.outcome.itl_ms.filter(|_| osl > 1).map(|itl| itl * f64::from(osl - 1));
@@ -217,6 +230,12 @@ impl Load {
     }
 }
 
+/// Returns the prompt tokens of a request as its engine counted them, else as routing did.
+fn counted_tokens(request: &LoggedRequest) -> Option<u32> {
+    let routed = Some(request.input_tokens).filter(|_| !request.input_estimated);
+    request.outcome.prompt_reported.or(routed).filter(|tokens| *tokens > 0)
+}
+
 /// Joins times that overlap.
 fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     times.sort_unstable();
@@ -232,9 +251,14 @@ fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
 
 impl LeftOut {
     pub(super) fn warnings(self) -> Vec<String> {
-        let Self { estimated, unknown_end, not_streamed, beside_unknown } = self;
+        let Self { uncounted, estimated, unknown_end, not_streamed, beside_unknown } = self;
         let counts = [
-            (estimated, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
+            (
+                estimated,
+                "requests are fitted with prompt tokens that were estimated from their bytes; for exact ones, set \
+                 `models.NAME.tokenizer`, or let clients ask for usage (`stream_options.include_usage`)",
+            ),
+            (uncounted, "requests have no counted prompt tokens (no tokenizer), and are not fitted"),
             (unknown_end, "requests failed or have no output tokens, and are not fitted"),
             (
                 not_streamed,

@@ -86,6 +86,7 @@ fn logged(arrival: &Arrival, ttft_ms: f64, decode_ms: f64, decisions: Vec<Logged
             ttft_ms: Some(ttft_ms),
             itl_ms: (arrival.osl > 1).then(|| decode_ms / f64::from(arrival.osl - 1)),
             e2e_ms: ttft_ms + decode_ms,
+            prompt_reported: None,
             cached_predicted: None,
             cached_reported: Some(cached),
         },
@@ -281,14 +282,29 @@ fn a_torn_log_is_read_up_to_the_tear_and_an_empty_or_short_one_says_what_is_miss
 }
 
 #[test]
-fn a_log_of_estimated_prompts_says_that_a_tokenizer_is_missing() {
+fn estimated_prompts_are_fitted_with_a_warning_and_reported_ones_without() {
     let directory = tempfile::tempdir().unwrap();
     let mut requests = aggregated(TRAFFIC, 1);
-    requests.iter_mut().for_each(|request| request.input_estimated = true);
+    // Routing took four letters for a token, and the text has three.
+    let estimate = |request: &mut LoggedRequest| {
+        request.outcome.prompt_reported = Some(request.input_tokens);
+        (request.input_estimated, request.input_tokens) = (true, request.input_tokens * 3 / 4);
+    };
+    requests.iter_mut().for_each(estimate);
     write(directory.path(), &[frame(&requests, true)]);
-    let error = of_log(directory.path(), None, None).unwrap_err();
-    assert!(error.contains("have no counted prompt tokens"), "{error}");
-    assert!(error.contains("models.NAME.tokenizer"), "{error}");
+    let calibration = of_log(directory.path(), None, None).unwrap();
+    // I10.7
+    assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.02);
+    assert!(!calibration.warnings.join("\n").contains("estimated"), "{:?}", calibration.warnings);
+
+    requests.iter_mut().for_each(|request| request.outcome.prompt_reported = None);
+    write(directory.path(), &[frame(&requests, true)]);
+    let calibration = of_log(directory.path(), None, None).unwrap();
+    let told = calibration.warnings.join("\n");
+    assert!(told.contains("400 requests are fitted with prompt tokens that were estimated"), "{told}");
+    // A token of the estimate takes as long as 4/3 of the engine's.
+    assert_near(&values(&calibration, Role::Aggregated)[4..5], &[PREFILL[4] * 4.0 / 3.0], 0.1);
+    assert!(calibration.held_out.unwrap().ttft.median_percent < 5.0, "{}", calibration.table());
 }
 
 #[test]
