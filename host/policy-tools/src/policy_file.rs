@@ -38,6 +38,12 @@ impl LimitArgs {
             ..limits
         }
     }
+
+    /// Returns the arguments that give another command these limits.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let bytes = self.memory_bytes.map(|bytes| format!("--memory-bytes={bytes}"));
+        bytes.into_iter().chain(self.deadline_ms.map(|ms| format!("--deadline-ms={ms}"))).collect()
+    }
 }
 
 /// A policy file after it was read, checked and compiled.

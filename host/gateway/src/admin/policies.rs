@@ -1,4 +1,4 @@
-//! `/policies`: status, reload of the directory, rollback and promotion.
+//! `/policies`: status, log lines, reload of the directory, rollback and promotion.
 //!
 //! The policy manager's thread executes a command; the answer waits for it for a limited time.
 
@@ -14,7 +14,7 @@ use axum::{
 use pointsman_policy_runtime::{Command, CommandError, Report, SlotName};
 use pointsman_routing::{Lane, SlotKind};
 use pointsman_workers::ModelName;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{http::request_id, openai::error, state::State};
@@ -32,6 +32,16 @@ pub(super) struct Which {
     from: Option<Lane>,
     /// The lane to roll back.
     lane: Option<Lane>,
+}
+
+/// Which lines of a slot's policies.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct WhichLines {
+    /// The model whose own slot is meant.
+    model: Option<String>,
+    /// Only lines with a number above this one.
+    after: u64,
 }
 
 /// Why a command was not executed.
@@ -55,6 +65,21 @@ pub(super) enum AdminError {
 
 pub(super) async fn status(Extract(state): Extract<Arc<State>>) -> Json<Value> {
     Json(json!(*state.policies.status()))
+}
+
+/// Returns the last lines that the policies of a slot logged.
+pub(super) async fn log(
+    Extract(state): Extract<Arc<State>>,
+    Path(slot): Path<String>,
+    which: Result<Query<WhichLines>, axum::extract::rejection::QueryRejection>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    let found = which.map_err(|error| AdminError::BadQuery(error.body_text())).and_then(|Query(which)| {
+        let name = slot_name(&slot, which.model.as_deref())?;
+        let lines = state.policies.lines(&name, which.after);
+        lines.ok_or_else(|| CommandError::UnknownSlot(slot).into())
+    });
+    answer(found, &headers)
 }
 
 /// Reads the policy directory now.
@@ -115,12 +140,16 @@ fn name(
     which: Result<Query<Which>, axum::extract::rejection::QueryRejection>,
 ) -> Result<(SlotName, Which), AdminError> {
     let Query(which) = which.map_err(|error| AdminError::BadQuery(error.body_text()))?;
-    let kind = SlotKind::ALL.into_iter().find(|kind| kind.as_str() == slot);
-    let kind = kind.ok_or_else(|| AdminError::NoSlot(slot.to_owned()))?;
-    Ok(((kind, which.model.as_deref().map(ModelName::new)), which))
+    Ok((slot_name(slot, which.model.as_deref())?, which))
 }
 
-fn answer(outcome: Result<Report, AdminError>, headers: &HeaderMap) -> Response<Body> {
+fn slot_name(slot: &str, model: Option<&str>) -> Result<SlotName, AdminError> {
+    let kind = SlotKind::ALL.into_iter().find(|kind| kind.as_str() == slot);
+    let kind = kind.ok_or_else(|| AdminError::NoSlot(slot.to_owned()))?;
+    Ok((kind, model.map(ModelName::new)))
+}
+
+fn answer<T: Serialize>(outcome: Result<T, AdminError>, headers: &HeaderMap) -> Response<Body> {
     match outcome {
         Ok(report) => Json(report).into_response(),
         Err(error) => {

@@ -17,6 +17,7 @@ mod operators_view;
 mod other_programs;
 mod policy_cases;
 mod policy_commands;
+mod policy_dev;
 mod policy_files;
 mod programs;
 mod readme;
