@@ -14,8 +14,8 @@ const KEPT: usize = 200;
 #[derive(Debug, Default)]
 pub(crate) struct SlotLog {
     pub(crate) limit: LogLimit,
-    // A request's thread holds the lock to move one line, and a reader to clone at most 200 pointers. The limit
-    // keeps lines at 50 a second.
+    // A request's thread holds the lock to move one line, and a reader to clone at most 200 pointers. The
+    // limit keeps lines at 50 a second.
     kept: Mutex<Kept>,
 }
 

@@ -1,5 +1,5 @@
-//! `pointsman policy dev`: after each save it builds a policy, runs its cases, replays recorded decisions, and
-//! runs the policy as the shadow of a gateway.
+//! `pointsman policy dev`: after each save it builds a policy, runs its cases, replays recorded decisions,
+//! and runs the policy as the shadow of a gateway.
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -29,15 +29,15 @@ mod watch;
 /// Arguments of `dev`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without --slot it builds and runs the cases after each save. With --slot it also replays the last decisions of the
-gateway's slot. With --policies it also installs what passed as the slot's shadow, which is called and compared
-but never obeyed, and shows how often it agrees, how it fails and what it logs.
+Without --slot it builds and runs the cases after each save. With --slot it also replays the last decisions of
+the gateway's slot. With --policies it also installs what passed as the slot's shadow, which is called and
+compared but never obeyed, and shows how often it agrees, how it fails and what it logs.
 
   pointsman policy dev shortest --slot prefill --policies policies.d
 
 Keys in a terminal: c makes the shadow the canary, p promotes (and asks first), u takes that back, d explains a
-decision in which the shadow differs, b builds again, q quits. Elsewhere it takes no keys and ends with a signal.
-At the end it removes the files that it placed, except what was promoted.
+decision in which the shadow differs, b builds again, q quits. Elsewhere it takes no keys and ends with a
+signal. At the end it removes the files that it placed, except what was promoted.
 
 Exit code: 0; with --once 1 when the build, the cases or the installation failed; 2 for wrong use.
 The token comes from --token-file, POINTSMAN_ADMIN_TOKEN_FILE or POINTSMAN_ADMIN_TOKEN.")]

@@ -32,7 +32,12 @@ pub(super) struct Ran {
 /// No process can be started.
 pub(super) async fn run(arguments: Vec<OsString>, limit: Duration) -> io::Result<Ran> {
     let mut command = Command::new(own_program()?);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+        .arg0("pointsman-policy")
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     // A group of its own: the terminal's Ctrl-C does not reach it, and all of it can be ended.
     let mut child = command.process_group(0).spawn()?;
     let group = Group::of(&child);

@@ -1,4 +1,5 @@
-//! What a running gateway says about the policy of this command: whether it runs, what it decided, how it failed.
+//! What a running gateway says about the policy of this command: whether it runs, what it decided, how it
+//! failed.
 
 use std::time::Duration;
 
@@ -172,6 +173,8 @@ impl OwnPolicy {
     /// Takes in a look at the slot.
     pub(super) fn see(&mut self, look: &Look) -> Seen {
         let mut seen = Seen { lines: Vec::new(), status: None, fate: Fate::Open };
+        // First what it logged: the reason why it does not run any more may be there.
+        self.see_lines(&look.lines, &mut seen);
         let Some(slot) = &look.slot else {
             self.see_absent(None, look, &mut seen);
             return seen;
@@ -180,7 +183,6 @@ impl OwnPolicy {
             Some(running) => self.see_running(&running, &mut seen),
             None => self.see_absent(Some(slot), look, &mut seen),
         }
-        self.see_lines(&look.lines, &mut seen);
         seen
     }
 
@@ -262,11 +264,12 @@ impl OwnPolicy {
     }
 
     fn see_lines(&mut self, lines: &Lines, seen: &mut Seen) {
-        // Smaller after a restart of the gateway.
-        let is_later = lines.last >= self.last_line;
-        if self.generation.is_some() {
-            self.last_line = lines.last;
+        if self.generation.is_none() {
+            return;
         }
+        // The number is smaller after a restart of the gateway.
+        let is_later = lines.last >= self.last_line;
+        self.last_line = lines.last;
         if !is_later {
             return;
         }

@@ -1,5 +1,5 @@
-//! The loop of the command: a save starts an attempt, an attempt goes through its steps, and what is installed is
-//! watched in the gateway.
+//! The loop of the command: a save starts an attempt, an attempt goes through its steps, and what is
+//! installed is watched in the gateway.
 
 use std::{pin::Pin, process::ExitCode, time::Duration};
 

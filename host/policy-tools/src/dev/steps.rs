@@ -1,5 +1,5 @@
-//! The steps of an attempt: build, cases, replay. Each runs the command of that name as a process of its own, so
-//! that a newer save, a deadline or the end of this command can end it.
+//! The steps of an attempt: build, cases, replay. Each runs the command of that name as a process of its own,
+//! so that a newer save, a deadline or the end of this command can end it.
 
 use std::{ffi::OsString, path::PathBuf, pin::Pin, time::Duration};
 
@@ -189,7 +189,7 @@ impl Words {
         }
         let own = |line: &&str| !line.starts_with('{');
         let text = ran.err.lines().filter(own).collect::<Vec<_>>().join("\n");
-        let text = text.replace(&self.scratch, "");
+        let text = text.replace(&self.scratch, "").replace("decisions.jsonl: ", "");
         let text = text.strip_prefix("pointsman: ").unwrap_or(&text);
         Err(if text.is_empty() { "a signal ended its process".to_owned() } else { text.to_owned() })
     }

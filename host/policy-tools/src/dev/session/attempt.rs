@@ -46,7 +46,7 @@ impl Session {
             }
             Outcome::Tested(Ok((summary, lines))) => {
                 self.attempt.times.push(format!("cases {took:.2}"));
-                self.console.say("cases", &format!("{summary} in {took:.2} s"))?;
+                self.console.say("cases", &summary)?;
                 lines.iter().try_for_each(|line| self.console.say("log", line))?;
                 self.install()
             }

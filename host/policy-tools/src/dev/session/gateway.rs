@@ -56,10 +56,12 @@ impl Session {
         }
     }
 
-    /// Puts the file back that runs, so that the directory names what the gateway runs. Without one, the refused
-    /// file stays: a change of the gateway's configuration may admit it.
+    /// Puts the file back that runs, so that the directory names what the gateway runs. Without one, the
+    /// refused file stays: a change of the gateway's configuration may admit it.
     fn refused(&mut self) -> anyhow::Result<()> {
         self.next_look = Instant::now() + LIVE_POLL;
+        // A replay would tell the same.
+        self.step = None;
         if let (Some(earlier), Some(files)) = (self.earlier.take(), &mut self.files) {
             let placed =
                 if earlier.policy.lane == Lane::Shadow { files.place(&earlier.bytes) } else { Ok(()) };

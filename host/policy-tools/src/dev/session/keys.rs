@@ -25,9 +25,13 @@ struct Explained {
 impl Session {
     /// Does what a key says. Returns whether it ends the command.
     pub(super) async fn key(&mut self, key: char) -> anyhow::Result<bool> {
-        if let Some(generation) = self.confirms.take().filter(|_| key == 'y') {
-            self.promote(generation).await?;
-            return Ok(false);
+        match self.confirms.take() {
+            Some(generation) if key == 'y' => {
+                self.promote(generation).await?;
+                return Ok(false);
+            }
+            Some(_) => self.console.say("promote", "no")?,
+            None => {}
         }
         match key {
             'q' => return Ok(true),
@@ -69,6 +73,7 @@ impl Session {
                 current.policy.moved(to);
                 self.earlier = None;
                 (self.look, self.next_look) = (None, Instant::now());
+                self.console.clear_status()?;
                 self.console.say(label, &format!("its file is {} now", files.path(to).display()))
             }
         }
@@ -103,6 +108,7 @@ impl Session {
             Err(error) => return self.console.say("promote", &error.to_string()),
             Ok(report) => report,
         };
+        self.console.clear_status()?;
         self.console.say("promote", &report.sentences())?;
         let (Some(files), Some(current)) = (&mut self.files, &mut self.current) else { return Ok(()) };
         current.policy.moved(Lane::Active);
