@@ -281,8 +281,8 @@ impl PolicyManager {
         &self.states
     }
 
-    /// Returns the last lines that the policies of a slot logged, those with a number above `after`. `None` if
-    /// there is no such slot.
+    /// Returns the last lines that the policies of a slot logged, those with a number above `after`. `None`
+    /// if there is no such slot.
     #[must_use]
     pub fn lines(&self, (kind, model): &SlotName, after: u64) -> Option<PolicyLines> {
         let mut slots = self.slots.iter().zip(&self.logs);

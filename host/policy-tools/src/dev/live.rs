@@ -17,8 +17,8 @@ use tokio::time::Instant;
 const MAX_LOG_LINES: usize = 10;
 /// Time after which a file that the gateway does not mention is a surprise.
 const UNREAD: Duration = Duration::from_secs(10);
-/// Time in which a file is expected to be compiled.
-const AWAITED: Duration = Duration::from_secs(60);
+/// Time in which a file is expected to be compiled and to decide for the first time.
+const AWAITED: Duration = Duration::from_secs(30);
 /// Answers in a row without the policy after which its lane is taken for lost.
 const MAX_ABSENT: u32 = 5;
 
@@ -157,7 +157,7 @@ impl OwnPolicy {
 
     /// Whether the gateway is expected to say soon what becomes of it.
     pub(super) fn is_awaited(&self) -> bool {
-        self.generation.is_none() && !self.told_refusal && self.placed.elapsed() < AWAITED
+        !self.decided && !self.told_refusal && self.placed.elapsed() < AWAITED
     }
 
     /// The generation that runs it.
