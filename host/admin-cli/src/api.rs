@@ -76,6 +76,8 @@ pub struct Slot {
     /// Start of the active lane's content, milliseconds since the Unix epoch.
     #[serde(default)]
     pub since_ms: u64,
+    #[serde(default)]
+    pub last_failure: Option<LastFailure>,
     /// Content that was rolled back.
     #[serde(default)]
     pub quarantined: Vec<String>,
@@ -101,6 +103,16 @@ impl Slot {
 pub struct Refusal {
     pub lane: String,
     pub file: String,
+    #[serde(default)]
+    pub digest: Option<String>,
+    pub kind: String,
+    pub message: String,
+    pub at_ms: u64,
+}
+
+/// The last failed call of a lane.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LastFailure {
     pub kind: String,
     pub message: String,
     pub at_ms: u64,
@@ -201,6 +213,15 @@ pub struct Trial {
     pub breaker_open: bool,
     #[serde(default)]
     pub since_ms: u64,
+    #[serde(default)]
+    pub last_failure: Option<LastFailure>,
+    /// Decisions of a shadow that were the same, and those that were not.
+    #[serde(default)]
+    pub agree: u64,
+    #[serde(default)]
+    pub disagree: u64,
+    #[serde(default)]
+    pub failed: u64,
 }
 
 /// `GET /workers`.

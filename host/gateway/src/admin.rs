@@ -57,6 +57,7 @@ pub(crate) fn endpoints() -> Router<SharedState> {
         .route("/policies", get(policies::status))
         .route("/config/reload", post(config::reload))
         .route("/policies/reload", post(policies::reload))
+        .route("/policies/{slot}/log", get(policies::log))
         .route("/policies/{slot}/rollback", post(policies::roll_back).delete(policies::undo_roll_back))
         .route("/policies/{slot}/promote", post(policies::promote))
         .route("/decisions", get(decisions::list))

@@ -11,6 +11,7 @@ mod report;
 
 pub use lanes::{PromoteArgs, ReloadArgs, RollbackArgs};
 pub use quarantine::{Cache, QuarantineCommand};
+pub use report::Report;
 
 /// Commands for the policies of a gateway.
 #[derive(Debug, Subcommand)]

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 /// The gateway's answer. Unknown keys are ignored, so that a command reads the answers of a later release.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Report {
+pub struct Report {
     changed: Vec<Change>,
     refused: Vec<Refusal>,
     compiling: Vec<String>,
@@ -46,7 +46,8 @@ struct Lane {
 
 impl Report {
     /// Returns one line for each change, refusal and compile.
-    pub(crate) fn sentences(&self) -> String {
+    #[must_use]
+    pub fn sentences(&self) -> String {
         let mut lines: Vec<String> = self.changed.iter().map(|change| self.sentence(change)).collect();
         if lines.is_empty() {
             lines.push("nothing changed".to_owned());

@@ -1,12 +1,12 @@
-//! Imports of a slot's policies: the grants of the operator, and the state and log limit that they give
-//! access to.
+//! Imports of a slot's policies: the grants of the operator, and the state and log that they give access
+//! to.
 
 use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{log_limit::LogLimit, state::State};
+use crate::{slot_log::SlotLog, state::State};
 
 /// An interface that the operator permits policies to import.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize, JsonSchema)]
@@ -32,12 +32,12 @@ impl Grant {
     }
 }
 
-/// Grants of one slot, with the slot's state and log limit. Clones share state and limit.
+/// Grants of one slot, with the slot's state and log. Clones share both.
 #[derive(Clone, Debug)]
 pub struct Access {
     grants: Arc<[Grant]>,
     state: Arc<State>,
-    log: Arc<LogLimit>,
+    log: Arc<SlotLog>,
 }
 
 impl Access {
@@ -58,7 +58,7 @@ impl Access {
         self.grants.contains(&grant)
     }
 
-    /// Returns access to the same state and log limit with other grants.
+    /// Returns access to the same state and log with other grants.
     #[must_use]
     pub fn granting(&self, grants: &[Grant]) -> Self {
         Self { grants: grants.into(), ..self.clone() }
@@ -80,7 +80,7 @@ impl Access {
         &self.state
     }
 
-    pub(crate) fn log(&self) -> &Arc<LogLimit> {
+    pub(crate) fn log(&self) -> &Arc<SlotLog> {
         &self.log
     }
 }

@@ -30,6 +30,7 @@ mod precheck;
 mod probe;
 mod refusal;
 mod shared_modules;
+mod slot_log;
 mod spec;
 mod split;
 mod state;
@@ -54,6 +55,7 @@ pub use manager::{
 pub use meter::Usage;
 pub use probe::SampleCall;
 pub use refusal::Refusal;
+pub use slot_log::{PolicyLine, PolicyLines};
 pub use spec::{LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 pub use state::{State, StateError, StateQuota};
 pub use trust::TrustRules;

@@ -24,6 +24,7 @@ use crate::{
     formula::FormulaComponents,
     meter::Usage,
     refusal::Refusal,
+    slot_log::{PolicyLines, SlotLog},
     spec::{LaneSpec, SlotSpec},
     state::State,
     trust::TrustRules,
@@ -80,7 +81,7 @@ pub struct SlotConfig {
     pub slot: Arc<Slot>,
     /// What it shall run.
     pub spec: SlotSpec,
-    /// Grants, state and log limit of its policies. The state survives reloads.
+    /// Grants, state and log of its policies. State and log survive reloads.
     pub access: Access,
     /// Content of its first generation. `None` if the generation does not run what the spec names.
     pub initial: Option<InitialContent>,
@@ -128,6 +129,7 @@ pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
     slots: Vec<Arc<Slot>>,
     states: Vec<Arc<State>>,
+    logs: Vec<Arc<SlotLog>>,
     engine: PolicyEngine,
     changed: watch::Receiver<u64>,
     commands: mpsc::UnboundedSender<QueuedCommand>,
@@ -222,6 +224,7 @@ impl PolicyManager {
         let engine = builder.compiler.engine.clone();
         let slots = config.slots.iter().map(|slot| slot.slot.clone()).collect();
         let states = config.slots.iter().map(|slot| slot.access.state().clone()).collect();
+        let logs = config.slots.iter().map(|slot| slot.access.log().clone()).collect();
         let managed = config.slots.into_iter().map(ManagedSlot::new).collect();
         let wait = config.compile_wait;
         let mut task = ManagerTask::new(builder, managed, config.probation, status.clone(), publish, wait);
@@ -247,7 +250,7 @@ impl PolicyManager {
         })?;
         // An error means that the thread has ended, which shows in every command.
         let _ = scanned.recv();
-        Ok(Self { status, slots, states, engine, changed, commands, stop })
+        Ok(Self { status, slots, states, logs, engine, changed, commands, stop })
     }
 
     /// Runs a command and waits for its report. `Reload` and `Configure` wait for pending compiles, for at
@@ -283,6 +286,15 @@ impl PolicyManager {
     #[must_use]
     pub fn states(&self) -> &[Arc<State>] {
         &self.states
+    }
+
+    /// Returns the last lines that the policies of a slot logged, those with a number above `after`. `None`
+    /// if there is no such slot.
+    #[must_use]
+    pub fn lines(&self, (kind, model): &SlotName, after: u64) -> Option<PolicyLines> {
+        let mut slots = self.slots.iter().zip(&self.logs);
+        let found = slots.find(|(slot, _)| slot.kind() == *kind && slot.model() == model.as_ref());
+        found.map(|(_, log)| log.after(after))
     }
 
     /// Returns instances, memory and cache hits of all policies together.

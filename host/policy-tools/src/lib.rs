@@ -11,6 +11,7 @@ use pointsman_policy_admin::PolicyAdminCommand;
 
 mod bench;
 mod build;
+mod dev;
 mod facts;
 mod inspect;
 mod new;
@@ -23,6 +24,7 @@ pub mod replay;
 mod run;
 mod test;
 mod transfer;
+mod user_cache;
 
 /// Commands for policy files and for the policies of a running gateway.
 #[derive(Debug, Subcommand)]
@@ -37,6 +39,8 @@ pub enum PolicyCommand {
     Bench(bench::BenchArgs),
     /// Create a project directory for a new policy, with all that it needs.
     New(new::NewArgs),
+    /// After each save of a policy: build it, run its cases, replay decisions, and run it as a shadow.
+    Dev(dev::DevArgs),
     /// List the facts that a policy can ask for: type, unit, range, and when they are absent.
     Facts(facts::FactsArgs),
     /// Build a policy project in Rust, Python, JavaScript or TypeScript into a component.
@@ -62,6 +66,7 @@ impl PolicyCommand {
             Self::Run(args) => args.run(),
             Self::Bench(args) => args.run(),
             Self::New(args) => args.run(),
+            Self::Dev(args) => args.run(),
             Self::Facts(args) => args.run(),
             Self::Build(args) => args.run(),
             Self::Push(args) => args.run(),

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, io::BufRead};
 
 use pointsman_policy_runtime::State;
 use pointsman_routing::{Policy, World};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 mod ask;
 mod recorded_decision;
@@ -17,7 +17,7 @@ use ask::ask;
 use recorded_decision::{MissingFacts, RecordedDecision};
 
 /// Result of replaying a recording.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Report {
     /// Number of replayed decisions.
     pub decisions: u64,
@@ -32,7 +32,7 @@ pub struct Report {
 }
 
 /// Numbers of one leg.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// Number of replayed decisions.
     pub decisions: u64,
@@ -50,7 +50,7 @@ pub enum RankBy {
 }
 
 /// A decision that the policy makes differently.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Difference {
     /// Id of the decision.
     pub id: String,
@@ -76,7 +76,7 @@ pub struct Difference {
 }
 
 /// A worker fact in which two candidates differ.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FactDifference {
     /// Name of the fact.
     pub fact: String,

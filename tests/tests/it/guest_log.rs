@@ -93,6 +93,21 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
         numbers.is_sorted() && numbers.iter().all(|number| *number < 200),
         "each with its own: {numbers:?}"
     );
+    // The operators' API has the last of them.
+    let log = async |after: &str| {
+        cluster.admin.get(&format!("/policies/prefill/log{after}")).await.unwrap().json().unwrap()
+    };
+    let kept = log("").await;
+    let newest = kept["lines"].as_array().unwrap().last().unwrap();
+    assert_eq!((&newest["policy"], &newest["level"]), (&json!("chatty"), &json!("error")), "{newest}");
+    assert_eq!((&newest["generation"], &newest["number"]), (&json!(2), &kept["last"]), "{newest}");
+    // O5.8
+    assert_eq!((&newest["request_id"], &newest["text"]), (&Value::Null, &json!("choosing among 1 rows")));
+    let of_requests = kept["lines"].as_array().unwrap().iter().filter(|line| !line["request_id"].is_null());
+    assert!(of_requests.count() >= 10, "{kept}");
+    let last = kept["last"].as_u64().unwrap();
+    assert_eq!(log(&format!("?after={last}")).await["lines"], json!([]));
+    assert_eq!(log(&format!("?after={}", last - 1)).await["lines"].as_array().unwrap().len(), 1);
     cluster.at_rest().await.unwrap();
 }
 

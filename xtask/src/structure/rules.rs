@@ -35,6 +35,7 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-policy-tools",
         &[
+            "pointsman-admin-cli",
             "pointsman-cli",
             "pointsman-embedded-policies",
             "pointsman-guest-build",

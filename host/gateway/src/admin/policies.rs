@@ -1,4 +1,4 @@
-//! `/policies`: status, reload of the directory, rollback and promotion.
+//! `/policies`: status, log lines, reload of the directory, rollback and promotion.
 //!
 //! The policy manager's thread executes a command; the answer waits for it for a limited time.
 
@@ -14,7 +14,7 @@ use axum::{
 use pointsman_policy_runtime::{Command, CommandError, LaneStatus, Report, SlotName};
 use pointsman_routing::{Lane, SlotKind};
 use pointsman_workers::ModelName;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{http::request_id, openai::error, state::State};
@@ -52,6 +52,16 @@ pub(super) struct PromoteQuery {
 
 type Given<T> = Result<Query<T>, QueryRejection>;
 
+/// Which lines of a slot's policies.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct WhichLines {
+    /// The model whose own slot is meant.
+    model: Option<String>,
+    /// Only lines with a number above this one.
+    after: u64,
+}
+
 /// Why a command was not executed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AdminError {
@@ -87,6 +97,21 @@ pub(super) enum AdminError {
 
 pub(super) async fn status(Extract(state): Extract<Arc<State>>) -> Json<Value> {
     Json(json!(*state.policies.status()))
+}
+
+/// Returns the last lines that the policies of a slot logged.
+pub(super) async fn log(
+    Extract(state): Extract<Arc<State>>,
+    Path(slot): Path<String>,
+    which: Given<WhichLines>,
+    headers: HeaderMap,
+) -> Response<Body> {
+    let found = query(which).and_then(|which| {
+        let name = name(&slot, which.model.as_deref())?;
+        let lines = state.policies.lines(&name, which.after);
+        lines.ok_or_else(|| CommandError::UnknownSlot(slot).into())
+    });
+    answer(found, &headers)
 }
 
 /// Reads the policy directory now.
@@ -191,7 +216,7 @@ fn lane_of(
     })
 }
 
-fn answer(outcome: Result<Report, AdminError>, headers: &HeaderMap) -> Response<Body> {
+fn answer<T: Serialize>(outcome: Result<T, AdminError>, headers: &HeaderMap) -> Response<Body> {
     match outcome {
         Ok(report) => Json(report).into_response(),
         Err(error) => {

@@ -9,7 +9,7 @@ use wasmtime_wasi::{
 };
 
 use super::current_call::CurrentCall;
-use crate::log_limit::LogLimit;
+use crate::slot_log::{PolicyLine, SlotLog};
 
 /// Characters of a line; the rest is dropped.
 const MAX_LINE_CHARS: usize = 512;
@@ -18,15 +18,15 @@ const MAX_LINE_CHARS: usize = 512;
 #[derive(Clone)]
 pub(super) struct GuestLog {
     policy: Arc<str>,
-    limit: Arc<LogLimit>,
+    slot: Arc<SlotLog>,
     call: Arc<CurrentCall>,
     /// Level of printed lines.
     printed: tracing::Level,
 }
 
 impl GuestLog {
-    pub(super) fn new(policy: Arc<str>, limit: Arc<LogLimit>, call: Arc<CurrentCall>) -> Self {
-        Self { policy, limit, call, printed: tracing::Level::INFO }
+    pub(super) fn new(policy: Arc<str>, slot: Arc<SlotLog>, call: Arc<CurrentCall>) -> Self {
+        Self { policy, slot, call, printed: tracing::Level::INFO }
     }
 
     /// Returns the same log for the guest's stderr, where languages print panics and exceptions.
@@ -39,7 +39,7 @@ impl GuestLog {
         if level == tracing::Level::ERROR {
             self.call.remember(message.trim());
         }
-        if !self.call.take_line() || !self.limit.allows() {
+        if !self.call.take_line() || !self.slot.limit.allows() {
             return;
         }
         let line: String = message.trim_end().chars().take(MAX_LINE_CHARS).collect();
@@ -60,7 +60,25 @@ impl GuestLog {
                 }
                 _ => tracing::debug!(target: "pointsman::guest", policy, generation, request, seed, "{line}"),
             }
+            self.slot.keep(PolicyLine {
+                number: 0,
+                at_ms: 0,
+                level: name_of(level),
+                policy: self.policy.clone(),
+                generation,
+                request_id: request.map(str::to_owned),
+                text: line,
+            });
         });
+    }
+}
+
+fn name_of(level: tracing::Level) -> &'static str {
+    match level {
+        tracing::Level::ERROR => "error",
+        tracing::Level::WARN => "warn",
+        tracing::Level::INFO => "info",
+        _ => "debug",
     }
 }
 
