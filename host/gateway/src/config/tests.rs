@@ -1,3 +1,5 @@
+use pointsman_config_file::reference;
+
 use super::*;
 
 /// Parses a text as a file is parsed, and returns the problems of all steps as they are shown.
@@ -22,9 +24,32 @@ fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
     let shown = default.shown().unwrap();
     // B1.5: the configuration, as `config show` shows it
     assert!(shown.to_string().lines().any(|line| line.starts_with("enforce_disagg = false")), "{shown}");
-    let page = include_str!("../../../../docs/configuration.md");
+    let example = reference::example(&Config::schema());
     // B1.5: the configuration, as `config example` prints it
-    assert!(page.lines().any(|line| line.starts_with("enforce_disagg = false")));
+    assert!(example.lines().any(|line| line.starts_with("enforce_disagg = false")));
+}
+
+/// `text` with `content` between the first `start` and the next `end`.
+fn with_content(text: &str, start: &str, content: &str, end: &str) -> String {
+    let (before, after) = text.split_once(start).unwrap();
+    let (_, after) = after.split_once(end).unwrap();
+    [before, start, content, end, after].concat()
+}
+
+#[test]
+fn the_page_has_every_key_and_those_that_need_a_restart() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let schema = Config::schema();
+    let written = with_content(&page, "```toml\n", &reference::example(&schema), "```");
+    let rows = reference::restart_table(&schema);
+    let written = with_content(&written, "| section | keys |\n| --- | --- |\n", rows.trim_end(), "\n\n");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &written).unwrap();
+        return;
+    }
+    let advice = "docs/configuration.md differs from the sections; write it: UPDATE_DOCS=1 cargo test -p pointsman-gateway";
+    assert!(page == written, "{advice} --lib the_page_has_every_key");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! scan of a body counts the values in every field ([`JsonBody::counts`]).
 
 use crate::{
-    config::settings::LimitSettings,
+    config::Limits,
     openai::endpoint::Endpoint,
     openai::json::{JsonBody, shortened},
     openai::request_error::RequestError,
@@ -113,7 +113,7 @@ pub(crate) fn check_batch(
     field: &str,
     prompts: usize,
     choices: u32,
-    limits: &LimitSettings,
+    limits: &Limits,
 ) -> Result<(), RequestError> {
     let (most_prompts, most_sequences) = (limits.prompts as usize, limits.sequences as usize);
     if prompts > most_prompts {

@@ -11,7 +11,7 @@ use pointsman_workers::EngineTls;
 use tokio::time::Instant;
 
 use super::{connection::Connection, destination::Destination};
-use crate::config::settings::UpstreamSettings;
+use crate::config::Upstream;
 
 /// Longest time between two sweeps.
 const MAX_SWEEP_INTERVAL: Duration = Duration::from_secs(5);
@@ -43,8 +43,8 @@ pub(crate) struct PoolLimits {
     idle_connections: usize,
 }
 
-impl From<&UpstreamSettings> for PoolLimits {
-    fn from(settings: &UpstreamSettings) -> Self {
+impl From<&Upstream> for PoolLimits {
+    fn from(settings: &Upstream) -> Self {
         Self { idle_timeout: settings.idle_timeout, idle_connections: settings.idle_connections }
     }
 }

@@ -21,7 +21,7 @@ use super::{
     otlp::{self, Envelope},
     request_trace::RequestTrace,
 };
-use crate::{config::settings::TraceSettings, telemetry::metrics::Metrics};
+use crate::{config::Traces as TraceSettings, telemetry::metrics::Metrics};
 
 /// Limit of a collector's answer, bytes.
 const MAX_ANSWER: usize = 64 * 1024;
@@ -63,7 +63,7 @@ pub(super) fn start(
     waiting: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<()> {
-    let url = settings.endpoint.as_ref().map(ToString::to_string).unwrap_or_default();
+    let url = settings.url().map(|url| url.to_string()).unwrap_or_default();
     let exporter = Exporter {
         client: client(settings, url.starts_with("http://"))?,
         url,

@@ -1,14 +1,14 @@
 //! Which requests are recorded.
 
 use super::*;
-use crate::config::{Traces as Raw, settings::TraceSettings};
+use crate::config::Traces as Raw;
 
 fn traces(change: impl FnOnce(&mut Raw)) -> Arc<Traces> {
     let mut config = crate::config::Config::default();
     config.traces.endpoint = Some("http://127.0.0.1:9".to_owned());
     change(&mut config.traces);
-    let settings: TraceSettings = config.resolve().unwrap().reloadable.traces;
-    Traces::start(&settings, &Arc::default()).unwrap().unwrap()
+    let settings = config.resolve().unwrap();
+    Traces::start(&settings.traces, &Arc::default()).unwrap().unwrap()
 }
 
 fn headers(parent: &str) -> HeaderMap {

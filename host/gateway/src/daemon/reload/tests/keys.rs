@@ -636,7 +636,7 @@ impl Reloading {
         std::fs::write(&path, toml::to_string(&base()).unwrap()).unwrap();
         let read = move || Ok(Config::load(Some(&path), &Environment::default(), |_| {})?);
         let settings = read().and_then(|config: Config| Ok(config.resolve()?)).unwrap();
-        let (probe, _) = watch::channel(probe_config(&settings.reloadable));
+        let (probe, _) = watch::channel(probe_config(&settings));
         let source = ConfigSource { path: None, read: Arc::new(read) };
         Self {
             shared: SharedState::new(build(&Config::default(), settings, Some(source), probe).unwrap()),

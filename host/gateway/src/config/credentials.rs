@@ -1,20 +1,21 @@
-//! Validates `[auth]`, and reads the files of keys.
+//! What the files of a configuration contain that says who may call, and whose policies are trusted.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::Read as _,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
-use ipnet::IpNet;
+use pointsman_config_file::{Changes, Compared};
 
-use super::Problems;
-use crate::config::{
-    Auth, KeyDigest, KeyEntry, SECRET_KEYS, Secret, Server,
-    auth::KeyFile,
-    settings::{AuthSettings, KeySettings, OperatorSettings},
+use super::{
+    Config, KeyDigest, KeyEntry, Problem, Role, SECRET_KEYS, Secret, Server,
+    auth::{Jwt, KeyFile, MAX_TENANT},
 };
+
+mod jwt;
 
 /// Limit of the keys of clients.
 const MAX_KEYS: usize = 100_000;
@@ -24,8 +25,68 @@ const MAX_FILES: usize = 10_000;
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// Limit of an id, bytes.
 const MAX_ID: usize = 64;
-/// Limit of the name of a tenant, bytes.
-pub(super) const MAX_TENANT: usize = 128;
+
+/// Keys, tokens and public keys: those of the configuration with those of the files that it names.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Credentials {
+    /// Bearer token of operators; `None` if no token is needed.
+    pub(crate) admin_token: Option<Secret>,
+    /// API keys of clients.
+    pub(crate) keys: Vec<KeySettings>,
+    /// API keys from the directory of key files.
+    pub(crate) dir_keys: Vec<KeySettings>,
+    /// Tokens of operators.
+    pub(crate) operators: Vec<OperatorSettings>,
+    /// Tokens of an identity server.
+    pub(crate) jwt: Option<JwtSettings>,
+    /// Trusted minisign public keys.
+    pub(super) trusted_keys: Vec<String>,
+}
+
+/// An API key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct KeySettings {
+    /// Name of the key.
+    pub(crate) id: String,
+    /// Tenant that its requests count for.
+    pub(crate) tenant: Option<String>,
+    /// Digest of the key.
+    pub(crate) digest: KeyDigest,
+}
+
+/// A token of an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OperatorSettings {
+    /// Name of the operator.
+    pub(crate) id: String,
+    /// Role of the operator.
+    pub(crate) role: Role,
+    /// Digest of the token.
+    pub(crate) digest: KeyDigest,
+}
+
+/// Tokens of an identity server.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct JwtSettings {
+    /// What tokens must say.
+    pub(crate) rules: Jwt,
+    /// Where the public keys are.
+    pub(crate) keys: KeySource,
+}
+
+/// Where public keys are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeySource {
+    /// Behind a URL.
+    Url {
+        /// The address.
+        url: String,
+        /// Certificates (PEM) that the server may have, besides those of the system.
+        ca: Option<Arc<str>>,
+    },
+    /// The content of a file.
+    File(Arc<str>),
+}
 
 /// Ids and SHA-256 digests that were seen, each with its path.
 #[derive(Default)]
@@ -34,64 +95,59 @@ struct Seen {
     digests: BTreeMap<String, String>,
 }
 
-impl Problems {
-    pub(super) fn auth(&mut self, auth: &Auth, server: &Server) -> AuthSettings {
-        let Auth {
-            plain_api_keys,
-            ref keys,
-            ref key_dir,
-            ref operators,
-            ref trusted_proxies,
-            ref certificates,
-            ref jwt,
-        } = *auth;
-        if !plain_api_keys {
-            self.plain_keys(server);
+/// Reads credentials, and collects what is wrong with them.
+#[derive(Default)]
+struct Reader(Vec<Problem>);
+
+impl Credentials {
+    /// Reads what a configuration names.
+    pub(super) fn read(config: &Config, problems: &mut Vec<Problem>) -> Self {
+        let (server, auth) = (&config.server, &config.auth);
+        let mut reader = Reader::default();
+        if !auth.plain_api_keys {
+            reader.plain_keys(server);
         }
-        self.published_keys(server);
-        let mut seen = Seen::default();
-        let mut valid = Vec::new();
-        for (index, entry) in keys.iter().enumerate() {
-            valid.extend(self.key(&format!("auth.keys[{index}]"), entry, plain_api_keys, &mut seen));
-        }
-        let dir_keys =
-            key_dir.as_deref().map(|dir| self.key_dir(dir, plain_api_keys, &mut seen)).unwrap_or_default();
-        if valid.len() + dir_keys.len() > MAX_KEYS {
-            let count = valid.len() + dir_keys.len();
-            self.add("auth.keys", format!("{count} keys are more than the limit of {MAX_KEYS}"));
-        }
-        let mut seen = Seen::default();
-        let mut of_operators = Vec::new();
-        for (index, entry) in operators.iter().enumerate() {
-            let path = format!("auth.operators[{index}]");
-            let key = KeyEntry {
-                id: entry.id.clone(),
-                tenant: String::new(),
-                digest: entry.digest.clone(),
-                file: entry.file.clone(),
-            };
-            if let Some(key) = self.key(&path, &key, false, &mut seen) {
-                of_operators.push(OperatorSettings { id: key.id, role: entry.role, digest: key.digest });
-            }
-        }
-        let trusted_proxies = self.networks(trusted_proxies);
-        if !server.tenant_header.is_empty() && auth.trusted_proxies.is_empty() {
-            let message = format!(
-                "`{}` has no effect without trusted addresses: name those of the proxies that set it in \
-                 auth.trusted_proxies",
-                server.tenant_header
-            );
-            self.add("server.tenant_header", message);
-        }
-        AuthSettings {
-            plain_api_keys,
-            keys: valid,
+        reader.published_keys(server);
+        let (keys, dir_keys) = reader.keys(config);
+        let credentials = Self {
+            admin_token: reader.kept(server.operators_token(auth.knows_operators())).flatten(),
+            keys,
             dir_keys,
-            operators: of_operators,
-            trusted_proxies,
-            certificates: self.certificates(certificates, server),
-            jwt: jwt.as_ref().and_then(|jwt| self.jwt(jwt)),
+            operators: reader.operators(config),
+            jwt: auth.jwt.as_ref().and_then(|jwt| reader.jwt(jwt)),
+            trusted_keys: config.policies.read_trusted_keys(&mut reader.0),
+        };
+        problems.append(&mut reader.0);
+        credentials
+    }
+}
+
+impl Compared for Credentials {
+    fn changes(&self, new: &Self, _: &str, changes: &mut Changes) {
+        let keys = [
+            ("server.admin_token", self.admin_token != new.admin_token),
+            ("auth.keys", self.keys != new.keys),
+            ("auth.key_dir", self.dir_keys != new.dir_keys),
+            ("auth.operators", self.operators != new.operators),
+            ("auth.jwt", self.jwt != new.jwt),
+            ("policies.trusted_keys", self.trusted_keys != new.trusted_keys),
+        ];
+        for (key, _) in keys.into_iter().filter(|(_, changed)| *changed) {
+            changes.add(key.to_owned(), false);
         }
+    }
+
+    fn keep_started(&mut self, _: &Self) {}
+}
+
+impl Reader {
+    fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Problem::new(path, message));
+    }
+
+    /// Returns a value, or keeps the problem with it.
+    fn kept<T>(&mut self, read: Result<T, Problem>) -> Option<T> {
+        read.map_err(|problem| self.0.push(problem)).ok()
     }
 
     /// Refuses keys that are written as they are.
@@ -122,6 +178,39 @@ impl Problems {
         for (tenant, keys) in &server.tenants {
             add(format!("server.tenants.{tenant}"), keys);
         }
+    }
+
+    /// Returns the keys of clients in the configuration, and in the files of the directory.
+    fn keys(&mut self, config: &Config) -> (Vec<KeySettings>, Vec<KeySettings>) {
+        let (auth, mut seen) = (&config.auth, Seen::default());
+        let mut keys = Vec::new();
+        for (index, entry) in auth.keys.iter().enumerate() {
+            keys.extend(self.key(&format!("auth.keys[{index}]"), entry, auth.plain_api_keys, &mut seen));
+        }
+        let dir = auth.key_dir.as_deref();
+        let dir_keys = dir.map(|dir| self.key_dir(dir, auth.plain_api_keys, &mut seen)).unwrap_or_default();
+        let count = keys.len() + dir_keys.len();
+        if count > MAX_KEYS {
+            self.add("auth.keys", format!("{count} keys are more than the limit of {MAX_KEYS}"));
+        }
+        (keys, dir_keys)
+    }
+
+    fn operators(&mut self, config: &Config) -> Vec<OperatorSettings> {
+        let (mut seen, mut operators) = (Seen::default(), Vec::new());
+        for (index, entry) in config.auth.operators.iter().enumerate() {
+            let path = format!("auth.operators[{index}]");
+            let key = KeyEntry {
+                id: entry.id.clone(),
+                tenant: String::new(),
+                digest: entry.digest.clone(),
+                file: entry.file.clone(),
+            };
+            if let Some(key) = self.key(&path, &key, false, &mut seen) {
+                operators.push(OperatorSettings { id: key.id, role: entry.role, digest: key.digest });
+            }
+        }
+        operators
     }
 
     fn key(&mut self, path: &str, entry: &KeyEntry, plain: bool, seen: &mut Seen) -> Option<KeySettings> {
@@ -192,21 +281,6 @@ impl Problems {
         }
         keys
     }
-
-    fn networks(&mut self, texts: &[String]) -> Vec<IpNet> {
-        let mut networks = Vec::new();
-        for (index, text) in texts.iter().enumerate() {
-            let address = || text.parse::<std::net::IpAddr>().ok().map(IpNet::from);
-            match text.parse::<IpNet>().ok().or_else(address) {
-                Some(network) => networks.push(network),
-                None => self.add(
-                    format!("auth.trusted_proxies[{index}]"),
-                    format!("`{text}` is not an address or network: expected `10.0.0.1` or `10.0.0.0/8`"),
-                ),
-            }
-        }
-        networks
-    }
 }
 
 fn parsed(text: &str) -> Result<KeyFile, String> {
@@ -252,7 +326,7 @@ fn digest_of_file(file: &Path, plain: bool) -> Result<KeyDigest, String> {
 }
 
 /// Reads a regular file of limited size.
-pub(super) fn read(file: &Path) -> Result<String, String> {
+fn read(file: &Path) -> Result<String, String> {
     let failed = |error: std::io::Error| {
         format!("cannot read `{}`: {error}; check the path and its permissions", file.display())
     };
