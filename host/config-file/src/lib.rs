@@ -1,13 +1,19 @@
-//! Configuration files in TOML: parsed with every problem at once, each with its dotted path and its line.
+//! Configuration files in TOML: tables whose keys are written once, as fields of a struct, and every problem
+//! of a file at once, each with its dotted path and its line.
 
 pub use overrides::Override;
 pub use parse::{Parsed, UnreadElements, parse, parse_with};
-pub use problem::{ConfigErrors, Lines, Place, Problem};
+pub use pointsman_config_derive::section;
+pub use problem::{ConfigErrors, Lines, Place, Problem, join};
+pub use section::{Changes, Compared, Range, Report, Section, Value};
 
+pub mod duration;
 mod overrides;
 mod parse;
 mod problem;
+pub mod reference;
 mod references;
+mod section;
 
 /// Reads the text of a configuration file.
 ///

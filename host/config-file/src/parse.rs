@@ -98,7 +98,7 @@ struct Removed {
 }
 
 /// Indexes in the file of array elements that were removed, by the path of the array.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnreadElements(BTreeMap<String, BTreeSet<usize>>);
 
 impl Removed {

@@ -117,7 +117,8 @@ fn value(item: &DeValue<'_>, path: &str, add: &mut impl FnMut(String, usize)) {
 }
 
 /// Returns the dotted path of `key` in the table at `path`.
-pub(crate) fn join(path: &str, key: &str) -> String {
+#[must_use]
+pub fn join(path: &str, key: &str) -> String {
     if path.is_empty() { key.to_owned() } else { format!("{path}.{key}") }
 }
 

@@ -1,24 +1,24 @@
-//! The configuration: a file, as it is written, and validated settings, split into what a reload applies and
-//! what only a restart changes.
+//! The configuration: a file, as it is written, and the same after validation.
 //!
 //! ```text
-//! text -> parse -> Config (as written) -> resolve -> Settings { fixed: Static, reloadable: Reloadable }
+//! text -> parse -> Config -> resolve -> Settings { Config, Credentials of the files that it names }
 //! ```
-//! Every step reports all problems at once, each with its dotted path and, for a file, its line. The other
-//! modules of the gateway use the values from here; this module uses none of theirs.
+//! A key is written once, as a field of its section: the attribute `section` makes the rest of it. Every step
+//! reports all problems at once, each with its dotted path and, for a file, its line. The other modules of the
+//! gateway use the values from here; this module uses none of theirs.
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
 };
 
+use pointsman_config_file::section;
 use pointsman_workers::WorkerSpec;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 mod auth;
+mod credentials;
+mod decisions;
 mod discovery;
-mod duration;
 mod environment;
 mod ext_proc;
 mod http2;
@@ -27,6 +27,7 @@ mod models;
 mod policies;
 mod queue;
 pub mod reload;
+mod removed;
 mod replicas;
 mod resolve;
 mod salt;
@@ -45,6 +46,8 @@ mod upstream;
 
 pub use auth::{Auth, CertificateEntry, Jwt, KeyEntry, OperatorEntry, Role};
 pub(crate) use auth::{JwtAlgorithm, NameKind};
+pub(crate) use credentials::{Credentials, JwtSettings, KeySettings, KeySource};
+pub use decisions::{DecisionLogSettings, Decisions};
 pub use discovery::{
     Discovery, DiscoveryDns, DiscoveryEtcd, DiscoveryFile, DiscoveryFileFormat, DiscoveryKubernetes,
     DiscoveryResource,
@@ -62,7 +65,8 @@ pub use queue::{Queue, QueueOfModel};
 pub use replicas::{Replicas, ReplicasTls};
 pub use salt::HashSalt;
 pub use secret::Secret;
-pub use sections::{Decisions, Index, Limits, Probe, Routing, Server, Timeouts};
+pub use sections::{Index, Limits, Probe, Routing, Timeouts};
+pub use server::Server;
 pub use slots::{PartEntry, ScorerEntry, SlotEntry, TrialEntry};
 pub(crate) use tenants::ALL_TENANTS;
 pub use tenants::{TenantEntry, TenantModelEntry};
@@ -74,44 +78,61 @@ use pointsman_config_file::{Lines, Parsed, UnreadElements};
 use settings::Settings;
 
 /// The configuration as it is written. Every key has a default; the sections define them.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[section]
 pub struct Config {
-    /// Listeners.
+    /// Listeners, and what clients and operators may do.
+    #[key(nested, by_key)]
     pub server: Server,
-    /// Keys, tokens and certificates of clients and operators.
+    /// Who may call, and as whom. See "Who may call".
+    #[key(nested, by_key)]
     pub auth: Auth,
     /// How requests are routed.
+    #[key(nested, by_key)]
     pub routing: Routing,
-    /// Where policies come from and what they may use.
-    pub policies: Policies,
-    /// Prefix index.
-    pub index: Index,
-    /// Requests that wait while every eligible worker is busy.
+    /// Requests that wait while every eligible worker is busy, or while max_inflight requests are in flight.
+    #[key(nested, by_key)]
     pub queue: Queue,
-    /// Shares and limits of tenants, by name.
+    /// Share and limits of a tenant. A key that is left out is that of [tenants."*"], which stands for each
+    /// tenant without a section, and for all requests without a tenant together.
+    #[key(example = "\"*\"", nested, by_key)]
     pub tenants: BTreeMap<String, TenantEntry>,
-    /// Limits of one client.
+    /// Where policies come from, which files are trusted, and what a policy may use.
+    #[key(nested, by_key)]
+    pub policies: Policies,
+    /// Prefix index: which worker holds which prefix.
+    #[key(nested, by_key)]
+    pub index: Index,
+    /// What clients may use; limits.md lists these and all other bounds.
+    #[key(nested, by_key)]
     pub limits: Limits,
-    /// Record of decisions.
+    /// Record of decisions, see receipts.md.
+    #[key(nested, by_key)]
     pub decisions: Decisions,
-    /// Traces of requests.
-    pub traces: Traces,
-    /// Time limits.
+    /// Time limits. See "Timeouts of engines".
+    #[key(nested, by_key)]
     pub timeouts: Timeouts,
-    /// Idle connections to workers.
+    /// OpenTelemetry traces of requests. See "Traces".
+    #[key(nested, by_key)]
+    pub traces: Traces,
+    /// Calls to workers.
+    #[key(nested, by_key)]
     pub upstream: Upstream,
     /// How workers are probed.
+    #[key(nested, by_key)]
     pub probe: Probe,
-    /// Workers that are not in this file.
+    /// Workers that are not in this file, see discovery.md.
+    #[key(nested, by_key)]
     pub discovery: Discovery,
-    /// The endpoint picker for Envoy.
+    /// Endpoint picker for Envoy, see envoy.md.
+    #[key(nested, by_key)]
     pub ext_proc: ExtProc,
-    /// Exchange of load with the other gateways of the fleet.
+    /// Exchange of load between the gateways of one fleet, see replicas.md.
+    #[key(nested, by_key)]
     pub replicas: Replicas,
-    /// Models, by name.
+    /// What engines do not report of a model.
+    #[key(example = "my-model", nested, by_key)]
     pub models: BTreeMap<String, Model>,
-    /// Workers.
+    /// A worker. Leave out what its engine reports; see "Facts of an engine".
     #[serde(serialize_with = "show::workers")]
     pub workers: Vec<WorkerSpec>,
     /// Where the values were written.
@@ -120,7 +141,7 @@ pub struct Config {
 }
 
 /// The file that a configuration came from.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Origin {
     file: Option<PathBuf>,
     lines: Lines,
@@ -130,7 +151,7 @@ struct Origin {
 }
 
 /// Values from the command line and from the environment.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Flags {
     /// Flags and environment variables by the dotted path of the value that they give.
     by_path: BTreeMap<String, String>,
@@ -138,9 +159,9 @@ struct Flags {
     problems: Vec<Problem>,
 }
 
-/// Keys whose values no message may show.
-const SECRET_KEYS: [&str; 8] =
-    ["api_keys", "server.tenants", "admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers"];
+/// Keys whose values no message may show, and whose values may be in a file or in the environment.
+const SECRET_KEYS: [&str; 7] =
+    ["admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers", "trusted_keys"];
 
 /// Reads a file and parses it. Variables of the environment take the place of its values.
 ///
@@ -162,6 +183,7 @@ fn read(path: Option<&Path>, environment: &Environment) -> Result<(Config, Vec<P
 fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
     let Parsed { value, mut problems, lines, unread } =
         pointsman_config_file::parse_with::<Config>(text, &SECRET_KEYS, environment.overrides())?;
+    problems.iter_mut().for_each(removed::explain);
     problems.extend(environment.problems().iter().cloned());
     let mut config = value;
     (config.origin.lines, config.origin.unread) = (lines, unread);
@@ -172,6 +194,14 @@ fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>)
 }
 
 impl Config {
+    /// Returns the JSON Schema of the file, with what the reference needs besides.
+    #[must_use]
+    pub(crate) fn schema() -> serde_json::Value {
+        let mut schema = schemars::schema_for!(Self);
+        schema.insert("title".to_owned(), "Configuration of pointsman".into());
+        schema.into()
+    }
+
     /// Reads a file without validating the values.
     ///
     /// # Errors

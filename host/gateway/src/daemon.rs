@@ -89,12 +89,12 @@ impl Daemon {
     ) -> anyhow::Result<Self> {
         let settings = config.resolve()?;
         check::log_advice(&settings);
-        let listeners = settings.fixed.listeners.clone();
-        let client = listen(sockets.clients, listeners.listen, CLIENT_SEND_BUFFER);
+        let server = settings.server.clone();
+        let client = listen(sockets.clients, server.listen, CLIENT_SEND_BUFFER);
         let client = client.map_err(cannot_listen("server.listen"));
-        let admin = listen(sockets.admin, listeners.admin_listen, ADMIN_SEND_BUFFER);
+        let admin = listen(sockets.admin, server.admin_listen, ADMIN_SEND_BUFFER);
         let admin = admin.map_err(cannot_listen("server.admin_listen"));
-        let ext_proc = ext_proc::listen(&settings.fixed.ext_proc);
+        let ext_proc = ext_proc::listen(&settings.ext_proc);
         let (client, admin_listener, ext_proc) = match (client, admin, ext_proc) {
             (Ok(client), Ok(admin), Ok(ext_proc)) => (client, admin, ext_proc),
             (client, admin, ext_proc) => {
@@ -104,9 +104,9 @@ impl Daemon {
         };
         let listener = client.into_std()?;
         let stop = CancellationToken::new();
-        let (probe, probe_config) = watch::channel(reload::probe_config(&settings.reloadable));
-        let (discovery, replicas) = (settings.fixed.discovery.clone(), settings.fixed.replicas.clone());
-        let block_size = settings.fixed.block_size;
+        let (probe, probe_config) = watch::channel(reload::probe_config(&settings));
+        let (discovery, replicas) = (settings.discovery.clone(), settings.replicas.clone());
+        let block_size = settings.routing.block_size;
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
@@ -123,14 +123,14 @@ impl Daemon {
         state.replicas.start(settings, address, tables, &state.policies, token, &state.tracker)?;
         let servers = TaskTracker::new();
         let admin = admin_listener.local_addr()?;
-        let beats = Heartbeats::new(listeners.client_threads());
+        let beats = Heartbeats::new(server.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
-        for number in 0..listeners.client_threads() {
+        for number in 0..server.client_threads() {
             let beat = beats.clone().beat(number);
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
             let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::try_clone).transpose()?;
             let (stop, alive) = (stop.clone(), servers.token());
-            let origins = listeners.cors_origins.clone();
+            let origins = server.origins();
             let thread = std::thread::Builder::new().name(format!("pointsman-data-{number}"));
             thread.spawn(move || {
                 let _alive = alive;
@@ -293,19 +293,18 @@ fn build(
     source: Option<ConfigSource>,
     probe: watch::Sender<ProbeConfig>,
 ) -> anyhow::Result<State> {
-    let Configured { fixed, reloadable } = &settings;
-    let replicas = Replicas::new(&fixed.replicas);
+    let replicas = Replicas::new(&settings.replicas);
     let registry = Arc::new(Registry::with_journal(replicas.journal()));
-    let (fleet, leases) = discovery::fleet(&registry, &fixed.discovery);
-    fleet.set_configured(&reloadable.workers);
+    let (fleet, leases) = discovery::fleet(&registry, &settings.discovery);
+    fleet.set_configured(&settings.workers);
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let refused = |problems: Vec<Problem>| config.errors(config.in_file(problems));
     let opened = slots::open(&settings, config.policies.compiler.clone(), cpus);
     let opened = opened.map_err(|problem| refused(vec![problem]))?;
-    let tokens = Tokens::new(fixed.listeners.encode_threads()).load(&reloadable.models, &registry);
+    let tokens = Tokens::new(settings.server.encode_threads()).load(&settings.models, &registry);
     let tls = TlsContext::new();
-    let certificates = tls.load(&reloadable.server, &reloadable.upstream);
-    let proxies = tls.load_proxies(fixed.ext_proc.tls.as_ref());
+    let certificates = tls.load(&settings.server, &settings.upstream);
+    let proxies = tls.load_proxies(settings.ext_proc.tls.as_ref());
     let (opened, tokens, certificates, proxies) = match (opened, tokens, certificates, proxies) {
         (opened, Ok(tokens), Ok(certificates), Ok(proxies)) if opened.problems.is_empty() => {
             (opened, tokens, certificates, proxies)
@@ -317,42 +316,42 @@ fn build(
         }
     };
     let (slots, manager) = opened.start(&settings)?;
-    let wrong = slots::refused_settings(&manager, reloadable);
+    let wrong = slots::refused_settings(&manager, &settings);
     if !wrong.is_empty() {
         return Err(refused(wrong).into());
     }
     let index = PrefixIndex::new(IndexConfig {
-        byte_budget: fixed.index.byte_budget,
-        ttl: fixed.index.ttl,
-        block_size: fixed.block_size as usize,
+        byte_budget: settings.index.byte_budget,
+        ttl: settings.index.ttl,
+        block_size: settings.routing.block_size as usize,
     })?;
     let metrics = Arc::new(Metrics::default());
     tls.install(certificates, &metrics);
     tls.install_proxies(proxies, &metrics);
-    let router = Router::new(slots, Arc::new(index), reloadable.routing.cost, reloadable.policies.on_failure);
+    let router = Router::new(slots, Arc::new(index), settings.routing.cost, settings.policies.on_failure);
     let router = router
-        .with_busy(reload::busy_rules(reloadable))
-        .recording(reload::record_of_decisions(&reloadable.decisions)?);
+        .with_busy(reload::busy_rules(&settings))
+        .recording(reload::record_of_decisions(&settings.decisions)?);
     Ok(State {
-        settings: Settings::new(fixed.block_size, reloadable),
+        settings: Settings::new(&settings),
         tokens: Arc::new(tokens),
         registry,
         fleet,
         leases,
         learning: Arc::new(Learning::start(router.slots().clone())?),
-        limiter: reload::rate_limiter(reloadable),
-        tenant_limits: TenantLimits::new(&reloadable.tenants, reloadable.routing.hash_salt.expose(), None),
-        tenant_metrics: reload::tenant_metrics(reloadable, &metrics),
+        limiter: reload::rate_limiter(&settings),
+        tenant_limits: TenantLimits::new(&settings.tenants, settings.routing.hash_salt.expose(), None),
+        tenant_metrics: reload::tenant_metrics(&settings, &metrics),
         bad_keys: Arc::default(),
         slow_keys: Arc::default(),
-        jwt: reload::token_verifier(None, reloadable, &metrics).map_err(|error| anyhow::anyhow!(error))?,
+        jwt: reload::token_verifier(None, &settings, &metrics).map_err(|error| anyhow::anyhow!(error))?,
         feeds: Arc::default(),
-        queue: AdmissionQueue::new(reload::queue_rules(reloadable)),
-        connections: Budget::new(connection_limit(reloadable.limits.connections)),
+        queue: AdmissionQueue::new(reload::queue_rules(&settings)),
+        connections: Budget::new(connection_limit(settings.limits.connections)),
         connections_by_address: Arc::default(),
-        http2_requests: Budget::new(reloadable.limits.http2_requests),
-        realtime: Budget::new(reloadable.limits.realtime_connections),
-        body_bytes: Budget::new(reloadable.limits.body_bytes_in_flight),
+        http2_requests: Budget::new(settings.limits.http2_requests),
+        realtime: Budget::new(settings.limits.realtime_connections),
+        body_bytes: Budget::new(settings.limits.body_bytes_in_flight),
         sessions: replicas.sessions(),
         response_searches: Budget::new(MAX_RESPONSE_SEARCHES),
         replicas,
@@ -360,8 +359,8 @@ fn build(
         tenants: Arc::default(),
         decision_stats: Arc::new(DecisionStats::new(router.slots())),
         hour: Arc::default(),
-        decision_log: DecisionLog::start(&reloadable.decision_log, fixed.block_size, &metrics)?,
-        traces: Traces::start(&reloadable.traces, &metrics)?,
+        decision_log: DecisionLog::start(&settings.decisions.log(), settings.routing.block_size, &metrics)?,
+        traces: Traces::start(&settings.traces, &metrics)?,
         metrics,
         router: Arc::new(router),
         policies: Arc::new(manager),

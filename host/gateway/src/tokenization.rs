@@ -16,7 +16,7 @@ use pointsman_tokens::{
 use pointsman_workers::{ModelName, Registry};
 
 use crate::{
-    config::{Problem, TokenSource, settings::ModelSettings},
+    config::{Model, Problem, TokenSource},
     openai::request::{Endpoint, Request},
     telemetry::metrics::{Metrics, ReasonLabels},
     upstream::Upstream,
@@ -74,7 +74,7 @@ impl Tokens {
     /// All directories that hold no tokenizer: the file and what is wrong with it.
     pub(crate) fn load(
         &self,
-        models: &BTreeMap<String, ModelSettings>,
+        models: &BTreeMap<String, Model>,
         registry: &Arc<Registry>,
     ) -> Result<Self, Vec<Problem>> {
         let (mut loaded, mut problems) = (BTreeMap::new(), Vec::new());

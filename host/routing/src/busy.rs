@@ -11,10 +11,13 @@ use serde::{Deserialize, Serialize};
 #[serde(default, deny_unknown_fields)]
 pub struct BusyThresholds {
     /// Share of the KV cache in use, 0 to 1: as the engine reports it, otherwise of the booked blocks.
+    #[schemars(extend("x-example" = "0.95"))]
     pub kv_usage: Option<f32>,
     /// Prompt tokens booked on the candidate whose prefill has not completed.
+    #[schemars(extend("x-example" = "65536"))]
     pub prefill_tokens: Option<u32>,
     /// Requests that wait in the engine, as it reports them.
+    #[schemars(extend("x-example" = "16"))]
     pub engine_queue: Option<u32>,
 }
 

@@ -76,6 +76,7 @@ const EDGES: &[(&str, &[&str])] = &[
         ],
     ),
     ("pointsman-admin-cli", &["pointsman-cli"]),
+    ("pointsman-config-file", &["pointsman-config-derive"]),
     ("pointsman-discovery", &["pointsman-workers"]),
     ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
     ("pointsman-policy-admin", &["pointsman-admin-cli", "pointsman-cli", "pointsman-policy-runtime"]),

@@ -2,14 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::{Args, Subcommand};
+use pointsman_config_file::reference;
 
 use super::{ServeArgs, print};
 use crate::config::{Config, Environment};
-
-/// The page that describes every key. Its first block of TOML is the example.
-const PAGE: &str = include_str!("../../../../docs/configuration.md");
 
 /// The subcommands of `config`.
 #[derive(Debug, Subcommand)]
@@ -36,8 +33,8 @@ pub(super) struct ShowArgs {
 impl ConfigCommand {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Schema => print(&format!("{}\n", schema()?))?,
-            Self::Example => print(example().context("the example is missing from docs/configuration.md")?)?,
+            Self::Schema => print(&format!("{}\n", serde_json::to_string_pretty(&schema())?))?,
+            Self::Example => print(&reference::example(&Config::schema()))?,
             Self::Show(args) => return args.run(),
         }
         Ok(ExitCode::SUCCESS)
@@ -57,14 +54,9 @@ impl ShowArgs {
     }
 }
 
-fn schema() -> anyhow::Result<String> {
-    let mut schema = schemars::schema_for!(Config);
-    schema.insert("title".to_owned(), "Configuration of pointsman".into());
-    Ok(serde_json::to_string_pretty(&schema)?)
-}
-
-/// The first block of TOML on the page.
-fn example() -> Option<&'static str> {
-    let (_, after) = PAGE.split_once("```toml\n")?;
-    Some(after.split_once("```")?.0)
+/// The schema without what only the reference needs.
+fn schema() -> serde_json::Value {
+    let mut schema = Config::schema();
+    reference::strip(&mut schema);
+    schema
 }

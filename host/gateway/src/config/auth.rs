@@ -2,130 +2,214 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use ipnet::IpNet;
+use pointsman_config_file::{Report, duration::secs, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Secret, duration};
+use super::Secret;
 
-/// `[auth]`: who may call, and as whom.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Limit of a name in a certificate, bytes. A DNS name has 253, a SPIFFE id 2,048.
+const MAX_NAME: usize = 2_048;
+/// Limit of the name of a tenant, bytes.
+pub(super) const MAX_TENANT: usize = 128;
+
+/// Who may call, and as whom. See "Who may call".
+#[section(rules)]
 pub struct Auth {
-    /// Whether API keys may be given as they are, not as digests.
-    pub plain_api_keys: bool,
-    /// API keys of clients.
-    pub keys: Vec<KeyEntry>,
-    /// Directory of files with further `[[auth.keys]]`.
-    pub key_dir: Option<PathBuf>,
-    /// Tokens of operators.
-    pub operators: Vec<OperatorEntry>,
-    /// Addresses and networks of the proxies that may name the tenant of a request in `server.tenant_header`.
+    /// Addresses and networks of the proxies that may name the tenant in server.tenant_header:
+    /// ["10.0.0.0/8"].
     pub trusted_proxies: Vec<String>,
-    /// Names in certificates of clients and operators.
+    /// Directory of files with further [[auth.keys]].
+    #[key(example = "\"/etc/pointsman/keys.d\"", read)]
+    pub key_dir: Option<PathBuf>,
+    /// API keys of clients: `pointsman key new --id team-a-1 --tenant team-a` prints an entry.
+    #[key(nested, read)]
+    pub keys: Vec<KeyEntry>,
+    /// Tokens of operators: `pointsman key new --id grafana --role viewer` prints an entry.
+    #[key(nested, read)]
+    pub operators: Vec<OperatorEntry>,
+    /// Names in certificates of clients and operators; needs client_ca_file of the listener.
+    #[key(nested)]
     pub certificates: Vec<CertificateEntry>,
     /// Tokens of an identity server.
+    #[key(nested, read)]
     pub jwt: Option<Jwt>,
 }
 
-/// `[[auth.keys]]`: an API key.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// An API key.
+#[section]
 pub struct KeyEntry {
     /// Name of the key in logs and limits.
+    #[key(example = "\"team-a-1\"")]
     pub id: String,
     /// Tenant that its requests count for; empty: none.
+    #[key(example = "\"team-a\"")]
     pub tenant: String,
-    /// Digest of the key: `sha256:HEX`, or argon2id in the PHC format.
+    /// Digest of the key.
+    #[key(example = "\"sha256:…\"")]
     pub digest: Option<Secret>,
-    /// File with the digest.
-    pub file: Option<PathBuf>,
 }
 
-/// `[[auth.operators]]`: a token of an operator.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// A token of an operator.
+#[section]
 pub struct OperatorEntry {
     /// Name of the operator in the audit log.
+    #[key(example = "\"grafana\"")]
     pub id: String,
-    /// Role of the operator.
+    /// "viewer": reads; "operator": changes.
     pub role: Role,
-    /// Digest of the token, as of a key.
+    /// Digest of the token.
+    #[key(example = "\"sha256:…\"")]
     pub digest: Option<Secret>,
-    /// File with the digest.
-    pub file: Option<PathBuf>,
 }
 
-/// `[[auth.certificates]]`: a name in the certificate of a client or operator.
-#[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// A name in the certificate of a client or operator.
+#[section(rules)]
 pub struct CertificateEntry {
-    /// A subject alternative name: a URI (with `://`), an e-mail address (with `@`), or a DNS name.
+    /// A subject alternative name: a URI (with ://), an e-mail address (with @), or a DNS name.
+    #[key(example = "\"spiffe://prod/team-a\"")]
     pub name: String,
     /// Tenant that a client's requests count for; empty: none.
+    #[key(example = "\"team-a\"")]
     pub tenant: String,
-    /// Role of an operator; `None` for the certificate of a client.
+    /// "viewer" or "operator": the certificate is of an operator, not of a client.
+    #[key(example = "\"viewer\"")]
     pub role: Option<Role>,
 }
 
-/// `[auth.jwt]`: tokens of an identity server.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Tokens of an identity server.
+#[section(rules)]
 pub struct Jwt {
-    /// `iss` of every token.
+    /// "iss" of every token.
+    #[key(example = "\"https://identity.example\"")]
     pub issuer: String,
-    /// `aud` of every token: one of these.
+    /// "aud" of every token: one of these.
+    #[key(example = "[\"pointsman\"]")]
     pub audience: Vec<String>,
     /// Address of the public keys.
+    #[key(example = "\"https://identity.example/jwks\"")]
     pub jwks_url: Option<String>,
-    /// File with the certificates (PEM) that the server of `jwks_url` may have, besides those of the system.
+    /// PEM file with the certificates that its server may have, besides those of the system.
+    #[key(example = "\"/etc/ssl/internal.pem\"")]
     pub jwks_ca: Option<PathBuf>,
-    /// File with the public keys, instead of their address.
+    /// File with the public keys, instead of jwks_url.
+    #[key(example = "\"/etc/pointsman/jwks.json\"")]
     pub jwks_file: Option<PathBuf>,
-    /// Algorithms of signatures.
+    /// Algorithms of signatures; also RS384, RS512, PS256, PS384, PS512 and ES384. None is symmetric.
+    #[key(default = ["RS256", "ES256", "EdDSA"].map(str::to_owned).to_vec())]
     pub algorithms: Vec<String>,
     /// Largest difference of the clocks.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(60))]
     pub clock_skew: Duration,
-    /// Claim with the name of the tenant; empty: tokens name none.
+    /// Claim with the name of the tenant, which must be there; empty: tokens name none.
+    #[key(example = "\"tenant\"")]
     pub tenant_claim: String,
     /// Claim with the roles of operators, a string or a list; empty: tokens are not for operators.
+    #[key(example = "\"groups\"")]
     pub role_claim: String,
-    /// Values of that claim for operators that may read.
+    /// Values of that claim for operators that read.
+    #[key(example = "[\"gateway-readers\"]")]
     pub viewers: Vec<String>,
-    /// Values of that claim for operators that may change.
+    /// Values of that claim for operators that change.
+    #[key(example = "[\"gateway-admins\"]")]
     pub operators: Vec<String>,
     /// Interval of fetching the public keys.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(300), positive)]
     pub refresh: Duration,
     /// Smallest time between two fetches, also when tokens name unknown keys.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(10), positive)]
     pub unknown_key_pause: Duration,
     /// How long the public keys serve while the identity server is away.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(24 * 3_600), positive)]
     pub max_stale: Duration,
 }
 
-impl Default for Jwt {
-    fn default() -> Self {
-        Self {
-            issuer: String::new(),
-            audience: Vec::new(),
-            jwks_url: None,
-            jwks_ca: None,
-            jwks_file: None,
-            algorithms: ["RS256", "ES256", "EdDSA"].map(str::to_owned).to_vec(),
-            clock_skew: Duration::from_secs(60),
-            tenant_claim: String::new(),
-            role_claim: String::new(),
-            viewers: Vec::new(),
-            operators: Vec::new(),
-            refresh: Duration::from_secs(300),
-            unknown_key_pause: Duration::from_secs(10),
-            max_stale: Duration::from_secs(24 * 3600),
+impl Auth {
+    fn rules(&self, report: &mut Report<'_>) {
+        for (index, text) in self.trusted_proxies.iter().enumerate() {
+            if network(text).is_none() {
+                let message =
+                    format!("`{text}` is not an address or network: expected `10.0.0.1` or `10.0.0.0/8`");
+                report.add(&format!("trusted_proxies[{index}]"), message);
+            }
+        }
+    }
+
+    /// Whether operators can prove who they are by something else than `server.admin_token`.
+    #[must_use]
+    pub(crate) fn knows_operators(&self) -> bool {
+        let by_token = |jwt: &Jwt| !(jwt.viewers.is_empty() && jwt.operators.is_empty());
+        !self.operators.is_empty()
+            || self.jwt.as_ref().is_some_and(by_token)
+            || self.certificates.iter().any(|entry| entry.role.is_some())
+    }
+
+    /// Returns the networks of the proxies that may name the tenant.
+    pub(crate) fn networks(&self) -> Vec<IpNet> {
+        self.trusted_proxies.iter().filter_map(|text| network(text)).collect()
+    }
+}
+
+impl CertificateEntry {
+    fn rules(&self, report: &mut Report<'_>) {
+        let Self { name, tenant, role } = self;
+        if name.is_empty() || name.len() > MAX_NAME || name.contains(char::is_whitespace) {
+            let message = format!(
+                "`{name}` is not a name: expected a DNS name, a URI such as spiffe://…, or an e-mail address, at most \
+                 {MAX_NAME} bytes"
+            );
+            report.add("name", message);
+        }
+        if tenant.len() > MAX_TENANT {
+            let message = format!("{} bytes are more than the limit of {MAX_TENANT}", tenant.len());
+            report.add("tenant", message);
+        }
+        if role.is_some() && !tenant.is_empty() {
+            let message = "an operator has no tenant: give the client an entry of its own, without `role`";
+            report.add("tenant", message);
+        }
+    }
+
+    /// Returns the name as certificates have it: a DNS name in lower case.
+    #[must_use]
+    pub(crate) fn matched_name(&self) -> String {
+        match NameKind::of(&self.name) {
+            NameKind::Dns => self.name.to_ascii_lowercase(),
+            NameKind::Uri | NameKind::Email => self.name.clone(),
+        }
+    }
+}
+
+fn network(text: &str) -> Option<IpNet> {
+    text.parse().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from))
+}
+
+impl Jwt {
+    fn rules(&self, report: &mut Report<'_>) {
+        let Self { issuer, audience, algorithms, role_claim, viewers, operators, .. } = self;
+        if issuer.is_empty() {
+            report.add("issuer", "it is missing: give the `iss` of the identity server's tokens");
+        }
+        if audience.is_empty() || audience.iter().any(String::is_empty) {
+            let advice =
+                "it is missing: give the `aud` that the identity server puts into tokens for this gateway";
+            report.add("audience", advice);
+        }
+        if role_claim.is_empty() && !(viewers.is_empty() && operators.is_empty()) {
+            report.add("role_claim", "it is missing: `viewers` and `operators` are values of this claim");
+        }
+        if algorithms.is_empty() {
+            report.add("algorithms", "the list is empty: no token would be accepted");
+        }
+        for (index, name) in algorithms.iter().enumerate() {
+            if JwtAlgorithm::of(name).is_none() {
+                let message = format!(
+                    "`{name}` is not supported: expected RS256, RS384, RS512, PS256, PS384, PS512, ES256, ES384 or \
+                     EdDSA"
+                );
+                report.add(&format!("algorithms[{index}]"), message);
+            }
         }
     }
 }

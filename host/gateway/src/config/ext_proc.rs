@@ -2,86 +2,72 @@
 
 use std::net::SocketAddr;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use pointsman_config_file::{Report, section};
 
-use super::{Problem, Tls};
+use super::Tls;
 
 /// Most requests that can be configured: each holds its body and its state.
 const MAX_STREAMS: usize = 1_000_000;
 
-/// `[ext_proc]`: picks endpoints for Envoy, which carries the requests.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Endpoint picker for Envoy, which carries the requests; see envoy.md.
+#[section(restart, rules)]
 pub struct ExtProc {
-    /// Address that Envoy's `ext_proc` filter calls; `None` if no such listener.
+    /// Address that Envoy's ext_proc filter calls; default: none.
+    #[key(example = "\"127.0.0.1:9002\"")]
     pub listen: Option<SocketAddr>,
     /// Requests that Envoy may ask about at the same time.
+    #[key(default = 10_000, range = 1..=MAX_STREAMS, reason = "is out of range")]
     pub max_streams: usize,
-    /// TLS of this listener; `None`: plain HTTP/2.
+    /// TLS for Envoy, with the keys of [server.tls]; no table: plain HTTP/2. With client_ca_file and
+    /// require_client_cert, only Envoys with its certificates may ask.
+    #[key(
+        example = "{ cert_file = \"/etc/pointsman/picker.crt\", key_file = \"/etc/pointsman/picker.key\" }",
+        nested
+    )]
     pub tls: Option<Tls>,
 }
 
-impl Default for ExtProc {
-    fn default() -> Self {
-        Self { listen: None, max_streams: 10_000, tls: None }
-    }
-}
-
 impl ExtProc {
-    /// Validates the table. `others`: the addresses of the other listeners with their keys.
-    pub(super) fn problems(&self, others: [(&str, SocketAddr); 2]) -> Vec<Problem> {
-        let Self { listen, max_streams, tls } = self;
-        let mut problems = Vec::new();
-        if listen.is_some() && cfg!(not(feature = "ext-proc")) {
+    fn rules(&self, report: &mut Report<'_>) {
+        if self.listen.is_some() && cfg!(not(feature = "ext-proc")) {
             let message =
                 "this binary was built without the endpoint picker: build it with the feature `ext-proc`";
-            problems.push(Problem::new("ext_proc.listen", message));
+            report.add("listen", message);
         }
-        for (key, address) in others {
-            if let Some(listen) = listen.filter(|listen| *listen == address && listen.port() != 0) {
-                let message = format!("`{listen}` is also the address of {key}: use another port");
-                problems.push(Problem::new("ext_proc.listen", message));
-            }
-        }
-        if !(1..=MAX_STREAMS).contains(max_streams) {
-            let message = format!("`{max_streams}` is out of range: expected 1 to {MAX_STREAMS}");
-            problems.push(Problem::new("ext_proc.max_streams", message));
-        }
-        if let Some(tls) = tls {
-            tls.check("ext_proc.tls", &mut problems);
-        }
-        problems
     }
 
-    /// Appends the dotted path of each key whose value differs in `new`.
-    pub(super) fn changed_keys(&self, new: &Self, paths: &mut Vec<String>) {
-        let Self { listen, max_streams, tls } = self;
-        let keys = [
-            ("listen", *listen != new.listen),
-            ("max_streams", *max_streams != new.max_streams),
-            ("tls", *tls != new.tls),
-        ];
-        paths.extend(
-            keys.into_iter().filter(|(_, changed)| *changed).map(|(key, _)| format!("ext_proc.{key}")),
-        );
+    /// Refuses the addresses of other listeners, which come with their keys.
+    pub(super) fn check_listen(&self, others: [(&str, SocketAddr); 2], report: &mut Report<'_>) {
+        for (key, address) in others {
+            if let Some(listen) = self.listen.filter(|listen| *listen == address && listen.port() != 0) {
+                let message = format!("`{listen}` is also the address of {key}: use another port");
+                report.add("listen", message);
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use pointsman_config_file::Section as _;
+
     use super::*;
 
     #[test]
     fn values_that_cannot_serve_are_named() {
         let taken: SocketAddr = "127.0.0.1:8080".parse().unwrap();
-        let wrong = ExtProc { listen: Some(taken), max_streams: 0, tls: Some(Tls::default()) };
+        let mut wrong = ExtProc { listen: Some(taken), max_streams: 0, tls: Some(Tls::default()) };
         let others = [("server.listen", taken), ("server.admin_listen", "127.0.0.1:9090".parse().unwrap())];
-        let problems = wrong.problems(others);
+        let mut problems = Vec::new();
+        let mut report = Report::new(&mut problems);
+        wrong.check_listen(others, &mut report.at("ext_proc"));
+        wrong.check(&mut report.at("ext_proc"));
         let paths: Vec<&str> = problems.iter().map(|problem| problem.path.as_str()).collect();
         let expected =
             ["ext_proc.listen", "ext_proc.max_streams", "ext_proc.tls.cert_file", "ext_proc.tls.key_file"];
         assert_eq!(paths, expected);
-        assert!(ExtProc::default().problems(others).is_empty());
+        let mut problems = Vec::new();
+        ExtProc::default().check(&mut Report::new(&mut problems));
+        assert!(problems.is_empty());
     }
 }

@@ -2,33 +2,40 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use pointsman_config_file::{Report, duration::millis, section};
 use pointsman_routing::{BusyByLeg, SlotKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{LegOrder, SlotEntry, duration};
+use super::{LegOrder, SlotEntry, sections::check_busy, slots};
 
-/// Settings of a model.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// What engines do not report of a model; the name of the table is that of the model.
+#[section(rules)]
 pub struct Model {
-    /// Source of the token ids of prompts; `None`: prompts are measured in bytes.
+    /// Directory with tokenizer.json and tokenizer_config.json: prompts are hashed by token. Or "engine": ask
+    /// a vLLM engine of the model (POST /tokenize), 16 requests at once.
+    #[key(example = "\"/models/my-model\"")]
     pub tokenizer: Option<TokenSource>,
-    /// How long a request waits for an engine's token ids.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    /// How long a request waits for its tokens, also of a directory.
+    #[key(default = millis(200))]
     pub tokenizer_timeout: Duration,
-    /// Memory limit of cached tokenizations in bytes; 0: no cache.
+    /// Memory in bytes for what is known of prompts: pieces, beginnings, messages, block hashes; 0: none.
+    #[key(default = 32 * 1024 * 1024)]
     pub tokenizer_cache_bytes: usize,
-    /// Overrides `routing.enforce_disagg` for this model.
+    /// As routing.enforce_disagg, for this model only.
+    #[key(example = "true")]
     pub enforce_disagg: Option<bool>,
-    /// Overrides `routing.order` for this model.
+    /// As routing.order, for this model only.
+    #[key(example = "\"decode-first\"")]
     pub order: Option<LegOrder>,
-    /// Overrides `routing.local_fallback` for this model.
+    /// As routing.local_fallback, for this model only.
+    #[key(example = "true")]
     pub local_fallback: Option<bool>,
-    /// Overrides thresholds of `routing.busy` for this model.
+    /// As routing.busy, for this model only; a key that is left out is that of routing.busy.
+    #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,
-    /// Slots of this model only; the others are those for all models.
+    /// Slots of this model only; the others are those of [policies.slots].
+    #[key(example = "{ prefill = { builtin = \"least-loaded\" } }", nested, changes = slots::changes)]
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }
 
@@ -57,17 +64,8 @@ impl From<TokenSource> for PathBuf {
     }
 }
 
-impl Default for Model {
-    fn default() -> Self {
-        Self {
-            tokenizer: None,
-            tokenizer_timeout: Duration::from_millis(200),
-            tokenizer_cache_bytes: 32 * 1024 * 1024,
-            enforce_disagg: None,
-            order: None,
-            local_fallback: None,
-            busy: BusyByLeg::new(),
-            slots: BTreeMap::new(),
-        }
+impl Model {
+    fn rules(&self, report: &mut Report<'_>) {
+        check_busy(&self.busy, &mut report.at("busy"));
     }
 }

@@ -16,10 +16,7 @@ use pointsman_workers::WorkerId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Config,
-    settings::{Reloadable, Settings, Static},
-};
+use super::{Config, settings::Settings};
 
 /// Interval of reading the file. A change is applied when two reads in a row find the same content.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -44,8 +41,8 @@ pub(crate) trait ReloadTarget: Send + Sync {
     /// [`ReloadError`]; then nothing changed.
     fn apply(
         &self,
-        before: &Reloadable,
-        after: &Reloadable,
+        before: &Settings,
+        after: &Settings,
     ) -> impl Future<Output = Result<Applied, ReloadError>> + Send;
 }
 
@@ -53,10 +50,10 @@ pub(crate) trait ReloadTarget: Send + Sync {
 #[derive(Debug)]
 pub(crate) struct ConfigReloader {
     source: Option<ConfigSource>,
-    /// Values of the start, which stay in force.
-    started: Static,
-    /// Values in force. The lock makes reloads take turns.
-    current: tokio::sync::Mutex<Reloadable>,
+    /// Settings of the start. Those that only a restart changes stay in force.
+    started: Settings,
+    /// Settings in force. The lock makes reloads take turns.
+    current: tokio::sync::Mutex<Settings>,
 }
 
 /// Result of a reload.
@@ -112,8 +109,7 @@ impl ConfigReloader {
     /// Starts with `started` in force, which came from `source`.
     #[must_use]
     pub(crate) fn new(started: Settings, source: Option<ConfigSource>) -> Self {
-        let Settings { fixed, reloadable } = started;
-        Self { source, started: fixed, current: tokio::sync::Mutex::new(reloadable) }
+        Self { source, current: tokio::sync::Mutex::new(started.clone()), started }
     }
 
     /// Reads the configuration again and applies what a reload can change.
@@ -124,12 +120,12 @@ impl ConfigReloader {
         let mut current = self.current.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
-        let Settings { fixed, reloadable } =
-            config.resolve().map_err(|errors| ReloadError::Invalid(errors.to_string()))?;
-        let applied = current.changed(&reloadable);
-        let needs_restart = self.started.changed(&fixed);
-        let changes = target.apply(&current, &reloadable).await?;
-        *current = reloadable;
+        let new = config.resolve().map_err(|errors| ReloadError::Invalid(errors.to_string()))?;
+        let applied = current.changes(&new).applied;
+        let needs_restart = self.started.changes(&new).needs_restart;
+        let new = new.with_started(&self.started);
+        let changes = target.apply(&current, &new).await?;
+        *current = new;
         let WorkerChanges { added, removed, changed } = &changes.workers;
         tracing::info!(
             applied = applied.join(","),

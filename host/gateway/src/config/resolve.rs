@@ -1,353 +1,150 @@
-//! From the raw configuration to validated settings.
-//!
-//! Each section is taken apart without `..`: a new key does not compile before it is in [`Static`] or
-//! [`Reloadable`].
+//! Validates a configuration: the values of each section, what sections say together, and the files that they
+//! name.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::BTreeMap;
 
-use http::{HeaderName, HeaderValue};
+use pointsman_config_file::{Report, Section};
+use pointsman_routing::BusyByLeg;
 
 use super::{
-    Config, Index, Policies, Problem, Routing, Secret, Server,
-    settings::{
-        AuthSettings, IndexSettings, Listeners, PolicyRuntime, PolicySettings, Reloadable, RoutingSettings,
-        ServerSettings, Settings, Static,
-    },
+    Config, Problem, Tls, credentials::Credentials, settings::Settings, slots::SlotEntry,
+    slots::is_folder_name,
 };
 
-mod auth;
-mod certificates;
-mod decisions;
-mod jwt;
-mod limits;
-mod model;
-mod shared_state;
-mod timeouts;
-mod traces;
-mod upstream;
-mod workers;
+/// Limit of `[[auth.certificates]]`.
+const MAX_CERTIFICATES: usize = 10_000;
+
+/// Rules of more than one section.
+const RULES: [fn(&Config, &mut Report<'_>); 7] =
+    [body_sizes, picker_address, tenant_header, certificates, engine_load, slots, workers];
 
 /// Validates `config`. Returns the settings with all problems. If there are problems, the settings serve only
 /// to look for more.
-#[expect(clippy::too_many_lines, reason = "one line for each section")]
 pub(super) fn resolve(config: &Config) -> (Settings, Vec<Problem>) {
-    let Config {
-        server,
-        auth,
-        routing,
-        policies,
-        index,
-        queue,
-        tenants,
-        limits,
-        decisions,
-        traces,
-        timeouts,
-        upstream,
-        probe,
-        discovery,
-        ext_proc,
-        replicas,
-        models,
-        workers,
-        origin: _,
-    } = config;
-    let mut problems = Problems::default();
-    let auth = problems.auth(auth, server);
-    let (listeners, server) = problems.server(server, &auth);
-    let (block_size, routing) = problems.routing(routing);
-    let (decisions, decision_log) = problems.decisions(decisions);
-    let limits = problems.limits(limits, server.max_body_bytes);
-    let traces = problems.traces(traces);
-    let timeouts = problems.timeouts(timeouts);
-    let upstream = problems.upstream(upstream);
-    let probe = problems.probe(probe);
-    problems.busy_without_load(&routing.busy, models, probe.load_interval);
-    let index = problems.index(index);
-    let workers = problems.workers(workers);
-    let (runtime, policies) = problems.policies(policies);
-    let has_dir = runtime.dir.is_some();
-    let model_slots = models.iter().filter(|(_, model)| !model.slots.is_empty());
-    let model_slots = model_slots
-        .map(|(name, model)| (name.clone(), model.slots.keys().copied().collect::<BTreeSet<_>>()))
-        .collect();
-    let models =
-        models.iter().map(|(name, model)| (name.clone(), problems.model(name, model, has_dir))).collect();
-    problems.shared_state(replicas, &policies.slots, &models);
-    let tenants_wrong = super::tenants::problems(tenants);
-    problems.0.extend([discovery.problems(), replicas.problems(), queue.problems(), tenants_wrong].concat());
-    let others = [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)];
-    problems.0.extend(ext_proc.problems(others));
-    let (queue, tenants, discovery) = (queue.clone(), tenants.clone(), discovery.clone());
-    let (ext_proc, replicas) = (ext_proc.clone(), replicas.clone());
-    let fixed = Static {
-        listeners,
-        block_size,
-        policies: runtime,
-        index,
-        discovery,
-        ext_proc,
-        replicas,
-        model_slots,
-    };
-    let reloadable = Reloadable {
-        server,
-        auth,
-        routing,
-        policies,
-        queue,
-        tenants,
-        limits,
-        decisions,
-        decision_log,
-        traces,
-        timeouts,
-        upstream,
-        probe,
-        models,
-        workers,
-    };
-    (Settings { fixed, reloadable }, problems.0)
+    let (mut config, mut problems) = (config.clone(), Vec::new());
+    let mut report = Report::new(&mut problems);
+    Section::check(&mut config, &mut report);
+    RULES.iter().for_each(|rule| rule(&config, &mut report));
+    let credentials = Credentials::read(&config, &mut problems);
+    (Settings::new(config, credentials), problems)
 }
 
-/// The problems found so far.
-#[derive(Default)]
-struct Problems(Vec<Problem>);
-
-impl Problems {
-    fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Problem::new(path, message));
+fn body_sizes(config: &Config, report: &mut Report<'_>) {
+    let (all, one) = (config.limits.body_bytes_in_flight, config.server.max_body_bytes);
+    // Large bodies use at most seven eighths.
+    if all / 8 * 7 < one {
+        let message = format!(
+            "`{all}` is too small for one body of server.max_body_bytes ({one}): expected 8/7 of that or more"
+        );
+        report.add("limits.body_bytes_in_flight", message);
     }
+}
 
-    /// Returns a limit of time, which must not be zero.
-    fn limit(&mut self, path: &str, limit: Duration) -> Duration {
-        if limit.is_zero() {
-            self.add(path, "`0s` would end everything at once: expected more than 0");
-            return Duration::from_secs(1);
-        }
-        limit
+fn picker_address(config: &Config, report: &mut Report<'_>) {
+    let server = &config.server;
+    let others = [("server.listen", server.listen), ("server.admin_listen", server.admin_listen)];
+    config.ext_proc.check_listen(others, &mut report.at("ext_proc"));
+}
+
+fn tenant_header(config: &Config, report: &mut Report<'_>) {
+    let header = &config.server.tenant_header;
+    if !header.is_empty() && config.auth.trusted_proxies.is_empty() {
+        let message = format!(
+            "`{header}` has no effect without trusted addresses: name those of the proxies that set it in \
+             auth.trusted_proxies"
+        );
+        report.add("server.tenant_header", message);
     }
-
-    /// Returns a size, which must not be zero.
-    fn size(&mut self, path: &str, size: u32) -> u32 {
-        if size == 0 {
-            self.add(path, "`0` is too small: expected 1 or more");
-        }
-        size
+    for (name, _) in config.tenants.iter().filter(|(name, _)| name.is_empty()) {
+        report.add(&format!("tenants.{name}"), "the name of a tenant is empty: give it a name");
     }
+}
 
-    fn server(&mut self, server: &Server, auth: &AuthSettings) -> (Listeners, ServerSettings) {
-        let token = server.operators_token(auth.knows_operators());
-        let Server {
-            listen,
-            admin_listen,
-            threads,
-            tokenizer_threads,
-            max_body_bytes,
-            trust_hints,
-            tell_decisions,
-            requests_per_second,
-            ref api_keys,
-            ref tenants,
-            ref cors_origins,
-            ref tenant_header,
-            admin_token: _,
-            admin_token_file: _,
-            admin_token_reads,
-            admin_insecure,
-            ref admin_names,
-            ref tls,
-            http2,
-            ref admin_tls,
-        } = *server;
-        self.0.extend(server.bad_names());
-        let admin_token = token.unwrap_or_else(|problem| {
-            self.0.push(problem);
-            None
-        });
-        if listen == admin_listen && listen.port() != 0 {
-            let message = format!("`{admin_listen}` is also the address of server.listen: use another port");
-            self.add("server.admin_listen", message);
-        }
-        http2.check(&mut self.0);
-        for (path, tls) in [("server.tls", tls), ("server.admin_tls", admin_tls)] {
-            tls.iter().for_each(|tls| tls.check(path, &mut self.0));
-        }
-        self.tenants(api_keys, tenants);
-        let settings = ServerSettings {
-            max_body_bytes,
-            trust_hints,
-            tell_decisions,
-            requests_per_second,
-            api_keys: api_keys.clone(),
-            tenants: tenants.clone(),
-            tenant_header: self.tenant_header(tenant_header),
-            admin_token,
-            admin_token_reads,
-            admin_names: admin_names.clone(),
-            tls: tls.clone(),
-            http2,
-            admin_tls: admin_tls.clone(),
+/// A certificate has one owner, and its listener asks for it.
+fn certificates(config: &Config, report: &mut Report<'_>) {
+    let entries = &config.auth.certificates;
+    if entries.len() > MAX_CERTIFICATES {
+        let message = format!("{} entries are more than the limit of {MAX_CERTIFICATES}", entries.len());
+        report.add("auth.certificates", message);
+        return;
+    }
+    let mut seen = BTreeMap::new();
+    for (index, entry) in entries.iter().enumerate() {
+        let path = format!("auth.certificates[{index}]");
+        let (listener, tls) = match entry.role {
+            Some(_) => ("server.admin_tls", &config.server.admin_tls),
+            None => ("server.tls", &config.server.tls),
         };
-        let cors_origins = self.origins(cors_origins);
-        let fixed =
-            Listeners { listen, admin_listen, threads, tokenizer_threads, cors_origins, admin_insecure };
-        (fixed, settings)
+        if tls.as_ref().is_none_or(|tls: &Tls| tls.client_ca_file.is_none()) {
+            let message =
+                format!("no certificate is asked for: name the authorities in `{listener}.client_ca_file`");
+            report.add(&format!("{path}.name"), message);
+        }
+        if let Some(other) = seen.insert((entry.role.is_some(), entry.matched_name()), path.clone()) {
+            let message = format!("`{}` is already the name of {other}: remove one of them", entry.name);
+            report.add(&format!("{path}.name"), message);
+        }
     }
+}
 
-    /// Returns the origins of pages that may call the clients' listener.
-    fn origins(&mut self, origins: &[String]) -> Vec<HeaderValue> {
-        let mut valid = Vec::new();
-        for (position, origin) in origins.iter().enumerate() {
-            let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
-            let fits = origin == "*" || host.is_some_and(|host| !host.is_empty() && !host.contains('/'));
-            match HeaderValue::from_str(origin).ok().filter(|_| fits) {
-                Some(origin) => valid.push(origin),
-                None => self.add(
-                    format!("server.cors_origins[{position}]"),
-                    format!(
-                        "`{origin}` is not an origin: expected `https://HOST`, `http://HOST:PORT` or `*`"
-                    ),
-                ),
+/// Thresholds of the engines' load figures need these figures.
+fn engine_load(config: &Config, report: &mut Report<'_>) {
+    if !config.probe.load_interval.is_zero() {
+        return;
+    }
+    let mut check = |path: &str, busy: &BusyByLeg| {
+        for (leg, thresholds) in busy {
+            let keys = [
+                ("kv_usage", thresholds.kv_usage.is_some()),
+                ("engine_queue", thresholds.engine_queue.is_some()),
+            ];
+            for (key, _) in keys.into_iter().filter(|(_, is_set)| *is_set) {
+                let message = "the load of engines is never read: set probe.load_interval to more than 0";
+                report.add(&format!("{path}.{leg}.{key}"), message);
             }
         }
-        valid
+    };
+    check("routing.busy", &config.routing.busy);
+    for (name, model) in &config.models {
+        check(&format!("models.{name}.busy"), &model.busy);
     }
+}
 
-    /// Checks that each key belongs to one tenant at most, and that no name is empty.
-    fn tenants(&mut self, api_keys: &[Secret], tenants: &BTreeMap<String, Vec<Secret>>) {
-        let mut owners: BTreeMap<&str, &str> = api_keys.iter().map(|key| (key.expose(), "")).collect();
-        for (tenant, keys) in tenants {
-            let path = format!("server.tenants.{tenant}");
-            if tenant.is_empty() {
-                self.add(path.clone(), "the name of a tenant is empty: give it a name");
-            }
-            for (position, key) in keys.iter().enumerate() {
-                let path = format!("{path}[{position}]");
-                if key.expose().is_empty() {
-                    self.add(path, "the key is empty: every client would know it");
-                } else if let Some(owner) = owners.insert(key.expose(), tenant) {
-                    let owner = if owner.is_empty() { "server.api_keys" } else { owner };
-                    self.add(
-                        path,
-                        format!("the same key belongs to `{owner}`, too: give each tenant its own"),
-                    );
-                }
-            }
+/// Slots of models, which use the directory of all, and memory that is shared with other gateways.
+fn slots(config: &Config, report: &mut Report<'_>) {
+    let has_dir = config.policies.dir.is_some();
+    let no_others = config.replicas.servers.is_empty();
+    let shared = |section: &str, kind: &dyn std::fmt::Display, entry: &SlotEntry, report: &mut Report<'_>| {
+        if entry.shared_state && no_others {
+            let path = format!("{section}.slots.{kind}.shared_state");
+            report.add(&path, "needs other gateways: add `replicas.servers`, or remove the key");
+        }
+    };
+    for (kind, entry) in &config.policies.slots {
+        shared("policies", kind, entry, report);
+    }
+    for (name, model) in &config.models {
+        let section = format!("models.{name}");
+        if !model.slots.is_empty() && !is_folder_name(name) {
+            let message =
+                format!("`{name}` cannot name a directory of policies: expected NAME or OWNER/NAME");
+            report.add(&format!("{section}.slots"), message);
+        }
+        for (kind, entry) in &model.slots {
+            entry.check_content(*kind, has_dir, &mut report.at(&format!("{section}.slots.{kind}")));
+            shared(&section, kind, entry, report);
         }
     }
+}
 
-    /// Returns the header in which a proxy names the tenant.
-    fn tenant_header(&mut self, name: &str) -> Option<HeaderName> {
-        if name.is_empty() {
-            return None;
+/// Each description was validated when it was read.
+fn workers(config: &Config, report: &mut Report<'_>) {
+    let workers = &config.workers;
+    for (index, worker) in workers.iter().enumerate() {
+        if let Some(same) = workers.iter().take(index).position(|other| other.id == worker.id) {
+            let message =
+                format!("`{}` is already the id of workers[{same}]: give each worker its own", worker.id);
+            report.add(&format!("workers[{index}].id"), message);
         }
-        let header = HeaderName::try_from(name).ok();
-        if header.is_none() {
-            self.add("server.tenant_header", format!("`{name}` is not the name of an HTTP header"));
-        }
-        header
-    }
-
-    fn routing(&mut self, routing: &Routing) -> (u32, RoutingSettings) {
-        let Routing {
-            enforce_disagg,
-            block_size,
-            bytes_per_token,
-            order,
-            retries,
-            local_fallback,
-            session_affinity,
-            busy_status,
-            quarantine,
-            hash_salt,
-            ref busy,
-            cost,
-        } = *routing;
-        self.busy("routing.busy", busy);
-        self.cost(&cost);
-        if !(400..600).contains(&busy_status) {
-            self.add(
-                "routing.busy_status",
-                format!("`{busy_status}` is not an HTTP error status: expected 400 to 599"),
-            );
-        }
-        let settings = RoutingSettings {
-            enforce_disagg,
-            bytes_per_token: self.size("routing.bytes_per_token", bytes_per_token),
-            order,
-            retries,
-            local_fallback,
-            session_affinity,
-            busy_status,
-            quarantine,
-            hash_salt,
-            busy: busy.clone(),
-            cost,
-        };
-        (self.size("routing.block_size", block_size), settings)
-    }
-
-    fn policies(&mut self, policies: &Policies) -> (PolicyRuntime, PolicySettings) {
-        self.0.extend(policies.problems());
-        let (trusted_keys, pins) = policies.signatures().unwrap_or_default();
-        let Policies {
-            ref dir,
-            deadline,
-            configure_deadline,
-            observe_deadline,
-            memory_bytes,
-            on_failure,
-            probation_calls,
-            probation_failure_share,
-            debounce,
-            rescan,
-            require_signed,
-            trusted_keys: _,
-            trusted_key_files: _,
-            signatures_bind,
-            ref min_versions,
-            pins: _,
-            ref compile_cache,
-            compile_memory_bytes,
-            compile_cpu,
-            compile_timeout,
-            compiler: _,
-            ref slots,
-        } = *policies;
-        let runtime = PolicyRuntime {
-            dir: dir.clone(),
-            deadline: self.limit("policies.deadline", deadline),
-            configure_deadline: self.limit("policies.configure_deadline", configure_deadline),
-            observe_deadline: self.limit("policies.observe_deadline", observe_deadline),
-            memory_bytes,
-            probation_calls,
-            probation_failure_share,
-            debounce,
-            rescan: self.limit("policies.rescan", rescan),
-            compile_cache: compile_cache.clone(),
-            compile_memory_bytes,
-            compile_cpu: self.limit("policies.compile_cpu", compile_cpu),
-            compile_timeout: self.limit("policies.compile_timeout", compile_timeout),
-        };
-        let (min_versions, slots) = (min_versions.clone(), slots.clone());
-        let settings = PolicySettings {
-            on_failure,
-            require_signed,
-            trusted_keys,
-            signatures_bind,
-            min_versions,
-            pins,
-            slots,
-        };
-        (runtime, settings)
-    }
-
-    fn index(&mut self, index: &Index) -> IndexSettings {
-        let Index { byte_budget, ttl } = *index;
-        IndexSettings { byte_budget, ttl: self.limit("index.ttl", ttl) }
     }
 }

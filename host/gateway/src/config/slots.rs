@@ -1,7 +1,11 @@
 //! `[policies.slots.SLOT]` and `[models.NAME.slots.SLOT]`: what a slot runs, and its canary and shadow.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
+use pointsman_config_file::{Changes, section};
 use pointsman_embedded_policies::{FORMULA_FILTER, by_name};
 use pointsman_policy_runtime::{Access, FormulaSettings, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 use pointsman_routing::{Lane, NativeMode, Normalize, OnFailure, Picker, SlotKind};
@@ -14,36 +18,47 @@ mod check;
 
 pub(super) use check::is_folder_name;
 
-/// Content of a slot while its file does not exist, and the settings of its policies.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Content of a slot while its file does not exist, and the settings of its policies. See "Slots".
+#[section]
 pub struct SlotEntry {
-    /// Native selector.
+    /// Selector of the host: "round-robin", "random", "power-of-two", "least-loaded", "kv" or "direct".
+    #[key(example = "\"round-robin\"")]
     pub native: Option<NativeMode>,
-    /// Built-in policy, one of [`pointsman_embedded_policies::NAMES`].
+    /// Built-in policy, such as "kv-aware" or "least-loaded".
+    #[key(example = "\"least-loaded\"")]
     pub builtin: Option<String>,
-    /// Policy by name: `parts/NAME.wasm` if the file exists, else the built-in one.
+    /// Policy by name: parts/NAME.wasm if the file exists, else the built-in one.
+    #[key(example = "\"least-loaded\"")]
     pub policy: Option<String>,
     /// Filters, in order. They run before the slot's own file, too.
+    #[key(example = "[{ policy = \"low-queue\" }]")]
     pub filters: Vec<PartEntry>,
     /// Scorers. The picker chooses by their weighted costs.
+    #[key(example = "[{ policy = \"kv-aware\", weight = 2.0, normalize = \"min-max\" }]")]
     pub scorers: Vec<ScorerEntry>,
-    /// How a candidate is chosen from the weighted costs.
+    /// How a candidate is chosen from the weighted costs; "min", "weighted-random" or softmax.
+    #[key(example = "{ softmax = { temperature = 0.5 } }")]
     pub picker: Option<Picker>,
-    /// Argument of `configure` of the policy in the slot's file, and of `builtin` or `policy`.
+    /// Passed to `configure` of the policy in the slot's file, and of `builtin` or `policy`.
+    #[key(example = "{ }")]
     #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: toml::Table,
-    /// Interfaces that its policies may import: `log`, `state`, `wasi`; default: `log` and `wasi`.
+    /// Imports that its policies may use: "log", "wasi" and "state"; default: "log" and "wasi". See "Grants".
+    #[key(example = "[\"log\", \"wasi\"]")]
     pub grants: Option<Vec<Grant>>,
-    /// Whether the gateways of `[replicas]` share the memory of its policies; needs the grant `state`.
+    /// Whether the gateways of [replicas] share the memory of its policies; needs the grant "state".
     pub shared_state: bool,
-    /// Reaction to a failure of a policy of this slot; default: `policies.on_failure`.
+    /// What a failure of a policy of this slot does; default: policies.on_failure.
+    #[key(example = "\"shed\"")]
     pub on_failure: Option<OnFailure>,
-    /// Number of candidates that its policies see at most, at least 8; default: all that are eligible.
+    /// Candidates that its policies see at most, at least 8; default: all that are eligible. See tune.md.
+    #[key(example = "64")]
     pub max_rows: Option<u32>,
-    /// Policy that serves a share of requests.
+    /// Policy that serves a share of requests. See "Canary and shadow".
+    #[key(example = "{ share = 0.05, builtin = \"least-loaded\" }", nested)]
     pub canary: Option<TrialEntry>,
     /// Policy whose decisions are compared and dropped.
+    #[key(example = "{ share = 1.0, builtin = \"least-loaded\" }", nested)]
     pub shadow: Option<TrialEntry>,
 }
 
@@ -80,10 +95,10 @@ pub struct ScorerEntry {
 }
 
 /// A canary or a shadow. `<slot>.canary.wasm` or `<slot>.shadow.wasm` takes precedence while the file exists.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+#[section]
 pub struct TrialEntry {
-    /// Share of requests, 0 to 1; default: 0.05 for a canary, 1 for a shadow.
+    /// Share of requests; default: 0.05 for a canary, 1 for a shadow.
+    #[key(range = 0.0..=1.0, reason = "is not a share")]
     pub share: Option<f64>,
     /// Same as in the slot.
     pub native: Option<NativeMode>,
@@ -100,6 +115,22 @@ pub struct TrialEntry {
     /// Same as in the slot, whose value is the default.
     #[schemars(with = "BTreeMap<String, Value>")]
     pub settings: Option<toml::Table>,
+}
+
+/// Reports what a reload changes in the slots of a model. One that only one of two configurations has needs a
+/// restart.
+pub(super) fn changes(
+    before: &BTreeMap<SlotKind, SlotEntry>,
+    after: &BTreeMap<SlotKind, SlotEntry>,
+    path: &str,
+    changes: &mut Changes,
+) {
+    let kinds: BTreeSet<&SlotKind> = before.keys().chain(after.keys()).collect();
+    let only_one = kinds.into_iter().filter(|kind| before.contains_key(kind) != after.contains_key(kind));
+    only_one.for_each(|kind| changes.add(format!("{path}.{kind}"), true));
+    if before.iter().any(|(kind, entry)| after.get(kind).is_some_and(|new| new != entry)) {
+        changes.add(path.to_owned(), false);
+    }
 }
 
 /// The built-in policy of which a part is a filter.

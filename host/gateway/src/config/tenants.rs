@@ -1,46 +1,54 @@
 //! `[tenants.NAME]`: the share of a tenant while requests wait, and its limits.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-use super::Problem;
+use pointsman_config_file::{Report, section};
 
 /// Name of the section that stands for every tenant without one.
 pub(crate) const ALL_TENANTS: &str = "*";
 
-/// `[tenants.NAME]`. A key that is left out is that of `[tenants."*"]`.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Share and limits of a tenant. A key that is left out is that of [tenants."*"], which stands for each
+/// tenant without a section, and for all requests without a tenant together.
+#[section(rules)]
 pub struct TenantEntry {
-    /// Share of the served tokens while requests wait, relative to those of other tenants.
+    /// Share of the served tokens while requests wait, relative to those of other tenants; default: 1.0.
+    #[key(example = "1.0", range = 0.001..=1e6, reason = "is not a weight")]
     pub weight: Option<f64>,
-    /// Highest priority of its requests.
+    /// Highest priority of its requests; default: any.
+    #[key(example = "0.0")]
     pub max_priority: Option<f32>,
     /// Requests in a minute; 0: no limit.
+    #[key(example = "0")]
     pub requests_per_minute: Option<u64>,
     /// Prompt tokens in a minute; 0: no limit.
+    #[key(example = "0")]
     pub input_tokens_per_minute: Option<u64>,
     /// Output tokens in a minute; 0: no limit.
+    #[key(example = "0")]
     pub output_tokens_per_minute: Option<u64>,
     /// Requests in flight; 0: no limit.
+    #[key(example = "0")]
     pub concurrency: Option<u64>,
-    /// Limits of single models, besides those of all.
+    /// Limits of the tenant for one model, besides those for all.
+    #[key(example = "\"NAME\"", nested, by_key)]
     pub models: BTreeMap<String, TenantModelEntry>,
 }
 
-/// `[tenants.NAME.models.MODEL]`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Limits of a tenant for one model.
+#[section]
+#[derive(Copy, Eq)]
 pub struct TenantModelEntry {
     /// Requests in a minute; 0: no limit.
+    #[key(example = "0")]
     pub requests_per_minute: Option<u64>,
     /// Prompt tokens in a minute; 0: no limit.
+    #[key(example = "0")]
     pub input_tokens_per_minute: Option<u64>,
     /// Output tokens in a minute; 0: no limit.
+    #[key(example = "0")]
     pub output_tokens_per_minute: Option<u64>,
     /// Requests in flight; 0: no limit.
+    #[key(example = "8")]
     pub concurrency: Option<u64>,
 }
 
@@ -74,18 +82,9 @@ impl TenantEntry {
         }
     }
 
-    fn changed_keys(&self, new: &Self, path: &str, paths: &mut Vec<String>) {
-        let mut add = |key: &str| paths.push(format!("{path}.{key}"));
-        if self.weight != new.weight {
-            add("weight");
-        }
-        if self.max_priority != new.max_priority {
-            add("max_priority");
-        }
-        self.limits().changed_keys(new.limits(), path, paths);
-        for name in self.models.keys().chain(new.models.keys()).collect::<BTreeSet<_>>() {
-            let of = |entry: &Self| entry.models.get(name).copied().unwrap_or_default();
-            of(self).changed_keys(of(new), &format!("{path}.models.{name}"), paths);
+    fn rules(&self, report: &mut Report<'_>) {
+        if self.max_priority.is_some_and(|priority| !priority.is_finite()) {
+            report.add("max_priority", "is not a finite number: leave the key out for no limit");
         }
     }
 }
@@ -98,51 +97,5 @@ impl TenantModelEntry {
             output_tokens_per_minute: self.output_tokens_per_minute.or(others.output_tokens_per_minute),
             concurrency: self.concurrency.or(others.concurrency),
         }
-    }
-
-    fn changed_keys(self, new: Self, path: &str, paths: &mut Vec<String>) {
-        let Self { requests_per_minute, input_tokens_per_minute, output_tokens_per_minute, concurrency } =
-            self;
-        let keys = [
-            ("requests_per_minute", requests_per_minute != new.requests_per_minute),
-            ("input_tokens_per_minute", input_tokens_per_minute != new.input_tokens_per_minute),
-            ("output_tokens_per_minute", output_tokens_per_minute != new.output_tokens_per_minute),
-            ("concurrency", concurrency != new.concurrency),
-        ];
-        let changed = keys.into_iter().filter(|(_, changed)| *changed);
-        paths.extend(changed.map(|(key, _)| format!("{path}.{key}")));
-    }
-}
-
-/// Returns what is wrong with the sections.
-pub(super) fn problems(tenants: &BTreeMap<String, TenantEntry>) -> Vec<Problem> {
-    let mut problems = Vec::new();
-    for (name, entry) in tenants {
-        let path = format!("tenants.{name}");
-        if name.is_empty() {
-            problems.push(Problem::new(path.clone(), "the name of a tenant is empty: give it a name"));
-        }
-        if let Some(weight) = entry.weight.filter(|weight| !(0.001..=1e6).contains(weight)) {
-            let message = format!("`{weight}` is not a weight: expected 0.001 to 1000000");
-            problems.push(Problem::new(format!("{path}.weight"), message));
-        }
-        if entry.max_priority.is_some_and(|priority| !priority.is_finite()) {
-            let message = "is not a finite number: leave the key out for no limit";
-            problems.push(Problem::new(format!("{path}.max_priority"), message));
-        }
-    }
-    problems
-}
-
-/// Appends the dotted path of each key whose value differs.
-pub(super) fn changed_keys(
-    before: &BTreeMap<String, TenantEntry>,
-    after: &BTreeMap<String, TenantEntry>,
-    paths: &mut Vec<String>,
-) {
-    for name in before.keys().chain(after.keys()).collect::<BTreeSet<_>>() {
-        let missing = TenantEntry::default();
-        let of = |tenants: &BTreeMap<String, TenantEntry>| tenants.get(name).unwrap_or(&missing).clone();
-        of(before).changed_keys(&of(after), &format!("tenants.{name}"), paths);
     }
 }

@@ -1,3 +1,5 @@
+use pointsman_config_file::reference;
+
 use super::*;
 
 /// Parses a text as a file is parsed, and returns the problems of all steps as they are shown.
@@ -22,9 +24,32 @@ fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
     let shown = default.shown().unwrap();
     // B1.5: the configuration, as `config show` shows it
     assert!(shown.to_string().lines().any(|line| line.starts_with("enforce_disagg = false")), "{shown}");
-    let page = include_str!("../../../../docs/configuration.md");
+    let example = reference::example(&Config::schema());
     // B1.5: the configuration, as `config example` prints it
-    assert!(page.lines().any(|line| line.starts_with("enforce_disagg = false")));
+    assert!(example.lines().any(|line| line.starts_with("enforce_disagg = false")));
+}
+
+/// `text` with `content` between the first `start` and the next `end`.
+fn with_content(text: &str, start: &str, content: &str, end: &str) -> String {
+    let (before, after) = text.split_once(start).unwrap();
+    let (_, after) = after.split_once(end).unwrap();
+    [before, start, content, end, after].concat()
+}
+
+#[test]
+fn the_page_has_every_key_and_those_that_need_a_restart() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/configuration.md");
+    let page = std::fs::read_to_string(&path).unwrap();
+    let schema = Config::schema();
+    let written = with_content(&page, "```toml\n", &reference::example(&schema), "```");
+    let rows = reference::restart_table(&schema);
+    let written = with_content(&written, "| section | keys |\n| --- | --- |\n", rows.trim_end(), "\n\n");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &written).unwrap();
+        return;
+    }
+    let advice = "docs/configuration.md differs from the sections; write it: UPDATE_DOCS=1 cargo test -p pointsman-gateway";
+    assert!(page == written, "{advice} --lib the_page_has_every_key");
 }
 
 #[test]
@@ -141,15 +166,13 @@ fn a_token_of_operators_is_checked() {
     check("[server]\nadmin_token = \"\"", &[&format!("line 2: server.admin_token: {empty}")]);
     check(
         "[server]\nadmin_token_reads = true",
-        &["line 2: server.admin_token_reads: `true` needs a token: add `admin_token` or `admin_token_file`"],
+        &["line 2: server.admin_token_reads: `true` needs a token: add `admin_token`"],
     );
-    check(
-        "[server]\nadmin_token = \"a\"\nadmin_token_file = \"b\"",
-        &["line 3: server.admin_token_file: `admin_token` is given, too: remove one of them"],
+    let found = problems("[server]\nadmin_token = { file = \"/no/such\" }");
+    assert!(
+        found[0].starts_with("line 2: server.admin_token: cannot read the file `/no/such`: "),
+        "{found:?}"
     );
-    let found = problems("[server]\nadmin_token_file = \"/no/such\"");
-    assert!(found[0].starts_with("line 2: server.admin_token_file: cannot read `/no/such`: "), "{found:?}");
-    assert_eq!(found.len(), 1);
 }
 
 #[test]
@@ -186,11 +209,27 @@ fn limits_of_requests_are_within_bounds() {
 }
 
 #[test]
+fn a_key_that_was_removed_says_what_takes_its_place() {
+    let text = "[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token_file = \"/t\"\n[[auth.keys]]\nid = \"a\"\n\
+                digest = \"sha256:%\"\nfile = \"/d\"\n[traces]\nbatch_spans = 7\n";
+    check(
+        &text.replace('%', &"a1".repeat(32)),
+        &[
+            "line 2: server.api_keys: this key was removed: run `pointsman key hash --id NAME --tenant TENANT`, give it \
+             the key on stdin, and add the entry of [[auth.keys]] that it prints",
+            "line 3: server.admin_token_file: this key was removed: write `admin_token = { file = \"PATH\" }`",
+            "line 7: auth.keys[0].file: this key was removed: write `digest = { file = \"PATH\" }`",
+            "line 9: traces.batch_spans: this key was removed: remove it: an export is sent at once when 512 spans wait",
+        ],
+    );
+}
+
+#[test]
 fn a_message_never_shows_a_secret() {
     let texts = [
-        "[server]\napi_keys = \"sk-SECRET\"",
-        "[server]\napi_keys = [7007]",
-        "[server]\napi_keys = [\"a\", { k = \"sk-SECRET\" }]",
+        "[[auth.keys]]\ndigest = \"sk-SECRET\"",
+        "[[auth.keys]]\ndigest = 7007",
+        "[[auth.keys]]\ndigest = { k = \"sk-SECRET\" }",
         "[server]\nadmin_token = 7007",
         "[server]\nadmin_token = [\"sk-SECRET\"]",
         "[server]\nadmin_token = \"sk-SECRET",
@@ -218,7 +257,7 @@ fn a_message_never_shows_a_secret() {
 
 #[test]
 fn the_settings_do_not_print_a_secret() {
-    let text = "[auth]\nplain_api_keys = true\n[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
+    let text = "[server]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
                 role = \"prefill\"\nengine = \"vllm\"\napi_key = \"sk-SECRET\"";
     let (config, _) = parse(text, &Environment::default()).unwrap();
     let settings = config.resolve().unwrap();
@@ -230,7 +269,7 @@ fn the_settings_do_not_print_a_secret() {
 #[test]
 fn a_network_needs_an_admin_token_or_a_word_that_it_is_meant() {
     let problem = "line 2: server.admin_listen: `0.0.0.0:9090` can be reached from the network, and there is no admin \
-                   token: add `admin_token_file`, listen on 127.0.0.1, or set `admin_insecure = true` to let everyone \
+                   token: add `admin_token`, listen on 127.0.0.1, or set `admin_insecure = true` to let everyone \
                    change this gateway";
     let listen = "[server]\nadmin_listen = \"0.0.0.0:9090\"";
     check(listen, &[problem]);

@@ -2,78 +2,59 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use pointsman_config_file::{Report, duration::secs, section};
 
-use super::{Problem, duration, tls};
+use super::tls;
 
-/// `[upstream]`: calls to workers.
-#[derive(Clone, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Calls to workers.
+#[section]
 pub struct Upstream {
-    /// How long an idle connection is kept.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    /// How long a connection that no request uses is kept.
+    #[key(default = secs(30), positive)]
     pub idle_timeout: Duration,
-    /// Number of idle connections that each data thread keeps for a worker; 0: none.
+    /// Idle connections that each data thread keeps for a worker; 0: none.
+    #[key(default = 256)]
     pub idle_connections: usize,
-    /// Whether engines get the client's `authorization` header. A worker's own key takes its place.
+    /// Whether engines get the client's authorization header. A worker's own api_key takes its place.
     pub forward_authorization: bool,
-    /// TLS to workers whose URL begins with `https://`.
+    /// TLS to workers with https:// in their url. See "TLS to engines".
+    #[key(nested)]
     pub tls: UpstreamTls,
 }
 
-/// `[upstream.tls]`: TLS to workers whose URL begins with `https://`.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// TLS to workers whose URL begins with `https://`.
+#[section(rules)]
+#[derive(Eq)]
 pub struct UpstreamTls {
-    /// PEM file with the authorities that sign the certificates of engines; `None`: those that this machine
-    /// trusts.
+    /// PEM file with the authorities that sign the certificates of engines; default: those of this machine.
+    #[key(example = "\"/etc/pointsman/engines.crt\"")]
     pub ca_file: Option<PathBuf>,
     /// PEM file with the certificate that the gateway shows to engines, followed by its intermediates;
-    /// `None`: none is shown.
+    /// default: none.
+    #[key(example = "\"/etc/pointsman/gateway.crt\"")]
     pub cert_file: Option<PathBuf>,
     /// PEM file with the private key of the certificate.
+    #[key(example = "\"/etc/pointsman/gateway.key\"")]
     pub key_file: Option<PathBuf>,
-    /// Oldest version of TLS that is spoken: `1.2` or `1.3`.
+    /// Oldest version of TLS that is spoken: "1.2" or "1.3".
+    #[key(default = tls::TLS_1_2.to_owned())]
     pub min_version: String,
 }
 
-impl Default for Upstream {
-    fn default() -> Self {
-        Self {
-            idle_timeout: Duration::from_secs(30),
-            idle_connections: 256,
-            forward_authorization: false,
-            tls: UpstreamTls::default(),
-        }
-    }
-}
-
-impl Default for UpstreamTls {
-    fn default() -> Self {
-        Self { ca_file: None, cert_file: None, key_file: None, min_version: tls::TLS_1_2.to_owned() }
-    }
-}
-
 impl UpstreamTls {
-    /// Validates the table. The contents of the files are checked where they are read.
-    pub(super) fn check(&self, problems: &mut Vec<Problem>) {
-        let Self { ca_file: _, cert_file, key_file, min_version } = self;
-        let mut add = |key: &str, message: String| {
-            problems.push(Problem::new(format!("upstream.tls.{key}"), message));
-        };
-        match (cert_file, key_file) {
+    /// The contents of the files are checked where they are read.
+    fn rules(&self, report: &mut Report<'_>) {
+        match (&self.cert_file, &self.key_file) {
             (Some(_), None) => {
-                add("key_file", "is missing: name the PEM file with the private key of cert_file".to_owned());
+                report.add("key_file", "is missing: name the PEM file with the private key of cert_file");
             }
             (None, Some(_)) => {
-                add("cert_file", "is missing: name the PEM file with the certificate of key_file".to_owned());
+                report.add("cert_file", "is missing: name the PEM file with the certificate of key_file");
             }
             _ => {}
         }
-        if let Some(message) = tls::bad_version(min_version) {
-            add("min_version", message);
+        if let Some(message) = tls::bad_version(&self.min_version) {
+            report.add("min_version", message);
         }
     }
 
@@ -85,13 +66,15 @@ impl UpstreamTls {
 
 #[cfg(test)]
 mod tests {
+    use pointsman_config_file::Section as _;
+
     use super::*;
 
     #[test]
     fn a_certificate_needs_its_key_and_a_version_is_one_that_is_spoken() {
-        let paths = |tls: UpstreamTls| {
+        let paths = |mut tls: UpstreamTls| {
             let mut problems = Vec::new();
-            tls.check(&mut problems);
+            tls.check(&mut Report::new(&mut problems).at("upstream.tls"));
             problems.into_iter().map(|problem| problem.path).collect::<Vec<_>>()
         };
         let file = Some(PathBuf::from("x"));

@@ -32,11 +32,11 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let settings = config.settings_to_check();
     let (mut problems, mut warnings) = (Vec::new(), advice(&settings));
     ports(&settings, &mut problems, &mut warnings)?;
-    let tokens = Tokens::new(1).load(&settings.reloadable.models, &Arc::new(Registry::default()));
+    let tokens = Tokens::new(1).load(&settings.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
-    let certificates = TlsContext::new().load(&settings.reloadable.server, &settings.reloadable.upstream);
+    let certificates = TlsContext::new().load(&settings.server, &settings.upstream);
     problems.extend(certificates.err().unwrap_or_default());
-    let proxies = TlsContext::new().load_proxies(settings.fixed.ext_proc.tls.as_ref());
+    let proxies = TlsContext::new().load_proxies(settings.ext_proc.tls.as_ref());
     problems.extend(proxies.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
     // A worker that could not be read is no missing worker.
@@ -59,12 +59,13 @@ fn ports(
     problems: &mut Vec<Problem>,
     warnings: &mut Vec<Problem>,
 ) -> anyhow::Result<()> {
-    let listeners = &settings.fixed.listeners;
     // A socket is registered with a runtime.
     tokio::runtime::Builder::new_current_thread().enable_io().build()?.block_on(async {
-        let ext_proc = settings.fixed.ext_proc.listen.map(|address| ("ext_proc.listen", address));
-        let listeners =
-            [("server.listen", listeners.listen), ("server.admin_listen", listeners.admin_listen)];
+        let ext_proc = settings.ext_proc.listen.map(|address| ("ext_proc.listen", address));
+        let listeners = [
+            ("server.listen", settings.server.listen),
+            ("server.admin_listen", settings.server.admin_listen),
+        ];
         for (path, address) in listeners.into_iter().chain(ext_proc) {
             if let Err(refused) = bind(address, CLIENT_SEND_BUFFER) {
                 let in_use = refused.error.kind() == ErrorKind::AddrInUse;
@@ -83,10 +84,9 @@ fn policies(
     problems: &mut Vec<Problem>,
     warnings: &mut Vec<Problem>,
 ) -> anyhow::Result<()> {
-    let policies = &mut settings.fixed.policies;
     // Reported with the values.
-    policies.dir = policies.dir.take().filter(|dir| dir.is_dir());
-    let has_dir = policies.dir.is_some();
+    settings.forget_missing_dir();
+    let has_dir = settings.policies.dir.is_some();
     let mut opened = match slots::open(&settings, config.policies.compiler.clone(), 1) {
         Ok(opened) => opened,
         Err(problem) => {
@@ -126,11 +126,10 @@ pub(super) fn log_advice(settings: &Settings) {
 
 /// Returns what contradicts itself without being wrong.
 fn advice(settings: &Settings) -> Vec<Problem> {
-    let reloadable = &settings.reloadable;
     let mut warnings = Vec::new();
     warnings.extend(slots::waiting_settings(settings));
     let mut warn = |path: String, message: String| warnings.push(Problem::new(path, message));
-    let (routing, queue) = (&reloadable.routing, &reloadable.queue);
+    let (routing, queue) = (&settings.routing, &settings.queue);
     if routing.local_fallback && routing.enforce_disagg {
         let message = "`true` has no effect with `enforce_disagg = true`: remove one of them";
         warn("routing.local_fallback".to_owned(), message.to_owned());
@@ -139,8 +138,8 @@ fn advice(settings: &Settings) -> Vec<Problem> {
         let message = "`0s` lets no request wait: give a time, or remove `queue.limit`";
         warn("queue.timeout".to_owned(), message.to_owned());
     }
-    let workers = &reloadable.workers;
-    if workers.is_empty() && !settings.fixed.discovery.has_sources() {
+    let workers = &settings.workers;
+    if workers.is_empty() && !settings.discovery.has_sources() {
         let message = "no worker and no source of [discovery] is configured: requests are answered with 503 until a \
                        worker is registered (`PUT /workers/ID`)";
         warn("workers".to_owned(), message.to_owned());

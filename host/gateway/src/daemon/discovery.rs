@@ -24,7 +24,7 @@ use crate::{config::Discovery, state::State};
 
 /// Creates the fleet, and the leases as its first source.
 pub(super) fn fleet(registry: &Arc<Registry>, settings: &Discovery) -> (Arc<Fleet>, Arc<Leases>) {
-    let fleet = Fleet::new(registry.clone(), settings.rules());
+    let fleet = Fleet::new(registry.clone(), settings.fleet_rules());
     let rules = LeaseRules { max_leases: settings.max_workers, max_ttl: settings.max_lease };
     let leases = Leases::new(fleet.add_source("leases"), rules);
     (fleet, leases)

@@ -13,9 +13,9 @@ use pointsman_workers::{ModelName, WorkerId, WorkerSpec, name_hash, probe::Probe
 use super::slots::specs;
 use crate::{
     config::{
-        ALL_TENANTS, Problem, Queue, QueueOfModel, TenantEntry,
+        self, ALL_TENANTS, Probe, Problem, Queue, QueueOfModel, TenantEntry,
         reload::{Applied, ReloadError, ReloadTarget, WorkerChanges},
-        settings::{DecisionSettings, ProbeSettings, Reloadable},
+        settings::Settings as Configured,
     },
     state::{
         Settings, SharedState, State, certificates::Certificates, jwt::TokenVerifier, keys::Keys,
@@ -29,38 +29,23 @@ use crate::{
 
 impl ReloadTarget for SharedState {
     #[expect(clippy::too_many_lines, reason = "what can fail comes first, then each part is replaced once")]
-    async fn apply(&self, before: &Reloadable, after: &Reloadable) -> Result<Applied, ReloadError> {
-        let Reloadable {
-            server: _,
-            auth: _,
-            routing,
-            policies,
-            queue: _,
-            tenants,
-            limits,
-            decisions,
-            decision_log,
-            traces,
-            timeouts: _,
-            upstream: _,
-            probe: _,
-            models,
-            workers,
-        } = after;
+    async fn apply(&self, before: &Configured, after: &Configured) -> Result<Applied, ReloadError> {
+        let config::Config { routing, policies, tenants, limits, decisions, traces, models, workers, .. } =
+            &**after;
         let state = self.get();
         let invalid = |error: String| ReloadError::Invalid(error);
         let tokens = load_tokens(&state, models.clone()).await?;
-        let record = if *decisions == before.decisions {
+        let record = if decisions.is_same_record(&before.decisions) {
             state.router.decisions().clone()
         } else {
             let facts = Decisions::facts(&decisions.facts).map_err(|error| invalid(error.to_string()))?;
             Arc::new(state.router.decisions().successor(decisions.keep, decisions.bytes, facts))
         };
-        let log = if *decision_log == before.decision_log {
+        let log = if decisions.log() == before.decisions.log() {
             state.decision_log.clone()
         } else {
             let block_tokens = state.settings.measure.block_size;
-            let started = DecisionLog::start(decision_log, block_tokens, &state.metrics);
+            let started = DecisionLog::start(&decisions.log(), block_tokens, &state.metrics);
             started.map_err(|error| {
                 invalid(format!("decisions.log_dir: cannot start the log's thread: {error}"))
             })?
@@ -92,7 +77,7 @@ impl ReloadTarget for SharedState {
         let router = state.router.reconfigured(routing.cost, policies.on_failure, record);
         let router = router.with_busy(busy_rules(after));
         self.replace(State {
-            settings: Settings::new(state.settings.measure.block_size, after),
+            settings: Settings::new(after),
             router: Arc::new(router),
             limiter,
             tenant_limits: TenantLimits::new(
@@ -118,7 +103,7 @@ impl ReloadTarget for SharedState {
 /// Loads the tokenizers that changed, beside the runtime: a large one takes seconds.
 async fn load_tokens(
     state: &Arc<State>,
-    models: BTreeMap<String, crate::config::settings::ModelSettings>,
+    models: BTreeMap<String, config::Model>,
 ) -> Result<Tokens, ReloadError> {
     let state = state.clone();
     let load = move || state.tokens.load(&models, &state.registry);
@@ -130,11 +115,11 @@ async fn load_tokens(
 /// Reads the certificates, when their settings changed. Changed files alone are not read here.
 async fn load_certificates(
     state: &Arc<State>,
-    before: &Reloadable,
-    after: &Reloadable,
+    before: &Configured,
+    after: &Configured,
 ) -> Result<Option<Loaded>, ReloadError> {
-    let of = |settings: &Reloadable| {
-        let Reloadable { server, upstream, .. } = settings;
+    let of = |settings: &Configured| {
+        let config::Config { server, upstream, .. } = &**settings;
         (server.tls.clone(), server.http2.enabled, server.admin_tls.clone(), upstream.tls.clone())
     };
     if of(before) == of(after) {
@@ -156,18 +141,18 @@ fn refused(problems: &[Problem]) -> ReloadError {
 ///
 /// # Errors
 /// Names a fact that does not exist; validation rules this out.
-pub(super) fn record_of_decisions(settings: &DecisionSettings) -> Result<Decisions, UnknownFact> {
+pub(super) fn record_of_decisions(settings: &config::Decisions) -> Result<Decisions, UnknownFact> {
     Ok(Decisions::new(settings.keep, settings.bytes, Decisions::facts(&settings.facts)?))
 }
 
 /// Returns the thresholds beyond which workers are busy.
-pub(super) fn busy_rules(settings: &Reloadable) -> BusyRules {
+pub(super) fn busy_rules(settings: &Configured) -> BusyRules {
     let models = settings.models.iter().map(|(name, model)| (ModelName::new(name), model.busy.clone()));
     BusyRules::new(settings.routing.busy.clone(), models).with_queue(settings.queue.limit > 0)
 }
 
 /// Returns the bounds of the queue and the shares of tenants.
-pub(super) fn queue_rules(settings: &Reloadable) -> QueueRules {
+pub(super) fn queue_rules(settings: &Configured) -> QueueRules {
     let Queue { limit, bytes, timeout: _, max_inflight, input_weight, output_weight, ref models } =
         settings.queue;
     let bounds = |model: &QueueOfModel| ModelBounds { limit: model.limit, max_inflight: model.max_inflight };
@@ -195,10 +180,10 @@ pub(super) fn queue_rules(settings: &Reloadable) -> QueueRules {
 /// Returns the verifier of tokens: `running`, when the configuration asks for the same.
 pub(super) fn token_verifier(
     running: Option<&Arc<TokenVerifier>>,
-    settings: &Reloadable,
+    settings: &Configured,
     metrics: &Arc<Metrics>,
 ) -> Result<Option<Arc<TokenVerifier>>, String> {
-    let Some(jwt) = &settings.auth.jwt else { return Ok(None) };
+    let Some(jwt) = &settings.credentials.jwt else { return Ok(None) };
     let salt = settings.routing.hash_salt.expose();
     if let Some(running) = running.filter(|running| running.is_of(jwt, salt)) {
         return Ok(Some(running.clone()));
@@ -208,34 +193,34 @@ pub(super) fn token_verifier(
 }
 
 /// Whether the clients and their rates are the same as before.
-fn keeps_limiter(before: &Reloadable, after: &Reloadable) -> bool {
+fn keeps_limiter(before: &Configured, after: &Configured) -> bool {
     before.server.requests_per_second == after.server.requests_per_second
-        && before.server.api_keys == after.server.api_keys
-        && before.server.tenants == after.server.tenants
-        && before.auth.keys == after.auth.keys
-        && before.auth.dir_keys == after.auth.dir_keys
+        && before.credentials.keys == after.credentials.keys
+        && before.credentials.dir_keys == after.credentials.dir_keys
         && before.auth.certificates == after.auth.certificates
 }
 
-pub(super) fn rate_limiter(settings: &Reloadable) -> Option<Arc<RateLimiter>> {
+pub(super) fn rate_limiter(settings: &Configured) -> Option<Arc<RateLimiter>> {
     let per_second = NonZeroU32::new(settings.server.requests_per_second)?;
-    let keys = Keys::of_clients(&settings.auth, &settings.server, 0);
+    let keys = Keys::of_clients(&settings.credentials, 0);
     let certificates = Certificates::of_clients(&settings.auth.certificates, 0);
     let ids = keys.owners().chain(certificates.owners()).filter_map(|caller| caller.id.as_deref());
     Some(Arc::new(RateLimiter::new(per_second, ids)))
 }
 
 /// Returns the series of the tenants that the configuration names.
-pub(super) fn tenant_metrics(settings: &Reloadable, metrics: &Metrics) -> Arc<TenantMetrics> {
-    let Reloadable { auth, server, tenants, .. } = settings;
-    let limited = tenants.keys().filter(|name| *name != ALL_TENANTS).chain(server.tenants.keys());
-    let keys = auth.keys.iter().chain(&auth.dir_keys).filter_map(|key| key.tenant.as_ref());
-    let certificates = auth.certificates.iter().filter_map(|entry| entry.tenant.as_ref());
-    Arc::new(metrics.tenants.named(limited.chain(keys).chain(certificates).map(String::as_str)))
+pub(super) fn tenant_metrics(settings: &Configured, metrics: &Metrics) -> Arc<TenantMetrics> {
+    let (credentials, tenants) = (&settings.credentials, &settings.tenants);
+    let limited = tenants.keys().filter(|name| *name != ALL_TENANTS);
+    let keys = credentials.keys.iter().chain(&credentials.dir_keys);
+    let keys = keys.filter_map(|key| key.tenant.as_deref());
+    let certificates = settings.auth.certificates.iter().map(|entry| &*entry.tenant);
+    let certificates = certificates.filter(|tenant| !tenant.is_empty());
+    Arc::new(metrics.tenants.named(limited.map(String::as_str).chain(keys).chain(certificates)))
 }
 
-pub(super) fn probe_config(settings: &Reloadable) -> ProbeConfig {
-    let ProbeSettings { interval, timeout, health_timeout, load_interval, max_per_second, wedge_after } =
+pub(super) fn probe_config(settings: &Configured) -> ProbeConfig {
+    let Probe { interval, timeout, health_timeout, load_interval, max_per_second, wedge_after } =
         settings.probe;
     // Often enough to distinguish a pause within an answer from a worker that is stuck.
     let shortest = if wedge_after.is_zero() { Duration::MAX } else { wedge_after };

@@ -17,16 +17,13 @@ use pointsman_routing::{Lane, NativeMode, Program, Slot, SlotEvent, SlotKind, Sl
 use pointsman_workers::ModelName;
 use tokio::sync::mpsc;
 
-use crate::config::{
-    Problem, SlotEntry,
-    settings::{PolicyRuntime, Reloadable, Settings, Static},
-};
+use crate::config::{Policies, Problem, SlotEntry, settings::Settings};
 
 /// How long the start and operators' reloads wait for files to compile.
 const COMPILE_WAIT: Duration = Duration::from_secs(30);
 
 /// Returns what every slot is to run, those for all models first.
-pub(super) fn specs(settings: &Reloadable) -> Vec<(SlotName, SlotSpec)> {
+pub(super) fn specs(settings: &Settings) -> Vec<(SlotName, SlotSpec)> {
     let salt = settings.routing.hash_salt.expose();
     let entry = |kind| settings.policies.slots.get(&kind).cloned().unwrap_or_default();
     let all = SlotKind::ALL.into_iter().map(|kind| ((kind, None), entry(kind).spec(kind, salt)));
@@ -57,11 +54,11 @@ pub(super) fn open(
     compiler: Option<PathBuf>,
     cpus: usize,
 ) -> Result<OpenedSlots, Problem> {
-    let Settings { fixed: Static { policies, .. }, reloadable } = settings;
-    let specs = specs(reloadable);
+    let policies = &settings.policies;
+    let specs = specs(settings);
     let capacity = Capacity::for_specs(cpus, specs.iter().map(|(_, spec)| spec));
     let engine = engine(policies, compiler, capacity)?;
-    let trust = reloadable.policies.trust().map_err(|error| Problem::new("policies.trusted_keys", error))?;
+    let trust = settings.policies.trust().map_err(|error| Problem::new("policies.trusted_keys", error))?;
     let dir = PolicyDir::open(&engine, policies.dir.clone(), trust);
     let dir = dir.map_err(|error| Problem::new("policies.dir", error.to_string()))?;
     let dir = dir.with_formulas(FormulaComponents { selector: FORMULA, filter: FORMULA_FILTER });
@@ -95,7 +92,7 @@ pub(super) fn refused(refusal: &RefusalRecord) -> Problem {
 }
 
 /// Returns the problems of lanes' own files that refuse the settings which the configuration gives them.
-pub(super) fn refused_settings(manager: &PolicyManager, settings: &Reloadable) -> Vec<Problem> {
+pub(super) fn refused_settings(manager: &PolicyManager, settings: &Settings) -> Vec<Problem> {
     let status = manager.status();
     let given = |refusal: &RefusalRecord| {
         let slots = refusal.model.as_ref().map_or(Some(&settings.policies.slots), |model| {
@@ -112,11 +109,10 @@ pub(super) fn refused_settings(manager: &PolicyManager, settings: &Reloadable) -
 
 /// Returns the settings that no policy gets, because the lane's own file is not there.
 pub(super) fn waiting_settings(settings: &Settings) -> Vec<Problem> {
-    let Settings { fixed: Static { policies, .. }, reloadable } = settings;
-    let Some(dir) = &policies.dir else { return Vec::new() };
-    let all = reloadable.policies.slots.iter().map(|(kind, entry)| (None, *kind, entry));
-    let own = reloadable.models.iter().flat_map(|(model, settings)| {
-        settings.slots.iter().map(move |(kind, entry)| (Some(model.as_str()), *kind, entry))
+    let Some(dir) = &settings.policies.dir else { return Vec::new() };
+    let all = settings.policies.slots.iter().map(|(kind, entry)| (None, *kind, entry));
+    let own = settings.models.iter().flat_map(|(model, entry)| {
+        entry.slots.iter().map(move |(kind, entry)| (Some(model.as_str()), *kind, entry))
     });
     let waits = |(model, kind, entry): (Option<&str>, SlotKind, &SlotEntry)| {
         let file = Path::new(model.unwrap_or_default()).join(format!("{kind}.wasm"));
@@ -177,7 +173,7 @@ impl OpenedSlots {
     pub(super) fn start(self, settings: &Settings) -> anyhow::Result<(Slots, PolicyManager)> {
         // The manager's first scan finds the programs of trials loaded.
         let Self { dir, slots, trials: _trials, failures, problems: _ } = self;
-        let policies = &settings.fixed.policies;
+        let policies = &settings.policies;
         let shared: Vec<Arc<Slot>> = slots.iter().map(|config| config.slot.clone()).collect();
         let manager = ManagerConfig {
             slots,
@@ -197,7 +193,7 @@ impl OpenedSlots {
 
 /// Makes the policy engine. With a `compiler`, files are compiled in a process of their own.
 fn engine(
-    policies: &PolicyRuntime,
+    policies: &Policies,
     compiler: Option<PathBuf>,
     capacity: Capacity,
 ) -> Result<PolicyEngine, Problem> {
@@ -211,7 +207,8 @@ fn engine(
     let compile = CompileLimits {
         memory_bytes: policies.compile_memory_bytes,
         cpu: policies.compile_cpu,
-        timeout: policies.compile_timeout,
+        // The process may wait for others.
+        timeout: 2 * policies.compile_cpu,
     };
     let engine = match (compiler, &policies.compile_cache) {
         (Some(program), cache) => {

@@ -4,7 +4,7 @@
 use json_splice::JsonBody;
 
 use crate::{
-    config::settings::LimitSettings, openai::endpoint::Endpoint, openai::request_error::RequestError,
+    config::Limits, openai::endpoint::Endpoint, openai::request_error::RequestError,
     openai::short_text::shortened,
 };
 
@@ -113,7 +113,7 @@ pub(crate) fn check_batch(
     field: &str,
     prompts: usize,
     choices: u32,
-    limits: &LimitSettings,
+    limits: &Limits,
 ) -> Result<(), RequestError> {
     let (most_prompts, most_sequences) = (limits.prompts as usize, limits.sequences as usize);
     if prompts > most_prompts {

@@ -8,7 +8,7 @@ use json_splice::JsonBody;
 use pointsman_workers::ModelName;
 
 use crate::{
-    config::settings::LimitSettings,
+    config::Limits,
     openai::endpoint::PromptKeys,
     openai::form::{self, Form},
     openai::hints::{HintTrust, Hints},
@@ -59,7 +59,7 @@ pub(crate) struct RequestRules {
     /// Whether hints are taken from clients.
     pub trust: HintTrust,
     /// `[limits]`.
-    pub limits: LimitSettings,
+    pub limits: Limits,
     /// Whether engines get the client's `authorization` header.
     pub forward_authorization: bool,
 }
@@ -68,29 +68,7 @@ pub(crate) struct RequestRules {
 impl From<HintTrust> for RequestRules {
     /// The default limits.
     fn from(trust: HintTrust) -> Self {
-        let crate::config::Limits {
-            choices,
-            prompts,
-            sequences,
-            connections,
-            connections_per_address,
-            http2_requests,
-            realtime_connections,
-            body_bytes_in_flight,
-            min_body_rate,
-        } = crate::config::Limits::default();
-        let limits = LimitSettings {
-            choices,
-            prompts,
-            sequences,
-            connections,
-            connections_per_address,
-            http2_requests,
-            realtime_connections,
-            body_bytes_in_flight,
-            min_body_rate,
-        };
-        Self { trust, limits, forward_authorization: false }
+        Self { trust, limits: Limits::default(), forward_authorization: false }
     }
 }
 

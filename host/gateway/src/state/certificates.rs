@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use super::caller::{Caller, Operator, Tenant};
 use crate::{
-    config::{NameKind, settings::CertificateSettings},
+    config::{CertificateEntry, NameKind},
     tls::CertificateNames,
 };
 
@@ -18,9 +18,10 @@ pub(crate) struct Certificates<T> {
 }
 
 impl<T> Certificates<T> {
-    fn new<'a>(entries: impl IntoIterator<Item = (&'a str, T)>) -> Self {
+    fn new<N: AsRef<str>>(entries: impl IntoIterator<Item = (N, T)>) -> Self {
         let mut all = Self { uris: HashMap::new(), emails: HashMap::new(), dns: HashMap::new() };
         for (name, owner) in entries {
+            let name = name.as_ref();
             let owners = match NameKind::of(name) {
                 NameKind::Uri => &mut all.uris,
                 NameKind::Email => &mut all.emails,
@@ -56,11 +57,13 @@ impl<T> Certificates<T> {
 impl Certificates<Caller> {
     /// Returns the certificates of clients. `salt` is that of the tenants' hashes.
     #[must_use]
-    pub(crate) fn of_clients(entries: &[CertificateSettings], salt: u64) -> Self {
+    pub(crate) fn of_clients(entries: &[CertificateEntry], salt: u64) -> Self {
         let clients = entries.iter().filter(|entry| entry.role.is_none());
         Self::new(clients.map(|entry| {
-            let tenant = entry.tenant.as_deref().map(|name| Tenant::new(name, salt));
-            (&*entry.name, Caller { id: Some(Arc::from(&*entry.name)), tenant })
+            let name = entry.matched_name();
+            let tenant = (!entry.tenant.is_empty()).then(|| Tenant::new(entry.tenant.as_str(), salt));
+            let caller = Caller { id: Some(Arc::from(&*name)), tenant };
+            (name, caller)
         }))
     }
 }
@@ -68,10 +71,11 @@ impl Certificates<Caller> {
 impl Certificates<Operator> {
     /// Returns the certificates of operators.
     #[must_use]
-    pub(crate) fn of_operators(entries: &[CertificateSettings]) -> Self {
+    pub(crate) fn of_operators(entries: &[CertificateEntry]) -> Self {
         Self::new(entries.iter().filter_map(|entry| {
-            let owner = Operator { id: Arc::from(&*entry.name), role: entry.role? };
-            Some((&*entry.name, owner))
+            let (name, role) = (entry.matched_name(), entry.role?);
+            let owner = Operator { id: Arc::from(&*name), role };
+            Some((name, owner))
         }))
     }
 }
@@ -93,6 +97,6 @@ mod tests {
         assert_eq!(owners.find(&names(&[], &[], &["b.example", "a.example"])), Some(&3));
         // An authority that lets clients choose a DNS name does not let them take a URI.
         assert_eq!(owners.find(&names(&["a.example"], &["spiffe://a/b"], &["bot@a", "spiffe://a/b"])), None);
-        assert!(!owners.is_empty() && Certificates::<u8>::new([]).is_empty());
+        assert!(!owners.is_empty() && Certificates::<u8>::new::<&str>([]).is_empty());
     }
 }

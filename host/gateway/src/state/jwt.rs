@@ -14,10 +14,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::caller::{Caller, Operator, Tenant};
 use crate::{
-    config::{
-        JwtAlgorithm, Role,
-        settings::{JwtSettings, KeySource},
-    },
+    config::{JwtAlgorithm, JwtSettings, KeySource, Role},
     telemetry::metrics::Metrics,
 };
 
@@ -93,8 +90,9 @@ impl TokenVerifier {
             KeySource::Url { url, ca } => {
                 let url: reqwest::Url = url.parse().map_err(|_| "its `jwks_url` is not a URL".to_owned())?;
                 let client = client(&url, ca.as_deref())?;
-                let refresh = Arc::new(Refresh::new(settings.unknown_key_pause));
-                let run = refresh.clone().run((client, url), settings.refresh, metrics.clone(), stop.clone());
+                let refresh = Arc::new(Refresh::new(settings.rules.unknown_key_pause));
+                let run =
+                    refresh.clone().run((client, url), settings.rules.refresh, metrics.clone(), stop.clone());
                 #[expect(clippy::disallowed_methods, reason = "it ends with the verifier, by `stop`")]
                 tokio::spawn(run);
                 Keys::Fetched(refresh)
@@ -155,7 +153,7 @@ impl TokenVerifier {
             Keys::Fixed(_) => Ok(0),
             Keys::Fetched(refresh) => {
                 let set = refresh.current().ok_or(TokenError::NoKeys)?;
-                if set.at.elapsed() > self.settings.max_stale {
+                if set.at.elapsed() > self.settings.rules.max_stale {
                     return Err(TokenError::NoKeys);
                 }
                 Ok(set.version)
@@ -168,7 +166,8 @@ impl TokenVerifier {
         let (signed, signature) = token.rsplit_once('.').ok_or(malformed)?;
         let (header, claims) = signed.split_once('.').ok_or(malformed)?;
         let header: Header = decoded(header).ok_or(malformed)?;
-        let algorithm = JwtAlgorithm::of(&header.alg).filter(|one| self.settings.algorithms.contains(one));
+        let algorithm =
+            JwtAlgorithm::of(&header.alg).filter(|_| self.settings.rules.algorithms.contains(&header.alg));
         let algorithm =
             algorithm.ok_or(TokenError::Wrong("its algorithm is not one of auth.jwt.algorithms"))?;
         if header.crit.is_some() {
@@ -194,7 +193,7 @@ impl TokenVerifier {
 
     /// Checks times, issuer and audience.
     fn check(&self, claims: &Map<String, Value>, now: u64) -> Result<(), TokenError> {
-        let skew = self.settings.clock_skew.as_secs();
+        let skew = self.settings.rules.clock_skew.as_secs();
         let number = |name: &str| match claims.get(name) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
@@ -209,10 +208,10 @@ impl TokenVerifier {
         if not_before.is_some_and(|begin| begin > now.saturating_add(skew)) {
             return Err(TokenError::Wrong("it is not valid yet"));
         }
-        if claims.get("iss").and_then(Value::as_str).ok_or(missing)? != self.settings.issuer {
+        if claims.get("iss").and_then(Value::as_str).ok_or(missing)? != self.settings.rules.issuer {
             return Err(TokenError::Wrong("its issuer is not auth.jwt.issuer"));
         }
-        let ours = |name: &Value| self.settings.audience.iter().any(|own| name.as_str() == Some(own));
+        let ours = |name: &Value| self.settings.rules.audience.iter().any(|own| name.as_str() == Some(own));
         let audience = match claims.get("aud") {
             Some(Value::Array(names)) => names.iter().any(ours),
             Some(name @ Value::String(_)) => ours(name),
@@ -226,9 +225,9 @@ impl TokenVerifier {
         let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Wrong("it never expires"))?;
         let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();
         let subject: Arc<str> = subject.chars().take(MAX_SUBJECT).collect::<String>().into();
-        let tenant = match &self.settings.tenant_claim {
-            None => None,
-            Some(claim) => {
+        let tenant = match self.settings.rules.tenant_claim.as_str() {
+            "" => None,
+            claim => {
                 let name = claims.get(claim).and_then(Value::as_str).unwrap_or_default();
                 if name.is_empty() || name.len() > MAX_TENANT {
                     return Err(TokenError::MayNot("it names no tenant, or one of more than 128 bytes"));
@@ -242,7 +241,9 @@ impl TokenVerifier {
     }
 
     fn role(&self, claims: &Map<String, Value>) -> Option<Role> {
-        let claim = claims.get(self.settings.role_claim.as_deref()?)?;
+        let rules = &self.settings.rules;
+        let claim =
+            Some(&rules.role_claim).filter(|name| !name.is_empty()).and_then(|name| claims.get(name))?;
         let has = |names: &[String]| match claim {
             Value::String(one) => names.contains(one),
             Value::Array(many) => {
@@ -250,11 +251,7 @@ impl TokenVerifier {
             }
             _ => false,
         };
-        if has(&self.settings.operators) {
-            Some(Role::Operator)
-        } else {
-            has(&self.settings.viewers).then_some(Role::Viewer)
-        }
+        if has(&rules.operators) { Some(Role::Operator) } else { has(&rules.viewers).then_some(Role::Viewer) }
     }
 
     /// The name under which a token is remembered. Only this process can compute it.

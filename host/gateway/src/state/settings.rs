@@ -14,10 +14,7 @@ use super::{
     keys::Keys,
 };
 use crate::{
-    config::Http2,
-    config::settings::{
-        ModelSettings, Reloadable, RoutingSettings, ServerSettings, TimeoutSettings, UpstreamSettings,
-    },
+    config::{Http2, Model, Routing, Server, Timeouts, Upstream, settings::Settings as Configured},
     openai::hints::{HintTrust, Hints},
     openai::request::RequestRules,
     tokenization::routing_request::Measure,
@@ -42,7 +39,7 @@ pub(crate) struct Settings {
     /// Time limits of a leg's answer.
     pub leg_timeouts: LegTimeouts,
     /// Idle connections to workers.
-    pub upstream: UpstreamSettings,
+    pub upstream: Upstream,
     /// How long a request body that broke two workers is refused; zero: never.
     pub quarantine: Duration,
     /// How long a connection may stay without a whole request head.
@@ -116,7 +113,7 @@ pub(crate) struct LegTimeouts {
 }
 
 impl LegTimeouts {
-    fn of(timeouts: &TimeoutSettings) -> Self {
+    fn of(timeouts: &Timeouts) -> Self {
         Self {
             head: timeouts.head,
             prefill_head: timeouts.prefill_head,
@@ -135,10 +132,10 @@ impl LegTimeouts {
 }
 
 /// Returns the split rules for all models, and those of the models that differ.
-fn split_rules(reloadable: &Reloadable) -> (SplitRules, BTreeMap<ModelName, SplitRules>) {
-    let RoutingSettings { enforce_disagg, order, retries, local_fallback, .. } = reloadable.routing;
+fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, SplitRules>) {
+    let Routing { enforce_disagg, order, retries, local_fallback, .. } = configured.routing;
     let split = SplitRules::new(enforce_disagg, RetryPolicy { order, retries, local_fallback });
-    let own = |model: &ModelSettings| {
+    let own = |model: &Model| {
         let retry_policy = RetryPolicy {
             order: model.order.unwrap_or(order),
             retries,
@@ -146,7 +143,7 @@ fn split_rules(reloadable: &Reloadable) -> (SplitRules, BTreeMap<ModelName, Spli
         };
         SplitRules::new(model.enforce_disagg.unwrap_or(enforce_disagg), retry_policy)
     };
-    let models = reloadable.models.iter().map(|(name, model)| (ModelName::new(name), own(model)));
+    let models = configured.models.iter().map(|(name, model)| (ModelName::new(name), own(model)));
     (split, models.filter(|(_, own)| *own != split).collect())
 }
 
@@ -172,55 +169,31 @@ impl Settings {
 
     /// Derives the values from a validated configuration.
     #[must_use]
-    #[expect(clippy::too_many_lines, reason = "one line for each setting")]
-    pub(crate) fn new(block_size: u32, reloadable: &Reloadable) -> Self {
-        let (timeouts, queue) = (&reloadable.timeouts, &reloadable.queue);
-        let ServerSettings {
-            max_body_bytes,
-            trust_hints,
-            tell_decisions,
-            requests_per_second: _,
-            api_keys: _,
-            tenants: _,
-            tenant_header,
-            admin_token,
-            admin_token_reads,
-            admin_names,
-            tls: _,
-            http2,
-            admin_tls: _,
-        } = reloadable.server.clone();
-        let auth = &reloadable.auth;
-        let RoutingSettings {
-            enforce_disagg: _,
-            bytes_per_token,
-            order: _,
-            retries: _,
-            local_fallback: _,
-            session_affinity,
-            busy_status,
-            quarantine,
-            hash_salt,
-            busy: _,
-            cost: _,
-        } = reloadable.routing;
-        let (split, model_splits) = split_rules(reloadable);
+    pub(crate) fn new(configured: &Configured) -> Self {
+        let (timeouts, queue) = (&configured.timeouts, &configured.queue);
+        let Server { max_body_bytes, trust_hints, tell_decisions, admin_token_reads, http2, .. } =
+            configured.server;
+        let Routing {
+            bytes_per_token, session_affinity, busy_status, quarantine, block_size, hash_salt, ..
+        } = configured.routing;
+        let (auth, credentials) = (&configured.auth, &configured.credentials);
+        let (split, model_splits) = split_rules(configured);
         Self {
             split,
             model_splits,
-            models: reloadable.models.keys().map(|name| ModelName::new(name)).collect(),
+            models: configured.models.keys().map(|name| ModelName::new(name)).collect(),
             request_timeout: timeouts.request,
             connect_timeout: timeouts.connect,
             body_idle_timeout: timeouts.body_idle,
             leg_timeouts: LegTimeouts::of(timeouts),
-            upstream: reloadable.upstream.clone(),
+            upstream: configured.upstream.clone(),
             quarantine,
             client_idle_timeout: timeouts.client_idle,
             http2,
             client_write_timeout: timeouts.client_write,
             realtime_idle_timeout: timeouts.realtime_idle,
-            connections_per_address: reloadable.limits.connections_per_address,
-            min_body_rate: reloadable.limits.min_body_rate,
+            connections_per_address: configured.limits.connections_per_address,
+            min_body_rate: configured.limits.min_body_rate,
             session_affinity: Some(session_affinity).filter(|ttl| !ttl.is_zero()),
             booking_ttl: timeouts.booking,
             queue_timeout: queue.timeout,
@@ -228,20 +201,20 @@ impl Settings {
             busy_status,
             request_rules: RequestRules {
                 trust: if trust_hints { HintTrust::Trusted } else { HintTrust::Ignored },
-                limits: reloadable.limits.clone(),
-                forward_authorization: reloadable.upstream.forward_authorization,
+                limits: configured.limits.clone(),
+                forward_authorization: configured.upstream.forward_authorization,
             },
             tell_decisions,
             max_body_bytes,
-            keys: Keys::of_clients(auth, &reloadable.server, hash_salt.expose()),
+            keys: Keys::of_clients(credentials, hash_salt.expose()),
             certificates: Certificates::of_clients(&auth.certificates, hash_salt.expose()),
-            trusted_proxies: auth.trusted_proxies.clone(),
-            tenant_header,
-            operators_are_known: admin_token.is_some() || auth.knows_operators(),
+            trusted_proxies: auth.networks(),
+            tenant_header: configured.server.tenant_header(),
+            operators_are_known: configured.server.admin_token.is_some() || auth.knows_operators(),
             operator_certificates: Certificates::of_operators(&auth.certificates),
-            operators: Keys::of_operators(auth, admin_token.as_ref()),
+            operators: Keys::of_operators(credentials, configured.server.admin_token.as_ref()),
             admin_token_reads,
-            admin_names,
+            admin_names: configured.server.admin_names.clone(),
             measure: Measure { block_size, bytes_per_token, salt: hash_salt },
         }
     }

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::metrics::{Metrics, ReasonLabels};
-use crate::config::settings::DecisionLogSettings;
+use crate::config::DecisionLogSettings;
 
 mod entry;
 mod files;

@@ -15,7 +15,7 @@ use tokio::time::{Duration, Instant};
 
 use super::metrics::{Metrics, ReasonLabels};
 use crate::{
-    config::{SemconvVersion, settings::TraceSettings},
+    config::{SemconvVersion, Traces as TraceSettings},
     openai::{hints::HintTrust, trace_context::TraceContext},
 };
 

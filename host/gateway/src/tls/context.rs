@@ -11,10 +11,7 @@ use super::{
     listeners::{ListenerTls, LoadedListener},
 };
 use crate::{
-    config::{
-        Problem, Tls,
-        settings::{ServerSettings, UpstreamSettings},
-    },
+    config::{Problem, Server, Tls, Upstream},
     telemetry::metrics::Metrics,
 };
 
@@ -66,11 +63,7 @@ impl TlsContext {
     ///
     /// # Errors
     /// All problems.
-    pub(crate) fn load(
-        &self,
-        server: &ServerSettings,
-        upstream: &UpstreamSettings,
-    ) -> Result<Loaded, Vec<Problem>> {
+    pub(crate) fn load(&self, server: &Server, upstream: &Upstream) -> Result<Loaded, Vec<Problem>> {
         let protocols = if server.http2.enabled { &HTTP2_OR_1[..] } else { &HTTP1[..] };
         let clients = self.clients.load(server.tls.as_ref(), protocols);
         let operators = self.operators.load(server.admin_tls.as_ref(), &HTTP1);

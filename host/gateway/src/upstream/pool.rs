@@ -8,7 +8,7 @@ use pointsman_workers::EngineTls;
 use tokio::time::Instant;
 
 use super::{body::ObservedCall, stream::EngineStream};
-use crate::config::settings::UpstreamSettings;
+use crate::config::Upstream;
 
 /// The headers of an answer that anything reads.
 static KEPT: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER];
@@ -20,8 +20,8 @@ pub(crate) struct ConnectionPool {
     tls: Arc<EngineTls>,
 }
 
-impl From<&UpstreamSettings> for PoolLimits {
-    fn from(settings: &UpstreamSettings) -> Self {
+impl From<&Upstream> for PoolLimits {
+    fn from(settings: &Upstream) -> Self {
         Self { idle_timeout: settings.idle_timeout, idle_connections: settings.idle_connections }
     }
 }

@@ -28,33 +28,85 @@ const SCHEMES: [(&str, &str); 2] = [("http://", ":80"), ("https://", ":443")];
 #[serde(default, deny_unknown_fields)]
 #[schemars(rename = "Worker")]
 pub(super) struct RawSpec {
+    /// Number of the worker; default: hash of the URL.
+    #[schemars(extend("x-position" = 8, "x-example" = "1"))]
     pub(super) id: Option<u64>,
+    /// Address of the engine; http:// without TLS. Without a port: 443 or 80.
+    #[schemars(extend("x-position" = 2, "x-example" = "\"https://10.0.0.1:8000\""))]
     pub(super) url: Option<String>,
+    /// With https:// only: name that the certificate must have; default: the url's host.
+    #[schemars(extend("x-position" = 3, "x-example" = "\"engine.example\""))]
     pub(super) tls_server_name: Option<String>,
+    /// "prefill", "decode" or "aggregated"; SGLang reports it.
     #[schemars(with = "Option<Role>")]
+    #[schemars(extend("x-position" = 0, "x-example" = "\"prefill\""))]
     pub(super) role: Option<String>,
+    /// "vllm", "sglang", "trtllm" or "openai".
     #[schemars(with = "Engine")]
+    #[schemars(extend("x-position" = 1, "x-example" = "\"vllm\""))]
     pub(super) engine: Option<String>,
+    /// Names of its models; empty: learned from /v1/models.
+    #[schemars(extend("x-position" = 9, "x-example" = "[]"))]
     pub(super) models: Vec<String>,
+    /// Data-parallel ranks; SGLang reports it.
+    #[schemars(extend("x-position" = 10, "x-example" = "1"))]
     pub(super) dp_size: Option<u32>,
+    /// Host of the bootstrap server of SGLang or Mooncake; default: the url's host.
+    #[schemars(extend("x-position" = 13, "x-example" = "\"10.0.0.1\""))]
     pub(super) bootstrap_host: Option<String>,
+    /// Its port; SGLang reports it.
+    #[schemars(extend("x-position" = 14, "x-example" = "8998"))]
     pub(super) bootstrap_port: Option<PortText>,
+    /// KV connector of vLLM: "nixl", "mooncake" or "p2p_nccl". vLLM reports NIXL and, from 0.33, Mooncake.
+    #[schemars(extend("x-position" = 11, "x-example" = "\"nixl\""))]
     pub(super) transport: Option<KvTransport>,
+    /// Only workers with the same text pair; default with NIXL: the engine's version.
+    #[schemars(extend("x-position" = 12, "x-example" = "\"0.33.0\""))]
     pub(super) kv_compatibility: Option<String>,
+    /// For policies: label-is/zone=a.
+    #[schemars(extend("x-position" = 18, "x-example" = "{ zone = \"a\" }"))]
     pub(super) labels: BTreeMap<String, String>,
+    /// Requests may require or prefer them.
+    #[schemars(extend("x-position" = 19, "x-example" = "[\"spot\"]"))]
     pub(super) taints: BTreeSet<String>,
+    /// Location by domain. Each entry is also a taint dynamo.topology/rack=r1.
+    #[schemars(extend("x-position" = 20, "x-example" = "{ rack = \"r1\" }"))]
     pub(super) topology: BTreeMap<String, String>,
+    /// Where this prefill worker's blocks may go: "required:rack" or "preferred:rack:2.0".
+    #[schemars(extend("x-position" = 21, "x-example" = "\"required:rack\""))]
     pub(super) kv_transfer: Option<String>,
+    /// host:port of the KV transport of P2pNccl.
+    #[schemars(extend("x-position" = 15, "x-example" = "\"10.0.0.1:14579\""))]
     pub(super) kv_addr: Option<String>,
+    /// ZMQ PUB of the engine's KV events; rank r uses port + r. SGLang reports it.
+    #[schemars(extend("x-position" = 16, "x-example" = "\"tcp://10.0.0.1:5557\""))]
     pub(super) kv_events: Option<String>,
+    /// Address that replays past events; {host}: that of the url.
+    #[schemars(extend("x-position" = 17, "x-example" = "\"tcp://{host}:5558\""))]
     pub(super) kv_replay: Option<String>,
+    /// Whether it can prefill without a handoff; stock SGLang decode workers cannot.
+    #[schemars(extend("x-position" = 22, "x-example" = "true"))]
     pub(super) local_prefill: Option<bool>,
+    /// Whether closing a prefill in flight is safe.
+    #[schemars(extend("x-position" = 23, "x-example" = "false"))]
     pub(super) prefill_cancellable: bool,
+    /// Seconds for which its engine keeps blocks that no decode worker pulls; 30 when absent.
+    #[schemars(extend("x-position" = 24, "x-example" = "30"))]
     pub(super) handoff_lease_s: Option<u32>,
+    /// Most requests at the same time; default: no limit of the gateway.
+    #[schemars(extend("x-position" = 5, "x-example" = "64"))]
     pub(super) max_concurrency: Option<u32>,
+    /// Tokens in a KV block; default: learned from the engine.
+    #[schemars(extend("x-position" = 25, "x-example" = "16"))]
     pub(super) block_size: Option<u32>,
+    /// KV blocks of a rank; default: learned from the engine.
+    #[schemars(extend("x-position" = 26, "x-example" = "28000"))]
     pub(super) total_blocks: Option<u32>,
+    /// LoRA adapters that it has.
+    #[schemars(extend("x-position" = 27, "x-example" = "[]"))]
     pub(super) loras: Vec<String>,
+    /// Key that the gateway sends to this worker.
+    #[schemars(extend("x-position" = 4, "x-example" = "\"…\""))]
     pub(super) api_key: Option<String>,
     /// Value of `{rank}`.
     #[serde(skip)]

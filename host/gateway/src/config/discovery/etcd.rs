@@ -2,79 +2,55 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use pointsman_config_file::{Report, duration::secs, section};
 
-use crate::config::duration;
-
-/// `[[discovery.etcd]]`: workers of the keys below a prefix.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Workers of the keys below a prefix.
+#[section(rules)]
 pub struct DiscoveryEtcd {
     /// Name of the source, unique among those of etcd.
+    #[key(example = "\"main\"")]
     pub name: String,
     /// Base URLs of the members, tried in turn.
+    #[key(example = "[\"https://etcd-0:2379\", \"https://etcd-1:2379\"]")]
     pub endpoints: Vec<String>,
     /// Beginning of the keys.
+    #[key(default = "/pointsman/workers/".to_owned())]
     pub prefix: String,
     /// Limit of one request.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(5), positive)]
     pub timeout: Duration,
     /// How often all keys are read, besides after each failure.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(60), positive)]
     pub resync: Duration,
-    /// File with the authorities that sign the members' certificates (PEM); none: those of the system.
+    /// PEM file with the authorities that sign the members' certificates; default: those of the system.
+    #[key(example = "\"/etc/pointsman/etcd-ca.crt\"")]
     pub ca_file: Option<PathBuf>,
-    /// File with the gateway's certificate (PEM).
+    /// PEM file with the gateway's certificate.
+    #[key(example = "\"/etc/pointsman/etcd.crt\"")]
     pub cert_file: Option<PathBuf>,
-    /// File with its key (PEM).
+    /// PEM file with its key.
+    #[key(example = "\"/etc/pointsman/etcd.key\"")]
     pub key_file: Option<PathBuf>,
-    /// User; none: no authentication.
+    /// User; default: no authentication.
+    #[key(example = "\"pointsman\"")]
     pub username: Option<String>,
     /// File with the user's password.
+    #[key(example = "\"/run/secrets/etcd\"")]
     pub password_file: Option<PathBuf>,
 }
 
-impl Default for DiscoveryEtcd {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            endpoints: Vec::new(),
-            prefix: "/pointsman/workers/".to_owned(),
-            timeout: Duration::from_secs(5),
-            resync: Duration::from_secs(60),
-            ca_file: None,
-            cert_file: None,
-            key_file: None,
-            username: None,
-            password_file: None,
-        }
-    }
-}
-
 impl DiscoveryEtcd {
-    pub(super) fn check(&self, path: &str, add: &mut impl FnMut(&str, String)) {
+    fn rules(&self, report: &mut Report<'_>) {
         if !cfg!(feature = "etcd") {
-            add(path, "this build cannot read etcd: build it with the feature `etcd`".to_owned());
+            report.add("", "this build cannot read etcd: build it with the feature `etcd`");
         }
         if self.endpoints.is_empty() {
-            add(&format!("{path}.endpoints"), "is empty: give the URL of a member".to_owned());
+            report.add("endpoints", "is empty: give the URL of a member");
         }
         for (number, url) in self.endpoints.iter().enumerate() {
-            super::check_url(&format!("{path}.endpoints[{number}]"), url, add);
+            super::check_url(&format!("endpoints[{number}]"), url, report);
         }
-        super::check_times(path, &[("timeout", self.timeout), ("resync", self.resync)], add);
-        let pairs = [
-            ("cert_file", "key_file", self.cert_file.is_some(), self.key_file.is_some()),
-            ("username", "password_file", self.username.is_some(), self.password_file.is_some()),
-        ];
-        for (one, other, has_one, has_other) in pairs {
-            if has_one != has_other {
-                let (given, missing) = if has_one { (one, other) } else { (other, one) };
-                add(&format!("{path}.{given}"), format!("needs `{missing}`, too: give both or none"));
-            }
-        }
+        report.pair(("cert_file", self.cert_file.is_some()), ("key_file", self.key_file.is_some()));
+        report.pair(("username", self.username.is_some()), ("password_file", self.password_file.is_some()));
     }
 }

@@ -2,43 +2,47 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
+use pointsman_config_file::{Report, duration::secs, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-
-use crate::config::duration;
 
 /// Where a pod finds its service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// `[[discovery.kubernetes]]`: workers of pods, or of the endpoints of a service.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
+/// Workers of pods, or of the endpoints of a service.
+#[section(rules)]
 pub struct DiscoveryKubernetes {
     /// Name of the source, unique among those of Kubernetes.
+    #[key(example = "\"engines\"")]
     pub name: String,
     /// Base URL of the API server.
+    #[key(default = "https://kubernetes.default.svc".to_owned())]
     pub api: String,
     /// Namespace.
+    #[key(default = "default".to_owned())]
     pub namespace: String,
-    /// What is listed.
+    /// What is listed: "pods" or "endpoint-slices".
     pub resource: DiscoveryResource,
-    /// Label selector.
+    /// Labels of the pods or slices.
+    #[key(example = "\"app=vllm\"")]
     pub selector: String,
-    /// Number or name of the workers' port. Several with commas between them: each is a worker of its own.
+    /// Name or number of the workers' port, or several: "8000,8001". Each is a worker of its own.
+    #[key(default = "http".to_owned())]
     pub port: String,
-    /// Keys of the `--worker` flag that labels and annotations do not give.
+    /// Keys of the --worker flag that labels and annotations do not give.
+    #[key(example = "{ engine = \"vllm\" }")]
     pub defaults: BTreeMap<String, String>,
-    /// File with the bearer token, read for each request; empty: none is sent.
+    /// File with the bearer token, read for each request; "": none is sent.
+    #[key(default = PathBuf::from(ACCOUNT).join("token"))]
     pub token_file: PathBuf,
-    /// File with the authority of the API server (PEM); empty: those of the system.
+    /// PEM file with the authority of the API server; "": those of the system.
+    #[key(default = PathBuf::from(ACCOUNT).join("ca.crt"))]
     pub ca_file: PathBuf,
     /// Limit of a list, and of the head of a watch.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(10), positive)]
     pub timeout: Duration,
     /// How long one watch runs; another follows.
-    #[serde(with = "duration")]
-    #[schemars(with = "String")]
+    #[key(default = secs(60), positive)]
     pub watch: Duration,
 }
 
@@ -53,46 +57,24 @@ pub enum DiscoveryResource {
     EndpointSlices,
 }
 
-impl Default for DiscoveryKubernetes {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            api: "https://kubernetes.default.svc".to_owned(),
-            namespace: "default".to_owned(),
-            resource: DiscoveryResource::default(),
-            selector: String::new(),
-            port: "http".to_owned(),
-            defaults: BTreeMap::new(),
-            token_file: PathBuf::from(ACCOUNT).join("token"),
-            ca_file: PathBuf::from(ACCOUNT).join("ca.crt"),
-            timeout: Duration::from_secs(10),
-            watch: Duration::from_secs(60),
-        }
-    }
-}
-
 impl DiscoveryKubernetes {
-    pub(super) fn check(&self, path: &str, add: &mut impl FnMut(&str, String)) {
+    fn rules(&self, report: &mut Report<'_>) {
         if !cfg!(feature = "kubernetes") {
-            add(path, "this build cannot read Kubernetes: build it with the feature `kubernetes`".to_owned());
+            report.add("", "this build cannot read Kubernetes: build it with the feature `kubernetes`");
         }
-        super::check_url(&format!("{path}.api"), &self.api, add);
+        super::check_url("api", &self.api, report);
         if self.selector.is_empty() {
-            add(
-                &format!("{path}.selector"),
-                "is empty: select the workers, for example `app=vllm`".to_owned(),
-            );
+            report.add("selector", "is empty: select the workers, for example `app=vllm`");
         }
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         if self.namespace.is_empty() || !self.namespace.bytes().all(fits) {
             let message = format!("`{}` is not a name: expected letters, digits and `-`", self.namespace);
-            add(&format!("{path}.namespace"), message);
+            report.add("namespace", message);
         }
         #[cfg(feature = "kubernetes")]
         if let Err(problem) = pointsman_discovery::PortOfWorker::parse_list(&self.port) {
-            add(&format!("{path}.port"), problem);
+            report.add("port", problem);
         }
-        super::check_times(path, &[("timeout", self.timeout), ("watch", self.watch)], add);
-        super::check_defaults(path, &self.defaults, add);
+        super::check_defaults(&self.defaults, report);
     }
 }

@@ -61,6 +61,7 @@ fn all_problems_of_slots_are_reported_at_once() {
     )
     .unwrap();
     let expected = [
+        "policies.slots.decode.canary.share: `1.5` is not a share: expected 0 to 1",
         "policies.require_signed: `true` without `trusted_keys` would refuse every file: add a key",
         "policies.pins.prefill: `sha256:12` is not a digest: expected `sha256:` and 64 hex digits",
         "policies.slots.prefill.picker: a picker needs `scorers`: add them or remove the key",
@@ -75,7 +76,6 @@ fn all_problems_of_slots_are_reported_at_once() {
         "policies.slots.decode: `policy` and `scorers` exclude each other: keep one of them",
         "policies.slots.decode.picker.softmax.temperature: `0` is not a temperature: expected more than 0",
         "policies.slots.decode.scorers[0].weight: `-1` is not a weight: expected a finite number of 0 or more",
-        "policies.slots.decode.canary.share: `1.5` is not a share: expected 0 to 1",
         "policies.slots.decode.canary.builtin: `nope` is not a built-in policy: expected kv-aware, \
              predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or conditional-disagg",
         "policies.slots.decode-override.native: this slot takes no selector: remove the key to use the native \

@@ -17,7 +17,7 @@ use tokio::time::{Duration, Instant};
 use zstd::bulk::Compressor;
 
 use super::{Entry, Message, files::Files, salt::Salt};
-use crate::{config::settings::DecisionLogSettings, telemetry::metrics::Metrics, version::VERSION};
+use crate::{config::DecisionLogSettings, telemetry::metrics::Metrics, version::VERSION};
 
 /// Bytes of lines from which on they are written.
 const FRAME_BYTES: usize = 256 * 1024;

@@ -21,8 +21,10 @@ use super::{
     otlp::{self, Envelope},
     request_trace::RequestTrace,
 };
-use crate::{config::settings::TraceSettings, telemetry::metrics::Metrics};
+use crate::{config::Traces as TraceSettings, telemetry::metrics::Metrics};
 
+/// Spans from which an export is sent at once: the message stays below the limits of collectors (4 MiB).
+const BATCH_SPANS: usize = 512;
 /// Limit of a collector's answer, bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 /// First pause before an export is tried again; it doubles.
@@ -63,14 +65,14 @@ pub(super) fn start(
     waiting: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
 ) -> std::io::Result<()> {
-    let url = settings.endpoint.as_ref().map(ToString::to_string).unwrap_or_default();
+    let url = settings.url().map(|url| url.to_string()).unwrap_or_default();
     let exporter = Exporter {
         client: client(settings, url.starts_with("http://"))?,
         url,
         envelope: Envelope::new(settings),
         timeout: settings.timeout,
         interval: settings.interval,
-        batch_spans: settings.batch_spans,
+        batch_spans: BATCH_SPANS.min(settings.queue_spans),
         waiting,
         metrics,
         log: LogLimit::new(LOG_INTERVAL),

@@ -7,7 +7,7 @@ use super::{
     span::{SpanKind, SpanRecord, Value},
 };
 use crate::{
-    config::{SemconvVersion, settings::TraceSettings},
+    config::{SemconvVersion, Traces as TraceSettings},
     version::VERSION,
 };
 
