@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{book, models, setup, sh, spec, structure, test};
+use crate::{book, fleet, setup, sh, spec, structure, test};
 
 mod width;
 
@@ -23,7 +23,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
     width::run()?;
-    structure::run(&structure::Args::default())?;
+    structure::check()?;
     spec::run(&spec::Args::check())?;
     let no_book = book::run_if_installed()?;
     if args.quick {
@@ -43,12 +43,22 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(&mut doc)?;
     let mut skipped = optional()?;
     skipped.extend(no_book);
-    models::run(&models::Args::default())?;
+    sh::run(&mut models(2))?;
     test::run()?;
     for line in &skipped {
         sh::status(line);
     }
     Ok(())
+}
+
+/// The command that checks what threads share without a lock with the loom model checker. `tests/models` is a
+/// workspace of its own, because it compiles the host's files with `cfg(loom)`.
+pub(crate) fn models(preemptions: u32) -> Command {
+    let mut cargo = sh::cargo();
+    cargo.args(["run", "--release", "--quiet", "--locked", "--manifest-path", "tests/models/Cargo.toml"]);
+    cargo.arg("--target-dir").arg(fleet::target_dir().join("models"));
+    cargo.args(["--", "--preemptions", &preemptions.to_string()]);
+    cargo
 }
 
 /// Runs the optional programs. Returns a line for each check that could not run.

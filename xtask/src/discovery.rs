@@ -2,7 +2,7 @@
 //! the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
 //! decisions may take hardly longer than with workers that stay.
 
-use std::{collections::HashMap, path::Path, process::Command, time::Duration};
+use std::{collections::HashMap, path::Path, process::Command, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     fleet::{self, Fleet, Process},
-    load::FixedRate,
+    load::{Arrivals, Load, Recorder, Running, STEADY, Target},
     proc::Memory,
     sh,
     stats::{quantile, sorted},
@@ -164,7 +164,7 @@ impl<S: Server> Rig<S> {
     /// Sends requests while nothing changes. Returns the p99 of decisions in microseconds.
     async fn stay(&mut self) -> anyhow::Result<f64> {
         let since = now_us()?;
-        let load = FixedRate::start(&self.fleet.client, self.args.2, 8);
+        let load = self.load()?;
         let began = Instant::now();
         while began.elapsed() < self.args.1 {
             sleep(READ).await;
@@ -177,9 +177,9 @@ impl<S: Server> Rig<S> {
     /// Sends requests while workers come and go, and with `fails` while the server is away for a third of the
     /// time. Returns the p99 of decisions in microseconds.
     async fn come_and_go(&mut self, fails: bool) -> anyhow::Result<f64> {
-        let (count, time, rate) = self.args;
+        let (count, time, _) = self.args;
         let since = now_us()?;
-        let load = FixedRate::start(&self.fleet.client, rate, 8);
+        let load = self.load()?;
         let (began, mut gone) = (Instant::now(), Vec::new());
         let (mut failed, mut changes, mut fewest) = (false, 0_u64, count);
         let mut read = Instant::now();
@@ -229,13 +229,22 @@ impl<S: Server> Rig<S> {
         self.server.put(id, &address).await
     }
 
-    async fn judge(&mut self, load: FixedRate, what: &str) {
-        let summary = load.stop().await;
-        let shown = format!("{}, {}", summary.sent, summary.failed);
-        self.checks.check(&format!("{what}: sent, failed"), shown, summary.sent > 0 && summary.failed == 0);
-        if let Some(problem) = &summary.problem {
-            sh::status(&format!("first failed request: {problem}"));
-        }
+    /// Starts requests of well-behaved clients.
+    fn load(&self) -> anyhow::Result<(Arc<Recorder>, Running)> {
+        let recorder = Arc::<Recorder>::default();
+        let address = self.fleet.gateway.listening();
+        let target = Target { address, authority: None, instance: 1 };
+        let load = Load { arrivals: Arrivals::Paced(self.args.2.into(), 8), ..STEADY };
+        let running = recorder.start(load, &target)?;
+        Ok((recorder, running))
+    }
+
+    async fn judge(&mut self, (recorder, running): (Arc<Recorder>, Running), what: &str) {
+        running.stop().await;
+        let (sent, failed) = (recorder.sent(), recorder.take().iter().filter(|one| one.failed()).count());
+        let shown = format!("{sent}, {failed}");
+        self.checks.check(&format!("{what}: sent, failed"), shown, sent > 0 && failed == 0);
+        recorder.problems().iter().for_each(|problem| sh::status(problem));
     }
 
     /// Waits until every worker is eligible and nothing waits.

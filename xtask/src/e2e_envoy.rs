@@ -161,12 +161,10 @@ async fn measure(args: &Args, client: &Client, pids: &[u32], (requests, clients)
     })
     .await;
     let took = begun.elapsed();
-    #[expect(clippy::cast_precision_loss, reason = "counts and times of a run")]
     let per_request = |nanos: u64| nanos as f64 / 1e3 / requests.max(1) as f64;
     let spent = pids.iter().zip(used).map(|(pid, before)| per_request(proc::cpu_nanos(*pid) - before));
     let cpu = spent.collect();
     let (ttft, failed, problem) = found.into_inner();
-    #[expect(clippy::cast_precision_loss, reason = "a count")]
     let per_second = requests as f64 / took.as_secs_f64();
     Measured { per_second, ttft: sorted(ttft), failed, problem, cpu }
 }

@@ -183,7 +183,6 @@ async fn until_live(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
 }
 
 /// Blocks that the engines computed beyond what they can hold; they evicted at least as many.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of blocks")]
 async fn evicted(engines: &[Vllm], blocks: u32) -> anyhow::Result<u64> {
     let mut evicted = 0;
     for vllm in engines {

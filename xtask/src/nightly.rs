@@ -1,16 +1,17 @@
 //! `nightly`: what CI has no time for. Each row runs another command for a bounded time; one table at the
 //! end.
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::ensure;
 
 use crate::{sh, table::columns};
 
-mod child;
 mod plan;
 
-use child::Ended;
 use plan::Row;
 
 #[derive(Debug, clap::Args)]
@@ -40,7 +41,7 @@ enum Outcome {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let rows = plan::choose(&args.only)?;
     if args.list {
-        let list: Vec<Vec<String>> = rows.into_iter().map(Row::describe).collect();
+        let list: Vec<Vec<String>> = rows.iter().map(Row::describe).collect();
         columns(&list).iter().for_each(|line| sh::print(line));
         return Ok(());
     }
@@ -49,7 +50,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let started = Instant::now();
         let limit = Duration::from_secs(60 * args.minutes.unwrap_or(row.minutes));
         sh::status(&format!("== {} (limit {} min)", row.name, limit.as_secs() / 60));
-        let outcome = execute(row, limit);
+        let outcome = execute(&row, limit);
         sh::status(&format!("== {}: {}", row.name, outcome.shown()));
         results.push((row.name, outcome, started.elapsed()));
     }
@@ -63,19 +64,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 fn execute(row: &Row, limit: Duration) -> Outcome {
-    if let Some(reason) = (row.missing)() {
+    if let Some(reason) = row.missing() {
         return Outcome::Skipped(reason);
     }
     let started = Instant::now();
-    for command in (row.commands)() {
-        match child::run(command, limit.saturating_sub(started.elapsed())) {
-            Ok(Ended::Success) => {}
-            Ok(Ended::Failure(status)) => return Outcome::Failed(status),
-            Ok(Ended::TimedOut) => return Outcome::TimedOut,
-            Err(error) => return Outcome::Failed(format!("{error:#}")),
+    for command in row.commands() {
+        match limited(&command, limit.saturating_sub(started.elapsed())).status() {
+            Ok(status) if status.success() => {}
+            // What `timeout` answers.
+            Ok(status) if status.code() == Some(124) => return Outcome::TimedOut,
+            Ok(status) => return Outcome::Failed(status.to_string()),
+            Err(error) => return Outcome::Failed(format!("could not start `timeout`: {error}")),
         }
     }
     Outcome::Passed
+}
+
+/// A command in the workspace's root that is ended after a time with its process group: its descendants, too.
+fn limited(command: &Command, limit: Duration) -> Command {
+    let mut timeout = Command::new("timeout");
+    // A limit of 0 would mean none.
+    let seconds = limit.as_secs_f64().max(0.001);
+    timeout.args(["--kill-after=10", &format!("{seconds:.3}")]);
+    timeout.arg(command.get_program()).args(command.get_args()).current_dir(sh::root());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => timeout.env(name, value),
+            None => timeout.env_remove(name),
+        };
+    }
+    timeout
 }
 
 impl Outcome {
@@ -105,10 +123,14 @@ fn table(results: &[(&str, Outcome, Duration)]) -> Vec<String> {
 mod tests {
     use std::{process::Command, time::Duration};
 
-    use super::{Outcome, execute, plan::Row, table};
+    use super::{
+        Outcome, execute,
+        plan::{Needs, Row, Run},
+        table,
+    };
 
     fn row(script: &'static str, missing: fn() -> Option<String>) -> Outcome {
-        let commands = match script {
+        let make: fn() -> Vec<Command> = match script {
             "true" => || vec![Command::new("true")],
             "false" => || vec![Command::new("true"), Command::new("false")],
             _ => || {
@@ -117,7 +139,8 @@ mod tests {
                 vec![sleep]
             },
         };
-        execute(&Row { name: "x", minutes: 1, purpose: "", missing, commands }, Duration::from_millis(300))
+        let (needs, run) = (Needs::Ask(missing), Run::Make(make));
+        execute(&Row { name: "x", minutes: 1, purpose: "", needs, run }, Duration::from_millis(300))
     }
 
     #[test]

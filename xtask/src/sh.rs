@@ -43,6 +43,11 @@ pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }
 
+/// Whether a program is in PATH.
+pub(crate) fn is_installed(program: &str) -> bool {
+    succeeds(Command::new("sh").args(["-c", "command -v \"$0\"", program]))
+}
+
 /// Short hash of the checked-out commit; empty outside a clone.
 pub(crate) fn commit() -> String {
     let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();

@@ -94,11 +94,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "counters are whole and positive"
-)]
 fn compare(metrics: &str, leg: &str, replayed: &Value) -> anyhow::Result<()> {
     let count = |result| {
         sum_with(metrics, "pointsman_policy_shadow_total", &[("slot", leg), ("result", result)]) as u64

@@ -55,8 +55,8 @@ struct Finding {
 
 /// Scans and prints a table; an error when a row falls short.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let testssl = ["testssl", "testssl.sh"].into_iter().find(|name| is_installed(name));
-    let has_sslscan = is_installed("sslscan");
+    let testssl = ["testssl", "testssl.sh"].into_iter().find(|name| sh::is_installed(name));
+    let has_sslscan = sh::is_installed("sslscan");
     if testssl.is_none() && !has_sslscan {
         bail!("neither testssl.sh nor sslscan is installed: apt-get install testssl.sh sslscan");
     }
@@ -81,10 +81,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         }
     }
     checks.finish()
-}
-
-fn is_installed(program: &str) -> bool {
-    sh::succeeds(Command::new("sh").args(["-c", &format!("command -v {program}")]))
 }
 
 fn gateway(bin: &Path, dir: &Path, min_version: &str) -> anyhow::Result<Process> {

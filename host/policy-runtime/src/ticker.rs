@@ -3,7 +3,7 @@
 //! No wake-up is lost. The ticker sets `asleep` and then adds 0 to `guests`; a guest adds itself to `guests`
 //! and then reads `asleep`. Both are read-modify-write operations on `guests`, so one comes first: either the
 //! ticker sees the guest, or the guest sees `asleep` and wakes the ticker. The loom model in tests/models
-//! checks this (`cargo xtask models`).
+//! checks this.
 
 use std::{sync::OnceLock, time::Duration};
 

@@ -1,5 +1,5 @@
 //! Behaviour G against the oracle's table: what the default selector of `dynamo-kv-router` has candidates
-//! cost and takes. `cargo xtask oracle --write-table` writes the table anew; `tests/oracle` has how.
+//! cost and takes. The README of `tests/oracle` says how the table is written anew.
 
 use pointsman_routing::{CostTerms, RouterConfig, cost, pick::minimum};
 use serde::Deserialize;

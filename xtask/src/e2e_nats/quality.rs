@@ -8,9 +8,9 @@ use tokio::time::sleep;
 use super::{
     Args,
     load::{self, Seen},
-    rig::{Engines, Nats, agree, gateway},
 };
 use crate::{
+    drill::{FleetSpec, REPLICAS, Rig},
     sh,
     stats::{median, quantile, sorted},
     table::Checks,
@@ -69,24 +69,20 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
 }
 
 async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(Figures, Seen)> {
-    let dir = tempfile::Builder::new().prefix("pointsman-nats-").tempdir()?;
-    let engines = Engines::start(bin, dir.path(), args.engines)?;
-    let nats = if case == Case::Exchange { Some(Nats::start(dir.path()).await?) } else { None };
-    let port = nats.as_ref().map(|nats| nats.port);
-    let count = if case == Case::One { 1 } else { 3 };
-    let mut gateways = Vec::new();
-    for number in 1..=count {
-        gateways.push(gateway(bin, dir.path(), number, &engines.flags, port).await?);
-    }
-    if case == Case::Exchange {
-        agree(&gateways.iter().collect::<Vec<_>>()).await?;
-    }
-    let clients: Vec<_> = gateways.iter().map(|gateway| gateway.client.clone()).collect();
+    // Engines whose caches hold about a third of the prompts' common beginnings each: where a request goes
+    // matters.
+    let spec = FleetSpec {
+        gateways: if case == Case::One { 1 } else { 3 },
+        nats: case == Case::Exchange,
+        ..REPLICAS.fleet
+    };
+    let rig = Rig::start(&spec, bin).await?;
+    let clients: Vec<_> = rig.fleets().map(|gateway| gateway.client.clone()).collect();
     let plan = load::plan(seed, args.rate, Duration::from_secs(args.seconds));
     let mut samples = Vec::new();
     let sampling = async {
         loop {
-            samples.extend(imbalance(&engines.states().await));
+            samples.extend(imbalance(&rig.states().await));
             sleep(SAMPLE).await;
         }
     };
@@ -94,7 +90,7 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
         seen = load::send(plan, &clients) => seen,
         () = sampling => Seen::default(),
     };
-    let states = engines.states().await;
+    let states = rig.states().await;
     let total =
         |pointer: &str| -> f64 { states.iter().filter_map(|state| state.pointer(pointer)?.as_f64()).sum() };
     let figures = Figures {
@@ -113,7 +109,6 @@ fn imbalance(states: &[Value]) -> Option<f64> {
     (mean >= 1.0).then(|| loads.iter().copied().fold(0.0, f64::max) / mean)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a count")]
 fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }

@@ -45,7 +45,6 @@ pub(super) fn read(path: &Path, count: usize, speed: f64) -> anyhow::Result<Vec<
     Ok(requests)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a number of requests")]
 fn spread(mut requests: Vec<Request>, count: usize) -> Vec<Request> {
     let start = requests.first().map_or(0.0, |request| request.timestamp);
     let mut from = 0;

@@ -124,6 +124,8 @@ fn begin(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::{is_clause, read};
 
     const DOCUMENT: &str = "# Rules\n- B1 No workers.\n  - B1.1 It fails,\n    and so on.\n  - B1.2 Or not.\n- word\n\
@@ -162,5 +164,15 @@ mod tests {
         for id in ["B1", "T1.1", "B.1", "B1.", "I_", "I_Shed", "B1.2a", "b1.2", "B123.1"] {
             assert!(!is_clause(id), "{id}");
         }
+    }
+
+    #[test]
+    fn the_page_of_errors_shows_every_code_of_the_table() {
+        let page = |name: &str| std::fs::read_to_string(crate::sh::root().join("docs").join(name)).unwrap();
+        let (rules, _) = super::read(&page("behaviour.md"));
+        let codes = rules.iter().filter_map(|rule| rule.id.strip_prefix("I_"));
+        let errors = page("errors.md");
+        let shown = errors.lines().filter_map(|line| line.strip_prefix("## `")?.strip_suffix('`'));
+        assert_eq!(shown.collect::<BTreeSet<_>>(), codes.collect::<BTreeSet<_>>());
     }
 }

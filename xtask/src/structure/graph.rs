@@ -36,12 +36,6 @@ pub(crate) fn imports(krate: &Crate) -> Imports {
     edges
 }
 
-/// Circles of files, without those that hold only a file and its own children.
-pub(crate) fn file_circles(krate: &Crate, imports: &Imports) -> Vec<Vec<usize>> {
-    let circles = circles(krate.modules.len(), imports);
-    circles.into_iter().filter(|circle| !is_family(krate, circle)).collect()
-}
-
 /// Circles between the subtrees of siblings, at every level.
 pub(crate) fn sibling_circles(krate: &Crate, imports: &Imports) -> Vec<SiblingCircle> {
     // parent -> (child, child) -> one import that shows the edge
@@ -72,12 +66,6 @@ pub(crate) fn sibling_circles(krate: &Crate, imports: &Imports) -> Vec<SiblingCi
         }
     }
     found
-}
-
-fn is_family(krate: &Crate, circle: &[usize]) -> bool {
-    let paths: Vec<_> = circle.iter().filter_map(|at| krate.modules.get(*at)).map(|m| &m.path).collect();
-    let Some(parent) = paths.iter().min_by_key(|path| path.len()) else { return true };
-    paths.iter().all(|path| path == parent || (path.len() == parent.len() + 1 && path.starts_with(parent)))
 }
 
 /// Strongly connected components of more than one node: a node is in a circle with those it reaches and that

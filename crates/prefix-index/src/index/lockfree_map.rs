@@ -26,7 +26,7 @@
 //! A lookup that finds nothing needs no second look: the cell of a key stays the same while the key is held,
 //! and no cell between its home and it is empty.
 //!
-//! `cargo xtask models` checks these rules in every interleaving, and breaks each one to see the check fail.
+//! `tests/models` checks these rules in every interleaving, and breaks each one to see the check fail.
 
 use std::sync::Arc;
 

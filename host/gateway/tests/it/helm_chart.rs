@@ -1,7 +1,7 @@
 //! The Helm chart in `deploy/helm`, against the Kustomize files in `deploy/kubernetes` and the configuration.
 //!
-//! `cargo xtask kubernetes-files` checks what it renders against the published schemas. Tests that render
-//! need `helm`, those that compare also `kubectl`: `xtask/src/kubernetes_files/tools.sh` installs both.
+//! `deploy/check.sh` checks what it renders against the published schemas. Tests that render
+//! need `helm`, those that compare also `kubectl`: `deploy/tools.sh` installs both.
 
 #![allow(
     clippy::unwrap_used,
@@ -57,7 +57,7 @@ fn program(name: &str) -> Option<PathBuf> {
     let found =
         given.or_else(|| std::env::split_paths(&path).map(|dir| dir.join(name)).find(|file| file.is_file()));
     if found.is_none() {
-        eprintln!("skipped: {name} is not installed (xtask/src/kubernetes_files/tools.sh installs it)");
+        eprintln!("skipped: {name} is not installed (deploy/tools.sh installs it)");
     }
     found
 }

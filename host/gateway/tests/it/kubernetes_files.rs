@@ -1,7 +1,7 @@
 //! The files of `deploy/kubernetes`, as far as they can be checked without a cluster: against the binary, a
 //! double of the API server and the documentation.
 //!
-//! `cargo xtask kubernetes-files` renders them and checks them against the published schemas.
+//! `deploy/check.sh` renders them and checks them against the published schemas.
 
 #![allow(
     clippy::unwrap_used,

@@ -193,7 +193,7 @@ fn the_newest_content_wins_after_a_storm_of_changes_in_two_slots() {
     let took = [daemon.until_it_serves("prefill", &newest), daemon.until_it_serves("decode", &newest)];
     let peak = daemon.peak_mib();
     println!("newest content after {took:?}, peak {peak} MiB, files {files} -> {}", daemon.open_files());
-    // Compiles have a low priority: how long they take depends on what else runs. `cargo xtask hostile`
+    // Compiles have a low priority: how long they take depends on what else runs. `cargo xtask drill hostile`
     // judges that.
     assert!(daemon.open_files() < files + 20, "{} open files, {files} before", daemon.open_files());
 }

@@ -13,8 +13,8 @@ pub struct EngineSpec {
     /// `prefill`, `decode` or `aggregated`.
     pub role: String,
     flags: Vec<String>,
-    /// Appended to the `--worker` flag.
-    worker: String,
+    /// Appended to the `--worker` flag, after a comma.
+    pub worker: String,
 }
 
 impl EngineSpec {
@@ -30,7 +30,7 @@ impl EngineSpec {
 
     /// Appends fields to the `--worker` flag.
     pub fn worker(mut self, fields: &str) -> Self {
-        self.worker = format!(",{fields}");
+        self.worker = if fields.is_empty() { String::new() } else { format!(",{fields}") };
         self
     }
 
@@ -39,10 +39,15 @@ impl EngineSpec {
         format!("{}-{}-{place}", self.dialect, self.role)
     }
 
-    /// Starts the engine from a directory of programs; `place` counts from 1.
+    /// Starts the engine from a directory of programs, on a free port; `place` counts from 1.
     pub fn start(&self, bin: &Path, dir: &Path, place: usize) -> anyhow::Result<Process> {
+        self.start_at(bin, dir, place, "127.0.0.1:0")
+    }
+
+    /// Starts the engine at an address.
+    pub fn start_at(&self, bin: &Path, dir: &Path, place: usize, listen: &str) -> anyhow::Result<Process> {
         let mut command = engine(bin);
-        command.args(["--listen", "127.0.0.1:0", "--bootstrap-port", "0"]);
+        command.args(["--listen", listen, "--bootstrap-port", "0"]);
         command.args(["--engine", &self.dialect, "--role", &self.role]).args(&self.flags);
         Process::announcing(&self.name(place), command, dir)
     }

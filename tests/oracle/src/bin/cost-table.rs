@@ -1,4 +1,4 @@
-//! Writes the table of costs with which CI compares ours (`cargo xtask oracle --write-table`).
+//! Writes the table of costs with which CI compares ours to standard output; the README has the command.
 
 use std::io::Write as _;
 

@@ -77,7 +77,6 @@ fn stamp(event: &str) -> Option<u64> {
     rest.split('"').next()?.parse().ok()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a figure to show")]
 fn nanos(value: u64) -> f64 {
     value as f64
 }

@@ -46,12 +46,6 @@ struct Work {
 }
 
 /// Sends `scale` of the scenario's requests.
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "figures to show"
-)]
 pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> anyhow::Result<Figures> {
     let requests = ((scenario.requests as f64 * scale) as u64).max(1);
     let work = Arc::new(Work::new(scenario, router, requests));
@@ -121,7 +115,6 @@ impl Work {
         authorization(self.issuer.as_deref(), client.into(), turn)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a turn is small")]
     async fn send(self: Arc<Self>, client: u32, delay: Duration) -> anyhow::Result<Seen> {
         let (mut seen, mut uncounted) = (Seen::default(), Seen::default());
         if !delay.is_zero() {

@@ -1,0 +1,68 @@
+//! A steady load of well-behaved clients beside which cases run, and what each case costs.
+
+use std::{cell::Cell, sync::Arc};
+
+use crate::{
+    fleet::Fleet,
+    load::{Load, Recorder, Running, Target, latency_ms},
+    proc,
+};
+
+/// A running load, and the process that serves it.
+pub(super) struct Beside {
+    pid: u32,
+    recorder: Arc<Recorder>,
+    running: Running,
+    failed: Cell<usize>,
+}
+
+/// What a case cost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    /// Resident memory before the case, megabytes.
+    pub(super) before_mb: f64,
+    /// Peak of it meanwhile.
+    pub(super) peak_mb: f64,
+    /// p99 of the steady load's requests, milliseconds; NaN when none was answered.
+    pub(super) p99_ms: f64,
+    /// Requests of the steady load that failed meanwhile.
+    pub(super) failed: usize,
+}
+
+impl Beside {
+    pub(super) fn start(fleet: &Fleet, target: &Target, load: Load) -> anyhow::Result<Self> {
+        let recorder = Arc::<Recorder>::default();
+        let running = recorder.start(load, target)?;
+        Ok(Self { pid: fleet.gateway.pid(), recorder, running, failed: Cell::new(0) })
+    }
+
+    /// Begins a case. Returns the memory before it.
+    pub(super) fn begin(&self) -> anyhow::Result<f64> {
+        self.take();
+        let before_mb = proc::resident_mb(self.pid);
+        proc::reset_peak(self.pid)?;
+        Ok(before_mb)
+    }
+
+    /// Ends a case.
+    pub(super) fn end(&self, before_mb: f64) -> anyhow::Result<Cost> {
+        let answers = self.recorder.take();
+        let failed = answers.iter().filter(|answer| answer.failed()).count();
+        self.failed.set(self.failed.get() + failed);
+        let p99_ms = latency_ms(answers.iter(), 0.99);
+        Ok(Cost { before_mb, peak_mb: proc::peak_mb(self.pid)?, p99_ms, failed })
+    }
+
+    fn take(&self) {
+        let failed = self.recorder.take().iter().filter(|answer| answer.failed()).count();
+        self.failed.set(self.failed.get() + failed);
+    }
+
+    /// Ends the load. Returns how many requests were sent and failed, and the first problems.
+    pub(super) async fn stop(self) -> (u64, usize, Vec<String>) {
+        let Self { recorder, running, failed, .. } = self;
+        running.stop().await;
+        let last = recorder.take().iter().filter(|answer| answer.failed()).count();
+        (recorder.sent(), failed.get() + last, recorder.problems())
+    }
+}

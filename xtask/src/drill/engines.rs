@@ -1,0 +1,154 @@
+//! Engines that misbehave in some eighty ways, on every leg, beside healthy ones. Requests end in time and
+//! whole or with one error, no answer reaches another request, and a worker that recovers serves again.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use futures_util::future::try_join_all;
+
+use crate::{
+    fleet::{self, Fleet},
+    metrics_text::sum_with,
+    proc, sh,
+    table::{Checks, columns},
+};
+
+mod cases;
+mod group;
+mod proxy;
+
+use group::{Group, Row};
+
+/// Largest peak of the gateway's resident memory, megabytes.
+const MEMORY_MB: f64 = 700.0;
+
+const CONFIG: &str = r#"
+[timeouts]
+request = "10s"
+head = "1s"
+prefill_head = "1s"
+whole_head = "1s"
+event_idle = "700ms"
+abort = "500ms"
+[probe]
+interval = "300ms"
+timeout = "300ms"
+"#;
+
+/// The legs: name in the table, dialect and role of the worker that misbehaves.
+const LEGS: [(&str, [&str; 2]); 6] = [
+    ("aggregated (vLLM)", ["vllm", "aggregated"]),
+    ("aggregated (SGLang)", ["sglang", "aggregated"]),
+    ("prefill (vLLM)", ["vllm", "prefill"]),
+    ("decode (vLLM)", ["vllm", "decode"]),
+    ("prefill (SGLang)", ["sglang", "prefill"]),
+    ("decode (SGLang)", ["sglang", "decode"]),
+];
+
+/// Kinds that end or stop whole processes.
+const STOPPED: &str = "the process is stopped (SIGSTOP) and goes on";
+const KILLED: &str = "the process is killed (SIGKILL) and restarts";
+const OTHER_MODEL: &str = "the process restarts with another model";
+
+/// Rows by kind and leg.
+type Rows = BTreeMap<(usize, &'static str), (&'static str, Row)>;
+
+/// Runs the kinds whose names contain a text.
+pub(super) async fn run(only: &str, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let dir = tempfile::Builder::new().prefix("pointsman-drill-").tempdir()?;
+    let starting =
+        (1..).zip(LEGS).map(|(number, (name, kind))| Group::start(bin, dir.path(), number, name, kind));
+    let groups = try_join_all(starting).await?;
+    let workers: Vec<String> = groups.iter().flat_map(|group| group.workers.clone()).collect();
+    let fleet = fleet::gateway(bin, dir.path(), CONFIG, &workers).await?;
+    let wanted = |name: &str| name.contains(only);
+    let running = groups.into_iter().map(|group| run_group(group, &fleet, bin, dir.path(), &wanted));
+    let rows: Rows = try_join_all(running).await?.into_iter().flatten().collect();
+    report(&rows, checks);
+    checks.none("bookings left", fleet.booked(Duration::from_secs(15)).await?);
+    let metrics = fleet.metrics().await?;
+    let lost = |reason| sum_with(&metrics, "pointsman_handoffs_total", &[("reason", reason)]);
+    let dropped = lost("lost_no_decode_worker");
+    checks.check("committed handoffs that the gateway dropped", dropped, dropped == 0.0);
+    checks.show("committed handoffs whose prefill engine was killed", lost("lost_prefill_died"));
+    let peak = proc::peak_mb(fleet.gateway.pid())?;
+    checks.check(&format!("peak memory (limit {MEMORY_MB} MB)"), format!("{peak:.0} MB"), peak <= MEMORY_MB);
+    Ok(())
+}
+
+/// Runs all kinds on one leg, one after another.
+async fn run_group(
+    mut group: Group,
+    fleet: &Fleet,
+    bin: &Path,
+    dir: &Path,
+    wanted: &impl Fn(&str) -> bool,
+) -> anyhow::Result<Rows> {
+    let mut rows = Rows::new();
+    let all = cases::all();
+    let last = all.len();
+    for (place, case) in all.iter().enumerate().filter(|(_, case)| wanted(case.name)) {
+        if group.has(case) {
+            let row = group.run(fleet, case, place as u64).await?;
+            note(&group, case.name, &row);
+            rows.insert((place, group.name), (case.name, row));
+        }
+    }
+    if wanted(STOPPED) {
+        let row = group.run_stopped(fleet).await?;
+        rows.insert((last, group.name), (STOPPED, row));
+    }
+    if wanted(KILLED) {
+        let row = group.run_killed(fleet, bin, dir).await?;
+        rows.insert((last + 1, group.name), (KILLED, row));
+    }
+    // Other legs need two workers of the model to go on.
+    if wanted(OTHER_MODEL) && group.name.starts_with("aggregated") {
+        let row = group.run_other_model(fleet, bin, dir).await?;
+        rows.insert((last + 2, group.name), (OTHER_MODEL, row));
+    }
+    Ok(rows)
+}
+
+fn note(group: &Group, case: &str, row: &Row) {
+    if !is_sound(row) {
+        sh::status(&format!("{}: {case}: {row:?}", group.name));
+    }
+}
+
+fn is_sound(row: &Row) -> bool {
+    row.desyncs.is_empty() && row.errors <= row.errors_allowed && row.recovery.is_some()
+}
+
+/// Prints the table: one row for each kind, over all its legs.
+fn report(rows: &Rows, checks: &mut Checks) {
+    let head = ["case", "legs", "requests", "met it", "errors allowed/seen", "desyncs", "recovery", ""];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    let (mut failed, mut kinds) = (0, BTreeMap::<usize, Vec<_>>::new());
+    for ((place, leg), (name, row)) in rows {
+        kinds.entry(*place).or_default().push((*leg, *name, row));
+    }
+    for legs in kinds.values() {
+        let sum = |of: fn(&Row) -> u64| legs.iter().map(|(.., row)| of(row)).sum::<u64>();
+        let bad: Vec<&str> = legs.iter().filter(|(.., row)| !is_sound(row)).map(|(leg, ..)| *leg).collect();
+        let recovery = legs.iter().map(|(.., row)| row.recovery).collect::<Option<Vec<_>>>();
+        let slowest = recovery.and_then(|all| all.into_iter().max());
+        failed += bad.len();
+        table.push(vec![
+            legs.first().map(|(_, name, _)| (*name).to_owned()).unwrap_or_default(),
+            legs.len().to_string(),
+            sum(|row| row.requests).to_string(),
+            sum(|row| row.hits).to_string(),
+            format!("{}/{}", sum(|row| row.errors_allowed), sum(|row| row.errors)),
+            sum(|row| row.desyncs.len() as u64).to_string(),
+            slowest.map_or_else(|| "none".to_owned(), shown),
+            if bad.is_empty() { "ok".to_owned() } else { format!("FAILED: {}", bad.join(", ")) },
+        ]);
+    }
+    columns(&table).iter().for_each(|line| sh::print(line));
+    checks.check("kinds of misbehaviour", kinds.len(), !kinds.is_empty());
+    checks.none(&format!("of {} rows, those that fell short", rows.len()), failed as u64);
+}
+
+fn shown(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}

@@ -1,0 +1,346 @@
+//! Installs a case, waits for its end, and compares that with what is specified.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::HashSet,
+    os::unix::fs::symlink,
+    process::Command,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    super::beside::{Beside, Cost},
+    cases::{Case, Content, Expected, Guests, PREFILL},
+    verdict::{Evidence, refusal_cell},
+};
+use crate::{digest::sha256, fleet::Fleet, metrics_text::samples, proc::Memory, sh};
+
+/// Longest time in which a case has to end as specified.
+const LIMIT: Duration = Duration::from_secs(60);
+const RELOADS: &str = "pointsman_policy_reloads_total";
+const CALLS: &str = "pointsman_policy_calls_total";
+
+/// The fleet that cases are run against.
+pub(super) struct Run {
+    pub(super) fleet: Fleet,
+    pub(super) guests: Guests,
+    /// Number of the next good file.
+    pub(super) next: Cell<u32>,
+    /// Digests of the cases' files that were installed.
+    pub(super) seen: RefCell<HashSet<String>>,
+}
+
+/// What a row may cost at most: growth of the gateway's peak memory in megabytes, p99 of requests meanwhile
+/// in milliseconds, time until the next good file serves.
+const PEAK_MB: f64 = 150.0;
+const P99_MS: f64 = 250.0;
+const GOOD_AFTER: Duration = Duration::from_secs(5);
+
+/// What identifies the content that a case installed.
+struct Installed {
+    digest: String,
+    /// Wall clock in milliseconds before the file was renamed.
+    at_ms: u64,
+    /// Calls that had failed in the expected way before.
+    failures: u64,
+    /// Whether the same file was installed in an earlier round.
+    again: bool,
+}
+
+impl Run {
+    /// Swaps good policies a few times and fills the slot's state to its limit. Returns the memory after
+    /// that.
+    pub(super) async fn warm_up(&self) -> anyhow::Result<Memory> {
+        sh::status("warming up");
+        self.install_and_wait("decode.wasm", &self.guests.flood()?).await?;
+        sleep(Duration::from_secs(8)).await;
+        for _ in 0..4 {
+            self.install_good().await?;
+            sleep(Duration::from_secs(1)).await;
+            for file in ["prefill.wasm", "decode.wasm", "decode-override.wasm"] {
+                std::fs::remove_file(self.fleet.policies.join(file))?;
+            }
+            sleep(Duration::from_millis(2_500)).await;
+        }
+        self.settled().await
+    }
+
+    /// Returns the memory once good policies have served for a while: the smallest of ten samples.
+    pub(super) async fn settled(&self) -> anyhow::Result<Memory> {
+        self.install_good().await?;
+        sleep(Duration::from_secs(5)).await;
+        let mut smallest = Memory::of(self.fleet.gateway.pid())?;
+        for _ in 1..10 {
+            sleep(Duration::from_millis(200)).await;
+            let sample = Memory::of(self.fleet.gateway.pid())?;
+            smallest = if sample.resident < smallest.resident { sample } else { smallest };
+        }
+        Ok(smallest)
+    }
+
+    /// Runs a case and then a good file. Returns its row and whether it ended as specified, within the
+    /// bounds, without a failed request.
+    pub(super) async fn row(&self, case: &Case, beside: &Beside) -> (Vec<String>, bool) {
+        let (cells, passed) = match self.measured(case, beside).await {
+            Ok((Evidence { policies, metrics }, cost, good_after)) => {
+                let passed = cost.failed == 0
+                    && cost.peak_mb - cost.before_mb <= PEAK_MB
+                    && (cost.p99_ms <= P99_MS || cost.p99_ms.is_nan())
+                    && good_after <= GOOD_AFTER;
+                let memory = format!("{:.0} -> {:.0}", cost.before_mb, cost.peak_mb);
+                let after = format!("{:.2}", good_after.as_secs_f64());
+                (vec![policies, metrics, memory, format!("{:.1}", cost.p99_ms), after], passed)
+            }
+            Err(error) => (vec![format!("{error:#}")], false),
+        };
+        let mut row = vec![case.name.clone(), case.file.to_owned(), case.expected.shown()];
+        row.extend(cells);
+        row.resize(8, String::new());
+        row.push(if passed { "ok" } else { "FAILED" }.to_owned());
+        (row, passed)
+    }
+
+    async fn measured(&self, case: &Case, beside: &Beside) -> anyhow::Result<(Evidence, Cost, Duration)> {
+        let before_mb = beside.begin()?;
+        let evidence = self.outcome(case).await?;
+        let good_after = self.good_again(case.file).await?;
+        Ok((evidence, beside.end(before_mb)?, good_after))
+    }
+
+    /// Installs a good file that was never installed before, and returns the time until it serves.
+    async fn good_again(&self, file: &str) -> anyhow::Result<Duration> {
+        let [selector, planner] = &self.guests.good;
+        let good = self.fresh(if file.starts_with("decode-override") { planner } else { selector });
+        let file = if file == "prefil.wasm" { PREFILL } else { file };
+        let begun = Instant::now();
+        self.install_and_wait(file, &good).await?;
+        Ok(begun.elapsed())
+    }
+
+    /// Other content of the same behaviour.
+    fn fresh(&self, policy: &[u8]) -> Vec<u8> {
+        let number = self.next.get();
+        self.next.set(number + 1);
+        [policy, &[0, 6, 1, b'g'], &number.to_le_bytes()].concat()
+    }
+
+    /// Changes the content of two slots all the time. Returns the digest of the last one.
+    async fn change(&self, times: u32, pause: Duration) -> anyhow::Result<String> {
+        let [selector, _] = &self.guests.good;
+        let mut last = Vec::new();
+        for _ in 0..times {
+            last = self.fresh(selector);
+            self.fleet.drop_policy(PREFILL, &last)?;
+            self.fleet.drop_policy("decode.wasm", &self.fresh(selector))?;
+            sleep(pause).await;
+        }
+        Ok(sha256(&last))
+    }
+
+    async fn outcome(&self, case: &Case) -> anyhow::Result<Evidence> {
+        let at_ms = u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis())?;
+        let failures = self.failures(case).await?;
+        let digest = match case.content {
+            Content::Changing { times, pause } => self.change(times, pause).await?,
+            _ => self.install(case)?,
+        };
+        let again = !self.seen.borrow_mut().insert(digest.clone());
+        let installed = Installed { digest, at_ms, failures, again };
+        match &case.expected {
+            Expected::Refused(kind) => self.refused(case, kind, &installed).await,
+            Expected::RolledBack(kinds) => self.rolled_back(case, kinds, &installed).await,
+            Expected::Serves => self.serves(case, &installed.digest).await,
+            Expected::Stray => self.stray(case).await,
+            Expected::Any => self.any(case, &installed).await,
+        }
+    }
+
+    async fn install_good(&self) -> anyhow::Result<()> {
+        let [selector, planner] = &self.guests.good;
+        self.install_and_wait("prefill.wasm", selector).await?;
+        self.install_and_wait("decode.wasm", selector).await?;
+        self.install_and_wait("decode-override.wasm", planner).await
+    }
+
+    async fn install_and_wait(&self, file: &str, bytes: &[u8]) -> anyhow::Result<()> {
+        self.fleet.drop_policy(file, bytes)?;
+        let digest = sha256(bytes);
+        self.until(file, |slot| Ok((slot["digest"] == digest).then_some(()))).await
+    }
+
+    /// Reads the state of a file's slot until it has what `find` looks for.
+    async fn until<T>(
+        &self,
+        file: &str,
+        mut find: impl FnMut(&Value) -> anyhow::Result<Option<T>>,
+    ) -> anyhow::Result<T> {
+        let started = Instant::now();
+        loop {
+            let slot = self.slot(file).await?;
+            if let Some(found) = find(&slot)? {
+                return Ok(found);
+            }
+            let last = slot["refusals"].as_array().and_then(|all| all.last());
+            let shown = last.unwrap_or(&slot["policy"]);
+            ensure!(started.elapsed() < LIMIT, "{file}: not as specified after {LIMIT:?}: {shown}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    async fn slot(&self, file: &str) -> anyhow::Result<Value> {
+        self.fleet.slot(file.trim_end_matches(".wasm")).await
+    }
+
+    /// Renames the case's file into place and returns its digest.
+    fn install(&self, case: &Case) -> anyhow::Result<String> {
+        match &case.content {
+            Content::Bytes(bytes) => {
+                self.fleet.drop_policy(case.file, bytes)?;
+                Ok(sha256(bytes))
+            }
+            Content::Pipe => {
+                let staged = self.fleet.policies.join(".pipe");
+                sh::run(Command::new("mkfifo").arg(&staged))?;
+                std::fs::rename(staged, self.fleet.policies.join(case.file))?;
+                Ok(String::new())
+            }
+            Content::KernelFile => {
+                let staged = self.fleet.policies.join(".link");
+                symlink("/proc/kmsg", &staged)?;
+                std::fs::rename(staged, self.fleet.policies.join(case.file))?;
+                // It is read as an empty file.
+                Ok(sha256(b""))
+            }
+            Content::Changing { .. } => Ok(String::new()),
+        }
+    }
+
+    /// Waits for the newest refusal of the case's content.
+    async fn refusal(&self, case: &Case, installed: &Installed) -> anyhow::Result<Value> {
+        self.until(case.file, |slot| {
+            let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
+            let found = records.iter().rev().find(|record| {
+                let same = record["digest"].as_str().is_none_or(|digest| digest == installed.digest);
+                same && record["at_ms"].as_u64().is_some_and(|at| at >= installed.at_ms)
+            });
+            Ok(found.cloned())
+        })
+        .await
+    }
+
+    async fn refused(&self, case: &Case, kind: &str, installed: &Installed) -> anyhow::Result<Evidence> {
+        let record = self.refusal(case, installed).await?;
+        // From the second round on, a file that ended its compiler is not compiled again.
+        let kind = if kind == "compiler_died" && installed.again { "quarantined" } else { kind };
+        ensure!(record["kind"] == kind, "{}: {}", record["kind"], record["message"]);
+        ensure!(
+            self.slot(case.file).await?["digest"] != installed.digest,
+            "it serves although it was refused"
+        );
+        let counted = self.reloads("refused", kind).await?;
+        Ok(Evidence { policies: refusal_cell(&record), metrics: format!("refused/{kind} {counted}") })
+    }
+
+    async fn rolled_back(
+        &self,
+        case: &Case,
+        failures: &[&str],
+        installed: &Installed,
+    ) -> anyhow::Result<Evidence> {
+        let record = self.refusal(case, installed).await?;
+        ensure!(record["kind"] == "rolled_back", "{}: {}", record["kind"], record["message"]);
+        let slot = self.slot(case.file).await?;
+        ensure!(slot["state"] == "rolled-back", "the slot's state is {}", slot["state"]);
+        ensure!(slot["digest"] != installed.digest, "it serves although it was rolled back");
+        let quarantined = slot["quarantined"].as_array().context("the slot has no field `quarantined`")?;
+        ensure!(quarantined.iter().any(|one| *one == installed.digest), "it is not quarantined");
+        let calls = self.failures(case).await?.saturating_sub(installed.failures);
+        ensure!(calls > 0, "no call failed in the expected way: {}", record["message"]);
+        let mut reloads = 0;
+        for failure in failures {
+            reloads += self.reloads("rolled_back", failure).await.unwrap_or(0);
+        }
+        ensure!(reloads > 0, "{RELOADS} did not count the rollback");
+        let metrics = format!("rolled_back {reloads}, calls +{calls}");
+        Ok(Evidence { policies: refusal_cell(&record), metrics })
+    }
+
+    /// Waits until it served well over a thousand calls, of which fewer than 1 % may fail.
+    async fn serves(&self, case: &Case, digest: &str) -> anyhow::Result<Evidence> {
+        let (started, lines) = (Instant::now(), self.log_lines()?);
+        let served = |slot: &Value| -> anyhow::Result<_> {
+            let calls = slot["calls"].as_u64().unwrap_or(0);
+            let failures = slot["failures"].as_u64().unwrap_or(u64::MAX);
+            Ok((slot["digest"] == digest && calls > 1_500).then_some((calls, failures)))
+        };
+        let (calls, failures) = self.until(case.file, served).await?;
+        ensure!(failures * 100 < calls, "{failures} of {calls} calls failed");
+        let rate = (self.log_lines()? - lines) as f64 / started.elapsed().as_secs_f64();
+        ensure!(rate < 100.0, "the log grows by {rate:.0} lines a second; the limit is 100");
+        self.install_good().await?;
+        let policies = format!("serves: {calls} calls, {failures} failed");
+        Ok(Evidence { policies, metrics: format!("{rate:.0} log lines a second") })
+    }
+
+    /// Waits until the content is refused or serves.
+    async fn any(&self, case: &Case, installed: &Installed) -> anyhow::Result<Evidence> {
+        let ended = |slot: &Value| -> anyhow::Result<_> {
+            if slot["digest"] == installed.digest {
+                return Ok(Some("serves".to_owned()));
+            }
+            let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
+            Ok(records.iter().rev().find(|record| record["digest"] == installed.digest).map(refusal_cell))
+        };
+        Ok(Evidence { policies: self.until(case.file, ended).await?, metrics: String::new() })
+    }
+
+    async fn stray(&self, case: &Case) -> anyhow::Result<Evidence> {
+        let started = Instant::now();
+        loop {
+            let status = self.fleet.admin.json("/policies").await?;
+            let strays = status["strays"].as_array().context("/policies has no field `strays`")?;
+            if strays.iter().any(|stray| stray == case.file) {
+                std::fs::remove_file(self.fleet.policies.join(case.file))?;
+                let counted = self.reloads("refused", "no_slot").await?;
+                let metrics = format!("refused/no_slot {counted}");
+                return Ok(Evidence { policies: "listed among the strays".to_owned(), metrics });
+            }
+            ensure!(started.elapsed() < LIMIT, "/policies does not list it among the strays");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Calls of the case's slot that failed in one of the expected ways.
+    async fn failures(&self, case: &Case) -> anyhow::Result<u64> {
+        let Expected::RolledBack(failures) = &case.expected else { return Ok(0) };
+        let slot = case.file.trim_end_matches(".wasm");
+        let metrics = self.fleet.metrics().await?;
+        let calls = samples(&metrics, CALLS).into_iter().filter(|sample| {
+            let failed = failures.iter().any(|failure| sample.has_value(failure));
+            failed && sample.has_value(slot) && sample.has_value("active")
+        });
+        Ok(whole(calls.map(|sample| sample.value).sum()))
+    }
+
+    /// Value of the counter of reloads with this result and kind, which has to exist.
+    async fn reloads(&self, result: &str, kind: &str) -> anyhow::Result<u64> {
+        let metrics = self.fleet.metrics().await?;
+        let found = samples(&metrics, RELOADS)
+            .into_iter()
+            .find(|sample| sample.has_value(result) && sample.has_value(kind))
+            .with_context(|| format!("/metrics has no {RELOADS} with {result} and {kind}"))?;
+        Ok(whole(found.value))
+    }
+
+    fn log_lines(&self) -> anyhow::Result<usize> {
+        Ok(std::fs::read(&self.fleet.gateway.log)?.iter().filter(|byte| **byte == b'\n').count())
+    }
+}
+
+fn whole(value: f64) -> u64 {
+    value as u64
+}

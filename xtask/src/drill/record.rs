@@ -1,0 +1,131 @@
+//! What a scenario recorded.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::Context as _;
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{
+    decisions::Decisions,
+    scenario::{Change, Figure},
+};
+use crate::{fleet::Fleet, load::Answer, metrics_text, proc::Memory};
+
+/// Everything that is judged.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    pub(super) phases: Vec<PhaseRecord>,
+    /// The first ends that are never right.
+    pub(super) problems: Vec<String>,
+    /// When engines were killed.
+    pub(super) engine_kills: Vec<Instant>,
+    /// When gateways were killed, by the number of the process.
+    pub(super) gateway_kills: BTreeMap<u32, Instant>,
+    /// How often each thing changed.
+    pub(super) changes: BTreeMap<Change, u64>,
+    /// Seconds from the repair of each fault until everything was whole.
+    pub(super) heals: BTreeMap<String, Vec<f64>>,
+    /// Seconds until each fault was noticed.
+    pub(super) notices: BTreeMap<String, Vec<f64>>,
+    /// Faults after which something did not become whole, or that were not noticed.
+    pub(super) not_healed: Vec<String>,
+    /// How often each kind of fault of engines fired; `None`: none was injected.
+    pub(super) fired: Option<BTreeMap<String, u64>>,
+    /// When policies were renamed into place, microseconds of the wall clock.
+    pub(super) renames: Vec<u64>,
+    pub(super) decisions: Decisions,
+    /// States of the engines at the end.
+    pub(super) states: Vec<Value>,
+    /// When the reader of each answer closed its connection, by the answer's id, as the engines noticed it,
+    /// nanoseconds.
+    pub(super) disconnects: BTreeMap<String, u64>,
+    /// Text of the metrics of each gateway at the end.
+    pub(super) metrics: Vec<String>,
+    /// Bookings left at each gateway.
+    pub(super) booked: Vec<u64>,
+    /// Time until a request took as long as before; `None`: never.
+    pub(super) recovered: Option<Duration>,
+}
+
+/// What one phase recorded.
+#[derive(Debug, Default)]
+pub(super) struct PhaseRecord {
+    pub(super) name: &'static str,
+    /// Seconds that count.
+    pub(super) seconds: f64,
+    /// Requests that ended in the time that counts.
+    pub(super) counted: Vec<Answer>,
+    /// Requests that ended before or after it.
+    pub(super) others: Vec<Answer>,
+    /// Readings of the first gateway's process, with the share of the time at which they were made.
+    pub(super) readings: Vec<(f64, Reading)>,
+}
+
+/// What a process uses.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reading {
+    /// Megabytes.
+    pub(super) resident: f64,
+    pub(super) anonymous: f64,
+    pub(super) descriptors: f64,
+    /// Number of threads by name.
+    pub(super) threads: BTreeMap<String, u32>,
+}
+
+impl Record {
+    /// All requests.
+    pub(super) fn answers(&self) -> impl Iterator<Item = &Answer> {
+        self.phases.iter().flat_map(|phase| phase.counted.iter().chain(&phase.others))
+    }
+
+    /// Sum of a number or flag of the engines' states.
+    pub(super) fn engines_sum(&self, pointer: &str) -> u64 {
+        let values = self.states.iter().filter_map(|state| state.pointer(pointer));
+        values.filter_map(|value| value.as_u64().or(value.as_bool().map(u64::from))).sum()
+    }
+
+    /// Sum of a metric over all gateways.
+    pub(super) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.metrics.iter().map(|text| metrics_text::sum_with(text, name, labels)).sum()
+    }
+}
+
+impl Reading {
+    /// Reads the gateway's process now. The connections of clients are not counted as descriptors: their
+    /// number is the load's.
+    pub(super) async fn of(fleet: &Fleet) -> anyhow::Result<Self> {
+        let pid = fleet.gateway.pid();
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).context("the gateway ended")?.count();
+        let open = metrics_text::sum(&fleet.metrics().await?, "pointsman_client_connections");
+        let mut threads = BTreeMap::new();
+        for task in fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten() {
+            // A thread that ends while it is read is left out.
+            if let Ok(name) = fs::read_to_string(task.path().join("comm")) {
+                *threads.entry(name.trim().to_owned()).or_default() += 1;
+            }
+        }
+        let Memory { resident, anonymous } = Memory::of(pid)?;
+        let descriptors = f64::from(u32::try_from(descriptors)?) - open;
+        Ok(Self { resident, anonymous, descriptors, threads })
+    }
+
+    pub(super) fn figure(&self, figure: Figure) -> f64 {
+        match figure {
+            Figure::Resident => self.resident,
+            Figure::Anonymous => self.anonymous,
+            Figure::Descriptors => self.descriptors,
+            Figure::Threads => self.threads.values().sum::<u32>().into(),
+        }
+    }
+}
+
+/// Microseconds of the wall clock.
+pub(super) fn now_us() -> anyhow::Result<u64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(u64::try_from(now.as_micros())?)
+}

@@ -1,0 +1,421 @@
+//! Runs a scenario: phases of requests, changes meanwhile, and a look at everything at the end.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    judge::{self, judge},
+    record::{PhaseRecord, Reading, Record, now_us},
+    rig::Rig,
+    scenario::{Change, Changes, Fault, Hold, Phase, Scenario},
+};
+use crate::{
+    client::{CHAT, Outcome},
+    fleet::Fleet,
+    load::{Arrivals, Recorder, Running},
+    sh,
+    table::Checks,
+};
+
+/// What the command line changes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    /// Time of the last phase; `None`: the scenario's own.
+    pub(super) minutes: Option<f64>,
+    /// Share of the requests of loads that end.
+    pub(super) scale: f64,
+    /// Seed of random faults.
+    pub(super) seed: u64,
+}
+
+/// Number of readings of the gateway's process in a phase.
+const READINGS: u32 = 100;
+/// Longest time until a request is as quick as before.
+const RECOVERY: Duration = Duration::from_secs(10);
+const SMALL: &str =
+    r#"{"model":"tiny","max_tokens":20,"messages":[{"role":"user","content":"a small question"}]}"#;
+
+/// Runs a scenario with the programs of a directory, and judges it.
+pub(super) async fn run(
+    scenario: &Scenario,
+    bin: &Path,
+    options: Options,
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
+    let rig = Rig::start(&scenario.fleet, bin).await?;
+    let recorder = Arc::default();
+    let random = StdRng::seed_from_u64(options.seed);
+    let mut run =
+        Run { rig, recorder, loads: Vec::new(), record: Record::default(), options, random, turn: 0 };
+    let idle = time_of_one(run.rig.fleet()?).await;
+    for (place, phase) in scenario.phases.iter().enumerate() {
+        let is_last = place + 1 == scenario.phases.len();
+        run.phase(phase, is_last).await.with_context(|| format!("the phase `{}`", phase.name))?;
+    }
+    run.at_rest(scenario, idle).await?;
+    judge(scenario.holds, &run.record, checks);
+    Ok(())
+}
+
+struct Run {
+    rig: Rig,
+    recorder: Arc<Recorder>,
+    /// Loads of each gateway, by its place.
+    loads: Vec<Vec<Running>>,
+    record: Record,
+    options: Options,
+    random: StdRng,
+    /// Number of changes so far.
+    turn: usize,
+}
+
+impl Run {
+    async fn phase(&mut self, phase: &Phase, is_last: bool) -> anyhow::Result<()> {
+        let minutes = self.options.minutes.filter(|_| is_last);
+        let time = minutes
+            .map_or(Duration::from_secs(phase.seconds), |minutes| Duration::from_secs_f64(minutes * 60.0));
+        self.loads.clear();
+        for place in 0..self.rig.gateways.len() {
+            let loads = self.start_loads(phase, place)?;
+            self.loads.push(loads);
+        }
+        if let Changes::EngineFaults(share) = phase.changes {
+            self.inject(&faults(share)).await?;
+        }
+        let warm_up = Duration::from_secs(phase.warm_up);
+        sleep(warm_up).await;
+        let began = Instant::now();
+        let progress = sh::progress(time.as_secs(), phase.name);
+        let mut readings = Vec::new();
+        let mut read = began;
+        let mut change = began + first_change(&phase.changes);
+        while (began.elapsed() < time || self.is_pending(&phase.changes)) && !self.is_over() {
+            if Instant::now() >= read {
+                let at = began.elapsed().as_secs_f64() / time.as_secs_f64();
+                if let Ok(fleet) = self.rig.fleet() {
+                    readings.push((at, Reading::of(fleet).await?));
+                }
+                read += time / READINGS;
+            }
+            if Instant::now() >= change {
+                change = self.change(phase, change).await?;
+            }
+            progress.set_position(began.elapsed().as_secs());
+            let next = read.min(change).min(Instant::now() + Duration::from_millis(100));
+            tokio::time::sleep_until(next).await;
+        }
+        progress.finish_and_clear();
+        let until = Instant::now();
+        for running in std::mem::take(&mut self.loads).into_iter().flatten() {
+            running.stop().await;
+        }
+        if let Changes::EngineFaults(_) = phase.changes {
+            self.record.fired = Some(self.fired().await?);
+            self.inject(&[]).await?;
+        }
+        if let Ok(fleet) = self.rig.fleet() {
+            readings.push((1.0, Reading::of(fleet).await?));
+        }
+        let all = self.recorder.take();
+        let (counted, others) = all.into_iter().partition(|answer| (began..=until).contains(&answer.ended));
+        let seconds = (until - began).as_secs_f64();
+        self.record.phases.push(PhaseRecord { name: phase.name, seconds, counted, others, readings });
+        Ok(())
+    }
+
+    fn start_loads(&self, phase: &Phase, place: usize) -> anyhow::Result<Vec<Running>> {
+        let Some(Some(gateway)) = self.rig.gateways.get(place) else { return Ok(Vec::new()) };
+        let peak = self.record.phases.last().map_or(0.0, judge::goodput);
+        let start = |load: &crate::load::Load| {
+            let mut load = *load;
+            if phase.times_peak > 0.0 {
+                load.arrivals = Arrivals::Rate(peak * phase.times_peak);
+            }
+            if load.requests < u64::MAX {
+                let scaled = (load.requests as f64 * self.options.scale).ceil() as u64;
+                load.requests = scaled;
+            }
+            self.recorder.start(load, &gateway.target)
+        };
+        phase.loads.iter().map(start).collect()
+    }
+
+    /// Whether something has not been taken away yet that must be.
+    fn is_pending(&self, changes: &Changes) -> bool {
+        matches!(changes, Changes::Each { faults, .. } if self.turn < faults.len())
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.loads.iter_mut().flatten().fold(true, |over, running| running.is_over() && over)
+    }
+
+    /// Makes the change that is due. Returns when the next one is.
+    async fn change(&mut self, phase: &Phase, due: Instant) -> anyhow::Result<Instant> {
+        match phase.changes {
+            Changes::None | Changes::EngineFaults(_) => {}
+            Changes::Cycle { every, steps } => {
+                let step = steps.get(self.turn % steps.len()).context("no step")?;
+                let round = self.turn / steps.len();
+                self.turn += 1;
+                self.step(*step, round).await?;
+                return Ok(due + every);
+            }
+            Changes::Random { faults, calm } => {
+                let mut drawn = draw(&mut self.random, faults);
+                drawn.sort_unstable();
+                let away = Duration::from_millis(self.random.random_range(500..6_000));
+                self.take_away(phase, &drawn, away, false).await?;
+                return Ok(Instant::now() + calm);
+            }
+            Changes::Each { faults, away } => {
+                if let Some(fault) = faults.get(self.turn) {
+                    self.turn += 1;
+                    self.take_away(phase, &[*fault], away, true).await?;
+                    return Ok(Instant::now() + Duration::from_secs(1));
+                }
+            }
+        }
+        Ok(due + Duration::from_secs(1))
+    }
+
+    /// Makes one change of a cycle.
+    async fn step(&mut self, step: Change, round: usize) -> anyhow::Result<()> {
+        let count = self.record.changes.entry(step).or_default();
+        *count += 1;
+        let count = *count;
+        let place = round % self.rig.engines.len().max(1);
+        match step {
+            Change::LeaveOut => self.rig.leave_out(Some(place)),
+            Change::PutBack => self.rig.leave_out(None),
+            Change::Certificate => self.rig.renew_certificate(),
+            Change::Config => self.rig.reload_config(count).await,
+            Change::KillEngine => {
+                self.record.engine_kills.push(Instant::now());
+                self.rig.kill_engine(place);
+                Ok(())
+            }
+            Change::RestartEngine => self.rig.start_engine(place).await,
+            Change::Policy(slot) => {
+                let bytes = &self.rig.policies[usize::try_from(count)? % self.rig.policies.len()];
+                self.record.renames.push(now_us()?);
+                let fleet = self.rig.fleet()?;
+                fleet.drop_policy(&format!("{slot}.wasm"), bytes)?;
+                if count % 8 == 0 {
+                    self.record.decisions.read(fleet).await?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes things away for a time, brings them back, and waits until everything is whole.
+    async fn take_away(
+        &mut self,
+        phase: &Phase,
+        faults: &[Fault],
+        away: Duration,
+        noticed: bool,
+    ) -> anyhow::Result<()> {
+        let engine = self.random.random_range(0..self.rig.engines.len().max(1));
+        let gateway = self.random.random_range(0..self.rig.gateways.len().max(1));
+        let shown = format!("{faults:?}, engine {engine}, gateway {gateway}");
+        let back = Instant::now() + away;
+        for fault in faults {
+            let place = if *fault == Fault::Gateway { gateway } else { engine };
+            let leaves = self.random.random_bool(0.5);
+            let killing = Instant::now();
+            if let Some(instance) = self.rig.fail(*fault, place, leaves).await? {
+                self.record.gateway_kills.insert(instance, killing);
+                for running in self.loads.get_mut(gateway).map(std::mem::take).into_iter().flatten() {
+                    running.stop().await;
+                }
+            }
+        }
+        for fault in faults.iter().filter(|_| noticed) {
+            match self.rig.notices(*fault).await {
+                Ok(took) => {
+                    let times = self.record.notices.entry(format!("{fault:?}")).or_default();
+                    times.push(took.as_secs_f64());
+                }
+                Err(error) => self.record.not_healed.push(format!("{shown}: {error:#}")),
+            }
+        }
+        tokio::time::sleep_until(back).await;
+        self.rig.repair(faults, engine, gateway).await?;
+        if faults.contains(&Fault::Gateway) {
+            let loads = self.start_loads(phase, gateway)?;
+            if let Some(place) = self.loads.get_mut(gateway) {
+                *place = loads;
+            }
+        }
+        match self.rig.whole(super::HEAL).await {
+            Ok(took) => {
+                for fault in faults {
+                    let times = self.record.heals.entry(format!("{fault:?}")).or_default();
+                    times.push(took.as_secs_f64());
+                }
+            }
+            Err(error) => self.record.not_healed.push(format!("{shown}: {error:#}")),
+        }
+        Ok(())
+    }
+
+    /// Has every engine meet these faults.
+    async fn inject(&self, faults: &[Value]) -> anyhow::Result<()> {
+        for process in self.rig.engines.iter().filter_map(|engine| engine.process.as_ref()) {
+            process.client().post("/sim/faults", json!(faults).to_string()).await?;
+        }
+        Ok(())
+    }
+
+    /// How often each kind of fault fired, summed over the engines. A kind that never did is there with 0.
+    async fn fired(&self) -> anyhow::Result<std::collections::BTreeMap<String, u64>> {
+        let mut fired: std::collections::BTreeMap<_, _> =
+            faults(1.0).iter().map(|fault| (label(fault), 0)).collect();
+        for state in self.rig.states().await {
+            let counts =
+                state["faults_fired"].as_object().context("/sim/state has no field `faults_fired`")?;
+            for (kind, count) in counts {
+                *fired.entry(kind.clone()).or_default() += count.as_u64().unwrap_or(0);
+            }
+        }
+        Ok(fired)
+    }
+
+    /// Looks at everything once requests have ended.
+    async fn at_rest(&mut self, scenario: &Scenario, idle: Duration) -> anyhow::Result<()> {
+        let Self { rig, record, .. } = self;
+        let holds = || scenario.holds.iter();
+        if holds().any(|hold| matches!(hold, Hold::Recovers(_))) {
+            record.recovered = recovery(rig.fleet()?, idle * 2 + Duration::from_millis(50)).await;
+        }
+        let wait = holds().find_map(|hold| match hold {
+            Hold::NoBookings(seconds) => Some(Duration::from_secs(*seconds)),
+            _ => None,
+        });
+        for fleet in rig.fleets() {
+            record.booked.push(fleet.booked(wait.unwrap_or_default()).await?);
+        }
+        sleep(Duration::from_secs(scenario.rest)).await;
+        if holds().any(|hold| matches!(hold, Hold::NearSwaps(_))) {
+            record.decisions.read(rig.fleet()?).await?;
+        }
+        if holds().any(|hold| matches!(hold, Hold::Noticed(_))) {
+            for process in rig.engines.iter().filter_map(|engine| engine.process.as_ref()) {
+                let list = process.client().json("/sim/disconnects").await?;
+                for entry in list.as_array().into_iter().flatten() {
+                    if let (Some(id), Some(at)) = (entry["id"].as_str(), entry["at_ns"].as_u64()) {
+                        record.disconnects.insert(id.to_owned(), at);
+                    }
+                }
+            }
+        }
+        record.states = rig.states().await;
+        for fleet in rig.fleets() {
+            record.metrics.push(fleet.metrics().await?);
+        }
+        record.problems = self.recorder.problems();
+        Ok(())
+    }
+}
+
+/// Time until the first change of a phase.
+fn first_change(changes: &Changes) -> Duration {
+    match changes {
+        Changes::Cycle { every, .. } => *every,
+        Changes::None | Changes::EngineFaults(_) => Duration::from_secs(1),
+        Changes::Random { .. } | Changes::Each { .. } => Duration::from_secs(2),
+    }
+}
+
+/// Returns one fault, or in one of three cases two.
+fn draw(random: &mut StdRng, faults: &[Fault]) -> Vec<Fault> {
+    let count = if random.random_range(0..3) == 0 { 2 } else { 1 };
+    let mut drawn = Vec::new();
+    while drawn.len() < count.min(faults.len()) {
+        let fault = faults.get(random.random_range(0..faults.len())).copied();
+        drawn.extend(fault.filter(|fault| !drawn.contains(fault)));
+    }
+    drawn
+}
+
+/// Returns how long it takes until a request is served within `limit`; `None`: too long.
+async fn recovery(fleet: &Fleet, limit: Duration) -> Option<Duration> {
+    let start = Instant::now();
+    while start.elapsed() < RECOVERY {
+        if time_of_one(fleet).await <= limit {
+            return Some(start.elapsed());
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    None
+}
+
+/// Time of one served request; a long one when it is not served.
+async fn time_of_one(fleet: &Fleet) -> Duration {
+    let started = Instant::now();
+    match fleet.client.outcome(CHAT, SMALL, false).await {
+        Outcome::Whole => started.elapsed(),
+        _ => Duration::from_secs(60),
+    }
+}
+
+/// Name under which an engine counts a fault.
+fn label(fault: &Value) -> String {
+    let kind = fault["kind"].as_str().unwrap_or_default();
+    fault["status"].as_u64().map_or_else(|| kind.to_owned(), |status| format!("{kind}-{status}"))
+}
+
+/// Every kind of fault, each with an equal part of `share`.
+fn faults(share: f64) -> Vec<Value> {
+    let mut kinds = vec![
+        json!({ "kind": "refuse" }),
+        json!({ "kind": "status", "status": 500 }),
+        json!({ "kind": "status", "status": 503 }),
+        json!({ "kind": "status", "status": 429 }),
+        json!({ "kind": "hang-before-headers" }),
+        json!({ "kind": "hang-after-headers" }),
+        json!({ "kind": "stall", "after_tokens": 2 }),
+        json!({ "kind": "cut", "after_tokens": 2 }),
+        json!({ "kind": "garbage", "after_tokens": 1 }),
+        json!({ "kind": "wrong-content-type" }),
+        json!({ "kind": "first-token-eos" }),
+        json!({ "kind": "partial-params" }),
+        json!({ "kind": "transfer-fail" }),
+    ];
+    let each = share / kinds.len() as f64;
+    kinds.iter_mut().for_each(|kind| kind["share"] = json!(each));
+    kinds.push(json!({ "kind": "slow-health", "ms": 400, "share": share, "leg": "health" }));
+    kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_divided_among_the_faults_of_requests() {
+        let faults = faults(0.13);
+        let requests = faults.iter().filter(|fault| fault["leg"].is_null());
+        let total: f64 = requests.filter_map(|fault| fault["share"].as_f64()).sum();
+        assert!((total - 0.13).abs() < 1e-9, "{total}");
+        let labels: Vec<String> = faults.iter().map(label).collect();
+        assert_eq!(labels[..2], ["refuse", "status-500"]);
+    }
+
+    #[test]
+    fn every_fault_is_drawn_and_none_twice_at_once() {
+        let all = [Fault::Engine, Fault::Nats, Fault::Etcd, Fault::Gateway];
+        let mut random = StdRng::seed_from_u64(1);
+        let draws: Vec<Vec<Fault>> = (0..200).map(|_| draw(&mut random, &all)).collect();
+        for fault in all {
+            assert!(draws.iter().any(|drawn| drawn.contains(&fault)), "{fault:?}");
+        }
+        assert!(draws.iter().any(|drawn| drawn.len() == 2));
+        assert!(draws.iter().all(|drawn| drawn.first() != drawn.get(1)));
+    }
+}

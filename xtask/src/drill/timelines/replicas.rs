@@ -1,0 +1,79 @@
+//! Three gateways that tell each other their load.
+
+use std::time::Duration;
+
+use super::{
+    super::scenario::{Changes, Fault, FleetSpec, Happened, Hold, Phase, Scenario, Source},
+    ONE_GATEWAY, PHASE, engines,
+};
+use crate::load::{Arrivals, Kind::Stream, Load, STEADY};
+
+const ASKING: Load = Load { arrivals: Arrivals::Rate(12.5), kinds: &[Stream], tokens: (30, 30), ..STEADY };
+const WHOLE_AGAIN: &[Hold] =
+    &[Hold::Happened(&[Happened::Complete]), Hold::Heals(15), Hold::NoneLost, Hold::NoBookings(30)];
+/// Probes that notice a killed engine soon, and a source whose workers may leave one by one.
+const CHAOTIC: &str = "[probe]\ninterval = '500ms'\n[discovery]\ndrain = '2s'\nremoval_share = 1.0\n\
+                       [server]\nthreads = 1\n";
+
+/// Three gateways that find their engines through the real etcd and tell each other their load over the real
+/// NATS, while one or two of everything are taken away.
+pub(in super::super) const CHAOS: Scenario = Scenario {
+    fleet: FleetSpec {
+        engines: &[
+            engines(3, "vllm", "prefill", "--threads 1 --max-num-seqs 64"),
+            engines(3, "vllm", "decode", "--threads 1 --max-num-seqs 64"),
+        ],
+        gateways: 3,
+        source: Source::Etcd,
+        nats: true,
+        config: CHAOTIC,
+        ..ONE_GATEWAY
+    },
+    phases: &[Phase {
+        loads: &[ASKING],
+        seconds: 1_800,
+        changes: Changes::Random {
+            faults: &[
+                Fault::Engine,
+                Fault::Nats,
+                Fault::Etcd,
+                Fault::Gateway,
+                Fault::NetworkToNats,
+                Fault::NetworkToEtcd,
+            ],
+            calm: Duration::from_secs(2),
+        },
+        ..PHASE
+    }],
+    rest: 0,
+    // etcd's and NATS's clients wait between two attempts.
+    holds: WHOLE_AGAIN,
+};
+
+/// An engine, NATS and a gateway are killed and a network is cut, one after the other, for longer than a
+/// lease (3 s): gateways say so, and agree again soon.
+pub(crate) const REPLICAS: Scenario = Scenario {
+    fleet: FleetSpec {
+        engines: &[engines(
+            6,
+            "vllm",
+            "aggregated",
+            "--blocks 1500 --max-num-seqs 64 --jitter 0.05 --threads 1",
+        )],
+        gateways: 3,
+        nats: true,
+        config: "[server]\nthreads = 1\n",
+        ..ONE_GATEWAY
+    },
+    phases: &[Phase {
+        loads: &[ASKING],
+        seconds: 30,
+        changes: Changes::Each {
+            faults: &[Fault::Engine, Fault::Nats, Fault::Gateway, Fault::NetworkToNats],
+            away: Duration::from_secs(5),
+        },
+        ..PHASE
+    }],
+    rest: 0,
+    holds: &[Hold::Happened(&[Happened::Complete]), Hold::Heals(5), Hold::NoneLost, Hold::NoBookings(5)],
+};

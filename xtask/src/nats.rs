@@ -1,0 +1,52 @@
+//! The real NATS server.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use tokio::{
+    net::TcpStream,
+    time::{Instant, sleep},
+};
+
+use crate::fleet::{End, Process, free_port};
+
+/// Longest time until it listens.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A server, which may be away.
+pub(crate) struct Nats {
+    process: Option<Process>,
+    dir: PathBuf,
+    pub(crate) port: u16,
+}
+
+impl Nats {
+    pub(crate) async fn start(dir: &Path) -> anyhow::Result<Self> {
+        let mut nats = Self { process: None, dir: dir.to_owned(), port: free_port()? };
+        nats.spawn().await?;
+        Ok(nats)
+    }
+
+    /// Starts the server on its port.
+    pub(crate) async fn spawn(&mut self) -> anyhow::Result<()> {
+        let mut command = Command::new("nats-server");
+        command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]);
+        let process = Process::logging("nats", command, &self.dir, End::Kill);
+        self.process = Some(process.context("starting NATS: install Debian's nats-server")?);
+        let began = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
+            anyhow::ensure!(began.elapsed() < PATIENCE, "nats-server does not listen");
+            sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// Ends the server as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.process = None;
+    }
+}
