@@ -13,12 +13,14 @@ mod flaws;
 use flaws::{FLAWS, Flaw};
 
 /// The files under test, as modules.
-const FILES: [(&str, &str); 15] = [
+const FILES: [(&str, &str); 17] = [
     ("breaker", "host/workers/src/breaker.rs"),
     ("covers", "crates/prefix-index/src/index/covers.rs"),
     ("gates", "crates/prefix-index/src/index/gates.rs"),
     ("holder_rows", "crates/prefix-index/src/index/holder_rows.rs"),
     ("holders", "crates/prefix-index/src/index/holders.rs"),
+    ("invariants", "crates/prefix-index/src/index/invariants.rs"),
+    ("locate", "crates/prefix-index/src/index/locate.rs"),
     ("lockfree_map", "crates/prefix-index/src/index/lockfree_map.rs"),
     ("lookup", "crates/prefix-index/src/index/lookup.rs"),
     ("memory", "crates/prefix-index/src/index/memory.rs"),

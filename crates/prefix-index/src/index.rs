@@ -37,6 +37,8 @@ mod gates;
 mod holder_rows;
 mod holders;
 mod inbox;
+mod invariants;
+mod locate;
 mod lockfree_map;
 mod lookup;
 mod memory;
@@ -53,6 +55,7 @@ mod writer;
 
 pub use holder_rows::CandidateRows;
 use inbox::Inbox;
+pub use invariants::Invariant;
 pub use lookup::{Matched, OverlapReader, Overlaps};
 use queue::Message;
 use shared::Shared;
@@ -100,6 +103,8 @@ pub struct IndexStats {
     pub orphans: u64,
     /// Pairs of candidate and tier that the index knows.
     pub holders: u64,
+    /// How often each rule of [`Invariant::ALL`] was found broken: a defect of the index.
+    pub broken: [u64; Invariant::ALL.len()],
 }
 
 /// The index.
@@ -221,6 +226,7 @@ impl PrefixIndex {
             dropped: get(&counters.dropped),
             orphans: get(&counters.orphans),
             holders: get(&counters.holders),
+            broken: self.shared.tree.broken.counts(),
         }
     }
 }

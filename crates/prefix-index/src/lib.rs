@@ -9,5 +9,7 @@ mod sync;
 
 pub use hash::{Salt, block_hashes};
 pub use id::{BlockHash, DpRank, WorkerId};
-pub use index::{CandidateRows, IndexConfig, IndexStats, Matched, OverlapReader, Overlaps, PrefixIndex};
+pub use index::{
+    CandidateRows, IndexConfig, IndexStats, Invariant, Matched, OverlapReader, Overlaps, PrefixIndex,
+};
 pub use prefix::{Prefix, PrefixBuilder};

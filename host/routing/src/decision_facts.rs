@@ -5,7 +5,7 @@
 //! decision, and only when a policy needs them: see [`crate::inputs`]. Everything else is read from the
 //! columns of the pool, or computed once for each group of workers with the same description.
 
-use pointsman_workers::{Candidate, Leg, Pool, RankView, WorkerSpec};
+use pointsman_workers::{Candidate, Invariant, Leg, Pool, RankView, WorkerSpec};
 use tokio::time::Instant;
 
 use crate::{
@@ -57,7 +57,9 @@ impl<'a> DecisionFacts<'a> {
 
     /// Appends the worker columns of `rows`.
     pub(crate) fn write_workers(&self, wants: &Wants, rows: &[u32], out: &mut Vec<u32>) {
-        out.reserve(wants.worker_width() * rows.len());
+        let words = wants.worker_width() * rows.len();
+        let from = out.len();
+        out.reserve(words);
         for column in &wants.worker {
             match column {
                 WorkerColumn::Fact(WorkerFact::WorkerId) => {
@@ -79,6 +81,7 @@ impl<'a> DecisionFacts<'a> {
                 }
             }
         }
+        Invariant::FactWords.check(out.len() == from + words);
     }
 
     /// The terms of the native cost of the candidate at `row` of the pool.
@@ -136,6 +139,7 @@ impl<'a> DecisionFacts<'a> {
             // Rows rise, so these are all.
             out.extend_from_slice(column);
         } else {
+            check_rows(rows, column.len());
             out.extend(rows.iter().map(|row| column.get(*row as usize).copied().unwrap_or(0)));
         }
     }
@@ -152,9 +156,11 @@ impl<'a> DecisionFacts<'a> {
     /// Appends a value of each row's description. It is computed once for each group, unless there are many.
     fn describe(&self, rows: &[u32], out: &mut Vec<u32>, value: impl Fn(&WorkerSpec) -> u32) {
         if self.pool.group_count() > MAX_GROUPS {
+            check_rows(rows, self.pool.len());
             let value = |candidate: &Candidate| value(candidate.worker.spec());
             return out.extend(rows.iter().map(|row| self.pool.get(*row as usize).map_or(0, value)));
         }
+        check_rows(rows, self.pool.len());
         let mut values = [0; MAX_GROUPS];
         values.iter_mut().zip(self.pool.groups()).for_each(|(cell, spec)| *cell = value(spec));
         let groups = self.pool.group_of_rows();
@@ -292,6 +298,11 @@ fn waiting(load: RankView<'_>) -> Option<u32> {
 
 fn kv_usage(load: RankView<'_>) -> Option<f32> {
     load.engine_load()?.kv_usage
+}
+
+/// Checks that a column of `length` values has one for each row. Rows rise.
+fn check_rows(rows: &[u32], length: usize) {
+    Invariant::FactRows.check(rows.last().is_none_or(|last| (*last as usize) < length));
 }
 
 /// Number of topology domains in which the two workers differ.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use tokio::time::Instant;
 
-use crate::{average::Average, id::BlockHash};
+use crate::{average::Average, id::BlockHash, invariant::Invariant};
 
 mod engine;
 mod remote_load;
@@ -169,6 +169,7 @@ impl Chunk {
 
     /// Returns what the columns say of `len` ranks from `at` on.
     pub(crate) fn views(&self, at: usize, len: usize) -> impl Iterator<Item = RankView<'_>> {
+        Invariant::LoadColumns.check(at + len <= CHUNK);
         let has_remote = self.has_remote.load(Ordering::Acquire);
         let cells = self.cells.get(at..at + len).unwrap_or_default();
         let averages = self.averages.get(at..at + len).unwrap_or_default();

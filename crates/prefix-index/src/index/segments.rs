@@ -19,7 +19,7 @@
 
 use std::sync::Arc;
 
-use super::{lockfree_map::LockfreeMap, memory::heap};
+use super::{invariants::BrokenInvariants, lockfree_map::LockfreeMap, memory::heap};
 use crate::{
     id::BlockHash,
     sync::{
@@ -44,6 +44,7 @@ pub(super) struct Tree {
     /// Slot of the segment, by its head.
     heads: Box<[ArcSwap<LockfreeMap>]>,
     slots: ArcSwap<Slots>,
+    pub(super) broken: BrokenInvariants,
 }
 
 /// All segments by slot.
@@ -104,7 +105,7 @@ impl Segment {
         words.resize_with(capacity, AtomicU64::default);
         words.extend(covers.iter().map(|cover| AtomicU64::new(cover.pack())));
         words.resize_with(capacity + covers.len() + spare_covers, AtomicU64::default);
-        let len = AtomicU32::new(u32::try_from(len).unwrap_or(0));
+        let len = AtomicU32::new(word(len));
         Self { words: words.into_boxed_slice(), capacity, len }
     }
 
@@ -145,7 +146,7 @@ impl Segment {
     }
 
     pub(super) fn set_len(&self, len: usize) {
-        self.len.store(u32::try_from(len).unwrap_or(0), Release);
+        self.len.store(word(len), Release);
     }
 
     /// Returns the bytes that the segment takes on the heap.
@@ -175,9 +176,19 @@ impl Segment {
     }
 }
 
+/// Returns a segment's length as it is stored.
+fn word(len: usize) -> u32 {
+    debug_assert!(u32::try_from(len).is_ok(), "a segment of {len} blocks");
+    u32::try_from(len).unwrap_or(0)
+}
+
 impl Default for Tree {
     fn default() -> Self {
-        Self { heads: (0..SHARDS).map(|_| ArcSwap::default()).collect(), slots: ArcSwap::default() }
+        Self {
+            heads: (0..SHARDS).map(|_| ArcSwap::default()).collect(),
+            slots: ArcSwap::default(),
+            broken: BrokenInvariants::default(),
+        }
     }
 }
 

@@ -10,11 +10,12 @@
 use std::{collections::HashMap, sync::Arc};
 
 use super::{
+    invariants::Invariant,
     lockfree_map::MapWriter,
     memory::{heap, reserve},
     reach::Recorded,
     segments::{Cover, MAX_BLOCKS, SHARDS, Segment, Slots, Tree, shard_of},
-    trail::{Stretch, Trail},
+    trail::Stretch,
 };
 use crate::id::BlockHash;
 
@@ -58,13 +59,13 @@ pub(super) struct Node {
     /// The segment before this one, or one that it was split from.
     parent: Option<u32>,
     /// Segment that was split off last.
-    rest: Option<u32>,
+    pub(super) rest: Option<u32>,
     /// Number of blocks before the first one.
-    depth: usize,
+    pub(super) depth: usize,
     /// Number of segments that follow.
     children: u32,
     /// Tells the segments apart that reuse a slot.
-    born: u32,
+    pub(super) born: u32,
     /// Largest length that lookups may have seen: words before it must not change.
     shown: usize,
     pub(super) recorded: Recorded,
@@ -177,6 +178,7 @@ impl TreeWriter {
         }
         let Some(node) = self.nodes.get_mut(slot as usize) else { return };
         node.segment.append(hashes);
+        self.shared.broken.check(Invariant::SegmentLength, node.segment.len() == new);
         node.shown = new;
         self.blocks += hashes.len();
     }
@@ -262,6 +264,7 @@ impl TreeWriter {
             };
             let (len, held) = (node.segment.len(), node.segment.covers().map(|cover| cover.to).max());
             let left = held.unwrap_or(0);
+            self.shared.broken.check(Invariant::SegmentLength, left <= len);
             self.blocks -= len.saturating_sub(left);
             if left == 0 {
                 next = self.remove(slot);
@@ -291,6 +294,7 @@ impl TreeWriter {
         self.free.push(slot);
         let parent = parent?;
         if let Some(node) = self.nodes.get_mut(parent as usize) {
+            self.shared.broken.check(Invariant::SegmentChildren, node.children > 0);
             node.children = node.children.saturating_sub(1);
         }
         Some(parent)
@@ -321,20 +325,32 @@ impl TreeWriter {
         self.inner -= before;
     }
 
-    fn head(&self, head: BlockHash) -> Option<u32> {
+    pub(super) fn head(&self, head: BlockHash) -> Option<u32> {
         self.heads.get(shard_of(head))?.get(head.0).map(|slot| slot as u32)
     }
 
     pub(super) fn len(&self, slot: u32) -> usize {
-        self.nodes.get(slot as usize).map_or(0, |node| node.segment.len())
+        self.node(slot).map_or(0, |node| node.segment.len())
     }
 
-    fn depth(&self, slot: u32) -> usize {
-        self.nodes.get(slot as usize).map_or(0, |node| node.depth)
+    pub(super) fn depth(&self, slot: u32) -> usize {
+        self.node(slot).map_or(0, |node| node.depth)
     }
 
-    fn born(&self, slot: u32) -> u32 {
-        self.nodes.get(slot as usize).map_or(0, |node| node.born)
+    pub(super) fn born(&self, slot: u32) -> u32 {
+        self.node(slot).map_or(0, |node| node.born)
+    }
+
+    /// Returns a segment that another part of the index names.
+    fn node(&self, slot: u32) -> Option<&Node> {
+        let node = self.nodes.get(slot as usize);
+        self.check(Invariant::SegmentExists, node.is_some());
+        node
+    }
+
+    /// Counts a rule as broken unless it holds.
+    pub(super) fn check(&self, invariant: Invariant, holds: bool) {
+        self.shared.broken.check(invariant, holds);
     }
 
     /// Returns the segment before this one.
@@ -346,31 +362,6 @@ impl TreeWriter {
             parent = self.nodes.get(parent as usize)?.rest?;
         }
         Some(parent)
-    }
-
-    /// Returns where a hash of a trail lies; none if it left the tree.
-    pub(super) fn locate(&self, trail: &mut Trail, hashes: &[BlockHash], at: usize) -> Option<Spot> {
-        let mut piece = trail.piece(at)?;
-        loop {
-            let node = self.nodes.get(piece.slot as usize).filter(|node| node.born == piece.born)?;
-            let (here, len) = (piece.at + at - piece.from, node.segment.len());
-            if here < len {
-                let same = node.segment.hash(here).as_ref() == hashes.get(at);
-                return same.then_some(Spot { slot: piece.slot, at: here });
-            }
-            // The segment was split: go on with the one that follows.
-            if piece.at >= len {
-                let slot = node.rest?;
-                piece = Stretch { slot, born: self.born(slot), at: piece.at - len, ..piece };
-                trail.add(piece);
-                continue;
-            }
-            let from = piece.from + len - piece.at;
-            let depth = node.depth + len;
-            let slot = self.head(*hashes.get(from)?).filter(|slot| self.depth(*slot) == depth)?;
-            piece = Stretch { from, slot, born: self.born(slot), at: 0, count: 0 };
-            trail.add(piece);
-        }
     }
 }
 
@@ -391,3 +382,6 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ use http::{HeaderMap, header};
 use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Feeds, ModelName, Registry as Workers, WorkerId, events::FeedCounters};
+use pointsman_workers::{Feeds, Invariant, ModelName, Registry as Workers, WorkerId, events::FeedCounters};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, text},
@@ -165,7 +165,12 @@ impl Sources {
         let help = "Number of blocks of KV events whose place in the prefix index is not known";
         out.counter("pointsman_index_orphans", help, stats.orphans)?;
         let help = "Number of decisions that could not be recorded";
-        out.counter("pointsman_decision_records_lost", help, self.router.decisions().lost())
+        out.counter("pointsman_decision_records_lost", help, self.router.decisions().lost())?;
+        let host = Invariant::ALL.into_iter().map(|rule| (rule.as_str(), rule.times_broken()));
+        let index = prefix_index::Invariant::ALL.into_iter().map(|rule| rule.as_str()).zip(stats.broken);
+        let broken = host.chain(index).map(|(place, times)| (vec![("place", place.to_owned())], times));
+        let help = "Number of states that contradict themselves, by the rule that they break; each is a bug";
+        out.counters("pointsman_invariant_violations", help, broken)
     }
 
     fn encode_feeds(&self, out: &mut Families<'_>) -> fmt::Result {

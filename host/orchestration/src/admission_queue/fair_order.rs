@@ -21,7 +21,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
 };
 
-use pointsman_workers::ModelName;
+use pointsman_workers::{Invariant, ModelName};
 
 use super::rules::LineId;
 
@@ -139,8 +139,10 @@ impl Model {
     }
 
     fn leave(&mut self, tenant: u64) {
+        Invariant::WaitingRequests.check(self.waiting > 0);
         self.waiting = self.waiting.saturating_sub(1);
         if let Some(entry) = self.tenants.get_mut(&tenant) {
+            Invariant::WaitingRequests.check(entry.waiting > 0);
             entry.waiting = entry.waiting.saturating_sub(1);
         }
     }

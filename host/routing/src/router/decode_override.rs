@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{Leg, Pool};
+use pointsman_workers::{Invariant, Leg, Pool};
 use tokio::time::Instant;
 
 use super::{Router, choose::may_call, eligible::eligible_rows};
@@ -196,6 +196,7 @@ impl Router {
             self.compute(inputs, wants, &prefill, config, pool, rows);
             DecisionFacts::new(&prefill, config, pool, inputs).write_workers(wants, rows, out);
         });
+        Invariant::FactWords.check(facts.len() >= wants.request_width());
         let (request, facts) = facts.split_at_checked(wants.request_width()).unwrap_or_default();
         let (decode_row, matrix) = facts.split_at_checked(wants.worker_width()).unwrap_or_default();
         let accesses = (purpose == Purpose::Route && self.records(query)).then_some(state_accesses);

@@ -1,7 +1,7 @@
 //! Eligibility: the candidates that may serve a leg (F6). Decided before any policy runs, and no policy can
 //! extend it.
 
-use pointsman_workers::{Candidate, Ineligible, Leg, Pause, Pool};
+use pointsman_workers::{Candidate, Ineligible, Invariant, Leg, Pause, Pool};
 
 use super::{
     RouteError,
@@ -202,6 +202,7 @@ pub(super) fn none_left(query: &Query<'_>, reason: &str) -> RouteError {
 /// override's plan.
 pub(super) fn preset_row(query: &Query<'_>, pool: &Pool, rows: &[u32]) -> Option<(u32, Decider)> {
     if query.pin.is_some() {
+        Invariant::PinnedRow.check(!rows.is_empty());
         return Some((rows.first().copied().unwrap_or(0), Decider::Pin));
     }
     let row_of =

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use prefix_index::Prefix;
 
-use crate::{block_map::BlockMap, columns::bucket, id::BlockHash};
+use crate::{block_map::BlockMap, columns::bucket, id::BlockHash, invariant::Invariant};
 
 /// The tree of booked blocks.
 #[derive(Debug, Default)]
@@ -120,6 +120,7 @@ impl Booked {
             let Some(run) = self.runs.get_mut(first) else { return };
             // The position rises, also when wrong hashes lead to a run of another position.
             place = run.end.max(place + 1);
+            Invariant::BookedPrompts.check(run.bookings > 0);
             run.bookings = run.bookings.saturating_sub(1);
             if run.bookings == 0 {
                 self.blocks = self.blocks.saturating_sub(weight(prefix, run));

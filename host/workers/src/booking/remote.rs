@@ -6,7 +6,7 @@ use std::sync::{Arc, atomic::Ordering};
 use prefix_index::Prefix;
 
 use super::{RankLoad, journal::LoadValues};
-use crate::columns::RemoteLoad;
+use crate::{columns::RemoteLoad, invariant::Invariant};
 
 /// Load of other gateways on one rank, for display.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -77,7 +77,9 @@ impl Drop for RemoteBooking {
     fn drop(&mut self) {
         let remote = self.load.position.remote_to_change();
         change(remote, self.values, LoadValues::default());
-        let left = remote.requests.fetch_sub(1, Ordering::Relaxed).saturating_sub(1);
+        let before = remote.requests.fetch_sub(1, Ordering::Relaxed);
+        Invariant::RemoteRequests.check(before > 0);
+        let left = before.saturating_sub(1);
         if let Some(prefix) = self.blocks.take() {
             match left {
                 // Blocks that wrong hashes left behind end here.

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{
     super::{
         block_positions::Position,
+        invariants::Invariant,
         trail::Stretch,
         tree::{Spot, TreeWriter},
     },
@@ -42,7 +43,7 @@ impl Runs {
         blocks: Range<u32>,
         holder: u32,
     ) {
-        let step = self.runs.get(number as usize).map_or(0, |run| run.step as usize);
+        let step = self.step_of(tree, number);
         self.cover(tree, number, blocks.start as usize * step..blocks.end as usize * step, holder);
     }
 
@@ -54,8 +55,15 @@ impl Runs {
         blocks: Range<u32>,
         holder: u32,
     ) {
-        let step = self.runs.get(number as usize).map_or(0, |run| run.step as usize);
+        let step = self.step_of(tree, number);
         self.uncover(tree, number, blocks.start as usize * step..blocks.end as usize * step, holder);
+    }
+
+    /// Returns the number of our hashes of each block of a run.
+    fn step_of(&self, tree: &TreeWriter, number: u32) -> usize {
+        let run = self.runs.get(number as usize);
+        tree.check(Invariant::RunHashes, run.is_some());
+        run.map_or(0, |run| run.step as usize)
     }
 
     /// Notes that a holder has what some of our hashes of a run stand for.
@@ -72,6 +80,7 @@ impl Runs {
         let Ok(after) = self.spot_before(tree, number, ours.start, holder) else { return };
         let mut stretches = Vec::new();
         self.change(number, |run| {
+            tree.check(Invariant::RunHashes, ours.end <= run.our_hashes.len());
             let hashes = run.our_hashes.get(ours.clone()).unwrap_or_default();
             tree.place(after, hashes, holder, &mut stretches);
             for stretch in stretches {
