@@ -166,8 +166,8 @@ impl Sources {
         out.counter("pointsman_index_orphans", help, stats.orphans)?;
         let help = "Number of decisions that could not be recorded";
         out.counter("pointsman_decision_records_lost", help, self.router.decisions().lost())?;
-        let host = Invariant::ALL.iter().map(|rule| (rule.as_str(), rule.times_broken()));
-        let index = prefix_index::Invariant::ALL.iter().map(|rule| rule.as_str()).zip(stats.broken);
+        let host = Invariant::ALL.into_iter().map(|rule| (rule.as_str(), rule.times_broken()));
+        let index = prefix_index::Invariant::ALL.into_iter().map(|rule| rule.as_str()).zip(stats.broken);
         let broken = host.chain(index).map(|(place, times)| (vec![("place", place.to_owned())], times));
         let help = "Number of states that contradict themselves, by the rule that they break; each is a bug";
         out.counters("pointsman_invariant_violations", help, broken)
