@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use pointsman_gateway::{
-    config::{Config, reload::ConfigSource},
+    config::{Config, KeyDigest, KeyEntry, reload::ConfigSource},
     daemon::{Daemon, InheritedSockets},
 };
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
@@ -37,6 +37,17 @@ pub struct TestCluster {
     policies: TempDir,
 }
 
+/// Entries of the configuration for API keys, each with the tenant that its requests count for; "" is none.
+#[must_use]
+pub fn client_keys(keys: &[(&str, &str)]) -> Vec<KeyEntry> {
+    let entry = |(index, (key, tenant)): (usize, &(&str, &str))| KeyEntry {
+        id: format!("key-{index}"),
+        tenant: (*tenant).to_owned(),
+        digest: Some(KeyDigest::sha256(key).to_string().into()),
+    };
+    keys.iter().enumerate().map(entry).collect()
+}
+
 impl TestClusterBuilder {
     /// Creates a cluster without engines and with short probe intervals.
     #[must_use]
@@ -44,8 +55,6 @@ impl TestClusterBuilder {
         let mut config = Config::default();
         config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
         config.server.admin_listen = SocketAddr::from(([127, 0, 0, 1], 0));
-        // Tests of other things write their keys as they are.
-        config.auth.plain_api_keys = true;
         config.probe.interval = Duration::from_millis(50);
         config.probe.load_interval = Duration::from_millis(200);
         config.policies.debounce = Duration::from_millis(5);

@@ -179,10 +179,17 @@ impl ServeArgs {
             config.server.admin_listen = listen;
             config.given_by("server.admin_listen", "--admin-listen");
         }
-        if self.admin_token_file.is_some() {
-            config.server.admin_token_file.clone_from(&self.admin_token_file);
-            config.server.admin_token = None;
-            config.given_by("server.admin_token_file", "--admin-token-file");
+        if let Some(file) = &self.admin_token_file {
+            config.given_by("server.admin_token", "--admin-token-file");
+            match std::fs::read_to_string(file) {
+                Ok(text) => config.server.admin_token = Some(text.trim().into()),
+                Err(error) => {
+                    let file = file.display();
+                    let message =
+                        format!("cannot read `{file}`: {error}; check the path and its permissions");
+                    config.refuse_flag("--admin-token-file".to_owned(), message);
+                }
+            }
         }
         if self.admin_insecure {
             config.server.admin_insecure = true;

@@ -4,8 +4,8 @@
 //! text -> parse -> Config -> resolve -> Settings { Config, Credentials of the files that it names }
 //! ```
 //! A key is written once, as a field of its section: the attribute `section` makes the rest of it. Every step
-//! reports all problems at once, each with its dotted path and, for a file, its line. The other modules of the
-//! gateway use the values from here; this module uses none of theirs.
+//! reports all problems at once, each with its dotted path and, for a file, its line. The other modules of
+//! the gateway use the values from here; this module uses none of theirs.
 
 use std::{
     collections::BTreeMap,
@@ -27,6 +27,7 @@ mod models;
 mod policies;
 mod queue;
 pub mod reload;
+mod removed;
 mod replicas;
 mod resolve;
 mod salt;
@@ -158,9 +159,9 @@ struct Flags {
     problems: Vec<Problem>,
 }
 
-/// Keys whose values no message may show.
-const SECRET_KEYS: [&str; 8] =
-    ["api_keys", "server.tenants", "admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers"];
+/// Keys whose values no message may show, and whose values may be in a file or in the environment.
+const SECRET_KEYS: [&str; 7] =
+    ["admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers", "trusted_keys"];
 
 /// Reads a file and parses it. Variables of the environment take the place of its values.
 ///
@@ -182,6 +183,7 @@ fn read(path: Option<&Path>, environment: &Environment) -> Result<(Config, Vec<P
 fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>), Vec<Problem>> {
     let Parsed { value, mut problems, lines, unread } =
         pointsman_config_file::parse_with::<Config>(text, &SECRET_KEYS, environment.overrides())?;
+    problems.iter_mut().for_each(removed::explain);
     problems.extend(environment.problems().iter().cloned());
     let mut config = value;
     (config.origin.lines, config.origin.unread) = (lines, unread);

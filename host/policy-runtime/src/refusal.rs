@@ -75,8 +75,7 @@ pub enum Refusal {
     Compile(String),
     /// The process that compiles the file ended before its answer.
     #[error(
-        "compiling failed: {0}; make the policy smaller, or see `compile_memory_bytes`, `compile_cpu` and \
-         `compile_timeout` in [policies]"
+        "compiling failed: {0}; make the policy smaller, or see `compile_memory_bytes` and `compile_cpu` in [policies]"
     )]
     CompilerDied(String),
     /// An instance could not be created within the limits.

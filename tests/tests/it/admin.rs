@@ -146,7 +146,7 @@ async fn repeated_wrong_keys_are_slowed_down_and_right_ones_are_not() {
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.server.admin_token = Some("s3cret".into());
-            config.server.api_keys = vec!["sk-1".into()];
+            config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")]);
         })
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()

@@ -11,7 +11,7 @@ use serde_json::json;
 const COMPLETIONS: &str = "/v1/completions";
 
 fn entry(id: &str, tenant: &str, digest: KeyDigest) -> KeyEntry {
-    KeyEntry { id: id.into(), tenant: tenant.into(), digest: Some(digest.to_string().into()), file: None }
+    KeyEntry { id: id.into(), tenant: tenant.into(), digest: Some(digest.to_string().into()) }
 }
 
 async fn cluster(auth: Auth) -> TestCluster {
@@ -52,8 +52,10 @@ fn ok() -> (u16, String) {
 #[tokio::test]
 async fn k1_a_key_is_known_by_its_digest_in_the_file_in_a_file_and_in_a_directory() {
     let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("digest");
-    std::fs::write(&file, format!("{}\n", KeyDigest::sha256("of-file"))).unwrap();
+    std::fs::write(dir.path().join("digest"), format!("{}\n", KeyDigest::sha256("of-file"))).unwrap();
+    let text = format!("[[auth.keys]]\nid = 'f'\ndigest = {{ file = '{}/digest' }}\n", dir.path().display());
+    std::fs::write(dir.path().join("p.toml"), text).unwrap();
+    let of_file = Config::read(&dir.path().join("p.toml")).unwrap().auth.keys.remove(0);
     let keys = dir.path().join("keys");
     std::fs::create_dir(&keys).unwrap();
     let text = |id: &str, key: &str| {
@@ -66,7 +68,7 @@ async fn k1_a_key_is_known_by_its_digest_in_the_file_in_a_file_and_in_a_director
         keys: vec![
             entry("a", "team-a", KeyDigest::sha256("of-config")),
             entry("slow", "team-a", slow),
-            KeyEntry { id: "f".into(), file: Some(file), ..KeyEntry::default() },
+            of_file,
         ],
         key_dir: Some(keys),
         ..Auth::default()
@@ -90,19 +92,22 @@ async fn k1_a_key_is_known_by_its_digest_in_the_file_in_a_file_and_in_a_director
 }
 
 #[test]
-fn k1_a_plain_key_is_refused_unless_it_is_asked_for() {
-    let mut config = Config::default();
-    config.server.api_keys = vec!["sk-SECRET".into()];
-    config.server.tenants.insert("team-a".into(), vec!["sk-SECRET-2".into()]);
-    let problems = config.resolve().unwrap_err().to_string();
-    for key in ["server.api_keys", "server.tenants.team-a"] {
+fn k1_a_plain_key_is_refused() {
+    for text in ["[server]\napi_keys = ['sk-SECRET']\n", "[server]\ntenants = { a = ['sk-SECRET'] }\n"] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let problems = Config::read(file.path()).unwrap_err().to_string();
         // K1.2
-        let expected = format!("{key}: keys are written as they are: run `pointsman key hash --id NAME`");
-        assert!(problems.contains(&expected), "{problems}");
+        assert!(problems.contains("run `pointsman key hash --id NAME"), "{problems}");
+        assert!(!problems.contains("SECRET"), "{problems}");
     }
+    let mut config = Config::default();
+    config.auth.keys =
+        vec![KeyEntry { digest: Some("sk-SECRET".into()), ..entry("a", "", KeyDigest::sha256("k")) }];
+    let problems = config.resolve().unwrap_err().to_string();
+    // K1.2
+    assert!(problems.contains("auth.keys[0].digest: the value is not a digest"), "{problems}");
     assert!(!problems.contains("SECRET"), "{problems}");
-    config.auth.plain_api_keys = true;
-    assert!(config.resolve().is_ok());
 }
 
 #[tokio::test]
@@ -183,7 +188,6 @@ async fn k3_a_viewer_reads_and_an_operator_changes() {
         id: id.into(),
         role,
         digest: Some(KeyDigest::sha256(token).to_string().into()),
-        file: None,
     };
     let auth = Auth {
         operators: vec![

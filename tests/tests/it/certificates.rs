@@ -127,7 +127,7 @@ async fn k6_a_listed_certificate_is_accepted_for_its_tenant() {
 async fn k6_a_key_is_judged_without_the_certificate() {
     let site = Site::start(|config| {
         let digest = Some(KeyDigest::sha256("sk-c").to_string().into());
-        config.auth.keys = vec![KeyEntry { id: "c".into(), tenant: "team-c".into(), digest, file: None }];
+        config.auth.keys = vec![KeyEntry { id: "c".into(), tenant: "team-c".into(), digest }];
     })
     .await;
     let team_a = site.with_uri("spiffe://prod/team-a");

@@ -256,7 +256,7 @@ async fn r3_refusals_have_the_status_of_the_protocol_and_our_bodies() {
     let (status, body) = refused(small, CHAT, &[], &chat()).await;
     // R3.1
     assert_eq!((status, code(&body).as_str()), (413, "payload_too_large"));
-    let keys = builder(1).config(|config| config.server.api_keys = vec!["sk-a".into()]);
+    let keys = builder(1).config(|config| config.auth.keys = pointsman_tests::client_keys(&[("sk-a", "")]));
     let (status, body) = refused(keys, CHAT, &[], &chat()).await;
     // R3.2
     assert_eq!((status, code(&body).as_str()), (401, "unauthorized"));

@@ -491,7 +491,7 @@ async fn b12_cors_is_off_until_origins_are_configured() {
 #[tokio::test]
 async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_have_its_shape() {
     let cluster = TestClusterBuilder::new()
-        .config(|config| config.server.api_keys = vec!["alpha".into()])
+        .config(|config| config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")]))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await

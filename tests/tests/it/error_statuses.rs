@@ -73,14 +73,14 @@ async fn i_invalid_request_a_context_too_long_is_the_engine_s_own_400() {
 
 #[tokio::test]
 async fn i_unauthorized_no_key_is_401() {
-    let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
+    let cluster = single(|config| config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")])).await;
     // I_unauthorized
     check(&cluster.client.post(CHAT, &[], chat(1)).await.unwrap(), 401, "unauthorized");
 }
 
 #[tokio::test]
 async fn i_unauthorized_an_unknown_key_is_401_and_the_scheme_has_any_case() {
-    let cluster = single(|config| config.server.api_keys = vec!["sk-1".into()]).await;
+    let cluster = single(|config| config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")])).await;
     let wrong = [("authorization", "Bearer sk-2")];
     let reply = cluster.client.post(CHAT, &wrong, chat(1)).await.unwrap();
     // I_unauthorized
@@ -201,7 +201,7 @@ async fn i_shed_a_policy_s_refusal_is_its_status_and_reason() {
 async fn i_rate_limited_is_429_for_each_key_alone() {
     let cluster = single(|config| {
         config.server.requests_per_second = 2;
-        config.server.api_keys = vec!["sk-1".into(), "sk-2".into()];
+        config.auth.keys = pointsman_tests::client_keys(&[("sk-1", ""), ("sk-2", "")]);
     })
     .await;
     let ask = async |key: &str| cluster.client.post(CHAT, &[("authorization", key)], chat(1)).await.unwrap();
@@ -361,7 +361,7 @@ type Case<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)], &'a str, u16);
 async fn a5_every_answer_names_the_request_in_a_header() {
     let cluster = single(|config| {
         config.server.max_body_bytes = 10_000;
-        config.server.api_keys = vec!["sk-1".into()];
+        config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")]);
         config.server.cors_origins = vec!["https://page.example".to_owned()];
     })
     .await;

@@ -25,7 +25,7 @@ async fn cluster(config: &str) -> TestCluster {
         .config(|config| {
             config.policies.slots = more.policies.slots;
             config.routing.hash_salt = more.routing.hash_salt;
-            config.server.tenants = more.server.tenants;
+            config.auth.keys = more.auth.keys;
         })
         .sim_with(engine(), ",taint=spot")
         .sim_with(engine(), ",label.place=last")
@@ -236,8 +236,15 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
 #[tokio::test]
 async fn the_configuration_holds_formulas_and_tenants_are_named() {
     let config = r#"
-        [server]
-        tenants = { batch = ["sk-batch"], gold = ["sk-gold"] }
+        # The digests of `sk-batch` and `sk-gold`.
+        [[auth.keys]]
+        id = "batch"
+        tenant = "batch"
+        digest = "sha256:38fcc73a9dc613f145bed24eb4123f92105c78567a6e563d43dbcb1f29927864"
+        [[auth.keys]]
+        id = "gold"
+        tenant = "gold"
+        digest = "sha256:83a9d60338d134e3e8f33851f115498635f1090262307ce959b86e5eee88bb90"
         [routing]
         hash_salt = 77
         [policies.slots.aggregated]

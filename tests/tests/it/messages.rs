@@ -65,7 +65,7 @@ async fn the_admin_port_asks_for_the_admin_token_and_not_for_an_api_key() {
         .sim(Dialect::Vllm, Role::Aggregated)
         .config(|config| {
             config.server.admin_token = Some("right".into());
-            config.server.api_keys = vec!["client".into()];
+            config.auth.keys = pointsman_tests::client_keys(&[("client", "")]);
         })
         .start()
         .await

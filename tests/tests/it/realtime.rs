@@ -89,7 +89,7 @@ async fn b12_a_realtime_session_is_relayed_in_both_directions() {
 async fn b12_a_realtime_session_that_cannot_be_opened_says_why() {
     let cluster = cluster(1, |config| {
         config.limits.realtime_connections = 1;
-        config.server.api_keys = vec!["alpha".into()];
+        config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")]);
     })
     .await;
     let key = [("authorization", "Bearer alpha")];

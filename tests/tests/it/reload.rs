@@ -88,7 +88,7 @@ async fn limits_and_timeouts_take_effect_for_the_next_request() {
 #[tokio::test]
 async fn keys_and_the_rate_limit_take_effect_for_the_next_request() {
     let reloading = Reloading::start("").await;
-    assert_eq!(reloading.after(|c| c.server.api_keys = vec!["k".into()]).await.0, 401);
+    assert_eq!(reloading.after(|c| c.auth.keys = pointsman_tests::client_keys(&[("k", "")])).await.0, 401);
     assert_eq!(reloading.ask(&[("authorization", "Bearer k")]).await.status, 200);
     reloading.reload(|c| c.server.requests_per_second = 1).await;
     assert_eq!(

@@ -27,12 +27,17 @@ impl std::io::Write for Log {
     }
 }
 
+const TRUSTED_KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+
 fn load(text: &str) -> Result<Config, String> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("p.toml");
     std::fs::write(&file, text.replace("DIR", dir.path().to_str().unwrap())).unwrap();
     std::fs::write(dir.path().join("secret"), "PLANTED-of-file\n").unwrap();
     std::fs::write(dir.path().join("salt"), "77\n").unwrap();
+    std::fs::write(dir.path().join("digest"), format!("{}\n", KeyDigest::sha256("k"))).unwrap();
+    let trusted = format!("untrusted comment: a key\n{TRUSTED_KEY}\n");
+    std::fs::write(dir.path().join("minisign.pub"), trusted).unwrap();
     Config::load(Some(&file), &Environment::default(), |_| {}).map_err(|error| error.to_string())
 }
 
@@ -41,25 +46,26 @@ fn k5_a_secret_may_be_in_the_environment_or_in_a_file() {
     // Cargo sets this variable for tests.
     let worker = "[[workers]]\nurl = 'http://127.0.0.1:9'\nrole = 'decode'\nengine = 'vllm'\n";
     let text = format!(
-        "[server]\nadmin_token = {{ env = 'CARGO_PKG_NAME' }}\napi_keys = [{{ file = 'DIR/secret' }}, 'x']\n\
-         tenants = {{ team-a = [{{ env = 'CARGO_PKG_VERSION' }}] }}\n[auth]\nplain_api_keys = true\n\
+        "[server]\nadmin_token = {{ env = 'CARGO_PKG_NAME' }}\n\
+         [[auth.keys]]\nid = 'a'\ndigest = {{ file = 'DIR/digest' }}\n\
+         [policies]\nrequire_signed = true\ntrusted_keys = [{{ file = 'DIR/minisign.pub' }}]\n\
          [routing]\nhash_salt = {{ file = 'DIR/salt' }}\n{worker}api_key = {{ file = 'DIR/secret' }}\n"
     );
     let config = load(&text).unwrap();
     // K5.1
     assert_eq!(config.server.admin_token.as_ref().unwrap().expose(), env!("CARGO_PKG_NAME"));
-    assert_eq!(config.server.api_keys[0].expose(), "PLANTED-of-file");
-    assert_eq!(config.server.tenants["team-a"][0].expose(), env!("CARGO_PKG_VERSION"));
+    assert_eq!(config.auth.keys[0].digest.as_ref().unwrap().expose(), KeyDigest::sha256("k").to_string());
+    assert!(config.policies.trusted_keys[0].ends_with(TRUSTED_KEY));
     assert_eq!(config.routing.hash_salt.expose(), 77);
     assert_eq!(config.workers[0].api_key.as_deref(), Some("PLANTED-of-file"));
     let broken = load(
-        "[server]\nadmin_token = { env = 'POINTSMAN_NO_SUCH' }\napi_keys = [{ file = '/no/such' }]\n\
-         [auth]\nplain_api_keys = true\n[policies]\ndir = { env = 'HOME' }\n",
+        "[server]\nadmin_token = { env = 'POINTSMAN_NO_SUCH' }\n[policies]\ntrusted_keys = [{ file = '/no/such' }]\n\
+         dir = { env = 'HOME' }\n",
     )
     .unwrap_err();
     for problem in [
         "p.toml:2:1: server.admin_token: cannot read the environment variable `POINTSMAN_NO_SUCH`",
-        "p.toml:3:13: server.api_keys[0]: cannot read the file `/no/such`",
+        "p.toml:4:17: policies.trusted_keys[0]: cannot read the file `/no/such`",
         // Only secrets are references.
         "policies.dir: ",
     ] {
@@ -86,22 +92,14 @@ async fn k5_no_secret_appears_anywhere() {
     let cluster = TestClusterBuilder::new()
         .config(|config| {
             config.server.admin_token = Some("PLANTED-admin-token".into());
-            config.server.api_keys = vec!["PLANTED-api-key".into()];
-            config.server.tenants.insert("team-a".into(), vec!["PLANTED-tenant-key".into()]);
             config.routing.hash_salt = 5_550_123_456_789.into();
             config.decisions.log_dir = Some(logs.path().to_owned());
             config.decisions.log_salt = Some("PLANTED-log-salt".into());
-            config.auth.keys = toml::from_str::<Config>(&format!(
-                "[[auth.keys]]\nid = 'a'\ndigest = '{}'\n",
-                KeyDigest::sha256("PLANTED-digest-key")
-            ))
-            .unwrap()
-            .auth
-            .keys;
+            let keys = [("PLANTED-digest-key", ""), ("PLANTED-tenant-key", "team-a")];
+            config.auth.keys = pointsman_tests::client_keys(&keys);
         })
         .reread(None, |started| {
             let mut broken = started.clone();
-            broken.auth.plain_api_keys = false;
             broken.auth.keys[0].digest = Some("PLANTED-not-a-digest".into());
             Ok(broken)
         })
@@ -111,9 +109,7 @@ async fn k5_no_secret_appears_anywhere() {
         .unwrap();
     let mut shown = String::new();
     let body = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2}).to_string();
-    for key in
-        ["PLANTED-api-key", "PLANTED-tenant-key", "PLANTED-digest-key", "PLANTED-wrong-key", "eyJ.PLANTED.x"]
-    {
+    for key in ["PLANTED-tenant-key", "PLANTED-digest-key", "PLANTED-wrong-key", "eyJ.PLANTED.x"] {
         let bearer = format!("Bearer {key}");
         for headers in [[("authorization", bearer.as_str())], [("x-api-key", key)]] {
             let reply = cluster.client.post(COMPLETIONS, &headers, body.clone()).await.unwrap();
@@ -145,8 +141,8 @@ async fn k5_no_secret_appears_anywhere() {
     let state = cluster.gateway.state();
     shown.push_str(&format!("{state:?}{state:#?}"));
     let text = format!(
-        "[auth]\nplain_api_keys = true\n[auth.jwt]\njwks_url = 'http://{jwt}x/'\n\
-         [server]\ntenants = {{ a = [700755555500777, 'PLANTED-a'] }}\napi_keys = 'PLANTED-b'\n\
+        "[auth.jwt]\njwks_url = 'http://{jwt}x/'\n\
+         [server]\nadmin_token = [700755555500777, 'PLANTED-a']\napi_keys = 'PLANTED-b'\n\
          [[discovery.etcd]]\nname = 'e'\nendpoints = ['https://root:PLANTED-e@127.0.0.1:1']\n\
          [[discovery.kubernetes]]\nname = 'k'\napi = 'https://root:PLANTED-f@127.0.0.1:1'\n\
          [[auth.keys]]\nid = 'a'\ndigest = 'PLANTED-c'\n[[auth.operators]]\nid = 'a'\ndigest = ['PLANTED-d']\n"

@@ -151,7 +151,7 @@ async fn i_every_client_error_names_its_cause() {
 #[tokio::test]
 async fn i_a_key_is_required_when_keys_are_configured() {
     let cluster = TestClusterBuilder::new()
-        .config(|config| config.server.api_keys = vec!["sk-right".into()])
+        .config(|config| config.auth.keys = pointsman_tests::client_keys(&[("sk-right", "")]))
         .sim(Dialect::Vllm, Role::Aggregated)
         .start()
         .await

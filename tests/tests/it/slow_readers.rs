@@ -141,7 +141,7 @@ async fn e1_the_handoff_of_a_client_that_does_not_read_is_consumed() {
 async fn pipelined_requests_whose_answers_are_not_read_are_ended() {
     let (cluster, _fountain) = fountain(|config| {
         config.timeouts.client_write = Duration::from_millis(400);
-        config.server.api_keys = vec!["secret".to_owned().into()];
+        config.auth.keys = pointsman_tests::client_keys(&[("secret", "")]);
     })
     .await;
     // One kind is answered from a head alone, the other before its body was read.

@@ -82,7 +82,7 @@ async fn i12_the_next_turn_goes_to_the_worker_that_stored_the_last_one() {
 
 #[tokio::test]
 async fn i12_a_response_is_read_cancelled_and_deleted_where_it_is() {
-    let cluster = cluster(3, |config| config.server.api_keys = vec!["sk-1".into()]).await;
+    let cluster = cluster(3, |config| config.auth.keys = pointsman_tests::client_keys(&[("sk-1", "")])).await;
     let key = [("authorization", "Bearer sk-1")];
     for _ in 0..6 {
         let id = id_of(&cluster.client.post(RESPONSES, &key, turn(None, false)).await.unwrap());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_test_guests::TENANT_LIMIT;
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{TestCluster, TestClusterBuilder, client_keys};
 use serde_json::json;
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -17,8 +17,6 @@ async fn cluster(slots: &str, proxies: &str) -> TestCluster {
     let text = format!(
         r#"
         [server]
-        api_keys = ["sk-proxy"]
-        tenants = {{ team-a = ["sk-a"], team-b = ["sk-b"] }}
         tenant_header = "{HEADER}"
         [decisions]
         facts = ["tenant-hash", "tenant-active-requests"]
@@ -28,8 +26,7 @@ async fn cluster(slots: &str, proxies: &str) -> TestCluster {
     let from: Config = toml::from_str(&text).unwrap();
     TestClusterBuilder::new()
         .config(|config| {
-            config.server.api_keys = from.server.api_keys;
-            config.server.tenants = from.server.tenants;
+            config.auth.keys = client_keys(&[("sk-proxy", ""), ("sk-a", "team-a"), ("sk-b", "team-b")]);
             config.server.tenant_header = from.server.tenant_header;
             config.auth.trusted_proxies = vec![proxies.to_owned()];
             config.decisions = from.decisions;

@@ -34,7 +34,8 @@ ask $CHAT -d '{"model":"tiny","messages":[{"role":"user","content":"'"$words"'"}
     Row {
         code: "unauthorized",
         condition: "No key, and an unknown one.",
-        config: "[auth]\nplain_api_keys = true\n[server]\napi_keys = [\"sk-1\"]",
+        // The digest of a key that nobody has.
+        config: "[auth]\nkeys = [{ id = \"client\", digest = \"sha256:adca3a88e49c601e08805ea350b4d9215c85b50846571e6a3b0199b6a23dd3a4\" }]",
         engines: ONE,
         script: r#"
 ask $CHAT -d '{"model":"tiny","messages":[]}'

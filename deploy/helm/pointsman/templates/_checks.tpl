@@ -21,8 +21,6 @@
 {{- end -}}
 {{- $secrets := dict
   "server.admin_token" (get $server "admin_token")
-  "server.api_keys" (get $server "api_keys")
-  "server.tenants" (get $server "tenants" | default dict | values)
   "routing.hash_salt" (get (get $config "routing" | default dict) "hash_salt")
   "decisions.log_salt" (get (get $config "decisions" | default dict) "log_salt") -}}
 {{- range $at, $worker := get $config "workers" | default list -}}

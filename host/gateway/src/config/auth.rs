@@ -17,8 +17,6 @@ pub(super) const MAX_TENANT: usize = 128;
 /// Who may call, and as whom. See "Who may call".
 #[section(rules)]
 pub struct Auth {
-    /// Whether server.api_keys and server.tenants may have keys as they are.
-    pub plain_api_keys: bool,
     /// Addresses and networks of the proxies that may name the tenant in server.tenant_header:
     /// ["10.0.0.0/8"].
     pub trusted_proxies: Vec<String>,
@@ -48,12 +46,9 @@ pub struct KeyEntry {
     /// Tenant that its requests count for; empty: none.
     #[key(example = "\"team-a\"")]
     pub tenant: String,
-    /// Digest of the key: "sha256:…" or "$argon2id$…".
+    /// Digest of the key.
     #[key(example = "\"sha256:…\"")]
     pub digest: Option<Secret>,
-    /// File with the digest, instead of it.
-    #[key(example = "\"/run/secrets/team-a-1\"")]
-    pub file: Option<PathBuf>,
 }
 
 /// A token of an operator.
@@ -64,12 +59,9 @@ pub struct OperatorEntry {
     pub id: String,
     /// "viewer": reads; "operator": changes.
     pub role: Role,
-    /// Digest of the token, as of a key.
+    /// Digest of the token.
     #[key(example = "\"sha256:…\"")]
     pub digest: Option<Secret>,
-    /// File with the digest, instead of it.
-    #[key(example = "\"/run/secrets/grafana\"")]
-    pub file: Option<PathBuf>,
 }
 
 /// A name in the certificate of a client or operator.

@@ -1,4 +1,4 @@
-//! What the files of a configuration contain that says who may call, and whose policies are trusted.
+//! The keys and tokens of those who may call, in the configuration and in the files that it names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,11 +8,12 @@ use std::{
     sync::Arc,
 };
 
-use pointsman_config_file::{Changes, Compared};
+use pointsman_config_file::Changes;
 
 use super::{
-    Config, KeyDigest, KeyEntry, Problem, Role, SECRET_KEYS, Secret, Server,
+    Config, KeyDigest, KeyEntry, OperatorEntry, Problem, Role, SECRET_KEYS,
     auth::{Jwt, KeyFile, MAX_TENANT},
+    removed,
 };
 
 mod jwt;
@@ -26,11 +27,9 @@ const MAX_FILE_BYTES: u64 = 1024 * 1024;
 /// Limit of an id, bytes.
 const MAX_ID: usize = 64;
 
-/// Keys, tokens and public keys: those of the configuration with those of the files that it names.
+/// Keys and tokens: those of the configuration with those of the files that it names.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Credentials {
-    /// Bearer token of operators; `None` if no token is needed.
-    pub(crate) admin_token: Option<Secret>,
     /// API keys of clients.
     pub(crate) keys: Vec<KeySettings>,
     /// API keys from the directory of key files.
@@ -39,8 +38,6 @@ pub(crate) struct Credentials {
     pub(crate) operators: Vec<OperatorSettings>,
     /// Tokens of an identity server.
     pub(crate) jwt: Option<JwtSettings>,
-    /// Trusted minisign public keys.
-    pub(super) trusted_keys: Vec<String>,
 }
 
 /// An API key.
@@ -102,42 +99,28 @@ struct Reader(Vec<Problem>);
 impl Credentials {
     /// Reads what a configuration names.
     pub(super) fn read(config: &Config, problems: &mut Vec<Problem>) -> Self {
-        let (server, auth) = (&config.server, &config.auth);
+        let auth = &config.auth;
         let mut reader = Reader::default();
-        if !auth.plain_api_keys {
-            reader.plain_keys(server);
-        }
-        reader.published_keys(server);
+        reader.0.extend(config.server.token_problem(auth.knows_operators()));
         let (keys, dir_keys) = reader.keys(config);
-        let credentials = Self {
-            admin_token: reader.kept(server.operators_token(auth.knows_operators())).flatten(),
-            keys,
-            dir_keys,
-            operators: reader.operators(config),
-            jwt: auth.jwt.as_ref().and_then(|jwt| reader.jwt(jwt)),
-            trusted_keys: config.policies.read_trusted_keys(&mut reader.0),
-        };
+        let operators = reader.operators(config);
+        let jwt = auth.jwt.as_ref().and_then(|jwt| reader.jwt(jwt));
         problems.append(&mut reader.0);
-        credentials
+        Self { keys, dir_keys, operators, jwt }
     }
-}
 
-impl Compared for Credentials {
-    fn changes(&self, new: &Self, _: &str, changes: &mut Changes) {
+    /// Reports the keys of the configuration that differ in `new`, or whose files do.
+    pub(super) fn changes(&self, new: &Self, changes: &mut Changes) {
         let keys = [
-            ("server.admin_token", self.admin_token != new.admin_token),
             ("auth.keys", self.keys != new.keys),
             ("auth.key_dir", self.dir_keys != new.dir_keys),
             ("auth.operators", self.operators != new.operators),
             ("auth.jwt", self.jwt != new.jwt),
-            ("policies.trusted_keys", self.trusted_keys != new.trusted_keys),
         ];
         for (key, _) in keys.into_iter().filter(|(_, changed)| *changed) {
             changes.add(key.to_owned(), false);
         }
     }
-
-    fn keep_started(&mut self, _: &Self) {}
 }
 
 impl Reader {
@@ -145,50 +128,15 @@ impl Reader {
         self.0.push(Problem::new(path, message));
     }
 
-    /// Returns a value, or keeps the problem with it.
-    fn kept<T>(&mut self, read: Result<T, Problem>) -> Option<T> {
-        read.map_err(|problem| self.0.push(problem)).ok()
-    }
-
-    /// Refuses keys that are written as they are.
-    fn plain_keys(&mut self, server: &Server) {
-        let advice = "keys are written as they are: run `pointsman key hash --id NAME`, give it the key on stdin, \
-                      and put what it prints in the place of the key; or set `auth.plain_api_keys = true`";
-        if !server.api_keys.is_empty() {
-            self.add("server.api_keys", advice);
-        }
-        for (tenant, keys) in &server.tenants {
-            if !keys.is_empty() {
-                self.add(format!("server.tenants.{tenant}"), advice);
-            }
-        }
-    }
-
-    /// Refuses plain keys and a token of operators that stood in the documentation.
-    fn published_keys(&mut self, server: &Server) {
-        let published = |key: &Secret| KeyDigest::sha256(key.expose()).published();
-        let mut add = |path: String, keys: &[Secret]| {
-            for (index, key) in keys.iter().enumerate() {
-                if let Some(message) = published(key) {
-                    self.add(format!("{path}[{index}]"), message);
-                }
-            }
-        };
-        add("server.api_keys".to_owned(), &server.api_keys);
-        for (tenant, keys) in &server.tenants {
-            add(format!("server.tenants.{tenant}"), keys);
-        }
-    }
-
     /// Returns the keys of clients in the configuration, and in the files of the directory.
     fn keys(&mut self, config: &Config) -> (Vec<KeySettings>, Vec<KeySettings>) {
         let (auth, mut seen) = (&config.auth, Seen::default());
         let mut keys = Vec::new();
         for (index, entry) in auth.keys.iter().enumerate() {
-            keys.extend(self.key(&format!("auth.keys[{index}]"), entry, auth.plain_api_keys, &mut seen));
+            keys.extend(self.key(&format!("auth.keys[{index}]"), entry, &mut seen));
         }
         let dir = auth.key_dir.as_deref();
-        let dir_keys = dir.map(|dir| self.key_dir(dir, auth.plain_api_keys, &mut seen)).unwrap_or_default();
+        let dir_keys = dir.map(|dir| self.key_dir(dir, &mut seen)).unwrap_or_default();
         let count = keys.len() + dir_keys.len();
         if count > MAX_KEYS {
             self.add("auth.keys", format!("{count} keys are more than the limit of {MAX_KEYS}"));
@@ -199,22 +147,17 @@ impl Reader {
     fn operators(&mut self, config: &Config) -> Vec<OperatorSettings> {
         let (mut seen, mut operators) = (Seen::default(), Vec::new());
         for (index, entry) in config.auth.operators.iter().enumerate() {
-            let path = format!("auth.operators[{index}]");
-            let key = KeyEntry {
-                id: entry.id.clone(),
-                tenant: String::new(),
-                digest: entry.digest.clone(),
-                file: entry.file.clone(),
-            };
-            if let Some(key) = self.key(&path, &key, false, &mut seen) {
-                operators.push(OperatorSettings { id: key.id, role: entry.role, digest: key.digest });
+            let OperatorEntry { id, role, digest } = entry.clone();
+            let key = KeyEntry { id, digest, ..KeyEntry::default() };
+            if let Some(key) = self.key(&format!("auth.operators[{index}]"), &key, &mut seen) {
+                operators.push(OperatorSettings { id: key.id, role, digest: key.digest });
             }
         }
         operators
     }
 
-    fn key(&mut self, path: &str, entry: &KeyEntry, plain: bool, seen: &mut Seen) -> Option<KeySettings> {
-        let KeyEntry { id, tenant, digest, file } = entry;
+    fn key(&mut self, path: &str, entry: &KeyEntry, seen: &mut Seen) -> Option<KeySettings> {
+        let KeyEntry { id, tenant, digest } = entry;
         let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         if id.is_empty() || id.len() > MAX_ID || !id.bytes().all(fits) {
             let message = format!("`{id}` is not an id: expected 1 to {MAX_ID} letters, digits, `-` and `_`");
@@ -229,28 +172,12 @@ impl Reader {
         if let Some(other) = seen.ids.insert(id.clone(), path.to_owned()) {
             self.add(format!("{path}.id"), format!("`{id}` is already the id of {other}: give another one"));
         }
-        let read = match (digest, file) {
-            (Some(digest), None) => KeyDigest::parse(digest.expose()).map_err(|error| ("digest", error)),
-            (None, Some(file)) => digest_of_file(file, plain).map_err(|error| ("file", error)),
-            (Some(_), Some(_)) => Err(("file", "`digest` is given, too: remove one of them".to_owned())),
-            (None, None) => Err((
-                "digest",
-                "it is missing: `pointsman key new` makes a key, `pointsman key hash` the digest of one"
-                    .to_owned(),
-            )),
-        };
-        let given = if digest.is_some() { "digest" } else { "file" };
-        let read = read.and_then(|digest| match digest.published() {
-            Some(message) => Err((given, message)),
-            None => Ok(digest),
-        });
-        let digest = match read {
-            Ok(digest) => digest,
-            Err((key, message)) => {
-                self.add(format!("{path}.{key}"), message);
-                return None;
-            }
-        };
+        let missing =
+            "it is missing: `pointsman key new` makes a key, `pointsman key hash` the digest of one";
+        let read = digest.as_ref().ok_or_else(|| missing.to_owned());
+        let read = read.and_then(|digest| KeyDigest::parse(digest.expose()));
+        let read = read.and_then(|digest| digest.published().map_or(Ok(digest), Err));
+        let digest = read.map_err(|message| self.add(format!("{path}.digest"), message)).ok()?;
         if let Some(other) = seen.digests.insert(digest.to_string(), path.to_owned()) {
             self.add(format!("{path}.digest"), format!("this is the key of {other}, too: give each its own"));
         }
@@ -259,7 +186,7 @@ impl Reader {
     }
 
     /// Reads the files of the directory, in the order of their names. Hidden ones are left out.
-    fn key_dir(&mut self, dir: &Path, plain: bool, seen: &mut Seen) -> Vec<KeySettings> {
+    fn key_dir(&mut self, dir: &Path, seen: &mut Seen) -> Vec<KeySettings> {
         let mut keys = Vec::new();
         let files = match files_of(dir) {
             Ok(files) => files,
@@ -273,7 +200,7 @@ impl Reader {
             match read(&file).and_then(|text| parsed(&text)) {
                 Ok(parsed) => {
                     for (index, entry) in parsed.auth.keys.iter().enumerate() {
-                        keys.extend(self.key(&format!("{path}[{index}]"), entry, plain, seen));
+                        keys.extend(self.key(&format!("{path}[{index}]"), entry, seen));
                     }
                 }
                 Err(error) => self.add(path, error),
@@ -292,7 +219,9 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     match (file, problems.first()) {
         (Some(file), None) => Ok(file),
         (_, first) => {
-            let problem = first.map(|problem| problem.message.as_str()).unwrap_or_default();
+            let mut first = first.cloned().unwrap_or_else(|| Problem::new("", ""));
+            removed::explain(&mut first);
+            let problem = first.message;
             Err(format!("{problem}; a file has what `pointsman key new` prints"))
         }
     }
@@ -312,17 +241,6 @@ fn files_of(dir: &Path) -> Result<BTreeSet<PathBuf>, String> {
         }
     }
     Ok(files)
-}
-
-/// Returns the digest in a file; with `plain` also that of a key.
-fn digest_of_file(file: &Path, plain: bool) -> Result<KeyDigest, String> {
-    let text = read(file)?;
-    let text = text.trim();
-    match KeyDigest::parse(text) {
-        Err(_) if plain && !text.is_empty() => Ok(KeyDigest::sha256(text)),
-        Err(error) => Err(format!("`{}`: {error}", file.display())),
-        Ok(digest) => Ok(digest),
-    }
 }
 
 /// Reads a regular file of limited size.

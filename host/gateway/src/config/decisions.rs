@@ -11,6 +11,8 @@ use super::Secret;
 const MIN_DECISION_BYTES: usize = 65_536;
 /// Smallest size of a file of the log in bytes: less could not hold the record of one large request.
 const MIN_FILE_BYTES: u64 = 1024 * 1024;
+/// Size from which a file of the log is not continued, bytes.
+const MAX_FILE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Record of decisions, see receipts.md.
 #[section(rules)]
@@ -27,11 +29,9 @@ pub struct Decisions {
     /// default: no log. One directory for each gateway; made with mode 0700.
     #[key(example = "\"/var/log/pointsman\"")]
     pub log_dir: Option<PathBuf>,
-    /// A file of the log that has this size in bytes is not continued.
-    #[key(default = 64 * 1024 * 1024, range = MIN_FILE_BYTES..)]
-    pub log_file_bytes: u64,
-    /// Size of all files of the log in bytes; the oldest are removed. At least twice log_file_bytes.
-    #[key(default = 1024 * 1024 * 1024)]
+    /// Size of all files of the log in bytes; the oldest are removed. A file ends at 64 MiB, or at half of
+    /// this.
+    #[key(default = 1024 * 1024 * 1024, range = 2 * MIN_FILE_BYTES..)]
     pub log_total_bytes: u64,
     /// Salt of the ids in the log; default: a random one, kept in log_dir/salt.
     #[key(example = "\"…\"")]
@@ -57,7 +57,8 @@ impl Decisions {
     pub fn log(&self) -> DecisionLogSettings {
         DecisionLogSettings {
             dir: self.log_dir.clone(),
-            file_bytes: self.log_file_bytes,
+            // The oldest file is removed before another one begins.
+            file_bytes: MAX_FILE_BYTES.min(self.log_total_bytes / 2),
             total_bytes: self.log_total_bytes,
             salt: self.log_salt.clone(),
         }
@@ -80,14 +81,6 @@ impl Decisions {
                 self.bytes
             );
             report.add("bytes", message);
-        }
-        // The oldest file is removed before another one begins.
-        if self.log_total_bytes / 2 < self.log_file_bytes {
-            let message = format!(
-                "`{}` is too small for two files of decisions.log_file_bytes ({}): expected twice that or more",
-                self.log_total_bytes, self.log_file_bytes
-            );
-            report.add("log_total_bytes", message);
         }
         if self.log_dir.as_ref().is_some_and(|dir| dir.as_os_str().is_empty()) {
             report.add("log_dir", "the path is empty: name a directory, or leave the key out");

@@ -10,7 +10,7 @@ use pointsman_config_file::{
 use pointsman_policy_runtime::TrustRules;
 use pointsman_routing::{Digest, OnFailure, SlotKind};
 
-use super::{Problem, slots::SlotEntry};
+use super::slots::SlotEntry;
 
 /// Where policies come from, which files are trusted, and what a policy may use.
 #[section(rules)]
@@ -46,12 +46,8 @@ pub struct Policies {
     pub rescan: Duration,
     /// Whether files need a signature NAME.wasm.minisig by a trusted key.
     pub require_signed: bool,
-    /// Trusted minisign public keys.
-    #[key(read)]
+    /// Trusted minisign public keys, or { file = "PATH" } with one.
     pub trusted_keys: Vec<String>,
-    /// Files with trusted minisign public keys.
-    #[key(read)]
-    pub trusted_key_files: Vec<PathBuf>,
     /// Whether a signature must name the file's path and a version that is not older. See "Signatures and
     /// pins".
     pub signatures_bind: bool,
@@ -75,9 +71,6 @@ pub struct Policies {
     /// CPU time of that process; a file that exceeds either is quarantined.
     #[key(default = secs(60), positive, restart)]
     pub compile_cpu: Duration,
-    /// Time of that process by the clock.
-    #[key(default = secs(120), positive, restart)]
-    pub compile_timeout: Duration,
     /// Program that compiles files: the daemon's own binary. `None` if this process compiles them.
     #[serde(skip)]
     pub compiler: Option<PathBuf>,
@@ -98,7 +91,7 @@ impl Policies {
             };
             report.add("dir", message);
         }
-        let keys = !self.trusted_keys.is_empty() || !self.trusted_key_files.is_empty();
+        let keys = !self.trusted_keys.is_empty();
         if self.require_signed && !keys {
             let message = "`true` without `trusted_keys` would refuse every file: add a key";
             report.add("require_signed", message);
@@ -115,6 +108,11 @@ impl Policies {
             let message = "versions have no effect without `signatures_bind = true`: add it or remove them";
             report.add("min_versions", message);
         }
+        for (index, key) in self.trusted_keys.iter().enumerate() {
+            if let Err(error) = TrustRules::new(Some(std::slice::from_ref(key)), BTreeMap::new()) {
+                report.add(&format!("trusted_keys[{index}]"), error);
+            }
+        }
         for (name, pin) in self.pins.iter().filter(|(_, pin)| digest(pin).is_none()) {
             let message = format!("`{pin}` is not a digest: expected `sha256:` and 64 hex digits");
             report.add(&format!("pins.{name}"), message);
@@ -125,38 +123,14 @@ impl Policies {
         }
     }
 
-    /// Returns the trusted keys, those from files included.
-    pub(super) fn read_trusted_keys(&self, problems: &mut Vec<Problem>) -> Vec<String> {
-        let mut keys = Vec::new();
-        let valid = |key: &String| {
-            TrustRules::new(Some(std::slice::from_ref(key)), BTreeMap::new()).map(|_| key.clone())
-        };
-        for (index, key) in self.trusted_keys.iter().enumerate() {
-            match valid(key) {
-                Ok(key) => keys.push(key),
-                Err(error) => problems.push(Problem::new(format!("policies.trusted_keys[{index}]"), error)),
-            }
-        }
-        for (index, file) in self.trusted_key_files.iter().enumerate() {
-            let text = std::fs::read_to_string(file).map_err(|error| error.to_string());
-            match text.and_then(|text| valid(&text)) {
-                Ok(key) => keys.push(key),
-                Err(error) => problems.push(Problem::new(
-                    format!("policies.trusted_key_files[{index}]"),
-                    format!("cannot use `{}`: {error}", file.display()),
-                )),
-            }
-        }
-        keys
-    }
-
-    /// Returns the check that files have to pass. `trusted_keys` are those of this section and of its files.
+    /// Returns the check that files have to pass.
     ///
     /// # Errors
     /// A trusted key is not a minisign public key; validation rules this out.
-    pub(super) fn trust(&self, trusted_keys: &[String]) -> Result<TrustRules, String> {
+    pub(crate) fn trust(&self) -> Result<TrustRules, String> {
         let pins = self.pins.iter().filter_map(|(name, pin)| Some((name.clone(), digest(pin)?)));
-        let rules = TrustRules::new(self.require_signed.then_some(trusted_keys), pins.collect())?;
+        let rules =
+            TrustRules::new(self.require_signed.then_some(self.trusted_keys.as_slice()), pins.collect())?;
         Ok(if self.signatures_bind { rules.binding(self.min_versions.clone()) } else { rules })
     }
 }

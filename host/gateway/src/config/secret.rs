@@ -48,8 +48,18 @@ impl schemars::JsonSchema for Secret {
         "Secret".into()
     }
 
-    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-        String::json_schema(generator)
+    /// A text, or where it is.
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let reference = |key: &str| {
+            serde_json::json!({
+                "type": "object",
+                "properties": { key: { "type": "string" } },
+                "required": [key],
+                "additionalProperties": false
+            })
+        };
+        let forms = [serde_json::json!({ "type": "string" }), reference("env"), reference("file")];
+        schemars::json_schema!({ "anyOf": forms })
     }
 }
 

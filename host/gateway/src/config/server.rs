@@ -1,10 +1,6 @@
 //! `[server]`: the listeners, and what clients and operators may do.
 
-use std::{
-    collections::BTreeMap,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-};
+use std::net::SocketAddr;
 
 use http::{HeaderName, HeaderValue};
 use pointsman_config_file::{Report, section};
@@ -39,10 +35,6 @@ pub struct Server {
     /// Requests per second for each key and each subject of a token, or for all clients together without
     /// keys; 0: no limit.
     pub requests_per_second: u32,
-    /// Plain keys of clients; need auth.plain_api_keys. Use [[auth.keys]].
-    pub api_keys: Vec<Secret>,
-    /// Plain keys of tenants, by name: { team-a = ["…"] }. Use [[auth.keys]].
-    pub tenants: BTreeMap<String, Vec<Secret>>,
     /// Origins of pages that may call from a browser: "https://chat.example", or "*"; empty: none.
     #[key(restart)]
     pub cors_origins: Vec<String>,
@@ -50,11 +42,8 @@ pub struct Server {
     /// empty: none.
     pub tenant_header: String,
     /// Bearer token for every change on the admin listener.
-    #[key(example = "\"…\"", read)]
+    #[key(example = "{ file = \"/run/secrets/token\" }")]
     pub admin_token: Option<Secret>,
-    /// File with that token.
-    #[key(example = "\"/run/secrets/token\"", read)]
-    pub admin_token_file: Option<PathBuf>,
     /// Whether reads need the token, too, except /healthz, /readyz and the empty page.
     pub admin_token_reads: bool,
     /// Whether admin_listen may be on a network without a token.
@@ -98,7 +87,6 @@ impl Server {
             report.add("tenant_header", message);
         }
         self.check_names(report);
-        self.check_tenants(report);
     }
 
     fn check_names(&self, report: &mut Report<'_>) {
@@ -108,27 +96,6 @@ impl Server {
             let message =
                 format!("`{name}` is not a host name: expected letters, digits, `-` and `.`, without a port");
             report.add(&format!("admin_names[{index}]"), message);
-        }
-    }
-
-    /// Checks that each key belongs to one tenant at most, and that no name is empty.
-    fn check_tenants(&self, report: &mut Report<'_>) {
-        let mut owners: BTreeMap<&str, &str> = self.api_keys.iter().map(|key| (key.expose(), "")).collect();
-        for (tenant, keys) in &self.tenants {
-            let path = format!("tenants.{tenant}");
-            if tenant.is_empty() {
-                report.add(&path, "the name of a tenant is empty: give it a name");
-            }
-            for (position, key) in keys.iter().enumerate() {
-                let path = format!("{path}[{position}]");
-                if key.expose().is_empty() {
-                    report.add(&path, "the key is empty: every client would know it");
-                } else if let Some(owner) = owners.insert(key.expose(), tenant) {
-                    let owner = if owner.is_empty() { "server.api_keys" } else { owner };
-                    let message = format!("the same key belongs to `{owner}`, too: give each tenant its own");
-                    report.add(&path, message);
-                }
-            }
         }
     }
 
@@ -142,43 +109,30 @@ impl Server {
         self.cors_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect()
     }
 
-    /// Returns the token that operators need, from its key or its file. `others`: operators have other ways
-    /// to prove who they are.
-    ///
-    /// # Errors
-    /// The problem with it.
-    pub(super) fn operators_token(&self, others: bool) -> Result<Option<Secret>, Problem> {
-        let problem = |key: &str, message: String| Err(Problem::new(format!("server.{key}"), message));
-        let (key, token) = match (&self.admin_token, &self.admin_token_file) {
-            (Some(_), Some(_)) => {
-                let message = "`admin_token` is given, too: remove one of them";
-                return problem("admin_token_file", message.to_owned());
+    /// Returns what is wrong with the token of operators. `others`: operators have other ways to prove who
+    /// they are.
+    pub(super) fn token_problem(&self, others: bool) -> Option<Problem> {
+        let problem = |key: &str, message: String| Some(Problem::new(format!("server.{key}"), message));
+        match &self.admin_token {
+            Some(token) if token.expose().is_empty() => {
+                let message = "the token is empty: give one, or remove the key to let every operator in";
+                problem("admin_token", message.to_owned())
             }
-            (Some(token), None) => ("admin_token", Some(token.clone())),
-            (None, Some(file)) => ("admin_token_file", Some(read_token(file)?)),
-            (None, None) => ("admin_token", None),
-        };
-        if token.as_ref().is_some_and(|token| token.expose().is_empty()) {
-            let message = "the token is empty: give one, or remove the key to let every operator in";
-            return problem(key, message.to_owned());
+            Some(token) => problem("admin_token", KeyDigest::sha256(token.expose()).published()?),
+            None if others => None,
+            None if self.admin_token_reads => {
+                problem("admin_token_reads", "`true` needs a token: add `admin_token`".to_owned())
+            }
+            None if !self.admin_listen.ip().is_loopback() && !self.admin_insecure => {
+                let message = format!(
+                    "`{}` can be reached from the network, and there is no admin token: add `admin_token`, listen on \
+                     127.0.0.1, or set `admin_insecure = true` to let everyone change this gateway",
+                    self.admin_listen
+                );
+                problem("admin_listen", message)
+            }
+            None => None,
         }
-        if let Some(message) = token.as_ref().and_then(|token| KeyDigest::sha256(token.expose()).published())
-        {
-            return problem(key, message);
-        }
-        if token.is_none() && !others && self.admin_token_reads {
-            let message = "`true` needs a token: add `admin_token` or `admin_token_file`";
-            return problem("admin_token_reads", message.to_owned());
-        }
-        if token.is_none() && !others && !self.admin_listen.ip().is_loopback() && !self.admin_insecure {
-            let message = format!(
-                "`{}` can be reached from the network, and there is no admin token: add `admin_token_file`, listen \
-                 on 127.0.0.1, or set `admin_insecure = true` to let everyone change this gateway",
-                self.admin_listen
-            );
-            return problem("admin_listen", message);
-        }
-        Ok(token)
     }
 
     /// Returns the number of threads that serve clients: by default one for every two cores.
@@ -202,13 +156,4 @@ impl Server {
             threads => threads,
         }
     }
-}
-
-fn read_token(file: &Path) -> Result<Secret, Problem> {
-    let text = std::fs::read_to_string(file).map_err(|error| {
-        let message =
-            format!("cannot read `{}`: {error}; check the path and its permissions", file.display());
-        Problem::new("server.admin_token_file", message)
-    })?;
-    Ok(text.trim().into())
 }

@@ -3,7 +3,6 @@
 use std::ops::Deref;
 
 use pointsman_config_file::{Changes, Compared as _};
-use pointsman_policy_runtime::TrustRules;
 
 use super::{Config, credentials::Credentials};
 
@@ -24,7 +23,7 @@ impl Settings {
     pub(crate) fn changes(&self, new: &Self) -> Changes {
         let mut changes = Changes::default();
         self.config.changes(&new.config, "", &mut changes);
-        self.credentials.changes(&new.credentials, "", &mut changes);
+        self.credentials.changes(&new.credentials, &mut changes);
         changes
     }
 
@@ -34,14 +33,6 @@ impl Settings {
     pub(crate) fn with_started(mut self, started: &Self) -> Self {
         self.config.keep_started(&started.config);
         self
-    }
-
-    /// Returns the check that policy files have to pass.
-    ///
-    /// # Errors
-    /// A trusted key is not a minisign public key; validation rules this out.
-    pub(crate) fn trust(&self) -> Result<TrustRules, String> {
-        self.policies.trust(&self.credentials.trusted_keys)
     }
 
     /// Forgets a directory of policies that does not exist, for checks of the rest.

@@ -166,15 +166,13 @@ fn a_token_of_operators_is_checked() {
     check("[server]\nadmin_token = \"\"", &[&format!("line 2: server.admin_token: {empty}")]);
     check(
         "[server]\nadmin_token_reads = true",
-        &["line 2: server.admin_token_reads: `true` needs a token: add `admin_token` or `admin_token_file`"],
+        &["line 2: server.admin_token_reads: `true` needs a token: add `admin_token`"],
     );
-    check(
-        "[server]\nadmin_token = \"a\"\nadmin_token_file = \"b\"",
-        &["line 3: server.admin_token_file: `admin_token` is given, too: remove one of them"],
+    let found = problems("[server]\nadmin_token = { file = \"/no/such\" }");
+    assert!(
+        found[0].starts_with("line 2: server.admin_token: cannot read the file `/no/such`: "),
+        "{found:?}"
     );
-    let found = problems("[server]\nadmin_token_file = \"/no/such\"");
-    assert!(found[0].starts_with("line 2: server.admin_token_file: cannot read `/no/such`: "), "{found:?}");
-    assert_eq!(found.len(), 1);
 }
 
 #[test]
@@ -211,11 +209,27 @@ fn limits_of_requests_are_within_bounds() {
 }
 
 #[test]
+fn a_key_that_was_removed_says_what_takes_its_place() {
+    let text = "[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token_file = \"/t\"\n[[auth.keys]]\nid = \"a\"\n\
+                digest = \"sha256:%\"\nfile = \"/d\"\n[traces]\nbatch_spans = 7\n";
+    check(
+        &text.replace('%', &"a1".repeat(32)),
+        &[
+            "line 2: server.api_keys: this key was removed: run `pointsman key hash --id NAME --tenant TENANT`, give it \
+             the key on stdin, and add the entry of [[auth.keys]] that it prints",
+            "line 3: server.admin_token_file: this key was removed: write `admin_token = { file = \"PATH\" }`",
+            "line 7: auth.keys[0].file: this key was removed: write `digest = { file = \"PATH\" }`",
+            "line 9: traces.batch_spans: this key was removed: remove it: an export is sent at once when 512 spans wait",
+        ],
+    );
+}
+
+#[test]
 fn a_message_never_shows_a_secret() {
     let texts = [
-        "[server]\napi_keys = \"sk-SECRET\"",
-        "[server]\napi_keys = [7007]",
-        "[server]\napi_keys = [\"a\", { k = \"sk-SECRET\" }]",
+        "[[auth.keys]]\ndigest = \"sk-SECRET\"",
+        "[[auth.keys]]\ndigest = 7007",
+        "[[auth.keys]]\ndigest = { k = \"sk-SECRET\" }",
         "[server]\nadmin_token = 7007",
         "[server]\nadmin_token = [\"sk-SECRET\"]",
         "[server]\nadmin_token = \"sk-SECRET",
@@ -243,7 +257,7 @@ fn a_message_never_shows_a_secret() {
 
 #[test]
 fn the_settings_do_not_print_a_secret() {
-    let text = "[auth]\nplain_api_keys = true\n[server]\napi_keys = [\"sk-SECRET\"]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
+    let text = "[server]\nadmin_token = \"sk-SECRET\"\n[[workers]]\nurl = \"http://a:1\"\n\
                 role = \"prefill\"\nengine = \"vllm\"\napi_key = \"sk-SECRET\"";
     let (config, _) = parse(text, &Environment::default()).unwrap();
     let settings = config.resolve().unwrap();
@@ -255,7 +269,7 @@ fn the_settings_do_not_print_a_secret() {
 #[test]
 fn a_network_needs_an_admin_token_or_a_word_that_it_is_meant() {
     let problem = "line 2: server.admin_listen: `0.0.0.0:9090` can be reached from the network, and there is no admin \
-                   token: add `admin_token_file`, listen on 127.0.0.1, or set `admin_insecure = true` to let everyone \
+                   token: add `admin_token`, listen on 127.0.0.1, or set `admin_insecure = true` to let everyone \
                    change this gateway";
     let listen = "[server]\nadmin_listen = \"0.0.0.0:9090\"";
     check(listen, &[problem]);

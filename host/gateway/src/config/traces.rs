@@ -11,8 +11,6 @@ use super::Secret;
 
 /// Path of the traces at an OTLP receiver, for an endpoint without a path.
 const TRACES_PATH: &str = "/v1/traces";
-/// Most spans that one export may have: the message stays below the limits of collectors (4 MiB).
-const MAX_BATCH: usize = 2_048;
 
 /// OpenTelemetry traces of requests; see "Traces".
 #[section(rules)]
@@ -42,11 +40,8 @@ pub struct Traces {
     #[key(default = secs(5), positive)]
     pub interval: Duration,
     /// Finished spans that wait; more are dropped and counted.
-    #[key(default = 8_192)]
+    #[key(default = 8_192, range = 1.., reason = "would drop every span")]
     pub queue_spans: usize,
-    /// Spans from which an export is sent at once.
-    #[key(default = 512, range = 1..=MAX_BATCH, reason = "is out of range")]
-    pub batch_spans: usize,
 }
 
 /// Version of OpenTelemetry's semantic conventions.
@@ -84,13 +79,6 @@ impl Traces {
         if self.resource_attributes.contains_key("service.name") {
             let message = "`service.name` is written twice: set traces.service_name instead";
             report.add("resource_attributes", message);
-        }
-        if self.queue_spans < self.batch_spans {
-            let message = format!(
-                "`{}` is too small for one export of traces.batch_spans ({}): expected that or more",
-                self.queue_spans, self.batch_spans
-            );
-            report.add("queue_spans", message);
         }
     }
 

@@ -58,7 +58,7 @@ impl ReloadTarget for SharedState {
         };
         let certificates = load_certificates(&state, before, after).await?;
         let jwt = token_verifier(state.jwt.as_ref(), after, &state.metrics).map_err(invalid)?;
-        let trust = after.trust().map_err(invalid)?;
+        let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
         if let Some(certificates) = certificates {
@@ -195,8 +195,6 @@ pub(super) fn token_verifier(
 /// Whether the clients and their rates are the same as before.
 fn keeps_limiter(before: &Configured, after: &Configured) -> bool {
     before.server.requests_per_second == after.server.requests_per_second
-        && before.server.api_keys == after.server.api_keys
-        && before.server.tenants == after.server.tenants
         && before.credentials.keys == after.credentials.keys
         && before.credentials.dir_keys == after.credentials.dir_keys
         && before.auth.certificates == after.auth.certificates
@@ -204,7 +202,7 @@ fn keeps_limiter(before: &Configured, after: &Configured) -> bool {
 
 pub(super) fn rate_limiter(settings: &Configured) -> Option<Arc<RateLimiter>> {
     let per_second = NonZeroU32::new(settings.server.requests_per_second)?;
-    let keys = Keys::of_clients(&settings.credentials, &settings.server, 0);
+    let keys = Keys::of_clients(&settings.credentials, 0);
     let certificates = Certificates::of_clients(&settings.auth.certificates, 0);
     let ids = keys.owners().chain(certificates.owners()).filter_map(|caller| caller.id.as_deref());
     Some(Arc::new(RateLimiter::new(per_second, ids)))
@@ -212,8 +210,8 @@ pub(super) fn rate_limiter(settings: &Configured) -> Option<Arc<RateLimiter>> {
 
 /// Returns the series of the tenants that the configuration names.
 pub(super) fn tenant_metrics(settings: &Configured, metrics: &Metrics) -> Arc<TenantMetrics> {
-    let (credentials, server, tenants) = (&settings.credentials, &settings.server, &settings.tenants);
-    let limited = tenants.keys().filter(|name| *name != ALL_TENANTS).chain(server.tenants.keys());
+    let (credentials, tenants) = (&settings.credentials, &settings.tenants);
+    let limited = tenants.keys().filter(|name| *name != ALL_TENANTS);
     let keys = credentials.keys.iter().chain(&credentials.dir_keys);
     let keys = keys.filter_map(|key| key.tenant.as_deref());
     let certificates = settings.auth.certificates.iter().map(|entry| &*entry.tenant);

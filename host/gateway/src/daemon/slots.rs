@@ -58,7 +58,7 @@ pub(super) fn open(
     let specs = specs(settings);
     let capacity = Capacity::for_specs(cpus, specs.iter().map(|(_, spec)| spec));
     let engine = engine(policies, compiler, capacity)?;
-    let trust = settings.trust().map_err(|error| Problem::new("policies.trusted_keys", error))?;
+    let trust = settings.policies.trust().map_err(|error| Problem::new("policies.trusted_keys", error))?;
     let dir = PolicyDir::open(&engine, policies.dir.clone(), trust);
     let dir = dir.map_err(|error| Problem::new("policies.dir", error.to_string()))?;
     let dir = dir.with_formulas(FormulaComponents { selector: FORMULA, filter: FORMULA_FILTER });
@@ -206,7 +206,8 @@ fn engine(
     let compile = CompileLimits {
         memory_bytes: policies.compile_memory_bytes,
         cpu: policies.compile_cpu,
-        timeout: policies.compile_timeout,
+        // The process may wait for others.
+        timeout: 2 * policies.compile_cpu,
     };
     let engine = match (compiler, &policies.compile_cache) {
         (Some(program), cache) => {

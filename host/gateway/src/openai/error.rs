@@ -64,7 +64,7 @@ pub(crate) enum ApiError {
     NoAdminToken,
     /// A request of an operator with another token.
     #[error(
-        "this is not the admin token; send the one of server.admin_token or server.admin_token_file \
+        "this is not the admin token; send the one of server.admin_token \
          (Authorization: Bearer …)"
     )]
     WrongAdminToken,

@@ -9,7 +9,7 @@ use std::{
 use subtle::ConstantTimeEq;
 
 use super::caller::{Caller, Operator, Tenant};
-use crate::config::{Credentials, KeyDigest, KeySettings, Role, Secret, Server, sha256};
+use crate::config::{Credentials, KeyDigest, KeySettings, Role, Secret, sha256};
 
 /// Limit of a key, bytes. A longer one is unknown.
 const MAX_KEY: usize = 1024;
@@ -97,35 +97,21 @@ impl<T> Keys<T> {
 impl Keys<Caller> {
     /// Returns the keys of clients. `salt` is that of the tenants' hashes.
     #[must_use]
-    pub(crate) fn of_clients(credentials: &Credentials, server: &Server, salt: u64) -> Self {
+    pub(crate) fn of_clients(credentials: &Credentials, salt: u64) -> Self {
         let tenant = |name: &str| Tenant::new(name, salt);
         let of_entry = |key: &KeySettings| {
             let tenant = key.tenant.as_deref().map(tenant);
             (Box::from(&*key.id), key.digest.clone(), Caller { id: Some(Arc::from(&*key.id)), tenant })
         };
-        let mut all: Vec<_> = credentials.keys.iter().chain(&credentials.dir_keys).map(of_entry).collect();
-        let mut plain = |path: String, key: &Secret, tenant: Option<Tenant>| {
-            let caller = Caller { id: Some(Arc::from(&*path)), tenant };
-            all.push((Box::from(path), KeyDigest::sha256(key.expose()), caller));
-        };
-        for (index, key) in server.api_keys.iter().enumerate() {
-            plain(format!("server.api_keys[{index}]"), key, None);
-        }
-        for (name, keys) in &server.tenants {
-            for (index, key) in keys.iter().enumerate() {
-                let path = format!("server.tenants.{name}[{index}]");
-                plain(path, key, Some(Tenant::new(name.as_str(), salt)));
-            }
-        }
-        Self::new(all)
+        Self::new(credentials.keys.iter().chain(&credentials.dir_keys).map(of_entry))
     }
 }
 
 impl Keys<Operator> {
     /// Returns the tokens of operators.
     #[must_use]
-    pub(crate) fn of_operators(credentials: &Credentials) -> Self {
-        let one = credentials.admin_token.as_ref().map(|token| {
+    pub(crate) fn of_operators(credentials: &Credentials, admin_token: Option<&Secret>) -> Self {
+        let one = admin_token.map(|token| {
             let id = "admin_token";
             let owner = Operator { id: Arc::from(id), role: Role::Operator };
             (Box::from(id), KeyDigest::sha256(token.expose()), owner)

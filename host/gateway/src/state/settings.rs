@@ -169,7 +169,6 @@ impl Settings {
 
     /// Derives the values from a validated configuration.
     #[must_use]
-    #[expect(clippy::too_many_lines, reason = "one line for each setting")]
     pub(crate) fn new(configured: &Configured) -> Self {
         let (timeouts, queue) = (&configured.timeouts, &configured.queue);
         let Server { max_body_bytes, trust_hints, tell_decisions, admin_token_reads, http2, .. } =
@@ -207,13 +206,13 @@ impl Settings {
             },
             tell_decisions,
             max_body_bytes,
-            keys: Keys::of_clients(credentials, &configured.server, hash_salt.expose()),
+            keys: Keys::of_clients(credentials, hash_salt.expose()),
             certificates: Certificates::of_clients(&auth.certificates, hash_salt.expose()),
             trusted_proxies: auth.networks(),
             tenant_header: configured.server.tenant_header(),
-            operators_are_known: credentials.admin_token.is_some() || auth.knows_operators(),
+            operators_are_known: configured.server.admin_token.is_some() || auth.knows_operators(),
             operator_certificates: Certificates::of_operators(&auth.certificates),
-            operators: Keys::of_operators(credentials),
+            operators: Keys::of_operators(credentials, configured.server.admin_token.as_ref()),
             admin_token_reads,
             admin_names: configured.server.admin_names.clone(),
             measure: Measure { block_size, bytes_per_token, salt: hash_salt },

@@ -283,15 +283,14 @@ fn a_key_of_the_documentation_is_refused_by_name() {
     let def = "sha256:CB8379AC2098AA165029E3938A51DA0BCECFC008FD6795F401178647F96C5B34";
     let slow = "$argon2id$v=19$m=19456,t=2,p=1$c2FsdHNhbHRzYWx0$Pk5YwVfvZq2xCzqVbXwV0m3b3Q5v2X0n5V8mZc0X1yM";
     let file = format!(
-        "[server]\nlisten = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\napi_keys = [\"mine\", \"abc\"]\n\
-         admin_token = \"def\"\n[server.tenants]\nt = [\"def\"]\n\
-         [auth]\nplain_api_keys = true\nkey_dir = \"keys\"\n\
-         [[auth.keys]]\nid = \"a\"\ndigest = \"{abc}\"\n[[auth.keys]]\nid = \"b\"\nfile = \"b\"\n\
+        "[server]\nlisten = \"127.0.0.1:0\"\nadmin_listen = \"127.0.0.1:0\"\nadmin_token = \"def\"\n\
+         [auth]\nkey_dir = \"keys\"\n[[auth.keys]]\nid = \"a\"\ndigest = \"{abc}\"\n\
+         [[auth.keys]]\nid = \"b\"\ndigest = {{ file = \"b\" }}\n\
          [[auth.keys]]\nid = \"c\"\ndigest = \"{slow}\"\n\
          [[auth.operators]]\nid = \"d\"\nrole = \"operator\"\ndigest = \"{def}\"\n"
     );
     let dir = with_config(&file);
-    fs::write(dir.path().join("b"), "abc\n").unwrap();
+    fs::write(dir.path().join("b"), format!("{abc}\n")).unwrap();
     fs::create_dir(dir.path().join("keys")).unwrap();
     fs::write(dir.path().join("keys/e"), format!("[[auth.keys]]\nid = \"e\"\ndigest = \"{def}\"\n")).unwrap();
     let example =
@@ -300,11 +299,9 @@ fn a_key_of_the_documentation_is_refused_by_name() {
         let (code, _, text) = pointsman(dir.path(), &[], arguments);
         assert_eq!(code, Some(2), "{text}");
         for (path, message) in [
-            ("server.api_keys[1]", example("abc")),
             ("server.admin_token", example("def")),
-            ("server.tenants.t[0]", example("def")),
             ("auth.keys[0].digest", example("abc")),
-            ("auth.keys[1].file", example("abc")),
+            ("auth.keys[1].digest", example("abc")),
             ("auth.keys[2].digest", "this digest was an example in the documentation".to_owned()),
             ("auth.operators[0].digest", example("def")),
             ("auth.key_dir(keys/e)[0].digest", example("def")),
@@ -315,7 +312,6 @@ fn a_key_of_the_documentation_is_refused_by_name() {
                 "{path}: {text}"
             );
         }
-        assert!(!text.contains("server.api_keys[0]"), "{text}");
     }
 }
 

@@ -55,7 +55,7 @@ impl Import<'_> {
         if let Some(given) = self.line.last("prometheus-host") {
             let is_local = address(given.value()).0.is_loopback();
             let ours = "server.admin_listen stays on this machine, because it can change the gateway: for a \
-                        network, set it with admin_token_file, and admin_token_reads = false for the scraper";
+                        network, set it with admin_token = { file = … }, and admin_token_reads = false for the scraper";
             self.note_translation(given, if is_local { Kind::Translated } else { Kind::Approximated }, ours);
         }
         Ok(())

@@ -23,6 +23,8 @@ use super::{
 };
 use crate::{config::Traces as TraceSettings, telemetry::metrics::Metrics};
 
+/// Spans from which an export is sent at once: the message stays below the limits of collectors (4 MiB).
+const BATCH_SPANS: usize = 512;
 /// Limit of a collector's answer, bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 /// First pause before an export is tried again; it doubles.
@@ -70,7 +72,7 @@ pub(super) fn start(
         envelope: Envelope::new(settings),
         timeout: settings.timeout,
         interval: settings.interval,
-        batch_spans: settings.batch_spans,
+        batch_spans: BATCH_SPANS.min(settings.queue_spans),
         waiting,
         metrics,
         log: LogLimit::new(LOG_INTERVAL),

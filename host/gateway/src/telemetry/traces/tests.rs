@@ -50,7 +50,7 @@ async fn m1_the_parent_s_flag_or_the_ratio_decides() {
 
 #[tokio::test]
 async fn m3_what_the_queue_cannot_take_is_dropped_and_counted() {
-    let small = traces(|traces| (traces.queue_spans, traces.batch_spans) = (4, 1));
+    let small = traces(|traces| traces.queue_spans = 4);
     for _ in 0..20 {
         let mut trace = small.begin(&parent(7, 1), HintTrust::Trusted, Instant::now()).unwrap();
         (0..500).for_each(|_| trace.stage("stage", Instant::now(), Attributes::default()));
@@ -83,7 +83,7 @@ fn every_problem_of_the_section_is_reported_without_secrets() {
         service_name: String::new(),
         resource_attributes: [("service.name".to_owned(), "x".to_owned())].into(),
         timeout: Duration::ZERO,
-        batch_spans: 0,
+        queue_spans: 0,
         ..Raw::default()
     };
     let problems = config.resolve().unwrap_err().to_string();
@@ -95,6 +95,7 @@ fn every_problem_of_the_section_is_reported_without_secrets() {
         "service_name",
         "resource_attributes",
         "timeout",
+        "queue_spans",
     ] {
         assert!(problems.contains(&format!("traces.{path}")), "{path} in {problems}");
     }

@@ -171,8 +171,6 @@ fn n6_secrets_in_the_configuration_are_refused_with_a_sentence() {
             &["config.server.admin_token=x", "monitoring.enabled=true", CUSTOM_RESOURCES[0]],
             "config.server.admin_token and monitoring.enabled give the gateway two tokens",
         ),
-        (&["config.server.api_keys={a}"], "config.server.api_keys is a secret"),
-        (&["config.server.tenants.a={b}"], "config.server.tenants is a secret"),
         (&["config.routing.hash_salt=x"], "config.routing.hash_salt is a secret"),
         (&["config.workers[0].api_key=x"], "config.workers[0].api_key is a secret"),
         (&["--set=configToml=[decisions]\nlog_salt = 'x'"], "configToml: decisions.log_salt is a secret"),
@@ -185,7 +183,7 @@ fn n6_the_same_keys_are_welcome_where_they_fit() {
     let Some(helm) = Helm::installed() else { return };
     let picker = ["endpointPicker.enabled=true", CUSTOM_RESOURCES[1]];
     let fits: [&[&str]; 4] = [
-        &["config.server.admin_token.env=TOKEN", "config.server.api_keys[0].file=/run/key"],
+        &["config.server.admin_token.env=TOKEN"],
         &["config.replicas.name=a", "replicaCount=1"],
         &["config.policies.slots.prefill.shared_state=true", "config.replicas.servers={nats://nats:4222}"],
         &[
