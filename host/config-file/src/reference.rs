@@ -2,7 +2,7 @@
 //! that need a restart.
 //!
 //! Of the schema's own words it uses `x-position` (order of the keys), `x-example`, `x-range` and
-//! `x-restart`, which the attribute [`section`](crate::section) writes.
+//! `x-restart`, which the attribute [`section`](macro@crate::section) writes.
 
 use std::fmt::Write as _;
 

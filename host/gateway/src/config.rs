@@ -4,8 +4,8 @@
 //! text -> parse -> Config -> resolve -> Settings { Config, Credentials of the files that it names }
 //! ```
 //! A key is written once, as a field of its section: the attribute `section` makes the rest of it. Every step
-//! reports all problems at once, each with its dotted path and, for a file, its line. The other modules of the
-//! gateway use the values from here; this module uses none of theirs.
+//! reports all problems at once, each with its dotted path and, for a file, its line. The other modules of
+//! the gateway use the values from here; this module uses none of theirs.
 
 use std::{
     collections::BTreeMap,

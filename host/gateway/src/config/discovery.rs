@@ -64,7 +64,7 @@ pub struct DiscoveryFile {
     /// Path that ends with .toml, .json, .yaml or .yml, which decides how it is parsed.
     #[key(example = "\"/etc/pointsman/workers.yaml\"")]
     pub path: PathBuf,
-    /// "workers": a list with the keys of [[workers]]; "llm-d": endpoints file of its router.
+    /// "workers": a list with the keys of `[[workers]]`; "llm-d": endpoints file of its router.
     pub format: DiscoveryFileFormat,
     /// How often it is read.
     #[key(default = secs(1), positive, reason = "would read without a pause")]

@@ -46,7 +46,7 @@ pub struct SlotEntry {
     /// Imports that its policies may use: "log", "wasi" and "state"; default: "log" and "wasi". See "Grants".
     #[key(example = "[\"log\", \"wasi\"]")]
     pub grants: Option<Vec<Grant>>,
-    /// Whether the gateways of [replicas] share the memory of its policies; needs the grant "state".
+    /// Whether the gateways of `[replicas]` share the memory of its policies; needs the grant "state".
     pub shared_state: bool,
     /// What a failure of a policy of this slot does; default: policies.on_failure.
     #[key(example = "\"shed\"")]
