@@ -121,6 +121,8 @@ pub(crate) struct Answer {
     /// Number of the process that was asked.
     pub(crate) instance: u32,
     pub(crate) due: Instant,
+    /// When it was sent: later than `due` when this process was busy.
+    pub(crate) sent: Instant,
     pub(crate) ended: Instant,
     /// From sending the request to the first token.
     pub(crate) ttft: Option<Duration>,

@@ -152,3 +152,25 @@ fn report(rows: &Rows, checks: &mut Checks) {
 fn shown(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{Row, Rows, report};
+    use crate::table::Checks;
+
+    #[test]
+    fn a_desync_an_error_too_many_and_a_worker_that_stays_away_fall_short() {
+        let passes = |row: Row| {
+            let mut checks = Checks::default();
+            report(&Rows::from([((0, "decode (vLLM)"), ("status 500", row))]), &mut checks);
+            checks.finish().is_ok()
+        };
+        let good = Row { recovery: Some(Duration::ZERO), errors: 1, errors_allowed: 1, ..Row::default() };
+        assert!(passes(good.clone()));
+        assert!(!passes(Row { desyncs: vec!["half a stream".to_owned()], ..good.clone() }));
+        assert!(!passes(Row { errors: 2, ..good.clone() }));
+        assert!(!passes(Row { recovery: None, ..good }));
+    }
+}

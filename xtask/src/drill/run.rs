@@ -150,7 +150,7 @@ impl Run {
     }
 
     fn is_over(&mut self) -> bool {
-        self.loads.iter_mut().flatten().fold(true, |over, running| running.is_over() && over)
+        self.loads.iter_mut().flatten().all(Running::is_over)
     }
 
     /// Makes the change that is due. Returns when the next one is.
@@ -204,7 +204,7 @@ impl Run {
                 self.record.renames.push(now_us()?);
                 let fleet = self.rig.fleet()?;
                 fleet.drop_policy(&format!("{slot}.wasm"), bytes)?;
-                if count % 8 == 0 {
+                if count.is_multiple_of(8) {
                     self.record.decisions.read(fleet).await?;
                 }
                 Ok(())

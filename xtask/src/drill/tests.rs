@@ -209,6 +209,7 @@ fn answered(load: &'static str, end: End, took_ms: u64) -> Answer {
         load,
         instance: 1,
         due,
+        sent: due,
         ended: due + Duration::from_millis(took_ms),
         ttft: Some(Duration::from_millis(took_ms)),
         tokens: 10,
@@ -268,8 +269,11 @@ const fn growth(figure: Figure, limit: Limit) -> Hold {
     Hold::Growth(Growth { figure, from: 0.25, window: 0.25, limit })
 }
 
+/// Makes a record fall short.
+type Shortfall = fn(&mut Record);
+
 /// Each requirement, with a change of the record that misses it.
-fn requirements() -> Vec<(Hold, fn(&mut Record))> {
+fn requirements() -> Vec<(Hold, Shortfall)> {
     vec![
         (Hold::Happened(&[Happened::Complete, Happened::Left]), |record| record.phases.clear()),
         (Hold::NoneLost, |record| last(record).counted.push(answered("light", End::Neither, 1))),

@@ -21,6 +21,7 @@ pub(super) struct Asked {
     status: u16,
     bytes: Vec<u8>,
     ttft: Option<Duration>,
+    sent: Option<Instant>,
 }
 
 impl Recorder {
@@ -33,9 +34,10 @@ impl Recorder {
         end: End,
         tokens: u32,
     ) {
-        let Asked { status, ttft, .. } = asked;
+        let Asked { status, ttft, sent, .. } = asked;
+        let sent = sent.unwrap_or(due);
         let (load, instance, ended) = (load.name, target.instance, Instant::now());
-        self.answers.lock().push(Answer { load, instance, due, ended, ttft, tokens, status, end });
+        self.answers.lock().push(Answer { load, instance, due, sent, ended, ttft, tokens, status, end });
     }
 
     pub(super) async fn one(&self, load: &Load, target: &Target, client: &Client, turn: u64, due: Instant) {
@@ -44,7 +46,7 @@ impl Recorder {
         let tokens = rand::rng().random_range(load.tokens.0..=load.tokens.1);
         let body = body(load, kind, turn, tokens);
         self.sent.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let mut asked = Asked::default();
+        let mut asked = Asked { sent: Some(Instant::now()), ..Asked::default() };
         let limit = match kind {
             Kind::Leaves { within_ms, .. } => {
                 Duration::from_millis(rand::rng().random_range(0..within_ms.max(1)))
