@@ -240,7 +240,9 @@ fn would_change(report: &Report) -> String {
         _ => format!("{} of {decisions} would change", decisions - agree),
     }];
     lines.extend(skipped.iter().map(|(why, count)| format!("skipped {count}: {why}")));
-    lines.extend(differences.first().into_iter().flat_map(explained));
+    // Between equal workers a policy draws: that explains nothing.
+    let of_facts = differences.iter().find(|difference| !difference.facts.is_empty());
+    lines.extend(of_facts.or(differences.first()).into_iter().flat_map(explained));
     lines.join("\n")
 }
 
@@ -268,6 +270,9 @@ mod tests {
         let report: Report = serde_json::from_value(serde_json::json!({
             "decisions": 200, "agree": 188, "legs": {}, "skipped": { "decided by pin": 3 },
             "differences": [{
+                "id": "6b08722c0000000e", "leg": "prefill", "recorded": "1/0", "recorded_cost": null, "new": "2/0",
+                "new_cost": null, "by": null, "new_cost_recorded": null, "by_recorded": null, "facts": [],
+            }, {
                 "id": "6b08722c0000000d", "leg": "prefill", "recorded": "1/0", "recorded_cost": 2.0, "new": "3/0",
                 "new_cost": 1.5, "by": 2.5, "new_cost_recorded": null, "by_recorded": null,
                 "facts": [{ "fact": "active-requests", "recorded": "5", "new": "2" },
