@@ -91,13 +91,14 @@ fn identity<T>(_: &Timers, value: wasmtime::Result<T>) -> wasmtime::Result<T> {
 impl Instance {
     /// Describes and configures the guest, under the configure deadline that `instantiate` set.
     pub(crate) fn introduce(&mut self, settings: &str) -> Result<GuestInfo, Refusal> {
+        self.try_introduce(settings)?.map_err(|text| Refusal::Configure(truncate(text)))
+    }
+
+    /// As [`Self::introduce`]. The inner error is the guest's own answer to the settings.
+    pub(crate) fn try_introduce(&mut self, settings: &str) -> Result<Result<GuestInfo, String>, Refusal> {
         let Self { store, exports, timers, .. } = self;
         let outcome = introduce(timers, store, exports, settings);
-        match outcome {
-            Ok(Ok(about)) => Ok(about),
-            Ok(Err(text)) => Err(Refusal::Configure(truncate(text))),
-            Err(error) => Err(Refusal::Configure(failure(&self.store, &error).to_string())),
-        }
+        outcome.map_err(|error| Refusal::Configure(failure(&self.store, &error).to_string()))
     }
 
     /// World `filter`.

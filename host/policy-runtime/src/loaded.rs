@@ -202,6 +202,17 @@ impl CompiledPolicy {
         serve(self, &self.access, origin, settings)
     }
 
+    /// Makes one instance, and calls `describe` and `configure` once. Settings that the policy refuses are no
+    /// failure.
+    ///
+    /// # Errors
+    /// [`Refusal`]: the instance could not be made, or a call ended otherwise than with an answer.
+    pub fn try_start(&self) -> Result<(), Refusal> {
+        let _running = self.engine.running();
+        let mut instance = self.linked.instantiate(&self.engine, Arc::from("?"), &self.access)?;
+        instance.try_introduce("{}").map(drop)
+    }
+
     /// As [`Self::configure`], with an empty state in place of the slot's.
     ///
     /// # Errors

@@ -23,6 +23,7 @@ pub mod replay;
 mod run;
 mod test;
 mod transfer;
+mod user_cache;
 
 /// Commands for policy files and for the policies of a running gateway.
 #[derive(Debug, Subcommand)]

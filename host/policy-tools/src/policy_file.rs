@@ -1,8 +1,6 @@
 //! Reads, compiles and loads a policy file for a command, with the limits from the command line.
 
 use std::{
-    fs::DirBuilder,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -16,7 +14,7 @@ use pointsman_policy_runtime::{
 };
 use pointsman_routing::Origin;
 
-use crate::output::spinner;
+use crate::{output::spinner, user_cache};
 
 /// Limits of a policy instance. A limit that is not given has the gateway's default.
 #[derive(Debug, Args)]
@@ -60,12 +58,12 @@ impl PolicyFile {
 
     /// As [`Self::read`]; the names in a formula file are hashed with this salt.
     pub(crate) fn read_hashing(path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
-        Self::read_on(&keeping_engine(limits)?, path, limits, salt)
+        Self::read_on(&keeping_engine(limits.limits())?, path, limits, salt)
     }
 
     /// As [`Self::read`], and compiles all of it: for its time.
     pub(crate) fn read_anew(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
-        Self::read_on(&engine(limits)?, path, limits, 0)
+        Self::read_on(&engine(limits.limits())?, path, limits, 0)
     }
 
     fn read_on(engine: &PolicyEngine, path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
@@ -90,7 +88,7 @@ impl PolicyFile {
         content: &[u8],
         limits: &LimitArgs,
     ) -> anyhow::Result<Self> {
-        let (engine, access) = (keeping_engine(limits)?, Access::new(&Access::ALL));
+        let (engine, access) = (keeping_engine(limits.limits())?, Access::new(&Access::ALL));
         let part = |bytes: &[u8]| -> anyhow::Result<_> {
             let compiled = compiled(&engine, path, bytes, &access);
             Ok(compiled.map_err(|refusal| refused(path, &refusal))?.identified_by(digest(content)))
@@ -145,18 +143,27 @@ impl PolicyFile {
     }
 }
 
+/// Makes one instance of a policy that was just built, and has it describe and configure itself. It may use
+/// half of the default time for that, so that it starts on a busy machine, too.
+pub(crate) fn try_start(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    let limits = Limits::default();
+    let engine = keeping_engine(Limits { configure_deadline: limits.configure_deadline / 2, ..limits })?;
+    let policy = compiled(&engine, path, bytes, &Access::new(&Access::ALL));
+    policy.and_then(|policy| policy.try_start()).map_err(|refusal| refused(path, &refusal))
+}
+
 /// An engine that keeps the code of interpreters for later commands, where it can.
-fn keeping_engine(limits: &LimitArgs) -> anyhow::Result<PolicyEngine> {
-    let kept = cache_dir().and_then(|dir| {
-        PolicyEngine::with_cache(limits.limits(), Capacity::detect(), dir)
+fn keeping_engine(limits: Limits) -> anyhow::Result<PolicyEngine> {
+    let kept = user_cache::dir("compiled").and_then(|dir| {
+        PolicyEngine::with_cache(limits, Capacity::detect(), dir)
             .inspect_err(|error| tracing::debug!(%error, "compiled code is not kept"))
             .ok()
     });
     kept.map_or_else(|| engine(limits), Ok)
 }
 
-fn engine(limits: &LimitArgs) -> anyhow::Result<PolicyEngine> {
-    PolicyEngine::new(limits.limits(), Capacity::detect())
+fn engine(limits: Limits) -> anyhow::Result<PolicyEngine> {
+    PolicyEngine::new(limits, Capacity::detect())
         .map_err(|error| anyhow::anyhow!("cannot create the policy engine: {error:#}"))
 }
 
@@ -168,19 +175,6 @@ fn compiled(
 ) -> Result<CompiledPolicy, Refusal> {
     let _spinner = spinner(format!("compiling {}", path.display()));
     pointsman_policy_runtime::compile(engine, bytes, access)
-}
-
-/// Returns the directory for compiled code of this user, with access for this user only: who can write there
-/// can run code as this user.
-fn cache_dir() -> Option<PathBuf> {
-    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-    let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());
-    let dir = base.or_else(home)?.join("pointsman/compiled");
-    DirBuilder::new().recursive(true).mode(0o700).create(&dir).ok()?;
-    let found = std::fs::metadata(&dir).ok()?;
-    // Another user's directory, or one that others can write to, is not trusted.
-    let own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o022 == 0;
-    own.then_some(dir)
 }
 
 pub(crate) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {

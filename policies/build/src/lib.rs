@@ -10,12 +10,14 @@ use std::{
     process::Command,
 };
 
+mod cache;
 pub mod contract;
 mod error;
 mod project;
 mod script;
 pub mod typescript;
 
+pub use cache::BuildCache;
 pub use error::GuestBuildError;
 pub use project::{Built, Language, Project};
 pub use script::{JS_HELPER, JS_HELPER_TYPES, PYTHON_HELPER, TYPESCRIPT};

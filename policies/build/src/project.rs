@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{GuestBuild, GuestBuildError, Target, has_target, script};
+use crate::{BuildCache, GuestBuild, GuestBuildError, Target, has_target, script};
 
 /// A language that policies are written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,9 @@ pub struct Built {
     pub name: String,
     /// The component.
     pub bytes: Vec<u8>,
+    /// Whether nothing of the policy ran while it was built, as it does where a script is built without a
+    /// cache. The caller then has to try the component, and to build again without a cache when it fails.
+    pub is_untried: bool,
 }
 
 impl Language {
@@ -93,22 +96,41 @@ impl Project {
         self.language
     }
 
-    /// Builds it.
+    /// Builds it, with the tools of its language alone.
     ///
     /// # Errors
     /// [`GuestBuildError`]; the tool's own words when the tool fails.
     pub fn build(&self) -> Result<Built, GuestBuildError> {
-        let bytes = match self.language {
-            Language::Rust => self.cargo()?,
-            Language::Python => script::python(&self.folder, &self.tools, &self.name()?, &self.world()?)?,
-            Language::JavaScript => {
-                script::javascript(&self.folder, &self.tools, &self.name()?, &self.world()?)?
-            }
-            Language::TypeScript => {
-                script::typescript(&self.folder, &self.tools, &self.name()?, &self.world()?)?
+        self.build_from(None)
+    }
+
+    /// Builds it. A script takes what it can from earlier builds, and leaves what later ones need.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub fn build_with(&self, cache: &BuildCache) -> Result<Built, GuestBuildError> {
+        self.build_from(Some(cache))
+    }
+
+    fn build_from(&self, cache: Option<&BuildCache>) -> Result<Built, GuestBuildError> {
+        let name = self.name()?;
+        let (bytes, is_untried) = match self.language {
+            Language::Rust => (self.cargo()?, false),
+            language => {
+                let Self { folder, tools, .. } = self;
+                let world = self.world()?;
+                let job = script::Job { folder, tools, name: &name, world: &world, cache };
+                match language {
+                    Language::JavaScript => (script::javascript(&job)?, false),
+                    Language::TypeScript => (script::typescript(&job)?, false),
+                    _ => {
+                        let made = script::python(&job)?;
+                        (made.bytes, made.is_untried)
+                    }
+                }
             }
         };
-        Ok(Built { name: self.name()?, bytes })
+        Ok(Built { name, bytes, is_untried })
     }
 
     fn cargo(&self) -> Result<Vec<u8>, GuestBuildError> {

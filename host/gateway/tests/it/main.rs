@@ -21,4 +21,5 @@ mod policy_files;
 mod programs;
 mod readme;
 mod registry;
+mod script_builds;
 mod service_manager;
