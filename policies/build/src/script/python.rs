@@ -121,8 +121,8 @@ impl Build<'_> {
         Some(Start { cache, source, imports, key, template })
     }
 
-    /// Makes the template for later builds, unless there is one. Without it they take as long as this one, and
-    /// nothing else.
+    /// Makes the template for later builds, unless there is one. Without it they take as long as this one,
+    /// and nothing else.
     fn keep_template(&self, start: &Start<'_>) -> Option<()> {
         if start.template.is_some() {
             return None;

@@ -13,8 +13,8 @@ pub(super) const MAX_SOURCE_BYTES: usize = SLOT_BYTES - LENGTH_DIGITS;
 
 /// Kind of the sections of a component that are core modules.
 const CORE_MODULE: u8 = 1;
-/// Sections of a core module that a snapshot of its memory changes: memory, data and their count. Two snapshots
-/// with different globals count as different code: the component has one global more.
+/// Sections of a core module that a snapshot of its memory changes: memory, data and their count. Two
+/// snapshots with different globals count as different code: the component has one global more.
 const SNAPSHOT: [u8; 3] = [5, 11, 12];
 /// Bytes before the first section.
 const HEADER_BYTES: usize = 8;
