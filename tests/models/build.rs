@@ -2,8 +2,8 @@
 //! with one rule broken.
 //!
 //! The files are compiled from where they are, with `cfg(loom)`; their `crate::sync` then gives them loom's
-//! types. Only a flaw is a text: one file with one change, written to `OUT_DIR`. The product itself has no hooks
-//! for them.
+//! types. Only a flaw is a text: one file with one change, written to `OUT_DIR`. The product itself has no
+//! hooks for them.
 
 use std::{env, fmt::Write as _, fs, path::Path};
 

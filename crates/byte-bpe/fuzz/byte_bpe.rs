@@ -1,5 +1,5 @@
-//! Byte-level BPE: any vocabulary and text has the tokens of a naive merge, and the bytes of its tokens are those
-//! of the text.
+//! Byte-level BPE: any vocabulary and text has the tokens of a naive merge, and the bytes of its tokens are
+//! those of the text.
 #![no_main]
 
 use std::{collections::HashMap, sync::atomic::AtomicBool};

@@ -1,5 +1,5 @@
-//! Calls to engines over the HTTP/1.1 client of the crate `http1-client`: TLS, limits of times and sizes, errors
-//! that say whether anything was sent.
+//! Calls to engines over the HTTP/1.1 client of the crate `http1-client`: TLS, limits of times and sizes,
+//! errors that say whether anything was sent.
 //!
 //! Knows addresses and bytes. The connectors know what the bytes mean, and the leg state machine what a
 //! failure means.

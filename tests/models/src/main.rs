@@ -1,8 +1,8 @@
 //! Checks the lock-free code with the loom model checker: every interleaving of a small scenario,
 //! within a bound of preemptions.
 //!
-//! The code under test is the product's own files, compiled with `cfg(loom)`. Each model has to hold, and has to
-//! fail when one of the rules it stands for is broken (`build/flaws.rs`). A model runs in a process of its
+//! The code under test is the product's own files, compiled with `cfg(loom)`. Each model has to hold, and has
+//! to fail when one of the rules it stands for is broken (`build/flaws.rs`). A model runs in a process of its
 //! own, because the checker ends the process at the first failure.
 
 #![expect(clippy::disallowed_types, reason = "loom_types builds on std's own types")]

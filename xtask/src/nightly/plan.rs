@@ -109,8 +109,8 @@ const ROWS: &[Row] = &[
         "the admin page in Chromium"),
 ];
 
-/// Tests of the index's memory: package, file and name. Each runs in a process of its own, so that none counts
-/// another's memory.
+/// Tests of the index's memory: package, file and name. Each runs in a process of its own, so that none
+/// counts another's memory.
 const MEMORY_TESTS: [(&str, &str, &str); 6] = [
     ("pointsman-workers", "churn", "h4_workers_that_join_and_leave_leak_nothing"),
     ("pointsman-workers", "churn", "h4_five_thousand_workers_join_and_leave_at_once"),

@@ -1,5 +1,5 @@
-//! The fast encoder has the tokens of Hugging Face's library, or does not serve. Tests of any vocabulary are in
-//! the crate `byte-bpe`.
+//! The fast encoder has the tokens of Hugging Face's library, or does not serve. Tests of any vocabulary are
+//! in the crate `byte-bpe`.
 
 use std::{path::Path, sync::LazyLock, time::UNIX_EPOCH};
 

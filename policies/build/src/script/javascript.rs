@@ -105,7 +105,7 @@ impl Build<'_> {
     /// Makes the component. `check` tells what is wrong with the sources more clearly than the tool does.
     fn run(&self, check: impl FnOnce() -> Result<(), GuestBuildError>) -> Result<Vec<u8>, GuestBuildError> {
         let cache = self.job.cache.and_then(|cache| Some((cache, self.key()?)));
-        let made = cache.as_ref().and_then(|(cache, key)| self.from_snapshot(cache, key));
+        let made = cache.as_ref().and_then(|(cache, key)| self.with_snapshot(cache, key));
         if let Some(component) = made {
             return Ok(component);
         }
@@ -145,7 +145,7 @@ impl Build<'_> {
 
     /// Takes the snapshot with the engine of an earlier build, and puts it into that build's component.
     /// `None`: only the whole build can make the component, or say what is wrong.
-    fn from_snapshot(&self, cache: &BuildCache, key: &Key) -> Option<Vec<u8>> {
+    fn with_snapshot(&self, cache: &BuildCache, key: &Key) -> Option<Vec<u8>> {
         let [engine, bindings, call, component, code] = cache.get(key)?.try_into().ok()?;
         let record = self.record();
         for (file, bytes) in [ENGINE, BINDINGS, CALL].into_iter().zip([engine, bindings, call]) {

@@ -50,7 +50,7 @@ pub(crate) fn python(job: &Job<'_>) -> Result<Component, GuestBuildError> {
     )?;
     let build = Build { job, place: job.place("py", PYTHON_HELPER)?, venv, tool };
     let start = job.cache.and_then(|cache| build.start(cache));
-    if let Some(bytes) = start.as_ref().and_then(Start::from_template) {
+    if let Some(bytes) = start.as_ref().and_then(Start::with_template) {
         return Ok(Component { bytes, is_untried: true });
     }
     thread::scope(|scope| {
@@ -75,7 +75,7 @@ struct Start<'a> {
 }
 
 impl Start<'_> {
-    fn from_template(&self) -> Option<Vec<u8>> {
+    fn with_template(&self) -> Option<Vec<u8>> {
         let (component, slot) = self.template.as_ref()?;
         with_source(component, *slot, &self.source)
     }
