@@ -85,7 +85,7 @@ impl LaneFiles {
     }
 
     /// Makes the shadow the canary, in the place of a canary of this command.
-    pub(super) fn to_canary(&mut self) -> anyhow::Result<()> {
+    pub(super) fn make_canary(&mut self) -> anyhow::Result<()> {
         let Some(shadow) = self.own(Lane::Shadow) else { bail!("there is no shadow of this command") };
         if self.own(Lane::Canary).is_none() {
             self.must_be_free(Lane::Canary)?;
@@ -101,7 +101,7 @@ impl LaneFiles {
     }
 
     /// Makes the canary the shadow again. A newer shadow stays, and the canary is removed.
-    pub(super) fn to_shadow(&mut self) -> anyhow::Result<()> {
+    pub(super) fn make_shadow(&mut self) -> anyhow::Result<()> {
         let Some(canary) = self.own(Lane::Canary) else { bail!("there is no canary of this command") };
         if self.own(Lane::Shadow).is_some() {
             self.remove_own(Lane::Canary)?;

@@ -17,15 +17,15 @@ fn names(dir: &Path) -> Vec<String> {
 fn a_shadow_becomes_canary_and_shadow_again_and_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = open(dir.path(), false).unwrap();
-    assert!(files.to_canary().is_err() && files.to_shadow().is_err() && files.undo_promotion().is_err());
+    assert!(files.make_canary().is_err() && files.make_shadow().is_err() && files.undo_promotion().is_err());
     files.place(b"one").unwrap();
     assert_eq!(names(dir.path()), ["prefill.shadow.wasm"]);
-    files.to_canary().unwrap();
+    files.make_canary().unwrap();
     assert_eq!(names(dir.path()), ["prefill.canary.wasm"]);
-    files.to_shadow().unwrap();
-    files.to_canary().unwrap();
+    files.make_shadow().unwrap();
+    files.make_canary().unwrap();
     files.place(b"two").unwrap();
-    files.to_shadow().unwrap();
+    files.make_shadow().unwrap();
     assert_eq!(names(dir.path()), ["prefill.shadow.wasm"], "the newer shadow stays");
     assert_eq!(fs::read(files.path(Lane::Shadow)).unwrap(), b"two");
     assert_eq!(files.remove(), [format!("removed {}", files.path(Lane::Shadow).display())]);
@@ -42,13 +42,13 @@ fn files_of_others_are_neither_replaced_nor_removed() {
     let mut files = open(dir.path(), true).unwrap();
     files.place(b"ours").unwrap();
     fs::write(&shadow, "theirs again").unwrap();
-    assert!(files.to_canary().is_err());
+    assert!(files.make_canary().is_err());
     let said = files.remove();
     assert!(said.len() == 1 && said.concat().ends_with("is another's by now, and stays"), "{said:?}");
     fs::remove_file(&shadow).unwrap();
     files.place(b"ours").unwrap();
     fs::write(dir.path().join("prefill.canary.formula.toml"), "theirs").unwrap();
-    assert!(files.to_canary().unwrap_err().to_string().contains("is another's"));
+    assert!(files.make_canary().unwrap_err().to_string().contains("is another's"));
     fs::rename(shadow, dir.path().join("prefill.shadow.formula.toml")).unwrap();
     assert!(open(dir.path(), true).is_err(), "the gateway refuses two files of a lane");
     assert!(LaneFiles::open(&dir.path().join("absent"), "prefill", None, false, false).is_err());

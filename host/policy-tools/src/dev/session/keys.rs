@@ -52,7 +52,7 @@ impl Session {
 
     /// Moves the trial's file to the canary lane.
     fn canary(&mut self) -> anyhow::Result<()> {
-        self.move_trial("canary", Lane::Canary, LaneFiles::to_canary)
+        self.move_trial("canary", Lane::Canary, LaneFiles::make_canary)
     }
 
     fn move_trial(
@@ -124,10 +124,10 @@ impl Session {
     async fn undo(&mut self) -> anyhow::Result<()> {
         let lane = self.current.as_ref().map(|current| current.policy.lane);
         if lane == Some(Lane::Canary) {
-            return self.move_trial("undo", Lane::Shadow, LaneFiles::to_shadow);
+            return self.move_trial("undo", Lane::Shadow, LaneFiles::make_shadow);
         }
         if let Some(files) = self.files.as_mut().filter(|files| files.has_canary()) {
-            let text = match files.to_shadow() {
+            let text = match files.make_shadow() {
                 Ok(()) => format!("the canary ends: {} is removed", files.path(Lane::Canary).display()),
                 Err(error) => format!("{error:#}"),
             };
