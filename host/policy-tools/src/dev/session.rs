@@ -68,12 +68,15 @@ pub(super) struct Session {
     current: Option<Installed>,
     /// What runs until the gateway has installed `current`.
     earlier: Option<Installed>,
-    look: Option<Pin<Box<dyn Future<Output = Result<Look, GatewayError>>>>>,
+    look: Option<Looking>,
     next_look: Instant,
     away: bool,
     /// Generation that is promoted if the next key confirms it.
     confirms: Option<u64>,
 }
+
+/// A question to the gateway that is under way.
+type Looking = Pin<Box<dyn Future<Output = Result<Look, GatewayError>>>>;
 
 /// Where events come from.
 struct Inputs {
@@ -88,7 +91,7 @@ enum Event {
     SaveComplete,
     Key(char),
     Quit,
-    Done(Outcome),
+    Done(Box<Outcome>),
     LookNow,
     Looked(Result<Look, GatewayError>),
 }
@@ -142,7 +145,7 @@ impl Session {
                 }
                 Event::Saved(at) => self.saved(at),
                 Event::SaveComplete => self.begin(inputs)?,
-                Event::Done(outcome) => self.done(outcome)?,
+                Event::Done(outcome) => self.done(*outcome)?,
                 Event::LookNow => self.start_look(),
                 Event::Looked(look) => self.looked(look)?,
             }
@@ -174,7 +177,7 @@ impl Session {
             () = sleep_until(complete), if self.save.is_some() => Event::SaveComplete,
             outcome = end_of(&mut self.step) => {
                 self.step = None;
-                Event::Done(outcome)
+                Event::Done(Box::new(outcome))
             }
             look = end_of(&mut self.look) => {
                 self.look = None;
