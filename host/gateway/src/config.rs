@@ -185,6 +185,7 @@ fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>)
         pointsman_config_file::parse_with::<Config>(text, &SECRET_KEYS, environment.overrides())?;
     problems.iter_mut().for_each(removed::explain);
     problems.extend(environment.problems().iter().cloned());
+    problems.iter_mut().for_each(slots::list_policies);
     let mut config = value;
     (config.origin.lines, config.origin.unread) = (lines, unread);
     for given in environment.overrides() {

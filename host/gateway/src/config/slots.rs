@@ -16,7 +16,7 @@ use serde_json::Value;
 
 mod check;
 
-pub(super) use check::is_folder_name;
+pub(super) use check::{is_folder_name, list_policies};
 
 /// Content of a slot while its file does not exist, and the settings of its policies. See "Slots".
 #[section]
@@ -67,7 +67,6 @@ pub struct SlotEntry {
 #[serde(deny_unknown_fields)]
 pub struct PartEntry {
     /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
-    #[serde(default)]
     pub policy: String,
     /// Argument of its `configure`.
     #[serde(default)]
@@ -80,7 +79,6 @@ pub struct PartEntry {
 #[serde(deny_unknown_fields)]
 pub struct ScorerEntry {
     /// `parts/NAME.wasm` if the file exists, else the built-in policy of this name.
-    #[serde(default)]
     pub policy: String,
     /// Factor of its normalized costs.
     #[serde(default = "one")]

@@ -154,6 +154,14 @@ colour = 1
 }
 
 #[test]
+fn a_scorer_without_a_policy_is_told_which_there_are() {
+    let found = problems("[policies.slots.prefill]\nscorers = [{ weight = 1.0 }]\n");
+    let expected =
+        "policies.slots.prefill.scorers[0]: no policy is named: expected kv-aware, predicted-latency, ";
+    assert!(found.iter().any(|problem| problem.contains(expected)), "{found:?}");
+}
+
+#[test]
 fn syntax_errors_are_all_reported_with_their_lines() {
     let found = problems("[server]\nlisten = \n[routing\nretries = 1\nretries = 2\n");
     let lines: Vec<&str> = found.iter().filter_map(|problem| problem.split(": ").next()).collect();

@@ -59,8 +59,8 @@ tokenizer = "/no/such/either"
         "p.toml:5:1: timeouts.connect: `soon` is not a duration: expected a duration such as \"20ms\", \"5s\", \"2m\"",
         "p.toml:7:1: policies.dir: the policy `decode.wasm` is refused: not WebAssembly",
         "p.toml:7:1: policies.dir: the policy `decode.canary.wasm` is refused: not WebAssembly",
-        "the policy `parts/missing-one.wasm` is refused: part `missing-one` is not in the policy directory",
-        "the policy `parts/missing-two.wasm` is refused: part `missing-two` is not in the policy directory",
+        "the policy `parts/missing-one.wasm` is refused: `missing-one` is neither built in nor a file of",
+        "the policy `parts/missing-two.wasm` is refused: `missing-two` is neither built in nor a file of",
         "p.toml:14:17: policies.slots.aggregated: the policy `least-loaded` is refused: configure failed: ",
         "p.toml:18:1: models.tiny.tokenizer: cannot read tokenizer file /no/such/tokenizer.json: No such file",
         "p.toml:20:1: models.other.tokenizer: cannot read tokenizer file /no/such/either/tokenizer.json",
@@ -195,7 +195,7 @@ fn a_policy_that_cannot_run_as_configured_is_a_problem_of_the_check_and_of_the_s
         ),
         (
             "[policies]\ndir = 'd'\n[policies.slots.decode]\npolicy = 'absent'",
-            "policies.slots.decode: the policy `parts/absent.wasm` is refused: part `absent` is not in"
+            "policies.slots.decode: the policy `parts/absent.wasm` is refused: `absent` is neither built in nor"
                 .to_owned(),
         ),
         (

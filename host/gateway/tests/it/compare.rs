@@ -195,7 +195,7 @@ fn loads_and_step_times_are_repeated_and_the_highest_load_is_found() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
     assert!(table.contains(" is the best of 2 arms by p90 TTFT, "), "{table}");
-    assert!(table.contains("Highest load at which 95 % of the requests keep the SLO"), "{table}");
+    assert!(table.contains("Highest load within the SLO (TTFT of at most 2000 ms and ITL of at most 50 ms for 95 % of the requests) on "), "{table}");
     let report: Value =
         serde_json::from_slice(&fs::read(directory.path().join("r.json")).expect("written")).expect("JSON");
     let comparisons = report["comparisons"].as_array().expect("an array");

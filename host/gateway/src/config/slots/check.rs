@@ -11,6 +11,13 @@ use super::{Ranking, SlotEntry};
 const NO_POLICY: &str = "no policy gets them: name one with `builtin` or `policy`, set `policies.dir` to run a file, \
                          or remove them";
 
+/// Lists the policies where a filter or scorer names none.
+pub(in crate::config) fn list_policies(problem: &mut Problem) {
+    if problem.message == "missing field `policy`" {
+        problem.message = format!("no policy is named: expected {NAMES}, or the name of a file in `parts/`");
+    }
+}
+
 impl SlotEntry {
     /// Reports what is wrong with the entry; `has_dir`: there is a directory of policies.
     pub(in crate::config) fn check_content(&self, kind: SlotKind, has_dir: bool, report: &mut Report<'_>) {

@@ -46,7 +46,7 @@ fn all_problems_of_slots_are_reported_at_once() {
         prefill = "sha256:12"
         [policies.slots.prefill]
         picker = "weighted-random"
-        filters = [{ policy = "../x" }, { policy = "low-queue" }, { settings = { } }]
+        filters = [{ policy = "../x" }, { policy = "low-queue" }, { policy = "" }]
         [policies.slots.decode]
         policy = "kv-aware"
         scorers = [{ policy = "kv-aware", weight = -1.0 }]
