@@ -91,9 +91,9 @@ enum Event {
     SaveComplete,
     Key(char),
     Quit,
-    Done(Box<Outcome>),
+    Done(Outcome),
     LookNow,
-    Looked(Result<Look, GatewayError>),
+    Looked(Box<Result<Look, GatewayError>>),
 }
 
 impl Session {
@@ -145,9 +145,9 @@ impl Session {
                 }
                 Event::Saved(at) => self.saved(at),
                 Event::SaveComplete => self.begin(inputs)?,
-                Event::Done(outcome) => self.done(*outcome)?,
+                Event::Done(outcome) => self.done(outcome)?,
                 Event::LookNow => self.start_look(),
-                Event::Looked(look) => self.looked(look)?,
+                Event::Looked(look) => self.looked(*look)?,
             }
             if let Some(good) = self.once.then(|| self.verdict()).flatten() {
                 return Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE });
@@ -177,11 +177,11 @@ impl Session {
             () = sleep_until(complete), if self.save.is_some() => Event::SaveComplete,
             outcome = end_of(&mut self.step) => {
                 self.step = None;
-                Event::Done(Box::new(outcome))
+                Event::Done(outcome)
             }
             look = end_of(&mut self.look) => {
                 self.look = None;
-                Event::Looked(look)
+                Event::Looked(Box::new(look))
             }
             () = sleep_until(next_look), if looks => Event::LookNow,
         }

@@ -1,6 +1,6 @@
 //! Rules of a slot's entry.
 
-use pointsman_config_file::Report;
+use pointsman_config_file::{Problem, Report};
 use pointsman_embedded_policies::{NAMES, by_name};
 use pointsman_policy_runtime::Grant;
 use pointsman_routing::{MIN_ROWS, Picker, SlotKind};
