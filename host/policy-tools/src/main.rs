@@ -19,6 +19,7 @@ struct Cli {
     log: LogArgs,
 }
 
+#[expect(clippy::large_enum_variant, reason = "there is one value in a process")]
 #[derive(Debug, Subcommand)]
 enum Command {
     #[command(flatten)]
