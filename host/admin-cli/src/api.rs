@@ -5,6 +5,12 @@
 
 use serde::Deserialize;
 
+mod decisions;
+
+pub use decisions::{
+    CachedTokens, Call, Costed, Decider, Decision, Decisions, Outcome, Plan, Refused, Shadow,
+};
+
 /// `GET /status`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Status {
@@ -304,105 +310,4 @@ fn mean(times: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) =
         times.filter(|time| *time > 0.0).fold((0.0, 0.0), |(sum, count), time| (sum + time, count + 1.0));
     (count > 0.0).then(|| sum / count / 1e3)
-}
-
-/// `GET /decisions`.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Decisions {
-    pub kept: u64,
-    pub decisions: Vec<Decision>,
-}
-
-/// A receipt (docs/receipts.md).
-#[derive(Clone, Debug, Deserialize)]
-pub struct Decision {
-    pub id: String,
-    pub request_id: String,
-    pub model: String,
-    pub leg: String,
-    pub attempt: u32,
-    pub slot: String,
-    pub generation: u64,
-    pub mode: String,
-    pub policy: Option<String>,
-    pub digest: Option<String>,
-    pub decider: Decider,
-    pub reason: Option<String>,
-    pub call: Call,
-    pub candidates: Vec<(u64, u32)>,
-    pub left: Option<Vec<u32>>,
-    pub choice: Option<Costed>,
-    pub runner_up: Option<Costed>,
-    pub plan: Option<Plan>,
-    pub refused: Option<Refused>,
-    pub cached_blocks: Option<(u32, u32, u32)>,
-    pub shadow: Option<Shadow>,
-    pub inputs_dropped: bool,
-    pub took_us: f64,
-    pub outcome: Option<Outcome>,
-}
-
-/// What decided.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Decider {
-    pub by: String,
-    pub reason: Option<String>,
-    pub detail: Option<String>,
-    pub mode: Option<String>,
-}
-
-/// When it was decided.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Call {
-    pub now_us: u64,
-}
-
-/// A candidate and its cost.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Costed {
-    pub worker: u64,
-    pub dp_rank: u32,
-    pub cost: Option<f64>,
-}
-
-/// The answer of the decode override.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Plan {
-    pub word: String,
-    pub decode: Option<(u64, u32)>,
-}
-
-/// Why no candidate was chosen.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Refused {
-    pub code: String,
-    pub detail: String,
-}
-
-/// The answer of the shadow.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Shadow {
-    pub generation: u64,
-    pub choice: Option<(u64, u32)>,
-    pub agrees: Option<bool>,
-}
-
-/// How the request ended.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Outcome {
-    pub status: u16,
-    pub code: String,
-    pub retried: bool,
-    pub ttft_ms: Option<f64>,
-    pub itl_ms: Option<f64>,
-    pub output_tokens: Option<u64>,
-    pub duration_ms: f64,
-    pub cached_tokens: CachedTokens,
-}
-
-/// Prompt tokens in the engine's cache.
-#[derive(Clone, Debug, Deserialize)]
-pub struct CachedTokens {
-    pub predicted: Option<u64>,
-    pub reported: Option<u64>,
 }
