@@ -134,7 +134,7 @@ impl Upstream {
         let head = wire::request(method, parts.authority, parts.path, headers, body.len());
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
-        let response = self.call((to, parts), &head, &body).await?;
+        let response = self.call((to, &parts), &head, &body).await?;
         if let Some(coding) = response.headers().get(header::CONTENT_ENCODING)
             && !coding.as_bytes().eq_ignore_ascii_case(b"identity")
         {
@@ -160,12 +160,12 @@ impl Upstream {
     /// files or another name than those in force is closed.
     async fn call(
         &self,
-        (to, parts): (&Destination, Parts<'_>),
+        (to, parts): (&Destination, &Parts<'_>),
         head: &[u8],
         body: &[u8],
     ) -> Result<Response<Body>, CallError> {
         let is_current = |stream: &EngineStream| stream.is_current(to, self.pool.tls());
-        let connect = || self.connect(to, parts);
+        let connect = || self.connect(to, *parts);
         let called = self.pool.idle.call(parts.origin, (head, body), is_current, connect).await;
         Ok(called?.map(Body::from))
     }
