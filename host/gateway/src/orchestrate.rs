@@ -57,7 +57,7 @@ mod whole_estimate;
 
 use executor::{Executor, Reached};
 use leg_run::LegRun;
-use next_event::Next;
+use next_event::{Head, Next};
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
 use relay::Answer;
 use respond::Ending;
@@ -218,12 +218,17 @@ impl Drive {
             Next::Event(event) => self.report(event),
             Next::Again => self.route_again(),
             Next::Nothing => {}
-            Next::Stream(head) => match self.take_head(head).await {
-                Ok(head) => {
+            Next::Stream(head) => match self.take_head(head) {
+                Head::Stream(head) => {
                     self.report(Event::Head);
                     return Some(Reached::Stream(head));
                 }
-                Err(event) => self.report(event),
+                Head::Failed(event) => self.report(event),
+                Head::NoStream(head) => {
+                    // Boxed, because few requests wait for it.
+                    let event = Box::pin(self.no_stream(head)).await;
+                    self.report(event);
+                }
             },
             Next::Upgraded(engine) => {
                 self.upgraded();

@@ -22,6 +22,16 @@ pub(super) enum Next {
     Upgraded(UpgradedCall),
 }
 
+/// What a head turned out to be.
+pub(super) enum Head {
+    /// That of a stream, which is passed on.
+    Stream(Response<Body>),
+    /// That of a stream whose first event is an error, or of one that broke at once.
+    Failed(Event),
+    /// That of another answer.
+    NoStream(Response<Body>),
+}
+
 /// Timers that are due at a moment.
 #[derive(Clone, Copy)]
 pub(super) enum Alarm {

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::{
     Drive, id_of,
     leg_run::{LegRun, PrefillDone},
+    next_event::Head,
     quarantine::acquit,
     refusals::Refusals,
     relay, stored,
@@ -193,16 +194,9 @@ impl Drive {
 
     /// Checks the head of a stream, and its first event if that came with the head: an error can still have a
     /// status of its own, or be tried elsewhere.
-    pub(super) async fn take_head(&mut self, mut head: Response<Body>) -> Result<Response<Body>, Event> {
-        let content_type =
-            head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
-        if !sse::is_stream(content_type) {
-            let shown: String = String::from_utf8_lossy(content_type).chars().take(60).collect();
-            let pause = self.state.settings.leg_timeouts.pause();
-            let refusal = Box::pin(refusal(head, shown, pause));
-            let refusal = tokio::time::timeout_at(self.deadline, refusal).await;
-            let error = refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned()));
-            return Err(self.answer_failed(error));
+    pub(super) fn take_head(&mut self, mut head: Response<Body>) -> Head {
+        if !sse::is_stream(content_type(&head)) {
+            return Head::NoStream(head);
         }
         let first = head.body_mut().peek();
         let first_event = sse::first_event(first);
@@ -212,14 +206,22 @@ impl Drive {
             && seen::event(self.request.endpoint.format(), event).error
         {
             let error = CallError::of_error_body(sse::object(event));
-            return Err(self.answer_failed(error));
+            return Head::Failed(self.answer_failed(error));
         }
         // Comments before it do not count.
         if !has_event && let Some(error) = head.body_mut().failed_at_once() {
-            return Err(self.answer_failed(error.into()));
+            return Head::Failed(self.answer_failed(error.into()));
         }
         self.bind(self.legs.answering());
-        Ok(head)
+        Head::Stream(head)
+    }
+
+    /// Reads why an engine answered without a stream.
+    pub(super) async fn no_stream(&mut self, head: Response<Body>) -> Event {
+        let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
+        let pause = self.state.settings.leg_timeouts.pause();
+        let refusal = tokio::time::timeout_at(self.deadline, refusal(head, shown, pause)).await;
+        self.answer_failed(refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned())))
     }
 
     /// Turns the failure of the leg that answers into an event.
@@ -319,6 +321,10 @@ impl Drive {
             other => other.into(),
         }
     }
+}
+
+fn content_type<B>(head: &Response<B>) -> &[u8] {
+    head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default()
 }
 
 /// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
