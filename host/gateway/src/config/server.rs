@@ -1,5 +1,7 @@
 //! `[server]`: the listeners, and what clients and operators may do.
 
+#![allow(rustdoc::bare_urls, reason = "descriptions of keys are comments of the example, too")]
+
 use std::net::SocketAddr;
 
 use http::{HeaderName, HeaderValue};

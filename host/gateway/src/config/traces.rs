@@ -83,6 +83,7 @@ impl Traces {
     }
 
     /// Returns the URL that exports are posted to; `None` if nothing is recorded.
+    #[cfg(feature = "otel")]
     #[must_use]
     pub(crate) fn url(&self) -> Option<Uri> {
         parsed(self.endpoint.as_deref()?).ok()
