@@ -11,7 +11,7 @@ const REMOVED: [(&str, &str); 10] = [
     ("auth.keys[].file", DIGEST),
     ("auth.operators[].file", DIGEST),
     ("policies.trusted_key_files", "write `trusted_keys = [{ file = \"PATH\" }]`"),
-    ("policies.compile_timeout", "remove it: the limit is twice `compile_cpu`"),
+    ("policies.compile_timeout", "remove it: the limit is twice `compile_cpu`, at least 2 min"),
     ("traces.batch_spans", "remove it: an export is sent at once when 512 spans wait"),
     (
         "decisions.log_file_bytes",

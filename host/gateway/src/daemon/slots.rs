@@ -207,8 +207,8 @@ fn engine(
     let compile = CompileLimits {
         memory_bytes: policies.compile_memory_bytes,
         cpu: policies.compile_cpu,
-        // The process may wait for others.
-        timeout: 2 * policies.compile_cpu,
+        // The process may wait for others, on a busy machine for long.
+        timeout: (2 * policies.compile_cpu).max(Duration::from_mins(2)),
     };
     let engine = match (compiler, &policies.compile_cache) {
         (Some(program), cache) => {
