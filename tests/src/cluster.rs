@@ -37,7 +37,7 @@ pub struct TestCluster {
     policies: TempDir,
 }
 
-/// Entries of the configuration for API keys, each with the tenant that its requests count for; "" is none.
+/// Entries of the configuration for API keys, each with its tenant. "": no tenant.
 #[must_use]
 pub fn client_keys(keys: &[(&str, &str)]) -> Vec<KeyEntry> {
     let entry = |(index, (key, tenant)): (usize, &(&str, &str))| KeyEntry {

@@ -17,6 +17,7 @@ mod clients;
 mod decisions;
 mod engines;
 mod hostile;
+mod injected_faults;
 mod judge;
 mod record;
 mod rig;

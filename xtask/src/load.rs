@@ -128,7 +128,7 @@ pub(crate) struct Answer {
     pub(crate) ttft: Option<Duration>,
     /// Output tokens that were asked for.
     pub(crate) tokens: u32,
-    /// Status of the answer; 0 when there is none.
+    /// Status of the answer; 0 without an answer.
     pub(crate) status: u16,
     pub(crate) end: End,
 }

@@ -329,7 +329,7 @@ impl Drive {
                 );
             }
             Action::Finish => self.release(),
-            // Actions on the answer: whoever passes it on performs them.
+            // The code that passes the answer on performs these actions.
             Action::Relay
             | Action::Hold
             | Action::Release

@@ -50,7 +50,7 @@ pub struct PolicyLine {
 pub struct PolicyLines {
     /// The lines, oldest first.
     pub lines: Vec<Arc<PolicyLine>>,
-    /// Number of the newest line of the slot; 0 if there is none.
+    /// Number of the newest line of the slot; 0 if the slot has no line.
     pub last: u64,
 }
 

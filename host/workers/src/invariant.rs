@@ -1,8 +1,8 @@
 //! Rules between parts of the gateway that its own code keeps, checked while it runs.
 //!
 //! Code that cannot go on without a value takes 0 or an empty list where such a rule is broken, and serves
-//! the request. The defect would look like an idle worker or a prompt without blocks, so it is counted,
-//! logged once, and ends builds with debug assertions.
+//! the request. The defect would look like an idle worker or a prompt without blocks. So it is counted and
+//! logged once, and a build with debug assertions panics.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

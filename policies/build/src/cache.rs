@@ -21,7 +21,7 @@ const ABANDONED: Duration = Duration::from_secs(3_600);
 const MAGIC: &[u8] = b"pointsman build 1\n";
 const DIGEST_BYTES: usize = 32;
 
-/// A directory with results of earlier builds. Whoever can write there can change what is built.
+/// A directory with results of earlier builds. A program that can write there can change what is built.
 #[derive(Clone, Debug)]
 pub struct BuildCache {
     dir: PathBuf,
@@ -45,7 +45,7 @@ impl BuildCache {
         Self { dir: dir.to_owned(), max_bytes: MAX_BYTES }
     }
 
-    /// Returns the parts of an entry. `None`: there is none, or it was damaged, and is removed.
+    /// Returns the parts of an entry. `None`: the cache has no such entry, or it was damaged and was removed.
     pub(crate) fn get(&self, key: &Key) -> Option<Vec<Vec<u8>>> {
         let path = self.dir.join(&key.0);
         let bytes = fs::read(&path).ok()?;

@@ -1,7 +1,8 @@
 //! Rules between parts of the index that its own code keeps, checked while it runs.
 //!
-//! Where such a rule is broken, the code goes on with a length of 0. The defect would look like a prompt that
-//! nobody has, so it is counted, logged once, and ends builds with debug assertions.
+//! Where such a rule is broken, the code goes on with a length of 0. Nothing would show the defect: the
+//! prompt only looks as if no engine had it. So it is counted and logged once, and a build with debug
+//! assertions panics.
 
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -10,7 +11,7 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub enum Invariant {
     /// The tree has the segment that another part of the index names.
     SegmentExists,
-    /// A segment has the blocks that the writer gave it, and nobody covers more.
+    /// A segment has the blocks that the writer gave it, and no holder covers more than these.
     SegmentLength,
     /// A segment counts the segments that follow it.
     SegmentChildren,

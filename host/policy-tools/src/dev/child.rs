@@ -1,5 +1,5 @@
 //! Runs a command of this program as a process, with a deadline. The process and those that it starts form a
-//! group, which ends with the deadline or when nobody waits for it any more.
+//! group, which is ended at the deadline, or when the session no longer waits for it.
 
 use std::{ffi::OsString, io, path::Path, process::Stdio, time::Duration};
 

@@ -43,8 +43,8 @@ impl Runs {
         blocks: Range<u32>,
         holder: u32,
     ) {
-        let step = self.step_of(tree, number);
-        self.cover(tree, number, blocks.start as usize * step..blocks.end as usize * step, holder);
+        let ours = self.hashes_of(tree, number, blocks);
+        self.cover(tree, number, ours, holder);
     }
 
     /// Notes that a holder has blocks of a run no more.
@@ -55,15 +55,16 @@ impl Runs {
         blocks: Range<u32>,
         holder: u32,
     ) {
-        let step = self.step_of(tree, number);
-        self.uncover(tree, number, blocks.start as usize * step..blocks.end as usize * step, holder);
+        let ours = self.hashes_of(tree, number, blocks);
+        self.uncover(tree, number, ours, holder);
     }
 
-    /// Returns the number of our hashes of each block of a run.
-    fn step_of(&self, tree: &TreeWriter, number: u32) -> usize {
+    /// Returns which of our hashes of a run stand for some of its blocks.
+    fn hashes_of(&self, tree: &TreeWriter, number: u32, blocks: Range<u32>) -> Range<usize> {
         let run = self.runs.get(number as usize);
         tree.check(Invariant::RunHashes, run.is_some());
-        run.map_or(0, |run| run.step as usize)
+        let step = run.map_or(0, |run| run.step as usize);
+        blocks.start as usize * step..blocks.end as usize * step
     }
 
     /// Notes that a holder has what some of our hashes of a run stand for.
