@@ -117,7 +117,9 @@ impl LaneFiles {
     /// Makes a trial's file that of the active lane, so that its promotion outlives the gateway. Keeps copies
     /// of the files that are in its place.
     pub(super) fn promote(&mut self, lane: Lane) -> anyhow::Result<()> {
-        let Some(digest) = self.own(lane) else { bail!("{} is another's by now", self.path(lane).display()) };
+        let Some(digest) = self.own(lane) else {
+            bail!("{} was replaced by another program", self.path(lane).display())
+        };
         let mut earlier = Vec::new();
         for ending in ENDINGS {
             let (path, copy) = (self.file(Lane::Active, ending), self.hidden(&format!("before-dev{ending}")));
@@ -147,7 +149,7 @@ impl LaneFiles {
         let Some(promoted) = self.promoted.take() else { bail!("nothing was promoted") };
         let path = self.path(Lane::Active);
         if content(&path).as_ref() != Some(&promoted.digest) {
-            bail!("{} is another's by now, and stays", path.display());
+            bail!("{} was replaced by another program, and stays", path.display());
         }
         if !promoted.earlier.iter().any(|(ending, _)| *ending == self.ending) {
             fs::remove_file(&path).with_context(|| path.display().to_string())?;
@@ -168,7 +170,7 @@ impl LaneFiles {
             }
             let path = self.path(lane).display().to_string();
             said.push(match (self.own(lane), self.remove_own(lane)) {
-                (None, _) => format!("{path} is another's by now, and stays"),
+                (None, _) => format!("{path} was replaced by another program, and stays"),
                 (_, Ok(())) => format!("removed {path}"),
                 (_, Err(error)) => format!("{error:#}; remove it by hand"),
             });
@@ -207,7 +209,9 @@ impl LaneFiles {
     fn must_be_free(&self, lane: Lane) -> anyhow::Result<()> {
         let taken = ENDINGS.map(|ending| self.file(lane, ending)).into_iter().find(|path| path.exists());
         match taken {
-            Some(path) => bail!("{} exists, and is another's; remove it first", path.display()),
+            Some(path) => {
+                bail!("{} exists, and this command did not write it; remove it first", path.display())
+            }
             None => Ok(()),
         }
     }

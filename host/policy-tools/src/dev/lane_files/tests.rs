@@ -44,11 +44,14 @@ fn files_of_others_are_neither_replaced_nor_removed() {
     fs::write(&shadow, "theirs again").unwrap();
     assert!(files.make_canary().is_err());
     let said = files.remove();
-    assert!(said.len() == 1 && said.concat().ends_with("is another's by now, and stays"), "{said:?}");
+    assert!(
+        said.len() == 1 && said.concat().ends_with("was replaced by another program, and stays"),
+        "{said:?}"
+    );
     fs::remove_file(&shadow).unwrap();
     files.place(b"ours").unwrap();
     fs::write(dir.path().join("prefill.canary.formula.toml"), "theirs").unwrap();
-    assert!(files.make_canary().unwrap_err().to_string().contains("is another's"));
+    assert!(files.make_canary().unwrap_err().to_string().contains("this command did not write it"));
     fs::rename(shadow, dir.path().join("prefill.shadow.formula.toml")).unwrap();
     assert!(open(dir.path(), true).is_err(), "the gateway refuses two files of a lane");
     assert!(LaneFiles::open(&dir.path().join("absent"), "prefill", None, false, false).is_err());
