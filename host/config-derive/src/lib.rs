@@ -7,7 +7,7 @@
 //!     /// Interval of health checks.
 //!     #[key(default = secs(2), positive)]
 //!     pub interval: Duration,
-//!     /// Most requests of probes each second.
+//!     /// Maximum number of probe requests per second.
 //!     #[key(default = 1_000, range = 1.., reason = "would never check a worker")]
 //!     pub max_per_second: u32,
 //! }

@@ -41,7 +41,7 @@ const LEAVING_INTERVAL: Duration = Duration::from_millis(100);
 /// Bounds and times of a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetRules {
-    /// Most workers of discovery.
+    /// Maximum number of discovered workers.
     pub max_workers: usize,
     /// How long the requests of a worker that leaves may run.
     pub drain: Duration,

@@ -9,11 +9,11 @@ use serde::Serialize;
 const MAX_URL: usize = 2_048;
 /// Longest name or value of a label, model, taint or address in bytes.
 const MAX_TEXT: usize = 512;
-/// Most entries of one list or map of a description.
+/// Maximum number of entries in one list or map of a description.
 const MAX_ENTRIES: usize = 64;
 /// Longest text of a refusal in characters.
 const MAX_REFUSAL: usize = 300;
-/// Most refusals that are kept of one source. All are counted.
+/// Maximum number of refusals that are kept for each source. All are counted.
 pub(crate) const MAX_REFUSALS: usize = 100;
 
 /// A worker as a source describes it.

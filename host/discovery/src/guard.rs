@@ -20,7 +20,7 @@ pub struct GuardRules {
     pub confirm_after: Duration,
 }
 
-/// Most removals that are remembered of one source.
+/// Maximum number of removals that are remembered for each source.
 const MAX_REMEMBERED: usize = 10_000;
 
 /// The removals of one source.

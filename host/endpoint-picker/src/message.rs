@@ -20,7 +20,7 @@ use crate::{Pick, Refusal, metadata};
 /// Largest chunk of a body that is sent to Envoy, bytes: below the 64 KiB that data planes accept.
 pub(crate) const CHUNK: usize = 62_000;
 
-/// Most headers of a message that are read.
+/// Maximum number of headers that are read from a message.
 const MAX_HEADERS: usize = 256;
 
 /// Which half of an exchange a message is about.

@@ -42,7 +42,7 @@ pub(crate) enum Operator {
     Divide,
 }
 
-/// Most characters of operators in a formula: a bound of the depth of its tree.
+/// Maximum number of operator characters in a formula. It bounds the depth of the syntax tree.
 const MAX_OPERATORS: usize = 512;
 
 /// Parses `formula`.

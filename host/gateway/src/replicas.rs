@@ -20,9 +20,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{config, telemetry::exposition::ReplicaFigures};
 
-/// Most changed bookings that wait for the next batch.
+/// Maximum number of changed bookings that wait for the next batch.
 const JOURNAL_LENGTH: usize = 65_536;
-/// Most changes of sessions that wait for the next batch.
+/// Maximum number of session changes that wait for the next batch.
 const SESSION_QUEUE: usize = 16_384;
 
 /// Changed bookings and sessions.

@@ -120,7 +120,7 @@ struct Manner<'a> {
 pub(crate) struct Target {
     /// Largest file, bytes.
     pub(crate) file_bytes: usize,
-    /// Most linear memory of an instance, bytes.
+    /// Maximum linear memory of an instance, bytes.
     pub(crate) memory_bytes: usize,
     /// Address space of a memory, bytes. `None`: wasmtime's default.
     pub(crate) reservation: Option<u64>,

@@ -33,7 +33,7 @@ use crate::{
 pub struct Limits {
     /// Largest file, bytes.
     pub file_bytes: usize,
-    /// Most linear memory of an instance, bytes.
+    /// Maximum linear memory of an instance, bytes.
     pub memory_bytes: usize,
     /// CPU time of a call. Time in which its thread was descheduled does not count.
     pub deadline: Duration,

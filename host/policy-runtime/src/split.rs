@@ -27,7 +27,7 @@ use sections::{Section, items, number, sections, write_name, write_number, write
 
 /// Least code of a module that is taken out, bytes. Less compiles in no time.
 const MIN_CODE_BYTES: usize = 200 * 1024;
-/// Most modules that are taken out: each is compiled by a process with the limits of a file.
+/// Maximum number of modules that are taken out: each is compiled by a process with the limits of a file.
 pub(crate) const MAX_MODULES: usize = 8;
 /// Name of the import of the first module. The others follow with their numbers.
 const NAME: &str = "pointsman-code-";

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
 
-/// Most changed bookings of one batch; the others follow with the next one.
+/// Maximum number of changed bookings in one batch; the others follow in the next one.
 const MAX_CHANGES: usize = 65_536;
 /// Largest number of session bindings that a gateway gets when it joins, and of response bindings.
 const MAX_BINDINGS: usize = 50_000;
@@ -32,7 +32,7 @@ pub struct Outbox {
     header: Header,
     /// Number of the next snapshot.
     snapshot: u32,
-    /// Most bytes of a message.
+    /// Maximum size of a message, bytes.
     limit: usize,
 }
 

@@ -34,11 +34,11 @@ const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// Bounds of what is kept of other gateways.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerLimits {
-    /// Most gateways.
+    /// Maximum number of other gateways.
     pub peers: usize,
-    /// Most bookings of one gateway.
+    /// Maximum number of bookings of one gateway.
     pub bookings: usize,
-    /// Most block hashes of all gateways together.
+    /// Maximum number of block hashes of all gateways together.
     pub hashes: usize,
 }
 

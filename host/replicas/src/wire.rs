@@ -20,15 +20,15 @@ pub(crate) use writer::{Header, MessageWriter, entry_bytes};
 
 /// Version of the format. It is also part of the subject, so that versions do not meet.
 pub(crate) const VERSION: u8 = 1;
-/// Most bytes of a message.
+/// Maximum size of a message, bytes.
 pub(crate) const MAX_MESSAGE: usize = 512 * 1024;
-/// Most entries of a message.
+/// Maximum number of entries in a message.
 pub(crate) const MAX_ENTRIES: usize = 65_536;
-/// Most hashes of one booking. The blocks behind them are counted without hashes.
+/// Maximum number of block hashes in one booking. The blocks after them are counted without hashes.
 pub(crate) const MAX_HASHES: usize = 16_384;
-/// Most prompt tokens of one booking.
+/// Maximum number of prompt tokens in one booking.
 const MAX_TOKENS: u32 = 16_000_000;
-/// Most thousandths of blocks of one booking.
+/// Maximum number of blocks in one booking, thousandths of a block.
 const MAX_MILLIS: i64 = 16_000_000_000;
 
 const BATCH: u8 = 0;

@@ -57,7 +57,7 @@ pub struct CpuTime {
     threads: BTreeMap<u32, u64>,
     /// With threads that ended, but rounded down.
     processes: u64,
-    /// Most that `processes` may lack.
+    /// Largest amount by which `processes` may be too low.
     rounding: u64,
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::id::Role;
 
-/// Most data-parallel ranks of a worker, configured or reported.
+/// Maximum number of data-parallel ranks of a worker, configured or reported.
 pub(crate) const MAX_DP_SIZE: u32 = 4_096;
 
 /// A fact that both the configuration and the engine may state.

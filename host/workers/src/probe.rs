@@ -48,7 +48,7 @@ const MAX_BODY: usize = 8 * 1024 * 1024;
 const MAX_FACTS_BODY: usize = 1024 * 1024;
 /// Load figures that could not be read in a row, after which the last ones are forgotten.
 pub const MAX_LOAD_FAILURES: u32 = 3;
-/// Most requests at a time. Further ones wait for their turn.
+/// Maximum number of requests at a time. Further ones wait for their turn.
 const MAX_AT_ONCE: usize = 256;
 /// Number of checks after which the facts are read again: an engine may restart between two of them.
 const CHECKS_PER_READING: u32 = 10;
@@ -68,7 +68,8 @@ pub struct ProbeConfig {
     pub health_timeout: Duration,
     /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
-    /// Most requests to all workers together each second. With more workers, the two times above grow.
+    /// Maximum number of requests per second, all workers together. With more workers, `interval` and
+    /// `load_interval` grow.
     pub max_per_second: u32,
     /// Silence that makes a worker stuck while requests wait for it; 0: none does.
     pub wedge_after: Duration,

@@ -26,7 +26,7 @@ pub struct Settings {
     pub running: f32,
     /// Weight of the score of active requests.
     pub active: f32,
-    /// Most active requests of an idle worker, whose score is 1.
+    /// A worker with at most this many active requests is idle; its score is 1.
     pub idle_threshold: u32,
     /// Largest score of a worker that is not idle, 0 to 1.
     pub max_busy_score: f32,

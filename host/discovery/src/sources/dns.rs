@@ -24,7 +24,7 @@ const MAX_INTERVAL: Duration = Duration::from_secs(300);
 const PORT: u16 = 53;
 /// The file that names the servers of this host.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Most name servers that are tried.
+/// Maximum number of name servers that are tried.
 const MAX_SERVERS: usize = 8;
 
 /// Where the records are.

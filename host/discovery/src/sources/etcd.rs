@@ -28,9 +28,9 @@ use crate::{
     source::Source,
 };
 
-/// Most bytes of the answer with a whole prefix.
+/// Maximum size of the answer with a whole prefix, bytes.
 const MAX_WHOLE: usize = 64 * 1024 * 1024;
-/// Most bytes of one message of a watch.
+/// Maximum size of one message of a watch, bytes.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Largest description in bytes.
 const MAX_VALUE: usize = 64 * 1024;

@@ -29,13 +29,13 @@ use objects::{Meta, Object};
 
 /// Objects of one page of a list.
 const PAGE: &str = "500";
-/// Most workers of a pod.
+/// Maximum number of workers in a pod.
 const MAX_PORTS: usize = 64;
-/// Most pages of a list.
+/// Maximum number of pages of a list.
 const MAX_PAGES: usize = 100;
-/// Most bytes of a page.
+/// Maximum size of a page, bytes.
 const MAX_PAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Most bytes of one event of a watch.
+/// Maximum size of one event of a watch, bytes.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
 /// How much longer than its own time a watch may be silent.
 const SILENCE: Duration = Duration::from_secs(15);

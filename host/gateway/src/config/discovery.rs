@@ -23,7 +23,7 @@ pub use kubernetes::{DiscoveryKubernetes, DiscoveryResource};
 /// Workers that are not in this file, see discovery.md.
 #[section(restart, rules)]
 pub struct Discovery {
-    /// Most workers of all sources together, apart from those of this file and of operators.
+    /// Maximum number of workers from all sources together, besides those of this file and of operators.
     #[key(default = 4_096, range = 1.., reason = "would refuse every worker")]
     pub max_workers: usize,
     /// How long the requests of a worker that left its source may run.

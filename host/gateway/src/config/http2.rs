@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pointsman_config_file::{duration::secs, section};
 
-/// Most streams of a connection that can be configured: each may hold its buffers.
+/// Upper limit of the configured number of streams per connection: each may hold its buffers.
 const MAX_STREAMS: u32 = 10_000;
 
 /// HTTP/2 on the clients' listener, for clients that ask for it in the TLS handshake. See "HTTP/2".

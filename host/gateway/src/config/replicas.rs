@@ -8,7 +8,7 @@ use pointsman_config_file::{
     section,
 };
 
-/// Most bytes of the name of a gateway or of a fleet.
+/// Maximum length of the name of a gateway or of a fleet, bytes.
 const MAX_NAME: usize = 64;
 /// Longest lease. The load of a gateway that stopped without a word counts until its lease ends.
 const MAX_LEASE: Duration = secs(300);

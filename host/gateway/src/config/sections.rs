@@ -159,7 +159,7 @@ pub struct Probe {
     /// How often the engines' own load figures are read; 0: never.
     #[key(default = secs(5))]
     pub load_interval: Duration,
-    /// Most requests of both kinds to all workers together each second; with more workers both intervals
+    /// Maximum number of probe requests per second, all workers together; with more workers both intervals
     /// grow.
     #[key(default = 1_000, range = 1.., reason = "would never check a worker")]
     pub max_per_second: u32,

@@ -17,15 +17,15 @@ pub(crate) struct Request {
     pub(crate) parent: u32,
     /// Largest file, bytes.
     pub(crate) file_bytes: usize,
-    /// Most linear memory of an instance, bytes.
+    /// Maximum linear memory of an instance, bytes.
     pub(crate) memory_bytes: usize,
     /// Address space of a memory, bytes.
     pub(crate) reservation: Option<u64>,
     /// Directory of wasmtime's cache, for this process only.
     pub(crate) cache: PathBuf,
-    /// Most address space of the process, bytes.
+    /// Maximum address space of the process, bytes.
     pub(crate) address_space: u64,
-    /// Most CPU time of the process, seconds.
+    /// Maximum CPU time of the process, seconds.
     pub(crate) cpu_seconds: u64,
     /// Whether the process lowers its priority.
     pub(crate) yields: bool,

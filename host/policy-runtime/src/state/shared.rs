@@ -11,7 +11,7 @@ use pointsman_routing::{ChangeRefused, SharedContent, SharedState, Stamp, StateC
 
 use super::{Entry, State, StateError};
 
-/// Most gateways whose additions to one number are counted.
+/// Maximum number of gateways whose additions to one number are counted.
 const MAX_PARTS: usize = 64;
 /// How long a removed key is remembered, so that an older write does not bring it back.
 const TOMBSTONE_MS: u64 = 300_000;

@@ -12,10 +12,10 @@ use crate::{
 
 /// Longest time that connecting to one server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most messages that wait to be read, and to be written.
+/// Maximum number of messages that wait to be read, and to be written.
 const READ_QUEUE: usize = 4_096;
 const WRITE_QUEUE: usize = 64;
-/// Most bytes of a file with a secret.
+/// Maximum size of a file with a secret, bytes.
 const MAX_SECRET: u64 = 64 * 1024;
 
 /// A connection with a subscription to all gateways of the fleet.

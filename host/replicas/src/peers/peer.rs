@@ -18,7 +18,8 @@ use crate::{
 };
 
 const MILLIS: i64 = 1_000;
-/// Most messages that one gap counts: another gateway chooses the numbers.
+/// Maximum number of messages that one gap in the numbers counts as lost: another gateway chooses the
+/// numbers.
 const MAX_LOST: u64 = 1_000_000;
 
 /// One other gateway.

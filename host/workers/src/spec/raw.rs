@@ -93,7 +93,7 @@ pub(super) struct RawSpec {
     /// Seconds for which its engine keeps blocks that no decode worker pulls; 30 when absent.
     #[schemars(extend("x-position" = 24, "x-example" = "30"))]
     pub(super) handoff_lease_s: Option<u32>,
-    /// Most requests at the same time; default: no limit of the gateway.
+    /// Maximum number of requests at the same time; default: no limit of the gateway.
     #[schemars(extend("x-position" = 5, "x-example" = "64"))]
     pub(super) max_concurrency: Option<u32>,
     /// Tokens in a KV block; default: learned from the engine.

@@ -8,7 +8,7 @@ pub(super) const SLOT_BYTES: usize = 64 * 1024;
 pub(super) const SLOT_UNIT: &[u8; 32] = b"pointsman-policy-source-is-here:";
 /// Digits of the length.
 const LENGTH_DIGITS: usize = 16;
-/// Most bytes of a source.
+/// Maximum size of a source, bytes.
 pub(super) const MAX_SOURCE_BYTES: usize = SLOT_BYTES - LENGTH_DIGITS;
 
 /// Kind of the sections of a component that are core modules.
