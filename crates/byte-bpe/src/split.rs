@@ -122,7 +122,7 @@ fn is_possessive(pattern: &str) -> bool {
         match char {
             '[' => class = true,
             ']' => class = false,
-            // The braces of `\p{L}` are no quantifier.
+            // The braces of `\p{L}` are not a quantifier.
             '\\' if matches!(chars.next(), Some('p' | 'P' | 'x' | 'u')) && chars.peek() == Some(&'{') => {
                 chars.by_ref().take_while(|char| *char != '}').for_each(drop);
             }

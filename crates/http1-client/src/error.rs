@@ -25,10 +25,10 @@ pub enum WireError {
     Io(io::ErrorKind),
 }
 
-/// Why a call has no head of an answer. `E` is why there is no connection.
+/// Reason why a call failed before the head of its answer. `E` is the reason why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError<E> {
-    /// There is no connection.
+    /// The connection could not be opened.
     #[error(transparent)]
     Connect(E),
     /// The server closed a new connection before a byte was sent.

@@ -133,7 +133,7 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Whether one of the events has data. A comment, such as a ping that keeps a connection, is no event.
+/// Whether one of the events has data. A comment, such as a keep-alive ping, is not an event.
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.

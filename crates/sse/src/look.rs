@@ -123,7 +123,7 @@ impl Key {
             _ => return None,
         };
         let opened = |key: &[u8]| name.strip_suffix(key)?.strip_suffix(b"\"");
-        // The quotes of a name within a string are escaped: it is no key.
+        // A quoted name within a string has escaped quotes, so it is not a key.
         let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
         known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)
     }

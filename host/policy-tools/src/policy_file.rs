@@ -129,7 +129,7 @@ impl PolicyFile {
         hinted(refused(&self.path, refusal), self.hint())
     }
 
-    /// Returns what to try when the policy exceeds a limit; empty when limits are no likely reason.
+    /// Returns what to try when the policy exceeds a limit; empty when a limit is not a likely reason.
     pub(crate) fn hint(&self) -> &'static str {
         hint(&self.bytes, &self.limits)
     }

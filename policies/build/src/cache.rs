@@ -142,7 +142,7 @@ fn decoded(key: &Key, bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     is_whole.then(|| parts.into_iter().map(<[u8]>::to_vec).collect())
 }
 
-/// With the key, so that an entry under the name of another one is no entry.
+/// Digest of an entry's parts and its key, so that an entry under another key's name is not accepted.
 fn sealed<'a>(key: &'a Key, parts: impl Iterator<Item = &'a [u8]>) -> sha2::digest::Output<Sha256> {
     digest(std::iter::once(key.0.as_bytes()).chain(parts))
 }

@@ -40,7 +40,7 @@ pub enum GuestBuildError {
         /// wit-component's words.
         problem: String,
     },
-    /// The folder is no policy in a language that can be built.
+    /// The folder does not have a policy in a language that can be built.
     #[error("{}: {problem}", folder.display())]
     Project {
         /// The folder.

@@ -73,7 +73,7 @@ impl Project {
     /// the folder].
     ///
     /// # Errors
-    /// [`GuestBuildError::Project`] when it is no project, naming what is missing.
+    /// [`GuestBuildError::Project`] when the folder is not a project, naming what is missing.
     pub fn open(folder: &Path, tools: Option<&Path>) -> Result<Self, GuestBuildError> {
         let problem = |problem: String| GuestBuildError::Project { folder: folder.to_owned(), problem };
         let absolute = folder.canonicalize().map_err(|error| problem(error.to_string()))?;

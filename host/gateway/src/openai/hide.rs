@@ -63,8 +63,8 @@ fn string_end(bytes: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// Where the value begins that belongs to the key that ends at `from`; `None` when a string that is no key
-/// ends there.
+/// Returns the start of the value whose key ends at `from`; `None` when the string that ends there is not a
+/// key.
 fn value_behind(bytes: &[u8], from: usize) -> Option<usize> {
     let colon = skip_blanks(bytes, from);
     (bytes.get(colon) == Some(&b':')).then(|| skip_blanks(bytes, colon + 1))

@@ -30,8 +30,8 @@ const MAX_SMALL_BYTES: usize = 1 << 20;
 /// Number of threads.
 const THREADS: usize = 3;
 
-/// Identifies a loaded policy: code, settings, and the state and grants of its slot. Its file is no part of
-/// it: content that moves to another file is not compiled again.
+/// Identifies a loaded policy: code, settings, and the state and grants of its slot. It leaves
+/// out the file's name: content that moves to another file is not compiled again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PolicyKey {
     digest: Digest,

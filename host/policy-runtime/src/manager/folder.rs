@@ -97,7 +97,7 @@ impl Folder {
     }
 }
 
-/// Returns what is wrong with a path that is no directory.
+/// Returns what is wrong with a path that is not a directory.
 fn not_a_directory(dir: &Path) -> String {
     if dir.exists() {
         format!("`{}` is not a directory; name one", dir.display())

@@ -50,7 +50,7 @@ struct OwnFile {
     main: Option<ResolvedPart>,
 }
 
-/// Why there is no program.
+/// Reason why a program could not be built.
 #[derive(Debug)]
 pub(super) enum BuildError {
     Refused(Refused),

@@ -205,7 +205,7 @@ fn component(file: &std::path::Path) -> Result<Component, String> {
     Ok(Component { digest: digest(&bytes).to_string(), bytes })
 }
 
-/// The lines of `policy test` that are no passed case.
+/// Lines of `policy test` other than those of passed cases.
 fn told(out: &str) -> String {
     out.lines().filter(|line| !line.starts_with("ok ")).collect::<Vec<_>>().join("\n")
 }

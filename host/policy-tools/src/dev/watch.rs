@@ -1,4 +1,4 @@
-//! Reports that a policy was saved. What builds and editors write beside it is no save.
+//! Reports that a policy was saved. Files that builds and editors write beside it do not count.
 
 use std::{
     collections::BTreeSet,

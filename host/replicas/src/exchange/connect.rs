@@ -31,7 +31,7 @@ pub(super) struct Connection {
     pub(super) server: String,
 }
 
-/// Why there is no connection.
+/// Reason why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     #[error("cannot read {what} {path}: {error}; check the path and its permissions")]

@@ -19,7 +19,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Refusals in a row after which the worker counts as failing.
 const MAX_IN_ROW: u32 = 5;
-/// Refusals further apart are no row.
+/// Refusals further apart than this do not count as consecutive.
 const ROW: Duration = Duration::from_secs(30);
 
 /// An engine's refusal to take one more request.

@@ -22,7 +22,7 @@ pub enum Mode {
     Leak,
     /// Chooses a row that does not exist.
     Row,
-    /// Answers a cost that is no number.
+    /// Answers with a cost that is not a number.
     Nan,
     /// Returns an answer that depends on earlier calls.
     Memory,

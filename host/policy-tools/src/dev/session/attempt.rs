@@ -85,7 +85,7 @@ impl Session {
         }
     }
 
-    /// Says what goes on when a save is no good.
+    /// Marks the attempt as failed and says which policy still runs.
     pub(super) fn fail(&mut self) -> anyhow::Result<()> {
         self.attempt.failed = true;
         let running =
