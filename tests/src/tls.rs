@@ -22,7 +22,7 @@ pub struct Authority {
     pub pem: String,
 }
 
-/// What a certificate says.
+/// Fields of a certificate.
 #[derive(Clone, Debug, Default)]
 pub struct Leaf {
     /// DNS names and IP addresses.

@@ -1,4 +1,4 @@
-//! What an event's JSON tells, read without a value tree.
+//! Finds the needed fields in an event's JSON without building a value tree.
 
 use std::ops::Range;
 

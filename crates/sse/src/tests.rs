@@ -35,7 +35,7 @@ fn captures() -> Vec<Vec<u8>> {
     vllm.into_iter().chain(sglang.map(<[u8]>::to_vec)).collect()
 }
 
-/// What a JSON parser says of an event.
+/// Returns what a JSON parser finds in an event, for comparison.
 fn reference(event: &[u8]) -> Seen {
     let text = std::str::from_utf8(event).unwrap().trim();
     let data = text.strip_prefix("data:").unwrap_or(text).trim();

@@ -1,5 +1,5 @@
-//! What the attribute [`section`](macro@crate::section) implements: checks of ranges, and what a reload
-//! changes.
+//! Traits that the attribute [`section`](macro@crate::section) implements: checks of ranges, and what a
+//! reload changes.
 
 use std::{cmp::Ordering, collections::BTreeMap, fmt::Display, time::Duration};
 

@@ -23,7 +23,7 @@ pub(crate) const CHUNK: usize = 62_000;
 /// Maximum number of headers that are read from a message.
 const MAX_HEADERS: usize = 256;
 
-/// Which half of an exchange a message is about.
+/// Half of an exchange that a message belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     Request,

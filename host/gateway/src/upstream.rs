@@ -345,7 +345,7 @@ pub(crate) async fn read_within(
 /// Limits the time of a call.
 ///
 /// # Errors
-/// That of the call, or [`CallError::Timeout`].
+/// The error of the call, or [`CallError::Timeout`].
 pub(crate) async fn within<T>(
     silence: Silence,
     call: impl Future<Output = Result<T, CallError>>,

@@ -79,7 +79,7 @@ struct Inner {
     chores: Chores,
     counts_instructions: bool,
     shared: SharedModules,
-    /// What WASI guests register timers with. Nothing runs on it: a guest may not wait.
+    /// Runtime on which WASI guests register timers. Nothing runs on it: a guest may not wait.
     idle: Option<tokio::runtime::Runtime>,
 }
 
@@ -204,7 +204,7 @@ impl PolicyEngine {
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         let (mut hits, mut misses) = (count(hits), count(misses));
         if let Some(compiler) = &self.inner.compiler {
-            // What the process compiled is found here, but the cache did not have it.
+            // This engine finds the code that the process compiled, and counts it as a hit. It was a miss.
             let compiled = compiler.compiled();
             (hits, misses) = match compiler.keeps_cache() {
                 true => (hits.saturating_sub(compiled), misses + compiled),

@@ -79,7 +79,7 @@ impl Default for Probation {
 pub struct SlotConfig {
     /// The slot.
     pub slot: Arc<Slot>,
-    /// What it shall run.
+    /// Policies that the slot should run.
     pub spec: SlotSpec,
     /// Grants, state and log of its policies. State and log survive reloads.
     pub access: Access,
@@ -115,7 +115,7 @@ pub struct PolicyDir {
 pub struct PartRefusal {
     /// File in the policy directory, or name of the built-in policy.
     pub part: PathBuf,
-    /// What is wrong with it.
+    /// Reason of the refusal.
     pub refusal: Refusal,
 }
 

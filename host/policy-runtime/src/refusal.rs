@@ -23,9 +23,9 @@ pub enum Refusal {
     /// The file holds more of something than a policy may.
     #[error("the file has {found} {what}; the limit is {limit}; make the policy smaller or simpler")]
     ExceedsLimit {
-        /// What is limited.
+        /// Name of the limited quantity, plural.
         what: Cow<'static, str>,
-        /// What the file has. Counting ends at the limit.
+        /// Number that the file has. Counting ends at the limit.
         found: u64,
         /// The limit.
         limit: u64,

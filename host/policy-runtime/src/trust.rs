@@ -1,5 +1,5 @@
-//! Which policy files are trusted: signatures by trusted keys, and pinned digests. Both are checked before
-//! any byte of a file is parsed.
+//! Decides which policy files are trusted: signatures by trusted keys, and pinned digests. Both are checked
+//! before any byte of a file is parsed.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 

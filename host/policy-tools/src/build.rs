@@ -82,7 +82,7 @@ impl HowArgs {
             let tried = if built.is_untried { policy_file::try_start(dir, &built.bytes) } else { Ok(()) };
             match tried {
                 Ok(()) => return Ok(built),
-                // What its tools alone make of it may start, and if not, they tell why.
+                // A build without the cache may start. If it fails, the tools say why.
                 Err(error) => tracing::debug!(%error, "the script is built without a cache"),
             }
         }

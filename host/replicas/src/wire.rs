@@ -62,7 +62,7 @@ pub struct Message {
     pub block_size: u32,
     /// Kind of the message.
     pub kind: Kind,
-    /// What it contains.
+    /// Entries of the message.
     pub entries: Vec<Entry>,
 }
 
@@ -119,7 +119,7 @@ pub enum Entry {
     },
     /// A session was bound to a worker, or a worker stored a response.
     Bind {
-        /// What is bound.
+        /// The session or response.
         key: BindingKey,
         /// Names of the worker.
         worker: WorkerKey,

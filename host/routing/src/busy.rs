@@ -32,7 +32,7 @@ pub struct BusyRules {
     requests_wait: bool,
 }
 
-/// What makes a candidate of one leg busy.
+/// Thresholds beyond which a candidate of one leg is busy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegLimits {
     pub(crate) thresholds: BusyThresholds,

@@ -20,7 +20,7 @@ pub struct StateChange {
     pub key: String,
     /// Last write of the whole key. Parts of a number carry the stamp that they add to.
     pub stamp: Stamp,
-    /// What it holds.
+    /// Value of the key.
     pub content: SharedContent,
 }
 

@@ -11,7 +11,7 @@ pub enum GuestBuildError {
     /// cargo or rustc could not be started.
     #[error("could not run {command}: {source}")]
     Run {
-        /// What was to be run.
+        /// The command.
         command: String,
         /// Why it did not start.
         source: std::io::Error,
@@ -21,7 +21,7 @@ pub enum GuestBuildError {
     Failed {
         /// The guest.
         package: String,
-        /// What cargo wrote.
+        /// Output of cargo.
         output: String,
     },
     /// The artifact could not be read.

@@ -90,7 +90,7 @@ impl Project {
         Ok(Self { folder: absolute, language, manifest, tools })
     }
 
-    /// What it is written in.
+    /// Returns the language of the project.
     #[must_use]
     pub fn language(&self) -> Language {
         self.language

@@ -188,7 +188,7 @@ pub mod __glue {
     }
 }
 
-/// What every world exports: who the policy is, and its configuration. A second `configure` keeps the first.
+/// Exports of every world: name and version, and `configure`. A second `configure` keeps the first.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __bind_policy {

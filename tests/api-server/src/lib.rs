@@ -56,7 +56,7 @@ struct Store {
     counts: Counts,
 }
 
-/// What was asked of the double.
+/// Numbers of requests to the test double.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pages of lists.

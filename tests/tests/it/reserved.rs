@@ -1,5 +1,5 @@
-//! What a client cannot say to an engine, and what an engine cannot say to a client: the fields of the
-//! handoff, on real sockets, with every spelling that JSON allows.
+//! Fields of the handoff, which a client cannot send to an engine, nor an engine to a client: on real
+//! sockets, with every spelling that JSON allows.
 
 use std::sync::Arc;
 

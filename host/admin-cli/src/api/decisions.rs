@@ -40,7 +40,7 @@ pub struct Decision {
     pub outcome: Option<Outcome>,
 }
 
-/// What decided.
+/// Policy, hint, session or fallback that made the decision.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Decider {
     pub by: String,

@@ -34,7 +34,7 @@ pub enum FileFormat {
 pub struct FileSourceConfig {
     /// Path. The file's extension decides how it is parsed: `.toml`, `.json`, `.yaml` or `.yml`.
     pub path: PathBuf,
-    /// What it contains.
+    /// Format of the file.
     pub format: FileFormat,
     /// How often it is read.
     pub interval: Duration,

@@ -65,7 +65,7 @@ pub(crate) struct OperatorSettings {
 /// Tokens of an identity server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JwtSettings {
-    /// What tokens must say.
+    /// Claims that a token must have, and their values.
     pub(crate) rules: Jwt,
     /// Where the public keys are.
     pub(crate) keys: KeySource,

@@ -48,7 +48,7 @@ impl KeyDigest {
     /// Parses `sha256:HEX` or `$argon2id$…`.
     ///
     /// # Errors
-    /// What is wrong. The message does not show the text, which may be a key.
+    /// The message says what is wrong. It does not show the text, which may be a key.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(hex) = text.strip_prefix("sha256:") {
             let digest = from_hex(hex);

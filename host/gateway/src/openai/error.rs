@@ -207,7 +207,7 @@ pub(crate) enum ApiError {
     /// Every eligible worker is busy.
     #[error("{text}")]
     Overloaded {
-        /// Which leg.
+        /// Message, which names the leg.
         text: String,
         /// Status of the configuration; 529 by default.
         status: StatusCode,

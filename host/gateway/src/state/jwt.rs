@@ -220,7 +220,7 @@ impl TokenVerifier {
         audience.then_some(()).ok_or(TokenError::Wrong("its audience is not one of auth.jwt.audience"))
     }
 
-    /// Whom claims name.
+    /// Returns the user that the claims name.
     fn named(&self, claims: &Map<String, Value>, version: u64) -> Result<Verified, TokenError> {
         let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Wrong("it never expires"))?;
         let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();

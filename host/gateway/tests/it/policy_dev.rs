@@ -171,7 +171,7 @@ async fn a_gateway_that_goes_away_is_looked_for_until_it_is_back() {
     gateway.kill();
     // O5.7
     dev.until("looking again every second");
-    // What is saved meanwhile waits in the directory.
+    // A file that is saved meanwhile waits in the directory.
     let next = "cost = \"active_requests + 1\"\n";
     save(&file, next);
     let replay = dev.until("replay    ");

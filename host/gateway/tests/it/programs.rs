@@ -17,7 +17,7 @@ use pointsman_policy_tools::PolicyCommand;
 
 /// The programs that `pointsman` runs, and the simulated engine.
 const OTHERS: [&str; 4] = ["pointsman-policy", "pointsman-lab", "pointsman-tools", "pointsman-sim"];
-/// What they are built from.
+/// Sources of these programs.
 const SOURCES: [&str; 6] = ["crates", "host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
 /// Variables that cargo and nextest set for a test: with them, build scripts would run again.
 const OF_TESTS: [&str; 6] =

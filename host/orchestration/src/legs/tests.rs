@@ -634,7 +634,7 @@ fn e4_the_deadline_drains_a_prefill_in_flight_and_consumes_its_handoff() {
     );
 }
 
-/// What happens next in the world outside the machine.
+/// Next event outside the state machine.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     /// The driver reports an event.
@@ -645,7 +645,7 @@ enum Happening {
     PrefillDies,
 }
 
-/// What the world outside the machine holds: legs in flight, and what each may do next.
+/// State outside the state machine: legs in flight, and what each may do next.
 #[derive(Debug)]
 struct World {
     traits: PrefillTraits,
@@ -780,7 +780,7 @@ impl World {
         self.owed = false;
     }
 
-    /// What the world may bring forth now.
+    /// Returns the events that are possible now.
     fn possible(&self) -> Vec<Happening> {
         let mut events = Vec::new();
         let waits = !self.gone && self.answers == 0;

@@ -33,17 +33,17 @@ pub struct Stamp {
 /// A binding that was made, or its end: of a session or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionChange {
-    /// What is bound.
+    /// The session or response.
     pub key: BindingKey,
     /// The worker; `None` if the session was closed, or the response deleted.
     pub candidate: Option<CandidateId>,
-    /// How long it holds.
+    /// How long the binding holds.
     pub ttl: Duration,
     /// When and by whom it was made.
     pub stamp: Stamp,
 }
 
-/// Where changes go.
+/// Queue of changes for other gateways.
 #[derive(Debug)]
 pub(super) struct Sharing {
     queue: SyncSender<SessionChange>,

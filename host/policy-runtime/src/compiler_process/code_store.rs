@@ -65,7 +65,7 @@ impl CodeStore {
         for entry in self.entries() {
             let kept = entry.file_name().to_str().is_some_and(|name| names.iter().any(|kept| kept == name));
             if !kept {
-                // What cannot be removed now is removed with the directory.
+                // A file that cannot be removed now is removed with the directory.
                 let _ = fs::remove_file(entry.path());
             }
         }

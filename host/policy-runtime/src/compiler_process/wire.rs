@@ -11,7 +11,7 @@ use crate::{guest_info::truncate, outline::Outline, refusal::Refusal};
 /// Job of the process, and its limits.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// What the bytes on stdin are.
+    /// Kind of the bytes on stdin.
     pub(crate) task: Task,
     /// Process that waits for the answer.
     pub(crate) parent: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Request {
     pub(crate) yields: bool,
 }
 
-/// What the process is given.
+/// Kind of input of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Task {
     /// A policy file. It is compiled when that is wanted and it is not in parts.

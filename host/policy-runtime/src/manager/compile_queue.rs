@@ -245,7 +245,7 @@ impl Shared {
 
 impl Jobs {
     /// Takes the first job whose slot has none of its kind running, and that leaves a thread to small files.
-    /// What was cancelled does not count: it ends soon.
+    /// A cancelled job does not count as running: it ends soon.
     fn take(&mut self) -> Option<Queued> {
         let large = self.running.iter().filter(|running| running.is_large).count();
         let place = self.waiting.iter().position(|queued| {

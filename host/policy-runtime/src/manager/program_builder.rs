@@ -42,7 +42,7 @@ pub(super) struct ProgramBuilder {
     filters: HashSet<Digest>,
 }
 
-/// What a lane's own file holds.
+/// Parts of a lane's own file.
 #[derive(Default)]
 struct OwnFile {
     /// The filter of a formula file that ranks, too.

@@ -187,7 +187,7 @@ pub struct SlotSummary {
     pub state: SlotState,
     /// Where the active content comes from.
     pub source: Source,
-    /// What serves.
+    /// Generation that serves requests.
     pub active: Option<LaneSummary>,
     /// The canary, which serves a share of the requests.
     pub canary: Option<LaneSummary>,

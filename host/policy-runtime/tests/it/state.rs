@@ -1,4 +1,4 @@
-//! What a policy remembers, on a real component: granted or refused, shared, kept through reloads, untouched
+//! State of a policy, on a real component: granted or refused, shared, kept through reloads, untouched
 //! by probes and previews.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]

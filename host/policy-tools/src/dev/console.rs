@@ -1,4 +1,4 @@
-//! What the command shows: lines, and in a terminal one line of status below them, and keys.
+//! Terminal of the command: prints lines, and in a terminal one status line below them, and reads keys.
 
 use std::{
     io::{IsTerminal as _, Read as _, Stdout, Write as _},

@@ -1,4 +1,4 @@
-//! What a running gateway says about the policy of this command: whether it runs, what it decided, how it
+//! Follows the policy of this command on a running gateway: whether it runs, what it decided, how it
 //! failed.
 
 use std::time::Duration;
@@ -84,7 +84,7 @@ pub(super) enum Fate {
     Over,
 }
 
-/// What to show after a look.
+/// Lines and status to show after a look at the gateway.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     /// Labels and texts.
@@ -112,7 +112,7 @@ pub(super) struct OwnPolicy {
     told_refusal: bool,
 }
 
-/// What a lane runs.
+/// Generation that a lane runs.
 struct Running<'a> {
     generation: u64,
     digest: Option<&'a str>,

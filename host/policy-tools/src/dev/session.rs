@@ -31,7 +31,7 @@ const MAX_QUIET: Duration = Duration::from_millis(500);
 const INSTALL_POLL: Duration = Duration::from_millis(50);
 const LIVE_POLL: Duration = Duration::from_secs(1);
 
-/// What the arguments say.
+/// Parsed arguments of the command.
 pub(super) struct Options {
     pub(super) steps: Steps,
     /// The gateway and its slot.
@@ -66,7 +66,7 @@ pub(super) struct Session {
     /// A save during the first build.
     queued: Option<Instant>,
     current: Option<Installed>,
-    /// What runs until the gateway has installed `current`.
+    /// Policy that runs until the gateway has installed `current`.
     earlier: Option<Installed>,
     look: Option<Looking>,
     next_look: Instant,
@@ -78,7 +78,7 @@ pub(super) struct Session {
 /// A question to the gateway that is under way.
 type Looking = Pin<Box<dyn Future<Output = Result<Look, GatewayError>>>>;
 
-/// Where events come from.
+/// Sources of events.
 struct Inputs {
     watch: Option<Watch>,
     saves: Option<mpsc::Receiver<Instant>>,

@@ -117,7 +117,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
     }
 }
 
-/// What a fact says of one candidate, without the columns.
+/// Returns a fact's value for one candidate, without the columns.
 fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps: &Overlaps) -> u32 {
     use WorkerFact as F;
     let (request, worker, load) = (query.request, &candidate.worker, candidate.load());

@@ -764,7 +764,7 @@ fn a_decision_is_recorded_with_the_facts_of_each_policy() {
     let stages = seen["stages"].as_array().unwrap();
     assert_eq!((stages.len(), &stages[0]["policy"]), (3, &serde_json::Value::Null));
     assert_eq!(stages[0]["request"], serde_json::json!({ "prompt-tokens": 64 }));
-    // What was, not what this decision made of it.
+    // The load before this decision, without its own booking.
     assert_eq!(stages[0]["workers"], serde_json::json!({ "active-requests": [0, 0] }));
     assert_eq!((&stages[1]["world"], &stages[1]["rows"]), (&"filter".into(), &2.into()));
     assert_eq!((&stages[2]["kept"], &stages[2]["weight"]), (&serde_json::json!([1]), &2.0.into()));

@@ -140,7 +140,7 @@ fn message() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What a client does before its next request.
+/// Change of the conversation before the client's next request.
 #[derive(Clone, Debug)]
 enum Change {
     Append(Vec<Value>),

@@ -8,7 +8,7 @@ use std::{
 
 use crate::{BuildCache, GuestBuildError, contract::CONTRACT};
 
-/// What is built, and with what.
+/// Inputs of a build.
 pub(crate) struct Job<'a> {
     /// Folder of the project.
     pub(crate) folder: &'a Path,

@@ -63,7 +63,7 @@ pub(crate) fn python(job: &Job<'_>) -> Result<Component, GuestBuildError> {
     Ok(Component { bytes: build.place.read()?, is_untried: false })
 }
 
-/// What a build with a cache starts from.
+/// Inputs of a build with a cache.
 struct Start<'a> {
     cache: &'a BuildCache,
     source: Vec<u8>,

@@ -4,7 +4,7 @@ use crate::cache::digest;
 
 /// Bytes of a template's memory that a build overwrites with a source, behind its length.
 pub(super) const SLOT_BYTES: usize = 64 * 1024;
-/// What these bytes hold in the template, again and again.
+/// Placeholder that fills these bytes in the template, repeated.
 pub(super) const SLOT_UNIT: &[u8; 32] = b"pointsman-policy-source-is-here:";
 /// Digits of the length.
 const LENGTH_DIGITS: usize = 16;

@@ -20,7 +20,7 @@ use bindings::{
 
 use crate::script::{due_observing, misbehave};
 
-/// What was counted under this name.
+/// Returns the count under this name.
 pub(crate) fn number(name: &str) -> i64 {
     state::get(name).and_then(|value| value.try_into().ok()).map_or(0, i64::from_le_bytes)
 }

@@ -106,7 +106,7 @@ fn h6_the_last_numbers_do_not_overflow() {
     assert_eq!(sequencer.on(u64::MAX, m(2)), Step::Gap { from: 1, to: u64::MAX - 1 });
 }
 
-/// What happens on the line.
+/// Something that happens to the next message between the engine and the sequencer.
 #[derive(Clone, Debug)]
 enum Act {
     Deliver,

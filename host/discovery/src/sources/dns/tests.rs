@@ -25,7 +25,7 @@ use crate::{
     source::start,
 };
 
-/// What the server says.
+/// The server's answer to a query.
 #[derive(Clone, Debug)]
 enum Says {
     Targets(Vec<(String, u16)>),

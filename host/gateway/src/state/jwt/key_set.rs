@@ -23,7 +23,7 @@ impl KeySet {
     /// Reads a set. Keys that cannot verify a signature are left out.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The text says what is wrong with the set.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_BYTES {
             return Err(format!("the set has more than {MAX_BYTES} bytes"));

@@ -37,7 +37,7 @@ pub(crate) enum Auth {
     Token(Option<String>),
 }
 
-/// What the registry does wrong.
+/// Fault of the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,

@@ -1,4 +1,4 @@
-//! What keys do.
+//! Actions of the keys.
 
 use pointsman_admin_cli::{Gateway, GatewayError, api::Decisions, query, segment};
 use pointsman_policy_admin::Report;

@@ -13,10 +13,10 @@ use crate::{
     router::no_worker::Phrase,
 };
 
-/// Which candidates may serve a leg by their descriptions.
+/// Candidates whose descriptions allow them to serve a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Described {
-    /// All of them.
+    /// All candidates.
     All,
     /// Candidates of the groups whose bits are set, at most [`MAX_GROUPS`].
     Groups(u64),

@@ -166,7 +166,7 @@ proptest! {
         for (engine, of, len) in steps {
             let mine = &mut held[engine as usize - 1];
             let now = mine[of as usize];
-            // What families share is stored once for each of them.
+            // A prefix that several families share is stored once for each family.
             if len >= now {
                 let hashes: Vec<u64> = (now..len).map(|place| name(of, place)).collect();
                 let parent = now.checked_sub(1).map(|last| name(of, last));
