@@ -92,7 +92,7 @@ impl Collector {
     /// Starts a collector that takes every span.
     ///
     /// # Errors
-    /// As [`Collector::start`].
+    /// Same as [`Collector::start`].
     pub async fn accepting() -> io::Result<Self> {
         Self::start(Behaviour::Accept(Vec::new())).await
     }

@@ -86,7 +86,7 @@ impl RawEngine {
         Self::start_at("127.0.0.1:0", script).await
     }
 
-    /// As [`RawEngine::start`], on an address.
+    /// Like [`RawEngine::start`], on an address.
     ///
     /// # Errors
     /// The address cannot be bound.

@@ -87,7 +87,7 @@ impl Authority {
     /// Signs a certificate for 127.0.0.1 and localhost.
     ///
     /// # Errors
-    /// As [`Authority::issue`].
+    /// Same as [`Authority::issue`].
     pub fn server(&self) -> anyhow::Result<Issued> {
         self.issue(&Leaf { names: vec!["127.0.0.1", "localhost"], ..Leaf::default() })
     }

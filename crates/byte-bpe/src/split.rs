@@ -14,7 +14,7 @@ use crate::Unsupported;
 
 /// Ending of a pattern with look-ahead.
 const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
-/// Its replacement, as the second pattern of the automaton.
+/// Replacement of that ending, as the second pattern of the automaton.
 const SPACES: &str = r"\s+";
 /// Memory of an automaton's states for each thread, bytes. It starts over when they are full.
 const STATE_BYTES: usize = 4 << 20;

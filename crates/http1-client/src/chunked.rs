@@ -5,7 +5,7 @@ use crate::WireError;
 /// Limit of chunk extensions and trailers in an answer, bytes. Their content is ignored.
 const MAX_ASIDE: u32 = 16 * 1024;
 
-/// Where a chunked body is.
+/// Decoder state of a chunked body.
 #[derive(Debug, Default)]
 pub struct Chunked {
     at: At,
@@ -16,7 +16,7 @@ pub struct Chunked {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum At {
-    /// Before a size.
+    /// Before the size of a chunk.
     #[default]
     Start,
     Size,
@@ -70,7 +70,7 @@ impl Chunked {
         self.at == At::Done
     }
 
-    /// Where the byte leads; `None` when it should not be there.
+    /// Returns the state after a byte; `None` when the byte is not allowed here.
     fn step(&mut self, byte: u8) -> Option<At> {
         let hex = char::from(byte).to_digit(16);
         match (self.at, byte) {

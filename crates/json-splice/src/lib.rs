@@ -32,22 +32,22 @@ struct Entry {
 /// A key of the top level.
 #[derive(Clone, Debug)]
 enum Key {
-    /// Where it is in the text.
+    /// Range of the key in the text.
     Written(Range<usize>),
-    /// It is written with escapes, and means this.
+    /// The decoded key, which the text writes with escapes.
     Unescaped(Box<str>),
 }
 
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
-    /// It is not a JSON object.
+    /// The body is not a JSON object.
     #[error("the body is not a JSON object: {0}")]
     Syntax(String),
-    /// It has too many keys.
+    /// The object has too many keys.
     #[error("the object has more than {MAX_KEYS} keys; send fewer")]
     Keys,
-    /// It is too deep.
+    /// The object is nested too deeply.
     #[error("lists and objects are nested more than {MAX_DEPTH} deep; send a flatter one")]
     Depth,
 }

@@ -21,9 +21,9 @@ const MAX_ENDS: usize = 4_096;
 /// A member of the top level.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Member {
-    /// Its key, quotes included.
+    /// Key of the member, quotes included.
     pub(super) key: Range<usize>,
-    /// Its value.
+    /// Value of the member.
     pub(super) value: Range<usize>,
     /// Content of the value.
     pub(super) counts: Counts,
@@ -44,11 +44,11 @@ pub struct Counts {
 /// Why a text has no members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It is not a valid object.
+    /// The text is not a valid object.
     Syntax,
-    /// It has more than [`MAX_KEYS`] keys.
+    /// The object has more than [`MAX_KEYS`] keys.
     Keys,
-    /// It is deeper than [`MAX_DEPTH`].
+    /// The object is nested deeper than [`MAX_DEPTH`].
     Depth,
 }
 

@@ -25,7 +25,7 @@ const KEPT: usize = 64 * 1024;
 pub struct Splitter {
     /// Bytes that arrived and were not passed on.
     bytes: Vec<u8>,
-    /// How much of it is known to have no boundary.
+    /// Number of these bytes that are known to have no event boundary.
     looked: usize,
     /// Whether the start of the stream, where a byte order mark may stand, has passed.
     started: bool,
@@ -47,13 +47,13 @@ pub struct Seen {
     pub tokens: u32,
     /// The event has a finish reason that is not null.
     pub finish: bool,
-    /// An error event.
+    /// Whether the event reports an error.
     pub error: bool,
-    /// Usage in it.
+    /// Token usage in the event.
     pub usage: Option<Usage>,
-    /// Where the number of `cached_tokens` lies in the event.
+    /// Range of the number of `cached_tokens` in the event.
     pub cached_at: Option<Range<usize>>,
-    /// Where an object under the key `kv_transfer_params` lies in the event.
+    /// Range of an object under the key `kv_transfer_params` in the event.
     pub kv_transfer_at: Option<Range<usize>>,
 }
 
@@ -174,12 +174,12 @@ pub struct Usage {
 }
 
 impl Splitter {
-    /// Where to append what has come.
+    /// Returns the buffer to which the caller appends new bytes.
     pub fn room(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// How many bytes, from the first on, are whole events.
+    /// Returns the number of bytes, from the first on, that are whole events.
     ///
     /// # Errors
     /// [`Oversized`].

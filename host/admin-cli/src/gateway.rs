@@ -172,7 +172,7 @@ impl Gateway {
     /// Sends POST.
     ///
     /// # Errors
-    /// As [`Self::get`].
+    /// Same as [`Self::get`].
     pub async fn post(&self, path: &str) -> Result<Answer, GatewayError> {
         self.call(Method::POST, path).await
     }
@@ -180,7 +180,7 @@ impl Gateway {
     /// Sends DELETE.
     ///
     /// # Errors
-    /// As [`Self::get`].
+    /// Same as [`Self::get`].
     pub async fn delete(&self, path: &str) -> Result<Answer, GatewayError> {
         self.call(Method::DELETE, path).await
     }

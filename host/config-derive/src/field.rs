@@ -15,7 +15,7 @@ pub(crate) struct Field {
     key: Key,
     /// Whether the file does not have it.
     skipped: bool,
-    /// Its place among the fields.
+    /// Position of the field in the struct.
     position: u32,
 }
 

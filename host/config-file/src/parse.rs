@@ -43,7 +43,7 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Res
 /// Like [`parse`], with `overrides` in place of values of the text.
 ///
 /// # Errors
-/// As [`parse`].
+/// Same as [`parse`].
 pub fn parse_with<T: DeserializeOwned + Default>(
     text: &str,
     secrets: &[&str],

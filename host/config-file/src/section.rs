@@ -144,7 +144,7 @@ impl<T: Value> Range<T> {
 }
 
 impl Range<Duration> {
-    /// More than zero.
+    /// Returns the range of all durations above zero.
     #[must_use]
     pub const fn positive(reason: Option<&'static str>) -> Self {
         let reason = match reason {

@@ -37,7 +37,7 @@ pub struct Refusal {
     pub problem: String,
 }
 
-/// How a snapshot came about.
+/// How a source made a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// The source read everything for this snapshot.
@@ -53,7 +53,7 @@ pub struct SourceSnapshot {
     pub workers: Vec<Found>,
     /// Entries that are not used.
     pub refused: Vec<Refusal>,
-    /// How it came about.
+    /// How the source made it.
     pub read: Read,
 }
 

@@ -42,9 +42,9 @@ struct Held {
 /// Verdict on missing workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// They are removed.
+    /// The workers are removed.
     Remove,
-    /// They stay until the source was read again.
+    /// The workers stay until the source was read again.
     Hold,
 }
 

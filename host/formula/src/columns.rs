@@ -176,7 +176,7 @@ fn both(values: &mut [f32], other: Other<'_>, operation: impl Fn(f32, f32) -> f3
 }
 
 impl Fold {
-    /// Folds a column.
+    /// Reduces a column to one value.
     pub(crate) fn column(self, values: &[f32]) -> f32 {
         match self {
             Self::Min => lanes(values, f32::MAX, min),

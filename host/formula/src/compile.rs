@@ -49,7 +49,7 @@ pub(crate) enum Operation {
     Fold(Fold),
 }
 
-/// Where a fact's values are: the number of the value or column.
+/// Place of a fact's values in the inputs: the number of the value or column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Request(usize),

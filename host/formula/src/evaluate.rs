@@ -19,7 +19,7 @@ pub struct Inputs<'a> {
 
 /// A value on the stack.
 enum Value {
-    /// The same for all candidates.
+    /// One value for all candidates.
     One(f32),
     Column(Vec<f32>),
 }

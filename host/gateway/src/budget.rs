@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// How much may be in use, and how much is.
+/// Shared limit of a resource, and the amount in use.
 #[derive(Debug)]
 pub struct Budget {
     limit: AtomicUsize,

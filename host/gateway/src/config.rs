@@ -216,7 +216,7 @@ impl Config {
     /// precedence over what was before it.
     ///
     /// # Errors
-    /// As [`Config::read`], and the problems of [`Config::resolve`] together with them.
+    /// Problems of [`Config::read`] and of [`Config::resolve`] together.
     pub fn load(
         path: Option<&Path>,
         environment: &Environment,
@@ -269,7 +269,7 @@ impl Config {
     /// Validates the values, for callers that do not need the settings.
     ///
     /// # Errors
-    /// As [`Config::resolve`].
+    /// Same as [`Config::resolve`].
     pub fn check(&self) -> Result<(), ConfigErrors> {
         self.resolve().map(drop)
     }

@@ -142,7 +142,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         false
     }
 
-    /// How a leg of this request is aborted by id, where the engine can.
+    /// Returns how to abort a leg of this request by its id; `None` if the engine cannot.
     fn abort(&self, _request: &Request, _token: RequestToken) -> Option<Abort> {
         None
     }

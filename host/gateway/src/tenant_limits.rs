@@ -34,7 +34,7 @@ type AccountId = (u64, Option<ModelName>);
 #[derive(Clone)]
 pub(crate) struct TenantLimits {
     rules: Arc<Rules>,
-    /// Survives a reload.
+    /// Usage by tenant. It survives a reload.
     used: Arc<Mutex<Used>>,
 }
 

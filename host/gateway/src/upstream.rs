@@ -73,11 +73,11 @@ pub(crate) enum CallError {
     Status {
         /// The engine's status.
         status: StatusCode,
-        /// Its content type.
+        /// Content type of the answer.
         content_type: Option<HeaderValue>,
         /// When the engine wants to be asked again.
         retry_after: Option<HeaderValue>,
-        /// Its body.
+        /// Body of the answer.
         body: Bytes,
         /// Whether the error was in the body of an answer that said 200.
         in_body: bool,
@@ -95,7 +95,7 @@ pub(crate) struct Silence {
     pub(crate) what: &'static str,
     /// The setting in `[timeouts]`.
     pub(crate) key: &'static str,
-    /// Its value.
+    /// Value of that setting.
     pub(crate) limit: Duration,
 }
 
@@ -109,7 +109,7 @@ impl Upstream {
     /// Sends a JSON body and waits for the head of a success answer.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// Same as [`Self::send`].
     pub(crate) fn head<'a>(
         &'a self,
         to: &'a Destination,

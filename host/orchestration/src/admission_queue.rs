@@ -98,7 +98,7 @@ pub struct Place {
 pub enum Admit {
     /// The queue is off: nothing is counted.
     Uncounted,
-    /// It may. The admission is not confirmed yet.
+    /// The request may look for a worker. The admission is not confirmed yet.
     Now(Admission),
     /// Others are ahead of it, or as many requests are in flight as may be.
     Wait,

@@ -33,7 +33,7 @@ pub enum Waiting {
 /// A place in the queue that a request has, and its queue timeout.
 pub type Queued = (Place, Instant);
 
-/// How a request would enter the queue.
+/// Values with which a request enters the queue.
 #[derive(Debug)]
 pub struct Parking<'a> {
     /// The queue.
@@ -47,7 +47,7 @@ pub struct Parking<'a> {
 /// Whether a leg may be routed now.
 #[derive(Debug)]
 pub enum Entry {
-    /// It may; with the place in the queue that the request has.
+    /// The leg may be routed. Has the request's place in the queue.
     Route(Option<Queued>),
     /// The request waits in the queue until [`Attempts::waiting`] is over.
     Wait,

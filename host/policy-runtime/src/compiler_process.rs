@@ -80,7 +80,7 @@ pub(crate) struct CompilerProcess {
     compiled: AtomicU64,
 }
 
-/// Where compiled code goes from one process to the other.
+/// Directory through which the compiler process hands compiled code to the daemon.
 #[derive(Debug)]
 enum CacheDir {
     /// The configured cache. It keeps its content.
@@ -107,11 +107,11 @@ pub(crate) struct Job<'a> {
     pub(crate) key: &'a (dyn Fn(&[u8]) -> String + Sync),
 }
 
-/// How the processes of a file are run.
+/// Options of the processes that compile a file.
 struct Manner<'a> {
     /// Whether they lower their priority.
     yields: bool,
-    /// Told how the file ended a process.
+    /// Called with the reason when the file ended a process.
     died: &'a dyn Fn(&str),
 }
 

@@ -99,30 +99,30 @@ impl PolicyEngine {
         Self::build(limits, capacity, None, false)
     }
 
-    /// As [`PolicyEngine::new`], for guests that count the WebAssembly instructions they run. Counting makes
-    /// them slower.
+    /// Like [`PolicyEngine::new`], for guests that count the WebAssembly instructions they run. Counting
+    /// makes them slower.
     ///
     /// # Errors
-    /// As [`PolicyEngine::new`].
+    /// Same as [`PolicyEngine::new`].
     pub fn counting(limits: Limits, capacity: Capacity) -> wasmtime::Result<Self> {
         Self::build(limits, capacity, None, true)
     }
 
-    /// As [`PolicyEngine::new`], and keeps compiled policies in `dir` between starts. Anybody who can write
+    /// Like [`PolicyEngine::new`], but keeps compiled policies in `dir` between starts. Anybody who can write
     /// there can run code in this process: only the daemon may have write access.
     ///
     /// # Errors
-    /// As [`PolicyEngine::new`], or the directory cannot be used.
+    /// Same as [`PolicyEngine::new`], or the directory cannot be used.
     pub fn with_cache(limits: Limits, capacity: Capacity, dir: PathBuf) -> wasmtime::Result<Self> {
         Self::build(limits, capacity, Some(open_cache(&code_dir(&dir))?), false)
     }
 
-    /// As [`PolicyEngine::new`], for files that are not trusted: `program`, which has to be the daemon's
+    /// Like [`PolicyEngine::new`], for files that are not trusted: `program`, which has to be the daemon's
     /// binary, compiles each in a process of its own. Compiled policies are kept in `cache` between starts,
     /// as in [`PolicyEngine::with_cache`].
     ///
     /// # Errors
-    /// As [`PolicyEngine::with_cache`].
+    /// Same as [`PolicyEngine::with_cache`].
     pub fn with_compiler_process(
         limits: Limits,
         capacity: Capacity,
@@ -280,7 +280,7 @@ impl PolicyEngine {
         self.inner.chores.push(Duration::ZERO, Box::new(chore));
     }
 
-    /// As [`PolicyEngine::later`], not before `delay` has passed.
+    /// Like [`PolicyEngine::later`], but not before `delay` has passed.
     pub(crate) fn after(&self, delay: Duration, chore: impl FnOnce() + Send + 'static) {
         self.inner.chores.push(delay, Box::new(chore));
     }

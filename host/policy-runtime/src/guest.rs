@@ -116,7 +116,7 @@ impl Guest {
         }
     }
 
-    /// Where the call's accesses to the state are noted; `None`: its decision is not recorded.
+    /// Returns the record of the call's accesses to the state; `None`: its decision is not recorded.
     fn noted_accesses(&mut self) -> Option<&mut StateAccesses> {
         self.accesses.as_mut()
     }

@@ -161,9 +161,9 @@ pub enum Refusal {
     Misplaced {
         /// The part.
         name: String,
-        /// Its world.
+        /// World of the part.
         world: World,
-        /// Where it is configured: `filters` or `scorers`.
+        /// Key that names the part: `filters` or `scorers`.
         among: &'static str,
     },
     /// Signatures are required, and the file has none.

@@ -134,10 +134,10 @@ pub fn replay(
     replay_behind(None, policy, state, recording, costs)
 }
 
-/// As [`replay`], of a policy that ranks what `filter` keeps of the rows that the recorded filters left.
+/// Like [`replay`], for a policy that ranks the rows that the recorded filters and then `filter` keep.
 ///
 /// # Errors
-/// As [`replay`].
+/// Same as [`replay`].
 pub fn replay_behind(
     filter: Option<&dyn Policy>,
     policy: &dyn Policy,

@@ -91,7 +91,7 @@ pub enum Kind {
 pub enum Entry {
     /// A booking. In a snapshot it may be known already.
     Add {
-        /// Id, unique in the sender's process.
+        /// Id of the booking, unique in the sender's process.
         id: u64,
         /// Names of the worker.
         worker: WorkerKey,

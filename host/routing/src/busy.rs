@@ -46,13 +46,13 @@ pub struct BusyCandidate {
     /// The worker.
     #[serde(skip)]
     pub worker: WorkerId,
-    /// Its rank.
+    /// Rank of the worker.
     pub dp_rank: DpRank,
     /// The model.
     pub model: ModelName,
     /// The leg that it gets no request of.
     pub leg: Leg,
-    /// The threshold.
+    /// Name of the threshold that the candidate is beyond.
     pub reason: &'static str,
 }
 

@@ -48,6 +48,6 @@ pub struct ObservedOutcome {
 pub struct Moment {
     /// Microseconds since the Unix epoch.
     pub now_us: u64,
-    /// For random choices.
+    /// Seed of random choices.
     pub seed: u64,
 }

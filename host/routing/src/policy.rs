@@ -48,7 +48,7 @@ pub enum World {
 /// A selector's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// This row.
+    /// Chooses a candidate row.
     Choose {
         /// Index into the candidate rows.
         row: u32,

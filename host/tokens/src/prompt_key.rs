@@ -47,7 +47,7 @@ pub struct PromptKey {
 /// A message within a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Its JSON.
+    /// Range of the message's JSON in the body.
     pub(crate) place: Range<usize>,
     pub(crate) digest: u128,
 }

@@ -59,11 +59,11 @@ pub struct Stuck {
 /// Result of one look at a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The worker is stuck.
+    /// Why the worker is stuck, if it is.
     pub(crate) stuck: Option<Stuck>,
-    /// It was not, or is not any more.
+    /// Whether the worker became stuck, or stopped being stuck, at this look.
     pub(crate) changed: bool,
-    /// The gateway should send a request of its own.
+    /// Whether the gateway should send a request of its own.
     pub(crate) probe: bool,
     /// The engine's figures should be read at once.
     pub(crate) read: bool,

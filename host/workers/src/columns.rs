@@ -216,7 +216,7 @@ impl Position {
         self.chunk.remote.get(self.at).unwrap_or(first)
     }
 
-    /// As [`Position::remote`], to be changed: decisions read it from now on.
+    /// Like [`Position::remote`], for a caller that changes the load: decisions read it from now on.
     pub(crate) fn remote_to_change(&self) -> &RemoteLoad {
         if !self.chunk.has_remote.load(Ordering::Relaxed) {
             self.chunk.has_remote.store(true, Ordering::Release);

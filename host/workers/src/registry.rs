@@ -64,7 +64,7 @@ pub enum ActivationState {
     Pending,
     /// Prefill and decode workers are up.
     Active,
-    /// They were up before, and are not now.
+    /// Prefill or decode workers were up before, and are not now.
     Unavailable,
 }
 

@@ -246,7 +246,7 @@ impl WorkerSpec {
     /// `rank`.
     ///
     /// # Errors
-    /// As [`WorkerSpec::from_pairs`].
+    /// Same as [`WorkerSpec::from_pairs`].
     pub fn from_pairs_of_rank<'a>(
         pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
         rank: u32,
@@ -261,7 +261,7 @@ impl WorkerSpec {
     /// Checks one key and its value as [`WorkerSpec::from_pairs`] takes them, without the others.
     ///
     /// # Errors
-    /// As [`WorkerSpec::from_pairs`].
+    /// Same as [`WorkerSpec::from_pairs`].
     pub fn check_pair(key: &str, value: &str) -> Result<(), SpecError> {
         RawSpec::default().set(key, value)
     }

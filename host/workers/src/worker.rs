@@ -113,7 +113,7 @@ impl Worker {
         Self::noted(spec, &Columns::default(), None, WarmUps::never())
     }
 
-    /// As [`Worker::new`]. Keeps its load in `columns`, and notes its bookings in `journal`.
+    /// Like [`Worker::new`]. Keeps its load in `columns`, and notes its bookings in `journal`.
     #[must_use]
     pub(crate) fn noted(
         spec: WorkerSpec,

@@ -107,7 +107,7 @@ impl Project {
     /// Builds it. A script takes what it can from earlier builds, and leaves what later ones need.
     ///
     /// # Errors
-    /// As [`Self::build`].
+    /// Same as [`Self::build`].
     pub fn build_with(&self, cache: &BuildCache) -> Result<Built, GuestBuildError> {
         self.build_from(Some(cache))
     }

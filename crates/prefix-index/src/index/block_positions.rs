@@ -35,7 +35,7 @@ pub(super) struct BlockPositions {
     bytes: usize,
 }
 
-/// A table of its own.
+/// Part of a table, rebuilt alone.
 #[derive(Debug, Default)]
 struct Part {
     lines: Box<[Line]>,
@@ -53,7 +53,7 @@ struct Line {
     state: u32,
 }
 
-/// One key that passed a line, in its state.
+/// Step of [`Line::state`] for one key that passed the line.
 const PASSED: u32 = 8;
 
 /// Returns 32 bits of an engine hash, which may be a plain number.

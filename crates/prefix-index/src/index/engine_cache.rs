@@ -29,7 +29,7 @@ use crate::{
 /// The blocks of one engine.
 #[derive(Debug, Default)]
 pub(super) struct EngineCache {
-    /// By tier.
+    /// Number of the engine's holder for each tier.
     holders: [Option<u32>; 3],
     runs: Runs,
     groups: Groups,

@@ -1,4 +1,4 @@
-//! Where the hashes of a trail lie in the tree now.
+//! Finds the present positions of a trail's hashes in the tree.
 
 use super::{
     trail::{Stretch, Trail},

@@ -43,7 +43,7 @@ pub struct Overlaps {
 #[derive(Debug)]
 pub struct OverlapReader<'a> {
     overlaps: &'a Overlaps,
-    /// Where the next candidate is likely to stand in the directory.
+    /// Likely index of the next candidate in the directory.
     at: usize,
 }
 

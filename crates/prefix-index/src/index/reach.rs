@@ -9,7 +9,7 @@ use super::memory::{heap, reserve, shrink};
 #[derive(Debug, Default)]
 pub(super) struct Recorded(Vec<Reach>);
 
-/// How far a record reaches in a segment.
+/// Number of a segment's blocks that a record covers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     pub(super) holder: u32,

@@ -1,4 +1,4 @@
-//! Where the hashes of a run lie in the tree.
+//! Positions of a run's hashes in the tree.
 //!
 //! A run goes through one segment or several. Segments are split without telling the runs, so a trail may
 //! lack the segments that its own were split into; the tree adds them when it meets them.

@@ -37,10 +37,10 @@ const MAX_PAGES: usize = 100;
 const MAX_PAGE_BYTES: usize = 64 * 1024 * 1024;
 /// Maximum size of one event of a watch, bytes.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
-/// How much longer than its own time a watch may be silent.
+/// A watch may be silent for its own duration and this long.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// What is listed.
+/// Kind of the listed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Pods.
@@ -102,7 +102,7 @@ pub struct KubernetesSourceConfig {
     pub api: String,
     /// Namespace.
     pub namespace: String,
-    /// What is listed.
+    /// Kind of the listed objects.
     pub resource: Resource,
     /// Label selector.
     pub selector: String,

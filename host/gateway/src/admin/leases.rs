@@ -31,7 +31,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LeaseQuery {
-    /// Seconds.
+    /// Duration of the lease, seconds.
     ttl: Option<u32>,
 }
 

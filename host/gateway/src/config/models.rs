@@ -22,16 +22,16 @@ pub struct Model {
     /// Memory in bytes for what is known of prompts: pieces, beginnings, messages, block hashes; 0: none.
     #[key(default = 32 * 1024 * 1024)]
     pub tokenizer_cache_bytes: usize,
-    /// As routing.enforce_disagg, for this model only.
+    /// Overrides routing.enforce_disagg for this model.
     #[key(example = "true")]
     pub enforce_disagg: Option<bool>,
-    /// As routing.order, for this model only.
+    /// Overrides routing.order for this model.
     #[key(example = "\"decode-first\"")]
     pub order: Option<LegOrder>,
-    /// As routing.local_fallback, for this model only.
+    /// Overrides routing.local_fallback for this model.
     #[key(example = "true")]
     pub local_fallback: Option<bool>,
-    /// As routing.busy, for this model only; a key that is left out is that of routing.busy.
+    /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,
     /// Slots of this model only; the others are those of [policies.slots].

@@ -29,7 +29,7 @@ pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
 pub struct ConfigSource {
     /// File that is watched for changes.
     pub path: Option<PathBuf>,
-    /// Reads it.
+    /// Reads the configuration.
     pub read: ReadConfig,
 }
 
@@ -81,11 +81,11 @@ pub struct Applied {
 /// Workers of the file that joined, left, and were replaced because their description changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WorkerChanges {
-    /// Joined.
+    /// Workers that joined.
     pub added: Vec<WorkerId>,
-    /// Left.
+    /// Workers that left.
     pub removed: Vec<WorkerId>,
-    /// Replaced.
+    /// Workers that were replaced.
     pub changed: Vec<WorkerId>,
 }
 

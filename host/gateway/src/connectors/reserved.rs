@@ -10,7 +10,7 @@ use crate::openai::{
     reserved::{CONTAINERS, RESERVED_FIELDS},
 };
 
-/// How deep containers within containers are looked into.
+/// Depth to which containers within containers are searched.
 const LEVELS: u32 = 2;
 
 /// Starts an edit that removes the reserved fields, also from containers.

@@ -194,7 +194,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8], limit: Duration)
     }
 }
 
-/// Where the frames of a WebSocket end (RFC 6455, section 5.2).
+/// Finds the ends of a WebSocket's frames (RFC 6455, section 5.2).
 #[derive(Debug)]
 struct Frames {
     /// Whether a frame ended, and none began since.

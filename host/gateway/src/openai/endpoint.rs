@@ -48,7 +48,7 @@ pub(crate) enum Format {
     Anthropic,
 }
 
-/// Where the prompt of a body is.
+/// Keys of a body's prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptKeys {
     /// Field that comes first in the engine's prompt, if the body has it.

@@ -219,11 +219,11 @@ pub(crate) enum ApiError {
     Engine {
         /// The engine's status, 4xx.
         status: StatusCode,
-        /// Its content type.
+        /// Content type of the answer.
         content_type: Option<HeaderValue>,
-        /// Its `Retry-After`.
+        /// `Retry-After` of the answer.
         retry_after: Option<HeaderValue>,
-        /// Its body.
+        /// Body of the answer.
         body: Bytes,
     },
 }

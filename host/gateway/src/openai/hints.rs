@@ -24,10 +24,10 @@ use nvext::{AgentHints, Constraints, RouterParams};
 /// Whether a listener takes hints from its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum HintTrust {
-    /// Takes them.
+    /// Takes the hints.
     #[default]
     Trusted,
-    /// Ignores them, unread.
+    /// Ignores the hints, unread.
     Ignored,
 }
 
@@ -166,7 +166,7 @@ struct NvExt {
 struct SessionObject {
     session_id: String,
     action: Option<SessionAction>,
-    /// Seconds.
+    /// Timeout of the session, seconds.
     timeout: Option<u32>,
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn check_lists(body: &JsonBody) -> Result<(), RequestError> {
 /// Checks the number of items of a conversation that is not called `messages`.
 ///
 /// # Errors
-/// As [`at_most`].
+/// Same as [`at_most`].
 pub(crate) fn check_items(endpoint: Endpoint, field: &str, count: usize) -> Result<(), RequestError> {
     if endpoint == Endpoint::Responses { at_most(field, "elements", count, MAX_ITEMS) } else { Ok(()) }
 }
@@ -83,7 +83,7 @@ pub(crate) fn text_within(field: &str, text: &str, limit: usize) -> Result<(), R
 /// Checks a model's name: error messages and logs repeat it.
 ///
 /// # Errors
-/// As [`text_within`].
+/// Same as [`text_within`].
 pub(crate) fn check_model(name: &str) -> Result<(), RequestError> {
     text_within("model", name, MAX_MODEL_BYTES)
 }

@@ -309,7 +309,7 @@ impl<T: Clone> FairOrder<T> {
     }
 }
 
-/// Where a line's next request stands among those of other lines.
+/// Rank of a line's next request among those of other lines.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     /// Age before band, in an ageing turn.

@@ -128,8 +128,8 @@ impl CompileJob {
         })
     }
 
-    /// As [`Self::run`], with the code of an earlier job that had the same bytes and grants: most slots start
-    /// with the same policy.
+    /// Like [`Self::run`], with the code of an earlier job that had the same bytes and grants: most slots
+    /// start with the same policy.
     pub(super) fn run_sharing(&self, engine: &PolicyEngine, earlier: &mut Compiled) -> CompileResult {
         self.run_with(|| {
             let key = (self.code, self.access.granted().clone());

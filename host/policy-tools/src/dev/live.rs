@@ -76,11 +76,11 @@ impl SlotName {
 /// Whether the policy is still of interest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It runs, or the gateway has not decided yet.
+    /// The policy runs, or the gateway has not decided yet.
     Open,
     /// The gateway refused it before it ran.
     Refused,
-    /// It ran, and does not any more.
+    /// The policy ran, and does not run any more.
     Over,
 }
 

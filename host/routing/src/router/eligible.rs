@@ -216,7 +216,7 @@ fn ineligible(query: &Query<'_>, limits: &LegLimits, candidate: &Candidate) -> O
     ineligible_with(query, limits, candidate, None)
 }
 
-/// As [`ineligible`]. Looks for partners in `index`, if there is one.
+/// Like [`ineligible`]. Looks for partners in `index`, if there is one.
 fn ineligible_with(
     query: &Query<'_>,
     limits: &LegLimits,

@@ -35,7 +35,7 @@ impl Router {
     /// request into `refused`.
     ///
     /// # Errors
-    /// As [`Router::route`].
+    /// Same as [`Router::route`].
     pub fn reserve(
         &self,
         query: &Query<'_>,

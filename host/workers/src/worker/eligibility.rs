@@ -35,7 +35,7 @@ impl Worker {
         self.ineligible_when(true)
     }
 
-    /// As [`Worker::ineligible`], for a request that a worker serves although it drains.
+    /// Like [`Worker::ineligible`], for a request that a worker serves although it drains.
     #[must_use]
     pub fn ineligible_although_draining(&self) -> Option<Ineligible> {
         self.ineligible_when(false)

@@ -1,4 +1,4 @@
-//! Where a run's blocks lie in the tree of all prefixes, and who has them there.
+//! Places of a run's blocks in the tree of all prefixes, and their holders there.
 
 use std::ops::Range;
 

@@ -17,7 +17,7 @@ impl ApiError {
         self.response_as(Format::OpenAi, request_id)
     }
 
-    /// As [`Self::response`], in the error shape of `format`.
+    /// Like [`Self::response`], in the error shape of `format`.
     #[must_use]
     pub(crate) fn response_as(&self, format: Format, request_id: &str) -> Response<Bytes> {
         let mut response = match self {

@@ -43,7 +43,7 @@ enum Kind {
     Ed25519(Vec<u8>),
 }
 
-/// How ring verifies with an algorithm.
+/// ring's verifiers.
 enum Ring<'a> {
     Rsa(&'static RsaParameters, &'a [u8], &'a [u8]),
     Curve(&'static dyn VerificationAlgorithm, &'a [u8]),
@@ -93,7 +93,7 @@ impl PublicKey {
         }
     }
 
-    /// How to verify; `None` when the algorithm is not one of the key's kind.
+    /// Returns ring's verifier for an algorithm; `None` when the key is of another kind.
     fn ring(&self, algorithm: JwtAlgorithm) -> Option<Ring<'_>> {
         Some(match (&self.kind, algorithm) {
             (Kind::Rsa { n, e }, algorithm) => Ring::Rsa(rsa(algorithm)?, n, e),

@@ -68,7 +68,7 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
     refused_with(query, spec, None)
 }
 
-/// As [`refused_by_description`]. Looks for partners in `index`, if there is one.
+/// Like [`refused_by_description`]. Looks for partners in `index`, if there is one.
 pub(super) fn refused_with(
     query: &Query<'_>,
     spec: &WorkerSpec,

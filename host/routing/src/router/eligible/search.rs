@@ -109,7 +109,7 @@ impl<'a> Search<'a> {
         self.fill_where(rows, |refused| matches!(refused, Some(Refused::Stuck)));
     }
 
-    /// As [`Search::fill_failing`], with the candidates that just started.
+    /// Like [`Search::fill_failing`], with the candidates that just started.
     pub(super) fn fill_warming(&self, rows: &mut Vec<u32>) {
         self.fill_where(rows, |refused| refused.is_none());
     }
