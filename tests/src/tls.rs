@@ -37,7 +37,7 @@ pub struct Leaf {
 pub struct Issued {
     /// The certificate.
     pub certificate: CertificateDer<'static>,
-    /// The certificate as a file.
+    /// File with the certificate.
     pub certificate_pem: String,
     /// The key as a file.
     pub key_pem: String,

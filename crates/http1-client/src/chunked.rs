@@ -108,7 +108,8 @@ mod tests {
 
     use super::*;
 
-    /// The data of a body that comes in pieces, and what is left behind its end; `None` when it is not over.
+    /// Decodes a body that comes in pieces. Returns its data, and the number of bytes after its end; `None`
+    /// when the end is missing.
     fn decoded(pieces: &[&[u8]]) -> Result<Option<(Vec<u8>, usize)>, WireError> {
         let (mut chunked, mut out, mut behind) = (Chunked::default(), Vec::new(), 0);
         for piece in pieces {

@@ -14,10 +14,10 @@ pub enum WireError {
     /// The connection ended within the answer.
     #[error("the server closed the connection within its answer")]
     Cut,
-    /// The server ended the connection by the rules of the transport below, as with an alert of TLS.
+    /// The server ended the connection at the transport layer, for example with a TLS alert.
     #[error("{0}")]
     Refused(String),
-    /// The transport below failed.
+    /// The transport layer failed.
     #[error("{0}")]
     Transport(String),
     /// The connection failed.

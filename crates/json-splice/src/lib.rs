@@ -93,7 +93,7 @@ impl JsonBody {
         self.text.get(self.entry(key)?.value.clone())
     }
 
-    /// Numbers of values within the value of a key; zeros when the key is missing.
+    /// Returns how many values the value of a key contains, by kind; zeros when the key is missing.
     #[inline]
     #[must_use]
     pub fn counts(&self, key: &str) -> Counts {

@@ -193,7 +193,7 @@ impl Scan<'_> {
         Some(true)
     }
 
-    /// Behind an item of the list that the value is.
+    /// Notes the end of a list's item. The scan stands behind the item.
     fn note_end(&mut self) {
         let is_object = self.at.checked_sub(1).and_then(|last| self.bytes.get(last)) == Some(&b'}');
         if is_object && self.ends_left > 0 {

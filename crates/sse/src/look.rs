@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{Seen, Usage, data_lines, is_done};
 
 /// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
-/// text of comments and of other fields does not count, whatever it looks like.
+/// text of comments and of other fields is ignored, even if it looks like JSON.
 #[must_use]
 pub fn look(event: &[u8]) -> Seen {
     let mut seen = Seen::default();

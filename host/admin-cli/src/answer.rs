@@ -35,7 +35,7 @@ pub enum GatewayError {
     Late {
         /// What was called.
         url: String,
-        /// The time that was waited.
+        /// Time that the command waited.
         limit: Duration,
     },
     /// An answer that is larger than any that makes sense.

@@ -1,7 +1,7 @@
 //! Parses the text of a file into its raw configuration, and collects every problem.
 //!
-//! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until nothing
-//! is wrong with the rest.
+//! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until no
+//! problem is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 

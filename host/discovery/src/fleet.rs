@@ -31,9 +31,9 @@ pub use reporter::Reporter;
 use source_entry::SourceEntry;
 pub use status::{FleetStatus, SourceState, SourceStatus};
 
-/// Number of the source of `[[workers]]`.
+/// Index of the source for `[[workers]]`.
 const CONFIGURED: usize = 0;
-/// Number of the source of workers that operators add.
+/// Index of the source for workers that operators add.
 const OPERATOR: usize = 1;
 /// How often workers that leave are looked at.
 const LEAVING_INTERVAL: Duration = Duration::from_millis(100);
@@ -172,7 +172,7 @@ impl Fleet {
         }
     }
 
-    /// Does what is due. Returns when something is due next.
+    /// Does the work that is due. Returns the time of the next due work.
     fn tick(&self, now: Instant) -> Option<Instant> {
         let mut inner = self.inner.lock();
         let leaving = inner.members.leaving();

@@ -31,7 +31,7 @@ pub struct Found {
 /// An entry of a source that is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
-    /// The entry: a key, a name or a URL.
+    /// Key, name or URL of the entry.
     pub entry: String,
     /// Why it is not used.
     pub problem: String,

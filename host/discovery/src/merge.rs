@@ -61,7 +61,7 @@ pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_work
     merged
 }
 
-/// Ids, URLs and identities that have an owner already.
+/// Ids, URLs and identities that already belong to a worker.
 #[derive(Default)]
 struct Owners<'a> {
     ids: HashMap<WorkerId, usize>,

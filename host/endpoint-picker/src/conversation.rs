@@ -59,7 +59,7 @@ enum Phase<E> {
     Over,
 }
 
-/// How Envoy sends bodies.
+/// Mode in which Envoy sends bodies.
 #[derive(Clone, Copy, Debug)]
 struct Modes {
     request: BodySendMode,
@@ -112,7 +112,7 @@ impl<P: Picker> Conversation<P> {
         }
     }
 
-    /// Takes note that the deadline has passed.
+    /// Records that the deadline has passed.
     ///
     /// # Errors
     /// The stream ends.

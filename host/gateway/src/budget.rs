@@ -12,7 +12,7 @@ pub struct Budget {
     used: AtomicUsize,
 }
 
-/// Part of a [`Budget`] that one user took. Dropping it gives everything back.
+/// Amount that one user took from a [`Budget`]. Dropping it gives the amount back.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,

@@ -159,7 +159,7 @@ struct Flags {
     problems: Vec<Problem>,
 }
 
-/// Keys whose values no message may show, and whose values may be in a file or in the environment.
+/// Keys with secret values: messages do not show them, and they may be in a file or in the environment.
 const SECRET_KEYS: [&str; 7] =
     ["admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers", "trusted_keys"];
 

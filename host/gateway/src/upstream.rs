@@ -156,8 +156,8 @@ impl Upstream {
         Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
 
-    /// Makes one call, over an idle connection if there is one. A connection that was verified with other
-    /// files or another name than those in force is closed.
+    /// Makes one call, over an idle connection if there is one. Closes a pooled connection whose
+    /// certificate was verified with other files or another name than those in force now.
     async fn call(
         &self,
         (to, parts): (&Destination, &Parts<'_>),

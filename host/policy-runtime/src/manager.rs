@@ -137,7 +137,7 @@ pub struct PolicyManager {
 }
 
 impl PolicyDir {
-    /// Opens the policy directory. Without one, slots run what their specs name.
+    /// Opens the policy directory. Without one, slots run the content of their specs.
     ///
     /// # Errors
     /// `dir` is not a directory.

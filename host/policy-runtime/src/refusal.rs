@@ -166,7 +166,7 @@ pub enum Refusal {
         /// Key that names the part: `filters` or `scorers`.
         among: &'static str,
     },
-    /// Signatures are required, and the file has none.
+    /// Signatures are required, and the file is not signed.
     #[error("the file is not signed; put its `.minisig` beside it")]
     Unsigned,
     /// The signature file cannot be decoded.

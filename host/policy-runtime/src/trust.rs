@@ -33,7 +33,7 @@ impl TrustRules {
     /// Makes rules that require signatures when there are `keys`, and the digests in `pins`.
     ///
     /// # Errors
-    /// The first key that is not a minisign public key.
+    /// The text names the first key that is not a minisign public key.
     pub fn new(keys: Option<&[String]>, pins: BTreeMap<String, Digest>) -> Result<Self, String> {
         let key = |text: &String| {
             // A key as `minisign -G` prints it, or the content of its `.pub` file.

@@ -52,9 +52,9 @@ pub struct Status {
 /// Status of the policies' shared state, as it was a moment ago.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StateView {
-    /// Whether the states of this gateway and of the fleet are kept equal at present.
+    /// Whether this gateway synchronizes its state with the fleet at present.
     pub shared: bool,
-    /// Why they are not kept equal, if a slot shares its state.
+    /// Why it does not, if a slot shares its state.
     pub problem: Option<String>,
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct LegLimits {
     pub(crate) requests_wait: bool,
 }
 
-/// A candidate that is beyond a threshold of a model's leg.
+/// A candidate whose load exceeds a threshold of a model's leg.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BusyCandidate {
     /// The worker.

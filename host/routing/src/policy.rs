@@ -52,7 +52,7 @@ pub enum Decision {
     Choose {
         /// Index into the candidate rows.
         row: u32,
-        /// One cost a row when the request asked to be explained, else empty.
+        /// One cost per row when the request asked for an explanation, else empty.
         costs: Vec<f32>,
         /// The policy's explanation, for the receipt.
         reason: Option<String>,
@@ -175,7 +175,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
         Err(self.lacks("keep"))
     }
 
-    /// World `scorer`: writes one cost a row to `costs` (cleared first). Not yet checked.
+    /// World `scorer`: writes one cost per row to `costs` (cleared first). Not yet checked.
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.

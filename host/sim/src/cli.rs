@@ -26,7 +26,7 @@ pub struct SimArgs {
     /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
-    /// Limit of prompt plus output, in tokens.
+    /// Limit of prompt plus output, tokens.
     #[arg(long, default_value_t = 131_072)]
     max_model_len: u32,
     /// SGLang: port of the bootstrap server of a prefill (0 for any), or default port of a decode.

@@ -246,8 +246,8 @@ impl EngineCore {
         (self.config.transfer_per_token * isl).mul_f64(self.config.jitter.draw(&mut self.rng))
     }
 
-    /// The KV of a sequence with [`PromptKv::Awaited`] has arrived. With the first token in the transfer,
-    /// returns it.
+    /// Records that the KV of a sequence with [`PromptKv::Awaited`] has arrived. Returns the first token if
+    /// the transfer has it.
     pub fn receive(&mut self, id: JobId, first_token: bool) -> Option<Token> {
         self.batch.receive(id.0, first_token)
     }

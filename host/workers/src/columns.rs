@@ -262,7 +262,7 @@ impl Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        // All bookings have ended, so the load is 0. Values that the worker set may remain.
+        // All bookings have ended, so the load is already 0. The worker's own values are cleared here.
         let RankView { cell, averages, engine, .. } = self.view();
         cell.total_blocks.store(0, Ordering::Relaxed);
         cell.block_size.store(0, Ordering::Relaxed);

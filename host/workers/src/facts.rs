@@ -119,7 +119,7 @@ impl Contradiction {
 }
 
 impl EngineFacts {
-    /// Takes what is missing from an earlier report.
+    /// Fills missing facts from an earlier report.
     #[must_use]
     pub fn or(self, earlier: &Self) -> Self {
         Self {

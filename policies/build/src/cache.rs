@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 const MAX_BYTES: u64 = 512 << 20;
 /// Age of a file that a killed build did not rename.
 const ABANDONED: Duration = Duration::from_secs(3_600);
-/// Start of each entry. The number changes with the format.
+/// Start of each entry. Its number has to change with the format.
 const MAGIC: &[u8] = b"pointsman build 1\n";
 const DIGEST_BYTES: usize = 32;
 

@@ -85,7 +85,7 @@ pub mod __glue {
         }
     }
 
-    /// One module a world: bindings, conversions, and the macro that implements the exports for a policy
+    /// One module per world: bindings, conversions, and the macro that implements the exports for a policy
     /// type.
     macro_rules! world {
         (

@@ -169,7 +169,7 @@ impl ApiServer {
         self.shared.store.lock().granted = Some(granted.collect());
     }
 
-    /// Returns what was asked.
+    /// Returns the numbers of requests so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shared.store.lock().counts

@@ -23,7 +23,7 @@ impl Recorded {
         heap(self.0.capacity() * size_of::<Reach>())
     }
 
-    /// Returns how far the records of a holder reach.
+    /// Returns the number of the segment's blocks that the records of a holder cover.
     pub(super) fn reach(&self, holder: u32) -> usize {
         let end = self.0.partition_point(|known| known.holder <= holder);
         let last = end.checked_sub(1).and_then(|last| self.0.get(last));

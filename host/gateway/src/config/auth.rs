@@ -136,7 +136,7 @@ impl Auth {
         }
     }
 
-    /// Whether operators can prove who they are by something else than `server.admin_token`.
+    /// Returns whether operators can authenticate with something other than `server.admin_token`.
     #[must_use]
     pub(crate) fn knows_operators(&self) -> bool {
         let by_token = |jwt: &Jwt| !(jwt.viewers.is_empty() && jwt.operators.is_empty());
@@ -214,7 +214,8 @@ impl Jwt {
     }
 }
 
-/// An algorithm of signatures. None of them is symmetric: a secret that verifies also signs.
+/// Signature algorithm. None is symmetric: with a symmetric one, the secret that verifies tokens could sign
+/// them, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JwtAlgorithm {
     Rs256,

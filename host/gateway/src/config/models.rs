@@ -19,7 +19,7 @@ pub struct Model {
     /// How long a request waits for its tokens, also of a directory.
     #[key(default = millis(200))]
     pub tokenizer_timeout: Duration,
-    /// Memory in bytes for what is known of prompts: pieces, beginnings, messages, block hashes; 0: none.
+    /// Memory in bytes for cached data of prompts: pieces, beginnings, messages, block hashes; 0: none.
     #[key(default = 32 * 1024 * 1024)]
     pub tokenizer_cache_bytes: usize,
     /// Overrides routing.enforce_disagg for this model.

@@ -160,7 +160,7 @@ fn is_secret_number(key: &str, value: &Value) -> bool {
     key == "hash_salt" && value.as_integer() != Some(0)
 }
 
-/// A key as TOML writes it.
+/// Returns a key in TOML's form: bare where possible, else quoted.
 fn quoted(key: &str) -> String {
     let bare =
         !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pointsman_config_file::{Report, section};
 
-/// Name of the section that stands for every tenant without one.
+/// Name of the section for all tenants without a section of their own.
 pub(crate) const ALL_TENANTS: &str = "*";
 
 /// Share and limits of a tenant. A key that is left out is that of [tenants."*"], which stands for each

@@ -64,12 +64,12 @@ impl ClientSocket {
         Ok(byte.first().copied().filter(|_| length > 0))
     }
 
-    /// Notes that what was read so far is not of a request.
+    /// Records that the bytes read so far belong to the handshake, not to a request.
     pub(super) fn handshake_over(&self) {
         self.connection.written();
     }
 
-    /// Takes note of a write of `length` bytes, which are all that wait for the client.
+    /// Records a write of `length` bytes, which are all that wait for the client.
     fn after_write(
         &mut self,
         cx: &mut Context<'_>,

@@ -54,7 +54,7 @@ pub(crate) enum ApiError {
         "authenticating the request: too many keys are being verified; retry after the time in `retry-after`"
     )]
     KeysBusy,
-    /// A request of somebody who is known, and whose role does not allow it.
+    /// The caller is authenticated, but its role does not allow the request.
     #[error(
         "changing the gateway: the role of this token or certificate may not; use one with the role `operator`"
     )]
@@ -88,7 +88,7 @@ pub(crate) enum ApiError {
     UnknownUrl {
         /// Method and path.
         shown: String,
-        /// The path that is meant, when the client's base URL is wrong.
+        /// The path that the client should use, when its base URL is wrong.
         meant: Option<&'static str>,
     },
     /// The endpoint has other methods.
@@ -181,7 +181,7 @@ pub(crate) enum ApiError {
          (routing.quarantine): change the request, and report it to the operator"
     )]
     Poison {
-        /// How the workers broke.
+        /// Failure of the workers.
         cause: String,
         /// How long it is refused.
         left: Duration,

@@ -99,8 +99,8 @@ impl Quarantine {
         Some(entry.until - now)
     }
 
-    /// Records that a worker broke on a body. Returns whether the body is to blame; it is refused for `keep`
-    /// then.
+    /// Records that a worker broke on a body. Returns whether the body is to blame. In that case the body is
+    /// refused for `keep`.
     pub(crate) fn note(&self, hash: u64, broke: Broke, keep: Duration) -> bool {
         if self.place(hash).is_some_and(|place| place.load(Ordering::Relaxed) == hash) {
             return false;

@@ -123,7 +123,7 @@ pub struct AdmissionRequest<'a> {
     pub bytes: usize,
 }
 
-/// Requests that the same workers may serve. When the first of them finds no worker, the others would not.
+/// Requests that the same workers may serve. When the first one finds no worker, the others find none either.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct LineId {
     pub(super) model: ModelName,

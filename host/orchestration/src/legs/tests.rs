@@ -637,7 +637,7 @@ fn e4_the_deadline_drains_a_prefill_in_flight_and_consumes_its_handoff() {
 /// Next event outside the state machine.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
-    /// The driver reports an event.
+    /// Gives an event to the state machine.
     Reported(Event),
     /// No decode worker is alive any more.
     DecodeWorkersDie,
@@ -883,7 +883,7 @@ impl World {
         Some(event)
     }
 
-    /// Lets something happen, and performs what the machine makes of it.
+    /// Applies an event, and performs the actions that the state machine returns.
     fn step(&mut self, legs: &mut Legs, choice: u8) -> Option<Event> {
         let possible = self.possible();
         assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");

@@ -52,7 +52,7 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// Returns the stamp of a change now, which wins over what is known.
+    /// Returns a stamp for a change now. It wins over all known stamps.
     pub(super) fn stamp(&self, known: Option<Stamp>) -> Stamp {
         let after = known.map_or(0, |known| known.at_us.saturating_add(1));
         Stamp { at_us: now_us().max(after), writer: self.writer.load(Relaxed) }
@@ -75,7 +75,7 @@ impl Sessions {
         (Self { sharing: Some(sharing), ..Self::default() }, changes)
     }
 
-    /// Sets who makes changes here, as a hash of the gateway's name.
+    /// Sets the author of this gateway's changes, a hash of its name.
     pub fn set_writer(&self, writer: u64) {
         if let Some(sharing) = &self.sharing {
             sharing.writer.store(writer, Relaxed);

@@ -70,7 +70,7 @@ pub(crate) enum Reply {
         outline: Outline,
         /// Whether it was compiled.
         compiled: bool,
-        /// Number of bytes of the component that follow. 0: the file is the component.
+        /// Number of bytes of the component that follow. 0: the file itself is the component.
         component_bytes: usize,
         /// Number of bytes of each module that follows the component, which imports it.
         module_bytes: Vec<usize>,

@@ -54,7 +54,7 @@ struct OwnFile {
 #[derive(Debug)]
 pub(super) enum BuildError {
     Refused(Refused),
-    /// A part is being compiled. Build again when a job has finished.
+    /// A part is being compiled. The caller builds again when a job has finished.
     Pending,
 }
 

@@ -27,7 +27,7 @@ pub(super) struct Connection {
     pub(super) messages: Subscriber,
     /// Tells why the connection was lost.
     pub(super) lost: mpsc::Receiver<String>,
-    /// The server, for the log.
+    /// Address of the server, for the log.
     pub(super) server: String,
 }
 

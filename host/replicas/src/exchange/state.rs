@@ -55,7 +55,7 @@ pub(super) struct StateLink {
     status: Arc<Status>,
 }
 
-/// The bucket and what is known of it.
+/// The bucket and its known content.
 struct Bucket<'a> {
     link: &'a StateLink,
     store: kv::Store,

@@ -229,7 +229,7 @@ fn ineligible_with(
     if let Some(refused) = refused_with(query, candidate.worker.spec(), index) {
         return Some(Refused::Other(refused));
     }
-    // The place that is reserved for this leg is one of those that are taken.
+    // A worker at its limit may still serve this leg if one of its taken places is reserved for it.
     let stands = |reason: &Ineligible| match reason {
         Ineligible::AtCapacity => query.pairing.reserved != Some(candidate.worker_id()),
         _ => true,

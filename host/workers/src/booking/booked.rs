@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use prefix_index::Salt;
 
-    /// Model that counts every block of a multiset of prompts.
+    /// Simple model for comparison: it counts every block of all booked prompts.
     #[derive(Default)]
     struct Naive(HashMap<BlockHash, (u32, u32)>);
 

@@ -1,4 +1,4 @@
-//! Health checks of one worker: what is asked, how long it may take, and what follows from the results. No
+//! Health checks of one worker: the requests, their time limits, and the conclusions from the results. No
 //! I/O.
 
 use std::time::Duration;

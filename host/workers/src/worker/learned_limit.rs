@@ -1,4 +1,4 @@
-//! How many requests at once an engine takes, as its refusals tell: no endpoint tells how long a queue it
+//! Learns from an engine's refusals how many requests at once it takes: no endpoint tells how long a queue it
 //! allows.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub(super) struct LearnedLimit {
     /// When the engine last refused a request that was sent after the refusal before, milliseconds after
     /// `epoch`.
     refused_ms: AtomicU64,
-    /// Whether it then had as many requests as the limit.
+    /// Whether the worker then had as many requests as the limit.
     is_confirmed: AtomicBool,
     epoch: Instant,
 }

@@ -125,7 +125,7 @@ impl Drop for WarmUp {
 }
 
 impl Worker {
-    /// Takes note that another process serves, or will.
+    /// Records that another process serves, or will.
     pub(crate) fn note_new_process(&self) {
         self.warm_up.is_new.store(true, Ordering::Release);
         self.forget_limit();

@@ -1,4 +1,4 @@
-//! As one that learns: counts outcomes in `state`, until it is due. Deeds of its own begin with `observe-`.
+//! A rogue that learns: counts outcomes in `state` until its deed is due. Its deeds begin with `observe-`.
 
 #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
 mod bindings {

@@ -325,7 +325,7 @@ impl Groups {
     }
 }
 
-/// Ranges of our hashes in runs.
+/// Ranges of our hashes: run, start and end.
 #[derive(Default)]
 struct Ranges(Vec<(u32, usize, usize)>);
 

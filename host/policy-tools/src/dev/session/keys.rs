@@ -23,7 +23,7 @@ struct Explained {
 }
 
 impl Session {
-    /// Does what a key says. Returns whether it ends the command.
+    /// Performs the action of a key. Returns whether the key ends the command.
     pub(super) async fn key(&mut self, key: char) -> anyhow::Result<bool> {
         match self.confirms.take() {
             Some(generation) if key == 'y' => {

@@ -53,7 +53,7 @@ impl Described {
     }
 }
 
-/// Returns whether the leg asks anything of descriptions.
+/// Returns whether the leg has a constraint on the workers' descriptions.
 fn asks(query: &Query<'_>) -> bool {
     let request = query.request;
     !request.required_taints.is_empty()
