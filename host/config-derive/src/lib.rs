@@ -1,7 +1,7 @@
 //! The attribute `section`: a struct whose fields are the keys of one table of a configuration.
 //!
 //! ```ignore
-//! /// How workers are probed.
+//! /// Probes of workers.
 //! #[section]
 //! pub struct Probe {
 //!     /// Interval of health checks.

@@ -86,14 +86,14 @@ pub struct Config {
     /// Who may call, and as whom. See "Who may call".
     #[key(nested, by_key)]
     pub auth: Auth,
-    /// How requests are routed.
+    /// Routing of requests.
     #[key(nested, by_key)]
     pub routing: Routing,
     /// Requests that wait while every eligible worker is busy, or while max_inflight requests are in flight.
     #[key(nested, by_key)]
     pub queue: Queue,
-    /// Share and limits of a tenant. A key that is left out is that of [tenants."*"], which stands for each
-    /// tenant without a section, and for all requests without a tenant together.
+    /// Share and limits of a tenant. A key that is left out takes its value from [tenants."*"], which applies
+    /// to each tenant without a section, and to all requests without a tenant together.
     #[key(example = "\"*\"", nested, by_key)]
     pub tenants: BTreeMap<String, TenantEntry>,
     /// Where policies come from, which files are trusted, and what a policy may use.
@@ -102,7 +102,7 @@ pub struct Config {
     /// Prefix index: which worker holds which prefix.
     #[key(nested, by_key)]
     pub index: Index,
-    /// What clients may use; limits.md lists these and all other bounds.
+    /// Limits for clients; limits.md lists these and all other bounds.
     #[key(nested, by_key)]
     pub limits: Limits,
     /// Record of decisions, see receipts.md.
@@ -117,7 +117,7 @@ pub struct Config {
     /// Calls to workers.
     #[key(nested, by_key)]
     pub upstream: Upstream,
-    /// How workers are probed.
+    /// Probes of workers.
     #[key(nested, by_key)]
     pub probe: Probe,
     /// Workers that are not in this file, see discovery.md.
@@ -129,7 +129,7 @@ pub struct Config {
     /// Exchange of load between the gateways of one fleet, see replicas.md.
     #[key(nested, by_key)]
     pub replicas: Replicas,
-    /// What engines do not report of a model.
+    /// Properties of a model that engines do not report.
     #[key(example = "my-model", nested, by_key)]
     pub models: BTreeMap<String, Model>,
     /// A worker. Leave out what its engine reports; see "Facts of an engine".

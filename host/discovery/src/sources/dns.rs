@@ -36,7 +36,7 @@ pub struct DnsSourceConfig {
     pub servers: Vec<SocketAddr>,
     /// Shortest time between two lookups, whatever the records say.
     pub interval: Duration,
-    /// Limit of waiting for one server.
+    /// Time limit for the answer of one server.
     pub timeout: Duration,
     /// Values of the keys that a record does not have: engine, role and others.
     pub defaults: BTreeMap<String, String>,

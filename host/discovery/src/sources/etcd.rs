@@ -42,7 +42,7 @@ pub struct EtcdSourceConfig {
     pub endpoints: Vec<String>,
     /// Beginning of the keys.
     pub prefix: String,
-    /// Limit of one request.
+    /// Time limit of one request.
     pub timeout: Duration,
     /// How often the whole prefix is read, besides after each failure.
     pub resync: Duration,

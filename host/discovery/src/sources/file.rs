@@ -36,7 +36,7 @@ pub struct FileSourceConfig {
     pub path: PathBuf,
     /// Format of the file.
     pub format: FileFormat,
-    /// How often it is read.
+    /// Interval at which the file is read.
     pub interval: Duration,
     /// Values of keys that an endpoint of llm-d's file does not have.
     pub defaults: BTreeMap<String, String>,

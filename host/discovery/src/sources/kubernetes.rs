@@ -114,7 +114,7 @@ pub struct KubernetesSourceConfig {
     pub token_file: Option<PathBuf>,
     /// TLS.
     pub tls: TlsFiles,
-    /// Limit of a list, and of the head of a watch.
+    /// Time limit of a list, and of the head of a watch.
     pub timeout: Duration,
     /// How long one watch runs.
     pub watch: Duration,

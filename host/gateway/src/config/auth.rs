@@ -73,7 +73,7 @@ pub struct CertificateEntry {
     /// Tenant that a client's requests count for; empty: none.
     #[key(example = "\"team-a\"")]
     pub tenant: String,
-    /// "viewer" or "operator": the certificate is of an operator, not of a client.
+    /// "viewer" or "operator": the certificate belongs to an operator, not to a client.
     #[key(example = "\"viewer\"")]
     pub role: Option<Role>,
 }

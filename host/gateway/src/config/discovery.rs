@@ -61,16 +61,16 @@ pub struct DiscoveryFile {
     /// Name of the source, unique among files.
     #[key(example = "\"rack-1\"")]
     pub name: String,
-    /// Path that ends with .toml, .json, .yaml or .yml, which decides how it is parsed.
+    /// Path of the file; its ending decides the syntax: .toml, .json, .yaml or .yml.
     #[key(example = "\"/etc/pointsman/workers.yaml\"")]
     pub path: PathBuf,
     /// "workers": a list with the keys of `[[workers]]`; "llm-d": endpoints file of its router.
     pub format: DiscoveryFileFormat,
-    /// How often it is read.
+    /// Interval at which the file is read.
     #[key(default = secs(1), positive, reason = "would read without a pause")]
     pub interval: Duration,
-    /// For llm-d's file, which has neither engines nor transports: { engine = "vllm", role = "decode" }, keys
-    /// of the --worker flag.
+    /// Keys of the --worker flag for llm-d's file, which has neither engines nor transports: { engine =
+    /// "vllm", role = "decode" }.
     pub defaults: BTreeMap<String, String>,
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{LegOrder, SlotEntry, sections::check_busy, slots};
 
-/// What engines do not report of a model; the name of the table is that of the model.
+/// Properties of a model that engines do not report; the table has the model's name.
 #[section(rules)]
 pub struct Model {
     /// Directory with tokenizer.json and tokenizer_config.json: prompts are hashed by token. Or "engine": ask
@@ -34,7 +34,7 @@ pub struct Model {
     /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,
-    /// Slots of this model only; the others are those of [policies.slots].
+    /// Slots of this model; slots that are left out come from [policies.slots].
     #[key(example = "{ prefill = { builtin = \"least-loaded\" } }", nested, changes = slots::changes)]
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }

@@ -48,10 +48,11 @@ pub struct SlotEntry {
     pub grants: Option<Vec<Grant>>,
     /// Whether the gateways of `[replicas]` share the memory of its policies; needs the grant "state".
     pub shared_state: bool,
-    /// What a failure of a policy of this slot does; default: policies.on_failure.
+    /// Effect of a failure of this slot's policies; default: policies.on_failure.
     #[key(example = "\"shed\"")]
     pub on_failure: Option<OnFailure>,
-    /// Candidates that its policies see at most, at least 8; default: all that are eligible. See tune.md.
+    /// Maximum number of candidates that its policies see, at least 8; default: all eligible ones. See
+    /// tune.md.
     #[key(example = "64")]
     pub max_rows: Option<u32>,
     /// Policy that serves a share of requests. See "Canary and shadow".

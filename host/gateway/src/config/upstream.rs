@@ -36,7 +36,7 @@ pub struct UpstreamTls {
     /// PEM file with the private key of the certificate.
     #[key(example = "\"/etc/pointsman/gateway.key\"")]
     pub key_file: Option<PathBuf>,
-    /// Oldest version of TLS that is spoken: "1.2" or "1.3".
+    /// Oldest accepted version of TLS: "1.2" or "1.3".
     #[key(default = tls::TLS_1_2.to_owned())]
     pub min_version: String,
 }

@@ -32,7 +32,7 @@ pub(crate) struct Settings {
     pub models: Vec<ModelName>,
     /// Limit of a whole request, from its first byte.
     pub request_timeout: Duration,
-    /// Limit of connecting to a worker.
+    /// Time limit for connecting to a worker.
     pub connect_timeout: Duration,
     /// How long a client may pause while it uploads a body.
     pub body_idle_timeout: Duration,
