@@ -2,7 +2,7 @@
 
 use crate::WireError;
 
-/// Limit of chunk extensions and trailers in an answer, bytes. Their content is ignored.
+/// Maximum size of the chunk extensions and trailers in an answer, bytes. Their content is ignored.
 const MAX_ASIDE: u32 = 16 * 1024;
 
 /// Decoder state of a chunked body.

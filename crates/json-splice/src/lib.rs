@@ -52,7 +52,7 @@ pub enum JsonError {
     Depth,
 }
 
-/// Limit of serde_json's text in an error, characters: it quotes the text.
+/// Maximum length of serde_json's text in an error, characters: it quotes the text.
 const MAX_ERROR_TEXT: usize = 300;
 
 /// Changes to the top level of a body.

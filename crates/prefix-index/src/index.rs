@@ -70,7 +70,7 @@ const QUEUE_LENGTH: usize = 8_192;
 /// Bounds of the index.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexConfig {
-    /// Limit of the bytes that records, blocks and the slack of their tables take.
+    /// Maximum memory of records, blocks and the slack of their tables, bytes.
     pub byte_budget: usize,
     /// How long the blocks of a recorded decision are assumed to stay cached.
     pub ttl: Duration,

@@ -13,7 +13,7 @@ use tracing_subscriber::{
     },
 };
 
-/// Limit of a value, characters.
+/// Maximum length of a value, characters.
 const MAX_VALUE: usize = 4_096;
 
 /// Returns the format of fields.

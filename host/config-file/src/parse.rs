@@ -15,7 +15,7 @@ use crate::{
     references,
 };
 
-/// Limit of problems reported for one file.
+/// Maximum number of problems reported for one file.
 const MAX_PROBLEMS: usize = 100;
 
 /// The readable part of a text, and the problems with the rest.

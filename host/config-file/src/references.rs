@@ -5,7 +5,7 @@ use std::{fs, io::Read as _};
 use serde_path_to_error::Segment;
 use toml::Value;
 
-/// Limit of a file with a secret, bytes.
+/// Maximum size of a file with a secret, bytes.
 const MAX_BYTES: u64 = 64 * 1024;
 
 /// A reference that could not be followed: where it is, and why.

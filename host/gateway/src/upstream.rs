@@ -31,13 +31,14 @@ pub(crate) use pool::ConnectionPool;
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 
-/// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
+/// Maximum size of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an
+/// error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
-/// Limit of the body of an error status, bytes. The rest is not read.
+/// Maximum size of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
-/// Limit of an engine's `Retry-After`, bytes: a number of seconds, or a date.
+/// Maximum length of an engine's `Retry-After`, bytes: a number of seconds, or a date.
 const MAX_RETRY_AFTER: usize = 64;
-/// Limit of an engine's own text in an error message, bytes.
+/// Maximum length of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
 
 /// Headers of a leg besides content type and length.

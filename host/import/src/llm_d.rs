@@ -44,7 +44,7 @@ struct Import<'a> {
     target: &'a Target,
     draft: Draft,
     report: Report,
-    /// Limit of requests of a worker, with its origin.
+    /// Maximum number of requests of a worker, with its origin.
     max_concurrency: Option<(u32, String)>,
     /// Address of the KV events of a worker.
     kv_events: Option<String>,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Limit of a source's text in a message or a comment, characters.
+/// Maximum length of a source's text in a message or a comment, characters.
 const MAX_SHOWN: usize = 120;
 
 /// Where a part of the source is.

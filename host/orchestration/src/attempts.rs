@@ -16,7 +16,7 @@ use crate::{
     legs::Event,
 };
 
-/// Limit of further rounds over all decode workers to place a handoff.
+/// Maximum number of further rounds over all decode workers to place a handoff.
 const MAX_HANDOFF_ROUNDS: u32 = 4;
 /// How often a committed handoff looks for a decode worker while all of them are busy.
 const HANDOFF_INTERVAL: Duration = Duration::from_millis(50);

@@ -58,7 +58,7 @@ pub struct Job {
 pub struct CoreConfig {
     /// Limits of the scheduler.
     pub limits: BatchLimits,
-    /// Limit of sequences that wait for admission.
+    /// Maximum number of sequences that wait for admission.
     pub max_waiting: u32,
     /// Duration of a step.
     pub step_time: StepTime,
@@ -76,7 +76,7 @@ pub enum Refusal {
     QueueFull {
         /// Number of waiting sequences.
         waiting: u32,
-        /// Limit of waiting sequences.
+        /// Maximum number of waiting sequences.
         max: u32,
     },
     /// The sequence needs more blocks than the engine has.

@@ -42,9 +42,9 @@ use stuck::Watch;
 
 /// The check that every engine answers.
 const HEALTH: &str = "/health";
-/// Limit of a response body in bytes.
+/// Maximum size of a response body in bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
-/// Limit of the body of a response with an engine's facts in bytes.
+/// Maximum size of the body of a response with an engine's facts in bytes.
 const MAX_FACTS_BODY: usize = 1024 * 1024;
 /// Load figures that could not be read in a row, after which the last ones are forgotten.
 pub const MAX_LOAD_FAILURES: u32 = 3;

@@ -79,7 +79,8 @@ const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 pub struct WorkerSpec {
     /// Configured id, or a hash of the URL.
     pub id: WorkerId,
-    /// Absolute base URL `http://host:port[/path]` or `https://…`, with its port and without a trailing slash.
+    /// Absolute base URL `http://host:port[/path]` or `https://…`, with its port and without a trailing
+    /// slash.
     pub url: Arc<str>,
     /// Name that the engine's certificate must have; `None` for the host of the URL.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,7 +122,7 @@ pub struct WorkerSpec {
     /// if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handoff_lease_s: Option<u32>,
-    /// Limit of concurrent requests.
+    /// Maximum number of concurrent requests.
     pub max_concurrency: Option<u32>,
     /// Tokens in a KV block of the engine; if absent, read from the engine.
     pub block_size: Option<u32>,

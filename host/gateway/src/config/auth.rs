@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Secret;
 
-/// Limit of a name in a certificate, bytes. A DNS name has 253, a SPIFFE id 2,048.
+/// Maximum length of a name in a certificate, bytes. A DNS name has 253, a SPIFFE id 2,048.
 const MAX_NAME: usize = 2_048;
-/// Limit of the name of a tenant, bytes.
+/// Maximum length of the name of a tenant, bytes.
 pub(super) const MAX_TENANT: usize = 128;
 
 /// Who may call, and as whom. See "Who may call".

@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 const MAX_MEMORY_KIB: u32 = 64 * 1024;
 const MAX_PASSES: u32 = 8;
 const MAX_LANES: u32 = 4;
-/// Limit of a digest's text, bytes.
+/// Maximum length of a digest's text, bytes.
 pub(super) const MAX_TEXT: usize = 512;
 /// Keys whose digests stood in this project's documentation. Everyone knows them.
 const PUBLISHED_KEYS: [&str; 2] = ["abc", "def"];

@@ -8,9 +8,9 @@ use crate::{
     tls::ListenerTls,
 };
 
-/// Limit of operators' connections.
+/// Maximum number of operators' connections.
 const OPERATORS_CONNECTIONS: usize = 256;
-/// Limit of proxies' connections to one data thread.
+/// Maximum number of proxies' connections to one data thread.
 #[cfg(feature = "ext-proc")]
 const PROXIES_CONNECTIONS: usize = 1_024;
 

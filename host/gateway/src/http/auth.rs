@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Limit of the name of a tenant in the header of a proxy, bytes.
+/// Maximum length of the name of a tenant in the header of a proxy, bytes.
 const MAX_TENANT: usize = 128;
 
 /// Lets a client's request with a known key or certificate pass, and returns who sent it. A key counts before

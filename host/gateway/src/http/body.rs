@@ -31,7 +31,7 @@ use crate::{
 /// Memory that is reserved for a body at once because of its declared length, bytes: not touched before bytes
 /// arrive, so a lie costs address space only.
 const MAX_RESERVED: usize = 1024 * 1024;
-/// Limit of a body for operators' endpoints, bytes.
+/// Maximum size of a body for operators' endpoints, bytes.
 const MAX_OPERATORS_BODY: usize = 1024 * 1024;
 
 /// Why a body cannot be read.

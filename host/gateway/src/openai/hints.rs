@@ -34,14 +34,14 @@ pub(crate) enum HintTrust {
 /// The prefill rank that means "unset".
 const UNSET_RANK: u32 = u32::MAX;
 
-/// Limit of a hint that is a text, and of a header with a hint, bytes.
+/// Maximum length of a text hint, and of a header with a hint, bytes.
 const MAX_TEXT_BYTES: usize = 512;
-/// Limit of the cache salt, bytes: vLLM's.
+/// Maximum length of the cache salt, bytes: vLLM's.
 const MAX_SALT_BYTES: usize = 1_024;
-/// Limit of the objects of a multimodal prompt, all blocks together, as JSON values.
+/// Maximum number of JSON values in the objects of a multimodal prompt, all blocks together.
 const MAX_OBJECT_VALUES: usize = 262_144;
 
-/// Limit of the taints of a kind.
+/// Maximum number of taints of each kind, required or preferred.
 const MAX_TAINTS: usize = 64;
 
 /// Fields of `nvext` that are lists or objects, with the limit of their elements.

@@ -8,14 +8,14 @@ use crate::{
     openai::short_text::shortened,
 };
 
-/// Limit of the name of a model, bytes.
+/// Maximum length of the name of a model, bytes.
 const MAX_MODEL_BYTES: usize = 512;
-/// Limit of the token ids that a client sends in place of a text.
+/// Maximum number of token ids that a client sends in place of a text.
 pub(crate) const MAX_TOKEN_IDS: usize = 4_194_304;
-/// Limit of the values within a field that the gateway reads as a tree, on all levels.
+/// Maximum number of values, on all levels, in a field that the gateway reads as a tree.
 const MAX_TREE_VALUES: usize = 262_144;
 
-/// Limit of the items of a conversation.
+/// Maximum number of items in a conversation.
 const MAX_ITEMS: usize = 16_384;
 
 /// Fields that a tokenizer's template reads as trees.

@@ -4,9 +4,9 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Limit of the client's trace state, bytes: what the standard asks to pass on at least.
+/// Maximum length of the client's trace state, bytes: what the standard asks to pass on at least.
 const MAX_STATE: usize = 512;
-/// Limit of the members of a trace state.
+/// Maximum number of members of a trace state.
 const MAX_MEMBERS: usize = 32;
 /// The flag "sampled".
 const SAMPLED: u8 = 1;

@@ -25,15 +25,15 @@ mod refresh;
 pub(crate) use key_set::KeySet;
 use refresh::Refresh;
 
-/// Limit of a token, bytes.
+/// Maximum length of a token, bytes.
 const MAX_TOKEN: usize = 8 * 1024;
-/// Limit of the name of a tenant in a token, bytes.
+/// Maximum length of the name of a tenant in a token, bytes.
 const MAX_TENANT: usize = 128;
-/// Limit of a subject in the audit log, characters.
+/// Maximum length of a subject in the audit log, characters.
 const MAX_SUBJECT: usize = 64;
 /// Tokens that are remembered as verified.
 const MAX_VERIFIED: usize = 16_384;
-/// Limit of connecting to the identity server.
+/// Time limit for connecting to the identity server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Verifies tokens.

@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 use super::caller::{Caller, Operator, Tenant};
 use crate::config::{Credentials, KeyDigest, KeySettings, Role, Secret, sha256};
 
-/// Limit of a key, bytes. A longer one is unknown.
+/// Maximum length of a key, bytes. A longer one is unknown.
 const MAX_KEY: usize = 1024;
 
 /// Keys, and who each belongs to.

@@ -14,7 +14,7 @@ use pointsman_workers::{Leg, WorkerId};
 use tokio::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Limit of remembered bodies. The oldest is forgotten first.
+/// Maximum number of remembered bodies. The oldest is forgotten first.
 const MAX_BODIES: usize = 1_024;
 /// Number of places for hashes of bodies that were served. A hash replaces the one in its place.
 const SERVED: usize = 4_096;

@@ -30,7 +30,7 @@ pub(crate) struct Settings {
     pub model_splits: BTreeMap<ModelName, SplitRules>,
     /// Models of the configuration.
     pub models: Vec<ModelName>,
-    /// Limit of a whole request, from its first byte.
+    /// Time limit of a whole request, from its first byte.
     pub request_timeout: Duration,
     /// Time limit for connecting to a worker.
     pub connect_timeout: Duration,
@@ -69,7 +69,7 @@ pub(crate) struct Settings {
     pub request_rules: RequestRules,
     /// Whether a client may see why a worker was chosen.
     pub tell_decisions: bool,
-    /// Limit of a request body in bytes.
+    /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// API keys of clients; empty: no key is needed.
     pub keys: Keys<Caller>,

@@ -21,7 +21,7 @@ const MAX_RUNNING: usize = 2;
 const MAX_WAITING: usize = 64;
 /// Largest number of them that one address started.
 const MAX_OF_ADDRESS: u32 = 8;
-/// Limit of a verification, with its wait.
+/// Time limit of a verification, with its wait.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Verdicts that are kept.
 const MAX_VERDICTS: usize = 8_192;

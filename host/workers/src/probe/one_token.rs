@@ -11,7 +11,7 @@ use crate::{
     spec::{KvTransport, WorkerSpec},
 };
 
-/// Limit of the answer's body in bytes.
+/// Maximum size of the answer's body in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// Result of the request for one token.

@@ -5,9 +5,9 @@ use serde::Deserialize;
 use super::public_key::{Jwk, PublicKey};
 use crate::config::JwtAlgorithm;
 
-/// Limit of a set, bytes.
+/// Maximum size of a set, bytes.
 pub(crate) const MAX_BYTES: usize = 256 * 1024;
-/// Limit of a set, keys.
+/// Maximum number of keys in a set.
 const MAX_KEYS: usize = 64;
 
 /// The keys that may verify tokens.

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::key_set::{KeySet, MAX_BYTES};
 use crate::telemetry::metrics::Metrics;
 
-/// Limit of one fetch.
+/// Time limit of one fetch.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Requests that wait for a fetch because their key is unknown.
 const MAX_WAITING: usize = 256;
