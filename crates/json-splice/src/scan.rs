@@ -27,7 +27,7 @@ pub(super) struct Member {
     pub(super) value: Range<usize>,
     /// Content of the value.
     pub(super) counts: Counts,
-    /// Ends of the objects in the list that the value is, from its beginning on. Ends beyond [`MAX_ENDS`] are
+    /// Ends of the objects in the list in the value, from its beginning on. Ends beyond [`MAX_ENDS`] are
     /// missing.
     pub(super) object_ends: Vec<u32>,
 }

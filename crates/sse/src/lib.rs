@@ -79,7 +79,7 @@ pub fn is_event(bytes: &[u8]) -> bool {
     is_named || last_data.is_none_or(ends_as_json)
 }
 
-/// Whether the content type of an answer is that of a stream of events, in any case and with any parameters.
+/// Returns whether a content type names an event stream, in upper or lower case and with any parameters.
 #[must_use]
 pub fn is_stream(content_type: &[u8]) -> bool {
     let kind = content_type.split(|byte| *byte == b';').next().unwrap_or_default();

@@ -38,7 +38,7 @@ pub enum GatewayError {
         /// Time that the command waited.
         limit: Duration,
     },
-    /// An answer that is larger than any that makes sense.
+    /// The answer is larger than any sensible one.
     #[error("calling {url}: the answer is larger than {limit} bytes; ask for less")]
     TooLarge {
         /// What was called.
@@ -98,7 +98,7 @@ fn advice(status: u16) -> &'static str {
 }
 
 impl Answer {
-    /// Whether the gateway did what it was asked for.
+    /// Returns whether the gateway carried the request out.
     #[must_use]
     pub fn succeeded(&self) -> bool {
         (200..300).contains(&self.status)

@@ -170,7 +170,7 @@ impl Field {
         Some(quote! { ::pointsman_config_file::Range::new(#min, #max, #reason) })
     }
 
-    /// The type, or of an `Option` that of its content.
+    /// Type of the field; for an `Option`, the type of its content.
     fn content(&self) -> &Type {
         content(&self.ty).unwrap_or(&self.ty)
     }

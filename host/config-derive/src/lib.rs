@@ -19,8 +19,8 @@
 //!
 //! | `#[key(…)]` | meaning |
 //! | --- | --- |
-//! | `default = EXPR` | the default, otherwise that of the type |
-//! | `range = A..=B`, `range = A..` | values that are allowed; of an `Option`, those of its content |
+//! | `default = EXPR` | the default; without it, the type's default |
+//! | `range = A..=B`, `range = A..` | values that are allowed; for an `Option`, of its content |
 //! | `positive` | more than zero |
 //! | `reason = "…"` | what is wrong with a value outside the range: "`0` REASON: expected …" |
 //! | `example = "…"` | value that the reference shows when there is no default; of a map, an entry's name |

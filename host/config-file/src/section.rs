@@ -17,7 +17,7 @@ pub trait Section {
 
 /// A table, or tables by name, that a reload compares key by key.
 pub trait Compared {
-    /// Reports the keys whose values differ in `new`. `path` is that of the table.
+    /// Reports the keys whose values differ in `new`. `path` is the path of the table.
     fn changes(&self, new: &Self, path: &str, changes: &mut Changes);
 
     /// Puts the values of the start in the place of those that a reload does not apply.

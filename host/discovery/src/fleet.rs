@@ -35,7 +35,7 @@ pub use status::{FleetStatus, SourceState, SourceStatus};
 const CONFIGURED: usize = 0;
 /// Index of the source for workers that operators add.
 const OPERATOR: usize = 1;
-/// How often workers that leave are looked at.
+/// Interval at which leaving workers are checked.
 const LEAVING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Bounds and times of a fleet.

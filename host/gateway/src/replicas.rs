@@ -70,7 +70,7 @@ impl Replicas {
         self.0.as_ref().map(|parts| parts.sessions.clone()).unwrap_or_default()
     }
 
-    /// Starts the exchange on a thread of its own, until `stop`. `address`: that of the clients' listener.
+    /// Starts the exchange on a thread of its own, until `stop`. `address`: address of the clients' listener.
     pub(crate) fn start(
         &self,
         (settings, block_size): (&config::Replicas, u32),

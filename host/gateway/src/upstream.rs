@@ -302,7 +302,7 @@ fn shortage(error: &std::io::Error) -> CallError {
     CallError::Shortage(error.to_string())
 }
 
-/// Reads a body whole. `limits` are those of each pause of the engine.
+/// Reads a whole body. `limits` bounds each pause of the engine.
 ///
 /// # Errors
 /// [`CallError`], also when the body is larger than any engine's answer.

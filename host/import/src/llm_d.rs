@@ -1,6 +1,6 @@
 //! `import llm-d`: an `EndpointPickerConfig` becomes slots, an override, a queue and sources of workers.
 //!
-//! The rules are those of `llm-d/llm-d-router` at ebab687. docs/import.md has the table.
+//! The rules follow `llm-d/llm-d-router` at ebab687. docs/import.md has the table.
 
 use anyhow::anyhow;
 

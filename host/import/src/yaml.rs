@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 64;
 /// Maximum number of documents in a file.
 const MAX_DOCUMENTS: usize = 100;
 
-/// A value and its line, from 1. The line of a block of lines (`|`) is that of its first one.
+/// A value and its line, from 1. The line of a block of lines (`|`) is its first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) line: usize,

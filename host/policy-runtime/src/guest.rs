@@ -156,7 +156,7 @@ impl Guest {
 
 impl ResourceLimiter for Guest {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        // The limit is that of all memories together.
+        // The limit is for all memories together.
         let total = self.memory_used.saturating_add(desired.saturating_sub(current));
         if total <= self.memory_bytes {
             self.memory_used = total;

@@ -3,7 +3,7 @@
 //!
 //! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`.
 //! A lane has either such a component or formulas, as `prefill.formula.toml`.
-//! Files in `parts/` are those that specs name. The manager compares content, not times, to find changes.
+//! Specs name the files in `parts/`. The manager compares content, not times, to find changes.
 //! Scans, commands and failures run on one thread; compiles run on others (`compile_queue`). When a
 //! compile has finished, the lane's files are read again, so that only content that is still wanted is
 //! installed.

@@ -62,7 +62,7 @@ pub struct Difference {
     pub recorded_cost: Option<f32>,
     /// The decision of the policy.
     pub new: String,
-    /// The policy's cost of its own choice.
+    /// Cost that the policy gave its own choice.
     pub new_cost: Option<f32>,
     /// Difference by which the recorded choice costs more, by the policy's costs; `None` if it returns none.
     pub by: Option<f32>,

@@ -40,7 +40,7 @@ use link::{Event, Link};
 use state::StateLink;
 use times::Times;
 
-/// Bounds of what is kept of other gateways.
+/// Bounds of the data that is kept about other gateways.
 const LIMITS: PeerLimits = PeerLimits { peers: 64, bookings: 65_536, hashes: 8_000_000 };
 /// Maximum size of the messages that wait for the connection, bytes. Beyond it the gateway drops them and
 /// sends a snapshot later.

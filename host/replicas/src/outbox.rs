@@ -201,7 +201,7 @@ impl Outbox {
         (0..).zip(parts).map(message).collect()
     }
 
-    /// Returns a message that says that this gateway is alive.
+    /// Returns a heartbeat: this gateway is alive.
     pub fn heartbeat(&mut self) -> Bytes {
         self.empty(&Kind::Batch)
     }
@@ -211,7 +211,7 @@ impl Outbox {
         self.empty(&Kind::Ask(name.to_owned()))
     }
 
-    /// Returns a message that says that this gateway stops.
+    /// Returns the message that announces the stop of this gateway.
     pub fn bye(&mut self) -> Bytes {
         self.empty(&Kind::Bye)
     }

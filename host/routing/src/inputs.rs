@@ -22,7 +22,7 @@ pub(crate) struct Inputs {
     overlaps: Overlaps,
     load: Load,
     after_admission: Vec<u32>,
-    /// On device, in host memory, on disk.
+    /// Numbers of cached blocks on device, in host memory and on disk.
     cached: [Vec<u32>; 3],
     /// Rows of `cached` that may not be 0.
     holders: Vec<u32>,

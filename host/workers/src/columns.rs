@@ -74,8 +74,8 @@ pub(crate) struct Chunk {
     free: AtomicU64,
     /// Whether another gateway has ever booked a rank of the chunk. Decisions read `remote` only then.
     has_remote: AtomicBool,
-    /// Ranks on which a prompt is booked, by the bucket of the prompt's first block. Exact in one direction:
-    /// a rank without the bit books no prompt with this first block.
+    /// Ranks on which a prompt is booked, by the bucket of the prompt's first block. A bit may be set
+    /// without such a prompt, but a rank without the bit books no prompt with this first block.
     first_blocks: OnceLock<Box<[AtomicU64]>>,
 }
 

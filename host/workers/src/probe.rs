@@ -64,7 +64,7 @@ pub struct ProbeConfig {
     pub interval: Duration,
     /// Time limit of a request.
     pub timeout: Duration,
-    /// Time limit of the health check of an engine that is slow to answer them, or may be.
+    /// Time limit of the health check of an engine that is slow to answer, or may be.
     pub health_timeout: Duration,
     /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
@@ -170,7 +170,7 @@ struct Probe {
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
     load_failures: u32,
-    /// The engine did not answer a question about its facts: ask again with the next check.
+    /// The engine did not answer a request for its facts: repeat it with the next check.
     incomplete: bool,
 }
 

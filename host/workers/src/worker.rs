@@ -89,7 +89,7 @@ pub struct Worker {
     stale_facts: AtomicBool,
     /// Makes the prober check the worker at once.
     check_now: Notify,
-    /// Held while the ranks are updated with whether the worker is eligible without a condition.
+    /// Held while the ranks are told whether the worker is eligible unconditionally.
     telling: Mutex<()>,
     /// Number of places that are reserved.
     reserved: Arc<AtomicU32>,

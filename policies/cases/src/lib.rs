@@ -23,7 +23,7 @@ pub use report::Report;
 /// One `[[case]]` of the file, with names and values checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// What the case shows; reports identify the case by it.
+    /// Name of the case: what it shows. Reports identify the case by it.
     pub name: String,
     /// The operator's settings as a JSON object, if the case has any.
     pub settings: Option<String>,

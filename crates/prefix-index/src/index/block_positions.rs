@@ -74,7 +74,7 @@ impl BlockPositions {
         tags.map(|tag| self.part(tag).map_or(0, |part| part.load(tag))).fold(0, u32::wrapping_add)
     }
 
-    /// Finds a block. `is` returns whether a position is that of the block with this hash.
+    /// Finds a block. `is` returns whether the block at a position has this hash.
     pub(super) fn find(&self, engine: u64, is: impl Fn(Position) -> bool) -> Option<Position> {
         let tag = tag_of(engine);
         self.part(tag)?.find(tag, is).map(|(_, _, position)| position)

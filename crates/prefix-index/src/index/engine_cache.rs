@@ -314,8 +314,8 @@ impl EngineCache {
         }
     }
 
-    /// Removes a block from one tier that does not end where one of ours does. Returns false if blocks that
-    /// contain it may still be listed.
+    /// Removes from one tier a block whose end is not the end of one of our blocks. Returns false if blocks
+    /// that contain it may still be listed.
     fn take_out_part(&mut self, tree: &mut TreeWriter, at: Position, tier: usize) -> bool {
         let consistent = self.holders[tier].is_none_or(|holder| self.runs.unlist(tree, at, tier, holder));
         self.runs.set_stored(at, tier, 0);

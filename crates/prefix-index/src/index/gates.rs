@@ -51,7 +51,7 @@ impl Listed {
         }
     }
 
-    /// Shortens the matches: `ends` are those of all holders.
+    /// Shortens the matches. `ends` has the ends of all holders' matches.
     pub(super) fn limit(&mut self, gates: &[Gate], ends: &mut [u32]) {
         self.ranges.sort_unstable();
         self.ranges.dedup_by(|next, last| {

@@ -56,7 +56,7 @@ impl Recorded {
         }
     }
 
-    /// Divides the records where a segment is split. Returns those of the second part.
+    /// Divides the records where a segment is split. Returns the records of the second part.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         let at = u32::try_from(at).unwrap_or(u32::MAX);
         let beyond = self.0.iter().filter(|known| known.to > at);

@@ -164,7 +164,7 @@ impl Runs {
         }
     }
 
-    /// Notes at the branch that a block starts, if it starts one, whether a tier stores the block.
+    /// If a block starts a branch, counts there whether a tier stores the block.
     fn count_branch(&mut self, at: Position, tier: usize, stored: bool) {
         let parent = self.run(at).filter(|_| at.at == 0).and_then(|run| run.parent);
         let Some(branch) = parent.and_then(|parent| self.branch_mut(parent)) else { return };

@@ -22,7 +22,7 @@ pub(super) struct Stretch {
 #[derive(Debug, Default)]
 pub(super) struct Trail(Vec<Piece>);
 
-/// A stretch that ends where the next one begins.
+/// A part of the trail. It ends where the next part begins.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     from: u32,

@@ -85,7 +85,7 @@ pub struct Shadow {
     pub agrees: Option<bool>,
 }
 
-/// How the request ended.
+/// End of the request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Outcome {
     pub status: u16,

@@ -146,7 +146,8 @@ struct Ranking<'a> {
 }
 
 impl SlotEntry {
-    /// Returns what the slot is to run. `salt` is that of the hashes by which policies know tenants.
+    /// Returns the content that the slot should run. `salt` is the salt of the tenant hashes that policies
+    /// see.
     #[must_use]
     pub fn spec(&self, kind: SlotKind, salt: u64) -> SlotSpec {
         let settings = json(&self.settings, salt);

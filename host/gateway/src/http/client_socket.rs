@@ -30,7 +30,7 @@ pub(super) struct ClientSocket {
     connection: ClientConnection,
     /// How long the client may accept no byte.
     write_timeout: Duration,
-    /// Whether the daemon stops: then nothing lingers.
+    /// Whether the daemon stops. Connections then close without lingering.
     stopping: tokio_util::sync::CancellationToken,
     /// Ends a blocked write, or the linger. Made when the first of them begins.
     timer: Option<Pin<Box<Sleep>>>,
@@ -39,7 +39,7 @@ pub(super) struct ClientSocket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The kernel takes what is written.
+    /// The kernel accepts writes.
     Open,
     /// A write waits for the client, and the timer runs.
     Blocked,

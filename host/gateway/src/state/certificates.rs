@@ -55,7 +55,7 @@ impl<T> Certificates<T> {
 }
 
 impl Certificates<Caller> {
-    /// Returns the certificates of clients. `salt` is that of the tenants' hashes.
+    /// Returns the certificates of clients. `salt` is the salt of the tenant hashes.
     #[must_use]
     pub(crate) fn of_clients(entries: &[CertificateEntry], salt: u64) -> Self {
         let clients = entries.iter().filter(|entry| entry.role.is_none());

@@ -79,7 +79,7 @@ pub(crate) enum TokenError {
 }
 
 impl TokenVerifier {
-    /// Starts to fetch the public keys, if they are to be fetched. `salt` is that of the tenants' hashes.
+    /// Starts to fetch the public keys, if they are to be fetched. `salt` is the salt of the tenant hashes.
     ///
     /// # Errors
     /// The HTTP client does not start.

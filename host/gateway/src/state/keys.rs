@@ -95,7 +95,7 @@ impl<T> Keys<T> {
 }
 
 impl Keys<Caller> {
-    /// Returns the keys of clients. `salt` is that of the tenants' hashes.
+    /// Returns the keys of clients. `salt` is the salt of the tenant hashes.
     #[must_use]
     pub(crate) fn of_clients(credentials: &Credentials, salt: u64) -> Self {
         let tenant = |name: &str| Tenant::new(name, salt);

@@ -148,13 +148,13 @@ fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, Spli
 }
 
 impl Settings {
-    /// Whether a client has to prove who it is by a key or a certificate.
+    /// Returns whether clients have to authenticate, with a key or a certificate.
     #[must_use]
     pub(crate) fn clients_are_known(&self) -> bool {
         !(self.keys.is_empty() && self.certificates.is_empty())
     }
 
-    /// Whether an address is that of a trusted proxy.
+    /// Returns whether an address belongs to a trusted proxy.
     #[must_use]
     pub(crate) fn is_trusted_proxy(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

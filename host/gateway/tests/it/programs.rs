@@ -49,7 +49,7 @@ pub(crate) fn parses<T: AsRef<str>>(words: &[T]) -> bool {
 }
 
 fn build(bin: &Path) {
-    // Its time is that of the last build; its lock lets one process of the test run build.
+    // The file's time is the time of the last build. Its lock lets only one process of the test run build.
     let stamp = File::options().create(true).append(true).open(bin.join(".other-programs")).unwrap();
     stamp.lock().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();

@@ -1,4 +1,4 @@
-//! The flags of both routers: how many values each takes, and what becomes of those that need no translation.
+//! The flags of both routers: how many values each takes, and the fate of flags that need no translation.
 
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 

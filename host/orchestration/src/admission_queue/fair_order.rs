@@ -177,7 +177,7 @@ impl<T: Clone> FairOrder<T> {
         self.lines.contains_key(line)
     }
 
-    /// Adds a request. `weight` is that of its tenant.
+    /// Adds a request. `weight` is the weight of its tenant.
     pub(super) fn insert(
         &mut self,
         line: LineId,

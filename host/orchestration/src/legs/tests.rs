@@ -671,7 +671,7 @@ struct World {
     prefill_lives: bool,
     /// The decode worker that alone could take the handoff, refused even one token or was not reached.
     nobody_takes: bool,
-    /// The time for what engines need after the deadline is over.
+    /// Whether the time that engines get after the deadline is over.
     lease_over: bool,
     finished: bool,
     /// Engines that broke on the request.

@@ -114,8 +114,8 @@ impl LaneFiles {
         Ok(())
     }
 
-    /// Makes a trial's file that of the active lane, so that its promotion outlives the gateway. Keeps copies
-    /// of the files that are in its place.
+    /// Makes a trial's file the file of the active lane, so that its promotion outlives the gateway. Keeps
+    /// copies of the files that are in its place.
     pub(super) fn promote(&mut self, lane: Lane) -> anyhow::Result<()> {
         let Some(digest) = self.own(lane) else { bail!("{} is another's by now", self.path(lane).display()) };
         let mut earlier = Vec::new();

@@ -20,7 +20,7 @@ const SKIPPED_ENDINGS: [&str; 6] = [".wasm", ".minisig", ".swp", ".swx", ".tmp",
 /// Files that builds write, and one that vim tries out.
 const SKIPPED_FILES: [&str; 2] = ["Cargo.lock", "4913"];
 
-/// Paths whose changes are saves.
+/// Paths whose changes count as saves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
     /// Directory of a project, with all below it.

@@ -74,7 +74,7 @@ pub(super) struct Table<'a> {
     pub(super) limits: PeerLimits,
     pub(super) block_size: u32,
     pub(super) counters: &'a Counters,
-    /// The sender as the writer of bindings.
+    /// Id of the sender as a writer of bindings.
     pub(super) writer: u64,
     pub(super) effects: &'a mut Vec<Effect>,
 }

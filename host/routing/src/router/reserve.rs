@@ -14,7 +14,7 @@ use crate::{
     slot::{NativeMode, Program, SlotKind},
 };
 
-/// A place that is kept for a leg until it is dropped.
+/// Reserved place of a worker for a leg. Dropping it gives the place back.
 #[derive(Debug)]
 pub struct ReservedPlace {
     worker: WorkerId,

@@ -1,4 +1,4 @@
-//! The tokens of a conversation are those of its text as a whole, whatever of it occurred before.
+//! A conversation has the tokens of its text as a whole, whichever parts of it occurred before.
 
 use std::{
     path::Path,

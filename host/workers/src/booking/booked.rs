@@ -95,7 +95,7 @@ impl Booked {
             run.bookings += 1;
             place += equal;
             if let Some(rest) = rest {
-                // The prompts diverge here, or this one ends.
+                // The prompts diverge at this block, or this prompt ends.
                 if let Some(first) = rest.hashes.get(part) {
                     self.runs.insert(*first, rest);
                 }

@@ -83,8 +83,8 @@ impl Worker {
         self.contradiction.load_full()
     }
 
-    /// Stores what the configuration and the engine contradict each other about. The worker is not eligible
-    /// until that is nothing. Returns true if it changed.
+    /// Stores the contradiction between the configuration and the engine. While there is one, the worker is
+    /// not eligible. Returns true if it changed.
     pub(crate) fn set_contradiction(&self, contradiction: Option<Contradiction>) -> bool {
         self.misconfigured.store(contradiction.is_some(), Ordering::Release);
         self.tell_ranks();

@@ -19,7 +19,7 @@ const SNAPSHOT: [u8; 3] = [5, 11, 12];
 /// Bytes before the first section.
 const HEADER_BYTES: usize = 8;
 
-/// Returns the place of the slot. `None`: there is not exactly one.
+/// Returns the offset of the source's place. `None` unless there is exactly one.
 pub(super) fn find_slot(component: &[u8]) -> Option<usize> {
     let slot = SLOT_UNIT.repeat(SLOT_BYTES / SLOT_UNIT.len());
     let mut found = None;

@@ -18,7 +18,7 @@ fn started(writer: u64, incarnation: u64) -> State {
     state
 }
 
-/// The time of writes is the system's, that of reads is the call's.
+/// Writes use the system's time, reads the call's.
 fn now() -> u64 {
     now_us() / 1_000
 }

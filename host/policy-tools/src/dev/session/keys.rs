@@ -94,7 +94,7 @@ impl Session {
         self.console.say("promote", &text)
     }
 
-    /// Promotes the trial, and makes its file that of the active lane.
+    /// Promotes the trial, and makes its file the file of the active lane.
     async fn promote(&mut self, generation: u64) -> anyhow::Result<()> {
         let Some((gateway, slot)) = self.gateway.clone() else { return Ok(()) };
         let trial = self.current.as_ref().map(|current| &current.policy);

@@ -140,7 +140,7 @@ pub(super) fn is_up(query: &Query<'_>, candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down() || serves(reason))
 }
 
-/// The candidates of the other leg: those of the worker that a hint names, else all.
+/// Candidates of the other leg: the worker's that a hint names, else all.
 pub(super) fn partners<'a>(
     query: &Query<'_>,
     others: &'a [Candidate],
@@ -153,7 +153,7 @@ pub(super) fn partners<'a>(
     })
 }
 
-/// Whether two workers can run the legs of a request. `leg` is that of the first.
+/// Returns whether two workers can run the legs of a request. `leg` is the leg of the first one.
 pub(super) fn fits(leg: Leg, spec: &WorkerSpec, other: &WorkerSpec) -> bool {
     let (prefill, decode) = if leg == Leg::Prefill { (spec, other) } else { (other, spec) };
     decode.pairs_with(prefill) && !prefill.forbids_transfer_to(decode)
@@ -175,7 +175,7 @@ pub(super) struct PartnerIndex<'a> {
     hasher: RandomState,
 }
 
-/// Whether the compatibility of a key is that of a worker, or that of any.
+/// Returns whether the compatibility of a key matches a worker, or is the one for any worker.
 #[derive(Clone, Copy, Hash)]
 enum Compatible<'a> {
     Any,
