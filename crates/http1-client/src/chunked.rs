@@ -64,7 +64,7 @@ impl Chunked {
         Ok(rest.len())
     }
 
-    /// Whether the last chunk has ended.
+    /// Returns whether the last chunk has ended.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.at == At::Done

@@ -189,7 +189,7 @@ impl Framing {
         Ok(())
     }
 
-    /// Whether nothing more will come.
+    /// Returns whether nothing more will come.
     #[must_use]
     pub fn is_done(&self) -> bool {
         match self {

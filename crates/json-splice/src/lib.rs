@@ -173,7 +173,7 @@ impl<'a> Edit<'a> {
         self
     }
 
-    /// Whether a key is taken out, unless it gets another value.
+    /// Returns whether a key is taken out, unless it gets another value.
     fn takes_out(&self, key: &str) -> bool {
         self.removed.contains(&key) || self.stripped.iter().any(|stripped| stripped.eq_ignore_ascii_case(key))
     }

@@ -283,7 +283,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Whether nothing but white space follows.
+    /// Returns whether nothing but white space follows.
     fn end(&mut self) -> bool {
         self.blank();
         self.at == self.bytes.len()

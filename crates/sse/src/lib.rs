@@ -57,8 +57,8 @@ pub struct Seen {
     pub kv_transfer_at: Option<Range<usize>>,
 }
 
-/// Whether a slice looks like an event: each line is a known field, a comment or blank, and data ends as JSON
-/// (or the end mark) does. An event that its server cut short does not.
+/// Returns whether a slice looks like an event: each line is a known field, a comment or blank, and data ends
+/// as JSON (or the end mark) does. An event that its server cut short does not.
 #[must_use]
 pub fn is_event(bytes: &[u8]) -> bool {
     // Almost every event is one line of data.
@@ -133,7 +133,7 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Whether one of the events has data. A comment, such as a keep-alive ping, is not an event.
+/// Returns whether one of the events has data. A comment, such as a keep-alive ping, is not an event.
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.
@@ -153,7 +153,7 @@ pub fn name(event: &[u8]) -> Option<&[u8]> {
     lines(event).map(field).find(|(name, _)| *name == b"event").map(|(_, value)| value)
 }
 
-/// Whether an event is the end mark.
+/// Returns whether an event is the end mark.
 pub fn is_done(event: &[u8]) -> bool {
     // Neither almost every event nor a whole JSON body has to be split into lines.
     if event.starts_with(b"data: {") || END_MARK.find(event).is_none() {
@@ -232,7 +232,7 @@ fn last_boundary(bytes: &[u8], from: usize) -> Option<usize> {
     ends.map(|at| from + at).find(|at| ends_event(bytes, *at)).map(|at| at + 1)
 }
 
-/// Whether the line end at `at` ends a blank line.
+/// Returns whether the line end at `at` ends a blank line.
 fn ends_event(bytes: &[u8], at: usize) -> bool {
     let before = bytes.get(..at).unwrap_or_default();
     let is_second_half = bytes.get(at) == Some(&b'\n') && before.ends_with(b"\r");

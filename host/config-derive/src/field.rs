@@ -186,7 +186,7 @@ fn content(ty: &Type) -> Option<&Type> {
     })
 }
 
-/// Whether the last name of a type is `name`.
+/// Returns whether the last name of a type is `name`.
 fn is(ty: &Type, name: &str) -> bool {
     matches!(ty, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == name))
 }

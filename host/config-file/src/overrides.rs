@@ -42,7 +42,7 @@ impl Override {
         single.unwrap_or_else(|| Value::String(self.text.clone()))
     }
 
-    /// Whether one of the two paths begins with the other.
+    /// Returns whether one of the two paths begins with the other.
     fn touches(&self, keys: &[&str]) -> bool {
         !keys.is_empty() && self.keys.iter().zip(keys).all(|(own, other)| own == other)
     }

@@ -230,7 +230,7 @@ fn keys(segments: &[Segment]) -> Vec<&str> {
     names.collect()
 }
 
-/// Whether the value at a path is a secret, or one of a list of secrets.
+/// Returns whether the value at a path is a secret, or one of a list of secrets.
 fn is_secret(path: &str, secrets: &[&str]) -> bool {
     let mut keys = path.split('.').map(|key| key.split('[').next().unwrap_or(key));
     keys.any(|key| secrets.contains(&key))

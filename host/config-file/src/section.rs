@@ -55,7 +55,7 @@ pub trait Value: PartialOrd {
     /// Returns the value as the file has it, without quotation marks.
     fn shown(&self) -> String;
 
-    /// Whether it is finite.
+    /// Returns whether it is finite.
     fn is_finite(&self) -> bool {
         true
     }

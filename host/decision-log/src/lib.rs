@@ -210,7 +210,7 @@ impl LoggedBlocks {
     }
 }
 
-/// Whether the block that ends at this depth is logged.
+/// Returns whether the block that ends at this depth is logged.
 fn is_logged(depth: u32) -> bool {
     depth <= EVERY || (depth <= SPARSE && depth.is_multiple_of(32)) || depth.is_multiple_of(1_024)
 }

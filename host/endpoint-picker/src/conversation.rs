@@ -98,7 +98,7 @@ impl<P: Picker> Conversation<P> {
         self.out.pop_front()
     }
 
-    /// Whether nothing will be sent any more.
+    /// Returns whether nothing will be sent any more.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over) && self.out.is_empty()
     }

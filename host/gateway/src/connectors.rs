@@ -137,7 +137,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         PrefillAnswer::MissingParameters
     }
 
-    /// Whether the engine can abort a leg by its id.
+    /// Returns whether the engine can abort a leg by its id.
     fn abortable(&self) -> bool {
         false
     }
@@ -157,7 +157,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the decode leg's own `cached_tokens` counts the prompt's cached tokens.
+    /// Returns whether the decode leg's own `cached_tokens` counts the prompt's cached tokens.
     fn decode_knows_cached_tokens(&self) -> bool {
         true
     }

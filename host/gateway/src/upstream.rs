@@ -214,8 +214,8 @@ impl CallError {
         Self::Status { status, content_type, retry_after: None, body, in_body: true }
     }
 
-    /// Whether the engine broke while it handled the request. An engine that is overloaded refuses a request
-    /// and stays usable.
+    /// Returns whether the engine broke while it handled the request. An engine that is overloaded refuses a
+    /// request and stays usable.
     #[must_use]
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
@@ -225,14 +225,14 @@ impl CallError {
         }
     }
 
-    /// Whether another engine that fails in the same way makes the request itself suspect: the connection
-    /// ended, or the status is 5xx.
+    /// Returns whether another engine that fails in the same way makes the request itself suspect: the
+    /// connection ended, or the status is 5xx.
     #[must_use]
     pub(crate) fn is_suspicious(&self) -> bool {
         self.breaks_engine() && matches!(self, Self::Broken(_) | Self::Status { .. })
     }
 
-    /// Whether another worker is tried.
+    /// Returns whether another worker is tried.
     #[must_use]
     pub(crate) fn retryable(&self) -> bool {
         match self {
@@ -246,14 +246,14 @@ impl CallError {
         }
     }
 
-    /// Whether the engine refused the request as the client's error.
+    /// Returns whether the engine refused the request as the client's error.
     #[must_use]
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Status { status, .. } if status.is_client_error())
     }
 
-    /// Whether it counts as a failure of the worker. An overloaded engine works, and a refused request is the
-    /// client's error.
+    /// Returns whether it counts as a failure of the worker. An overloaded engine works, and a refused
+    /// request is the client's error.
     #[must_use]
     pub(crate) fn is_fault(&self) -> bool {
         match self {
@@ -263,8 +263,8 @@ impl CallError {
         }
     }
 
-    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
-    /// its answer was a refusal.
+    /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
+    /// or when its answer was a refusal.
     #[must_use]
     pub(crate) fn began(&self) -> bool {
         match self {

@@ -126,7 +126,7 @@ impl Import<'_> {
         }
     }
 
-    /// Whether a profile refers to the plugin, or an entry of the report is about it.
+    /// Returns whether a profile refers to the plugin, or an entry of the report is about it.
     fn is_used(&self, plugin: &Plugin<'_>) -> bool {
         let mut entries = self.config.profiles.iter().flat_map(|profile| &profile.entries);
         plugin.is_told.get() || entries.any(|entry| entry.plugin == plugin.name)

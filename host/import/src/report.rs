@@ -119,7 +119,7 @@ pub(crate) fn plain(text: &str) -> String {
     shown
 }
 
-/// Whether a letter breaks lines, reorders text, or is not seen.
+/// Returns whether a letter breaks lines, reorders text, or is not seen.
 pub(crate) fn is_hidden(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{feff}')

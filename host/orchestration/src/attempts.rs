@@ -131,7 +131,7 @@ impl Attempts {
         Some(Committed { beyond_limits, only_consumes })
     }
 
-    /// Whether the prefill engine has freed the blocks of the handoff.
+    /// Returns whether the prefill engine has freed the blocks of the handoff.
     #[must_use]
     pub fn lease_is_over(&self) -> bool {
         self.committed.is_some_and(|handoff| Instant::now() >= handoff.ends)

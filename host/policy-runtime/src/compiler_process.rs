@@ -166,7 +166,7 @@ impl CompilerProcess {
         CodeStore::new(self.cache_dir())
     }
 
-    /// Whether the cache outlives the engine.
+    /// Returns whether the cache outlives the engine.
     pub(crate) fn keeps_cache(&self) -> bool {
         matches!(self.dir, CacheDir::Kept(_))
     }

@@ -226,7 +226,7 @@ impl PolicyEngine {
         self.inner.compiler.as_ref().map(|compiler| (compiler, target))
     }
 
-    /// Whether large modules are compiled apart from the policies that contain them.
+    /// Returns whether large modules are compiled apart from the policies that contain them.
     pub(crate) fn shares_modules(&self) -> bool {
         self.inner.cache.is_some()
     }

@@ -329,7 +329,7 @@ impl WeakPolicy {
         Some(LoadedPolicy { info, pool: self.pool.upgrade()?, cost: self.cost })
     }
 
-    /// Whether its instances live.
+    /// Returns whether its instances live.
     pub(crate) fn is_loaded(&self) -> bool {
         self.pool.strong_count() > 0
     }

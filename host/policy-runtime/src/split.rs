@@ -258,7 +258,7 @@ fn instantiate(body: &mut Vec<u8>, module: u32, arguments: &[(&str, u32)]) -> Op
     Some(())
 }
 
-/// Whether a nested component has no core modules, instances or types, and refers to none outside.
+/// Returns whether a nested component has no core modules, instances or types, and refers to none outside.
 fn is_plain(component: &[u8]) -> bool {
     let Some(sections) = sections(component) else { return false };
     sections.iter().all(|section| match section.id {

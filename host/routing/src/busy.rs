@@ -123,7 +123,7 @@ impl BusyRules {
         self
     }
 
-    /// Whether a request that finds no free worker waits in a queue.
+    /// Returns whether a request that finds no free worker waits in a queue.
     #[must_use]
     pub fn requests_wait(&self) -> bool {
         self.requests_wait

@@ -49,7 +49,7 @@ impl<'a> DecisionContext<'a> {
         self
     }
 
-    /// Whether state that outlives the decision must stay as it is.
+    /// Returns whether state that outlives the decision must stay as it is.
     #[must_use]
     pub fn is_preview(&self) -> bool {
         self.purpose == Purpose::Preview

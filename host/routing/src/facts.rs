@@ -295,7 +295,7 @@ impl Wants {
         Ok(Self { request, worker })
     }
 
-    /// Whether nothing was asked for.
+    /// Returns whether nothing was asked for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.request.is_empty() && self.worker.is_empty()

@@ -136,12 +136,12 @@ impl Query<'_> {
         }
     }
 
-    /// Whether a handoff exists that this leg has to consume.
+    /// Returns whether a handoff exists that this leg has to consume.
     pub(crate) fn is_committed(&self) -> bool {
         self.pairing.committed.is_some()
     }
 
-    /// Whether the leg only frees the blocks of a handoff: terms of the client no longer count.
+    /// Returns whether the leg only frees the blocks of a handoff: terms of the client no longer count.
     pub(crate) fn only_consumes(&self) -> bool {
         self.pairing.committed.is_some_and(|committed| committed.only_consumes)
     }

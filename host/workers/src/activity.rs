@@ -305,7 +305,7 @@ impl Track {
         }
     }
 
-    /// Whether the engine reports figures of progress.
+    /// Returns whether the engine reports figures of progress.
     fn tells(&self) -> bool {
         self.signs.is_some_and(|signs| signs.progress.is_known())
     }

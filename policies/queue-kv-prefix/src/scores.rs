@@ -217,7 +217,7 @@ impl Settings {
         }
     }
 
-    /// Whether the engine's figures are recent and valid.
+    /// Returns whether the engine's figures are recent and valid.
     fn known(&self, kv_usage: f32, age_ms: u32) -> bool {
         let fresh = age_ms <= self.max_load_age_ms.min(NO_FIGURES - 1);
         fresh & kv_usage.is_finite()

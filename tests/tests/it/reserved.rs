@@ -176,7 +176,7 @@ async fn a5_no_spelling_of_a_reserved_field_reaches_an_engine() {
     }
 }
 
-/// Whether an object on any level has the key, in any case.
+/// Returns whether an object on any level has the key, in any case.
 fn has_key(json: &Value, key: &str) -> bool {
     match json {
         Value::Object(fields) => {

@@ -23,7 +23,7 @@ async fn run(program: &str, arguments: &[&str]) -> (String, i32) {
     (String::from_utf8_lossy(&text).into_owned(), output.status.code().unwrap_or(-1))
 }
 
-/// Whether a program can be started. If not, says that the test is skipped.
+/// Returns whether a program can be started. If not, says that the test is skipped.
 async fn is_installed(program: &str) -> bool {
     let version = if program == "openssl" { "version" } else { "--version" };
     let started = Command::new(program).arg(version).output().await;

@@ -69,7 +69,7 @@ impl OverlapReader<'_> {
         all.get(found.ok()?).map(|(_, holders)| *holders)
     }
 
-    /// Whether a candidate, if it had a holder, would stand where this reader is, and does not.
+    /// Returns whether a candidate, if it had a holder, would stand where this reader is, and does not.
     fn stands_between(&self, wanted: Candidate) -> bool {
         let all = &self.overlaps.directory.candidates;
         let above = all.get(self.at).is_none_or(|(next, _)| *next > wanted);

@@ -72,7 +72,7 @@ impl Change {
     }
 }
 
-/// Whether a method changes nothing.
+/// Returns whether a method changes nothing.
 pub(super) fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }

@@ -65,7 +65,7 @@ impl Decisions {
         }
     }
 
-    /// Whether both ask for the same record in memory.
+    /// Returns whether both ask for the same record in memory.
     pub(crate) fn is_same_record(&self, other: &Self) -> bool {
         (self.keep, self.bytes, &self.facts) == (other.keep, other.bytes, &other.facts)
     }

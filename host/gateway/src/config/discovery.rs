@@ -96,7 +96,7 @@ impl Discovery {
         FleetRules { max_workers: self.max_workers, drain: self.drain, guard }
     }
 
-    /// Whether any source of workers is configured.
+    /// Returns whether any source of workers is configured.
     pub(crate) fn has_sources(&self) -> bool {
         let Self { files, dns, etcd, kubernetes, .. } = self;
         !(files.is_empty() && dns.is_empty() && etcd.is_empty() && kubernetes.is_empty())

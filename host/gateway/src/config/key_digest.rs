@@ -118,7 +118,7 @@ pub(crate) fn sha256(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Whether `key` is the key of an argon2id digest. This is slow by design.
+/// Returns whether `key` is the key of an argon2id digest. This is slow by design.
 #[must_use]
 pub(crate) fn is_key_of(key: &str, phc: &str) -> bool {
     argon2::verify_encoded(phc, key.as_bytes()).unwrap_or(false)

@@ -179,7 +179,7 @@ impl SlotEntry {
         }
     }
 
-    /// Whether only a policy in the slot's own file gets the settings.
+    /// Returns whether only a policy in the slot's own file gets the settings.
     #[must_use]
     pub fn settings_need_file(&self) -> bool {
         let trials = [&self.canary, &self.shadow].into_iter().flatten();
@@ -189,7 +189,7 @@ impl SlotEntry {
         !self.settings.is_empty() && !named
     }
 
-    /// Whether the entry gives settings to the policy in a lane's own file.
+    /// Returns whether the entry gives settings to the policy in a lane's own file.
     #[must_use]
     pub fn has_settings(&self, lane: Lane) -> bool {
         let trial = match lane {

@@ -67,7 +67,7 @@ impl Tls {
         }
     }
 
-    /// Whether TLS 1.2 is refused.
+    /// Returns whether TLS 1.2 is refused.
     pub(crate) fn only_tls13(&self) -> bool {
         self.min_version == TLS_1_3
     }

@@ -58,7 +58,7 @@ impl UpstreamTls {
         }
     }
 
-    /// Whether TLS 1.2 is refused.
+    /// Returns whether TLS 1.2 is refused.
     pub(crate) fn only_tls13(&self) -> bool {
         self.min_version == tls::TLS_1_3
     }

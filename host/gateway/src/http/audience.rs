@@ -64,7 +64,7 @@ impl Audience {
         }
     }
 
-    /// Whether its connections speak HTTP/2 without agreeing on it.
+    /// Returns whether its connections speak HTTP/2 without agreeing on it.
     pub(super) fn speaks_http2_only(self) -> bool {
         !matches!(self, Self::Clients | Self::Operators)
     }

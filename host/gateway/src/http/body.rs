@@ -142,7 +142,7 @@ fn failure(error: &(dyn Error + Send + Sync + 'static), limit: usize) -> ApiErro
     }
 }
 
-/// Whether the connection ended before the body did.
+/// Returns whether the connection ended before the body did.
 fn is_cut(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

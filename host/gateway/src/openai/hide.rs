@@ -37,8 +37,8 @@ pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Whether `name` stands in quotes before a colon and a value that is not null. Text in a string can look
-/// like that, too.
+/// Returns whether `name` stands in quotes before a colon and a value that is not null. Text in a string can
+/// look like that, too.
 fn may_have_value(body: &[u8], name: &[u8]) -> bool {
     memmem::find_iter(body, name).any(|at| {
         let end = at + name.len();

@@ -221,7 +221,7 @@ impl Request {
         if self.joined.is_some() { &[] } else { self.body.object_ends(self.prompt_key) }
     }
 
-    /// Whether it is a chat or a completion.
+    /// Returns whether it is a chat or a completion.
     #[must_use]
     pub(crate) fn is_chat(&self) -> bool {
         matches!(self.endpoint, Endpoint::ChatCompletions | Endpoint::Completions)
@@ -233,7 +233,7 @@ impl Request {
         self.form.as_ref().map_or_else(|| self.body.bytes(), |form| &form.bytes)
     }
 
-    /// Whether the prompt is a list of prompts, also of a single one.
+    /// Returns whether the prompt is a list of prompts, also of a single one.
     #[must_use]
     pub(crate) fn is_batch(&self) -> bool {
         let first = self.body.get(self.prompt_key).and_then(first_element);

@@ -112,7 +112,7 @@ impl TraceContext {
         &self.state
     }
 
-    /// Whether someone records the trace.
+    /// Returns whether someone records the trace.
     #[must_use]
     pub(crate) fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0

@@ -46,7 +46,7 @@ impl BadKeys {
         entry.count > FREE_TRIES
     }
 
-    /// Whether the answer to a wrong key of this address would be delayed.
+    /// Returns whether the answer to a wrong key of this address would be delayed.
     #[must_use]
     pub(crate) fn is_slowed(&self, address: IpAddr) -> bool {
         let tries = self.0.lock();

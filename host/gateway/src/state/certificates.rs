@@ -32,7 +32,7 @@ impl<T> Certificates<T> {
         all
     }
 
-    /// Whether there is no owner.
+    /// Returns whether there is no owner.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.uris.is_empty() && self.emails.is_empty() && self.dns.is_empty()

@@ -108,7 +108,7 @@ impl TokenVerifier {
         })
     }
 
-    /// Whether this verifier does what one with these settings would.
+    /// Returns whether this verifier does what one with these settings would.
     #[must_use]
     pub(crate) fn is_of(&self, settings: &JwtSettings, salt: u64) -> bool {
         self.settings == *settings && self.salt == salt
@@ -266,7 +266,7 @@ impl std::fmt::Debug for TokenVerifier {
     }
 }
 
-/// Whether a text has the form of a token: three parts, of which the first is JSON.
+/// Returns whether a text has the form of a token: three parts, of which the first is JSON.
 #[must_use]
 pub(crate) fn is_token(text: &str) -> bool {
     text.starts_with("ey") && text.bytes().filter(|byte| *byte == b'.').count() == 2

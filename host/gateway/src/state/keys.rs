@@ -61,7 +61,7 @@ impl<T> Keys<T> {
         all
     }
 
-    /// Whether there is no key.
+    /// Returns whether there is no key.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.by_digest.is_empty() && self.by_id.is_empty()

@@ -70,7 +70,7 @@ impl Default for Quarantine {
 }
 
 impl Quarantine {
-    /// Whether there is no entry, so that no body is refused.
+    /// Returns whether there is no entry, so that no body is refused.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0

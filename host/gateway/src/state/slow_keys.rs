@@ -52,8 +52,8 @@ impl Default for SlowKeys {
 }
 
 impl SlowKeys {
-    /// Whether `key` is the key of the digest `phc`. Equal keys are verified once. `delay`: how long a
-    /// verification waits first, because its address sent wrong keys.
+    /// Returns whether `key` is the key of the digest `phc`. Equal keys are verified once. `delay`: how long
+    /// a verification waits first, because its address sent wrong keys.
     ///
     /// # Errors
     /// [`Busy`].

@@ -331,7 +331,7 @@ fn process_of(pid: &Path) -> PathBuf {
     Path::new("/proc").join(read().unwrap())
 }
 
-/// Whether a process has ended; its parent may not have asked for its status.
+/// Returns whether a process has ended; its parent may not have asked for its status.
 fn is_gone(process: &Path) -> bool {
     fs::read_to_string(process.join("stat")).map_or(true, |stat| stat.contains(") Z "))
 }

@@ -39,7 +39,7 @@ struct Policy {
     _command: PolicyCommand,
 }
 
-/// Whether a command line is one of `pointsman`, or of the program that has its command `policy`.
+/// Returns whether a command line is one of `pointsman`, or of the program that has its command `policy`.
 pub(crate) fn parses<T: AsRef<str>>(words: &[T]) -> bool {
     let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
     match words.as_slice() {

@@ -343,7 +343,7 @@ pub(super) fn alias(name: &str) -> &str {
     }
 }
 
-/// Whether the value of a flag is a secret.
+/// Returns whether the value of a flag is a secret.
 pub(super) fn is_secret(name: &str) -> bool {
     SECRETS.contains(&name)
 }

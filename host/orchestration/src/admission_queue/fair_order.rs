@@ -172,7 +172,7 @@ impl<T: Clone> FairOrder<T> {
         self.models.get(model).map_or(0, |model| model.waiting)
     }
 
-    /// Whether requests wait in a line.
+    /// Returns whether requests wait in a line.
     pub(super) fn has(&self, line: &LineId) -> bool {
         self.lines.contains_key(line)
     }
@@ -284,7 +284,7 @@ impl<T: Clone> FairOrder<T> {
         best.map(|(_, position, value)| (position, value))
     }
 
-    /// Whether nothing is kept of any request, for tests.
+    /// Returns whether nothing is kept of any request, for tests.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty() && self.models.is_empty() && self.waiting == 0

@@ -26,7 +26,7 @@ impl CodeStore {
         Self(cache.join("modules"))
     }
 
-    /// Whether there is an entry of this name.
+    /// Returns whether there is an entry of this name.
     pub(super) fn has(&self, key: &str) -> bool {
         let renew = |path: &Path| -> io::Result<()> {
             // So that it is not the oldest one while it is loaded.

@@ -60,7 +60,7 @@ impl Compiler {
         self.compiled = Compiled::new();
     }
 
-    /// Whether no job is pending.
+    /// Returns whether no job is pending.
     pub(super) fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }

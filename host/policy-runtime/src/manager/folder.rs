@@ -61,7 +61,7 @@ impl Folder {
         }
     }
 
-    /// Whether the file exists.
+    /// Returns whether the file exists.
     pub(super) fn has(&self, file: &Path) -> bool {
         self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
     }

@@ -146,7 +146,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// Whether the lane's own file exists, as a component or as formulas.
+    /// Returns whether the lane's own file exists, as a component or as formulas.
     pub(super) fn has(&self, file: &Path) -> bool {
         self.folder.has(file) || self.formulas.is_some() && self.folder.has(&formula_file(file))
     }

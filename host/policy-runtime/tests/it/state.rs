@@ -27,7 +27,7 @@ fn call(now_us: u64) -> Call {
     Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: 3, now_us }
 }
 
-/// Whether tenant 7 is let in at this time.
+/// Returns whether tenant 7 is let in at this time.
 fn let_in(policy: &LoadedPolicy, now_us: u64) -> bool {
     let_in_for(Purpose::Route, policy, now_us)
 }

@@ -35,7 +35,7 @@ impl Console {
         Ok(Self { raw, status: String::new(), printed: None })
     }
 
-    /// Whether keys are read.
+    /// Returns whether keys are read.
     pub(super) fn reads_keys(&self) -> bool {
         self.raw.is_some()
     }

@@ -95,7 +95,7 @@ impl LaneFiles {
         Ok(())
     }
 
-    /// Whether a canary of this command has a file.
+    /// Returns whether a canary of this command has a file.
     pub(super) fn has_canary(&self) -> bool {
         self.own(Lane::Canary).is_some()
     }

@@ -155,7 +155,7 @@ impl OwnPolicy {
         self.told_refusal = true;
     }
 
-    /// Whether the gateway is expected to say soon what becomes of it.
+    /// Returns whether the gateway is expected to say soon what becomes of it.
     pub(super) fn is_awaited(&self) -> bool {
         !self.decided && !self.told_refusal && self.placed.elapsed() < AWAITED
     }

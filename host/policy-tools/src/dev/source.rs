@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// Whether it is a formula file.
+    /// Returns whether it is a formula file.
     pub(super) fn is_formula(&self) -> bool {
         matches!(self, Self::Formula(_))
     }

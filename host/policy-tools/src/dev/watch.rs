@@ -79,7 +79,7 @@ impl Watch {
 }
 
 impl Sources {
-    /// Whether a change of this path is a save.
+    /// Returns whether a change of this path is a save.
     fn contain(&self, path: &Path) -> bool {
         if self.files.iter().any(|file| file == path) {
             return true;
@@ -91,7 +91,7 @@ impl Sources {
     }
 }
 
-/// Whether a file or directory of this name may hold sources.
+/// Returns whether a file or directory of this name may hold sources.
 fn is_source(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let skipped = SKIPPED_DIRS.contains(&&*name) || SKIPPED_FILES.contains(&&*name);

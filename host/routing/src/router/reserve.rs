@@ -64,7 +64,7 @@ impl Router {
         })
     }
 
-    /// Whether the program of the leg's slot may refuse a request that workers are eligible for.
+    /// Returns whether the program of the leg's slot may refuse a request that workers are eligible for.
     fn may_refuse(&self, query: &Query<'_>) -> bool {
         let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
         match &slot.serving(query.request).program {

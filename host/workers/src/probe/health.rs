@@ -31,7 +31,7 @@ pub struct HealthChecks {
 }
 
 impl HealthChecks {
-    /// Whether the last check failed.
+    /// Returns whether the last check failed.
     #[must_use]
     pub fn failing(&self) -> bool {
         self.failures > 0

@@ -38,7 +38,7 @@ impl LearnedLimit {
         }
     }
 
-    /// Whether the ranks were told that there is a limit. It may be over and not forgotten yet.
+    /// Returns whether the ranks were told that there is a limit. It may be over and not forgotten yet.
     pub(super) fn is_noted(&self) -> bool {
         self.limit.load(Ordering::Relaxed) != 0
     }
@@ -107,7 +107,7 @@ impl LearnedLimit {
 }
 
 impl Worker {
-    /// Whether this gateway has as many requests on the worker as its engine takes, by its refusals.
+    /// Returns whether this gateway has as many requests on the worker as its engine takes, by its refusals.
     #[must_use]
     pub fn is_at_learned_limit(&self) -> bool {
         self.learned_limit.known().is_some_and(|limit| self.own_requests() >= limit)

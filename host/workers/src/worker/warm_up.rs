@@ -88,7 +88,7 @@ impl WarmUp {
         ended
     }
 
-    /// Whether the worker warms up. It may be over and not ended yet.
+    /// Returns whether the worker warms up. It may be over and not ended yet.
     pub(super) fn runs(&self) -> bool {
         self.begun_ms.load(Ordering::Acquire) != 0
     }

@@ -75,12 +75,12 @@ impl PublicKey {
         Some(Self { id: jwk.kid, algorithm, kind })
     }
 
-    /// Whether the key may verify signatures of an algorithm.
+    /// Returns whether the key may verify signatures of an algorithm.
     pub(super) fn allows(&self, algorithm: JwtAlgorithm) -> bool {
         self.algorithm.is_none_or(|own| own == algorithm) && self.ring(algorithm).is_some()
     }
 
-    /// Whether a signature of a message is right.
+    /// Returns whether a signature of a message is right.
     pub(super) fn verifies(&self, algorithm: JwtAlgorithm, message: &[u8], signature: &[u8]) -> bool {
         match self.ring(algorithm).filter(|_| self.allows(algorithm)) {
             Some(Ring::Rsa(parameters, n, e)) => {

@@ -148,7 +148,7 @@ impl Session {
             Some(self.steps.replay(Recorded { gateway: gateway.clone(), slot, model, last: self.last }));
     }
 
-    /// Whether `--once` is over, and with success.
+    /// Returns whether `--once` is over, and with success.
     pub(super) fn verdict(&self) -> Option<bool> {
         if self.attempt.failed {
             return Some(false);

@@ -120,21 +120,22 @@ fn without_partner(query: &Query<'_>) -> Phrase {
     }
 }
 
-/// Whether the leg is the first of a pair, so that a worker for the other one has to be left.
+/// Returns whether the leg is the first of a pair, so that a worker for the other one has to be left.
 pub(super) fn needs_partner(query: &Query<'_>) -> bool {
     let Pairing { is_first, other_pin, .. } = query.pairing;
     let decode_first = query.leg == Leg::Decode && (is_first || other_pin.is_some());
     (query.leg == Leg::Prefill || decode_first) && query.other_leg.is_none() && !query.probe
 }
 
-/// Whether some worker is up that can run the other leg of a pair with this one.
+/// Returns whether some worker is up that can run the other leg of a pair with this one.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
     let others = query.snapshot.pool(query.model, other(query.leg));
     let fits = |candidate: &Candidate| fits(query.leg, spec, candidate.worker.spec());
     partners(query, others).any(|candidate| fits(candidate) && is_up(query, candidate))
 }
 
-/// Whether a worker may run the other leg, now or soon. One that drains still continues what it stored.
+/// Returns whether a worker may run the other leg, now or soon. One that drains still continues what it
+/// stored.
 pub(super) fn is_up(query: &Query<'_>, candidate: &Candidate) -> bool {
     let serves = |reason| query.continues && reason == Ineligible::Draining;
     candidate.ineligible().is_none_or(|reason| !reason.is_down() || serves(reason))
@@ -208,7 +209,7 @@ impl<'a> PartnerIndex<'a> {
         Some(index)
     }
 
-    /// Whether some worker is up that can run the other leg with this one.
+    /// Returns whether some worker is up that can run the other leg with this one.
     pub(super) fn has_partner(&self, query: &Query<'_>, spec: &WorkerSpec) -> bool {
         let has = |compatible, domain| self.keys.contains(&self.key(spec, compatible, domain));
         let has_within = |domain| match spec.kv_compatibility.as_deref() {

@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Whether a candidate has its turn, if it just started. A session stays where it is.
+    /// Returns whether a candidate has its turn, if it just started. A session stays where it is.
     fn may_be_chosen(&self, candidate: &Candidate) -> bool {
         candidate.worker.has_turn() || self.query.session == Some((candidate.worker_id(), candidate.rank))
     }

@@ -73,7 +73,7 @@ impl Running {
         self.sequence.isl + self.produced
     }
 
-    /// Whether another engine computed the prompt.
+    /// Returns whether another engine computed the prompt.
     pub(super) fn receives(&self) -> bool {
         matches!(self.sequence.kv, PromptKv::Received | PromptKv::Awaited)
     }
