@@ -23,7 +23,7 @@ pub struct Body<S, O = ()> {
     peeked: Vec<u8>,
     /// Number of the peeked bytes, up to the end of a line, that were not `enough` for [`Self::poll_peek`].
     scanned: u32,
-    /// Why no more can be read, once what came before was taken.
+    /// Error that the reader gets after the bytes that came before it.
     failed: Option<WireError>,
     connection: Option<Box<Connection<S, O>>>,
     keep: bool,

@@ -71,7 +71,7 @@ pub fn request(
 }
 
 /// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only
-/// inform (1xx) are passed over. Of the headers, those in `kept` are kept, and those of the framing.
+/// inform (1xx) are passed over. Keeps the headers in `kept`, and those of the framing.
 ///
 /// # Errors
 /// [`WireError::Head`].

@@ -35,7 +35,7 @@ pub struct Parsed<T> {
 /// `{ env = "NAME" }` or `{ file = "PATH" }`.
 ///
 /// # Errors
-/// The text is not TOML: all syntax errors.
+/// The text is not TOML. Has all syntax errors.
 pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Result<Parsed<T>, Vec<Problem>> {
     parse_with(text, secrets, &[])
 }

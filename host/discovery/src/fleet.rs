@@ -66,7 +66,7 @@ pub struct Fleet {
 struct Inner {
     sources: Vec<SourceEntry>,
     members: Members,
-    /// Descriptions that operators removed, until their source changes them or lists them no more.
+    /// Descriptions that operators removed, until their source changes them or no longer lists them.
     dismissed: HashMap<WorkerId, WorkerSpec>,
 }
 

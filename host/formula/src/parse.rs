@@ -192,7 +192,7 @@ fn binary(at: usize, operator: Operator, left: Node, right: Node) -> Node {
     Node { at, kind: NodeKind::Binary(operator, Box::new(left), Box::new(right)) }
 }
 
-/// Names what stands where a formula cannot go on.
+/// Names the token at which a formula cannot continue.
 fn found(rest: &str) -> String {
     let part = |letter: &char| letter.is_ascii_alphanumeric() || *letter == '_';
     let word: String = rest.chars().take_while(part).collect();

@@ -220,7 +220,7 @@ impl CompilerProcess {
         outcome
     }
 
-    /// Has the file examined, and compiled where the cache lacks its code.
+    /// Lets the process examine the file, and compile it if the cache lacks its code.
     fn run(&self, job: &Job<'_>, manner: &Manner<'_>) -> Result<Compiled, Refusal> {
         let whole = (job.key)(job.bytes);
         let task = Task::File { compile: !self.store().has(&whole) };

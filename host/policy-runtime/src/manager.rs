@@ -123,7 +123,7 @@ pub struct PartRefusal {
 #[derive(Clone, Copy, Debug)]
 pub struct InitialContent(Content);
 
-/// A running manager. Dropping it ends its thread, and the slots go on serving.
+/// A running manager. Dropping it ends its thread; the slots continue to serve.
 #[derive(Debug)]
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,

@@ -25,7 +25,7 @@ mod sections;
 use core_module::CoreModule;
 use sections::{Section, items, number, sections, write_name, write_number, write_section};
 
-/// Least code of a module that is taken out, bytes. Less compiles in no time.
+/// Minimum code of a module that is taken out, bytes. Smaller modules compile fast enough.
 const MIN_CODE_BYTES: usize = 200 * 1024;
 /// Maximum number of modules that are taken out: each is compiled by a process with the limits of a file.
 pub(crate) const MAX_MODULES: usize = 8;

@@ -10,7 +10,7 @@ use std::{
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
 
-/// Length of a prompt from which on it has a key, bytes: shorter ones are encoded in no time.
+/// Minimum length of a prompt that has a key, bytes: encoding shorter ones costs nothing noticeable.
 pub(crate) const MIN_PROMPT_BYTES: usize = 4 * 1024;
 /// Fields of a request beside its prompt that change its tokens: those that `ChatOptions` and completions
 /// read.

@@ -359,7 +359,7 @@ fn log_shortage(problem: &str) {
     }
 }
 
-/// Waits for another configuration; forever once no other can come.
+/// Waits for a changed configuration; forever when none can come any more.
 async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
     if config.changed().await.is_err() {
         std::future::pending().await

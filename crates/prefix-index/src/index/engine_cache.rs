@@ -173,7 +173,7 @@ impl EngineCache {
         let chain = self.runs.last_hash(parent);
         self.runs.prefetch(&stored.hashes);
         match stored.locals.take_if(|locals| locals.seed == seed && locals.size == block_size) {
-            // In place, so that no buffer is needed.
+            // Chains the hashes in place, so that no buffer is needed.
             Some(locals) => ours = chain_in_place(chain, locals.hashes),
             None => hash_tokens(stored, chain, seed, block_size, &mut ours),
         }

@@ -17,7 +17,7 @@ impl TreeWriter {
                 let same = node.segment.hash(here).as_ref() == hashes.get(at);
                 return same.then_some(Spot { slot: piece.slot, at: here });
             }
-            // The segment was split: go on with the one that follows.
+            // The segment was split: continue with the one that follows.
             if piece.at >= len {
                 let slot = node.rest?;
                 piece = Stretch { slot, born: self.born(slot), at: piece.at - len, ..piece };

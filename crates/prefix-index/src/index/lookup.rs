@@ -225,7 +225,7 @@ impl Overlaps {
     }
 }
 
-/// Moves the ends of those holders that go on within a segment: `matching` blocks of it follow `before`
+/// Moves the ends of the holders whose match continues in a segment: `matching` blocks of it follow `before`
 /// blocks of the prefix. Returns whether any holder has all of these.
 fn extend(ends: &mut [u32], before: usize, matching: usize, segment: &Segment) -> bool {
     let mut whole = false;

@@ -48,7 +48,7 @@ mod tests {
         let paths: Vec<&str> = problems.iter().map(|problem| problem.path.as_str()).collect();
         let keys = ["max_concurrent_streams", "max_resets", "keep_alive_interval", "keep_alive_timeout"];
         assert_eq!(paths, keys.map(|key| format!("server.http2.{key}")));
-        // Later checks go on with the defaults.
+        // Later checks use the defaults.
         assert_eq!(zero, Http2::default());
         let mut problems = Vec::new();
         zero.check(&mut Report::new(&mut problems));

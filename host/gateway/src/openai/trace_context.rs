@@ -47,7 +47,7 @@ impl TraceContext {
         Self::given(headers).unwrap_or_else(Self::begin)
     }
 
-    /// Begins a trace that is not sampled.
+    /// Returns a new trace that is not sampled.
     #[must_use]
     pub(crate) fn begin() -> Self {
         Self { id: rand::random::<u128>().max(1), parent: 0, flags: 0, state: String::new() }

@@ -330,7 +330,7 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
-/// Returns what becomes of a flag, whatever its value.
+/// Returns how a flag is translated, whatever its value.
 pub(super) fn note(name: &str) -> Option<(Kind, &'static str)> {
     find(name)?.note
 }

@@ -142,7 +142,7 @@ impl Legs {
         actions
     }
 
-    /// Ends the request for the client. Work that engines still need goes on until the second deadline.
+    /// Ends the request for the client. Work that engines still need continues until the second deadline.
     pub(super) fn deadline(&mut self) -> Actions {
         let goes_on = !self.overdue && self.must_go_on();
         self.overdue = true;

@@ -155,7 +155,7 @@ impl OwnPolicy {
         self.told_refusal = true;
     }
 
-    /// Returns whether the gateway is expected to say soon what becomes of it.
+    /// Returns whether the gateway is expected to decide about it soon.
     pub(super) fn is_awaited(&self) -> bool {
         !self.decided && !self.told_refusal && self.placed.elapsed() < AWAITED
     }

@@ -127,7 +127,7 @@ impl BackPressure {
         is_failure
     }
 
-    /// Notes that the engine served a request. A pause that runs goes on: the request was taken before it.
+    /// Notes that the engine served a request. A running pause continues: the request was accepted before it.
     /// Returns whether there was a refusal before.
     pub(super) fn succeeded(&self) -> bool {
         // Read first: the flag is shared between threads and almost never changes.

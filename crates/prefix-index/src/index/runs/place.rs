@@ -47,7 +47,7 @@ impl Runs {
         self.cover(tree, number, ours, holder);
     }
 
-    /// Notes that a holder has blocks of a run no more.
+    /// Notes that a holder no longer has blocks of a run.
     pub(in super::super) fn uncover_blocks(
         &mut self,
         tree: &mut TreeWriter,

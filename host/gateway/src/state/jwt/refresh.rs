@@ -1,7 +1,7 @@
 //! Fetches the public keys of an identity server, in the background and when a token names an unknown key.
 //!
 //! Whatever the tokens say, the server gets one request in the configured pause at most, and no request of a
-//! client waits for longer than one fetch. While the server is away, the last set goes on to serve.
+//! client waits for longer than one fetch. While the server is away, the last set stays in use.
 
 use std::{sync::Arc, time::Duration};
 

@@ -40,7 +40,7 @@ fn h6_the_first_group_of_full_attention_is_followed_whatever_its_number() {
     // H6.13
     assert_eq!(depth_of(&index, &tokens), 10);
     assert_eq!(index.stats().orphans, 0);
-    // Without a state behind the sixth block, the engine goes on from the fifth.
+    // Without a state behind the sixth block, the engine continues from the fifth.
     // H6.15
     assert_eq!(depth_of(&index, &tokens[..28]), 5);
     apply(&index, vec![removed_of(1, &[10])]);
