@@ -189,7 +189,7 @@ impl PrefixIndex {
         self.inbox.send(Message::Live { candidate: (worker, rank), live });
     }
 
-    /// Removes a worker's records: it is not assumed any more that what was decided stays cached there.
+    /// Removes a worker's records: their prompts are no longer assumed to be cached there.
     pub fn forget_records(&self, worker: WorkerId) {
         self.inbox.send(Message::ForgetRecords(worker));
     }

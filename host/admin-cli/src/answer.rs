@@ -17,7 +17,7 @@ pub struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-/// Why the gateway did not do what a command asked for.
+/// Why the gateway did not carry out a command.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
     /// No connection, or it broke.

@@ -86,7 +86,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// Checks that a description is within the bounds of what a source may say.
+/// Checks that a description is within the bounds for descriptions of a source.
 ///
 /// # Errors
 /// The bound that it exceeds.

@@ -71,7 +71,7 @@ struct Owners<'a> {
 }
 
 impl<'a> Owners<'a> {
-    /// Returns why a claim is refused; otherwise its source owns what it names.
+    /// Returns why a claim is refused; otherwise its source owns the ids and URLs in the claim.
     fn refusal(&mut self, claim: &Claim<'a>, names: &[Arc<str>]) -> Option<String> {
         let (spec, source) = (&claim.found.spec, claim.source);
         let name = |number: usize| names.get(number).map_or("", |name| &**name);

@@ -1,6 +1,6 @@
 //! One operation over the values of all candidates. No result is NaN or infinite:
 //!
-//! - What exceeds the largest finite single becomes that number, and what is below the lowest becomes that.
+//! - A result above the largest finite single becomes that number; one below the lowest becomes the lowest.
 //! - `a / 0` is the largest number for a positive `a`, the lowest for a negative one, and 0 for 0.
 //! - `ratio(a, 0)` is 0.
 //! - `log` of 0 or less is the lowest number.

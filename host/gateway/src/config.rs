@@ -195,7 +195,7 @@ fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>)
 }
 
 impl Config {
-    /// Returns the JSON Schema of the file, with what the reference needs besides.
+    /// Returns the JSON Schema of the file, with the additional parts that the reference needs.
     #[must_use]
     pub(crate) fn schema() -> serde_json::Value {
         let mut schema = schemars::schema_for!(Self);
@@ -226,7 +226,7 @@ impl Config {
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
-    /// Like [`Config::load`], but returns what could be read beside all problems.
+    /// Like [`Config::load`], but returns the readable values together with all problems.
     ///
     /// # Errors
     /// The file cannot be read or is not TOML.

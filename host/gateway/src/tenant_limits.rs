@@ -1,6 +1,6 @@
 //! Limits of each tenant, over all models and for single ones (L1): requests, input and output tokens a
 //! minute, and requests in flight. A request reserves the most that it may need when it is admitted. When it
-//! ends, the reservation is replaced by what it used.
+//! ends, the reservation is replaced by its real usage.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 

@@ -106,7 +106,7 @@ impl Draft {
         section.is_some_and(|section| section.lines.iter().any(|line| line.key == key))
     }
 
-    /// Returns the file. `source` is what it was made from.
+    /// Returns the file. `source` names its source.
     pub(crate) fn text(&self, source: &str) -> String {
         let mut text = format!(
             "# Made by `pointsman import` from {}. Check it with `pointsman check-config FILE`.\n",

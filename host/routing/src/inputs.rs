@@ -168,7 +168,7 @@ impl Inputs {
         Some((requests, *self.prefill_tokens()?.get(row)?))
     }
 
-    /// Writes the blocks that each of `rows` has cached in any tier to `out`, in place of what it has.
+    /// Replaces the content of `out` by the number of blocks that each of `rows` has cached in any tier.
     pub(crate) fn write_cached(&self, rows: &[u32], out: &mut Vec<u32>) {
         out.clear();
         let [device, host, disk] = &self.cached;

@@ -114,7 +114,8 @@ pub struct Query<'a> {
     pub explain: bool,
     /// Whether this is a probe of one worker, which runs on that worker alone (A1).
     pub probe: bool,
-    /// Whether the request continues what the worker of its pin stored: one that drains serves it, too.
+    /// Whether the request continues a response that the pinned worker stored: a draining worker serves it,
+    /// too.
     pub continues: bool,
     /// The only randomness of the decision.
     pub seed: u64,

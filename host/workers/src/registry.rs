@@ -237,7 +237,7 @@ impl Registry {
         }
     }
 
-    /// Publishes what engines reported and what could not be published at once, for ever.
+    /// Publishes, for ever, the engines' reports that could not be published at once.
     pub(crate) async fn publish_late(&self) {
         loop {
             tokio::time::sleep_until(self.learned.due().await).await;

@@ -76,7 +76,7 @@ impl BuildCache {
         stored
     }
 
-    /// Removes the oldest entries while all together are too large, and what killed builds left.
+    /// Removes the oldest entries while all together are too large, and the remains of killed builds.
     fn remove_oldest(&self) {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {

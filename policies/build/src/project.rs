@@ -104,7 +104,7 @@ impl Project {
         self.build_from(None)
     }
 
-    /// Builds it. A script takes what it can from earlier builds, and leaves what later ones need.
+    /// Builds the project. A script's build reuses parts of earlier builds, and leaves parts for later ones.
     ///
     /// # Errors
     /// Same as [`Self::build`].

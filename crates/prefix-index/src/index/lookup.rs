@@ -133,7 +133,7 @@ impl Overlaps {
         if after.version() == version {
             return;
         }
-        // Ignore holders that were reassigned while the lookup ran, and what they limited.
+        // Ignore holders that were reassigned while the lookup ran, and the limits that they set.
         for holder in after.assigned_after(version) {
             if let Some(end) = self.ends.get_mut(holder) {
                 *end = 0;

@@ -35,7 +35,7 @@ impl Recorded {
         let start = self.0.partition_point(|known| known.holder < new.holder);
         let end = self.0.partition_point(|known| (known.holder, known.to) <= (new.holder, new.to));
         if start < end {
-            // It keeps what these keep, and for longer.
+            // The new record keeps the blocks of these, and for longer.
             self.0.drain(start + 1..end);
             if let Some(known) = self.0.get_mut(start) {
                 *known = new;

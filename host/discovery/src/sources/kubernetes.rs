@@ -231,7 +231,7 @@ impl KubernetesSource {
         }
     }
 
-    /// Watches from `version`, which follows what arrives.
+    /// Watches from `version`, and raises it with each event.
     async fn watch(
         &mut self,
         client: &Client,
@@ -346,7 +346,7 @@ impl Source for KubernetesSource {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Err(problem) => {
-                    // The server may have lost what the version names.
+                    // The server may no longer have the changes since this version.
                     version = None;
                     reporter.away(format!("{}: {problem}", self.config.api));
                     pauses.wait().await;

@@ -135,7 +135,7 @@ pub(super) fn changes(
 /// The built-in policy of which a part is a filter.
 const FORMULA: &str = "formula";
 
-/// The keys that name what ranks candidates. At most one of the first four is given.
+/// The keys for the content that ranks candidates. At most one of the first four is given.
 struct Ranking<'a> {
     native: Option<NativeMode>,
     builtin: Option<&'a String>,

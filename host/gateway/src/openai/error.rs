@@ -136,7 +136,7 @@ pub(crate) enum ApiError {
          `zstd` or `br`, or without a coding"
     )]
     UnsupportedCoding(String),
-    /// The body is not what its content coding says.
+    /// The body is not in its declared content coding.
     #[error("decoding the body: it is not valid `{0}`: {1}; send it again, or without `content-encoding`")]
     FalseCoding(&'static str, String),
     /// The client paused for too long within the body.

@@ -1,4 +1,4 @@
-//! Limits of what one request may contain. They are checked before anything is allocated for the content: the
+//! Limits of the content of a request. They are checked before anything is allocated for the content: the
 //! scan of a body counts the values in every field ([`JsonBody::counts`]).
 
 use json_splice::JsonBody;

@@ -108,7 +108,7 @@ impl TokenVerifier {
         })
     }
 
-    /// Returns whether this verifier does what one with these settings would.
+    /// Returns whether this verifier behaves like one with these settings.
     #[must_use]
     pub(crate) fn is_of(&self, settings: &JwtSettings, salt: u64) -> bool {
         self.settings == *settings && self.salt == salt

@@ -27,7 +27,7 @@ impl Bucket {
     pub(super) fn wait(&mut self, amount: f64, per_minute: f64, now: Instant) -> Duration {
         self.flow(per_minute, now);
         let over = self.used + amount.min(per_minute) - per_minute;
-        // A rounding error must not refuse what fits exactly.
+        // A rounding error must not refuse an amount that fits exactly.
         if over <= per_minute * 1e-9 { Duration::ZERO } else { seconds(over * 60.0 / per_minute) }
     }
 

@@ -1,4 +1,4 @@
-//! Calls over real sockets, to engines that say what a test wants.
+//! Calls over real sockets, to engines with scripted answers.
 
 #![allow(clippy::disallowed_methods, reason = "engines of tests end with them")]
 

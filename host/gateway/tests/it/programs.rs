@@ -78,7 +78,7 @@ fn build(bin: &Path) {
 
 /// Returns when the newest file at or below a path was changed.
 fn changed(path: &Path) -> SystemTime {
-    // A link may name what is gone.
+    // A link may point to a removed file.
     let Ok(metadata) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
     if metadata.is_file() {
         return metadata.modified().unwrap();

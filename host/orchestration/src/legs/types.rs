@@ -107,7 +107,7 @@ pub enum Event {
     Failed(Leg, Failed),
     /// The client disconnected.
     ClientGone,
-    /// The request's deadline passed; the second time: the time for what engines still need, too.
+    /// The request's deadline passed. The second time: the time that engines get after it passed, too.
     Deadline,
 }
 

@@ -207,7 +207,7 @@ impl Session {
         self.start(saved)
     }
 
-    /// Ends what runs and removes what was installed.
+    /// Ends the running step and removes the installed files.
     fn end(&mut self) -> anyhow::Result<()> {
         (self.step, self.look) = (None, None);
         let mut said = Vec::new();
@@ -239,7 +239,7 @@ impl Inputs {
     }
 }
 
-/// Directory of what the steps hand on.
+/// Directory of files that one step leaves for the next.
 pub(super) fn scratch() -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new().prefix("pointsman-dev-").tempdir()
 }

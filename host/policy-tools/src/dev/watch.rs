@@ -13,7 +13,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 /// Directories of a project that are watched.
 const MAX_DIRS: usize = 2_000;
-/// Directories that hold what was built or installed.
+/// Directories with built or installed files.
 const SKIPPED_DIRS: [&str; 3] = ["target", "node_modules", "__pycache__"];
 /// Endings of files that are not sources: components, signatures, and files of editors.
 const SKIPPED_ENDINGS: [&str; 6] = [".wasm", ".minisig", ".swp", ".swx", ".tmp", "~"];

@@ -25,7 +25,7 @@ use crate::{
     slot::{GenerationHandle, NativeMode, Program, ProgramSummary, SlotKind},
 };
 
-/// A chosen candidate and what its receipt says.
+/// A chosen candidate and the content of its receipt.
 pub(super) struct Chosen {
     pub(super) candidate: Candidate,
     /// Position in the pool.
@@ -236,7 +236,7 @@ pub(super) fn may_call(generation: &GenerationHandle, is_preview: bool) -> bool 
     if is_preview { !generation.breaker.is_paused() } else { generation.breaker.try_call() }
 }
 
-/// Applies the operator's choice of what follows a policy's failure.
+/// Applies the configured reaction to a policy's failure.
 fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Result<Choice, NotChosen> {
     match on_failure {
         OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),

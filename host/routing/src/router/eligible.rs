@@ -234,7 +234,7 @@ fn ineligible_with(
         Ineligible::AtCapacity => query.pairing.reserved != Some(candidate.worker_id()),
         _ => true,
     };
-    // No other worker has what the request continues.
+    // No other worker has the stored response that the request continues.
     let reason = match query.continues {
         true => candidate.worker.ineligible_although_draining(),
         false => candidate.ineligible(),

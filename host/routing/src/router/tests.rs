@@ -653,7 +653,8 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
         || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
     let receipt =
         |fixture: &Fixture| fixture.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
-    // It wants what the active one does not, and ranks the other worker first: worker 2 holds nothing.
+    // It asks for facts that the active one does not use, and ranks the other worker first: worker 2 holds
+    // nothing.
     fixture.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();

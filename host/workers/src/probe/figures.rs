@@ -159,7 +159,7 @@ fn is_one_of(name: &str, names: &[&str]) -> bool {
     names.iter().any(|known| is(name, known))
 }
 
-/// Returns whether `name` is what an engine makes of the name `known`.
+/// Returns whether `name` is an engine's form of the name `known`.
 fn is(name: &str, known: &str) -> bool {
     let name = name.strip_prefix("ray_").unwrap_or(name);
     let Some((engine, figure)) = known.split_once(':') else { return false };

@@ -44,7 +44,7 @@ impl WorkerSpec {
         Some(Contradiction { reporter, ..Contradiction::new(FactName::Model, configured, listed.join(", ")) })
     }
 
-    /// Returns the description with what the configuration left to the engine.
+    /// Returns the description, completed with the engine's report where the configuration leaves values out.
     ///
     /// # Errors
     /// The first fact that is configured otherwise than the engine reports it.

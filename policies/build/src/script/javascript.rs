@@ -128,7 +128,7 @@ impl Build<'_> {
         Ok(component)
     }
 
-    /// Folder of what a build leaves for later ones.
+    /// Folder of the files that a build leaves for later ones.
     fn record(&self) -> PathBuf {
         self.place.root.join("record")
     }

@@ -99,7 +99,7 @@ fn lock(path: &Path) -> Result<fs::File, GuestBuildError> {
     locked().map_err(|source| at(path, source))
 }
 
-/// Copies sources of a language, with their folders; neither hidden ones nor what a build left.
+/// Copies sources of a language, with their folders, except hidden files and the output of builds.
 fn copy(from: &Path, to: &Path, extension: &str) -> Result<(), GuestBuildError> {
     for entry in fs::read_dir(from).map_err(|source| at(from, source))? {
         let path = entry.map_err(|source| at(from, source))?.path();

@@ -170,7 +170,7 @@ impl Session {
     }
 }
 
-/// Rolls the active lane back while it runs what was promoted.
+/// Rolls the active lane back while it runs the promoted policy.
 async fn roll_back(
     gateway: &Gateway,
     slot: &SlotName,

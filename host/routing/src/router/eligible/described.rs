@@ -171,7 +171,7 @@ pub(super) fn other(leg: Leg) -> Leg {
 pub(super) struct PartnerIndex<'a> {
     /// Domains within which some prefill worker has to transfer; `None`: any worker will do.
     domains: BTreeSet<Option<&'a str>>,
-    /// Hashes of what a partner has to be equal in.
+    /// Hashes of the properties that must be equal at a partner.
     keys: HashSet<u64>,
     hasher: RandomState,
 }
