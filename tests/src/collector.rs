@@ -25,7 +25,7 @@ pub enum Behaviour {
 /// A running collector. Dropping it closes everything.
 #[derive(Debug)]
 pub struct Collector {
-    /// Where it listens.
+    /// Address on which the collector listens.
     pub address: SocketAddr,
     shared: Arc<Mutex<Received>>,
     task: AbortHandle,

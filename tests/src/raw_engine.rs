@@ -46,7 +46,7 @@ pub struct RawRequest {
 /// A running engine. Dropping it closes everything.
 #[derive(Debug)]
 pub struct RawEngine {
-    /// Where it listens.
+    /// Address on which the engine listens.
     pub address: SocketAddr,
     shared: Arc<Shared>,
     task: AbortHandle,

@@ -108,7 +108,7 @@ struct Scan<'a> {
     open: Vec<u8>,
     /// Counts of the member that is passed.
     counts: Counts,
-    /// Where its value begins.
+    /// Start of the member's value.
     start: usize,
     /// Ends of the objects in the list that it is.
     ends: Vec<u32>,
@@ -304,7 +304,7 @@ impl Scan<'_> {
     }
 }
 
-/// How many bytes from the start need no look: up to a quote, a backslash or a control character.
+/// Returns the number of bytes before the first quote, backslash or control character.
 fn plain(bytes: &[u8]) -> usize {
     const STRIDE: usize = 64;
     let (near, far) = bytes.split_at(bytes.len().min(STRIDE));

@@ -25,7 +25,7 @@ pub enum GatewayError {
         "calling {url}: {problem}; check that the gateway runs and that --gateway is the URL of its admin listener"
     )]
     Unreachable {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// Text about the connection.
         problem: String,
@@ -33,7 +33,7 @@ pub enum GatewayError {
     /// No whole answer in time.
     #[error("calling {url}: no whole answer within {} s; check the gateway's log and load", .limit.as_secs())]
     Late {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// Time that the command waited.
         limit: Duration,
@@ -41,7 +41,7 @@ pub enum GatewayError {
     /// The answer is larger than any sensible one.
     #[error("calling {url}: the answer is larger than {limit} bytes; ask for less")]
     TooLarge {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// The limit.
         limit: usize,
@@ -52,7 +52,7 @@ pub enum GatewayError {
          {problem}; check --gateway, and that both have the same release"
     )]
     Garbage {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// HTTP status.
         status: u16,

@@ -23,7 +23,7 @@ const TOKEN_VARIABLE: &str = "POINTSMAN_ADMIN_TOKEN";
 /// Characters of a path segment or query value that are escaped.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
-/// Where a running gateway is.
+/// Address of a running gateway, and access to it.
 #[derive(Clone, Debug, Args)]
 pub struct GatewayArgs {
     /// URL of the gateway's admin listener.

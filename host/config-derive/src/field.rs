@@ -13,7 +13,7 @@ pub(crate) struct Field {
     ty: Type,
     attrs: Vec<Attribute>,
     key: Key,
-    /// Whether the file does not have it.
+    /// Whether the field is not a key of the file.
     skipped: bool,
     /// Position of the field in the struct.
     position: u32,

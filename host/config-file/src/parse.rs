@@ -25,7 +25,7 @@ pub struct Parsed<T> {
     pub value: T,
     /// The problems of keys and types.
     pub problems: Vec<Problem>,
-    /// Where each key was written.
+    /// Line of each key.
     pub lines: Lines,
     /// Elements of arrays that could not be read and are missing from the value.
     pub unread: UnreadElements,

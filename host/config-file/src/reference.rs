@@ -55,7 +55,7 @@ pub fn strip(schema: &mut Value) {
     }
 }
 
-/// What a key contains.
+/// Kind of a key's value.
 enum Kind<'a> {
     Value,
     /// A table; `None` is a possible value of an optional one.

@@ -135,7 +135,7 @@ pub struct Config {
     /// A worker. Leave out what its engine reports; see "Facts of an engine".
     #[serde(serialize_with = "show::workers")]
     pub workers: Vec<WorkerSpec>,
-    /// Where the values were written.
+    /// Lines of the keys.
     #[serde(skip)]
     origin: Origin,
 }

@@ -5,7 +5,7 @@ use std::fmt;
 /// Maximum length of a source's text in a message or a comment, characters.
 const MAX_SHOWN: usize = 120;
 
-/// Where a part of the source is.
+/// Position of a part of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// A part that the source leaves to its default.

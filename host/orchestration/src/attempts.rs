@@ -73,7 +73,7 @@ struct CommittedHandoff {
     limits_end: Instant,
     /// When its prefill engine frees the blocks.
     ends: Instant,
-    /// Whether any live worker takes it, whatever its load.
+    /// Whether the handoff may go to any live worker, whatever the worker's load.
     beyond_limits: bool,
 }
 

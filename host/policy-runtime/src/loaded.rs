@@ -149,7 +149,7 @@ fn link_compiled(
 ) -> Result<(Outline, Linked), Refusal> {
     admission::check_grants(&outline, access)?;
     let component = component.as_deref().unwrap_or(bytes);
-    // Should the code be gone, this process compiles what the other one could.
+    // If the compiled code was removed meanwhile, this process compiles it: the other one could.
     let linked = on_deep_stack(|| match modules.as_slice() {
         [] => admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline),
         modules => link_parts(engine, component, modules, &outline),

@@ -148,7 +148,7 @@ pub enum WireError {
     /// Another version of the format.
     #[error("unknown version {0} of the message format: expected {VERSION}")]
     Version(u8),
-    /// A byte has none of the values that it may have.
+    /// A byte has an unknown value.
     #[error("unknown {what} {value} in a message")]
     Unknown {
         /// Meaning of the byte.

@@ -87,7 +87,7 @@ pub struct ShedReason {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
-/// Where a policy came from.
+/// Source of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -108,7 +108,7 @@ pub struct PolicyInfo {
     pub digest: Digest,
     /// The world it fills.
     pub world: World,
-    /// Where its bytes came from.
+    /// Source of the policy's bytes.
     pub origin: Origin,
     /// The facts it asked for at load.
     pub wants: Wants,

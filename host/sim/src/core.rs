@@ -47,7 +47,7 @@ pub struct Job {
     pub isl: u32,
     /// Number of output tokens.
     pub out: u32,
-    /// Where the KV of its prompt comes from.
+    /// Source of the KV of the prompt.
     pub kv: PromptKv,
     /// Whether its blocks stay after the last token until it leaves.
     pub keeps_blocks: bool,

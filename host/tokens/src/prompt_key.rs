@@ -86,7 +86,7 @@ impl KeyMaker {
         add(Some(if form == PromptForm::Chat { "chat" } else { "completion" }));
         add(Some(if items.is_empty() { prompt_json } else { "" }));
         FIELDS.into_iter().for_each(|field| add(get(field)));
-        // Behind the fields, which have lengths, the digests cannot be taken for anything else.
+        // Behind the fields, which have lengths, the digests cannot be mistaken for anything else.
         items.iter().for_each(|item| hasher.update(&item.digest.to_le_bytes()));
         Some(PromptKey { whole: Some(hasher.digest128()), items })
     }

@@ -117,7 +117,7 @@ pub struct Registry {
     /// By model. Entries stay when workers leave.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
-    /// Where bookings are noted for other gateways.
+    /// Journal of bookings for other gateways.
     journal: Option<Arc<Journal>>,
     /// Load of all ranks.
     columns: Columns,

@@ -27,7 +27,7 @@ pub enum GuestBuildError {
     /// The artifact could not be read.
     #[error("{}: {source}", path.display())]
     Artifact {
-        /// Where it should be.
+        /// Path where the file should be.
         path: PathBuf,
         /// Why it could not be read.
         source: std::io::Error,

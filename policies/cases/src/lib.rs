@@ -87,7 +87,7 @@ pub enum Expect {
     Refused(String),
 }
 
-/// Where a decode override prefills the prompt.
+/// Place of the prefill that a decode override chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plan {

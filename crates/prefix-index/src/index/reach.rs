@@ -63,7 +63,7 @@ impl Recorded {
         let rest = beyond.map(|known| Reach { to: known.to - at, ..*known }).collect();
         let all = std::mem::take(&mut self.0);
         for known in all {
-            // Among those that reach the end, the newest one comes last only if it does not reach farthest.
+            // Several records may now end at `at`. Keep one, with the number of the newest.
             let to = known.to.min(at);
             let same = |last: &&mut Reach| (last.holder, last.to) == (known.holder, to);
             match self.0.last_mut().filter(same) {

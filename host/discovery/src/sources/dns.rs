@@ -27,7 +27,7 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// Maximum number of name servers that are tried.
 const MAX_SERVERS: usize = 8;
 
-/// Where the records are.
+/// Name of the records, and the servers that have them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DnsSourceConfig {
     /// Absolute name of the records, for example `_http._tcp.engines.example`.

@@ -35,7 +35,7 @@ const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Largest description in bytes.
 const MAX_VALUE: usize = 64 * 1024;
 
-/// Where the keys are.
+/// Cluster and prefix of the keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EtcdSourceConfig {
     /// Base URLs of the members, tried in turn.

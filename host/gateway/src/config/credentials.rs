@@ -67,11 +67,11 @@ pub(crate) struct OperatorSettings {
 pub(crate) struct JwtSettings {
     /// Claims that a token must have, and their values.
     pub(crate) rules: Jwt,
-    /// Where the public keys are.
+    /// Source of the public keys.
     pub(crate) keys: KeySource,
 }
 
-/// Where public keys are.
+/// Source of public keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeySource {
     /// Behind a URL.

@@ -24,7 +24,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Reads the configuration as it was read at the start: the file, and the flags that take precedence over it.
 pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
 
-/// Where the configuration comes from.
+/// Source of the configuration.
 #[derive(Clone)]
 pub struct ConfigSource {
     /// File that is watched for changes.

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::{Config, Origin, secret::HIDDEN};
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Source {

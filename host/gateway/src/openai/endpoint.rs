@@ -160,7 +160,7 @@ impl Endpoint {
         }
     }
 
-    /// Where the prompt is in `body`.
+    /// Returns the keys of the prompt in `body`.
     pub(super) fn prompt_keys(self, body: &JsonBody) -> PromptKeys {
         let first_of = |keys: [&'static str; 4]| {
             let [first, ..] = keys;

@@ -48,7 +48,7 @@ pub(crate) struct TokenVerifier {
     _stop: DropGuard,
 }
 
-/// Where the public keys are.
+/// Source of the public keys.
 enum Keys {
     Fixed(KeySet),
     Fetched(Arc<Refresh>),

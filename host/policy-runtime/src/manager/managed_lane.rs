@@ -12,7 +12,7 @@ use super::{compile_queue::PolicyKey, now_ms, record::RefusalRecord};
 /// first.
 const MAX_MISSES: u8 = 2;
 
-/// Where the content of a lane comes from.
+/// Source of a lane's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {

@@ -54,7 +54,7 @@ pub struct SlotStatus {
     pub file: String,
     /// State of the active lane.
     pub state: SlotState,
-    /// Where the active content comes from.
+    /// Source of the active content.
     pub source: Source,
     /// Active generation.
     pub generation: Generation,
@@ -185,7 +185,7 @@ pub struct SlotSummary {
     pub model: Option<String>,
     /// State of the active lane.
     pub state: SlotState,
-    /// Where the active content comes from.
+    /// Source of the active content.
     pub source: Source,
     /// Generation that serves requests.
     pub active: Option<LaneSummary>,

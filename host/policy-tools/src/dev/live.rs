@@ -19,7 +19,7 @@ const MAX_LOG_LINES: usize = 10;
 const UNREAD: Duration = Duration::from_secs(10);
 /// Time in which a file is expected to be compiled and to decide for the first time.
 const AWAITED: Duration = Duration::from_secs(30);
-/// Answers in a row without the policy after which its lane is taken for lost.
+/// Number of consecutive answers without the policy after which its lane counts as lost.
 const MAX_ABSENT: u32 = 5;
 
 /// A slot of the gateway.

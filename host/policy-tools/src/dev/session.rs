@@ -61,7 +61,7 @@ pub(super) struct Session {
     step: Option<Step>,
     /// Whether a build has ended. The first one may install tools, which must not be cut off.
     has_built: bool,
-    /// A save that is not complete: its time, and when it is taken for complete.
+    /// A save that may be incomplete: its time, and the time from which it counts as complete.
     save: Option<(Instant, Instant)>,
     /// A save during the first build.
     queued: Option<Instant>,

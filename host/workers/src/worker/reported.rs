@@ -108,13 +108,13 @@ impl Worker {
         self.health() == Health::Unknown && !self.is_misconfigured()
     }
 
-    /// Returns what the last probe found wrong, for operators.
+    /// Returns the problem that the last probe found, for operators.
     #[must_use]
     pub fn problem(&self) -> Option<Arc<String>> {
         self.problem.load_full()
     }
 
-    /// Stores what a probe found wrong.
+    /// Stores the problem that a probe found.
     pub(crate) fn set_problem(&self, problem: Option<String>) {
         self.problem.store(problem.map(Arc::new));
     }

@@ -65,7 +65,7 @@ impl WarmUp {
         }
     }
 
-    /// The worker is healthy: begins the warm-up of a new process.
+    /// Begins the warm-up if the process is new. Called when the worker is healthy.
     fn begin_if_new(&self) {
         if !self.is_new.load(Ordering::Relaxed) || !self.is_new.swap(false, Ordering::AcqRel) {
             return;

@@ -22,7 +22,7 @@ pub(crate) struct Job<'a> {
     pub(crate) cache: Option<&'a BuildCache>,
 }
 
-/// Where one build happens.
+/// Directory of one build.
 pub(super) struct Place {
     /// Folder of all of this build's files.
     pub(super) root: PathBuf,

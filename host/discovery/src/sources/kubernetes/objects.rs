@@ -22,7 +22,7 @@ pub(super) struct Meta {
     pub(super) name: String,
     uid: String,
     pub(super) resource_version: String,
-    /// Where the next page of a list begins.
+    /// Token for the next page of a list.
     #[serde(rename = "continue")]
     pub(super) more: String,
     labels: BTreeMap<String, String>,

@@ -6,7 +6,7 @@ use pointsman_config_file::{Report, duration::secs, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where a pod finds its service account.
+/// Directory of a pod's service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Workers of pods, or of the endpoints of a service.
