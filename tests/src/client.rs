@@ -227,7 +227,7 @@ impl Stream {
     /// Reads all events to the end of the stream.
     ///
     /// # Errors
-    /// As [`Stream::next`].
+    /// Same as [`Stream::next`].
     pub async fn all(mut self) -> anyhow::Result<Vec<String>> {
         let mut events = Vec::new();
         while let Some(event) = self.next().await? {

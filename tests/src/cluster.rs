@@ -148,7 +148,7 @@ impl TestCluster {
     /// Starts a cluster of prefill and decode engines of one dialect.
     ///
     /// # Errors
-    /// As [`TestClusterBuilder::start`].
+    /// Same as [`TestClusterBuilder::start`].
     pub async fn disaggregated(dialect: Dialect, prefill: usize, decode: usize) -> anyhow::Result<Self> {
         let mut builder = TestClusterBuilder::new();
         for _ in 0..prefill {

@@ -25,7 +25,7 @@ pub enum Behaviour {
 /// A running collector. Dropping it closes everything.
 #[derive(Debug)]
 pub struct Collector {
-    /// Where it listens.
+    /// Address on which the collector listens.
     pub address: SocketAddr,
     shared: Arc<Mutex<Received>>,
     task: AbortHandle,
@@ -92,7 +92,7 @@ impl Collector {
     /// Starts a collector that takes every span.
     ///
     /// # Errors
-    /// As [`Collector::start`].
+    /// Same as [`Collector::start`].
     pub async fn accepting() -> io::Result<Self> {
         Self::start(Behaviour::Accept(Vec::new())).await
     }

@@ -19,7 +19,7 @@ pub const PROGRAM: &str = "POINTSMAN_ENVOY";
 #[derive(Debug)]
 pub struct Envoy {
     child: Child,
-    /// Where clients connect.
+    /// Address to which clients connect.
     pub address: SocketAddr,
     /// Client of its port for operators.
     pub admin: Client,

@@ -1,5 +1,5 @@
-//! An engine that streams as fast as its reader allows and never ends a stream: what it wrote is what its
-//! reader took.
+//! An engine that streams as fast as its reader allows and never ends a stream. The bytes that it wrote are
+//! those that its reader took.
 
 use std::{
     io::{Read, Write},

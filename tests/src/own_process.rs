@@ -1,4 +1,4 @@
-//! Tests that change their process, or read what all of it does: the limit of open files, the subscriber of
+//! Tests that change their process, or measure all of it: the limit of open files, the subscriber of
 //! log lines, threads, memory.
 
 use std::{env, process::Command};

@@ -35,7 +35,7 @@ pub struct Carried {
     answers: Streaming<ProcessingResponse>,
 }
 
-/// What the picker answered to a request.
+/// Answer of the picker to a request.
 #[derive(Clone, Debug, Default)]
 pub struct Picked {
     /// Headers that are set, by name.

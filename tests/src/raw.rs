@@ -45,7 +45,7 @@ pub async fn until_closed(stream: &mut TcpStream) -> String {
     String::from_utf8_lossy(&bytes).into_owned() + end
 }
 
-/// Reads until the text contains `mark`, for at most two seconds; returns what was read.
+/// Reads until the text contains `mark`, for at most two seconds; returns the read text.
 pub async fn until_mark(stream: &mut TcpStream, mark: &str) -> String {
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
     let mut seen = 0;

@@ -46,7 +46,7 @@ pub struct RawRequest {
 /// A running engine. Dropping it closes everything.
 #[derive(Debug)]
 pub struct RawEngine {
-    /// Where it listens.
+    /// Address on which the engine listens.
     pub address: SocketAddr,
     shared: Arc<Shared>,
     task: AbortHandle,
@@ -86,7 +86,7 @@ impl RawEngine {
         Self::start_at("127.0.0.1:0", script).await
     }
 
-    /// As [`RawEngine::start`], on an address.
+    /// Like [`RawEngine::start`], on an address.
     ///
     /// # Errors
     /// The address cannot be bound.

@@ -22,7 +22,7 @@ pub struct Authority {
     pub pem: String,
 }
 
-/// What a certificate says.
+/// Fields of a certificate.
 #[derive(Clone, Debug, Default)]
 pub struct Leaf {
     /// DNS names and IP addresses.
@@ -37,7 +37,7 @@ pub struct Leaf {
 pub struct Issued {
     /// The certificate.
     pub certificate: CertificateDer<'static>,
-    /// The certificate as a file.
+    /// File with the certificate.
     pub certificate_pem: String,
     /// The key as a file.
     pub key_pem: String,
@@ -87,7 +87,7 @@ impl Authority {
     /// Signs a certificate for 127.0.0.1 and localhost.
     ///
     /// # Errors
-    /// As [`Authority::issue`].
+    /// Same as [`Authority::issue`].
     pub fn server(&self) -> anyhow::Result<Issued> {
         self.issue(&Leaf { names: vec!["127.0.0.1", "localhost"], ..Leaf::default() })
     }

@@ -32,7 +32,7 @@ const LINGER: Duration = Duration::from_secs(1);
 /// A running proxy. Dropping it closes everything.
 #[derive(Debug)]
 pub struct TlsProxy {
-    /// Where it listens.
+    /// Address on which the proxy listens.
     pub address: SocketAddr,
     shared: Arc<Shared>,
     task: AbortHandle,

@@ -46,7 +46,7 @@ pub struct Encoder {
 pub struct AddedToken<'a> {
     /// Id of the token.
     pub id: u32,
-    /// Its text.
+    /// Text of the token.
     pub content: &'a str,
     /// Whether it is looked for in normalized text.
     pub normalized: bool,

@@ -73,7 +73,7 @@ impl Merges {
     /// Prepares a vocabulary.
     ///
     /// # Errors
-    /// What is missing in it.
+    /// [`Unsupported`] names what the vocabulary lacks.
     pub(super) fn new(
         vocab: &HashMap<String, u32>,
         merges: &[(String, String)],

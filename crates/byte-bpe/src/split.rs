@@ -14,7 +14,7 @@ use crate::Unsupported;
 
 /// Ending of a pattern with look-ahead.
 const LOOK_AHEAD: &str = r"|\s+(?!\S)|\s+";
-/// Its replacement, as the second pattern of the automaton.
+/// Replacement of that ending, as the second pattern of the automaton.
 const SPACES: &str = r"\s+";
 /// Memory of an automaton's states for each thread, bytes. It starts over when they are full.
 const STATE_BYTES: usize = 4 << 20;
@@ -122,7 +122,7 @@ fn is_possessive(pattern: &str) -> bool {
         match char {
             '[' => class = true,
             ']' => class = false,
-            // The braces of `\p{L}` are no quantifier.
+            // The braces of `\p{L}` are not a quantifier.
             '\\' if matches!(chars.next(), Some('p' | 'P' | 'x' | 'u')) && chars.peek() == Some(&'{') => {
                 chars.by_ref().take_while(|char| *char != '}').for_each(drop);
             }

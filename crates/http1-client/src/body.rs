@@ -21,9 +21,9 @@ pub struct Body<S, O = ()> {
     early: Vec<u8>,
     /// Decoded bytes that were looked at before anything was read.
     peeked: Vec<u8>,
-    /// How many of them, whole lines, were not `enough` for [`Self::poll_peek`].
+    /// Number of the peeked bytes, up to the end of a line, that were not `enough` for [`Self::poll_peek`].
     scanned: u32,
-    /// Why no more can be read, once what came before was taken.
+    /// Error that the reader gets after the bytes that came before it.
     failed: Option<WireError>,
     connection: Option<Box<Connection<S, O>>>,
     keep: bool,

@@ -2,10 +2,10 @@
 
 use crate::WireError;
 
-/// Limit of chunk extensions and trailers in an answer, bytes. Their content is ignored.
+/// Maximum size of the chunk extensions and trailers in an answer, bytes. Their content is ignored.
 const MAX_ASIDE: u32 = 16 * 1024;
 
-/// Where a chunked body is.
+/// Decoder state of a chunked body.
 #[derive(Debug, Default)]
 pub struct Chunked {
     at: At,
@@ -16,7 +16,7 @@ pub struct Chunked {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum At {
-    /// Before a size.
+    /// Before the size of a chunk.
     #[default]
     Start,
     Size,
@@ -64,13 +64,13 @@ impl Chunked {
         Ok(rest.len())
     }
 
-    /// Whether the last chunk has ended.
+    /// Returns whether the last chunk has ended.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.at == At::Done
     }
 
-    /// Where the byte leads; `None` when it should not be there.
+    /// Returns the state after a byte; `None` when the byte is not allowed here.
     fn step(&mut self, byte: u8) -> Option<At> {
         let hex = char::from(byte).to_digit(16);
         match (self.at, byte) {
@@ -108,7 +108,8 @@ mod tests {
 
     use super::*;
 
-    /// The data of a body that comes in pieces, and what is left behind its end; `None` when it is not over.
+    /// Decodes a body that comes in pieces. Returns its data, and the number of bytes after its end; `None`
+    /// when the end is missing.
     fn decoded(pieces: &[&[u8]]) -> Result<Option<(Vec<u8>, usize)>, WireError> {
         let (mut chunked, mut out, mut behind) = (Chunked::default(), Vec::new(), 0);
         for piece in pieces {

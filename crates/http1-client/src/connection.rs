@@ -101,7 +101,7 @@ impl<S: Transport, O> Connection<S, O> {
         &self.stream
     }
 
-    /// Whether an idle connection can be used: no byte and no end of stream has arrived on it.
+    /// Returns whether an idle connection can be used: no byte and no end of stream has arrived on it.
     pub(crate) fn is_open(&mut self) -> bool {
         let mut cx = Context::from_waker(Waker::noop());
         self.poll_read(&mut cx, |_| ()).is_pending()

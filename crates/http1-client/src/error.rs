@@ -14,10 +14,10 @@ pub enum WireError {
     /// The connection ended within the answer.
     #[error("the server closed the connection within its answer")]
     Cut,
-    /// The server ended the connection by the rules of the transport below, as with an alert of TLS.
+    /// The server ended the connection at the transport layer, for example with a TLS alert.
     #[error("{0}")]
     Refused(String),
-    /// The transport below failed.
+    /// The transport layer failed.
     #[error("{0}")]
     Transport(String),
     /// The connection failed.
@@ -25,10 +25,10 @@ pub enum WireError {
     Io(io::ErrorKind),
 }
 
-/// Why a call has no head of an answer. `E` is why there is no connection.
+/// Reason why a call failed before the head of its answer. `E` is the reason why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError<E> {
-    /// There is no connection.
+    /// The connection could not be opened.
     #[error(transparent)]
     Connect(E),
     /// The server closed a new connection before a byte was sent.

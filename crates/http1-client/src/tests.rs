@@ -1,4 +1,4 @@
-//! Calls over real sockets, to servers that say what a test wants.
+//! Calls over real sockets, to servers with scripted answers.
 
 #![allow(clippy::disallowed_methods, reason = "servers of tests end with them")]
 

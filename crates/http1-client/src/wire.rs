@@ -27,14 +27,14 @@ pub struct Head {
     pub keep: bool,
 }
 
-/// How a body ends, and where it is.
+/// How a body ends, and how much of it is left.
 #[derive(Debug)]
 pub enum Framing {
-    /// After this many more bytes.
+    /// The body ends after this many more bytes.
     Length(u64),
-    /// With its last chunk.
+    /// The body ends with its last chunk.
     Chunked(Chunked),
-    /// With the connection.
+    /// The body ends when the server closes the connection.
     ToEnd,
 }
 
@@ -71,7 +71,7 @@ pub fn request(
 }
 
 /// Reads the head of an answer, and how many bytes it took; `None` while it is not whole. Heads that only
-/// inform (1xx) are passed over. Of the headers, those in `kept` are kept, and those of the framing.
+/// inform (1xx) are passed over. Keeps the headers in `kept`, and those of the framing.
 ///
 /// # Errors
 /// [`WireError::Head`].
@@ -121,7 +121,7 @@ fn head(parsed: &httparse::Response<'_, '_>, kept: &[HeaderName]) -> Result<Head
     Ok(Head { status, headers, framing, keep })
 }
 
-/// How the body ends. Contradictory framing headers are an error.
+/// Returns how the body ends. Contradictory framing headers are an error.
 fn framing(status: StatusCode, headers: &HeaderMap) -> Result<(Framing, bool), WireError> {
     if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
         return Ok((Framing::Length(0), true));
@@ -189,7 +189,7 @@ impl Framing {
         Ok(())
     }
 
-    /// Whether nothing more will come.
+    /// Returns whether nothing more will come.
     #[must_use]
     pub fn is_done(&self) -> bool {
         match self {

@@ -10,8 +10,8 @@ fuzz_target!(|data: &[u8]| {
     let Some((choice, text)) = data.split_first() else { return };
     let tree = serde_json::from_slice::<Map<String, Value>>(text);
     let body = match JsonBody::parse(Bytes::copy_from_slice(text)) {
-        // What serde_json refuses because of its structure, and not because of what a number or an escape
-        // stands for.
+        // Bodies that serde_json refuses because of their structure, and not because of the value of a
+        // number or an escape.
         Ok(body) => {
             type Fields = std::collections::BTreeMap<String, serde::de::IgnoredAny>;
             let skipped = serde_json::from_slice::<Fields>(text);

@@ -32,27 +32,27 @@ struct Entry {
 /// A key of the top level.
 #[derive(Clone, Debug)]
 enum Key {
-    /// Where it is in the text.
+    /// Range of the key in the text.
     Written(Range<usize>),
-    /// It is written with escapes, and means this.
+    /// The decoded key, which the text writes with escapes.
     Unescaped(Box<str>),
 }
 
 /// Why a body is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonError {
-    /// It is not a JSON object.
+    /// The body is not a JSON object.
     #[error("the body is not a JSON object: {0}")]
     Syntax(String),
-    /// It has too many keys.
+    /// The object has too many keys.
     #[error("the object has more than {MAX_KEYS} keys; send fewer")]
     Keys,
-    /// It is too deep.
+    /// The object is nested too deeply.
     #[error("lists and objects are nested more than {MAX_DEPTH} deep; send a flatter one")]
     Depth,
 }
 
-/// Limit of serde_json's text in an error, characters: it quotes the text.
+/// Maximum length of serde_json's text in an error, characters: it quotes the text.
 const MAX_ERROR_TEXT: usize = 300;
 
 /// Changes to the top level of a body.
@@ -93,7 +93,7 @@ impl JsonBody {
         self.text.get(self.entry(key)?.value.clone())
     }
 
-    /// Numbers of values within the value of a key; zeros when the key is missing.
+    /// Returns how many values the value of a key contains, by kind; zeros when the key is missing.
     #[inline]
     #[must_use]
     pub fn counts(&self, key: &str) -> Counts {
@@ -173,7 +173,7 @@ impl<'a> Edit<'a> {
         self
     }
 
-    /// Whether a key is taken out, unless it gets another value.
+    /// Returns whether a key is taken out, unless it gets another value.
     fn takes_out(&self, key: &str) -> bool {
         self.removed.contains(&key) || self.stripped.iter().any(|stripped| stripped.eq_ignore_ascii_case(key))
     }

@@ -21,13 +21,13 @@ const MAX_ENDS: usize = 4_096;
 /// A member of the top level.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Member {
-    /// Its key, quotes included.
+    /// Key of the member, quotes included.
     pub(super) key: Range<usize>,
-    /// Its value.
+    /// Value of the member.
     pub(super) value: Range<usize>,
     /// Content of the value.
     pub(super) counts: Counts,
-    /// Ends of the objects in the list that the value is, from its beginning on. Ends beyond [`MAX_ENDS`] are
+    /// Ends of the objects in the list in the value, from its beginning on. Ends beyond [`MAX_ENDS`] are
     /// missing.
     pub(super) object_ends: Vec<u32>,
 }
@@ -44,11 +44,11 @@ pub struct Counts {
 /// Why a text has no members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It is not a valid object.
+    /// The text is not a valid object.
     Syntax,
-    /// It has more than [`MAX_KEYS`] keys.
+    /// The object has more than [`MAX_KEYS`] keys.
     Keys,
-    /// It is deeper than [`MAX_DEPTH`].
+    /// The object is nested deeper than [`MAX_DEPTH`].
     Depth,
 }
 
@@ -108,7 +108,7 @@ struct Scan<'a> {
     open: Vec<u8>,
     /// Counts of the member that is passed.
     counts: Counts,
-    /// Where its value begins.
+    /// Start of the member's value.
     start: usize,
     /// Ends of the objects in the list that it is.
     ends: Vec<u32>,
@@ -193,7 +193,7 @@ impl Scan<'_> {
         Some(true)
     }
 
-    /// Behind an item of the list that the value is.
+    /// Notes the end of a list's item. The scan stands behind the item.
     fn note_end(&mut self) {
         let is_object = self.at.checked_sub(1).and_then(|last| self.bytes.get(last)) == Some(&b'}');
         if is_object && self.ends_left > 0 {
@@ -283,7 +283,7 @@ impl Scan<'_> {
         }
     }
 
-    /// Whether nothing but white space follows.
+    /// Returns whether nothing but white space follows.
     fn end(&mut self) -> bool {
         self.blank();
         self.at == self.bytes.len()
@@ -304,7 +304,7 @@ impl Scan<'_> {
     }
 }
 
-/// How many bytes from the start need no look: up to a quote, a backslash or a control character.
+/// Returns the number of bytes before the first quote, backslash or control character.
 fn plain(bytes: &[u8]) -> usize {
     const STRIDE: usize = 64;
     let (near, far) = bytes.split_at(bytes.len().min(STRIDE));

@@ -1,4 +1,4 @@
-//! What the index speaks of: workers, their ranks, and blocks.
+//! Identifiers of workers, their ranks, and blocks.
 
 use std::fmt;
 

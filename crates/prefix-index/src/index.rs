@@ -70,7 +70,7 @@ const QUEUE_LENGTH: usize = 8_192;
 /// Bounds of the index.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexConfig {
-    /// Limit of the bytes that records, blocks and the slack of their tables take.
+    /// Maximum memory of records, blocks and the slack of their tables, bytes.
     pub byte_budget: usize,
     /// How long the blocks of a recorded decision are assumed to stay cached.
     pub ttl: Duration,
@@ -189,7 +189,7 @@ impl PrefixIndex {
         self.inbox.send(Message::Live { candidate: (worker, rank), live });
     }
 
-    /// Removes a worker's records: it is not assumed any more that what was decided stays cached there.
+    /// Removes a worker's records: their prompts are no longer assumed to be cached there.
     pub fn forget_records(&self, worker: WorkerId) {
         self.inbox.send(Message::ForgetRecords(worker));
     }

@@ -25,7 +25,7 @@ const KEPT: usize = 64 * 1024;
 pub struct Splitter {
     /// Bytes that arrived and were not passed on.
     bytes: Vec<u8>,
-    /// How much of it is known to have no boundary.
+    /// Number of these bytes that are known to have no event boundary.
     looked: usize,
     /// Whether the start of the stream, where a byte order mark may stand, has passed.
     started: bool,
@@ -47,18 +47,18 @@ pub struct Seen {
     pub tokens: u32,
     /// The event has a finish reason that is not null.
     pub finish: bool,
-    /// An error event.
+    /// Whether the event reports an error.
     pub error: bool,
-    /// Usage in it.
+    /// Token usage in the event.
     pub usage: Option<Usage>,
-    /// Where the number of `cached_tokens` lies in the event.
+    /// Range of the number of `cached_tokens` in the event.
     pub cached_at: Option<Range<usize>>,
-    /// Where an object under the key `kv_transfer_params` lies in the event.
+    /// Range of an object under the key `kv_transfer_params` in the event.
     pub kv_transfer_at: Option<Range<usize>>,
 }
 
-/// Whether a slice looks like an event: each line is a known field, a comment or blank, and data ends as JSON
-/// (or the end mark) does. An event that its server cut short does not.
+/// Returns whether a slice looks like an event: each line is a known field, a comment or blank, and data ends
+/// as JSON (or the end mark) does. An event that its server cut short does not.
 #[must_use]
 pub fn is_event(bytes: &[u8]) -> bool {
     // Almost every event is one line of data.
@@ -79,7 +79,7 @@ pub fn is_event(bytes: &[u8]) -> bool {
     is_named || last_data.is_none_or(ends_as_json)
 }
 
-/// Whether the content type of an answer is that of a stream of events, in any case and with any parameters.
+/// Returns whether a content type names an event stream, in upper or lower case and with any parameters.
 #[must_use]
 pub fn is_stream(content_type: &[u8]) -> bool {
     let kind = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
@@ -133,7 +133,7 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Whether one of the events has data. A comment, such as a ping that keeps a connection, is no event.
+/// Returns whether one of the events has data. A comment, such as a keep-alive ping, is not an event.
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.
@@ -153,7 +153,7 @@ pub fn name(event: &[u8]) -> Option<&[u8]> {
     lines(event).map(field).find(|(name, _)| *name == b"event").map(|(_, value)| value)
 }
 
-/// Whether an event is the end mark.
+/// Returns whether an event is the end mark.
 pub fn is_done(event: &[u8]) -> bool {
     // Neither almost every event nor a whole JSON body has to be split into lines.
     if event.starts_with(b"data: {") || END_MARK.find(event).is_none() {
@@ -174,12 +174,12 @@ pub struct Usage {
 }
 
 impl Splitter {
-    /// Where to append what has come.
+    /// Returns the buffer to which the caller appends new bytes.
     pub fn room(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
 
-    /// How many bytes, from the first on, are whole events.
+    /// Returns the number of bytes, from the first on, that are whole events.
     ///
     /// # Errors
     /// [`Oversized`].
@@ -232,7 +232,7 @@ fn last_boundary(bytes: &[u8], from: usize) -> Option<usize> {
     ends.map(|at| from + at).find(|at| ends_event(bytes, *at)).map(|at| at + 1)
 }
 
-/// Whether the line end at `at` ends a blank line.
+/// Returns whether the line end at `at` ends a blank line.
 fn ends_event(bytes: &[u8], at: usize) -> bool {
     let before = bytes.get(..at).unwrap_or_default();
     let is_second_half = bytes.get(at) == Some(&b'\n') && before.ends_with(b"\r");

@@ -1,11 +1,11 @@
-//! What an event's JSON tells, read without a value tree.
+//! Finds the needed fields in an event's JSON without building a value tree.
 
 use std::ops::Range;
 
 use crate::{Seen, Usage, data_lines, is_done};
 
 /// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
-/// text of comments and of other fields does not count, whatever it looks like.
+/// text of comments and of other fields is ignored, even if it looks like JSON.
 #[must_use]
 pub fn look(event: &[u8]) -> Seen {
     let mut seen = Seen::default();
@@ -123,7 +123,7 @@ impl Key {
             _ => return None,
         };
         let opened = |key: &[u8]| name.strip_suffix(key)?.strip_suffix(b"\"");
-        // The quotes of a name within a string are escaped: it is no key.
+        // A quoted name within a string has escaped quotes, so it is not a key.
         let is_key = |key: &[u8]| opened(key).is_some_and(|before| !before.ends_with(b"\\"));
         known.iter().find(|(key, _)| is_key(key)).map(|(_, known)| *known)
     }

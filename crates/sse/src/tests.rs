@@ -35,7 +35,7 @@ fn captures() -> Vec<Vec<u8>> {
     vllm.into_iter().chain(sglang.map(<[u8]>::to_vec)).collect()
 }
 
-/// What a JSON parser says of an event.
+/// Returns what a JSON parser finds in an event, for comparison.
 fn reference(event: &[u8]) -> Seen {
     let text = std::str::from_utf8(event).unwrap().trim();
     let data = text.strip_prefix("data:").unwrap_or(text).trim();
@@ -139,7 +139,7 @@ fn only_data_is_looked_at() {
         assert!(look(failed.as_bytes()).error, "{failed:?}");
         assert_eq!(object(failed.as_bytes()), error.as_bytes());
     }
-    // A body may have several lines, and places are those of the whole event.
+    // A body may have several lines. Ranges count from the start of the whole event.
     assert!(look(b"{\n  \"error\": {\n    \"code\": 429\n  }\n}").error);
     let event = b": x\ndata: {\"kv_transfer_params\":{\"a\":1}}\n\n";
     assert_eq!(&event[look(event).kv_transfer_at.unwrap()], b"{\"a\":1}");

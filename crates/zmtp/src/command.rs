@@ -4,7 +4,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use crate::frame;
 
-/// Limit of the bytes of a PING that its PONG repeats.
+/// Maximum size of a PING that its PONG repeats, bytes.
 const MAX_CONTEXT: usize = 16;
 
 /// A command from the peer.

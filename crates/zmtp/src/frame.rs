@@ -7,9 +7,9 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
-/// Limit of the frames of a message.
+/// Maximum number of frames of a message.
 pub const MAX_FRAMES: usize = 16;
-/// Limit of the bytes of a command.
+/// Maximum size of a command, bytes.
 pub const MAX_COMMAND: usize = 4 * 1024;
 
 /// A message or a command from the peer.

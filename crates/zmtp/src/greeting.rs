@@ -9,7 +9,7 @@ const NULL: &[u8] = b"NULL";
 /// Why a peer's greeting is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GreetingError {
-    /// The signature is not that of ZMTP.
+    /// The signature does not match ZMTP's.
     #[error("the peer does not speak ZMTP")]
     Signature,
     /// The version is older than 3.0.

@@ -23,8 +23,8 @@ use greeting::GreetingError;
 const READ_BYTES: usize = 16 * 1024;
 /// Capacity above which an empty read buffer is freed.
 const MAX_IDLE_BUFFER: usize = 1024 * 1024;
-/// Limit of bytes that wait to be sent, so that a peer that sends PINGs without reading PONGs cannot fill
-/// memory.
+/// Maximum number of bytes that wait to be sent, so that a peer that sends PINGs without reading PONGs cannot
+/// fill memory.
 const MAX_UNSENT: usize = 64 * 1024;
 /// Time limit from the first byte of a message to its last.
 const MESSAGE_LIMIT: Duration = Duration::from_secs(60);

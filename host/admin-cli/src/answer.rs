@@ -17,7 +17,7 @@ pub struct Answer {
     pub(crate) body: Vec<u8>,
 }
 
-/// Why the gateway did not do what a command asked for.
+/// Why the gateway did not carry out a command.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayError {
     /// No connection, or it broke.
@@ -25,7 +25,7 @@ pub enum GatewayError {
         "calling {url}: {problem}; check that the gateway runs and that --gateway is the URL of its admin listener"
     )]
     Unreachable {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// Text about the connection.
         problem: String,
@@ -33,15 +33,15 @@ pub enum GatewayError {
     /// No whole answer in time.
     #[error("calling {url}: no whole answer within {} s; check the gateway's log and load", .limit.as_secs())]
     Late {
-        /// What was called.
+        /// The called URL.
         url: String,
-        /// The time that was waited.
+        /// Time that the command waited.
         limit: Duration,
     },
-    /// An answer that is larger than any that makes sense.
+    /// The answer is larger than any sensible one.
     #[error("calling {url}: the answer is larger than {limit} bytes; ask for less")]
     TooLarge {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// The limit.
         limit: usize,
@@ -52,7 +52,7 @@ pub enum GatewayError {
          {problem}; check --gateway, and that both have the same release"
     )]
     Garbage {
-        /// What was called.
+        /// The called URL.
         url: String,
         /// HTTP status.
         status: u16,
@@ -98,7 +98,7 @@ fn advice(status: u16) -> &'static str {
 }
 
 impl Answer {
-    /// Whether the gateway did what it was asked for.
+    /// Returns whether the gateway carried the request out.
     #[must_use]
     pub fn succeeded(&self) -> bool {
         (200..300).contains(&self.status)

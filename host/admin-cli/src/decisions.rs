@@ -77,7 +77,7 @@ impl DecisionsArgs {
 }
 
 impl DecisionsArgs {
-    /// The id of the worker that is meant. A whole id may be that of a worker that left.
+    /// Returns the id of the worker that the argument names. A whole id may belong to a worker that left.
     fn worker_id(&self, gateway: &Gateway) -> anyhow::Result<Option<String>> {
         let Some(name) = &self.worker else { return Ok(None) };
         if name.parse::<u64>().is_ok() {

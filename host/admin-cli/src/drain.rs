@@ -48,7 +48,7 @@ pub struct UndrainArgs {
     gateway: GatewayArgs,
 }
 
-/// The worker that is meant.
+/// Worker of the command.
 #[derive(Debug, Args)]
 struct Which {
     /// Id, URL or address of the worker, as `pointsman workers` shows them, or a beginning that no other

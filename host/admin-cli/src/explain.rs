@@ -8,7 +8,7 @@ use crate::{
     text::{clean, millis, moment},
 };
 
-/// Explains a decision: what was asked, what decided, what was chosen and why, and how the request ended.
+/// Explains a decision: the request, the decider, the choice and its reason, and how the request ended.
 pub(crate) fn explain(one: &Decision) -> String {
     told(one).map(|sentence| format!("{sentence}\n")).collect()
 }

@@ -23,7 +23,7 @@ const TOKEN_VARIABLE: &str = "POINTSMAN_ADMIN_TOKEN";
 /// Characters of a path segment or query value that are escaped.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
-/// Where a running gateway is.
+/// Address of a running gateway, and access to it.
 #[derive(Clone, Debug, Args)]
 pub struct GatewayArgs {
     /// URL of the gateway's admin listener.
@@ -172,7 +172,7 @@ impl Gateway {
     /// Sends POST.
     ///
     /// # Errors
-    /// As [`Self::get`].
+    /// Same as [`Self::get`].
     pub async fn post(&self, path: &str) -> Result<Answer, GatewayError> {
         self.call(Method::POST, path).await
     }
@@ -180,7 +180,7 @@ impl Gateway {
     /// Sends DELETE.
     ///
     /// # Errors
-    /// As [`Self::get`].
+    /// Same as [`Self::get`].
     pub async fn delete(&self, path: &str) -> Result<Answer, GatewayError> {
         self.call(Method::DELETE, path).await
     }

@@ -95,7 +95,7 @@ pub fn report_gateway_error(outcome: anyhow::Result<ExitCode>) -> anyhow::Result
 /// Runs calls of a command to their end. Ctrl-C ends the process, as the default action of the signal.
 ///
 /// # Errors
-/// What the calls return.
+/// The error of the calls.
 pub fn block_on<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(work)
 }

@@ -21,7 +21,8 @@ pub fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().map(|c| if is_unsafe(c) { char::REPLACEMENT_CHARACTER } else { c }).collect())
 }
 
-/// Whether a character is a control character, or one that is invisible or changes the direction of text.
+/// Returns whether a character is a control character, or one that is invisible or changes the direction of
+/// text.
 fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')

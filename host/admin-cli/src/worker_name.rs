@@ -16,7 +16,7 @@ pub(crate) async fn id_of(gateway: &Gateway, name: &str) -> Result<u64, GatewayE
     find(&workers.workers, name).map(|worker| worker.id).map_err(GatewayError::NoWorker)
 }
 
-/// Finds a worker. A whole id, URL or address comes before beginnings of others.
+/// Finds a worker. A whole id, URL or address wins over a beginning of another worker's.
 fn find<'a>(workers: &'a [Worker], name: &str) -> Result<&'a Worker, String> {
     let name = name.trim_end_matches('/');
     let whole = workers.iter().find(|worker| names(worker).iter().any(|one| one == name));

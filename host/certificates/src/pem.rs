@@ -26,7 +26,7 @@ const MAX_FILE: u64 = 4 * 1024 * 1024;
 /// Reads a file.
 ///
 /// # Errors
-/// What is wrong with it, and what to do.
+/// The text says what is wrong with the file, and what to do.
 pub fn read(path: &Path) -> Result<Vec<u8>, String> {
     let shown = path.display();
     let failed = |error| format!("cannot read `{shown}`: {error}; check the path and its permissions");

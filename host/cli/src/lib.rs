@@ -35,7 +35,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns an error with its causes, each once: the text of an error may contain that of its cause.
+/// Returns an error with its causes, each once: the text of an error may already contain its cause's text.
 #[must_use]
 pub fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

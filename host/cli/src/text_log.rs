@@ -13,7 +13,7 @@ use tracing_subscriber::{
     },
 };
 
-/// Limit of a value, characters.
+/// Maximum length of a value, characters.
 const MAX_VALUE: usize = 4_096;
 
 /// Returns the format of fields.
@@ -62,8 +62,8 @@ impl<W: Write> Write for Escaped<'_, W> {
     }
 }
 
-/// Whether a terminal or a reader of lines may take the character for more than text: control characters,
-/// line and paragraph separators, and marks that reorder or hide text.
+/// Returns whether a terminal or a reader of lines may take the character for more than text: control
+/// characters, line and paragraph separators, and marks that reorder or hide text.
 fn is_unsafe(character: char) -> bool {
     let invisible = matches!(character, '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
     let direction = matches!(character, '\u{2028}'..='\u{202e}');

@@ -13,9 +13,9 @@ pub(crate) struct Field {
     ty: Type,
     attrs: Vec<Attribute>,
     key: Key,
-    /// Whether the file does not have it.
+    /// Whether the field is not a key of the file.
     skipped: bool,
-    /// Its place among the fields.
+    /// Position of the field in the struct.
     position: u32,
 }
 
@@ -170,7 +170,7 @@ impl Field {
         Some(quote! { ::pointsman_config_file::Range::new(#min, #max, #reason) })
     }
 
-    /// The type, or of an `Option` that of its content.
+    /// Type of the field; for an `Option`, the type of its content.
     fn content(&self) -> &Type {
         content(&self.ty).unwrap_or(&self.ty)
     }
@@ -186,7 +186,7 @@ fn content(ty: &Type) -> Option<&Type> {
     })
 }
 
-/// Whether the last name of a type is `name`.
+/// Returns whether the last name of a type is `name`.
 fn is(ty: &Type, name: &str) -> bool {
     matches!(ty, Type::Path(path) if path.path.segments.last().is_some_and(|last| last.ident == name))
 }

@@ -1,13 +1,13 @@
 //! The attribute `section`: a struct whose fields are the keys of one table of a configuration.
 //!
 //! ```ignore
-//! /// How workers are probed.
+//! /// Probes of workers.
 //! #[section]
 //! pub struct Probe {
 //!     /// Interval of health checks.
 //!     #[key(default = secs(2), positive)]
 //!     pub interval: Duration,
-//!     /// Most requests of probes each second.
+//!     /// Maximum number of probe requests per second.
 //!     #[key(default = 1_000, range = 1.., reason = "would never check a worker")]
 //!     pub max_per_second: u32,
 //! }
@@ -19,8 +19,8 @@
 //!
 //! | `#[key(…)]` | meaning |
 //! | --- | --- |
-//! | `default = EXPR` | the default, otherwise that of the type |
-//! | `range = A..=B`, `range = A..` | values that are allowed; of an `Option`, those of its content |
+//! | `default = EXPR` | the default; without it, the type's default |
+//! | `range = A..=B`, `range = A..` | values that are allowed; for an `Option`, of its content |
 //! | `positive` | more than zero |
 //! | `reason = "…"` | what is wrong with a value outside the range: "`0` REASON: expected …" |
 //! | `example = "…"` | value that the reference shows when there is no default; of a map, an entry's name |

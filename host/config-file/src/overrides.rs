@@ -7,7 +7,7 @@ use crate::problem::{Lines, Problem, join};
 /// A value given outside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// Where the value was given, for messages: the name of the environment variable.
+    /// Source of the value, for messages: the name of the environment variable.
     pub name: String,
     /// Keys from the outermost table to the value.
     pub keys: Vec<String>,
@@ -42,7 +42,7 @@ impl Override {
         single.unwrap_or_else(|| Value::String(self.text.clone()))
     }
 
-    /// Whether one of the two paths begins with the other.
+    /// Returns whether one of the two paths begins with the other.
     fn touches(&self, keys: &[&str]) -> bool {
         !keys.is_empty() && self.keys.iter().zip(keys).all(|(own, other)| own == other)
     }

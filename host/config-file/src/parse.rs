@@ -1,7 +1,7 @@
 //! Parses the text of a file into its raw configuration, and collects every problem.
 //!
-//! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until nothing
-//! is wrong with the rest.
+//! serde stops at the first problem. Parsing therefore removes the key at fault and tries again until no
+//! problem is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use crate::{
     references,
 };
 
-/// Limit of problems reported for one file.
+/// Maximum number of problems reported for one file.
 const MAX_PROBLEMS: usize = 100;
 
 /// The readable part of a text, and the problems with the rest.
@@ -25,7 +25,7 @@ pub struct Parsed<T> {
     pub value: T,
     /// The problems of keys and types.
     pub problems: Vec<Problem>,
-    /// Where each key was written.
+    /// Line of each key.
     pub lines: Lines,
     /// Elements of arrays that could not be read and are missing from the value.
     pub unread: UnreadElements,
@@ -35,7 +35,7 @@ pub struct Parsed<T> {
 /// `{ env = "NAME" }` or `{ file = "PATH" }`.
 ///
 /// # Errors
-/// The text is not TOML: all syntax errors.
+/// The text is not TOML. Has all syntax errors.
 pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Result<Parsed<T>, Vec<Problem>> {
     parse_with(text, secrets, &[])
 }
@@ -43,7 +43,7 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, secrets: &[&str]) -> Res
 /// Like [`parse`], with `overrides` in place of values of the text.
 ///
 /// # Errors
-/// As [`parse`].
+/// Same as [`parse`].
 pub fn parse_with<T: DeserializeOwned + Default>(
     text: &str,
     secrets: &[&str],
@@ -230,7 +230,7 @@ fn keys(segments: &[Segment]) -> Vec<&str> {
     names.collect()
 }
 
-/// Whether the value at a path is a secret, or one of a list of secrets.
+/// Returns whether the value at a path is a secret, or one of a list of secrets.
 fn is_secret(path: &str, secrets: &[&str]) -> bool {
     let mut keys = path.split('.').map(|key| key.split('[').next().unwrap_or(key));
     keys.any(|key| secrets.contains(&key))

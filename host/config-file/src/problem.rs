@@ -83,7 +83,7 @@ impl Lines {
     }
 }
 
-/// Where the lines of a text begin.
+/// Returns the starts of a text's lines.
 pub(crate) fn line_starts(text: &str) -> Vec<usize> {
     std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect()
 }

@@ -55,7 +55,7 @@ pub fn strip(schema: &mut Value) {
     }
 }
 
-/// What a key contains.
+/// Kind of a key's value.
 enum Kind<'a> {
     Value,
     /// A table; `None` is a possible value of an optional one.
@@ -122,7 +122,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Writes a line with its comment, which goes on in further lines.
+    /// Writes a line with its comment, which may continue on further lines.
     fn line(&mut self, line: &str, doc: &str, is_comment: bool, is_header: bool) {
         let before = if is_header { "\n" } else { "" };
         let mut line = format!("{before}{}{line}", if is_comment { "# " } else { "" });

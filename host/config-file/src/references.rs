@@ -5,7 +5,7 @@ use std::{fs, io::Read as _};
 use serde_path_to_error::Segment;
 use toml::Value;
 
-/// Limit of a file with a secret, bytes.
+/// Maximum size of a file with a secret, bytes.
 const MAX_BYTES: u64 = 64 * 1024;
 
 /// A reference that could not be followed: where it is, and why.
@@ -66,7 +66,7 @@ fn walk(value: &mut Value, at: &mut Vec<Path>, secret: bool, secrets: &[&str], b
     }
 }
 
-/// Whether the last key of a path, or the whole path, is a secret.
+/// Returns whether the last key of a path, or the whole path, is a secret.
 fn is_secret(at: &[Path], secrets: &[&str]) -> bool {
     let mut keys =
         at.iter().filter_map(|step| if let Path::Key(key) = step { Some(key.as_str()) } else { None });

@@ -1,5 +1,5 @@
-//! What the attribute [`section`](macro@crate::section) implements: checks of ranges, and what a reload
-//! changes.
+//! Traits that the attribute [`section`](macro@crate::section) implements: checks of ranges, and what a
+//! reload changes.
 
 use std::{cmp::Ordering, collections::BTreeMap, fmt::Display, time::Duration};
 
@@ -17,7 +17,7 @@ pub trait Section {
 
 /// A table, or tables by name, that a reload compares key by key.
 pub trait Compared {
-    /// Reports the keys whose values differ in `new`. `path` is that of the table.
+    /// Reports the keys whose values differ in `new`. `path` is the path of the table.
     fn changes(&self, new: &Self, path: &str, changes: &mut Changes);
 
     /// Puts the values of the start in the place of those that a reload does not apply.
@@ -55,7 +55,7 @@ pub trait Value: PartialOrd {
     /// Returns the value as the file has it, without quotation marks.
     fn shown(&self) -> String;
 
-    /// Whether it is finite.
+    /// Returns whether it is finite.
     fn is_finite(&self) -> bool {
         true
     }
@@ -144,7 +144,7 @@ impl<T: Value> Range<T> {
 }
 
 impl Range<Duration> {
-    /// More than zero.
+    /// Returns the range of all durations above zero.
     #[must_use]
     pub const fn positive(reason: Option<&'static str>) -> Self {
         let reason = match reason {

@@ -104,7 +104,7 @@ pub struct LoggedDecision {
     /// Digest of the policy's bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Who decided: `policy`, `native`, `fallback`, `pin`, `session` or `plan`.
+    /// Kind of the decider: `policy`, `native`, `fallback`, `pin`, `session` or `plan`.
     pub decider: String,
     /// Reason of a fallback, or the native mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -210,7 +210,7 @@ impl LoggedBlocks {
     }
 }
 
-/// Whether the block that ends at this depth is logged.
+/// Returns whether the block that ends at this depth is logged.
 fn is_logged(depth: u32) -> bool {
     depth <= EVERY || (depth <= SPARSE && depth.is_multiple_of(32)) || depth.is_multiple_of(1_024)
 }

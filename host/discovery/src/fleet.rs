@@ -31,17 +31,17 @@ pub use reporter::Reporter;
 use source_entry::SourceEntry;
 pub use status::{FleetStatus, SourceState, SourceStatus};
 
-/// Number of the source of `[[workers]]`.
+/// Index of the source for `[[workers]]`.
 const CONFIGURED: usize = 0;
-/// Number of the source of workers that operators add.
+/// Index of the source for workers that operators add.
 const OPERATOR: usize = 1;
-/// How often workers that leave are looked at.
+/// Interval at which leaving workers are checked.
 const LEAVING_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Bounds and times of a fleet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FleetRules {
-    /// Most workers of discovery.
+    /// Maximum number of discovered workers.
     pub max_workers: usize,
     /// How long the requests of a worker that leaves may run.
     pub drain: Duration,
@@ -66,7 +66,7 @@ pub struct Fleet {
 struct Inner {
     sources: Vec<SourceEntry>,
     members: Members,
-    /// Descriptions that operators removed, until their source changes them or lists them no more.
+    /// Descriptions that operators removed, until their source changes them or no longer lists them.
     dismissed: HashMap<WorkerId, WorkerSpec>,
 }
 
@@ -172,7 +172,7 @@ impl Fleet {
         }
     }
 
-    /// Does what is due. Returns when something is due next.
+    /// Does the work that is due. Returns the time of the next due work.
     fn tick(&self, now: Instant) -> Option<Instant> {
         let mut inner = self.inner.lock();
         let leaving = inner.members.leaving();

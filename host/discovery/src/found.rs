@@ -9,11 +9,11 @@ use serde::Serialize;
 const MAX_URL: usize = 2_048;
 /// Longest name or value of a label, model, taint or address in bytes.
 const MAX_TEXT: usize = 512;
-/// Most entries of one list or map of a description.
+/// Maximum number of entries in one list or map of a description.
 const MAX_ENTRIES: usize = 64;
 /// Longest text of a refusal in characters.
 const MAX_REFUSAL: usize = 300;
-/// Most refusals that are kept of one source. All are counted.
+/// Maximum number of refusals that are kept for each source. All are counted.
 pub(crate) const MAX_REFUSALS: usize = 100;
 
 /// A worker as a source describes it.
@@ -31,13 +31,13 @@ pub struct Found {
 /// An entry of a source that is not used.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
-    /// The entry: a key, a name or a URL.
+    /// Key, name or URL of the entry.
     pub entry: String,
     /// Why it is not used.
     pub problem: String,
 }
 
-/// How a snapshot came about.
+/// How a source made a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
     /// The source read everything for this snapshot.
@@ -53,7 +53,7 @@ pub struct SourceSnapshot {
     pub workers: Vec<Found>,
     /// Entries that are not used.
     pub refused: Vec<Refusal>,
-    /// How it came about.
+    /// How the source made it.
     pub read: Read,
 }
 
@@ -86,7 +86,7 @@ fn cut(text: &str) -> String {
     }
 }
 
-/// Checks that a description is within the bounds of what a source may say.
+/// Checks that a description is within the bounds for descriptions of a source.
 ///
 /// # Errors
 /// The bound that it exceeds.

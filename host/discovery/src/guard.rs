@@ -20,7 +20,7 @@ pub struct GuardRules {
     pub confirm_after: Duration,
 }
 
-/// Most removals that are remembered of one source.
+/// Maximum number of removals that are remembered for each source.
 const MAX_REMEMBERED: usize = 10_000;
 
 /// The removals of one source.
@@ -42,9 +42,9 @@ struct Held {
 /// Verdict on missing workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// They are removed.
+    /// The workers are removed.
     Remove,
-    /// They stay until the source was read again.
+    /// The workers stay until the source was read again.
     Hold,
 }
 

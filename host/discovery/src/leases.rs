@@ -21,7 +21,7 @@ const MIN_LEASE: Duration = Duration::from_secs(1);
 /// Bounds of leases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseRules {
-    /// Most leases at a time.
+    /// Maximum number of leases at a time.
     pub max_leases: usize,
     /// Longest lease.
     pub max_ttl: Duration,

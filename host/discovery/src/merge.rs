@@ -61,7 +61,7 @@ pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_work
     merged
 }
 
-/// Ids, URLs and identities that have an owner already.
+/// Ids, URLs and identities that already belong to a worker.
 #[derive(Default)]
 struct Owners<'a> {
     ids: HashMap<WorkerId, usize>,
@@ -71,7 +71,7 @@ struct Owners<'a> {
 }
 
 impl<'a> Owners<'a> {
-    /// Returns why a claim is refused; otherwise its source owns what it names.
+    /// Returns why a claim is refused; otherwise its source owns the ids and URLs in the claim.
     fn refusal(&mut self, claim: &Claim<'a>, names: &[Arc<str>]) -> Option<String> {
         let (spec, source) = (&claim.found.spec, claim.source);
         let name = |number: usize| names.get(number).map_or("", |name| &**name);

@@ -10,7 +10,8 @@ use crate::fleet::Reporter;
 /// anything now ([`Reporter::away`]). It never reports an empty snapshot because it could not read. When the
 /// reporter asks for a recheck, it reads everything again.
 pub trait Source: Send + 'static {
-    /// Reads and reports until it is dropped. It ends only when nothing can come any more.
+    /// Reads the source and reports snapshots until the future is dropped. It ends by itself only when the
+    /// source cannot change any more.
     fn run(self, reporter: Reporter) -> impl Future<Output = ()> + Send;
 }
 

@@ -59,7 +59,7 @@ enum Phase<E> {
     Over,
 }
 
-/// How Envoy sends bodies.
+/// Mode in which Envoy sends bodies.
 #[derive(Clone, Copy, Debug)]
 struct Modes {
     request: BodySendMode,
@@ -98,7 +98,7 @@ impl<P: Picker> Conversation<P> {
         self.out.pop_front()
     }
 
-    /// Whether nothing will be sent any more.
+    /// Returns whether nothing will be sent any more.
     pub(crate) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over) && self.out.is_empty()
     }
@@ -112,7 +112,7 @@ impl<P: Picker> Conversation<P> {
         }
     }
 
-    /// Takes note that the deadline has passed.
+    /// Records that the deadline has passed.
     ///
     /// # Errors
     /// The stream ends.

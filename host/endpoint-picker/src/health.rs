@@ -14,7 +14,7 @@ use crate::EXT_PROC_SERVICE;
 
 /// Tells whether an endpoint could be picked now.
 pub trait Health: Send + Sync + 'static {
-    /// Whether the picker is ready.
+    /// Returns whether the picker is ready.
     fn is_ready(&self) -> bool;
 }
 

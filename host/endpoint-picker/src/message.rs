@@ -20,10 +20,10 @@ use crate::{Pick, Refusal, metadata};
 /// Largest chunk of a body that is sent to Envoy, bytes: below the 64 KiB that data planes accept.
 pub(crate) const CHUNK: usize = 62_000;
 
-/// Most headers of a message that are read.
+/// Maximum number of headers that are read from a message.
 const MAX_HEADERS: usize = 256;
 
-/// Which half of an exchange a message is about.
+/// Half of an exchange that a message belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Half {
     Request,

@@ -15,7 +15,7 @@ const NAMESPACE: &str = "envoy.lb";
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
-/// Most endpoints that are read of a subset.
+/// Maximum number of endpoints that are read from a subset.
 const MAX_SUBSET: usize = 4_096;
 
 /// Returns the endpoints of which one must be picked; `None` if the proxy names no subset. The protocol has a

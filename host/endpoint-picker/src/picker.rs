@@ -9,8 +9,8 @@ pub trait Picker: Send + Sync + 'static {
     /// One request.
     type Exchange: Exchange;
 
-    /// Takes note of a request. It is refused, or its endpoint is picked, later. `connection` is what the
-    /// HTTP server knows of the proxy's connection.
+    /// Begins a request. It is refused, or its endpoint is picked, later. `connection` has the HTTP server's
+    /// data about the proxy's connection.
     fn begin(&self, head: RequestHead, connection: &Extensions) -> Self::Exchange;
 }
 
@@ -28,19 +28,19 @@ pub trait Exchange: Send + 'static {
     /// Picks an endpoint for the request with this whole body; empty when it has none.
     fn pick(&mut self, body: Bytes) -> impl Future<Output = Result<Pick, Refusal>> + Send;
 
-    /// Takes note of the head of the answer. Returns headers that are added to it.
+    /// Records the head of the answer. Returns headers that are added to it.
     fn answered(&mut self, head: AnswerHead<'_>) -> Vec<(HeaderName, HeaderValue)>;
 
-    /// Takes note of bytes of the answer's body.
+    /// Records bytes of the answer's body.
     fn answer_bytes(&mut self, bytes: &[u8]);
 
-    /// Takes note of the end of the answer.
+    /// Records the end of the answer.
     fn ended(&mut self);
 
     /// Returns until when the next message has to come.
     fn deadline(&self) -> Instant;
 
-    /// Takes note that the deadline has passed. Returns the refusal that ends the request; `None` if it goes
+    /// Records that the deadline has passed. Returns the refusal that ends the request; `None` if it goes
     /// on, with another deadline.
     fn time_passed(&mut self) -> Option<Refusal>;
 }

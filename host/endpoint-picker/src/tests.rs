@@ -120,7 +120,7 @@ impl Talk {
         Ok(std::iter::from_fn(|| self.conversation.next_answer()).collect())
     }
 
-    /// What the picker was told since the last call.
+    /// Returns the calls that the picker got since the last time.
     fn calls(&mut self) -> Vec<String> {
         std::iter::from_fn(|| self.log.try_recv().ok()).collect()
     }
@@ -152,7 +152,7 @@ fn modes(request: BodySendMode, answer: BodySendMode) -> Option<ProtocolConfigur
     })
 }
 
-/// What an answer says, in short.
+/// Returns a short form of an answer.
 fn shown(answer: &ProcessingResponse) -> String {
     let meta = if answer.dynamic_metadata.is_some() { "+metadata" } else { "" };
     let common = |kind: &str, common: Option<_>| {

@@ -1,6 +1,6 @@
 //! One operation over the values of all candidates. No result is NaN or infinite:
 //!
-//! - What exceeds the largest finite single becomes that number, and what is below the lowest becomes that.
+//! - A result above the largest finite single becomes that number; one below the lowest becomes the lowest.
 //! - `a / 0` is the largest number for a positive `a`, the lowest for a negative one, and 0 for 0.
 //! - `ratio(a, 0)` is 0.
 //! - `log` of 0 or less is the lowest number.
@@ -176,7 +176,7 @@ fn both(values: &mut [f32], other: Other<'_>, operation: impl Fn(f32, f32) -> f3
 }
 
 impl Fold {
-    /// Folds a column.
+    /// Reduces a column to one value.
     pub(crate) fn column(self, values: &[f32]) -> f32 {
         match self {
             Self::Min => lanes(values, f32::MAX, min),

@@ -13,7 +13,7 @@ mod names;
 /// Number of operations that `exp` and `log` count as.
 pub(crate) const SLOW: usize = 8;
 
-/// What a formula is for.
+/// Purpose of a formula: what its result means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// A number for each candidate.
@@ -49,7 +49,7 @@ pub(crate) enum Operation {
     Fold(Fold),
 }
 
-/// Where a fact's values are: the number of the value or column.
+/// Place of a fact's values in the inputs: the number of the value or column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Request(usize),

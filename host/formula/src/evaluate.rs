@@ -19,7 +19,7 @@ pub struct Inputs<'a> {
 
 /// A value on the stack.
 enum Value {
-    /// The same for all candidates.
+    /// One value for all candidates.
     One(f32),
     Column(Vec<f32>),
 }
@@ -32,7 +32,7 @@ struct Machine<'a> {
 }
 
 impl Formula {
-    /// Whether the formula may be evaluated over this number of candidates.
+    /// Returns whether the formula may be evaluated over this number of candidates.
     ///
     /// # Errors
     /// It would take more than [`MAX_WORK`] operations times candidates.
@@ -69,7 +69,7 @@ impl Formula {
         }
     }
 
-    /// Whether the condition holds for the request.
+    /// Returns whether the condition holds for the request.
     #[must_use]
     pub fn holds(&self, inputs: Inputs<'_>) -> bool {
         match self.evaluate(inputs) {

@@ -27,9 +27,9 @@ pub use vocabulary::Vocabulary;
 pub const MAX_LENGTH: usize = 4_096;
 /// Deepest nesting of parentheses, calls, signs and conditionals.
 pub const MAX_DEPTH: usize = 32;
-/// Most operations of a formula. `exp` and `log` count as eight operations.
+/// Maximum number of operations in a formula. `exp` and `log` count as eight operations.
 pub const MAX_OPERATIONS: usize = 256;
-/// Most operations of a formula times candidates of a call.
+/// Maximum work of a call: operations of the formula times candidates.
 pub const MAX_WORK: usize = 1 << 19;
 
 /// Hashes by which policies know sessions, LoRA adapters and tenants, by name.

@@ -42,7 +42,7 @@ pub(crate) enum Operator {
     Divide,
 }
 
-/// Most characters of operators in a formula: a bound of the depth of its tree.
+/// Maximum number of operator characters in a formula. It bounds the depth of the syntax tree.
 const MAX_OPERATORS: usize = 512;
 
 /// Parses `formula`.
@@ -192,7 +192,7 @@ fn binary(at: usize, operator: Operator, left: Node, right: Node) -> Node {
     Node { at, kind: NodeKind::Binary(operator, Box::new(left), Box::new(right)) }
 }
 
-/// Names what stands where a formula cannot go on.
+/// Names the token at which a formula cannot continue.
 fn found(rest: &str) -> String {
     let part = |letter: &char| letter.is_ascii_alphanumeric() || *letter == '_';
     let word: String = rest.chars().take_while(part).collect();

@@ -1,8 +1,8 @@
-//! Where in a formula a mistake is.
+//! Positions of mistakes in a formula.
 
 use std::fmt;
 
-/// What is wrong with a formula, and where.
+/// Mistake in a formula, and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// Offset in the formula, bytes.

@@ -31,7 +31,7 @@ const EXTREMES: [u32; 9] =
 /// with extreme values.
 ///
 /// # Errors
-/// What is wrong with a formula: it rejects every request of an idle fleet.
+/// Names the formula that rejects every request of an idle fleet.
 pub fn try_out(formulas: &[&Formula], asked: &Asked) -> Result<(), String> {
     for (fleet, rows) in FLEETS {
         let request = words(&asked.request, 1, fleet);

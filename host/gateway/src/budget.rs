@@ -5,14 +5,14 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-/// How much may be in use, and how much is.
+/// Shared limit of a resource, and the amount in use.
 #[derive(Debug)]
 pub struct Budget {
     limit: AtomicUsize,
     used: AtomicUsize,
 }
 
-/// Part of a [`Budget`] that one user took. Dropping it gives everything back.
+/// Amount that one user took from a [`Budget`]. Dropping it gives the amount back.
 #[derive(Debug)]
 pub(crate) struct Share {
     budget: Arc<Budget>,

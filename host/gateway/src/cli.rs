@@ -92,7 +92,7 @@ enum Command {
     /// Compile the policy file on stdin into the compile cache. The daemon runs this for each file.
     #[command(hide = true)]
     CompilePolicy {
-        /// What to do, and within which limits, as JSON.
+        /// Task and limits of the process, as JSON.
         request: String,
     },
 }

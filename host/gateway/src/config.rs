@@ -86,14 +86,14 @@ pub struct Config {
     /// Who may call, and as whom. See "Who may call".
     #[key(nested, by_key)]
     pub auth: Auth,
-    /// How requests are routed.
+    /// Routing of requests.
     #[key(nested, by_key)]
     pub routing: Routing,
     /// Requests that wait while every eligible worker is busy, or while max_inflight requests are in flight.
     #[key(nested, by_key)]
     pub queue: Queue,
-    /// Share and limits of a tenant. A key that is left out is that of [tenants."*"], which stands for each
-    /// tenant without a section, and for all requests without a tenant together.
+    /// Share and limits of a tenant. A key that is left out takes its value from [tenants."*"], which applies
+    /// to each tenant without a section, and to all requests without a tenant together.
     #[key(example = "\"*\"", nested, by_key)]
     pub tenants: BTreeMap<String, TenantEntry>,
     /// Where policies come from, which files are trusted, and what a policy may use.
@@ -102,7 +102,7 @@ pub struct Config {
     /// Prefix index: which worker holds which prefix.
     #[key(nested, by_key)]
     pub index: Index,
-    /// What clients may use; limits.md lists these and all other bounds.
+    /// Limits for clients; limits.md lists these and all other bounds.
     #[key(nested, by_key)]
     pub limits: Limits,
     /// Record of decisions, see receipts.md.
@@ -117,7 +117,7 @@ pub struct Config {
     /// Calls to workers.
     #[key(nested, by_key)]
     pub upstream: Upstream,
-    /// How workers are probed.
+    /// Probes of workers.
     #[key(nested, by_key)]
     pub probe: Probe,
     /// Workers that are not in this file, see discovery.md.
@@ -129,13 +129,13 @@ pub struct Config {
     /// Exchange of load between the gateways of one fleet, see replicas.md.
     #[key(nested, by_key)]
     pub replicas: Replicas,
-    /// What engines do not report of a model.
+    /// Properties of a model that engines do not report.
     #[key(example = "my-model", nested, by_key)]
     pub models: BTreeMap<String, Model>,
     /// A worker. Leave out what its engine reports; see "Facts of an engine".
     #[serde(serialize_with = "show::workers")]
     pub workers: Vec<WorkerSpec>,
-    /// Where the values were written.
+    /// Lines of the keys.
     #[serde(skip)]
     origin: Origin,
 }
@@ -159,7 +159,7 @@ struct Flags {
     problems: Vec<Problem>,
 }
 
-/// Keys whose values no message may show, and whose values may be in a file or in the environment.
+/// Keys with secret values: messages do not show them, and they may be in a file or in the environment.
 const SECRET_KEYS: [&str; 7] =
     ["admin_token", "api_key", "hash_salt", "log_salt", "digest", "headers", "trusted_keys"];
 
@@ -195,7 +195,7 @@ fn parse(text: &str, environment: &Environment) -> Result<(Config, Vec<Problem>)
 }
 
 impl Config {
-    /// Returns the JSON Schema of the file, with what the reference needs besides.
+    /// Returns the JSON Schema of the file, with the additional parts that the reference needs.
     #[must_use]
     pub(crate) fn schema() -> serde_json::Value {
         let mut schema = schemars::schema_for!(Self);
@@ -216,7 +216,7 @@ impl Config {
     /// precedence over what was before it.
     ///
     /// # Errors
-    /// As [`Config::read`], and the problems of [`Config::resolve`] together with them.
+    /// Problems of [`Config::read`] and of [`Config::resolve`] together.
     pub fn load(
         path: Option<&Path>,
         environment: &Environment,
@@ -226,7 +226,7 @@ impl Config {
         if problems.is_empty() { Ok(config) } else { Err(config.errors(problems)) }
     }
 
-    /// Like [`Config::load`], but returns what could be read beside all problems.
+    /// Like [`Config::load`], but returns the readable values together with all problems.
     ///
     /// # Errors
     /// The file cannot be read or is not TOML.
@@ -269,7 +269,7 @@ impl Config {
     /// Validates the values, for callers that do not need the settings.
     ///
     /// # Errors
-    /// As [`Config::resolve`].
+    /// Same as [`Config::resolve`].
     pub fn check(&self) -> Result<(), ConfigErrors> {
         self.resolve().map(drop)
     }

@@ -137,12 +137,12 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         PrefillAnswer::MissingParameters
     }
 
-    /// Whether the engine can abort a leg by its id.
+    /// Returns whether the engine can abort a leg by its id.
     fn abortable(&self) -> bool {
         false
     }
 
-    /// How a leg of this request is aborted by id, where the engine can.
+    /// Returns how to abort a leg of this request by its id; `None` if the engine cannot.
     fn abort(&self, _request: &Request, _token: RequestToken) -> Option<Abort> {
         None
     }
@@ -157,7 +157,7 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Whether the decode leg's own `cached_tokens` counts the prompt's cached tokens.
+    /// Returns whether the decode leg's own `cached_tokens` counts the prompt's cached tokens.
     fn decode_knows_cached_tokens(&self) -> bool {
         true
     }

@@ -77,11 +77,11 @@ impl Daemon {
         Self::start_from(config, None, InheritedSockets::default()).await
     }
 
-    /// As [`Daemon::start`], and reads the configuration again from `source` when it changes. Sockets of the
-    /// service manager take the place of the configured addresses.
+    /// Like [`Daemon::start`], but reads the configuration again from `source` when it changes. Sockets of
+    /// the service manager take the place of the configured addresses.
     ///
     /// # Errors
-    /// As [`Daemon::start`].
+    /// Same as [`Daemon::start`].
     pub async fn start_from(
         config: &Config,
         source: Option<ConfigSource>,

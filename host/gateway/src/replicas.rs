@@ -20,9 +20,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{config, telemetry::exposition::ReplicaFigures};
 
-/// Most changed bookings that wait for the next batch.
+/// Maximum number of changed bookings that wait for the next batch.
 const JOURNAL_LENGTH: usize = 65_536;
-/// Most changes of sessions that wait for the next batch.
+/// Maximum number of session changes that wait for the next batch.
 const SESSION_QUEUE: usize = 16_384;
 
 /// Changed bookings and sessions.
@@ -70,7 +70,7 @@ impl Replicas {
         self.0.as_ref().map(|parts| parts.sessions.clone()).unwrap_or_default()
     }
 
-    /// Starts the exchange on a thread of its own, until `stop`. `address`: that of the clients' listener.
+    /// Starts the exchange on a thread of its own, until `stop`. `address`: address of the clients' listener.
     pub(crate) fn start(
         &self,
         (settings, block_size): (&config::Replicas, u32),

@@ -50,7 +50,7 @@ pub struct State {
     pub registry: Arc<Registry>,
     /// Load of other gateways.
     pub(crate) replicas: Replicas,
-    /// Where workers come from.
+    /// Workers of all sources.
     pub(crate) fleet: Arc<Fleet>,
     /// Workers that registered themselves.
     pub(crate) leases: Arc<Leases>,

@@ -1,6 +1,6 @@
 //! Limits of each tenant, over all models and for single ones (L1): requests, input and output tokens a
 //! minute, and requests in flight. A request reserves the most that it may need when it is admitted. When it
-//! ends, the reservation is replaced by what it used.
+//! ends, the reservation is replaced by its real usage.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -34,7 +34,7 @@ type AccountId = (u64, Option<ModelName>);
 #[derive(Clone)]
 pub(crate) struct TenantLimits {
     rules: Arc<Rules>,
-    /// Survives a reload.
+    /// Usage by tenant. It survives a reload.
     used: Arc<Mutex<Used>>,
 }
 

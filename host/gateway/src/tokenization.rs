@@ -100,7 +100,7 @@ impl Tokens {
     }
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
-    /// them. A request waits for them at most the configured time, and goes on without them after that.
+    /// them. A request waits for them at most the configured time, and continues without them after that.
     /// Dropping the future ends the work. Tenants share the threads for long prompts.
     pub(crate) async fn of(
         &self,

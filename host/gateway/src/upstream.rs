@@ -31,13 +31,14 @@ pub(crate) use pool::ConnectionPool;
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 
-/// Limit of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an error.
+/// Maximum size of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an
+/// error.
 const MAX_BODY: usize = 64 * 1024 * 1024;
-/// Limit of the body of an error status, bytes. The rest is not read.
+/// Maximum size of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
-/// Limit of an engine's `Retry-After`, bytes: a number of seconds, or a date.
+/// Maximum length of an engine's `Retry-After`, bytes: a number of seconds, or a date.
 const MAX_RETRY_AFTER: usize = 64;
-/// Limit of an engine's own text in an error message, bytes.
+/// Maximum length of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
 
 /// Headers of a leg besides content type and length.
@@ -73,11 +74,11 @@ pub(crate) enum CallError {
     Status {
         /// The engine's status.
         status: StatusCode,
-        /// Its content type.
+        /// Content type of the answer.
         content_type: Option<HeaderValue>,
         /// When the engine wants to be asked again.
         retry_after: Option<HeaderValue>,
-        /// Its body.
+        /// Body of the answer.
         body: Bytes,
         /// Whether the error was in the body of an answer that said 200.
         in_body: bool,
@@ -95,7 +96,7 @@ pub(crate) struct Silence {
     pub(crate) what: &'static str,
     /// The setting in `[timeouts]`.
     pub(crate) key: &'static str,
-    /// Its value.
+    /// Value of that setting.
     pub(crate) limit: Duration,
 }
 
@@ -109,7 +110,7 @@ impl Upstream {
     /// Sends a JSON body and waits for the head of a success answer.
     ///
     /// # Errors
-    /// As [`Self::send`].
+    /// Same as [`Self::send`].
     pub(crate) fn head<'a>(
         &'a self,
         to: &'a Destination,
@@ -156,8 +157,8 @@ impl Upstream {
         Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
 
-    /// Makes one call, over an idle connection if there is one. A connection that was verified with other
-    /// files or another name than those in force is closed.
+    /// Makes one call, over an idle connection if there is one. Closes a pooled connection whose
+    /// certificate was verified with other files or another name than those in force now.
     async fn call(
         &self,
         (to, parts): (&Destination, &Parts<'_>),
@@ -213,8 +214,8 @@ impl CallError {
         Self::Status { status, content_type, retry_after: None, body, in_body: true }
     }
 
-    /// Whether the engine broke while it handled the request. An engine that is overloaded refuses a request
-    /// and stays usable.
+    /// Returns whether the engine broke while it handled the request. An engine that is overloaded refuses a
+    /// request and stays usable.
     #[must_use]
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
@@ -224,14 +225,14 @@ impl CallError {
         }
     }
 
-    /// Whether another engine that fails in the same way makes the request itself suspect: the connection
-    /// ended, or the status is 5xx.
+    /// Returns whether another engine that fails in the same way makes the request itself suspect: the
+    /// connection ended, or the status is 5xx.
     #[must_use]
     pub(crate) fn is_suspicious(&self) -> bool {
         self.breaks_engine() && matches!(self, Self::Broken(_) | Self::Status { .. })
     }
 
-    /// Whether another worker is tried.
+    /// Returns whether another worker is tried.
     #[must_use]
     pub(crate) fn retryable(&self) -> bool {
         match self {
@@ -245,14 +246,14 @@ impl CallError {
         }
     }
 
-    /// Whether the engine refused the request as the client's error.
+    /// Returns whether the engine refused the request as the client's error.
     #[must_use]
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Status { status, .. } if status.is_client_error())
     }
 
-    /// Whether it counts as a failure of the worker. An overloaded engine works, and a refused request is the
-    /// client's error.
+    /// Returns whether it counts as a failure of the worker. An overloaded engine works, and a refused
+    /// request is the client's error.
     #[must_use]
     pub(crate) fn is_fault(&self) -> bool {
         match self {
@@ -262,8 +263,8 @@ impl CallError {
         }
     }
 
-    /// Whether the engine may have begun to work on the request. It has not when no byte reached it, or when
-    /// its answer was a refusal.
+    /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
+    /// or when its answer was a refusal.
     #[must_use]
     pub(crate) fn began(&self) -> bool {
         match self {
@@ -301,7 +302,7 @@ fn shortage(error: &std::io::Error) -> CallError {
     CallError::Shortage(error.to_string())
 }
 
-/// Reads a body whole. `limits` are those of each pause of the engine.
+/// Reads a whole body. `limits` bounds each pause of the engine.
 ///
 /// # Errors
 /// [`CallError`], also when the body is larger than any engine's answer.
@@ -345,7 +346,7 @@ pub(crate) async fn read_within(
 /// Limits the time of a call.
 ///
 /// # Errors
-/// That of the call, or [`CallError::Timeout`].
+/// The error of the call, or [`CallError::Timeout`].
 pub(crate) async fn within<T>(
     silence: Silence,
     call: impl Future<Output = Result<T, CallError>>,

@@ -106,7 +106,7 @@ impl Draft {
         section.is_some_and(|section| section.lines.iter().any(|line| line.key == key))
     }
 
-    /// Returns the file. `source` is what it was made from.
+    /// Returns the file. `source` names its source.
     pub(crate) fn text(&self, source: &str) -> String {
         let mut text = format!(
             "# Made by `pointsman import` from {}. Check it with `pointsman check-config FILE`.\n",
@@ -189,7 +189,7 @@ fn quoted(text: &str) -> String {
     quoted
 }
 
-/// A key as TOML wants it: bare where possible.
+/// Returns a key in TOML's form: bare where possible, else quoted.
 fn key_text(key: &str) -> String {
     let bare = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
     if !key.is_empty() && key.bytes().all(bare) { key.to_owned() } else { quoted(key) }

@@ -4,7 +4,7 @@ use std::{fs::File, io::Read as _, path::Path};
 
 use anyhow::{Context as _, bail};
 
-/// Limit of a source's size, bytes: that of an object of Kubernetes.
+/// Maximum size of a source, bytes: the same as for an object in Kubernetes.
 pub(crate) const MAX_BYTES: u64 = 1024 * 1024;
 
 /// Reads a file, or stdin for `-`.

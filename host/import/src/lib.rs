@@ -68,7 +68,7 @@ pub struct RouterArgs {
     arguments: Vec<String>,
 }
 
-/// Where the result goes, and what counts as a failure.
+/// Destination of the result, and what counts as a failure.
 #[derive(Debug, Args)]
 struct OutputArgs {
     /// Write the configuration to this file instead of stdout. The file must not exist.

@@ -1,6 +1,6 @@
 //! `import llm-d`: an `EndpointPickerConfig` becomes slots, an override, a queue and sources of workers.
 //!
-//! The rules are those of `llm-d/llm-d-router` at ebab687. docs/import.md has the table.
+//! The rules follow `llm-d/llm-d-router` at ebab687. docs/import.md has the table.
 
 use anyhow::anyhow;
 
@@ -44,7 +44,7 @@ struct Import<'a> {
     target: &'a Target,
     draft: Draft,
     report: Report,
-    /// Limit of requests of a worker, with its origin.
+    /// Maximum number of requests of a worker, with its origin.
     max_concurrency: Option<(u32, String)>,
     /// Address of the KV events of a worker.
     kv_events: Option<String>,
@@ -126,7 +126,7 @@ impl Import<'_> {
         }
     }
 
-    /// Whether a profile refers to the plugin, or an entry of the report is about it.
+    /// Returns whether a profile refers to the plugin, or an entry of the report is about it.
     fn is_used(&self, plugin: &Plugin<'_>) -> bool {
         let mut entries = self.config.profiles.iter().flat_map(|profile| &profile.entries);
         plugin.is_told.get() || entries.any(|entry| entry.plugin == plugin.name)

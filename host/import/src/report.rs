@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-/// Limit of a source's text in a message or a comment, characters.
+/// Maximum length of a source's text in a message or a comment, characters.
 const MAX_SHOWN: usize = 120;
 
-/// Where a part of the source is.
+/// Position of a part of the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// A part that the source leaves to its default.
@@ -119,7 +119,7 @@ pub(crate) fn plain(text: &str) -> String {
     shown
 }
 
-/// Whether a letter breaks lines, reorders text, or is not seen.
+/// Returns whether a letter breaks lines, reorders text, or is not seen.
 pub(crate) fn is_hidden(letter: char) -> bool {
     letter.is_control()
         || matches!(letter, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{61c}' | '\u{feff}')

@@ -6,16 +6,16 @@ use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser};
 
-/// Limit of the values in a file, those of aliases counted again.
+/// Maximum number of values in a file. The values behind each alias count again.
 const MAX_NODES: usize = 50_000;
-/// Limit of the bytes of all texts, counted likewise.
+/// Maximum size of all texts in a file, bytes. Texts behind aliases count again.
 const MAX_TEXT: usize = 8 * 1024 * 1024;
-/// Limit of values within values.
+/// Maximum depth of nested values.
 const MAX_DEPTH: usize = 64;
-/// Limit of documents in a file.
+/// Maximum number of documents in a file.
 const MAX_DOCUMENTS: usize = 100;
 
-/// A value and its line, from 1. The line of a block of lines (`|`) is that of its first one.
+/// A value and its line, from 1. The line of a block of lines (`|`) is its first one.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     pub(crate) line: usize,

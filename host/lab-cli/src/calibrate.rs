@@ -73,14 +73,14 @@ pub(crate) struct CalibrateArgs {
     model: Option<String>,
     #[command(flatten)]
     access: AccessArgs,
-    /// Most requests in all [default: 200]; with --log, number of its last requests that are used
-    /// [default: 5000].
+    /// Maximum number of requests in all [default: 200]; with --log, number of its last requests that are
+    /// used [default: 5000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     max_requests: Option<u32>,
-    /// Most time in all, seconds. Measurements until then are used.
+    /// Maximum time in all, seconds. Measurements until then are used.
     #[arg(long, default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     max_seconds: u64,
-    /// Most requests at the same time.
+    /// Maximum number of requests at the same time.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_024))]
     max_concurrency: u32,
     /// Shortest prompt, tokens.

@@ -98,7 +98,7 @@ pub struct Place {
 pub enum Admit {
     /// The queue is off: nothing is counted.
     Uncounted,
-    /// It may. The admission is not confirmed yet.
+    /// The request may look for a worker. The admission is not confirmed yet.
     Now(Admission),
     /// Others are ahead of it, or as many requests are in flight as may be.
     Wait,
@@ -283,7 +283,7 @@ impl AdmissionQueue {
 }
 
 impl Inner {
-    /// Whether another request of a model may be in flight.
+    /// Returns whether another request of a model may be in flight.
     fn may_run(&self, model: &ModelName) -> bool {
         let most_of = self.rules.model(model).max_inflight;
         let of_model = || self.inflight_of.get(model).copied().unwrap_or(0);
@@ -333,7 +333,7 @@ impl Place {
         self.turn.notify.clone().notified_owned()
     }
 
-    /// Whether capacity was released for this request.
+    /// Returns whether capacity was released for this request.
     pub(crate) fn is_its_turn(&self) -> bool {
         self.turn.has_come.load(Ordering::SeqCst)
     }

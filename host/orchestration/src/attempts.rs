@@ -16,7 +16,7 @@ use crate::{
     legs::Event,
 };
 
-/// Limit of further rounds over all decode workers to place a handoff.
+/// Maximum number of further rounds over all decode workers to place a handoff.
 const MAX_HANDOFF_ROUNDS: u32 = 4;
 /// How often a committed handoff looks for a decode worker while all of them are busy.
 const HANDOFF_INTERVAL: Duration = Duration::from_millis(50);
@@ -33,7 +33,7 @@ pub enum Waiting {
 /// A place in the queue that a request has, and its queue timeout.
 pub type Queued = (Place, Instant);
 
-/// How a request would enter the queue.
+/// Values with which a request enters the queue.
 #[derive(Debug)]
 pub struct Parking<'a> {
     /// The queue.
@@ -47,7 +47,7 @@ pub struct Parking<'a> {
 /// Whether a leg may be routed now.
 #[derive(Debug)]
 pub enum Entry {
-    /// It may; with the place in the queue that the request has.
+    /// The leg may be routed. Has the request's place in the queue.
     Route(Option<Queued>),
     /// The request waits in the queue until [`Attempts::waiting`] is over.
     Wait,
@@ -73,7 +73,7 @@ struct CommittedHandoff {
     limits_end: Instant,
     /// When its prefill engine frees the blocks.
     ends: Instant,
-    /// Whether any live worker takes it, whatever its load.
+    /// Whether the handoff may go to any live worker, whatever the worker's load.
     beyond_limits: bool,
 }
 
@@ -131,7 +131,7 @@ impl Attempts {
         Some(Committed { beyond_limits, only_consumes })
     }
 
-    /// Whether the prefill engine has freed the blocks of the handoff.
+    /// Returns whether the prefill engine has freed the blocks of the handoff.
     #[must_use]
     pub fn lease_is_over(&self) -> bool {
         self.committed.is_some_and(|handoff| Instant::now() >= handoff.ends)

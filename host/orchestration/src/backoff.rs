@@ -12,7 +12,7 @@ pub(crate) fn backoff() -> Backoff {
     pauses().build()
 }
 
-/// As [`backoff`]; `seed` determines the jitter.
+/// Like [`backoff`]; `seed` determines the jitter.
 pub(crate) fn seeded_backoff(seed: u64) -> Backoff {
     pauses().with_jitter_seed(seed).build()
 }

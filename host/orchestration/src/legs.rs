@@ -105,13 +105,13 @@ impl Legs {
         (legs, actions)
     }
 
-    /// Whether no leg runs any more.
+    /// Returns whether no leg runs any more.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
     }
 
-    /// Whether a committed handoff has to be sent to a decode worker: ending now would strand it.
+    /// Returns whether a committed handoff has to be sent to a decode worker: ending now would strand it.
     #[must_use]
     pub fn owes(&self) -> bool {
         // When one leg of a bootstrap pair fails, both engines are notified (E3).
@@ -119,13 +119,13 @@ impl Legs {
         self.committed && !self.dispatched && !self.consumed && !is_pair
     }
 
-    /// Whether a place for decode is being reserved.
+    /// Returns whether a place for decode is being reserved.
     #[must_use]
     pub fn reserves(&self) -> bool {
         self.state.answering == LegState::Reserving
     }
 
-    /// Whether no client waits for the answer, so that decode is sent only to consume the handoff.
+    /// Returns whether no client waits for the answer, so that decode is sent only to consume the handoff.
     #[must_use]
     pub fn only_consumes(&self) -> bool {
         matches!(self.client, Client::Gone | Client::Served)

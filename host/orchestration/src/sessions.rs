@@ -19,8 +19,8 @@ mod shared;
 use shared::Sharing;
 pub use shared::{CLOSED_FOR, SessionChange, Stamp};
 
-/// Limit of bindings of sessions, and of those of responses. Above it, the quarter that expires first is
-/// evicted.
+/// Maximum number of bindings of sessions, and of those of responses. Above it, the quarter that expires
+/// first is evicted.
 const MAX_BINDINGS: usize = 100_000;
 /// How long the worker of a stored response is known.
 const RESPONSE_TTL: Duration = Duration::from_secs(24 * 3_600);

@@ -59,14 +59,14 @@ impl Splittable {
         }
     }
 
-    /// Whether one worker may run the whole request instead of two.
+    /// Returns whether one worker may run the whole request instead of two.
     #[must_use]
     pub fn may_run_locally(self) -> bool {
         self.local && !self.enforce_disagg && !self.pins_prefill
     }
 }
 
-/// Whether a worker is up. A worker that drains or is busy is up, too.
+/// Returns whether a worker is up. A worker that drains or is busy is up, too.
 #[must_use]
 pub fn is_up(candidate: &Candidate) -> bool {
     candidate.ineligible().is_none_or(|reason| !reason.is_down())

@@ -18,7 +18,7 @@ pub enum QuarantineCommand {
     List(Cache),
     /// Forget quarantined files. A gateway tries them again when its policies are reloaded.
     Clear {
-        /// Where the quarantine is.
+        /// Directory with the quarantine.
         #[command(flatten)]
         cache: Cache,
         /// Digests to forget, as `list` shows them, or their beginning [default: all].
@@ -26,7 +26,7 @@ pub enum QuarantineCommand {
     },
 }
 
-/// Where the quarantine is.
+/// Directory with the quarantine.
 #[derive(Debug, Args)]
 pub struct Cache {
     /// Directory of compiled policies: `policies.compile_cache` of the gateway.

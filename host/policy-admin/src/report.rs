@@ -1,4 +1,4 @@
-//! What a reload, a rollback or a promotion did, in sentences.
+//! Describes in sentences what a reload, a rollback or a promotion did.
 
 use pointsman_admin_cli::text::clean;
 use serde::Deserialize;
@@ -82,7 +82,7 @@ impl Report {
         }
     }
 
-    /// What the lane of a change runs now.
+    /// Names the policy that the lane of a change runs now.
     fn now(&self, change: &Change) -> String {
         let slot = self.slots.iter().find(|slot| (&slot.slot, &slot.model) == (&change.slot, &change.model));
         let lane = slot.and_then(|slot| match change.lane.as_str() {

@@ -1,4 +1,4 @@
-//! What a call of every shipped policy costs as a component, beside the same code linked natively: the same
+//! Cost of a call of every shipped policy as a component, beside the same code linked natively: the same
 //! facts, those of an ordinary request, as `pointsman policy bench` asks.
 
 #![allow(clippy::unwrap_used, missing_docs, reason = "a bench; criterion's macros write undocumented items")]

@@ -52,7 +52,7 @@ impl Access {
         Self { grants: grants.into(), state: Arc::default(), log: Arc::default() }
     }
 
-    /// Whether the slot grants this.
+    /// Returns whether the slot grants this.
     #[must_use]
     pub fn grants(&self, grant: Grant) -> bool {
         self.grants.contains(&grant)

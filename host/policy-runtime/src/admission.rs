@@ -122,7 +122,7 @@ pub(crate) fn link(
     Linked::new(outline.world, outline.wasi, outline.learns, pre, Vec::new())
 }
 
-/// As [`link`], for a component whose large modules were taken out.
+/// Like [`link`], for a component whose large modules were taken out.
 pub(crate) fn link_parts(
     engine: &Engine,
     linker: &Linker<Guest>,
@@ -142,7 +142,7 @@ pub(crate) fn link_parts(
     Linked::new(outline.world, outline.wasi, outline.learns, pre, modules)
 }
 
-/// As the check of [`link`], for a component that is compiled in parts.
+/// Makes the checks of [`link`] for a component that is compiled in parts.
 pub(crate) fn check_split(split: &Split) -> Result<(), Refusal> {
     check_counts(split.memories, split.tables)
 }

@@ -68,8 +68,8 @@ impl Capacity {
         pools.saturating_add(SPARE_INSTANCES).max(MIN_INSTANCES)
     }
 
-    /// Whether every memory may reserve 4 GiB. Guests then run without bounds checks, which would cost them
-    /// 18 % of their time.
+    /// Returns whether every memory may reserve 4 GiB. Guests then run without bounds checks, which would
+    /// cost them 18 % of their time.
     pub(crate) fn has_wide_memories(&self) -> bool {
         self.instances() * MEMORIES_PER_POLICY as usize <= MAX_WIDE_MEMORIES
     }

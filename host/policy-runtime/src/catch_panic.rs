@@ -32,8 +32,8 @@ pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     outcome.map_err(|payload| message(&*payload))
 }
 
-/// As [`catch_panic`], on a thread with a deep stack: parsers and the compiler descend by recursion into what
-/// a file nests.
+/// Like [`catch_panic`], on a thread with a deep stack: parsers and the compiler descend by recursion into
+/// what a file nests.
 pub(crate) fn on_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().name("pointsman-compile".to_owned()).stack_size(STACK_BYTES);

@@ -28,8 +28,8 @@ const MAX_WRITTEN_BYTES: u64 = 1 << 30;
 /// Bytes by which a part may be larger than the file: names and types of imports.
 const SPLIT_BYTES: u64 = 1 << 20;
 
-/// Compiles the policy file on stdin as `request` says, and answers on stdout. For the hidden command of the
-/// daemon's binary.
+/// Compiles the policy file on stdin as `request` says, and answers on stdout. The hidden command of the
+/// daemon's binary calls it.
 #[must_use]
 pub fn run_compiler_process(request: &str) -> ExitCode {
     match answer(request) {

@@ -80,7 +80,7 @@ pub(crate) struct CompilerProcess {
     compiled: AtomicU64,
 }
 
-/// Where compiled code goes from one process to the other.
+/// Directory through which the compiler process hands compiled code to the daemon.
 #[derive(Debug)]
 enum CacheDir {
     /// The configured cache. It keeps its content.
@@ -107,11 +107,11 @@ pub(crate) struct Job<'a> {
     pub(crate) key: &'a (dyn Fn(&[u8]) -> String + Sync),
 }
 
-/// How the processes of a file are run.
+/// Options of the processes that compile a file.
 struct Manner<'a> {
     /// Whether they lower their priority.
     yields: bool,
-    /// Told how the file ended a process.
+    /// Called with the reason when the file ended a process.
     died: &'a dyn Fn(&str),
 }
 
@@ -120,7 +120,7 @@ struct Manner<'a> {
 pub(crate) struct Target {
     /// Largest file, bytes.
     pub(crate) file_bytes: usize,
-    /// Most linear memory of an instance, bytes.
+    /// Maximum linear memory of an instance, bytes.
     pub(crate) memory_bytes: usize,
     /// Address space of a memory, bytes. `None`: wasmtime's default.
     pub(crate) reservation: Option<u64>,
@@ -166,7 +166,7 @@ impl CompilerProcess {
         CodeStore::new(self.cache_dir())
     }
 
-    /// Whether the cache outlives the engine.
+    /// Returns whether the cache outlives the engine.
     pub(crate) fn keeps_cache(&self) -> bool {
         matches!(self.dir, CacheDir::Kept(_))
     }
@@ -220,7 +220,7 @@ impl CompilerProcess {
         outcome
     }
 
-    /// Has the file examined, and compiled where the cache lacks its code.
+    /// Lets the process examine the file, and compile it if the cache lacks its code.
     fn run(&self, job: &Job<'_>, manner: &Manner<'_>) -> Result<Compiled, Refusal> {
         let whole = (job.key)(job.bytes);
         let task = Task::File { compile: !self.store().has(&whole) };

@@ -33,7 +33,7 @@ use crate::{
 pub struct Limits {
     /// Largest file, bytes.
     pub file_bytes: usize,
-    /// Most linear memory of an instance, bytes.
+    /// Maximum linear memory of an instance, bytes.
     pub memory_bytes: usize,
     /// CPU time of a call. Time in which its thread was descheduled does not count.
     pub deadline: Duration,
@@ -79,7 +79,7 @@ struct Inner {
     chores: Chores,
     counts_instructions: bool,
     shared: SharedModules,
-    /// What WASI guests register timers with. Nothing runs on it: a guest may not wait.
+    /// Runtime on which WASI guests register timers. Nothing runs on it: a guest may not wait.
     idle: Option<tokio::runtime::Runtime>,
 }
 
@@ -99,30 +99,30 @@ impl PolicyEngine {
         Self::build(limits, capacity, None, false)
     }
 
-    /// As [`PolicyEngine::new`], for guests that count the WebAssembly instructions they run. Counting makes
-    /// them slower.
+    /// Like [`PolicyEngine::new`], for guests that count the WebAssembly instructions they run. Counting
+    /// makes them slower.
     ///
     /// # Errors
-    /// As [`PolicyEngine::new`].
+    /// Same as [`PolicyEngine::new`].
     pub fn counting(limits: Limits, capacity: Capacity) -> wasmtime::Result<Self> {
         Self::build(limits, capacity, None, true)
     }
 
-    /// As [`PolicyEngine::new`], and keeps compiled policies in `dir` between starts. Anybody who can write
+    /// Like [`PolicyEngine::new`], but keeps compiled policies in `dir` between starts. Anybody who can write
     /// there can run code in this process: only the daemon may have write access.
     ///
     /// # Errors
-    /// As [`PolicyEngine::new`], or the directory cannot be used.
+    /// Same as [`PolicyEngine::new`], or the directory cannot be used.
     pub fn with_cache(limits: Limits, capacity: Capacity, dir: PathBuf) -> wasmtime::Result<Self> {
         Self::build(limits, capacity, Some(open_cache(&code_dir(&dir))?), false)
     }
 
-    /// As [`PolicyEngine::new`], for files that are not trusted: `program`, which has to be the daemon's
+    /// Like [`PolicyEngine::new`], for files that are not trusted: `program`, which has to be the daemon's
     /// binary, compiles each in a process of its own. Compiled policies are kept in `cache` between starts,
     /// as in [`PolicyEngine::with_cache`].
     ///
     /// # Errors
-    /// As [`PolicyEngine::with_cache`].
+    /// Same as [`PolicyEngine::with_cache`].
     pub fn with_compiler_process(
         limits: Limits,
         capacity: Capacity,
@@ -204,7 +204,7 @@ impl PolicyEngine {
         let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         let (mut hits, mut misses) = (count(hits), count(misses));
         if let Some(compiler) = &self.inner.compiler {
-            // What the process compiled is found here, but the cache did not have it.
+            // This engine finds the code that the process compiled, and counts it as a hit. It was a miss.
             let compiled = compiler.compiled();
             (hits, misses) = match compiler.keeps_cache() {
                 true => (hits.saturating_sub(compiled), misses + compiled),
@@ -226,7 +226,7 @@ impl PolicyEngine {
         self.inner.compiler.as_ref().map(|compiler| (compiler, target))
     }
 
-    /// Whether large modules are compiled apart from the policies that contain them.
+    /// Returns whether large modules are compiled apart from the policies that contain them.
     pub(crate) fn shares_modules(&self) -> bool {
         self.inner.cache.is_some()
     }
@@ -280,7 +280,7 @@ impl PolicyEngine {
         self.inner.chores.push(Duration::ZERO, Box::new(chore));
     }
 
-    /// As [`PolicyEngine::later`], not before `delay` has passed.
+    /// Like [`PolicyEngine::later`], but not before `delay` has passed.
     pub(crate) fn after(&self, delay: Duration, chore: impl FnOnce() + Send + 'static) {
         self.inner.chores.push(delay, Box::new(chore));
     }

@@ -51,7 +51,7 @@ struct Shed {
 
 impl FormulaSettings {
     /// Splits the settings of a slot, a JSON object. The selector gets the keys that are unknown, and refuses
-    /// them. `salt` is that of the hashes by which policies know names.
+    /// them. `salt` is the salt of the name hashes that policies see.
     #[must_use]
     pub fn of(settings: &Value, salt: u64) -> Self {
         let mut settings = settings.as_object().cloned().unwrap_or_default();

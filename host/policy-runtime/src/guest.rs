@@ -116,7 +116,7 @@ impl Guest {
         }
     }
 
-    /// Where the call's accesses to the state are noted; `None`: its decision is not recorded.
+    /// Returns the record of the call's accesses to the state; `None`: its decision is not recorded.
     fn noted_accesses(&mut self) -> Option<&mut StateAccesses> {
         self.accesses.as_mut()
     }
@@ -156,7 +156,7 @@ impl Guest {
 
 impl ResourceLimiter for Guest {
     fn memory_growing(&mut self, current: usize, desired: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        // The limit is that of all memories together.
+        // The limit is for all memories together.
         let total = self.memory_used.saturating_add(desired.saturating_sub(current));
         if total <= self.memory_bytes {
             self.memory_used = total;

@@ -11,7 +11,7 @@ const MAX_TEXT_BYTES: usize = 512;
 const MAX_LABEL_BYTES: usize = 64;
 /// Longest name of a fact, bytes.
 const MAX_FACT_BYTES: usize = 256;
-/// Most facts of a policy, request and worker facts together.
+/// Maximum number of facts of a policy, request and worker facts together.
 const MAX_FACTS: usize = 256;
 
 /// Results of `describe` and `configure`.

@@ -94,7 +94,7 @@ impl Instance {
         self.try_introduce(settings)?.map_err(|text| Refusal::Configure(truncate(text)))
     }
 
-    /// As [`Self::introduce`]. The inner error is the guest's own answer to the settings.
+    /// Same as [`Self::introduce`]. The inner error is the guest's own answer to the settings.
     pub(crate) fn try_introduce(&mut self, settings: &str) -> Result<Result<GuestInfo, String>, Refusal> {
         let Self { store, exports, timers, .. } = self;
         let outcome = introduce(timers, store, exports, settings);

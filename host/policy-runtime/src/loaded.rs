@@ -101,8 +101,8 @@ pub fn compile(engine: &PolicyEngine, bytes: &[u8], access: &Access) -> Result<C
     Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun))
 }
 
-/// As [`compile`], in a process of its own where the engine has a compiler process: for `bytes` that are not
-/// trusted.
+/// Like [`compile`], in a process of its own where the engine has a compiler process: for `bytes` that are
+/// not trusted.
 pub(crate) fn compile_apart(
     engine: &PolicyEngine,
     bytes: &[u8],
@@ -117,7 +117,7 @@ pub(crate) fn compile_apart(
     Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun))
 }
 
-/// As [`compile`], for a built-in policy. The compiler process takes the work where there is one: what a
+/// Like [`compile`], for a built-in policy. The compiler process takes the work where there is one: what a
 /// compile touches of the program and of memory would stay resident in the daemon. The gateway has to start
 /// where no process can be started, too: then this one compiles.
 pub(crate) fn compile_built_in(
@@ -149,7 +149,7 @@ fn link_compiled(
 ) -> Result<(Outline, Linked), Refusal> {
     admission::check_grants(&outline, access)?;
     let component = component.as_deref().unwrap_or(bytes);
-    // Should the code be gone, this process compiles what the other one could.
+    // If the compiled code was removed meanwhile, this process compiles it: the other one could.
     let linked = on_deep_stack(|| match modules.as_slice() {
         [] => admission::link(engine.engine(), engine.linker(outline.wasi), component, &outline),
         modules => link_parts(engine, component, modules, &outline),
@@ -224,7 +224,7 @@ impl CompiledPolicy {
         instance.try_introduce("{}").map(drop)
     }
 
-    /// As [`Self::configure`], with an empty state in place of the slot's.
+    /// Like [`Self::configure`], with an empty state in place of the slot's.
     ///
     /// # Errors
     /// [`Refusal`] of the step that failed.
@@ -329,7 +329,7 @@ impl WeakPolicy {
         Some(LoadedPolicy { info, pool: self.pool.upgrade()?, cost: self.cost })
     }
 
-    /// Whether its instances live.
+    /// Returns whether its instances live.
     pub(crate) fn is_loaded(&self) -> bool {
         self.pool.strong_count() > 0
     }

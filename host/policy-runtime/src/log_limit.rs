@@ -22,7 +22,8 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    /// Whether one more line may be written now. Logs once, in the next second, how many were dropped.
+    /// Returns whether one more line may be written now. Logs once, in the next second, how many were
+    /// dropped.
     pub(crate) fn allows(&self) -> bool {
         self.allows_in(self.started.elapsed().as_secs())
     }

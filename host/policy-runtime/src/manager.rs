@@ -3,7 +3,7 @@
 //!
 //! The name of a file selects slot and lane: `prefill.wasm`, `prefill.canary.wasm`, `<model>/decode.wasm`.
 //! A lane has either such a component or formulas, as `prefill.formula.toml`.
-//! Files in `parts/` are those that specs name. The manager compares content, not times, to find changes.
+//! Specs name the files in `parts/`. The manager compares content, not times, to find changes.
 //! Scans, commands and failures run on one thread; compiles run on others (`compile_queue`). When a
 //! compile has finished, the lane's files are read again, so that only content that is still wanted is
 //! installed.
@@ -79,7 +79,7 @@ impl Default for Probation {
 pub struct SlotConfig {
     /// The slot.
     pub slot: Arc<Slot>,
-    /// What it shall run.
+    /// Policies that the slot should run.
     pub spec: SlotSpec,
     /// Grants, state and log of its policies. State and log survive reloads.
     pub access: Access,
@@ -115,7 +115,7 @@ pub struct PolicyDir {
 pub struct PartRefusal {
     /// File in the policy directory, or name of the built-in policy.
     pub part: PathBuf,
-    /// What is wrong with it.
+    /// Reason of the refusal.
     pub refusal: Refusal,
 }
 
@@ -123,7 +123,7 @@ pub struct PartRefusal {
 #[derive(Clone, Copy, Debug)]
 pub struct InitialContent(Content);
 
-/// A running manager. Dropping it ends its thread, and the slots go on serving.
+/// A running manager. Dropping it ends its thread; the slots continue to serve.
 #[derive(Debug)]
 pub struct PolicyManager {
     status: Arc<ArcSwap<ManagerStatus>>,
@@ -137,7 +137,7 @@ pub struct PolicyManager {
 }
 
 impl PolicyDir {
-    /// Opens the policy directory. Without one, slots run what their specs name.
+    /// Opens the policy directory. Without one, slots run the content of their specs.
     ///
     /// # Errors
     /// `dir` is not a directory.

@@ -121,8 +121,8 @@ impl Pool {
         shards.filter_map(|shard| shard.as_ref().map(Instance::memory_used)).max().unwrap_or(0)
     }
 
-    /// Whether an instance has served its calls, or uses so much memory that one of the next calls would
-    /// fail. Garbage collectors let memory grow; rebuilding in the background costs no call.
+    /// Returns whether an instance has served its calls, or uses so much memory that one of the next calls
+    /// would fail. Garbage collectors let memory grow; rebuilding in the background costs no call.
     fn is_worn(&self, instance: &Instance) -> bool {
         let full = instance.memory_used() > self.engine.limits().memory_bytes / 4 * 3;
         instance.calls >= self.calls_per_instance || (full && instance.calls >= MIN_CALLS)

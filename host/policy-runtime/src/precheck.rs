@@ -47,7 +47,7 @@ pub(crate) fn check(bytes: &[u8], memory_bytes: usize) -> Result<(), Stopped> {
 
 struct Walk<'a> {
     counts: Counts,
-    /// Most instances that instantiating one of the components makes.
+    /// Largest number of instances that one of the components creates when it is instantiated.
     most_instances: u64,
     /// Components that are still to be walked.
     metadata: Vec<&'a [u8]>,

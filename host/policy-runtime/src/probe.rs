@@ -12,7 +12,7 @@ use crate::instance::{Answer, Instance};
 /// Numbers of candidate rows of the probe calls.
 pub(crate) const ROWS: [u32; 3] = [1, 2, 64];
 
-/// A call with made-up facts, in the order that a policy asked for.
+/// A call with made-up facts, in the order of the policy's request.
 #[derive(Clone, Debug)]
 pub struct SampleCall {
     /// Arguments of the call other than the facts.

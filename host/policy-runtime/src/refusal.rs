@@ -23,9 +23,9 @@ pub enum Refusal {
     /// The file holds more of something than a policy may.
     #[error("the file has {found} {what}; the limit is {limit}; make the policy smaller or simpler")]
     ExceedsLimit {
-        /// What is limited.
+        /// Name of the limited quantity, plural.
         what: Cow<'static, str>,
-        /// What the file has. Counting ends at the limit.
+        /// Number that the file has. Counting ends at the limit.
         found: u64,
         /// The limit.
         limit: u64,
@@ -161,12 +161,12 @@ pub enum Refusal {
     Misplaced {
         /// The part.
         name: String,
-        /// Its world.
+        /// World of the part.
         world: World,
-        /// Where it is configured: `filters` or `scorers`.
+        /// Key that names the part: `filters` or `scorers`.
         among: &'static str,
     },
-    /// Signatures are required, and the file has none.
+    /// Signatures are required, and the file is not signed.
     #[error("the file is not signed; put its `.minisig` beside it")]
     Unsigned,
     /// The signature file cannot be decoded.

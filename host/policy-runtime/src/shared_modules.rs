@@ -14,7 +14,7 @@ use wasmtime::{Engine, Module};
 pub(crate) struct SharedModules(Mutex<HashMap<Digest, Weak<Module>>>);
 
 impl SharedModules {
-    /// Returns the module: that of a policy which has it, that of the engine's cache, or a new one.
+    /// Returns the module: from a policy that has it, from the engine's cache, or a new one.
     pub(crate) fn module(
         &self,
         engine: &Engine,

@@ -25,9 +25,9 @@ mod sections;
 use core_module::CoreModule;
 use sections::{Section, items, number, sections, write_name, write_number, write_section};
 
-/// Least code of a module that is taken out, bytes. Less compiles in no time.
+/// Minimum code of a module that is taken out, bytes. Smaller modules compile fast enough.
 const MIN_CODE_BYTES: usize = 200 * 1024;
-/// Most modules that are taken out: each is compiled by a process with the limits of a file.
+/// Maximum number of modules that are taken out: each is compiled by a process with the limits of a file.
 pub(crate) const MAX_MODULES: usize = 8;
 /// Name of the import of the first module. The others follow with their numbers.
 const NAME: &str = "pointsman-code-";
@@ -258,7 +258,7 @@ fn instantiate(body: &mut Vec<u8>, module: u32, arguments: &[(&str, u32)]) -> Op
     Some(())
 }
 
-/// Whether a nested component has no core modules, instances or types, and refers to none outside.
+/// Returns whether a nested component has no core modules, instances or types, and refers to none outside.
 fn is_plain(component: &[u8]) -> bool {
     let Some(sections) = sections(component) else { return false };
     sections.iter().all(|section| match section.id {

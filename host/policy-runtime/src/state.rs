@@ -2,7 +2,7 @@
 //!
 //! All instances and threads share it, and it survives reloads. A lock covers one shard for one map
 //! operation. Only when the quota is reached are expired entries swept, shard by shard, at most every 100 ms.
-//! Time is that of the calls, the only clock a policy has.
+//! Time comes from the calls, the only clock a policy has.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,5 @@
-//! Which policy files are trusted: signatures by trusted keys, and pinned digests. Both are checked before
-//! any byte of a file is parsed.
+//! Decides which policy files are trusted: signatures by trusted keys, and pinned digests. Both are checked
+//! before any byte of a file is parsed.
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
@@ -33,7 +33,7 @@ impl TrustRules {
     /// Makes rules that require signatures when there are `keys`, and the digests in `pins`.
     ///
     /// # Errors
-    /// The first key that is not a minisign public key.
+    /// The text names the first key that is not a minisign public key.
     pub fn new(keys: Option<&[String]>, pins: BTreeMap<String, Digest>) -> Result<Self, String> {
         let key = |text: &String| {
             // A key as `minisign -G` prints it, or the content of its `.pub` file.

@@ -40,8 +40,8 @@ pub(crate) struct HowArgs {
     /// Directory of the tools for scripts; projects may share it [default: target/tools in the project].
     #[arg(long, value_name = "DIR")]
     tools: Option<PathBuf>,
-    /// Directory of what builds of scripts reuse, at most 512 MiB. Who can write there can change what is
-    /// built [default: pointsman/builds in $XDG_CACHE_HOME or ~/.cache].
+    /// Directory with data that builds of scripts reuse, at most 512 MiB. Anybody who can write there can
+    /// change the built components [default: pointsman/builds in $XDG_CACHE_HOME or ~/.cache].
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     cache: Option<PathBuf>,
     /// Build a script with its tools alone, and nothing of earlier builds. A Python policy then starts
@@ -82,7 +82,7 @@ impl HowArgs {
             let tried = if built.is_untried { policy_file::try_start(dir, &built.bytes) } else { Ok(()) };
             match tried {
                 Ok(()) => return Ok(built),
-                // What its tools alone make of it may start, and if not, they tell why.
+                // A build without the cache may start. If it fails, the tools say why.
                 Err(error) => tracing::debug!(%error, "the script is built without a cache"),
             }
         }

@@ -55,7 +55,7 @@ enum ProjectLanguage {
     Python,
     /// One file; componentize-js builds the component.
     Js,
-    /// As JavaScript, with types of the contract and of each fact.
+    /// Like JavaScript, with types of the contract and of each fact.
     Ts,
 }
 

@@ -62,12 +62,12 @@ impl PolicyFile {
         Self::read_hashing(path, limits, 0)
     }
 
-    /// As [`Self::read`]; the names in a formula file are hashed with this salt.
+    /// Like [`Self::read`], but hashes the names in a formula file with this salt.
     pub(crate) fn read_hashing(path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
         Self::read_on(&keeping_engine(limits.limits())?, path, limits, salt)
     }
 
-    /// As [`Self::read`], and compiles all of it: for its time.
+    /// Like [`Self::read`], but compiles everything anew, so that the time can be measured.
     pub(crate) fn read_anew(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         Self::read_on(&engine(limits.limits())?, path, limits, 0)
     }
@@ -129,7 +129,7 @@ impl PolicyFile {
         hinted(refused(&self.path, refusal), self.hint())
     }
 
-    /// Returns what to try when the policy exceeds a limit; empty when limits are no likely reason.
+    /// Returns what to try when the policy exceeds a limit; empty when a limit is not a likely reason.
     pub(crate) fn hint(&self) -> &'static str {
         hint(&self.bytes, &self.limits)
     }

@@ -62,7 +62,7 @@ pub struct Difference {
     pub recorded_cost: Option<f32>,
     /// The decision of the policy.
     pub new: String,
-    /// The policy's cost of its own choice.
+    /// Cost that the policy gave its own choice.
     pub new_cost: Option<f32>,
     /// Difference by which the recorded choice costs more, by the policy's costs; `None` if it returns none.
     pub by: Option<f32>,
@@ -134,10 +134,10 @@ pub fn replay(
     replay_behind(None, policy, state, recording, costs)
 }
 
-/// As [`replay`], of a policy that ranks what `filter` keeps of the rows that the recorded filters left.
+/// Like [`replay`], for a policy that ranks the rows that the recorded filters and then `filter` keep.
 ///
 /// # Errors
-/// As [`replay`].
+/// Same as [`replay`].
 pub fn replay_behind(
     filter: Option<&dyn Policy>,
     policy: &dyn Policy,

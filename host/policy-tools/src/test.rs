@@ -139,7 +139,7 @@ fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     let info = policy.info();
     let call =
         Call { leg: Leg::Prefill, attempt: 0, rows: case.row_count(), seed: case.seed, now_us: case.now_us };
-    // A preview, so that state written by one case is absent in the next.
+    // Made as a preview, so that state written by one case is absent in the next.
     let context = &mut DecisionContext::new(Purpose::Preview);
     let rows = case.row_count() as usize;
     let request = request_words(&info.wants, &case.request);

@@ -6,8 +6,8 @@ use std::{
     path::PathBuf,
 };
 
-/// Returns the directory `name` for this user, with access for this user only: who can write there can run
-/// code as this user. `None`: there is no place for one.
+/// Returns the directory `name` for this user, with access for this user only: anybody who can write there
+/// can run code as this user. `None`: no directory is available for it.
 pub(crate) fn dir(name: &str) -> Option<PathBuf> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|dir| dir.is_absolute());

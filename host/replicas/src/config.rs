@@ -28,7 +28,7 @@ pub struct ReplicasConfig {
 /// How the gateway proves who it is. Files are read for each connection.
 #[derive(Clone, Debug, Default)]
 pub enum Credentials {
-    /// It does not.
+    /// The gateway does not authenticate.
     #[default]
     None,
     /// User, and a file with the password.

@@ -40,9 +40,10 @@ use link::{Event, Link};
 use state::StateLink;
 use times::Times;
 
-/// Bounds of what is kept of other gateways.
+/// Bounds of the data that is kept about other gateways.
 const LIMITS: PeerLimits = PeerLimits { peers: 64, bookings: 65_536, hashes: 8_000_000 };
-/// Most bytes of messages that wait for the connection. Beyond it they are dropped, and a snapshot follows.
+/// Maximum size of the messages that wait for the connection, bytes. Beyond it the gateway drops them and
+/// sends a snapshot later.
 const MAX_WAITING: usize = 32 * 1024 * 1024;
 /// Time between two looks at leases, snapshots and changed sessions.
 const LOOK: Duration = Duration::from_millis(20);

@@ -1,6 +1,6 @@
 //! Names of gateways and fleets, which are parts of subjects.
 
-/// Most bytes of the name of a gateway or of a fleet.
+/// Maximum length of the name of a gateway or of a fleet, bytes.
 pub const MAX_NAME: usize = 64;
 
 /// Returns whether a text may be the name of a gateway or of a fleet: a part of a subject without wildcards.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::wire::{Header, Kind, MAX_HASHES, MessageWriter, entry_bytes};
 
-/// Most changed bookings of one batch; the others follow with the next one.
+/// Maximum number of changed bookings in one batch; the others follow in the next one.
 const MAX_CHANGES: usize = 65_536;
 /// Largest number of session bindings that a gateway gets when it joins, and of response bindings.
 const MAX_BINDINGS: usize = 50_000;
@@ -32,7 +32,7 @@ pub struct Outbox {
     header: Header,
     /// Number of the next snapshot.
     snapshot: u32,
-    /// Most bytes of a message.
+    /// Maximum size of a message, bytes.
     limit: usize,
 }
 
@@ -201,7 +201,7 @@ impl Outbox {
         (0..).zip(parts).map(message).collect()
     }
 
-    /// Returns a message that says that this gateway is alive.
+    /// Returns a heartbeat: this gateway is alive.
     pub fn heartbeat(&mut self) -> Bytes {
         self.empty(&Kind::Batch)
     }
@@ -211,7 +211,7 @@ impl Outbox {
         self.empty(&Kind::Ask(name.to_owned()))
     }
 
-    /// Returns a message that says that this gateway stops.
+    /// Returns the message that announces the stop of this gateway.
     pub fn bye(&mut self) -> Bytes {
         self.empty(&Kind::Bye)
     }

@@ -31,14 +31,14 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// Shortest and longest lease that another gateway can ask for.
 const LEASES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(300));
 
-/// Bounds of what is kept of other gateways.
+/// Bounds of the data that is kept about other gateways.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerLimits {
-    /// Most gateways.
+    /// Maximum number of other gateways.
     pub peers: usize,
-    /// Most bookings of one gateway.
+    /// Maximum number of bookings of one gateway.
     pub bookings: usize,
-    /// Most block hashes of all gateways together.
+    /// Maximum number of block hashes of all gateways together.
     pub hashes: usize,
 }
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::peers::writer_of;
 
-/// Most bytes of an entry: the largest value in base64, with its frame.
+/// Maximum size of an entry, bytes: the largest value in base64, with its frame.
 const MAX_ENTRY: usize = 16 * 1024;
 
 /// The states of the slots by a name that is fit for a part of a key: letters, digits, `-` and `_`.

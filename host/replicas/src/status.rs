@@ -10,11 +10,11 @@ use serde::Serialize;
 pub struct Counters {
     /// Messages that were sent.
     pub sent: AtomicU64,
-    /// Bytes of these.
+    /// Bytes of the sent messages.
     pub sent_bytes: AtomicU64,
     /// Messages that were received.
     pub received: AtomicU64,
-    /// Bytes of these.
+    /// Bytes of the received messages.
     pub received_bytes: AtomicU64,
     /// Snapshots that were sent.
     pub snapshots: AtomicU64,
@@ -49,12 +49,12 @@ pub struct Status {
     state: ArcSwap<StateView>,
 }
 
-/// How the shared state of policies is, as it was a moment ago.
+/// Status of the policies' shared state, as it was a moment ago.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StateView {
-    /// Whether the states of this gateway and of the fleet are kept equal at present.
+    /// Whether this gateway synchronizes its state with the fleet at present.
     pub shared: bool,
-    /// Why not, if a slot shares its state.
+    /// Why it does not, if a slot shares its state.
     pub problem: Option<String>,
 }
 

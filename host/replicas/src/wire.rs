@@ -20,15 +20,15 @@ pub(crate) use writer::{Header, MessageWriter, entry_bytes};
 
 /// Version of the format. It is also part of the subject, so that versions do not meet.
 pub(crate) const VERSION: u8 = 1;
-/// Most bytes of a message.
+/// Maximum size of a message, bytes.
 pub(crate) const MAX_MESSAGE: usize = 512 * 1024;
-/// Most entries of a message.
+/// Maximum number of entries in a message.
 pub(crate) const MAX_ENTRIES: usize = 65_536;
-/// Most hashes of one booking. The blocks behind them are counted without hashes.
+/// Maximum number of block hashes in one booking. The blocks after them are counted without hashes.
 pub(crate) const MAX_HASHES: usize = 16_384;
-/// Most prompt tokens of one booking.
+/// Maximum number of prompt tokens in one booking.
 const MAX_TOKENS: u32 = 16_000_000;
-/// Most thousandths of blocks of one booking.
+/// Maximum number of blocks in one booking, thousandths of a block.
 const MAX_MILLIS: i64 = 16_000_000_000;
 
 const BATCH: u8 = 0;
@@ -62,7 +62,7 @@ pub struct Message {
     pub block_size: u32,
     /// Kind of the message.
     pub kind: Kind,
-    /// What it contains.
+    /// Entries of the message.
     pub entries: Vec<Entry>,
 }
 
@@ -91,7 +91,7 @@ pub enum Kind {
 pub enum Entry {
     /// A booking. In a snapshot it may be known already.
     Add {
-        /// Id, unique in the sender's process.
+        /// Id of the booking, unique in the sender's process.
         id: u64,
         /// Names of the worker.
         worker: WorkerKey,
@@ -119,7 +119,7 @@ pub enum Entry {
     },
     /// A session was bound to a worker, or a worker stored a response.
     Bind {
-        /// What is bound.
+        /// The session or response.
         key: BindingKey,
         /// Names of the worker.
         worker: WorkerKey,
@@ -148,7 +148,7 @@ pub enum WireError {
     /// Another version of the format.
     #[error("unknown version {0} of the message format: expected {VERSION}")]
     Version(u8),
-    /// A byte has none of the values that it may have.
+    /// A byte has an unknown value.
     #[error("unknown {what} {value} in a message")]
     Unknown {
         /// Meaning of the byte.

@@ -21,7 +21,7 @@ impl<'a> Sample<'a> {
         start.split('"').next()
     }
 
-    /// Whether any label has this value.
+    /// Returns whether any label has this value.
     pub fn has_value(&self, value: &str) -> bool {
         self.labels.contains(&format!("=\"{value}\""))
     }

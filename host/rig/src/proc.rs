@@ -57,7 +57,7 @@ pub struct CpuTime {
     threads: BTreeMap<u32, u64>,
     /// With threads that ended, but rounded down.
     processes: u64,
-    /// Most that `processes` may lack.
+    /// Largest amount by which `processes` may be too low.
     rounding: u64,
 }
 
@@ -180,7 +180,7 @@ mod tests {
             processes,
             rounding: 20,
         };
-        // One thread went on and one began.
+        // One thread continued and one began.
         assert_eq!(at(&[(1, 100), (2, 5)], 110).since(&at(&[(1, 50)], 50)), 55);
         // A thread that had used 90 before the first moment ended without using more.
         assert_eq!(at(&[(1, 100)], 200).since(&at(&[(1, 50), (2, 90)], 140)), 50);

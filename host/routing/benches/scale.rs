@@ -75,7 +75,7 @@ fn bench(c: &mut Criterion) {
     };
     let mut group = c.benchmark_group("scale");
     group.sample_size(30);
-    // First of all: later ones reuse memory that was freed.
+    // Measured before the benchmarks, since these reuse freed memory.
     let before = resident_bytes();
     let registry = fleet(LARGEST);
     println!("registry: {} bytes for each worker", resident_bytes().saturating_sub(before) / LARGEST);

@@ -6,7 +6,7 @@ use crate::policy::{Failure, Plan, ShedReason};
 /// Statuses a policy may shed with.
 const SHED_STATUSES: [u16; 3] = [429, 503, 529];
 
-/// A selector's row lies in range, its costs are none or one finite number a row.
+/// Checks that a selector's row lies in range, and that it gave no costs or one finite cost per row.
 ///
 /// # Errors
 /// [`Failure::Invalid`] names what is wrong.
@@ -17,7 +17,7 @@ pub fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure> {
     if given.is_empty() { Ok(()) } else { costs(given, rows) }
 }
 
-/// One finite cost a row.
+/// Checks that a scorer gave one finite cost per row.
 ///
 /// # Errors
 /// [`Failure::Invalid`] names what is wrong.

@@ -32,7 +32,7 @@ pub struct BusyRules {
     requests_wait: bool,
 }
 
-/// What makes a candidate of one leg busy.
+/// Thresholds beyond which a candidate of one leg is busy.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegLimits {
     pub(crate) thresholds: BusyThresholds,
@@ -40,19 +40,19 @@ pub(crate) struct LegLimits {
     pub(crate) requests_wait: bool,
 }
 
-/// A candidate that is beyond a threshold of a model's leg.
+/// A candidate whose load exceeds a threshold of a model's leg.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BusyCandidate {
     /// The worker.
     #[serde(skip)]
     pub worker: WorkerId,
-    /// Its rank.
+    /// Rank of the worker.
     pub dp_rank: DpRank,
     /// The model.
     pub model: ModelName,
     /// The leg that it gets no request of.
     pub leg: Leg,
-    /// The threshold.
+    /// Name of the threshold that the candidate is beyond.
     pub reason: &'static str,
 }
 
@@ -123,7 +123,7 @@ impl BusyRules {
         self
     }
 
-    /// Whether a request that finds no free worker waits in a queue.
+    /// Returns whether a request that finds no free worker waits in a queue.
     #[must_use]
     pub fn requests_wait(&self) -> bool {
         self.requests_wait

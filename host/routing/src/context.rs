@@ -49,7 +49,7 @@ impl<'a> DecisionContext<'a> {
         self
     }
 
-    /// Whether state that outlives the decision must stay as it is.
+    /// Returns whether state that outlives the decision must stay as it is.
     #[must_use]
     pub fn is_preview(&self) -> bool {
         self.purpose == Purpose::Preview
@@ -67,7 +67,7 @@ impl<'a> DecisionContext<'a> {
         self.request_id
     }
 
-    /// Where to note accesses to the slot's state; `None`: the decision is not recorded.
+    /// Returns the record of accesses to the slot's state; `None`: the decision is not recorded.
     pub fn state_accesses(&mut self) -> Option<&mut StateAccesses> {
         self.state_accesses.as_deref_mut()
     }

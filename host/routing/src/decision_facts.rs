@@ -16,8 +16,8 @@ use crate::{
     query::{CandidateId, Query},
 };
 
-/// Most groups of candidates for which what follows from descriptions is found once for each: one for each
-/// bit of a word. Beyond them every candidate is asked.
+/// Maximum number of groups of candidates with equal descriptions: one for each bit of a word. A constraint
+/// on descriptions is evaluated once for each group; with more groups, once for each candidate.
 pub(crate) const MAX_GROUPS: usize = u64::BITS as usize;
 
 /// Facts of one decision, shared by all policies of the slot and by the native selectors.

@@ -105,7 +105,7 @@ impl Decisions {
         Ok(all)
     }
 
-    /// Whether decisions are recorded.
+    /// Returns whether decisions are recorded.
     #[must_use]
     pub fn is_on(&self) -> bool {
         !self.shards.is_empty()

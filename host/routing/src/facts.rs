@@ -8,11 +8,11 @@ use std::{fmt, sync::Arc};
 /// The type of a fact, which determines its layout in the flat `list<u32>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactType {
-    /// One slot.
+    /// One word.
     U32,
-    /// One slot: the bits of an IEEE 754 single.
+    /// One word: the bits of an IEEE 754 single.
     F32,
-    /// Two slots (request) or two columns (worker), low half first.
+    /// Two words (request) or two columns (worker), low half first.
     U64,
 }
 
@@ -295,7 +295,7 @@ impl Wants {
         Ok(Self { request, worker })
     }
 
-    /// Whether nothing was asked for.
+    /// Returns whether nothing was asked for.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.request.is_empty() && self.worker.is_empty()

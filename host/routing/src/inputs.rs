@@ -22,7 +22,7 @@ pub(crate) struct Inputs {
     overlaps: Overlaps,
     load: Load,
     after_admission: Vec<u32>,
-    /// On device, in host memory, on disk.
+    /// Numbers of cached blocks on device, in host memory and on disk.
     cached: [Vec<u32>; 3],
     /// Rows of `cached` that may not be 0.
     holders: Vec<u32>,
@@ -168,7 +168,7 @@ impl Inputs {
         Some((requests, *self.prefill_tokens()?.get(row)?))
     }
 
-    /// Writes the blocks that each of `rows` has cached in any tier to `out`, in place of what it has.
+    /// Replaces the content of `out` by the number of blocks that each of `rows` has cached in any tier.
     pub(crate) fn write_cached(&self, rows: &[u32], out: &mut Vec<u32>) {
         out.clear();
         let [device, host, disk] = &self.cached;

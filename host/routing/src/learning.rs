@@ -2,7 +2,7 @@
 //! in batches.
 //!
 //! A request that ends submits its outcomes and never waits; outcomes beyond the queue's bound are dropped
-//! and counted. A failed observation opens a breaker of its own: decisions go on, and no policy is rolled
+//! and counted. A failed observation opens a breaker of its own: decisions continue, and no policy is rolled
 //! back.
 
 use std::{

@@ -22,7 +22,7 @@ const MAX_MODELS: usize = 1_024;
 pub(crate) struct Cursors {
     /// Replaced as a whole when a model is routed for the first time; a decision reads it without a lock.
     by_model: ArcSwap<HashMap<ModelName, Arc<LegCursors>>>,
-    /// Serializes replacements.
+    /// Held while `by_model` is replaced.
     adding: Mutex<()>,
     shared: Arc<LegCursors>,
 }

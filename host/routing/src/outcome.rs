@@ -1,4 +1,4 @@
-//! The outcome of a request, as the policies that learn from it see it. Mirrors `record outcome` of
+//! Outcome of a request, in the form that learning policies get. Mirrors `record outcome` of
 //! `wit/policy.wit`.
 
 use pointsman_workers::{DpRank, Leg, WorkerId};
@@ -6,7 +6,7 @@ use tokio::time::Duration;
 
 use crate::ids::DecisionId;
 
-/// How the request ended that a decision was made for.
+/// How the request of a decision ended.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ObservedOutcome {
     /// The decision's id; `None` when it was not recorded.
@@ -48,6 +48,6 @@ pub struct ObservedOutcome {
 pub struct Moment {
     /// Microseconds since the Unix epoch.
     pub now_us: u64,
-    /// For random choices.
+    /// Seed of random choices.
     pub seed: u64,
 }

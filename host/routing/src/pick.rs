@@ -81,7 +81,7 @@ fn bounds(costs: &[f32]) -> Option<(f32, f32)> {
     Some((least, extreme(costs, |cost, most| cost > most)?))
 }
 
-/// The cost that comes before all others.
+/// Returns the cost that comes first in the order of `before`.
 fn extreme(costs: &[f32], before: impl Fn(f32, f32) -> bool) -> Option<f32> {
     let first = *costs.first()?;
     let first_of = |a: f32, b: f32| if before(a, b) { a } else { b };

@@ -48,11 +48,11 @@ pub enum World {
 /// A selector's answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decision {
-    /// This row.
+    /// Chooses a candidate row.
     Choose {
         /// Index into the candidate rows.
         row: u32,
-        /// One cost a row when the request asked to be explained, else empty.
+        /// One cost per row when the request asked for an explanation, else empty.
         costs: Vec<f32>,
         /// The policy's explanation, for the receipt.
         reason: Option<String>,
@@ -87,7 +87,7 @@ pub struct ShedReason {
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(pub [u8; 32]);
 
-/// Where a policy came from.
+/// Source of a policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
@@ -108,7 +108,7 @@ pub struct PolicyInfo {
     pub digest: Digest,
     /// The world it fills.
     pub world: World,
-    /// Where its bytes came from.
+    /// Source of the policy's bytes.
     pub origin: Origin,
     /// The facts it asked for at load.
     pub wants: Wants,
@@ -175,7 +175,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
         Err(self.lacks("keep"))
     }
 
-    /// World `scorer`: writes one cost a row to `costs` (cleared first). Not yet checked.
+    /// World `scorer`: writes one cost per row to `costs` (cleared first). Not yet checked.
     ///
     /// # Errors
     /// [`Failure`] when there is no usable answer.

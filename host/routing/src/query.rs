@@ -114,7 +114,8 @@ pub struct Query<'a> {
     pub explain: bool,
     /// Whether this is a probe of one worker, which runs on that worker alone (A1).
     pub probe: bool,
-    /// Whether the request continues what the worker of its pin stored: one that drains serves it, too.
+    /// Whether the request continues a response that the pinned worker stored: a draining worker serves it,
+    /// too.
     pub continues: bool,
     /// The only randomness of the decision.
     pub seed: u64,
@@ -136,12 +137,12 @@ impl Query<'_> {
         }
     }
 
-    /// Whether a handoff exists that this leg has to consume.
+    /// Returns whether a handoff exists that this leg has to consume.
     pub(crate) fn is_committed(&self) -> bool {
         self.pairing.committed.is_some()
     }
 
-    /// Whether the leg only frees the blocks of a handoff: terms of the client no longer count.
+    /// Returns whether the leg only frees the blocks of a handoff: terms of the client no longer count.
     pub(crate) fn only_consumes(&self) -> bool {
         self.pairing.committed.is_some_and(|committed| committed.only_consumes)
     }

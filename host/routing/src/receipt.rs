@@ -14,7 +14,7 @@ use crate::{
     slot::{Lane, NativeMode, ProgramSummary, SlotKind},
 };
 
-/// What made a decision: a policy, a hint, a session or a fallback.
+/// Policy, hint, session or fallback that made a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "by")]
 pub enum Decider {
@@ -22,7 +22,7 @@ pub enum Decider {
     Policy,
     /// The native selector in the slot.
     Native {
-        /// Which one.
+        /// Mode of the native selector.
         mode: NativeMode,
     },
     /// The fallback, because the policy gave no usable answer.
@@ -89,7 +89,7 @@ pub struct Receipt {
     pub policy: Option<Arc<str>>,
     /// The policy's digest, when the slot has one.
     pub digest: Option<Digest>,
-    /// Who decided.
+    /// Policy, hint, session or fallback that decided.
     pub decider: Decider,
     /// Whether a policy of the generation observes the outcome.
     #[serde(skip)]

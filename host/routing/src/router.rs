@@ -133,10 +133,10 @@ impl Router {
         self.route_noting(query, over, &mut None)
     }
 
-    /// As [`Router::route`]. Puts the decision of a slot that refused the request into `refused`.
+    /// Like [`Router::route`]. Puts the decision of a slot that refused the request into `refused`.
     ///
     /// # Errors
-    /// As [`Router::route`].
+    /// Same as [`Router::route`].
     pub fn route_noting(
         &self,
         query: &Query<'_>,
@@ -183,7 +183,7 @@ impl Router {
     /// cursor moved (F2).
     ///
     /// # Errors
-    /// As [`Router::route`].
+    /// Same as [`Router::route`].
     pub fn preview(
         &self,
         query: &Query<'_>,

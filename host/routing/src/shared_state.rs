@@ -20,7 +20,7 @@ pub struct StateChange {
     pub key: String,
     /// Last write of the whole key. Parts of a number carry the stamp that they add to.
     pub stamp: Stamp,
-    /// What it holds.
+    /// Value of the key.
     pub content: SharedContent,
 }
 
@@ -71,7 +71,7 @@ pub trait SharedState: std::fmt::Debug + Send + Sync {
     /// Begins to note changes, in the name of a gateway whose process began at `incarnation`.
     fn share(&self, writer: u64, incarnation: u64);
 
-    /// Whether the operator wants it shared at present.
+    /// Returns whether the operator wants it shared at present.
     fn is_shared(&self) -> bool;
 
     /// Takes up to `most` noted changes. A key that changed several times is sent once.

@@ -104,7 +104,7 @@ impl Slot {
         self.place.kind
     }
 
-    /// The model it serves; `None` is every model without a slot of its own.
+    /// Returns the model that the slot serves; `None`: all models without a slot of their own.
     #[must_use]
     pub fn model(&self) -> Option<&ModelName> {
         self.place.model.as_ref()

@@ -26,7 +26,7 @@ pub struct SimArgs {
     /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
-    /// Limit of prompt plus output, in tokens.
+    /// Maximum length of prompt plus output, tokens.
     #[arg(long, default_value_t = 131_072)]
     max_model_len: u32,
     /// SGLang: port of the bootstrap server of a prefill (0 for any), or default port of a decode.
@@ -67,13 +67,13 @@ pub struct SimArgs {
     /// Seed of the jitter and of faults with a share.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Limit of admitted sequences.
+    /// Maximum number of admitted sequences.
     #[arg(long, default_value_t = 256)]
     max_num_seqs: u32,
-    /// Limit of the tokens of a step; longer prompts are computed in chunks.
+    /// Maximum number of tokens of a step; longer prompts are computed in chunks.
     #[arg(long, default_value_t = 8_192)]
     max_batched_tokens: u32,
-    /// Limit of waiting sequences; further ones are refused with 503.
+    /// Maximum number of waiting sequences; further ones are refused with 503.
     #[arg(long, default_value_t = 1024)]
     max_waiting: u32,
     /// Number of KV blocks.

@@ -52,7 +52,7 @@ pub struct SimConfig {
     pub advertise_host: Option<String>,
     /// Name of the only model.
     pub model: String,
-    /// Limit of prompt plus output tokens.
+    /// Maximum length of prompt plus output, tokens.
     pub max_model_len: u32,
     /// SGLang prefill: port of the bootstrap server, 0 for any. Decode: port used when a request names none.
     pub bootstrap_port: u16,
@@ -78,11 +78,11 @@ pub struct SimConfig {
     pub jitter: f64,
     /// Seed of the jitter and of faults with a share.
     pub seed: u64,
-    /// Limit of admitted sequences.
+    /// Maximum number of admitted sequences.
     pub max_num_seqs: u32,
-    /// Limit of the tokens of a step; longer prompts are computed in chunks.
+    /// Maximum number of tokens of a step; longer prompts are computed in chunks.
     pub max_batched_tokens: u32,
-    /// Limit of waiting sequences; further ones are refused with 503.
+    /// Maximum number of waiting sequences; further ones are refused with 503.
     pub max_waiting: u32,
     /// Number of KV blocks.
     pub blocks: u32,

@@ -47,7 +47,7 @@ pub struct Job {
     pub isl: u32,
     /// Number of output tokens.
     pub out: u32,
-    /// Where the KV of its prompt comes from.
+    /// Source of the KV of the prompt.
     pub kv: PromptKv,
     /// Whether its blocks stay after the last token until it leaves.
     pub keeps_blocks: bool,
@@ -58,7 +58,7 @@ pub struct Job {
 pub struct CoreConfig {
     /// Limits of the scheduler.
     pub limits: BatchLimits,
-    /// Limit of sequences that wait for admission.
+    /// Maximum number of sequences that wait for admission.
     pub max_waiting: u32,
     /// Duration of a step.
     pub step_time: StepTime,
@@ -76,7 +76,7 @@ pub enum Refusal {
     QueueFull {
         /// Number of waiting sequences.
         waiting: u32,
-        /// Limit of waiting sequences.
+        /// Maximum number of waiting sequences.
         max: u32,
     },
     /// The sequence needs more blocks than the engine has.
@@ -246,8 +246,8 @@ impl EngineCore {
         (self.config.transfer_per_token * isl).mul_f64(self.config.jitter.draw(&mut self.rng))
     }
 
-    /// The KV of a sequence with [`PromptKv::Awaited`] has arrived. With the first token in the transfer,
-    /// returns it.
+    /// Records that the KV of a sequence with [`PromptKv::Awaited`] has arrived. Returns the first token if
+    /// the transfer has it.
     pub fn receive(&mut self, id: JobId, first_token: bool) -> Option<Token> {
         self.batch.receive(id.0, first_token)
     }

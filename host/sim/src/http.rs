@@ -27,7 +27,7 @@ mod realtime;
 mod sglang;
 mod stored;
 
-/// Limit of a body in bytes: more than a prompt of 128k tokens needs.
+/// Maximum size of a body in bytes: more than a prompt of 128k tokens needs.
 const MAX_BODY: usize = 64 << 20;
 
 /// Returns the routes of an engine's dialect.

@@ -103,7 +103,7 @@ struct StreamOptions {
 
 /// Output tokens of a completion without a length.
 const DEFAULT_COMPLETION: u32 = 16;
-/// Limit of the sequences of a request.
+/// Maximum number of sequences of a request.
 const MAX_SEQUENCES: usize = 1024;
 
 impl Body {

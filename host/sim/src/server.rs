@@ -41,7 +41,7 @@ impl Conn {
         self.reset.cancel();
     }
 
-    /// Runs what goes on after the connection was upgraded, until the connection is reset.
+    /// Runs the tasks of an upgraded connection, until the connection is reset.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let reset = self.reset.clone();
         self.tasks.spawn(async move {

@@ -162,7 +162,7 @@ impl PieceReuse {
             cuts.push((end, tokens.len()));
         }
         self.pieces.put(fresh);
-        // The last piece ends with the text, and another text may go on there.
+        // The last piece ends with the text, and another text may continue it.
         cuts.pop();
         Ok(cuts)
     }

@@ -26,7 +26,7 @@ use crate::{
 pub(crate) struct Turn {
     role: String,
     content: Content,
-    /// Further keys after role and content, in the order in which templates see them.
+    /// Keys other than role and content, in the order in which templates see them.
     rest: Vec<(&'static str, Value)>,
 }
 

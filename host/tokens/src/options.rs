@@ -10,7 +10,7 @@ use crate::{content_format::ContentFormat, error::EncodeError, json::Json, tools
 /// Options for loading a model. They should equal the options of the engines.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Limit of the cache in bytes; 0 disables the cache. Default: 32 MiB.
+    /// Maximum size of the cache in bytes; 0 disables the cache. Default: 32 MiB.
     pub cache_bytes: usize,
     /// Whether the fast encoder may serve, where it passes its self-test; else Hugging Face's library does.
     pub fast_encoder: bool,

@@ -10,7 +10,7 @@ use std::{
 
 use xxhash_rust::xxh3::{Xxh3, xxh3_128_with_seed};
 
-/// Length of a prompt from which on it has a key, bytes: shorter ones are encoded in no time.
+/// Minimum length of a prompt that has a key, bytes: encoding shorter ones costs nothing noticeable.
 pub(crate) const MIN_PROMPT_BYTES: usize = 4 * 1024;
 /// Fields of a request beside its prompt that change its tokens: those that `ChatOptions` and completions
 /// read.
@@ -47,7 +47,7 @@ pub struct PromptKey {
 /// A message within a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
-    /// Its JSON.
+    /// Range of the message's JSON in the body.
     pub(crate) place: Range<usize>,
     pub(crate) digest: u128,
 }
@@ -86,7 +86,7 @@ impl KeyMaker {
         add(Some(if form == PromptForm::Chat { "chat" } else { "completion" }));
         add(Some(if items.is_empty() { prompt_json } else { "" }));
         FIELDS.into_iter().for_each(|field| add(get(field)));
-        // Behind the fields, which have lengths, the digests cannot be taken for anything else.
+        // Behind the fields, which have lengths, the digests cannot be mistaken for anything else.
         items.iter().for_each(|item| hasher.update(&item.digest.to_le_bytes()));
         Some(PromptKey { whole: Some(hasher.digest128()), items })
     }

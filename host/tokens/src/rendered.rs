@@ -90,7 +90,7 @@ impl<'a> TextPart<'a> {
 pub(crate) struct Printer {
     own: Vec<u8>,
     parts: Vec<Part>,
-    /// Where the part that grows begins.
+    /// Start of the part that grows.
     open: usize,
     length: usize,
     /// Shared texts by their addresses in memory.

@@ -59,11 +59,11 @@ pub struct Stuck {
 /// Result of one look at a worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Found {
-    /// The worker is stuck.
+    /// Why the worker is stuck, if it is.
     pub(crate) stuck: Option<Stuck>,
-    /// It was not, or is not any more.
+    /// Whether the worker became stuck, or stopped being stuck, at this look.
     pub(crate) changed: bool,
-    /// The gateway should send a request of its own.
+    /// Whether the gateway should send a request of its own.
     pub(crate) probe: bool,
     /// The engine's figures should be read at once.
     pub(crate) read: bool,
@@ -132,12 +132,12 @@ impl Activity {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A call does not wait for bytes any more.
+    /// Records that a call no longer waits for bytes.
     pub(crate) fn waits_no_more(&self) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A byte of an answer came.
+    /// Records that a byte of an answer arrived.
     pub(crate) fn note_sign_of_life(&self) {
         // Read first: threads share the flag, and it is set nearly always.
         if !self.heard.load(Ordering::Relaxed) {
@@ -225,8 +225,8 @@ impl Activity {
         *track = Track { signs: track.signs, probe, ..new };
     }
 
-    /// The gateway's own request ended. `answered`: the worker served it. Returns whether the worker is to be
-    /// tried with the next handoff, because a request without one proves nothing about handoffs.
+    /// Records the end of the gateway's own request. `answered`: the worker served it. Returns whether to try
+    /// the worker with the next handoff, because a request without one proves nothing about handoffs.
     pub(crate) fn probed(&self, answered: bool) -> bool {
         let mut track = self.track.lock();
         track.probe.runs = false;
@@ -305,7 +305,7 @@ impl Track {
         }
     }
 
-    /// Whether the engine reports figures of progress.
+    /// Returns whether the engine reports figures of progress.
     fn tells(&self) -> bool {
         self.signs.is_some_and(|signs| signs.progress.is_known())
     }

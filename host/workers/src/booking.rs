@@ -63,7 +63,7 @@ pub struct RankLoad {
     blocks: Mutex<RankBlocks>,
     /// Number of bookings here since the worker joined.
     booked: AtomicU64,
-    /// How fast the rank is, as measured here.
+    /// Speed of the rank, as measured by this gateway.
     speeds: Speeds,
     /// Journal of the bookings for other gateways; `None` if this gateway is the only one.
     journal: Option<RankJournal>,

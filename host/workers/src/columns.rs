@@ -74,8 +74,8 @@ pub(crate) struct Chunk {
     free: AtomicU64,
     /// Whether another gateway has ever booked a rank of the chunk. Decisions read `remote` only then.
     has_remote: AtomicBool,
-    /// Ranks on which a prompt is booked, by the bucket of the prompt's first block. Exact in one direction:
-    /// a rank without the bit books no prompt with this first block.
+    /// Ranks on which a prompt is booked, by the bucket of the prompt's first block. A bit may be set
+    /// without such a prompt, but a rank without the bit books no prompt with this first block.
     first_blocks: OnceLock<Box<[AtomicU64]>>,
 }
 
@@ -216,7 +216,7 @@ impl Position {
         self.chunk.remote.get(self.at).unwrap_or(first)
     }
 
-    /// As [`Position::remote`], to be changed: decisions read it from now on.
+    /// Like [`Position::remote`], for a caller that changes the load: decisions read it from now on.
     pub(crate) fn remote_to_change(&self) -> &RemoteLoad {
         if !self.chunk.has_remote.load(Ordering::Relaxed) {
             self.chunk.has_remote.store(true, Ordering::Release);
@@ -262,7 +262,7 @@ impl Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        // All bookings have ended, so the load is 0. Values that the worker set may remain.
+        // All bookings have ended, so the load is already 0. The worker's own values are cleared here.
         let RankView { cell, averages, engine, .. } = self.view();
         cell.total_blocks.store(0, Ordering::Relaxed);
         cell.block_size.store(0, Ordering::Relaxed);

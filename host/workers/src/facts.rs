@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::id::Role;
 
-/// Most data-parallel ranks of a worker, configured or reported.
+/// Maximum number of data-parallel ranks of a worker, configured or reported.
 pub(crate) const MAX_DP_SIZE: u32 = 4_096;
 
 /// A fact that both the configuration and the engine may state.
@@ -31,7 +31,7 @@ pub enum FactName {
     BlockSize,
     /// Number of KV blocks of a rank.
     TotalBlocks,
-    /// Limit of concurrent requests of the engine itself.
+    /// Maximum number of concurrent requests of the engine itself.
     MaxRunningRequests,
     /// Addresses of the engine's KV events and of their replay.
     KvEvents,
@@ -56,7 +56,7 @@ pub struct EngineFacts {
     pub block_size: Option<u32>,
     /// Number of KV blocks of a rank.
     pub total_blocks: Option<u32>,
-    /// Limit of concurrent requests.
+    /// Maximum number of concurrent requests.
     pub max_running_requests: Option<u32>,
     /// Port of the KV events of the first rank, at the worker's own host.
     pub kv_events_port: Option<u16>,
@@ -119,7 +119,7 @@ impl Contradiction {
 }
 
 impl EngineFacts {
-    /// Takes what is missing from an earlier report.
+    /// Fills missing facts from an earlier report.
     #[must_use]
     pub fn or(self, earlier: &Self) -> Self {
         Self {

@@ -144,7 +144,8 @@ impl Feeds {
         self.running.lock().iter().map(|(key, status)| (*key, status.clone())).collect()
     }
 
-    /// Warns if another worker has the same endpoint: one of the two is said to have what it has not.
+    /// Warns if another worker has the same endpoint: the index would assume blocks at a worker that does not
+    /// have them.
     fn warn_of_shared(&self, worker: WorkerId, endpoint: &str) {
         let other = match self.owners.lock().entry(endpoint.to_owned()) {
             Entry::Vacant(free) => *free.insert(worker),

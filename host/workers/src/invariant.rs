@@ -1,6 +1,6 @@
 //! Rules between parts of the gateway that its own code keeps, checked while it runs.
 //!
-//! Code that cannot go on without a value takes 0 or an empty list where such a rule is broken, and serves
+//! Code that needs a value takes 0 or an empty list where such a rule is broken, and serves
 //! the request. The defect would look like an idle worker or a prompt without blocks. So it is counted and
 //! logged once, and a build with debug assertions panics.
 

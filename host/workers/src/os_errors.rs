@@ -2,15 +2,15 @@
 
 use std::{error::Error, io};
 
-/// Whether an error, or one that caused it, says that this host has run out of something: file descriptors,
-/// ports or memory for a connection. It says nothing about the worker.
+/// Returns whether an error, or one that caused it, says that this host has run out of something: file
+/// descriptors, ports or memory for a connection. It says nothing about the worker.
 #[must_use]
 pub fn is_local_shortage(error: &(dyn Error + 'static)) -> bool {
     // `ENOMEM`, `ENFILE`, `EMFILE`, `EADDRNOTAVAIL`, `ENOBUFS` of Linux.
     any_code(error, |code| matches!(code, 12 | 23 | 24 | 99 | 105))
 }
 
-/// Whether an error, or one that caused it, says that no process listens at the address.
+/// Returns whether an error, or one that caused it, says that no process listens at the address.
 pub(crate) fn is_refused(error: &(dyn Error + 'static)) -> bool {
     any_code(error, |code| code == 111)
 }

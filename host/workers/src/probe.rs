@@ -42,13 +42,13 @@ use stuck::Watch;
 
 /// The check that every engine answers.
 const HEALTH: &str = "/health";
-/// Limit of a response body in bytes.
+/// Maximum size of a response body in bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
-/// Limit of the body of a response with an engine's facts in bytes.
+/// Maximum size of the body of a response with an engine's facts in bytes.
 const MAX_FACTS_BODY: usize = 1024 * 1024;
 /// Load figures that could not be read in a row, after which the last ones are forgotten.
 pub const MAX_LOAD_FAILURES: u32 = 3;
-/// Most requests at a time. Further ones wait for their turn.
+/// Maximum number of requests at a time. Further ones wait for their turn.
 const MAX_AT_ONCE: usize = 256;
 /// Number of checks after which the facts are read again: an engine may restart between two of them.
 const CHECKS_PER_READING: u32 = 10;
@@ -64,11 +64,12 @@ pub struct ProbeConfig {
     pub interval: Duration,
     /// Time limit of a request.
     pub timeout: Duration,
-    /// Time limit of the health check of an engine that is slow to answer them, or may be.
+    /// Time limit of the health check of an engine that is slow to answer, or may be.
     pub health_timeout: Duration,
     /// Time between reads of load figures; 0 to never read them.
     pub load_interval: Duration,
-    /// Most requests to all workers together each second. With more workers, the two times above grow.
+    /// Maximum number of requests per second, all workers together. With more workers, `interval` and
+    /// `load_interval` grow.
     pub max_per_second: u32,
     /// Silence that makes a worker stuck while requests wait for it; 0: none does.
     pub wedge_after: Duration,
@@ -169,7 +170,7 @@ struct Probe {
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
     load_failures: u32,
-    /// The engine did not answer a question about its facts: ask again with the next check.
+    /// The engine did not answer a request for its facts: repeat it with the next check.
     incomplete: bool,
 }
 
@@ -358,7 +359,7 @@ fn log_shortage(problem: &str) {
     }
 }
 
-/// Waits for another configuration; forever once no other can come.
+/// Waits for a changed configuration; forever when none can come any more.
 async fn changed(config: &mut watch::Receiver<ProbeConfig>) {
     if config.changed().await.is_err() {
         std::future::pending().await

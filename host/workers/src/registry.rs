@@ -64,7 +64,7 @@ pub enum ActivationState {
     Pending,
     /// Prefill and decode workers are up.
     Active,
-    /// They were up before, and are not now.
+    /// Prefill or decode workers were up before, and are not now.
     Unavailable,
 }
 
@@ -117,7 +117,7 @@ pub struct Registry {
     /// By model. Entries stay when workers leave.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
-    /// Where bookings are noted for other gateways.
+    /// Journal of bookings for other gateways.
     journal: Option<Arc<Journal>>,
     /// Load of all ranks.
     columns: Columns,
@@ -237,7 +237,7 @@ impl Registry {
         }
     }
 
-    /// Publishes what engines reported and what could not be published at once, for ever.
+    /// Publishes, for ever, the engines' reports that could not be published at once.
     pub(crate) async fn publish_late(&self) {
         loop {
             tokio::time::sleep_until(self.learned.due().await).await;

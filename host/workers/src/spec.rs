@@ -79,7 +79,8 @@ const TOPOLOGY_TAINT: &str = "dynamo.topology/";
 pub struct WorkerSpec {
     /// Configured id, or a hash of the URL.
     pub id: WorkerId,
-    /// Absolute base URL `http://host:port[/path]` or `https://…`, with its port and without a trailing slash.
+    /// Absolute base URL `http://host:port[/path]` or `https://…`, with its port and without a trailing
+    /// slash.
     pub url: Arc<str>,
     /// Name that the engine's certificate must have; `None` for the host of the URL.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,7 +122,7 @@ pub struct WorkerSpec {
     /// if unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handoff_lease_s: Option<u32>,
-    /// Limit of concurrent requests.
+    /// Maximum number of concurrent requests.
     pub max_concurrency: Option<u32>,
     /// Tokens in a KV block of the engine; if absent, read from the engine.
     pub block_size: Option<u32>,
@@ -246,7 +247,7 @@ impl WorkerSpec {
     /// `rank`.
     ///
     /// # Errors
-    /// As [`WorkerSpec::from_pairs`].
+    /// Same as [`WorkerSpec::from_pairs`].
     pub fn from_pairs_of_rank<'a>(
         pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
         rank: u32,
@@ -261,7 +262,7 @@ impl WorkerSpec {
     /// Checks one key and its value as [`WorkerSpec::from_pairs`] takes them, without the others.
     ///
     /// # Errors
-    /// As [`WorkerSpec::from_pairs`].
+    /// Same as [`WorkerSpec::from_pairs`].
     pub fn check_pair(key: &str, value: &str) -> Result<(), SpecError> {
         RawSpec::default().set(key, value)
     }

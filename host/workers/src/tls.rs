@@ -46,7 +46,7 @@ impl EngineTls {
         Ok(client.built.get_or_init(|| built).clone())
     }
 
-    /// Whether a new connection would use `config`.
+    /// Returns whether a new connection would use `config`.
     #[must_use]
     pub fn is_current(&self, config: &Arc<ClientConfig>) -> bool {
         self.0.load().built.get().is_some_and(|built| Arc::ptr_eq(built, config))
@@ -89,7 +89,7 @@ pub fn tls_problem(error: &(dyn Error + 'static)) -> Option<String> {
     cause(error).map(described)
 }
 
-/// Whether the engine itself ended the connection with an alert.
+/// Returns whether the engine itself ended the connection with an alert.
 #[must_use]
 pub fn is_tls_alert(error: &(dyn Error + 'static)) -> bool {
     matches!(cause(error), Some(TlsError::AlertReceived(_)))

@@ -89,7 +89,7 @@ pub struct Worker {
     stale_facts: AtomicBool,
     /// Makes the prober check the worker at once.
     check_now: Notify,
-    /// Held while the ranks are updated with whether the worker is eligible without a condition.
+    /// Held while the ranks are told whether the worker is eligible unconditionally.
     telling: Mutex<()>,
     /// Number of places that are reserved.
     reserved: Arc<AtomicU32>,
@@ -113,7 +113,7 @@ impl Worker {
         Self::noted(spec, &Columns::default(), None, WarmUps::never())
     }
 
-    /// As [`Worker::new`]. Keeps its load in `columns`, and notes its bookings in `journal`.
+    /// Like [`Worker::new`]. Keeps its load in `columns`, and notes its bookings in `journal`.
     #[must_use]
     pub(crate) fn noted(
         spec: WorkerSpec,

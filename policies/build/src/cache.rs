@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 const MAX_BYTES: u64 = 512 << 20;
 /// Age of a file that a killed build did not rename.
 const ABANDONED: Duration = Duration::from_secs(3_600);
-/// Start of each entry. The number changes with the format.
+/// Start of each entry. Its number has to change with the format.
 const MAGIC: &[u8] = b"pointsman build 1\n";
 const DIGEST_BYTES: usize = 32;
 
@@ -76,7 +76,7 @@ impl BuildCache {
         stored
     }
 
-    /// Removes the oldest entries while all together are too large, and what killed builds left.
+    /// Removes the oldest entries while all together are too large, and the remains of killed builds.
     fn remove_oldest(&self) {
         let mut entries = Vec::new();
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
@@ -142,7 +142,7 @@ fn decoded(key: &Key, bytes: &[u8]) -> Option<Vec<Vec<u8>>> {
     is_whole.then(|| parts.into_iter().map(<[u8]>::to_vec).collect())
 }
 
-/// With the key, so that an entry under the name of another one is no entry.
+/// Digest of an entry's parts and its key, so that an entry under another key's name is not accepted.
 fn sealed<'a>(key: &'a Key, parts: impl Iterator<Item = &'a [u8]>) -> sha2::digest::Output<Sha256> {
     digest(std::iter::once(key.0.as_bytes()).chain(parts))
 }

@@ -5,7 +5,7 @@ pub const CONTRACT: &str = include_str!("../../../wit/policy.wit");
 /// `wit/facts.md`.
 pub const FACTS: &str = include_str!("../../../wit/facts.md");
 
-/// What a fact is about.
+/// Subject of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// The request: one value.
@@ -17,13 +17,13 @@ pub enum Scope {
 /// A row of `wit/facts.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fact {
-    /// What it is about.
+    /// Subject of the fact.
     pub scope: Scope,
     /// Name by which policies ask for it. Names made from labels have `<key>` and `<value>` in them.
     pub name: &'static str,
     /// `u32`, `f32` or `u64`.
     pub ty: &'static str,
-    /// What the number means.
+    /// Meaning of the number.
     pub meaning: &'static str,
     /// Unit and range.
     pub unit: &'static str,

@@ -11,7 +11,7 @@ pub enum GuestBuildError {
     /// cargo or rustc could not be started.
     #[error("could not run {command}: {source}")]
     Run {
-        /// What was to be run.
+        /// The command.
         command: String,
         /// Why it did not start.
         source: std::io::Error,
@@ -21,13 +21,13 @@ pub enum GuestBuildError {
     Failed {
         /// The guest.
         package: String,
-        /// What cargo wrote.
+        /// Output of cargo.
         output: String,
     },
     /// The artifact could not be read.
     #[error("{}: {source}", path.display())]
     Artifact {
-        /// Where it should be.
+        /// Path where the file should be.
         path: PathBuf,
         /// Why it could not be read.
         source: std::io::Error,
@@ -40,7 +40,7 @@ pub enum GuestBuildError {
         /// wit-component's words.
         problem: String,
     },
-    /// The folder is no policy in a language that can be built.
+    /// The folder does not have a policy in a language that can be built.
     #[error("{}: {problem}", folder.display())]
     Project {
         /// The folder.

@@ -166,7 +166,7 @@ fn remapped_paths() -> Vec<String> {
     maps.map(str::to_owned).collect()
 }
 
-/// Whether the toolchain in force has the target's standard library.
+/// Returns whether the toolchain in force has the target's standard library.
 ///
 /// # Errors
 /// [`GuestBuildError::Run`] when rustc cannot be asked.

@@ -73,7 +73,7 @@ impl Project {
     /// the folder].
     ///
     /// # Errors
-    /// [`GuestBuildError::Project`] when it is no project, naming what is missing.
+    /// [`GuestBuildError::Project`] when the folder is not a project, naming what is missing.
     pub fn open(folder: &Path, tools: Option<&Path>) -> Result<Self, GuestBuildError> {
         let problem = |problem: String| GuestBuildError::Project { folder: folder.to_owned(), problem };
         let absolute = folder.canonicalize().map_err(|error| problem(error.to_string()))?;
@@ -90,7 +90,7 @@ impl Project {
         Ok(Self { folder: absolute, language, manifest, tools })
     }
 
-    /// What it is written in.
+    /// Returns the language of the project.
     #[must_use]
     pub fn language(&self) -> Language {
         self.language
@@ -104,10 +104,10 @@ impl Project {
         self.build_from(None)
     }
 
-    /// Builds it. A script takes what it can from earlier builds, and leaves what later ones need.
+    /// Builds the project. A script's build reuses parts of earlier builds, and leaves parts for later ones.
     ///
     /// # Errors
-    /// As [`Self::build`].
+    /// Same as [`Self::build`].
     pub fn build_with(&self, cache: &BuildCache) -> Result<Built, GuestBuildError> {
         self.build_from(Some(cache))
     }

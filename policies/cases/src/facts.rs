@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// Type of a fact, which sets its encoding in the flat `list<u32>` of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FactType {
-    /// One word.
+    /// One word: an unsigned integer.
     U32,
     /// One word: the bits of an IEEE 754 single.
     F32,

@@ -23,7 +23,7 @@ pub use report::Report;
 /// One `[[case]]` of the file, with names and values checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// What the case shows; reports identify the case by it.
+    /// Name of the case: what it shows. Reports identify the case by it.
     pub name: String,
     /// The operator's settings as a JSON object, if the case has any.
     pub settings: Option<String>,
@@ -87,7 +87,7 @@ pub enum Expect {
     Refused(String),
 }
 
-/// Where a decode override prefills the prompt.
+/// Place of the prefill that a decode override chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plan {

@@ -72,8 +72,8 @@ impl Settings {
     }
 }
 
-/// Whether to prefill on the decode worker: when the prompt is short or has few new tokens, or the prefill
-/// pool is busy. Never when the decode worker cannot prefill, is busy, or has no recent figures.
+/// Returns whether to prefill on the decode worker: when the prompt is short or has few new tokens, or the
+/// prefill pool is busy. Never when the decode worker cannot prefill, is busy, or has no recent figures.
 #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^24 where the share matters")]
 pub(crate) fn local(
     settings: &Settings,

@@ -90,7 +90,7 @@ fn add_tracked(weights: &Weights, columns: &Columns<'_>, costs: &mut [f32]) {
 /// do.
 fn prefer(preference: &[f32], costs: &mut [f32]) {
     let bits = preference.iter().fold(0, |bits, sum| bits | sum.to_bits());
-    // Zero of either sign is no preference.
+    // Zero of either sign means no preference.
     if bits << 1 == 0 {
         return;
     }

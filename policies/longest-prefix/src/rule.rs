@@ -13,7 +13,7 @@ pub(crate) struct Columns<'a> {
     pub(crate) disk: &'a [u32],
 }
 
-/// A row with what decided.
+/// A row with the reason of its choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     /// The longest cached prefix; the last of equal rows.

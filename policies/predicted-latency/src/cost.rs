@@ -175,7 +175,7 @@ fn mean(sum: u64, count: u32) -> f32 {
 /// Applies preferred taints, as `kv-aware` does: `exp(-tanh(sum))`.
 pub(crate) fn prefer(costs: &mut [f32], preference: &[f32]) {
     let bits = preference.iter().fold(0, |bits, sum| bits | sum.to_bits());
-    // Zero of either sign is no preference.
+    // Zero of either sign means no preference.
     if bits << 1 == 0 {
         return;
     }

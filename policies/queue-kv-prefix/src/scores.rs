@@ -26,7 +26,7 @@ pub struct Settings {
     pub running: f32,
     /// Weight of the score of active requests.
     pub active: f32,
-    /// Most active requests of an idle worker, whose score is 1.
+    /// A worker with at most this many active requests is idle; its score is 1.
     pub idle_threshold: u32,
     /// Largest score of a worker that is not idle, 0 to 1.
     pub max_busy_score: f32,
@@ -217,7 +217,7 @@ impl Settings {
         }
     }
 
-    /// Whether the engine's figures are recent and valid.
+    /// Returns whether the engine's figures are recent and valid.
     fn known(&self, kv_usage: f32, age_ms: u32) -> bool {
         let fresh = age_ms <= self.max_load_age_ms.min(NO_FIGURES - 1);
         fresh & kv_usage.is_finite()

@@ -85,7 +85,7 @@ pub mod __glue {
         }
     }
 
-    /// One module a world: bindings, conversions, and the macro that implements the exports for a policy
+    /// One module per world: bindings, conversions, and the macro that implements the exports for a policy
     /// type.
     macro_rules! world {
         (
@@ -188,7 +188,7 @@ pub mod __glue {
     }
 }
 
-/// What every world exports: who the policy is, and its configuration. A second `configure` keeps the first.
+/// Exports of every world: name and version, and `configure`. A second `configure` keeps the first.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __bind_policy {

@@ -56,7 +56,7 @@ struct Store {
     counts: Counts,
 }
 
-/// What was asked of the double.
+/// Numbers of requests to the test double.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Pages of lists.
@@ -169,7 +169,7 @@ impl ApiServer {
         self.shared.store.lock().granted = Some(granted.collect());
     }
 
-    /// Returns what was asked.
+    /// Returns the numbers of requests so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.shared.store.lock().counts

@@ -29,7 +29,7 @@ pub const WEIGHTED_RANDOM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wei
 /// A rogue with another script: a deed, and after how many good calls of an instance it is done (`trap 20`).
 ///
 /// # Panics
-/// The guest is no rogue, or the script is longer than its place.
+/// The guest is not a rogue guest, or the script is longer than the place reserved for it.
 #[must_use]
 #[expect(clippy::expect_used, reason = "a test's own mistake")]
 pub fn scripted(rogue: &[u8], script: &str) -> Vec<u8> {

@@ -50,7 +50,7 @@ pub(crate) mod time {
     }
 }
 
-/// A pointer swap with the weakest ordering that `arc-swap` promises: a load sees what happened before the
+/// A pointer swap with the weakest ordering that `arc-swap` promises: a load sees everything before the
 /// store that it reads, and no more.
 #[derive(Debug)]
 pub(crate) struct ArcSwap<T> {

@@ -175,7 +175,7 @@ pub fn cost(weights: &Weights, row: &Row) -> anyhow::Result<f64> {
             break;
         }
     }
-    // The cost is between half of this and this.
+    // The cost is at most `decode`, and at least half of it.
     let decode = above.filter(|decode| *decode > 1).context("a cost below 1 or beyond 2^30")?;
     let (mut heavier, mut lighter) = (0.0_f32, 1.0_f32);
     while heavier.midpoint(lighter) > heavier && heavier.midpoint(lighter) < lighter {

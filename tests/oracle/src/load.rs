@@ -35,7 +35,7 @@ pub struct LoadArgs {
     /// Capacity of an engine's cache in tokens.
     #[arg(long, default_value_t = 1_000_000)]
     pub cache_tokens: usize,
-    /// Limit of the prompts of the trace.
+    /// Maximum number of prompts of the trace.
     #[arg(long)]
     pub prompts: Option<usize>,
 }

@@ -35,7 +35,7 @@ impl StoppingProxy {
         Ok(Self { address, stopped, _tasks: tasks })
     }
 
-    /// Stops, or goes on.
+    /// Stops the proxy, or lets it continue.
     pub fn stop(&self, stopped: bool) {
         self.stopped.send_replace(stopped);
     }

@@ -96,7 +96,7 @@ async fn b1_b2_b3_a_fleet_without_prefill_serves_locally_and_continues_where_it_
     // B1.2: unchanged
     assert_eq!(recorded.unwrap().body, sent);
     set_healthy(&cluster, &[0, 1], true).await;
-    // B2.3: the cursor goes on behind worker 1, and the index still has its blocks
+    // B2.3: the cursor continues after worker 1, and the index still has its blocks
     assert_eq!(decisions(&cluster, body("three ")).await[0], "prefill=2/0 native");
     // B2.3
     assert_eq!(cached().await, before);

@@ -75,7 +75,7 @@ async fn until_busy(cluster: &TestCluster, engine: usize, reason: Option<&str>) 
     panic!("worker {} is not busy by {reason:?}: {last}", engine + 1);
 }
 
-/// Where requests of this cluster would run now; empty when all workers are busy.
+/// Returns the workers that would run a request of this cluster now; empty when all are busy.
 async fn chosen(cluster: &TestCluster) -> BTreeSet<u64> {
     let mut chosen = BTreeSet::new();
     for _ in 0..12 {

@@ -22,7 +22,7 @@ fn engine(role: Role) -> SimConfig {
     }
 }
 
-/// What clients send.
+/// Form of the clients' prompts.
 #[derive(Clone, Copy, PartialEq)]
 enum Prompts {
     Tokens,
@@ -93,7 +93,7 @@ fn step(calibration: &Calibration, place: usize) -> [f64; 5] {
     [c0, c1, c2, c3, c4]
 }
 
-/// What a step takes that gives one sequence a token, and the time to first token of a lone prompt of 500.
+/// Time of a step with one decoding sequence, and time to first token of a lone prompt of 500 tokens, ms.
 fn times(calibration: &Calibration, place: usize) -> (f64, f64) {
     let [c0, c1, _, c3, c4] = step(calibration, place);
     let overhead = calibration.fleet.engines[place].request_overhead_ms;

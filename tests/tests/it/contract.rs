@@ -38,7 +38,7 @@ fn the_host_the_sdk_and_the_document_have_one_table_of_facts() {
     assert_eq!(rows, host.iter().map(|(_, fact, ty)| (*fact, *ty)).collect());
 }
 
-/// The helpers of other languages know which facts are wider than a `u32`, or are no integer.
+/// The helpers of other languages know which facts are wider than a `u32`, or are not integers.
 #[test]
 fn the_helpers_in_python_and_javascript_know_the_types_of_facts() {
     for file in ["policies/python/pointsman_policy.py", "policies/js/pointsman-policy.js"] {

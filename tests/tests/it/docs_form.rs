@@ -11,8 +11,8 @@ fn read(name: &str) -> String {
     std::fs::read_to_string(root().join(name)).unwrap()
 }
 
-/// Whether a line may be wider: a row of a table, or one word (a URL) or inline code that fills most of a
-/// line.
+/// Returns whether a line may be wider: a row of a table, or one word (a URL) or inline code that fills most
+/// of a line.
 fn may_be_wide(line: &str) -> bool {
     let fills = |part: &str| part.chars().count() > WIDTH - 30;
     let code = || line.split('`').skip(1).step_by(2);

@@ -64,7 +64,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What is wrong with a link from `page` to `target`.
+/// Returns what is wrong with a link from `page` to `target`.
 fn problem(page: &Path, target: &str) -> Option<String> {
     let (file, anchor) = target.split_once('#').unwrap_or((target, ""));
     let path = if file.is_empty() { page.to_owned() } else { page.parent().unwrap().join(file) };

@@ -1,4 +1,4 @@
-//! The endpoint picker, asked by a client that says what Envoy says.
+//! The endpoint picker, called by a client that sends Envoy's messages.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What engines answer, byte by byte: server-sent events as the standard has them, errors in disguise, and
+//! Answers of engines, byte by byte: server-sent events as the standard has them, errors in disguise, and
 //! answers that break HTTP. Connections that are out of step are not used again.
 
 use std::{sync::Arc, time::Duration};
@@ -75,7 +75,7 @@ fn events(parts: &[&str]) -> Vec<Act> {
 async fn streamed(cluster: &TestCluster) -> (u16, String) {
     let started = Instant::now();
     let reply = cluster.client.post(COMPLETIONS, &[], body(true, false)).await.unwrap();
-    // What an engine does without an end has to end, late as a busy machine may be.
+    // An endless answer has to be ended. The limit is generous, for busy machines.
     assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
     (reply.status.as_u16(), String::from_utf8_lossy(&reply.body).into_owned())
 }

@@ -1,4 +1,4 @@
-//! What engines report of themselves: role, ranks, ports, block sizes, capacity (B5).
+//! Facts that engines report of themselves: role, ranks, ports, block sizes, capacity (B5).
 
 use std::{sync::Arc, time::Duration};
 
@@ -210,7 +210,7 @@ async fn b5_the_kv_events_of_sglang_need_no_configuration() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert!(live().await, "the feed runs: {}", metrics(&cluster).await);
-    // What is configured counts more, and an engine without events has none.
+    // A configured address wins over a reported one, and an engine without events has no address.
     let other = join(&cluster, events, "id=2,engine=sglang,kv_events=tcp://127.0.0.1:9").await;
     let silent = join(&cluster, sglang(Role::Aggregated), "id=3,engine=sglang").await;
     let two = until(&cluster, 2, "eligible", eligible).await;

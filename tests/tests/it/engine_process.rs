@@ -1,4 +1,4 @@
-//! What engines tell of themselves beside their facts: slow health checks, sleep, a new process, versions
+//! Other reports of engines, beside their facts: slow health checks, sleep, a new process, versions
 //! that do not pair, and which leg knows the cached tokens (B8).
 
 use std::{net::SocketAddr, time::Duration};

@@ -1,4 +1,4 @@
-//! What engines refuse (table I), and engines that are not ready or are another than configured (B5).
+//! Refusals of engines (table I), and engines that are not ready or not the configured ones (B5).
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
 

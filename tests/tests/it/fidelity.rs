@@ -49,7 +49,7 @@ fn engine() -> SimConfig {
     }
 }
 
-/// What the client of a request saw, and the seed of its decision.
+/// Outcome of a request for its client, and the seed of its decision.
 #[derive(Debug, Default)]
 struct Seen {
     worker: u64,

@@ -135,7 +135,7 @@ async fn a_client_that_leaves_during_tokenization_causes_no_prefill() {
     sleep(Duration::from_millis(200)).await;
     drop(stream);
     cluster.at_rest().await.unwrap();
-    // More than the tokenizer timeout, after which the request would go on without tokens.
+    // More than the tokenizer timeout, after which the request would continue without tokens.
     sleep(Duration::from_millis(1_300)).await;
     let recorded = cluster.sims[0].recorded();
     assert!(recorded.iter().all(|request| request.path != CHAT), "{recorded:?}");

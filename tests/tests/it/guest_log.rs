@@ -67,7 +67,7 @@ async fn a_policy_s_lines_carry_its_name_generation_and_request_and_are_limited(
         let reply = cluster.client.post("/v1/chat/completions", &[("x-request-id", &id)], body.clone()).await;
         assert_eq!(reply.unwrap().status, 200);
     }
-    // What a preview logs belongs to no request.
+    // Log lines of a preview do not belong to a request.
     let before = lines.try_iter().collect::<Vec<_>>();
     let seconds = began.elapsed().as_secs() as usize;
     tokio::time::sleep(std::time::Duration::from_millis(1_100)).await;

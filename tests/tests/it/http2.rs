@@ -66,7 +66,7 @@ impl Secure {
         stream
     }
 
-    /// Waits until the gateway has counted so many connections that it ended for a reason.
+    /// Waits until the gateway has counted this many connections that it ended for a reason.
     async fn until_ended(&self, reason: &str, count: f64) {
         let started = Instant::now();
         while self.ended(reason).await < count {

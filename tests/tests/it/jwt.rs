@@ -79,7 +79,7 @@ fn claims(changes: Value) -> Value {
     claims
 }
 
-/// What the identity server does with a request.
+/// Behaviour of the identity server.
 #[derive(Clone)]
 enum Behaviour {
     Answer(Vec<u8>),

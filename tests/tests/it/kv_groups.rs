@@ -50,7 +50,8 @@ async fn predicted(cluster: &TestCluster, prompt: &[u32]) -> u64 {
     reply["legs"][0]["candidates"][0]["cached_blocks"]["device"].as_u64().unwrap_or_else(|| panic!("{reply}"))
 }
 
-/// Starts a gateway and one worker whose events come from the publisher, which the feed has heard of.
+/// Starts a gateway and one worker whose events come from the publisher. Returns when the first event has
+/// arrived.
 async fn start(publisher: &mut Publisher) -> TestCluster {
     let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
     let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };

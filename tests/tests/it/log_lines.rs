@@ -1,4 +1,4 @@
-//! What is written to the log: a source of KV events cannot flood it, a routing decision writes one debug
+//! Tests of the log: a source of KV events cannot flood it, a routing decision writes one debug
 //! line, and a failed remote prefill one error line.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]

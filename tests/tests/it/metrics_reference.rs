@@ -191,7 +191,7 @@ async fn m4_exemplars_name_sampled_traces_in_openmetrics_only() {
     promtool(&["check", "metrics"], Some(text.as_bytes()));
 }
 
-/// Runs promtool, if it is installed. Problems of style are no failure: exit code 3.
+/// Runs promtool, if it is installed. Problems of style (exit code 3) are not a failure.
 fn promtool(arguments: &[&str], input: Option<&[u8]>) {
     use std::io::Write as _;
     let mut command = Command::new("promtool");

@@ -305,7 +305,7 @@ async fn i2_a_pinned_request_is_tried_once_and_the_error_names_the_pin() {
             // I2.8
             assert!(text.contains(&format!("worker {worker}")), "{text}");
             if place == 2 && status == 503 {
-                // The handoff was not taken, and has to be: its decode worker is asked again.
+                // The handoff still has to be consumed, so its decode worker is asked again.
                 assert_eq!(refused(&reply), (503, "handoff_lost".to_owned()), "{reply:?}");
             } else {
                 assert_eq!(refused(&reply), (seen.0, seen.1.to_owned()), "{header} {status}: {reply:?}");

@@ -251,7 +251,7 @@ async fn check(
     let complete = handoffs(cluster, "complete").await;
     if plan.is_hard {
         let taken = broken_decode_legs(cluster).await;
-        // What the killed engine pulled after its state was read is among the legs that broke.
+        // Blocks that the killed engine pulled after its state was read belong to broken legs.
         assert!(complete <= pulled as f64 + lost + taken, "seed {seed}: {complete} {pulled} {lost} {taken}");
     } else {
         // E6.7: decode workers lived, and no prefill engine died

@@ -1,5 +1,5 @@
-//! What a client cannot say to an engine, and what an engine cannot say to a client: the fields of the
-//! handoff, on real sockets, with every spelling that JSON allows.
+//! Fields of the handoff, which a client cannot send to an engine, nor an engine to a client: on real
+//! sockets, with every spelling that JSON allows.
 
 use std::sync::Arc;
 
@@ -176,7 +176,7 @@ async fn a5_no_spelling_of_a_reserved_field_reaches_an_engine() {
     }
 }
 
-/// Whether an object on any level has the key, in any case.
+/// Returns whether an object on any level has the key, in any case.
 fn has_key(json: &Value, key: &str) -> bool {
     match json {
         Value::Object(fields) => {

@@ -25,7 +25,7 @@ struct Model {
     conditional: bool,
 }
 
-/// What is the matter with some workers of a model, by their places.
+/// State of some workers of a model, by their indices.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Well,
@@ -162,7 +162,7 @@ fn leave(cluster: &TestCluster, model: &Model) {
     (0..WORKERS).for_each(|place| worker(cluster, model.first + place).set_draining(false));
 }
 
-/// What a client learns: the prefill and the decode worker, or status and code.
+/// Answer for a client: the prefill and the decode worker, or status and code.
 type Seen = Result<(Option<u64>, u64), (u16, String)>;
 
 fn refused(reply: &Reply) -> (u16, String) {

@@ -1,5 +1,5 @@
-//! Clients that do not read: what is buffered for them is bounded, they are ended, and no other request
-//! notices.
+//! Clients that do not read: their buffers are bounded, their connections are closed, and other requests
+//! are not affected.
 
 use std::time::Duration;
 

@@ -23,7 +23,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const MS: Duration = Duration::from_millis(1);
 
-/// What a vLLM engine does; changed while it runs.
+/// Behaviour of a vLLM engine; changed while it runs.
 #[derive(Default)]
 struct Behaviour {
     /// Completions are never answered.

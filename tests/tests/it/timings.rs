@@ -1,4 +1,4 @@
-//! What is measured of a request, and what is not: absent, not zero.
+//! Timings of a request. What was not measured is absent, not zero.
 
 use std::time::Duration;
 

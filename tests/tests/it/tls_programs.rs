@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const CHAT: &str =
     r#"{"model":"tiny","stream":true,"max_tokens":5,"messages":[{"role":"user","content":"x"}]}"#;
 
-/// What a program printed, and its exit code.
+/// Returns the output of a program, and its exit code.
 async fn run(program: &str, arguments: &[&str]) -> (String, i32) {
     let mut command = Command::new(program);
     command.args(arguments).stdin(std::process::Stdio::null()).kill_on_drop(true);
@@ -23,7 +23,7 @@ async fn run(program: &str, arguments: &[&str]) -> (String, i32) {
     (String::from_utf8_lossy(&text).into_owned(), output.status.code().unwrap_or(-1))
 }
 
-/// Whether a program can be started. If not, says that the test is skipped.
+/// Returns whether a program can be started. If not, says that the test is skipped.
 async fn is_installed(program: &str) -> bool {
     let version = if program == "openssl" { "version" } else { "--version" };
     let started = Command::new(program).arg(version).output().await;
@@ -99,7 +99,7 @@ async fn j2_curl_proves_who_it_is() {
     assert!(code != 0 && !refused.contains("tiny"), "{code} {refused}");
 }
 
-/// What `openssl s_client` reports of a handshake.
+/// Returns the report of `openssl s_client` on a handshake, and its exit code.
 async fn s_client(address: SocketAddr, more: &[&str]) -> (String, i32) {
     let address = address.to_string();
     run("openssl", &[&["s_client", "-connect", &address][..], more].concat()).await

@@ -1,4 +1,4 @@
-//! What a request brings along besides its prompt: its trace, its agent, canaries of health checks, and keys
+//! Data of a request besides its prompt: its trace, its agent, canaries of health checks, and keys
 //! that have no effect here.
 
 use std::{collections::BTreeMap, time::Duration};

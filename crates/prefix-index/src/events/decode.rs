@@ -19,7 +19,7 @@ use group_kind::Loose;
 
 /// Largest payload in bytes. Decoded events take several times as much memory.
 const MAX_PAYLOAD: usize = 16 * 1024 * 1024;
-/// Limit of the nesting of arrays and maps.
+/// Maximum depth of nested arrays and maps.
 const MAX_DEPTH: usize = 64;
 /// Length in characters to which the name of an unknown event is cut.
 const MAX_NAME: usize = 64;

@@ -35,7 +35,7 @@ pub(super) struct BlockPositions {
     bytes: usize,
 }
 
-/// A table of its own.
+/// Part of a table, rebuilt alone.
 #[derive(Debug, Default)]
 struct Part {
     lines: Box<[Line]>,
@@ -53,7 +53,7 @@ struct Line {
     state: u32,
 }
 
-/// One key that passed a line, in its state.
+/// Step of [`Line::state`] for one key that passed the line.
 const PASSED: u32 = 8;
 
 /// Returns 32 bits of an engine hash, which may be a plain number.
@@ -74,7 +74,7 @@ impl BlockPositions {
         tags.map(|tag| self.part(tag).map_or(0, |part| part.load(tag))).fold(0, u32::wrapping_add)
     }
 
-    /// Finds a block. `is` returns whether a position is that of the block with this hash.
+    /// Finds a block. `is` returns whether the block at a position has this hash.
     pub(super) fn find(&self, engine: u64, is: impl Fn(Position) -> bool) -> Option<Position> {
         let tag = tag_of(engine);
         self.part(tag)?.find(tag, is).map(|(_, _, position)| position)

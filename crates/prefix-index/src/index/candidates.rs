@@ -1,4 +1,4 @@
-//! The writer's candidates: their holders, and what each is known by (recorded decisions, or events of its
+//! The writer's candidates: their holders, and the source of each (recorded decisions, or events of its
 //! engine).
 
 use std::{

@@ -1,4 +1,5 @@
-//! Which blocks of a segment a holder has. A holder's covers of one segment neither overlap nor touch.
+//! Ranges of a segment's blocks that a holder has (*covers*). A holder's covers of one segment neither
+//! overlap nor touch.
 
 use super::{
     segments::Cover,

@@ -29,7 +29,7 @@ use crate::{
 /// The blocks of one engine.
 #[derive(Debug, Default)]
 pub(super) struct EngineCache {
-    /// By tier.
+    /// Number of the engine's holder for each tier.
     holders: [Option<u32>; 3],
     runs: Runs,
     groups: Groups,
@@ -173,7 +173,7 @@ impl EngineCache {
         let chain = self.runs.last_hash(parent);
         self.runs.prefetch(&stored.hashes);
         match stored.locals.take_if(|locals| locals.seed == seed && locals.size == block_size) {
-            // In place, so that no buffer is needed.
+            // Chains the hashes in place, so that no buffer is needed.
             Some(locals) => ours = chain_in_place(chain, locals.hashes),
             None => hash_tokens(stored, chain, seed, block_size, &mut ours),
         }
@@ -314,8 +314,8 @@ impl EngineCache {
         }
     }
 
-    /// Removes a block from one tier that does not end where one of ours does. Returns false if blocks that
-    /// contain it may still be listed.
+    /// Removes from one tier a block whose end is not the end of one of our blocks. Returns false if blocks
+    /// that contain it may still be listed.
     fn take_out_part(&mut self, tree: &mut TreeWriter, at: Position, tier: usize) -> bool {
         let consistent = self.holders[tier].is_none_or(|holder| self.runs.unlist(tree, at, tier, holder));
         self.runs.set_stored(at, tier, 0);

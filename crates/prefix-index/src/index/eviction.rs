@@ -19,9 +19,9 @@ pub(super) struct RunId {
 /// Runs of one engine cache that have to be queued.
 #[derive(Debug, Default)]
 pub(super) struct Queueable {
-    /// New runs, for the back of the queue.
+    /// New runs. They are evicted last.
     pub(super) new: Vec<RunId>,
-    /// Runs whose last successor is gone, for the head.
+    /// Runs whose last successor was removed. They are evicted next.
     pub(super) exposed: Vec<RunId>,
 }
 

@@ -1,5 +1,6 @@
 //! Gates: where a match may end. The cache groups of a hybrid model beside the one that the index follows
-//! list their blocks under holders of their own. A match ends where every group has what it needs to go on.
+//! list their blocks under holders of their own. A match ends where every group has the blocks that it needs
+//! to continue.
 
 use super::{Candidate, segments::Segment};
 use crate::events::GroupKind;
@@ -51,7 +52,7 @@ impl Listed {
         }
     }
 
-    /// Shortens the matches: `ends` are those of all holders.
+    /// Shortens the matches. `ends` has the ends of all holders' matches.
     pub(super) fn limit(&mut self, gates: &[Gate], ends: &mut [u32]) {
         self.ranges.sort_unstable();
         self.ranges.dedup_by(|next, last| {
@@ -101,7 +102,7 @@ impl GateRule {
         }
     }
 
-    /// Returns the last end up to `end` from which the group can go on.
+    /// Returns the last end up to `end` from which the group can continue.
     fn end(self, gate: usize, ranges: &[(u32, u32, u32)], open: &mut usize, end: u32) -> u32 {
         while let Some((of, from, to)) = open.checked_sub(1).and_then(|last| ranges.get(last)).copied() {
             if of as usize != gate {

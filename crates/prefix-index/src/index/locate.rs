@@ -1,4 +1,4 @@
-//! Where the hashes of a trail lie in the tree now.
+//! Finds the present positions of a trail's hashes in the tree.
 
 use super::{
     trail::{Stretch, Trail},
@@ -17,7 +17,7 @@ impl TreeWriter {
                 let same = node.segment.hash(here).as_ref() == hashes.get(at);
                 return same.then_some(Spot { slot: piece.slot, at: here });
             }
-            // The segment was split: go on with the one that follows.
+            // The segment was split: continue with the one that follows.
             if piece.at >= len {
                 let slot = node.rest?;
                 piece = Stretch { slot, born: self.born(slot), at: piece.at - len, ..piece };

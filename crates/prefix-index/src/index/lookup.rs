@@ -43,7 +43,7 @@ pub struct Overlaps {
 #[derive(Debug)]
 pub struct OverlapReader<'a> {
     overlaps: &'a Overlaps,
-    /// Where the next candidate is likely to stand in the directory.
+    /// Likely index of the next candidate in the directory.
     at: usize,
 }
 
@@ -69,7 +69,7 @@ impl OverlapReader<'_> {
         all.get(found.ok()?).map(|(_, holders)| *holders)
     }
 
-    /// Whether a candidate, if it had a holder, would stand where this reader is, and does not.
+    /// Returns whether a candidate, if it had a holder, would stand where this reader is, and does not.
     fn stands_between(&self, wanted: Candidate) -> bool {
         let all = &self.overlaps.directory.candidates;
         let above = all.get(self.at).is_none_or(|(next, _)| *next > wanted);
@@ -133,7 +133,7 @@ impl Overlaps {
         if after.version() == version {
             return;
         }
-        // Ignore holders that were reassigned while the lookup ran, and what they limited.
+        // Ignore holders that were reassigned while the lookup ran, and the limits that they set.
         for holder in after.assigned_after(version) {
             if let Some(end) = self.ends.get_mut(holder) {
                 *end = 0;
@@ -225,7 +225,7 @@ impl Overlaps {
     }
 }
 
-/// Moves the ends of those holders that go on within a segment: `matching` blocks of it follow `before`
+/// Moves the ends of the holders whose match continues in a segment: `matching` blocks of it follow `before`
 /// blocks of the prefix. Returns whether any holder has all of these.
 fn extend(ends: &mut [u32], before: usize, matching: usize, segment: &Segment) -> bool {
     let mut whole = false;

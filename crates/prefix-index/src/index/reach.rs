@@ -9,7 +9,7 @@ use super::memory::{heap, reserve, shrink};
 #[derive(Debug, Default)]
 pub(super) struct Recorded(Vec<Reach>);
 
-/// How far a record reaches in a segment.
+/// Number of a segment's blocks that a record covers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     pub(super) holder: u32,
@@ -23,7 +23,7 @@ impl Recorded {
         heap(self.0.capacity() * size_of::<Reach>())
     }
 
-    /// Returns how far the records of a holder reach.
+    /// Returns the number of the segment's blocks that the records of a holder cover.
     pub(super) fn reach(&self, holder: u32) -> usize {
         let end = self.0.partition_point(|known| known.holder <= holder);
         let last = end.checked_sub(1).and_then(|last| self.0.get(last));
@@ -35,7 +35,7 @@ impl Recorded {
         let start = self.0.partition_point(|known| known.holder < new.holder);
         let end = self.0.partition_point(|known| (known.holder, known.to) <= (new.holder, new.to));
         if start < end {
-            // It keeps what these keep, and for longer.
+            // The new record keeps the blocks of these, and for longer.
             self.0.drain(start + 1..end);
             if let Some(known) = self.0.get_mut(start) {
                 *known = new;
@@ -56,14 +56,14 @@ impl Recorded {
         }
     }
 
-    /// Divides the records where a segment is split. Returns those of the second part.
+    /// Divides the records where a segment is split. Returns the records of the second part.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         let at = u32::try_from(at).unwrap_or(u32::MAX);
         let beyond = self.0.iter().filter(|known| known.to > at);
         let rest = beyond.map(|known| Reach { to: known.to - at, ..*known }).collect();
         let all = std::mem::take(&mut self.0);
         for known in all {
-            // Among those that reach the end, the newest one comes last only if it does not reach farthest.
+            // Several records may now end at `at`. Keep one, with the number of the newest.
             let to = known.to.min(at);
             let same = |last: &&mut Reach| (last.holder, last.to) == (known.holder, to);
             match self.0.last_mut().filter(same) {

@@ -164,7 +164,7 @@ impl Runs {
         }
     }
 
-    /// Notes at the branch that a block starts, if it starts one, whether a tier stores the block.
+    /// If a block starts a branch, counts there whether a tier stores the block.
     fn count_branch(&mut self, at: Position, tier: usize, stored: bool) {
         let parent = self.run(at).filter(|_| at.at == 0).and_then(|run| run.parent);
         let Some(branch) = parent.and_then(|parent| self.branch_mut(parent)) else { return };
@@ -286,7 +286,7 @@ impl Runs {
         }
     }
 
-    /// Notes that a tier does not store some blocks of a run any more, and removes what is not needed then.
+    /// Notes that a tier no longer stores some blocks of a run, and removes the parts that became unneeded.
     pub(super) fn leave(&mut self, number: u32, blocks: Range<u32>, tier: usize) {
         let first = Position { run: number, at: blocks.start };
         let Some(run) = self.run(first).filter(|_| !blocks.is_empty()) else { return };

@@ -1,4 +1,4 @@
-//! Where the hashes of a run lie in the tree.
+//! Positions of a run's hashes in the tree.
 //!
 //! A run goes through one segment or several. Segments are split without telling the runs, so a trail may
 //! lack the segments that its own were split into; the tree adds them when it meets them.
@@ -22,7 +22,7 @@ pub(super) struct Stretch {
 #[derive(Debug, Default)]
 pub(super) struct Trail(Vec<Piece>);
 
-/// A stretch that ends where the next one begins.
+/// A part of the trail. It ends where the next part begins.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     from: u32,

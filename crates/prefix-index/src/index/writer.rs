@@ -31,7 +31,7 @@ use crate::{
 };
 
 struct Record {
-    /// Counts the records.
+    /// Number of the record, counted from the start.
     number: u64,
     holder: u32,
     blocks: Arc<[BlockHash]>,
@@ -52,7 +52,7 @@ pub(super) struct Writer {
     ttl: Duration,
     budget: u64,
     block_size: usize,
-    /// Oldest first.
+    /// Records that have not expired, oldest first.
     records: VecDeque<Record>,
     /// Number of records so far.
     recorded: u64,

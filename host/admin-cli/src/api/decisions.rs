@@ -40,7 +40,7 @@ pub struct Decision {
     pub outcome: Option<Outcome>,
 }
 
-/// What decided.
+/// Policy, hint, session or fallback that made the decision.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Decider {
     pub by: String,
@@ -85,7 +85,7 @@ pub struct Shadow {
     pub agrees: Option<bool>,
 }
 
-/// How the request ended.
+/// End of the request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Outcome {
     pub status: u16,

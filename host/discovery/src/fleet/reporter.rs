@@ -35,7 +35,7 @@ impl Reporter {
         self.fleet.alive(self.source);
     }
 
-    /// Returns why another source owns what this one says of the worker at `url`.
+    /// Returns why another source owns the worker at `url` that this source describes.
     #[must_use]
     pub(crate) fn conflict_of(&self, url: &str) -> Option<String> {
         self.fleet.conflict_of(self.source, url)

@@ -12,11 +12,11 @@ use crate::found::Refusal;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SourceState {
-    /// It was not read yet.
+    /// The source was not read yet.
     Starting,
-    /// It was read.
+    /// The source was read.
     Present,
-    /// It cannot be read; its last workers stay.
+    /// The source cannot be read; its last workers stay.
     Away,
 }
 

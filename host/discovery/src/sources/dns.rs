@@ -24,10 +24,10 @@ const MAX_INTERVAL: Duration = Duration::from_secs(300);
 const PORT: u16 = 53;
 /// The file that names the servers of this host.
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Most name servers that are tried.
+/// Maximum number of name servers that are tried.
 const MAX_SERVERS: usize = 8;
 
-/// Where the records are.
+/// Name of the records, and the servers that have them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DnsSourceConfig {
     /// Absolute name of the records, for example `_http._tcp.engines.example`.
@@ -36,7 +36,7 @@ pub struct DnsSourceConfig {
     pub servers: Vec<SocketAddr>,
     /// Shortest time between two lookups, whatever the records say.
     pub interval: Duration,
-    /// Limit of waiting for one server.
+    /// Time limit for the answer of one server.
     pub timeout: Duration,
     /// Values of the keys that a record does not have: engine, role and others.
     pub defaults: BTreeMap<String, String>,

@@ -28,21 +28,21 @@ use crate::{
     source::Source,
 };
 
-/// Most bytes of the answer with a whole prefix.
+/// Maximum size of the answer with a whole prefix, bytes.
 const MAX_WHOLE: usize = 64 * 1024 * 1024;
-/// Most bytes of one message of a watch.
+/// Maximum size of one message of a watch, bytes.
 const MAX_MESSAGE: usize = 16 * 1024 * 1024;
 /// Largest description in bytes.
 const MAX_VALUE: usize = 64 * 1024;
 
-/// Where the keys are.
+/// Cluster and prefix of the keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EtcdSourceConfig {
     /// Base URLs of the members, tried in turn.
     pub endpoints: Vec<String>,
     /// Beginning of the keys.
     pub prefix: String,
-    /// Limit of one request.
+    /// Time limit of one request.
     pub timeout: Duration,
     /// How often the whole prefix is read, besides after each failure.
     pub resync: Duration,

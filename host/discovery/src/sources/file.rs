@@ -34,9 +34,9 @@ pub enum FileFormat {
 pub struct FileSourceConfig {
     /// Path. The file's extension decides how it is parsed: `.toml`, `.json`, `.yaml` or `.yml`.
     pub path: PathBuf,
-    /// What it contains.
+    /// Format of the file.
     pub format: FileFormat,
-    /// How often it is read.
+    /// Interval at which the file is read.
     pub interval: Duration,
     /// Values of keys that an endpoint of llm-d's file does not have.
     pub defaults: BTreeMap<String, String>,

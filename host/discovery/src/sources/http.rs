@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 
 use reqwest::{Certificate, Client, Identity, RequestBuilder, Response, StatusCode, redirect::Policy};
 
-/// Limit of connecting.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of TCP keepalive probes, which end a connection whose other end is gone.
 const KEEPALIVE: Duration = Duration::from_secs(15);

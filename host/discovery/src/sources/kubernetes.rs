@@ -29,18 +29,18 @@ use objects::{Meta, Object};
 
 /// Objects of one page of a list.
 const PAGE: &str = "500";
-/// Most workers of a pod.
+/// Maximum number of workers in a pod.
 const MAX_PORTS: usize = 64;
-/// Most pages of a list.
+/// Maximum number of pages of a list.
 const MAX_PAGES: usize = 100;
-/// Most bytes of a page.
+/// Maximum size of a page, bytes.
 const MAX_PAGE_BYTES: usize = 64 * 1024 * 1024;
-/// Most bytes of one event of a watch.
+/// Maximum size of one event of a watch, bytes.
 const MAX_EVENT: usize = 4 * 1024 * 1024;
-/// How much longer than its own time a watch may be silent.
+/// A watch may be silent for its own duration and this long.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// What is listed.
+/// Kind of the listed objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
     /// Pods.
@@ -102,7 +102,7 @@ pub struct KubernetesSourceConfig {
     pub api: String,
     /// Namespace.
     pub namespace: String,
-    /// What is listed.
+    /// Kind of the listed objects.
     pub resource: Resource,
     /// Label selector.
     pub selector: String,
@@ -114,7 +114,7 @@ pub struct KubernetesSourceConfig {
     pub token_file: Option<PathBuf>,
     /// TLS.
     pub tls: TlsFiles,
-    /// Limit of a list, and of the head of a watch.
+    /// Time limit of a list, and of the head of a watch.
     pub timeout: Duration,
     /// How long one watch runs.
     pub watch: Duration,
@@ -231,7 +231,7 @@ impl KubernetesSource {
         }
     }
 
-    /// Watches from `version`, which follows what arrives.
+    /// Watches from `version`, and raises it with each event.
     async fn watch(
         &mut self,
         client: &Client,
@@ -346,7 +346,7 @@ impl Source for KubernetesSource {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Err(problem) => {
-                    // The server may have lost what the version names.
+                    // The server may no longer have the changes since this version.
                     version = None;
                     reporter.away(format!("{}: {problem}", self.config.api));
                     pauses.wait().await;

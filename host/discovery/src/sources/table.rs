@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::found::{Found, Read, Refusal, SourceSnapshot};
 
-/// Most entries of a source. Further ones are refused.
+/// Maximum number of entries of a source. Further ones are refused.
 const MAX_KEYS: usize = 20_000;
 
 /// Entries by key.

@@ -6,7 +6,7 @@ use super::{
 };
 
 impl Compiler<'_> {
-    /// Reads a fact.
+    /// Compiles the name of a fact.
     pub(super) fn name(&mut self, at: usize, name: &str) -> Outcome {
         let fact = self.fact(at, name)?;
         if fact.ty == Type::U64 {

@@ -14,7 +14,7 @@ use crate::telemetry::{labels::Name, metrics::Metrics};
 
 /// Limit of the events about refused requests without a token.
 static REFUSALS: LogLimit = LogLimit::new(Duration::from_millis(100));
-/// Limit of the path and query in an event, characters.
+/// Maximum length of the path and query in an event, characters.
 const MAX_PATH: usize = 256;
 
 /// Fields that a handler adds to its request's event, as an extension of the response.
@@ -72,7 +72,7 @@ impl Change {
     }
 }
 
-/// Whether a method changes nothing.
+/// Returns whether a method changes nothing.
 pub(super) fn is_read(method: &Method) -> bool {
     matches!(*method, Method::GET | Method::HEAD)
 }

@@ -33,7 +33,7 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Number of decisions in an event.
 const NEWEST_DECISIONS: usize = 100;
-/// Limit of concurrent readers.
+/// Maximum number of concurrent readers.
 const MAX_READERS: usize = 32;
 /// Time without an event after which a comment is sent, so that a closed connection is noticed.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::state::State;
 
 /// Names of the columns. `id` is a text: it may exceed what a double holds. `out` says why a worker gets no
-/// request; null: it is eligible. `legs` are those of the last four to five minutes.
+/// request; null: it is eligible. `legs` counts the legs of the last four to five minutes.
 const COLUMNS: [&str; 11] =
     ["id", "url", "role", "zone", "out", "reason", "legs", "in_flight", "limit", "kv", "error_ppm"];
 

@@ -31,7 +31,7 @@ const DEFAULT_TTL: Duration = Duration::from_secs(30);
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LeaseQuery {
-    /// Seconds.
+    /// Duration of the lease, seconds.
     ttl: Option<u32>,
 }
 
@@ -83,7 +83,7 @@ pub(super) async fn put(
     }
 }
 
-/// Reads a description whose id is that of the path.
+/// Reads a description. Its id comes from the path.
 fn described(body: &[u8], id: WorkerId) -> Result<WorkerSpec, String> {
     let mut spec: WorkerSpec = serde_json::from_slice(body).map_err(|error| shortened(&error.to_string()))?;
     // A description without an id has the hash of its URL.

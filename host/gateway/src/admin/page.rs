@@ -66,7 +66,7 @@ pub(super) fn routes() -> Router<SharedState> {
     })
 }
 
-/// Whether a path is one of the page's files, which need no token.
+/// Returns whether a path is one of the page's files, which need no token.
 pub(super) fn is_of(path: &str) -> bool {
     FILES.iter().any(|(file, _, _)| *file == path)
 }

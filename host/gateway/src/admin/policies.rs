@@ -52,7 +52,7 @@ pub(super) struct PromoteQuery {
 
 type Given<T> = Result<Query<T>, QueryRejection>;
 
-/// Which lines of a slot's policies.
+/// Selects log lines of a slot's policies.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct WhichLines {

@@ -14,7 +14,7 @@ use crate::{
     telemetry::hour::now_ms, telemetry::live_stats::LiveSummary, version::VERSION,
 };
 
-/// Limit of the reasons in an answer.
+/// Maximum number of reasons in an answer.
 const MAX_REASONS: usize = 32;
 
 /// Whether some model can be served now.

@@ -103,7 +103,8 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
 }
 
-/// Adds a worker, described as in the configuration. It replaces one with the same id that was added here.
+/// Adds a worker, described as in the configuration. It replaces a worker with the same id that was added
+/// here.
 pub(super) async fn join(Extract(state): Extract<Arc<State>>, headers: HeaderMap, body: Bytes) -> Response {
     match serde_json::from_slice::<WorkerSpec>(&body) {
         Ok(spec) => {

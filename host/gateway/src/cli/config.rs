@@ -54,7 +54,7 @@ impl ShowArgs {
     }
 }
 
-/// The schema without what only the reference needs.
+/// The schema without the parts that only the reference needs.
 fn schema() -> serde_json::Value {
     let mut schema = Config::schema();
     reference::strip(&mut schema);

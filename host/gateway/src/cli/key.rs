@@ -11,7 +11,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::print;
 use crate::config::KeyDigest;
 
-/// Limit of a key on stdin, bytes.
+/// Maximum length of a key on stdin, bytes.
 const MAX_KEY: usize = 1024;
 
 #[derive(Debug, Subcommand)]

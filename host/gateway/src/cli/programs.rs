@@ -85,8 +85,8 @@ impl PartialEq for Tool {
     }
 }
 
-/// Becomes the program that has the command of these arguments. Returns nothing when this program has it, and
-/// an error when the other one cannot be run.
+/// Replaces this process with the program that has the command of these arguments. Returns `None` when this
+/// program has the command, and an error when the other one cannot be run.
 pub(super) fn dispatch(arguments: &[OsString]) -> Option<anyhow::Error> {
     let Call { tool, arguments } = call(arguments)?;
     let dir = match own_dir() {

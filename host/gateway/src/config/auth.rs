@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Secret;
 
-/// Limit of a name in a certificate, bytes. A DNS name has 253, a SPIFFE id 2,048.
+/// Maximum length of a name in a certificate, bytes. A DNS name has 253, a SPIFFE id 2,048.
 const MAX_NAME: usize = 2_048;
-/// Limit of the name of a tenant, bytes.
+/// Maximum length of the name of a tenant, bytes.
 pub(super) const MAX_TENANT: usize = 128;
 
 /// Who may call, and as whom. See "Who may call".
@@ -73,7 +73,7 @@ pub struct CertificateEntry {
     /// Tenant that a client's requests count for; empty: none.
     #[key(example = "\"team-a\"")]
     pub tenant: String,
-    /// "viewer" or "operator": the certificate is of an operator, not of a client.
+    /// "viewer" or "operator": the certificate belongs to an operator, not to a client.
     #[key(example = "\"viewer\"")]
     pub role: Option<Role>,
 }
@@ -136,7 +136,7 @@ impl Auth {
         }
     }
 
-    /// Whether operators can prove who they are by something else than `server.admin_token`.
+    /// Returns whether operators can authenticate with something other than `server.admin_token`.
     #[must_use]
     pub(crate) fn knows_operators(&self) -> bool {
         let by_token = |jwt: &Jwt| !(jwt.viewers.is_empty() && jwt.operators.is_empty());
@@ -214,7 +214,8 @@ impl Jwt {
     }
 }
 
-/// An algorithm of signatures. None of them is symmetric: a secret that verifies also signs.
+/// Signature algorithm. None is symmetric: with a symmetric one, the secret that verifies tokens could sign
+/// them, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum JwtAlgorithm {
     Rs256,

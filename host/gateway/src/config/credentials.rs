@@ -18,13 +18,13 @@ use super::{
 
 mod jwt;
 
-/// Limit of the keys of clients.
+/// Maximum number of keys of clients.
 const MAX_KEYS: usize = 100_000;
-/// Limit of the files in the directory of keys.
+/// Maximum number of files in the directory of keys.
 const MAX_FILES: usize = 10_000;
-/// Limit of a file with a digest, and of a file of the directory, bytes.
+/// Maximum size of a file with a digest, and of a file of the directory, bytes.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
-/// Limit of an id, bytes.
+/// Maximum length of an id, bytes.
 const MAX_ID: usize = 64;
 
 /// Keys and tokens: those of the configuration with those of the files that it names.
@@ -65,13 +65,13 @@ pub(crate) struct OperatorSettings {
 /// Tokens of an identity server.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct JwtSettings {
-    /// What tokens must say.
+    /// Claims that a token must have, and their values.
     pub(crate) rules: Jwt,
-    /// Where the public keys are.
+    /// Source of the public keys.
     pub(crate) keys: KeySource,
 }
 
-/// Where public keys are.
+/// Source of public keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeySource {
     /// Behind a URL.

@@ -20,10 +20,11 @@ pub struct Decisions {
     /// Number of decisions kept; 0: none.
     #[key(default = 10_000)]
     pub keep: usize,
-    /// Memory in bytes for their inputs, beyond which the oldest lose theirs; 65536 or more.
+    /// Memory in bytes for the inputs of decisions; beyond it, the oldest decisions lose their inputs; 65536
+    /// or more.
     #[key(default = 32 * 1024 * 1024)]
     pub bytes: usize,
-    /// Facts recorded for every leg, also if the policy does not ask; for `pointsman policy run`.
+    /// Facts recorded for every leg, even if its policy does not ask for them; for `pointsman policy run`.
     pub facts: Vec<String>,
     /// Directory of the decision log: requests, decisions and outcomes, for `pointsman trace export`;
     /// default: no log. One directory for each gateway; made with mode 0700.
@@ -64,7 +65,7 @@ impl Decisions {
         }
     }
 
-    /// Whether both ask for the same record in memory.
+    /// Returns whether both ask for the same record in memory.
     pub(crate) fn is_same_record(&self, other: &Self) -> bool {
         (self.keep, self.bytes, &self.facts) == (other.keep, other.bytes, &other.facts)
     }

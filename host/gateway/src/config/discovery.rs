@@ -23,7 +23,7 @@ pub use kubernetes::{DiscoveryKubernetes, DiscoveryResource};
 /// Workers that are not in this file, see discovery.md.
 #[section(restart, rules)]
 pub struct Discovery {
-    /// Most workers of all sources together, apart from those of this file and of operators.
+    /// Maximum number of workers from all sources together, besides those of this file and of operators.
     #[key(default = 4_096, range = 1.., reason = "would refuse every worker")]
     pub max_workers: usize,
     /// How long the requests of a worker that left its source may run.
@@ -61,16 +61,16 @@ pub struct DiscoveryFile {
     /// Name of the source, unique among files.
     #[key(example = "\"rack-1\"")]
     pub name: String,
-    /// Path that ends with .toml, .json, .yaml or .yml, which decides how it is parsed.
+    /// Path of the file; its ending decides the syntax: .toml, .json, .yaml or .yml.
     #[key(example = "\"/etc/pointsman/workers.yaml\"")]
     pub path: PathBuf,
     /// "workers": a list with the keys of `[[workers]]`; "llm-d": endpoints file of its router.
     pub format: DiscoveryFileFormat,
-    /// How often it is read.
+    /// Interval at which the file is read.
     #[key(default = secs(1), positive, reason = "would read without a pause")]
     pub interval: Duration,
-    /// For llm-d's file, which has neither engines nor transports: { engine = "vllm", role = "decode" }, keys
-    /// of the --worker flag.
+    /// Keys of the --worker flag for llm-d's file, which has neither engines nor transports: { engine =
+    /// "vllm", role = "decode" }.
     pub defaults: BTreeMap<String, String>,
 }
 
@@ -96,7 +96,7 @@ impl Discovery {
         FleetRules { max_workers: self.max_workers, drain: self.drain, guard }
     }
 
-    /// Whether any source of workers is configured.
+    /// Returns whether any source of workers is configured.
     pub(crate) fn has_sources(&self) -> bool {
         let Self { files, dns, etcd, kubernetes, .. } = self;
         !(files.is_empty() && dns.is_empty() && etcd.is_empty() && kubernetes.is_empty())

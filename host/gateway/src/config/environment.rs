@@ -19,7 +19,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Returns those of this process.
+    /// Returns the variables of this process.
     #[must_use]
     pub fn of_process() -> Self {
         Self::from_variables(std::env::vars_os())

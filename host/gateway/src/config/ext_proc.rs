@@ -6,7 +6,7 @@ use pointsman_config_file::{Report, section};
 
 use super::Tls;
 
-/// Most requests that can be configured: each holds its body and its state.
+/// Upper limit of the configured number of requests: each holds its body and its state.
 const MAX_STREAMS: usize = 1_000_000;
 
 /// Endpoint picker for Envoy, which carries the requests; see envoy.md.

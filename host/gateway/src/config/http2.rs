@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pointsman_config_file::{duration::secs, section};
 
-/// Most streams of a connection that can be configured: each may hold its buffers.
+/// Upper limit of the configured number of streams per connection: each may hold its buffers.
 const MAX_STREAMS: u32 = 10_000;
 
 /// HTTP/2 on the clients' listener, for clients that ask for it in the TLS handshake. See "HTTP/2".
@@ -48,7 +48,7 @@ mod tests {
         let paths: Vec<&str> = problems.iter().map(|problem| problem.path.as_str()).collect();
         let keys = ["max_concurrent_streams", "max_resets", "keep_alive_interval", "keep_alive_timeout"];
         assert_eq!(paths, keys.map(|key| format!("server.http2.{key}")));
-        // Later checks go on with the defaults.
+        // Later checks use the defaults.
         assert_eq!(zero, Http2::default());
         let mut problems = Vec::new();
         zero.check(&mut Report::new(&mut problems));

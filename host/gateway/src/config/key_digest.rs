@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 const MAX_MEMORY_KIB: u32 = 64 * 1024;
 const MAX_PASSES: u32 = 8;
 const MAX_LANES: u32 = 4;
-/// Limit of a digest's text, bytes.
+/// Maximum length of a digest's text, bytes.
 pub(super) const MAX_TEXT: usize = 512;
 /// Keys whose digests stood in this project's documentation. Everyone knows them.
 const PUBLISHED_KEYS: [&str; 2] = ["abc", "def"];
@@ -48,7 +48,7 @@ impl KeyDigest {
     /// Parses `sha256:HEX` or `$argon2id$…`.
     ///
     /// # Errors
-    /// What is wrong. The message does not show the text, which may be a key.
+    /// The message says what is wrong. It does not show the text, which may be a key.
     pub fn parse(text: &str) -> Result<Self, String> {
         if let Some(hex) = text.strip_prefix("sha256:") {
             let digest = from_hex(hex);
@@ -118,7 +118,7 @@ pub(crate) fn sha256(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Whether `key` is the key of an argon2id digest. This is slow by design.
+/// Returns whether `key` is the key of an argon2id digest. This is slow by design.
 #[must_use]
 pub(crate) fn is_key_of(key: &str, phc: &str) -> bool {
     argon2::verify_encoded(phc, key.as_bytes()).unwrap_or(false)

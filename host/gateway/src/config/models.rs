@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{LegOrder, SlotEntry, sections::check_busy, slots};
 
-/// What engines do not report of a model; the name of the table is that of the model.
+/// Properties of a model that engines do not report; the table has the model's name.
 #[section(rules)]
 pub struct Model {
     /// Directory with tokenizer.json and tokenizer_config.json: prompts are hashed by token. Or "engine": ask
@@ -19,22 +19,22 @@ pub struct Model {
     /// How long a request waits for its tokens, also of a directory.
     #[key(default = millis(200))]
     pub tokenizer_timeout: Duration,
-    /// Memory in bytes for what is known of prompts: pieces, beginnings, messages, block hashes; 0: none.
+    /// Memory in bytes for cached data of prompts: pieces, beginnings, messages, block hashes; 0: none.
     #[key(default = 32 * 1024 * 1024)]
     pub tokenizer_cache_bytes: usize,
-    /// As routing.enforce_disagg, for this model only.
+    /// Overrides routing.enforce_disagg for this model.
     #[key(example = "true")]
     pub enforce_disagg: Option<bool>,
-    /// As routing.order, for this model only.
+    /// Overrides routing.order for this model.
     #[key(example = "\"decode-first\"")]
     pub order: Option<LegOrder>,
-    /// As routing.local_fallback, for this model only.
+    /// Overrides routing.local_fallback for this model.
     #[key(example = "true")]
     pub local_fallback: Option<bool>,
-    /// As routing.busy, for this model only; a key that is left out is that of routing.busy.
+    /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,
-    /// Slots of this model only; the others are those of [policies.slots].
+    /// Slots of this model; slots that are left out come from [policies.slots].
     #[key(example = "{ prefill = { builtin = \"least-loaded\" } }", nested, changes = slots::changes)]
     pub slots: BTreeMap<SlotKind, SlotEntry>,
 }

@@ -30,7 +30,7 @@ pub struct Policies {
     /// Memory of an instance in bytes; JavaScript and Python: 67108864, and deadline = "20ms".
     #[key(default = 16 * 1024 * 1024, restart)]
     pub memory_bytes: usize,
-    /// What a failure of a policy does: "fallback", "shed" (429) or "reject" (503).
+    /// Effect of a policy's failure: "fallback", "shed" (429) or "reject" (503).
     pub on_failure: OnFailure,
     /// Calls during which a new generation is on probation.
     #[key(default = 1_000, restart)]

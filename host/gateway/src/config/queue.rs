@@ -15,7 +15,7 @@ pub struct Queue {
     /// How long a request may wait.
     #[key(default = secs(30))]
     pub timeout: Duration,
-    /// Requests in flight from which on others wait; 0: no limit.
+    /// Maximum number of requests in flight; further ones wait; 0: no limit.
     pub max_inflight: usize,
     /// Weight of an input token when tenants share workers.
     #[key(default = 1.0, range = 0.0..=1e6, reason = "is not a weight")]
@@ -34,6 +34,6 @@ pub struct Queue {
 pub struct QueueOfModel {
     /// Requests that may wait; 0: as many as of all models.
     pub limit: usize,
-    /// Requests in flight from which on others wait; 0: no limit.
+    /// Maximum number of requests in flight; further ones wait; 0: no limit.
     pub max_inflight: usize,
 }

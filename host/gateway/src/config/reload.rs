@@ -24,12 +24,12 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Reads the configuration as it was read at the start: the file, and the flags that take precedence over it.
 pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
 
-/// Where the configuration comes from.
+/// Source of the configuration.
 #[derive(Clone)]
 pub struct ConfigSource {
     /// File that is watched for changes.
     pub path: Option<PathBuf>,
-    /// Reads it.
+    /// Reads the configuration.
     pub read: ReadConfig,
 }
 
@@ -81,11 +81,11 @@ pub struct Applied {
 /// Workers of the file that joined, left, and were replaced because their description changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct WorkerChanges {
-    /// Joined.
+    /// Workers that joined.
     pub added: Vec<WorkerId>,
-    /// Left.
+    /// Workers that left.
     pub removed: Vec<WorkerId>,
-    /// Replaced.
+    /// Workers that were replaced.
     pub changed: Vec<WorkerId>,
 }
 

@@ -1,4 +1,4 @@
-//! Keys that the gateway no longer has, and what takes their place.
+//! Keys that the gateway no longer has, and their replacements.
 
 use super::Problem;
 
@@ -22,7 +22,7 @@ const KEYS: &str = "run `pointsman key hash --id NAME --tenant TENANT`, give it 
                     [[auth.keys]] that it prints";
 const DIGEST: &str = "write `digest = { file = \"PATH\" }`";
 
-/// Says in the problem of an unknown key what takes the place of one that was removed.
+/// Names the replacement of a removed key in the problem about an unknown key.
 pub(super) fn explain(problem: &mut Problem) {
     let path = without_indexes(&problem.path);
     let known = REMOVED.iter().find(|(key, _)| *key == path);

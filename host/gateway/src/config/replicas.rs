@@ -8,7 +8,7 @@ use pointsman_config_file::{
     section,
 };
 
-/// Most bytes of the name of a gateway or of a fleet.
+/// Maximum length of the name of a gateway or of a fleet, bytes.
 const MAX_NAME: usize = 64;
 /// Longest lease. The load of a gateway that stopped without a word counts until its lease ends.
 const MAX_LEASE: Duration = secs(300);
@@ -18,15 +18,15 @@ const MAX_LEASE: Duration = secs(300);
 pub struct Replicas {
     /// NATS servers, tried in turn: ["tls://nats-1:4222"]; empty: no exchange.
     pub servers: Vec<String>,
-    /// Name of the fleet, a part of the subjects: gateways of one fleet have the same.
+    /// Name of the fleet, part of the subjects; the same for all its gateways.
     #[key(default = "default".to_owned())]
     pub fleet: String,
-    /// Name of this gateway, its own; empty: host name and port.
+    /// Name of this gateway, unique in the fleet; empty: host name and port.
     pub name: String,
     /// Least time between two batches of changes.
     #[key(default = millis(5), range = millis(1)..=secs(1), reason = "is out of range")]
     pub interval: Duration,
-    /// Time between two messages with all bookings, which repair what was lost.
+    /// Time between two messages with all bookings, which make up for lost ones.
     #[key(default = secs(10), range = millis(200)..=secs(3_600), reason = "is out of range")]
     pub snapshot_interval: Duration,
     /// How long others count the load of a gateway that is silent.

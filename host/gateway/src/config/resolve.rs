@@ -11,7 +11,7 @@ use super::{
     slots::is_folder_name,
 };
 
-/// Limit of `[[auth.certificates]]`.
+/// Maximum number of `[[auth.certificates]]`.
 const MAX_CERTIFICATES: usize = 10_000;
 
 /// Rules of more than one section.

@@ -11,7 +11,7 @@ use super::HashSalt;
 /// Largest limit of the sequences of one request: each takes memory.
 const MAX_SEQUENCES: u32 = 1_048_576;
 
-/// How requests are routed.
+/// Routing of requests.
 #[section(rules)]
 pub struct Routing {
     /// Refuse a request without a prefill worker with 503, never prefill locally.
@@ -41,7 +41,7 @@ pub struct Routing {
     /// Salt of the session, LoRA and tenant hashes that policies see.
     pub hash_salt: HashSalt,
     /// Thresholds of a leg (prefill, decode, aggregated): a worker beyond one of them gets no request of that
-    /// leg while another may (F6).
+    /// leg while another worker may get it (F6).
     #[key(example = "decode")]
     pub busy: BusyByLeg,
     /// Parameters of the native cost (behaviour G); policies receive them as facts.
@@ -59,7 +59,7 @@ pub struct Index {
     pub ttl: Duration,
 }
 
-/// What clients may use; limits.md lists these and all other bounds.
+/// Limits for clients; limits.md lists these and all other bounds.
 #[section]
 pub struct Limits {
     /// Choices of a prompt: n and best_of.
@@ -76,7 +76,7 @@ pub struct Limits {
     pub connections: usize,
     /// Open connections of one address, of IPv6 of a /64 network, trusted proxies excepted; 0: no limit.
     pub connections_per_address: usize,
-    /// Requests over HTTP/2 that are open, in all connections together.
+    /// Open requests over HTTP/2, in all connections together.
     #[key(
         default = 10_000,
         range = 1..,
@@ -97,10 +97,10 @@ pub struct Limits {
 /// Time limits.
 #[section]
 pub struct Timeouts {
-    /// Limit of connecting to a worker.
+    /// Time limit for connecting to a worker.
     #[key(default = secs(2), positive)]
     pub connect: Duration,
-    /// Limit of a request, from its first byte to the last byte of the answer.
+    /// Time limit of a request, from its first byte to the last byte of the answer.
     #[key(default = secs(600), positive)]
     pub request: Duration,
     /// How long a client may pause while it uploads a body.
@@ -115,16 +115,17 @@ pub struct Timeouts {
     /// Wait for the head of an answer that is not streamed: it comes after the last token.
     #[key(default = secs(300), positive)]
     pub whole_head: Duration,
-    /// Pause of an engine between two events, or within a whole answer, while its worker makes no progress.
+    /// Longest pause of an engine between two events, or within a whole answer, while its worker makes no
+    /// progress.
     #[key(default = secs(60), positive)]
     pub event_idle: Duration,
-    /// Pause in any case, if that is longer.
+    /// Longest pause even while its worker makes progress; the larger of the two limits counts.
     #[key(default = secs(360), positive)]
     pub event_idle_max: Duration,
     /// Silence of a stream after which its client gets an SSE comment; 0: never.
     #[key(default = secs(15))]
     pub stream_comment: Duration,
-    /// Limit of a call that aborts a leg.
+    /// Time limit of a call that aborts a leg.
     #[key(default = secs(5), positive)]
     pub abort: Duration,
     /// How long a connection may stay without a whole request head.
@@ -144,22 +145,22 @@ pub struct Timeouts {
     pub drain: Duration,
 }
 
-/// How workers are probed.
+/// Probes of workers.
 #[section]
 pub struct Probe {
     /// Interval of health checks.
     #[key(default = secs(2), positive)]
     pub interval: Duration,
-    /// Limit of each request of a probe.
+    /// Time limit of each request of a probe.
     #[key(default = secs(1), positive)]
     pub timeout: Duration,
-    /// Limit of health checks of engines that answer them slowly (B8.6).
+    /// Time limit of health checks of engines that answer them slowly (B8.6).
     #[key(default = secs(5), positive)]
     pub health_timeout: Duration,
     /// How often the engines' own load figures are read; 0: never.
     #[key(default = secs(5))]
     pub load_interval: Duration,
-    /// Most requests of both kinds to all workers together each second; with more workers both intervals
+    /// Maximum number of probe requests per second, all workers together; with more workers both intervals
     /// grow.
     #[key(default = 1_000, range = 1.., reason = "would never check a worker")]
     pub max_per_second: u32,

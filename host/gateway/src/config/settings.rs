@@ -27,7 +27,7 @@ impl Settings {
         changes
     }
 
-    /// Returns the settings that are in force after a reload: those that only a restart changes are those of
+    /// Returns the settings that are in force after a reload: those that only a restart changes come from
     /// the start.
     #[must_use]
     pub(crate) fn with_started(mut self, started: &Self) -> Self {

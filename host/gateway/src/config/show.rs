@@ -8,7 +8,7 @@ use toml::{Table, Value};
 
 use super::{Config, Origin, secret::HIDDEN};
 
-/// Where a value came from.
+/// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Source {
@@ -145,7 +145,8 @@ pub(super) fn workers<S: Serializer>(workers: &[WorkerSpec], serializer: S) -> R
     list.end()
 }
 
-/// Whether a value is written below a header of its own: a table that is not empty, or tables in an array.
+/// Returns whether a value is written below a header of its own: a table that is not empty, or tables in an
+/// array.
 fn has_header(value: &Value) -> bool {
     match value {
         Value::Table(inner) => !inner.is_empty(),
@@ -154,13 +155,13 @@ fn has_header(value: &Value) -> bool {
     }
 }
 
-/// Whether the value of a key is a secret number. The default, 0, is not secret. TOML has no way to hide a
-/// number where it stands.
+/// Returns whether the value of a key is a secret number. The default, 0, is not secret. TOML has no way to
+/// hide a number where it stands.
 fn is_secret_number(key: &str, value: &Value) -> bool {
     key == "hash_salt" && value.as_integer() != Some(0)
 }
 
-/// A key as TOML writes it.
+/// Returns a key in TOML's form: bare where possible, else quoted.
 fn quoted(key: &str) -> String {
     let bare =
         !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));

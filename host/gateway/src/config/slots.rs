@@ -48,10 +48,11 @@ pub struct SlotEntry {
     pub grants: Option<Vec<Grant>>,
     /// Whether the gateways of `[replicas]` share the memory of its policies; needs the grant "state".
     pub shared_state: bool,
-    /// What a failure of a policy of this slot does; default: policies.on_failure.
+    /// Effect of a failure of this slot's policies; default: policies.on_failure.
     #[key(example = "\"shed\"")]
     pub on_failure: Option<OnFailure>,
-    /// Candidates that its policies see at most, at least 8; default: all that are eligible. See tune.md.
+    /// Maximum number of candidates that its policies see, at least 8; default: all eligible ones. See
+    /// tune.md.
     #[key(example = "64")]
     pub max_rows: Option<u32>,
     /// Policy that serves a share of requests. See "Canary and shadow".
@@ -134,7 +135,7 @@ pub(super) fn changes(
 /// The built-in policy of which a part is a filter.
 const FORMULA: &str = "formula";
 
-/// The keys that name what ranks candidates. At most one of the first four is given.
+/// The keys for the content that ranks candidates. At most one of the first four is given.
 struct Ranking<'a> {
     native: Option<NativeMode>,
     builtin: Option<&'a String>,
@@ -145,7 +146,8 @@ struct Ranking<'a> {
 }
 
 impl SlotEntry {
-    /// Returns what the slot is to run. `salt` is that of the hashes by which policies know tenants.
+    /// Returns the content that the slot should run. `salt` is the salt of the tenant hashes that policies
+    /// see.
     #[must_use]
     pub fn spec(&self, kind: SlotKind, salt: u64) -> SlotSpec {
         let settings = json(&self.settings, salt);
@@ -177,7 +179,7 @@ impl SlotEntry {
         }
     }
 
-    /// Whether only a policy in the slot's own file gets the settings.
+    /// Returns whether only a policy in the slot's own file gets the settings.
     #[must_use]
     pub fn settings_need_file(&self) -> bool {
         let trials = [&self.canary, &self.shadow].into_iter().flatten();
@@ -187,7 +189,7 @@ impl SlotEntry {
         !self.settings.is_empty() && !named
     }
 
-    /// Whether the entry gives settings to the policy in a lane's own file.
+    /// Returns whether the entry gives settings to the policy in a lane's own file.
     #[must_use]
     pub fn has_settings(&self, lane: Lane) -> bool {
         let trial = match lane {

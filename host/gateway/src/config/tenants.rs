@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use pointsman_config_file::{Report, section};
 
-/// Name of the section that stands for every tenant without one.
+/// Name of the section for all tenants without a section of their own.
 pub(crate) const ALL_TENANTS: &str = "*";
 
-/// Share and limits of a tenant. A key that is left out is that of [tenants."*"], which stands for each
-/// tenant without a section, and for all requests without a tenant together.
+/// Share and limits of a tenant. A key that is left out takes its value from [tenants."*"], which applies to
+/// each tenant without a section, and to all requests without a tenant together.
 #[section(rules)]
 pub struct TenantEntry {
     /// Share of the served tokens while requests wait, relative to those of other tenants; default: 1.0.

@@ -18,7 +18,7 @@ pub struct Tls {
     /// PEM file with the private key of the certificate.
     #[key(example = "\"/etc/pointsman/tls.key\"")]
     pub key_file: PathBuf,
-    /// PEM file with the authorities that sign certificates of clients; default: none is asked for.
+    /// PEM file with the authorities that sign certificates of clients; default: no certificate is requested.
     #[key(example = "\"/etc/pointsman/clients.crt\"")]
     pub client_ca_file: Option<PathBuf>,
     /// Whether a client without a certificate is refused.
@@ -26,7 +26,7 @@ pub struct Tls {
     /// Names of clients that may connect: "a.example", "spiffe://…", "bot@example"; empty: every certificate
     /// of the authority.
     pub client_names: Vec<String>,
-    /// Oldest version of TLS that is spoken: "1.2" or "1.3".
+    /// Oldest accepted version of TLS: "1.2" or "1.3".
     #[key(default = TLS_1_2.to_owned())]
     pub min_version: String,
     /// How long a handshake may take.
@@ -67,7 +67,7 @@ impl Tls {
         }
     }
 
-    /// Whether TLS 1.2 is refused.
+    /// Returns whether TLS 1.2 is refused.
     pub(crate) fn only_tls13(&self) -> bool {
         self.min_version == TLS_1_3
     }

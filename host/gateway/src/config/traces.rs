@@ -33,10 +33,10 @@ pub struct Traces {
     pub resource_attributes: BTreeMap<String, String>,
     /// Version of the semantic conventions for gen_ai.*: "1.36", "1.37" or "1.41".
     pub semconv: SemconvVersion,
-    /// Limit of one export with its retries.
+    /// Time limit of one export with its retries.
     #[key(default = secs(10), positive)]
     pub timeout: Duration,
-    /// How long a finished span waits for others.
+    /// How long a finished span waits for others, to be exported together.
     #[key(default = secs(5), positive)]
     pub interval: Duration,
     /// Finished spans that wait; more are dropped and counted.

@@ -36,7 +36,7 @@ pub struct UpstreamTls {
     /// PEM file with the private key of the certificate.
     #[key(example = "\"/etc/pointsman/gateway.key\"")]
     pub key_file: Option<PathBuf>,
-    /// Oldest version of TLS that is spoken: "1.2" or "1.3".
+    /// Oldest accepted version of TLS: "1.2" or "1.3".
     #[key(default = tls::TLS_1_2.to_owned())]
     pub min_version: String,
 }
@@ -58,7 +58,7 @@ impl UpstreamTls {
         }
     }
 
-    /// Whether TLS 1.2 is refused.
+    /// Returns whether TLS 1.2 is refused.
     pub(crate) fn only_tls13(&self) -> bool {
         self.min_version == tls::TLS_1_3
     }

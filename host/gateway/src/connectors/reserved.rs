@@ -10,7 +10,7 @@ use crate::openai::{
     reserved::{CONTAINERS, RESERVED_FIELDS},
 };
 
-/// How deep containers within containers are looked into.
+/// Depth to which containers within containers are searched.
 const LEVELS: u32 = 2;
 
 /// Starts an edit that removes the reserved fields, also from containers.
@@ -28,7 +28,7 @@ fn clean_object(body: &JsonBody, levels: u32) -> Edit<'_> {
 
 /// The JSON of a container without the reserved fields; `None` when it has none of them.
 fn cleaned(body: &JsonBody, container: &str, levels: u32) -> Option<String> {
-    // The parsers of engines take the last of several, as this one does; others may not.
+    // Of several equal keys, engines' parsers take the last one, as this code does; other parsers may not.
     let several = body.keys().filter(|key| *key == container).count() > 1;
     let value = body.get(container)?;
     let Some(object) = body.object(container) else { return several.then(|| value.to_owned()) };

@@ -106,7 +106,7 @@ fn c7_the_parameters_of_a_real_engine_are_read_and_stay_opaque() {
     assert_eq!(cached_tokens, Some(0));
     // C7.2
     assert_eq!(value(parameters.as_bytes()), value(recorded)["kv_transfer_params"]);
-    // What decode gets is what the recorded decode request carried.
+    // Decode gets the parameters that the recorded decode request carried.
     let sent = value(include_bytes!("../../../../tests/fixtures/pd/decode-request.json"));
     assert_eq!(value(parameters.as_bytes()), sent["kv_transfer_params"]);
     // A later version says more, and all of it is passed on.

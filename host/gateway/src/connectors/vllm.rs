@@ -76,7 +76,7 @@ pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str) -> Edit<'a> {
 
 const BOOTSTRAP: [&str; 3] = ["bootstrap_host", "bootstrap_port", "bootstrap_room"];
 
-/// Whether a handoff result is a bootstrap.
+/// Returns whether a handoff result is a bootstrap.
 pub(super) fn is_bootstrap(parameters: &JsonBody) -> bool {
     parameters.get("bootstrap_room").is_some_and(|room| room != "null")
 }

@@ -1,4 +1,4 @@
-//! vLLM with the P2pNccl connector, which vLLM 0.32 has no more: the request id of both legs names both
+//! vLLM with the P2pNccl connector, which vLLM 0.32 no longer has: the request id of both legs names both
 //! workers, and that is all there is. Prefill pushes its blocks to decode, which is sent when prefill ended.
 
 use bytes::Bytes;

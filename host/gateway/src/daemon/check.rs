@@ -39,7 +39,7 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let proxies = TlsContext::new().load_proxies(settings.ext_proc.tls.as_ref());
     problems.extend(proxies.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
-    // A worker that could not be read is no missing worker.
+    // A worker entry that could not be read does not count as missing.
     let of_workers = |problem: &Problem| {
         let of_flag = problem.flag.as_ref().is_some_and(|flag| flag.starts_with("--worker"));
         of_flag || ["workers", "discovery"].iter().any(|section| problem.path.starts_with(section))

@@ -192,7 +192,7 @@ pub(super) fn token_verifier(
     started.map(|started| Some(Arc::new(started))).map_err(|error| format!("auth.jwt: {error}"))
 }
 
-/// Whether the clients and their rates are the same as before.
+/// Returns whether the clients and their rates are the same as before.
 fn keeps_limiter(before: &Configured, after: &Configured) -> bool {
     before.server.requests_per_second == after.server.requests_per_second
         && before.credentials.keys == after.credentials.keys

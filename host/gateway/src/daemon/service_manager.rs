@@ -73,7 +73,7 @@ impl Heartbeats {
         Self { begun: Instant::now(), beats: (0..threads).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    /// Shows that a thread runs, until the future is dropped.
+    /// Shows the watchdog that a thread runs, until the future is dropped.
     pub(super) async fn beat(self, thread: usize) {
         loop {
             if let Some(beat) = self.beats.get(thread) {

@@ -134,7 +134,7 @@ fn is_own_file(refusal: &RefusalRecord) -> bool {
 }
 
 impl OpenedSlots {
-    /// Makes a slot with its first content, and tries what its trials name.
+    /// Makes a slot with its first content, and loads the policies of its canary and shadow.
     fn add(
         &mut self,
         kind: SlotKind,

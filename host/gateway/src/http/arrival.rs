@@ -22,12 +22,12 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// A request that arrives now, and not on a connection of its client.
+    /// Returns an arrival now, without a connection to the client.
     pub(crate) fn now(sender: Sender) -> Self {
         Self { sender, first_byte: Instant::now(), client: None }
     }
 
-    /// Returns the arrival of a request; now and from nowhere when it came on no connection.
+    /// Returns the arrival of a request; for a request without a connection, the time is now.
     pub(crate) fn of(extensions: &Extensions) -> Self {
         extensions.get::<Self>().cloned().unwrap_or_else(|| Self::now(Sender::default()))
     }

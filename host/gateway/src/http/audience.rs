@@ -8,9 +8,9 @@ use crate::{
     tls::ListenerTls,
 };
 
-/// Limit of operators' connections.
+/// Maximum number of operators' connections.
 const OPERATORS_CONNECTIONS: usize = 256;
-/// Limit of proxies' connections to one data thread.
+/// Maximum number of proxies' connections to one data thread.
 #[cfg(feature = "ext-proc")]
 const PROXIES_CONNECTIONS: usize = 1_024;
 
@@ -64,7 +64,7 @@ impl Audience {
         }
     }
 
-    /// Whether its connections speak HTTP/2 without agreeing on it.
+    /// Returns whether its connections speak HTTP/2 without agreeing on it.
     pub(super) fn speaks_http2_only(self) -> bool {
         !matches!(self, Self::Clients | Self::Operators)
     }

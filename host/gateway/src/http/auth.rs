@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Limit of the name of a tenant in the header of a proxy, bytes.
+/// Maximum length of the name of a tenant in the header of a proxy, bytes.
 const MAX_TENANT: usize = 128;
 
 /// Lets a client's request with a known key or certificate pass, and returns who sent it. A key counts before
@@ -93,7 +93,7 @@ pub(crate) async fn operator_of(
     Ok(owner(state, &state.settings.operators, given, sender.address).await?.cloned())
 }
 
-/// Verifies a token of the identity server; `None` if there is no such server, or the text is no token.
+/// Verifies a token of the identity server; `None` without such a server, or if the text is not a token.
 async fn token(state: &State, given: &str) -> Option<Result<Arc<Verified>, ApiError>> {
     let verifier = state.jwt.as_ref().filter(|_| is_token(given))?;
     Some(verifier.verify(given).await.map_err(|error| match error {

@@ -1,4 +1,4 @@
-//! The usual mistake in a client's base URL: `/v1` is missing, or there twice, or the URL names an endpoint.
+//! Recognizes mistakes in a client's base URL: `/v1` is missing or twice, or the URL names an endpoint.
 
 use crate::openai::endpoint::Endpoint;
 

@@ -31,7 +31,7 @@ use crate::{
 /// Memory that is reserved for a body at once because of its declared length, bytes: not touched before bytes
 /// arrive, so a lie costs address space only.
 const MAX_RESERVED: usize = 1024 * 1024;
-/// Limit of a body for operators' endpoints, bytes.
+/// Maximum size of a body for operators' endpoints, bytes.
 const MAX_OPERATORS_BODY: usize = 1024 * 1024;
 
 /// Why a body cannot be read.
@@ -142,7 +142,7 @@ fn failure(error: &(dyn Error + Send + Sync + 'static), limit: usize) -> ApiErro
     }
 }
 
-/// Whether the connection ended before the body did.
+/// Returns whether the connection ended before the body did.
 fn is_cut(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {

@@ -30,7 +30,7 @@ pub(super) struct ClientSocket {
     connection: ClientConnection,
     /// How long the client may accept no byte.
     write_timeout: Duration,
-    /// Whether the daemon stops: then nothing lingers.
+    /// Whether the daemon stops. Connections then close without lingering.
     stopping: tokio_util::sync::CancellationToken,
     /// Ends a blocked write, or the linger. Made when the first of them begins.
     timer: Option<Pin<Box<Sleep>>>,
@@ -39,7 +39,7 @@ pub(super) struct ClientSocket {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The kernel takes what is written.
+    /// The kernel accepts writes.
     Open,
     /// A write waits for the client, and the timer runs.
     Blocked,
@@ -64,12 +64,12 @@ impl ClientSocket {
         Ok(byte.first().copied().filter(|_| length > 0))
     }
 
-    /// Notes that what was read so far is not of a request.
+    /// Records that the bytes read so far belong to the handshake, not to a request.
     pub(super) fn handshake_over(&self) {
         self.connection.written();
     }
 
-    /// Takes note of a write of `length` bytes, which are all that wait for the client.
+    /// Records a write of `length` bytes, which are all that wait for the client.
     fn after_write(
         &mut self,
         cx: &mut Context<'_>,

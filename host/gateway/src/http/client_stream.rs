@@ -22,7 +22,7 @@ pub(super) enum ClientStream {
 }
 
 impl ClientStream {
-    /// Whether the handshake of TLS agreed on HTTP/2.
+    /// Returns whether the handshake of TLS agreed on HTTP/2.
     pub(super) fn speaks_http2(&self) -> bool {
         match self {
             Self::Plain(_) => false,

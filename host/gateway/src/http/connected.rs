@@ -28,7 +28,7 @@ pub(crate) struct Service {
 pub(super) type AnswerBody = EitherBody<Answer, Pieces>;
 
 impl Service {
-    /// Answers every request by the router.
+    /// Answers every request with the router.
     pub(crate) fn of_router(router: Router) -> Self {
         Self { router, engines: None }
     }

@@ -85,7 +85,7 @@ fn unsupported(headers: &HeaderMap) -> ApiError {
 /// Decodes a whole body of at most `limit` decoded bytes, which `held` grows by.
 ///
 /// # Errors
-/// As [`Decoder::decode`].
+/// Same as [`Decoder::decode`].
 #[cfg(feature = "ext-proc")]
 pub(crate) async fn decode(
     coding: Coding,
@@ -164,7 +164,7 @@ impl Decoder {
     /// Returns the decoded body.
     ///
     /// # Errors
-    /// As [`Self::decode`], and for a body that ends too early.
+    /// Same as [`Self::decode`], and a body that ends too early.
     pub(super) fn finish(mut self, held: &mut Share) -> Result<Bytes, ApiError> {
         let finished = match &mut self.inner {
             Inner::Gzip(decoder) => decoder.try_finish(),

@@ -58,7 +58,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a client's connection. `requests` are those of all clients.
+    /// Returns the limits of a client's connection. `requests` counts the requests of all clients.
     pub(super) fn of_clients(http2: Http2, idle: Duration, write: Duration, requests: Arc<Budget>) -> Self {
         Self { http2, idle, write, connection_window: CONNECTION_WINDOW, requests: Some(requests) }
     }

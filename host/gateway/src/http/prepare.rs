@@ -31,7 +31,7 @@ use crate::{
     upstream::Upstream,
 };
 
-/// Time from which a search for tokens that found none is worth a span.
+/// A search for tokens that found none gets a span in the trace if it took this long.
 const SLOW_TOKENS: Duration = Duration::from_millis(1);
 
 /// A request whose body was read.

@@ -23,9 +23,9 @@ const LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// The limit that a connection exceeds.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum TooMany {
-    /// Limit of all connections together.
+    /// Maximum number of connections, all clients together.
     InAll(usize),
-    /// Limit of one address's connections.
+    /// Maximum number of connections of one address.
     OfAddress(usize),
 }
 

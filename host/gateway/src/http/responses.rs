@@ -90,7 +90,7 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
     }
 }
 
-/// Makes the call. A stream goes on until `deadline`.
+/// Makes the call. A stream may last until `deadline`.
 async fn answer(
     state: &State,
     upstream: &Upstream,

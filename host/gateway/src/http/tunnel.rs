@@ -12,7 +12,7 @@ use tokio::{
 
 /// Bytes that wait for one end.
 const BUFFER: usize = 16 * 1024;
-/// How long the other direction may go on after one end closed, or after the goodbye.
+/// How long the other direction may stay open after one end closed, or after the goodbye.
 const LINGER: Duration = Duration::from_secs(1);
 /// A close frame with the code 1001, "going away".
 const GOING_AWAY: [u8; 4] = [0x88, 2, 0x03, 0xE9];
@@ -54,7 +54,7 @@ impl Ended {
     }
 }
 
-/// When bytes last moved, and how many did.
+/// Time of the last transferred bytes, and their number.
 #[derive(Debug)]
 struct Activity(Mutex<(Instant, u64)>);
 
@@ -194,7 +194,7 @@ async fn send(to: &mut (impl AsyncWrite + Unpin), bytes: &[u8], limit: Duration)
     }
 }
 
-/// Where the frames of a WebSocket end (RFC 6455, section 5.2).
+/// Finds the ends of a WebSocket's frames (RFC 6455, section 5.2).
 #[derive(Debug)]
 struct Frames {
     /// Whether a frame ended, and none began since.

@@ -48,7 +48,7 @@ pub(crate) enum Format {
     Anthropic,
 }
 
-/// Where the prompt of a body is.
+/// Keys of a body's prompt.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PromptKeys {
     /// Field that comes first in the engine's prompt, if the body has it.
@@ -126,25 +126,25 @@ impl Endpoint {
         }
     }
 
-    /// Whether prefill and decode may run on two workers, where the engine allows it.
+    /// Returns whether prefill and decode may run on two workers, where the engine allows it.
     #[must_use]
     pub(crate) fn splits(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Messages)
     }
 
-    /// Whether the answer may be a stream of events.
+    /// Returns whether the answer may be a stream of events.
     #[must_use]
     pub(crate) fn streams(self) -> bool {
         self.splits() || matches!(self, Self::Responses) || self.is_form()
     }
 
-    /// Whether the body is a form (`multipart/form-data`).
+    /// Returns whether the body is a form (`multipart/form-data`).
     #[must_use]
     pub(crate) fn is_form(self) -> bool {
         matches!(self, Self::Transcriptions | Self::Translations)
     }
 
-    /// Whether a worker answers without running the model, so that its role does not matter.
+    /// Returns whether a worker answers without running the model, so that its role does not matter.
     #[must_use]
     pub(crate) fn needs_no_model_run(self) -> bool {
         matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
@@ -160,7 +160,7 @@ impl Endpoint {
         }
     }
 
-    /// Where the prompt is in `body`.
+    /// Returns the keys of the prompt in `body`.
     pub(super) fn prompt_keys(self, body: &JsonBody) -> PromptKeys {
         let first_of = |keys: [&'static str; 4]| {
             let [first, ..] = keys;
@@ -191,7 +191,7 @@ impl Endpoint {
         PromptKeys { preamble, key, required }
     }
 
-    /// Whether the engine generates tokens.
+    /// Returns whether the engine generates tokens.
     pub(crate) fn generates(self) -> bool {
         match self {
             Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages => true,

@@ -54,7 +54,7 @@ pub(crate) enum ApiError {
         "authenticating the request: too many keys are being verified; retry after the time in `retry-after`"
     )]
     KeysBusy,
-    /// A request of somebody who is known, and whose role does not allow it.
+    /// The caller is authenticated, but its role does not allow the request.
     #[error(
         "changing the gateway: the role of this token or certificate may not; use one with the role `operator`"
     )]
@@ -88,7 +88,7 @@ pub(crate) enum ApiError {
     UnknownUrl {
         /// Method and path.
         shown: String,
-        /// The path that is meant, when the client's base URL is wrong.
+        /// The path that the client should use, when its base URL is wrong.
         meant: Option<&'static str>,
     },
     /// The endpoint has other methods.
@@ -136,7 +136,7 @@ pub(crate) enum ApiError {
          `zstd` or `br`, or without a coding"
     )]
     UnsupportedCoding(String),
-    /// The body is not what its content coding says.
+    /// The body is not in its declared content coding.
     #[error("decoding the body: it is not valid `{0}`: {1}; send it again, or without `content-encoding`")]
     FalseCoding(&'static str, String),
     /// The client paused for too long within the body.
@@ -181,7 +181,7 @@ pub(crate) enum ApiError {
          (routing.quarantine): change the request, and report it to the operator"
     )]
     Poison {
-        /// How the workers broke.
+        /// Failure of the workers.
         cause: String,
         /// How long it is refused.
         left: Duration,
@@ -207,7 +207,7 @@ pub(crate) enum ApiError {
     /// Every eligible worker is busy.
     #[error("{text}")]
     Overloaded {
-        /// Which leg.
+        /// Message, which names the leg.
         text: String,
         /// Status of the configuration; 529 by default.
         status: StatusCode,
@@ -219,11 +219,11 @@ pub(crate) enum ApiError {
     Engine {
         /// The engine's status, 4xx.
         status: StatusCode,
-        /// Its content type.
+        /// Content type of the answer.
         content_type: Option<HeaderValue>,
-        /// Its `Retry-After`.
+        /// `Retry-After` of the answer.
         retry_after: Option<HeaderValue>,
-        /// Its body.
+        /// Body of the answer.
         body: Bytes,
     },
 }

@@ -10,7 +10,7 @@ use crate::openai::endpoint::Format;
 pub(super) struct ErrorFields<'a> {
     pub(super) status: StatusCode,
     pub(super) code: &'a str,
-    /// The `type` of an OpenAI error, where it is not that of the status.
+    /// The `type` of an OpenAI error, where it differs from the one of the status.
     pub(super) kind: Option<&'a str>,
     pub(super) message: &'a str,
     pub(super) request_id: &'a str,

@@ -8,9 +8,9 @@ use multer::{Constraints, Multipart, SizeLimit};
 
 use crate::openai::{request_error::RequestError, reserved::is_reserved, short_text::shortened};
 
-/// Limit of the parts of a form.
+/// Maximum number of parts of a form.
 const MAX_PARTS: usize = 64;
-/// Limit of a field that is read, bytes.
+/// Maximum size of a field that is read, bytes.
 const MAX_FIELD: u64 = 1_024;
 
 /// A form as the client wrote it.

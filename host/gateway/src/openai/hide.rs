@@ -37,8 +37,8 @@ pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Whether `name` stands in quotes before a colon and a value that is not null. Text in a string can look
-/// like that, too.
+/// Returns whether `name` stands in quotes before a colon and a value that is not null. Text in a string can
+/// look like that, too.
 fn may_have_value(body: &[u8], name: &[u8]) -> bool {
     memmem::find_iter(body, name).any(|at| {
         let end = at + name.len();
@@ -63,8 +63,8 @@ fn string_end(bytes: &[u8], from: usize) -> Option<usize> {
     }
 }
 
-/// Where the value begins that belongs to the key that ends at `from`; `None` when a string that is no key
-/// ends there.
+/// Returns the start of the value whose key ends at `from`; `None` when the string that ends there is not a
+/// key.
 fn value_behind(bytes: &[u8], from: usize) -> Option<usize> {
     let colon = skip_blanks(bytes, from);
     (bytes.get(colon) == Some(&b':')).then(|| skip_blanks(bytes, colon + 1))

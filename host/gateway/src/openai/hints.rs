@@ -24,24 +24,24 @@ use nvext::{AgentHints, Constraints, RouterParams};
 /// Whether a listener takes hints from its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum HintTrust {
-    /// Takes them.
+    /// Takes the hints.
     #[default]
     Trusted,
-    /// Ignores them, unread.
+    /// Ignores the hints, unread.
     Ignored,
 }
 
 /// The prefill rank that means "unset".
 const UNSET_RANK: u32 = u32::MAX;
 
-/// Limit of a hint that is a text, and of a header with a hint, bytes.
+/// Maximum length of a text hint, and of a header with a hint, bytes.
 const MAX_TEXT_BYTES: usize = 512;
-/// Limit of the cache salt, bytes: vLLM's.
+/// Maximum length of the cache salt, bytes: vLLM's.
 const MAX_SALT_BYTES: usize = 1_024;
-/// Limit of the objects of a multimodal prompt, all blocks together, as JSON values.
+/// Maximum number of JSON values in the objects of a multimodal prompt, all blocks together.
 const MAX_OBJECT_VALUES: usize = 262_144;
 
-/// Limit of the taints of a kind.
+/// Maximum number of taints of each kind, required or preferred.
 const MAX_TAINTS: usize = 64;
 
 /// Fields of `nvext` that are lists or objects, with the limit of their elements.
@@ -166,7 +166,7 @@ struct NvExt {
 struct SessionObject {
     session_id: String,
     action: Option<SessionAction>,
-    /// Seconds.
+    /// Timeout of the session, seconds.
     timeout: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! Limits of what one request may contain. They are checked before anything is allocated for the content: the
+//! Limits of the content of a request. They are checked before anything is allocated for the content: the
 //! scan of a body counts the values in every field ([`JsonBody::counts`]).
 
 use json_splice::JsonBody;
@@ -8,14 +8,14 @@ use crate::{
     openai::short_text::shortened,
 };
 
-/// Limit of the name of a model, bytes.
+/// Maximum length of the name of a model, bytes.
 const MAX_MODEL_BYTES: usize = 512;
-/// Limit of the token ids that a client sends in place of a text.
+/// Maximum number of token ids that a client sends in place of a text.
 pub(crate) const MAX_TOKEN_IDS: usize = 4_194_304;
-/// Limit of the values within a field that the gateway reads as a tree, on all levels.
+/// Maximum number of values, on all levels, in a field that the gateway reads as a tree.
 const MAX_TREE_VALUES: usize = 262_144;
 
-/// Limit of the items of a conversation.
+/// Maximum number of items in a conversation.
 const MAX_ITEMS: usize = 16_384;
 
 /// Fields that a tokenizer's template reads as trees.
@@ -51,7 +51,7 @@ pub(crate) fn check_lists(body: &JsonBody) -> Result<(), RequestError> {
 /// Checks the number of items of a conversation that is not called `messages`.
 ///
 /// # Errors
-/// As [`at_most`].
+/// Same as [`at_most`].
 pub(crate) fn check_items(endpoint: Endpoint, field: &str, count: usize) -> Result<(), RequestError> {
     if endpoint == Endpoint::Responses { at_most(field, "elements", count, MAX_ITEMS) } else { Ok(()) }
 }
@@ -83,7 +83,7 @@ pub(crate) fn text_within(field: &str, text: &str, limit: usize) -> Result<(), R
 /// Checks a model's name: error messages and logs repeat it.
 ///
 /// # Errors
-/// As [`text_within`].
+/// Same as [`text_within`].
 pub(crate) fn check_model(name: &str) -> Result<(), RequestError> {
     text_within("model", name, MAX_MODEL_BYTES)
 }

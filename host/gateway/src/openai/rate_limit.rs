@@ -16,7 +16,7 @@ pub(crate) struct Exceeded {
     pub(crate) headers: RateHeaders,
 }
 
-/// What is limited.
+/// Quantity that is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LimitKind {
     Requests,

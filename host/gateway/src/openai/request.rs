@@ -53,7 +53,7 @@ pub(crate) struct Request {
     pub authorization: Option<HeaderValue>,
 }
 
-/// How requests are read: whose hints are taken, and the limits that an operator may set.
+/// Rules for reading requests: whose hints are taken, and the limits that an operator may set.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestRules {
     /// Whether hints are taken from clients.
@@ -221,7 +221,7 @@ impl Request {
         if self.joined.is_some() { &[] } else { self.body.object_ends(self.prompt_key) }
     }
 
-    /// Whether it is a chat or a completion.
+    /// Returns whether it is a chat or a completion.
     #[must_use]
     pub(crate) fn is_chat(&self) -> bool {
         matches!(self.endpoint, Endpoint::ChatCompletions | Endpoint::Completions)
@@ -233,7 +233,7 @@ impl Request {
         self.form.as_ref().map_or_else(|| self.body.bytes(), |form| &form.bytes)
     }
 
-    /// Whether the prompt is a list of prompts, also of a single one.
+    /// Returns whether the prompt is a list of prompts, also of a single one.
     #[must_use]
     pub(crate) fn is_batch(&self) -> bool {
         let first = self.body.get(self.prompt_key).and_then(first_element);
@@ -262,8 +262,8 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// How many prompts there are, and the token ids when it is a single one given as ids. `elements` is the
-/// length of the list that the prompt may be.
+/// Returns the number of prompts, and the token ids of a single prompt that is given as ids. `elements` is
+/// the length of the prompt if it is a list.
 fn shape_of(prompt: &str, elements: usize) -> (usize, Option<Vec<u32>>) {
     match first_element(prompt) {
         // A text, or a chat's messages, which are one prompt however many they are.

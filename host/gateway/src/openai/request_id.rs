@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Its name, in requests and answers.
+/// Name of the header, in requests and answers.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Writes the id into the headers of an answer. An empty id, of a connection on which no request could be

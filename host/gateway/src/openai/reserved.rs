@@ -26,8 +26,8 @@ pub(crate) const RESERVED_FIELDS: [&str; 17] = [
 /// `vllm_xargs` into the arguments in which its scheduler looks for `kv_transfer_params`.
 pub(crate) const CONTAINERS: [&str; 4] = ["vllm_xargs", "extra_body", "extra_args", "sampling_params"];
 
-/// Whether a field of a form is reserved. A form reaches the engine as it is, so a container cannot be
-/// cleaned.
+/// Returns whether a field of a form is reserved. A form reaches the engine as it is, so a container cannot
+/// be cleaned.
 #[must_use]
 pub(crate) fn is_reserved(name: &str) -> bool {
     RESERVED_FIELDS.iter().chain(&CONTAINERS).any(|reserved| reserved.eq_ignore_ascii_case(name.trim()))

@@ -1,6 +1,6 @@
 //! Texts of clients and engines in messages, cut to a length.
 
-/// Limit of a text, characters.
+/// Maximum length of a text, characters.
 const MAX_TEXT: usize = 300;
 
 /// Returns the beginning of a text for an error message.

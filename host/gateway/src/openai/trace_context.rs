@@ -4,9 +4,9 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-/// Limit of the client's trace state, bytes: what the standard asks to pass on at least.
+/// Maximum length of the client's trace state, bytes: what the standard asks to pass on at least.
 const MAX_STATE: usize = 512;
-/// Limit of the members of a trace state.
+/// Maximum number of members of a trace state.
 const MAX_MEMBERS: usize = 32;
 /// The flag "sampled".
 const SAMPLED: u8 = 1;
@@ -47,7 +47,7 @@ impl TraceContext {
         Self::given(headers).unwrap_or_else(Self::begin)
     }
 
-    /// Begins a trace that is not sampled.
+    /// Returns a new trace that is not sampled.
     #[must_use]
     pub(crate) fn begin() -> Self {
         Self { id: rand::random::<u128>().max(1), parent: 0, flags: 0, state: String::new() }
@@ -112,7 +112,7 @@ impl TraceContext {
         &self.state
     }
 
-    /// Whether someone records the trace.
+    /// Returns whether someone records the trace.
     #[must_use]
     pub(crate) fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0

@@ -197,7 +197,7 @@ impl Exchange for GatewayExchange {
         let only = self.head.subset.as_ref().map(|subset| workers_of(subset, &snapshot));
         let (headers, caller) = (self.head.headers.clone(), std::mem::take(&mut self.caller));
         let received = Received { endpoint, headers, body, caller, account, only };
-        // Envoy's reset drops this future; nothing has to go on then.
+        // Envoy's reset drops this future; no work has to continue then.
         match prepare(&self.state, &self.upstream, received, &CancellationToken::new()).await {
             Ok(Prepared::Planned { planned, account }) => self.pick_workers(planned, account).await,
             Ok(Prepared::Preview { answer, account }) => {

@@ -16,7 +16,7 @@ const FREE_TRIES: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(60);
 /// How long the answer to a further wrong key is delayed.
 pub(crate) const DELAY: Duration = Duration::from_secs(1);
-/// Limit of remembered addresses. A new one evicts the address whose window ends first.
+/// Maximum number of remembered addresses. A new one evicts the address whose window ends first.
 const MAX_ADDRESSES: usize = 4_096;
 
 /// The addresses that sent wrong keys.
@@ -46,7 +46,7 @@ impl BadKeys {
         entry.count > FREE_TRIES
     }
 
-    /// Whether the answer to a wrong key of this address would be delayed.
+    /// Returns whether the answer to a wrong key of this address would be delayed.
     #[must_use]
     pub(crate) fn is_slowed(&self, address: IpAddr) -> bool {
         let tries = self.0.lock();

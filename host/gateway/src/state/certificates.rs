@@ -32,7 +32,7 @@ impl<T> Certificates<T> {
         all
     }
 
-    /// Whether there is no owner.
+    /// Returns whether there is no owner.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.uris.is_empty() && self.emails.is_empty() && self.dns.is_empty()
@@ -55,7 +55,7 @@ impl<T> Certificates<T> {
 }
 
 impl Certificates<Caller> {
-    /// Returns the certificates of clients. `salt` is that of the tenants' hashes.
+    /// Returns the certificates of clients. `salt` is the salt of the tenant hashes.
     #[must_use]
     pub(crate) fn of_clients(entries: &[CertificateEntry], salt: u64) -> Self {
         let clients = entries.iter().filter(|entry| entry.role.is_none());

@@ -25,15 +25,15 @@ mod refresh;
 pub(crate) use key_set::KeySet;
 use refresh::Refresh;
 
-/// Limit of a token, bytes.
+/// Maximum length of a token, bytes.
 const MAX_TOKEN: usize = 8 * 1024;
-/// Limit of the name of a tenant in a token, bytes.
+/// Maximum length of the name of a tenant in a token, bytes.
 const MAX_TENANT: usize = 128;
-/// Limit of a subject in the audit log, characters.
+/// Maximum length of a subject in the audit log, characters.
 const MAX_SUBJECT: usize = 64;
 /// Tokens that are remembered as verified.
 const MAX_VERIFIED: usize = 16_384;
-/// Limit of connecting to the identity server.
+/// Time limit for connecting to the identity server.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Verifies tokens.
@@ -48,7 +48,7 @@ pub(crate) struct TokenVerifier {
     _stop: DropGuard,
 }
 
-/// Where the public keys are.
+/// Source of the public keys.
 enum Keys {
     Fixed(KeySet),
     Fetched(Arc<Refresh>),
@@ -79,7 +79,7 @@ pub(crate) enum TokenError {
 }
 
 impl TokenVerifier {
-    /// Starts to fetch the public keys, if they are to be fetched. `salt` is that of the tenants' hashes.
+    /// Starts to fetch the public keys, if they are to be fetched. `salt` is the salt of the tenant hashes.
     ///
     /// # Errors
     /// The HTTP client does not start.
@@ -108,7 +108,7 @@ impl TokenVerifier {
         })
     }
 
-    /// Whether this verifier does what one with these settings would.
+    /// Returns whether this verifier behaves like one with these settings.
     #[must_use]
     pub(crate) fn is_of(&self, settings: &JwtSettings, salt: u64) -> bool {
         self.settings == *settings && self.salt == salt
@@ -220,7 +220,7 @@ impl TokenVerifier {
         audience.then_some(()).ok_or(TokenError::Wrong("its audience is not one of auth.jwt.audience"))
     }
 
-    /// Whom claims name.
+    /// Returns the user that the claims name.
     fn named(&self, claims: &Map<String, Value>, version: u64) -> Result<Verified, TokenError> {
         let expires = claims.get("exp").and_then(seconds).ok_or(TokenError::Wrong("it never expires"))?;
         let subject = claims.get("sub").and_then(Value::as_str).unwrap_or_default();
@@ -266,7 +266,7 @@ impl std::fmt::Debug for TokenVerifier {
     }
 }
 
-/// Whether a text has the form of a token: three parts, of which the first is JSON.
+/// Returns whether a text has the form of a token: three parts, of which the first is JSON.
 #[must_use]
 pub(crate) fn is_token(text: &str) -> bool {
     text.starts_with("ey") && text.bytes().filter(|byte| *byte == b'.').count() == 2

@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 use super::caller::{Caller, Operator, Tenant};
 use crate::config::{Credentials, KeyDigest, KeySettings, Role, Secret, sha256};
 
-/// Limit of a key, bytes. A longer one is unknown.
+/// Maximum length of a key, bytes. A longer one is unknown.
 const MAX_KEY: usize = 1024;
 
 /// Keys, and who each belongs to.
@@ -61,7 +61,7 @@ impl<T> Keys<T> {
         all
     }
 
-    /// Whether there is no key.
+    /// Returns whether there is no key.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.by_digest.is_empty() && self.by_id.is_empty()
@@ -95,7 +95,7 @@ impl<T> Keys<T> {
 }
 
 impl Keys<Caller> {
-    /// Returns the keys of clients. `salt` is that of the tenants' hashes.
+    /// Returns the keys of clients. `salt` is the salt of the tenant hashes.
     #[must_use]
     pub(crate) fn of_clients(credentials: &Credentials, salt: u64) -> Self {
         let tenant = |name: &str| Tenant::new(name, salt);

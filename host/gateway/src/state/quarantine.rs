@@ -14,7 +14,7 @@ use pointsman_workers::{Leg, WorkerId};
 use tokio::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Limit of remembered bodies. The oldest is forgotten first.
+/// Maximum number of remembered bodies. The oldest is forgotten first.
 const MAX_BODIES: usize = 1_024;
 /// Number of places for hashes of bodies that were served. A hash replaces the one in its place.
 const SERVED: usize = 4_096;
@@ -70,7 +70,7 @@ impl Default for Quarantine {
 }
 
 impl Quarantine {
-    /// Whether there is no entry, so that no body is refused.
+    /// Returns whether there is no entry, so that no body is refused.
     #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
@@ -99,8 +99,8 @@ impl Quarantine {
         Some(entry.until - now)
     }
 
-    /// Records that a worker broke on a body. Returns whether the body is to blame; it is refused for `keep`
-    /// then.
+    /// Records that a worker broke on a body. Returns whether the body is to blame. In that case the body is
+    /// refused for `keep`.
     pub(crate) fn note(&self, hash: u64, broke: Broke, keep: Duration) -> bool {
         if self.place(hash).is_some_and(|place| place.load(Ordering::Relaxed) == hash) {
             return false;

@@ -30,9 +30,9 @@ pub(crate) struct Settings {
     pub model_splits: BTreeMap<ModelName, SplitRules>,
     /// Models of the configuration.
     pub models: Vec<ModelName>,
-    /// Limit of a whole request, from its first byte.
+    /// Time limit of a whole request, from its first byte.
     pub request_timeout: Duration,
-    /// Limit of connecting to a worker.
+    /// Time limit for connecting to a worker.
     pub connect_timeout: Duration,
     /// How long a client may pause while it uploads a body.
     pub body_idle_timeout: Duration,
@@ -69,7 +69,7 @@ pub(crate) struct Settings {
     pub request_rules: RequestRules,
     /// Whether a client may see why a worker was chosen.
     pub tell_decisions: bool,
-    /// Limit of a request body in bytes.
+    /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
     /// API keys of clients; empty: no key is needed.
     pub keys: Keys<Caller>,
@@ -148,13 +148,13 @@ fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, Spli
 }
 
 impl Settings {
-    /// Whether a client has to prove who it is by a key or a certificate.
+    /// Returns whether clients have to authenticate, with a key or a certificate.
     #[must_use]
     pub(crate) fn clients_are_known(&self) -> bool {
         !(self.keys.is_empty() && self.certificates.is_empty())
     }
 
-    /// Whether an address is that of a trusted proxy.
+    /// Returns whether an address belongs to a trusted proxy.
     #[must_use]
     pub(crate) fn is_trusted_proxy(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

@@ -21,7 +21,7 @@ const MAX_RUNNING: usize = 2;
 const MAX_WAITING: usize = 64;
 /// Largest number of them that one address started.
 const MAX_OF_ADDRESS: u32 = 8;
-/// Limit of a verification, with its wait.
+/// Time limit of a verification, with its wait.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Verdicts that are kept.
 const MAX_VERDICTS: usize = 8_192;
@@ -52,8 +52,8 @@ impl Default for SlowKeys {
 }
 
 impl SlowKeys {
-    /// Whether `key` is the key of the digest `phc`. Equal keys are verified once. `delay`: how long a
-    /// verification waits first, because its address sent wrong keys.
+    /// Returns whether `key` is the key of the digest `phc`. Equal keys are verified once. `delay`: how long
+    /// a verification waits first, because its address sent wrong keys.
     ///
     /// # Errors
     /// [`Busy`].

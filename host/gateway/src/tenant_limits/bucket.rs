@@ -15,8 +15,8 @@ impl Bucket {
         Self { used: 0.0, at: now }
     }
 
-    /// Lets flow back what is due. A clock that jumps ahead empties the bucket at most. A clock that stands
-    /// still or goes back changes nothing.
+    /// Drains the bucket for the time that passed. A clock that jumps ahead empties the bucket at most. A
+    /// clock that stands still or goes back changes nothing.
     fn flow(&mut self, per_minute: f64, now: Instant) {
         let passed = now.saturating_duration_since(self.at).as_secs_f64();
         self.at = self.at.max(now);
@@ -27,7 +27,7 @@ impl Bucket {
     pub(super) fn wait(&mut self, amount: f64, per_minute: f64, now: Instant) -> Duration {
         self.flow(per_minute, now);
         let over = self.used + amount.min(per_minute) - per_minute;
-        // A rounding error must not refuse what fits exactly.
+        // A rounding error must not refuse an amount that fits exactly.
         if over <= per_minute * 1e-9 { Duration::ZERO } else { seconds(over * 60.0 / per_minute) }
     }
 
@@ -42,7 +42,7 @@ impl Bucket {
         self.used = (self.used + difference).clamp(0.0, 2.0 * per_minute);
     }
 
-    /// Returns what is left of the limit, and how long it takes until all of it is.
+    /// Returns the rest of the limit, and how long it takes until the bucket is empty.
     pub(super) fn left(&mut self, per_minute: f64, now: Instant) -> (u64, Duration) {
         self.flow(per_minute, now);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative")]
@@ -50,7 +50,7 @@ impl Bucket {
         (left, seconds(self.used * 60.0 / per_minute))
     }
 
-    /// Whether everything flowed back.
+    /// Returns whether the bucket is empty.
     pub(super) fn is_idle(&mut self, per_minute: f64, now: Instant) -> bool {
         self.flow(per_minute, now);
         self.used <= 0.0

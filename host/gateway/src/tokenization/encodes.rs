@@ -69,7 +69,7 @@ impl Encodes {
             let _unheard = sender.send(outcome);
         });
         let _ticket = pool.submit(tenant, bytes, work);
-        // The library may panic on input that it does not expect: the request goes on without tokens.
+        // The library may panic on input that it does not expect: the request continues without tokens.
         receiver.await.unwrap_or(Err("panicked"))
     }
 }

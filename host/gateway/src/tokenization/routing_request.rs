@@ -13,7 +13,7 @@ use crate::{config::HashSalt, openai::request::Request, tokenization::RequestTok
 pub(crate) struct Measure {
     /// Tokens in a block.
     pub block_size: u32,
-    /// Bytes taken for a token when there are no tokens (H5).
+    /// Bytes that count as one token when there are no tokens (H5).
     pub bytes_per_token: u32,
     /// Salt of the hashes that policies see.
     pub salt: HashSalt,

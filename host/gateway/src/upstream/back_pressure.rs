@@ -7,7 +7,7 @@ use pointsman_workers::Refusal;
 
 use super::CallError;
 
-/// Limit of an engine's `Retry-After`.
+/// Largest time of an engine's `Retry-After` that counts.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl CallError {

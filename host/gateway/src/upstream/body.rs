@@ -43,7 +43,7 @@ impl Body {
         self.0.observer().map(|call| call.0.worker())
     }
 
-    /// Notes that the body is not being read: the worker owes nothing until reading goes on.
+    /// Notes that the body is not being read: the worker's silence does not count until reading resumes.
     pub(crate) fn rest(&mut self) {
         if let Some(call) = self.0.observer_mut() {
             call.0.pause();

@@ -53,7 +53,7 @@ impl EngineStream {
         Ok(Self { bytes: Either::Right(Box::new(stream)), verified: Some(verified) })
     }
 
-    /// Whether a new connection to `to` would be verified with the same.
+    /// Returns whether a new connection to `to` would be verified with the same.
     pub(super) fn is_current(&self, to: &Destination, tls: &EngineTls) -> bool {
         let same =
             |verified: &Verified| verified.server_name == to.server_name && tls.is_current(&verified.config);

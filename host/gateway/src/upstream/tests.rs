@@ -1,4 +1,4 @@
-//! Calls over real sockets, to engines that say what a test wants.
+//! Calls over real sockets, to engines with scripted answers.
 
 #![allow(clippy::disallowed_methods, reason = "engines of tests end with them")]
 
@@ -127,7 +127,7 @@ async fn what_says_close_or_too_much_is_not_used_again() {
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}HTTP/1.1 200 OK\r\n",
         "HTTP/1.0 200 OK\r\ncontent-length: 2\r\n\r\n{}",
     ] {
-        // The first connection stays open, and would answer a second call wrongly.
+        // The first connection stays open, and would give a wrong answer to a second call.
         let wrong = OK.replace("{}", "xx");
         let connections = vec![vec![vec![first.to_owned()], vec![wrong]], vec![vec![OK.to_owned()]]];
         let (engine, upstream) = (engine(connections).await, upstream());
@@ -180,7 +180,7 @@ async fn a_refusal_that_comes_before_the_request_is_sent_whole_is_read() {
     let url = format!("http://{}/", listener.local_addr().unwrap());
     let engine = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        // Takes a little of it, refuses, and reads no more.
+        // Reads a little of the body, refuses, and stops reading.
         let _ = stream.read(&mut [0; 1024]).await;
         let refusal = "HTTP/1.1 413 Payload Too Large\r\ncontent-length: 5\r\n\r\nlarge";
         stream.write_all(refusal.as_bytes()).await.unwrap();

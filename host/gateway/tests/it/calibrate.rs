@@ -31,7 +31,7 @@ use tokio::{net::TcpListener, process::Command, sync::mpsc};
 mod pair;
 mod tls;
 
-/// What is wrong with an engine.
+/// Fault of a simulated engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
@@ -54,10 +54,10 @@ const TRUTH: [f64; 5] = [20.0, 1.5, 0.004, 0.1, 0.0];
 struct Engine {
     flaw: Flaw,
     core: Mutex<BatchEngine>,
-    /// Where the tokens of each request go; its place is the tag.
+    /// Channel for the tokens of each request; its index is the request's tag.
     requests: Mutex<Vec<mpsc::UnboundedSender<bool>>>,
     open: Mutex<(usize, usize)>,
-    /// What its steps should have taken and what they took, ms. On a busy machine sleeps are late.
+    /// Time that its steps should have taken, and that they took, ms. On a busy machine sleeps are late.
     steps: Mutex<(f64, f64)>,
     /// Engines of the same machine that are in a step: each makes the steps of the others longer.
     busy: Arc<AtomicUsize>,

@@ -217,7 +217,7 @@ fn keys(value: &toml::Value, path: &str, all: &mut BTreeSet<String>) {
 const FREE: [&str; 9] =
     ["pins", "min_versions", "labels", "topology", "models", "slots", "busy", "tenants", "defaults"];
 
-/// Whether the schema has a key, or lets the operator name it.
+/// Returns whether the schema has a key, or lets the operator name it.
 fn is_described(path: &str, described: &BTreeSet<String>) -> bool {
     let parts: Vec<&str> = path.split('.').collect();
     let matches = |known: &String| {

@@ -83,7 +83,7 @@ impl Helm {
         command.args(arguments).output().unwrap()
     }
 
-    /// What `helm template` prints for values, or the sentence that it ends with.
+    /// Returns the output of `helm template` for values, or the last sentence of its error.
     fn template(&self, values: &[&str]) -> Result<String, String> {
         self.template_of("pointsman", values)
     }

@@ -95,7 +95,7 @@ fn s4_scores_of_llm_d_are_those_of_the_imported_slot() {
         let mut list = Vec::new();
         for table in group["tables"].as_array().unwrap() {
             let scores = table["scores"].as_array().unwrap().iter().map(|score| score.as_f64().unwrap());
-            // A cost is what is missing to the best possible score, so the lowest cost is the highest score.
+            // A cost is the distance to the best possible score, so the lowest cost is the highest score.
             let costs: Vec<toml::Value> = scores.clone().map(|score| (total - score).into()).collect();
             let least = scores.clone().fold(f64::MIN, f64::max);
             let best: Vec<u64> =

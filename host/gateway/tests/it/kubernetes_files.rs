@@ -26,7 +26,7 @@ mod running;
 
 /// Largest sum of the values of a ConfigMap that the API server takes, bytes.
 const CONFIG_MAP_BYTES: usize = 1 << 20;
-/// What is not a resource, patch or generator of a kustomization, relative to `deploy/kubernetes`.
+/// Files that are not a resource, patch or generator of a kustomization, relative to `deploy/kubernetes`.
 const OTHER_FILES: [&str; 1] = ["components/autoscaling/prometheus-adapter.yaml"];
 const RULES_HEAD: &str = "\
 # Written from deploy/prometheus/alerts.yaml by

@@ -1,4 +1,5 @@
-//! What an operator sees of the real binary: refusals at the start, and log lines that others cannot forge.
+//! Tests of the real binary as an operator sees it: refusals at the start, and log lines that others cannot
+//! forge.
 
 #![allow(clippy::expect_used, reason = "helpers of tests")]
 

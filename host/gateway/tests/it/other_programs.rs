@@ -107,7 +107,7 @@ fn help_lists_what_is_installed_and_names_the_rest() {
     let absent = "Not installed: policy inspect, test, run, bench, new, build, push and pull (pointsman-policy), \
                   demo (pointsman-lab), compare (pointsman-lab)";
     assert!(help.contains(absent), "{help}");
-    // Examples of what is not there would fail.
+    // Examples of missing programs would fail.
     for (example, shown) in [("policy promote", true), ("policy bench", false), ("top", false)] {
         assert_eq!(help.contains(&format!("\n  pointsman {example}")), shown, "{example}: {help}");
     }
@@ -115,7 +115,7 @@ fn help_lists_what_is_installed_and_names_the_rest() {
     for (name, listed) in [("serve", true), ("policy", true), ("compare", false), ("top", false)] {
         assert_eq!(is_listed(&help, name), listed, "{name}: {help}");
     }
-    // The daemon has what an operator needs of `policy`.
+    // The daemon has the commands of `policy` that an operator needs.
     let output = alone.run(&["policy", "--help"]);
     assert!(output.status.success() && text(&output.stdout).contains("promote"), "{output:?}");
     assert_eq!(alone.run(&["policy"]).status.code(), Some(2));

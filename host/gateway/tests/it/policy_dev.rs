@@ -171,7 +171,7 @@ async fn a_gateway_that_goes_away_is_looked_for_until_it_is_back() {
     gateway.kill();
     // O5.7
     dev.until("looking again every second");
-    // What is saved meanwhile waits in the directory.
+    // A file that is saved meanwhile waits in the directory.
     let next = "cost = \"active_requests + 1\"\n";
     save(&file, next);
     let replay = dev.until("replay    ");
@@ -331,7 +331,7 @@ fn process_of(pid: &Path) -> PathBuf {
     Path::new("/proc").join(read().unwrap())
 }
 
-/// Whether a process has ended; its parent may not have asked for its status.
+/// Returns whether a process has ended; its parent may not have asked for its status.
 fn is_gone(process: &Path) -> bool {
     fs::read_to_string(process.join("stat")).map_or(true, |stat| stat.contains(") Z "))
 }

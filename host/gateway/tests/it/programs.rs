@@ -17,7 +17,7 @@ use pointsman_policy_tools::PolicyCommand;
 
 /// The programs that `pointsman` runs, and the simulated engine.
 const OTHERS: [&str; 4] = ["pointsman-policy", "pointsman-lab", "pointsman-tools", "pointsman-sim"];
-/// What they are built from.
+/// Sources of these programs.
 const SOURCES: [&str; 6] = ["crates", "host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
 /// Variables that cargo and nextest set for a test: with them, build scripts would run again.
 const OF_TESTS: [&str; 6] =
@@ -39,7 +39,7 @@ struct Policy {
     _command: PolicyCommand,
 }
 
-/// Whether a command line is one of `pointsman`, or of the program that has its command `policy`.
+/// Returns whether a command line is one of `pointsman`, or of the program that has its command `policy`.
 pub(crate) fn parses<T: AsRef<str>>(words: &[T]) -> bool {
     let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
     match words.as_slice() {
@@ -49,7 +49,7 @@ pub(crate) fn parses<T: AsRef<str>>(words: &[T]) -> bool {
 }
 
 fn build(bin: &Path) {
-    // Its time is that of the last build; its lock lets one process of the test run build.
+    // The file's time is the time of the last build. Its lock lets only one process of the test run build.
     let stamp = File::options().create(true).append(true).open(bin.join(".other-programs")).unwrap();
     stamp.lock().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
@@ -78,7 +78,7 @@ fn build(bin: &Path) {
 
 /// Returns when the newest file at or below a path was changed.
 fn changed(path: &Path) -> SystemTime {
-    // A link may name what is gone.
+    // A link may point to a removed file.
     let Ok(metadata) = fs::metadata(path) else { return SystemTime::UNIX_EPOCH };
     if metadata.is_file() {
         return metadata.modified().unwrap();

@@ -110,11 +110,11 @@ impl Terminal {
             line.clear();
             assert!(out.read_line(&mut line).unwrap() > 0, "serve ended");
         }
-        // Who serves may still write there.
+        // The caller keeps `out`, since the server may still write to it.
         (serving, out)
     }
 
-    /// What a command prints, again until it has a text.
+    /// Runs a command again until its output has the wanted text, and returns the output.
     fn until(&self, script: &str, wanted: &str) -> String {
         for _ in 0..400 {
             let output = self.bash(script).stderr(Stdio::null()).output().unwrap();

@@ -136,7 +136,7 @@ fn a_script_that_cannot_start_is_refused_in_the_words_of_the_whole_build() {
     }
 }
 
-/// What a policy does when it is loaded may need the clock, or more time than an instance has to start.
+/// A policy's code that runs at load time may need the clock, or more time than an instance has to start.
 #[test]
 #[ignore = "needs python3 and the network"]
 fn a_python_policy_that_starts_only_in_the_whole_build_gets_it() {

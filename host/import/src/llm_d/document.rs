@@ -75,7 +75,7 @@ fn within(node: &Node, found: &mut Vec<Node>) -> Result<(), String> {
             };
             for mut inner in parsed {
                 if is_config(&inner) {
-                    // The line of a block is that of its first line with text.
+                    // The line number of a block is the number of its first line with text.
                     let blank = text.chars().take_while(|letter| *letter == '\n').count();
                     inner.move_down((node.line - 1).saturating_sub(blank));
                     found.push(inner);

@@ -49,7 +49,7 @@ const KNOWN: [&str; 8] = [
     "session-affinity-filter",
 ];
 
-/// Whether the type is a filter's.
+/// Returns whether the type is a filter's.
 pub(super) fn is_filter(kind: &str) -> bool {
     KNOWN.contains(&kind) || MISSING.iter().any(|(name, _)| *name == kind)
 }

@@ -176,7 +176,7 @@ fn quantity(node: &Node) -> anyhow::Result<i64> {
     Ok(whole(count * factor))
 }
 
-/// A whole number up to what a double has exactly.
+/// A whole number that a double represents exactly.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to the whole numbers of a double")]
 fn whole(number: f64) -> i64 {
     number.clamp(0.0, 9e15) as i64

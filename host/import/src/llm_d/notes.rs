@@ -106,12 +106,12 @@ const NOTES: &[(&str, Kind, &str)] = &[
     ("destination-endpoint-served-verifier", Missing, "it is for tests"),
 ];
 
-/// Returns what becomes of a plugin of this type; `None` when that depends on more.
+/// Returns how a plugin of this type is translated; `None` when that depends on more than the type.
 pub(super) fn of(kind: &str) -> Option<(Kind, &'static str)> {
     NOTES.iter().find(|(name, ..)| *name == kind).map(|(_, kind, ours)| (*kind, *ours))
 }
 
-/// Returns what becomes of a feature gate.
+/// Returns how a feature gate is translated.
 pub(super) fn gate(gate: &str) -> (Kind, &'static str) {
     let (name, value) = gate.split_once('=').unwrap_or((gate, "true"));
     match name {

@@ -41,7 +41,7 @@ impl Import<'_> {
         Ok((Kind::Approximated, format!("{setting}: {source}{more}")))
     }
 
-    /// Whether the scorer reads the engines' KV events.
+    /// Returns whether the scorer reads the engines' KV events.
     fn is_precise(&self, plugin: &Plugin<'_>) -> bool {
         plugin.kind == "precise-prefix-cache-scorer"
             || self.producer(plugin).is_some_and(|it| it.kind == PRECISE)

@@ -15,7 +15,7 @@ const PICKERS: [(&str, Picker); 3] = [
     ("weighted-random-picker", Picker::WeightedRandom),
 ];
 
-/// Whether a plugin of this type does its work in a profile.
+/// Returns whether a plugin of this type does its work in a profile.
 pub(super) fn is_part(kind: &str) -> bool {
     scorers::is_scorer(kind) || filters::is_filter(kind) || picker(kind).is_some()
 }

@@ -52,7 +52,7 @@ const WEIGHTS: [(&str, &str); 9] = [
     ("lora-affinity-scorer", "lora"),
 ];
 
-/// Whether the type is a scorer's.
+/// Returns whether the type is a scorer's.
 pub(super) fn is_scorer(kind: &str) -> bool {
     let others = ["session-affinity-scorer", "latency-scorer"];
     others.contains(&kind)

@@ -45,7 +45,7 @@ impl SlotPlan {
         entry.1 = if entry.1.is_empty() { source.to_owned() } else { format!("{}, {source}", entry.1) };
     }
 
-    /// Sets a threshold. Returns whether it fits what is set already.
+    /// Sets a threshold. Returns whether it agrees with the one that is already set.
     pub(super) fn option(&mut self, key: &'static str, value: impl Into<Value>, source: &str) -> bool {
         let value = value.into();
         let known = self.options.entry(key).or_insert((value.clone(), source.to_owned()));

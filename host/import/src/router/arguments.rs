@@ -249,8 +249,8 @@ fn is_module(name: &str) -> bool {
     MODULES.iter().any(|module| name.starts_with(module))
 }
 
-/// Whether a value has a variable of a shell (`$PORT`, `${PORT}`, `$(PORT)`) or of a template
-/// (`{{ .port }}`). A secret may have a dollar sign, so only a variable alone counts there.
+/// Returns whether a value has a variable of a shell (`$PORT`, `${PORT}`, `$(PORT)`) or of a template (`{{
+/// .port }}`). A secret may have a dollar sign, so only a variable alone counts there.
 fn is_variable(flag: &str, value: &str) -> bool {
     let begins = |letter: char| letter.is_ascii_alphanumeric() || "{(_@*".contains(letter);
     if flags::is_secret(flag) {
@@ -261,14 +261,14 @@ fn is_variable(flag: &str, value: &str) -> bool {
     value.contains("{{") || value.split('$').skip(1).any(|rest| rest.starts_with(begins))
 }
 
-/// Whether a word is the program or the module of a router.
+/// Returns whether a word is the program or the module of a router.
 fn is_router(text: &str) -> bool {
     let name = shell::file_name(text);
     let routers = ["smg", "amg", "sgl-model-gateway"];
     routers.contains(&name) || is_module(name) || PROGRAMS.contains(&name) && name.contains("router")
 }
 
-/// Whether a word sets a variable of the program's environment.
+/// Returns whether a word sets a variable of the program's environment.
 fn is_assignment(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     text.split_once('=').is_some_and(|(name, _)| !name.is_empty() && name.bytes().all(fits))

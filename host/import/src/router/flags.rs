@@ -1,4 +1,4 @@
-//! The flags of both routers: how many values each takes, and what becomes of those that need no translation.
+//! The flags of both routers: how many values each takes, and the fate of flags that need no translation.
 
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
@@ -330,7 +330,7 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
-/// Returns what becomes of a flag, whatever its value.
+/// Returns how a flag is translated, whatever its value.
 pub(super) fn note(name: &str) -> Option<(Kind, &'static str)> {
     find(name)?.note
 }
@@ -343,7 +343,7 @@ pub(super) fn alias(name: &str) -> &str {
     }
 }
 
-/// Whether the value of a flag is a secret.
+/// Returns whether the value of a flag is a secret.
 pub(super) fn is_secret(name: &str) -> bool {
     SECRETS.contains(&name)
 }

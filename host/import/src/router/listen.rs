@@ -160,7 +160,7 @@ impl Import<'_> {
     }
 }
 
-/// An address of this machine, and whether it is what the text says.
+/// Returns the address of a host, and whether the host is one; for a name, the unspecified address.
 fn address(host: &str) -> (IpAddr, bool) {
     let host = host.trim_start_matches('[').trim_end_matches(']');
     match host {

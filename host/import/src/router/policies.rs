@@ -138,7 +138,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Whether requests run on two workers.
+    /// Returns whether requests run on two workers.
     pub(super) fn splits(&self) -> bool {
         ["vllm-pd-disaggregation", "pd-disaggregation", "prefill", "decode"]
             .iter()

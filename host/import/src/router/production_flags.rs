@@ -1,6 +1,6 @@
 //! The flags of production-stack's router, which is also called vllm-router.
 //!
-//! They are those of vllm-project/production-stack, `src/vllm_router/parsers/parser.py`.
+//! They come from vllm-project/production-stack, `src/vllm_router/parsers/parser.py`.
 
 use super::flags::{Arity, Flag, read, with_note};
 use crate::report::Kind::{Approximated, Missing, Translated};
@@ -136,7 +136,7 @@ pub(super) fn find(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
-/// Returns whether arguments are those of this router.
+/// Returns whether arguments belong to this router.
 pub(super) fn is_meant<'a>(arguments: impl Iterator<Item = &'a str>) -> bool {
     let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {

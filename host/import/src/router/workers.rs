@@ -225,7 +225,7 @@ impl Worker<'_> {
     }
 }
 
-/// Whether the ports of `tcp://HOST:PORT,…` rise by one from rank to rank, on one host.
+/// Returns whether the ports of `tcp://HOST:PORT,…` rise by one from rank to rank, on one host.
 fn are_consecutive(endpoints: &str) -> bool {
     let parts = endpoints.split(',').map(|endpoint| {
         let (host, port) = endpoint.rsplit_once(':')?;

@@ -13,7 +13,7 @@ use super::target::Target;
 pub(super) const WARM_UP: u32 = 2;
 /// Share of the requests for the check.
 const MIX_SHARE: f64 = 0.4;
-/// Most requests of the check.
+/// Maximum number of requests of the check.
 const MAX_MIX: u32 = 100;
 /// Share of the requests for the link of a pair.
 const PAIR_SHARE: f64 = 0.1;

@@ -21,9 +21,9 @@ use serde_json::{Value, json};
 use sse::Splitter;
 use tokio::time::{Duration, Instant};
 
-/// Limit of an answer that is not streamed, bytes.
+/// Maximum size of an answer that is not streamed, bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
-/// Limit of the server's own text in an error message, characters.
+/// Maximum length of the server's own text in an error message, characters.
 const MAX_TEXT: usize = 300;
 /// Time that a question about facts may take.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);

@@ -19,7 +19,7 @@ use pointsman_rig::client::{Client, Streamed};
 /// Clients at once.
 const CLIENTS: usize = 12;
 
-/// What clients saw.
+/// Outcomes of the clients' requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) outcomes: Vec<Streamed>,

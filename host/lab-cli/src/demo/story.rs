@@ -1,4 +1,4 @@
-//! What the demo does to the gateway, and what has to happen.
+//! Events of the demo, and what each has to cause.
 
 use std::time::Duration;
 

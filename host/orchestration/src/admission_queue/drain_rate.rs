@@ -28,7 +28,7 @@ impl DrainRate {
     /// Returns when a client should try again while `waiting` requests are ahead of it.
     pub(super) fn retry_after(&mut self, waiting: usize, now: Instant) -> Duration {
         self.decay(now);
-        // Before a whole window passed, the sum covers less time.
+        // Until a whole window has passed, the sum covers only the time since the start.
         let age = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         let covered = WINDOW.as_secs_f64() * (1.0 - (-age.as_secs_f64() / WINDOW.as_secs_f64()).exp());
         if self.recent < 0.01 {

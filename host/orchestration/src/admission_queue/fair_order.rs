@@ -172,12 +172,12 @@ impl<T: Clone> FairOrder<T> {
         self.models.get(model).map_or(0, |model| model.waiting)
     }
 
-    /// Whether requests wait in a line.
+    /// Returns whether requests wait in a line.
     pub(super) fn has(&self, line: &LineId) -> bool {
         self.lines.contains_key(line)
     }
 
-    /// Adds a request. `weight` is that of its tenant.
+    /// Adds a request. `weight` is the weight of its tenant.
     pub(super) fn insert(
         &mut self,
         line: LineId,
@@ -284,7 +284,7 @@ impl<T: Clone> FairOrder<T> {
         best.map(|(_, position, value)| (position, value))
     }
 
-    /// Whether nothing is kept of any request, for tests.
+    /// Returns whether nothing is kept of any request, for tests.
     #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.lines.is_empty() && self.models.is_empty() && self.waiting == 0
@@ -309,7 +309,7 @@ impl<T: Clone> FairOrder<T> {
     }
 }
 
-/// Where a line's next request stands among those of other lines.
+/// Rank of a line's next request among those of other lines.
 #[derive(Clone, Copy, Debug)]
 struct Rank {
     /// Age before band, in an ageing turn.

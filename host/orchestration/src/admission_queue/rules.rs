@@ -85,7 +85,7 @@ impl QueueRules {
         Self { limit, ..Self::default() }
     }
 
-    /// Whether neither a queue nor a limit of requests in flight is configured.
+    /// Returns whether neither a queue nor a limit of requests in flight is configured.
     pub(super) fn is_off(&self) -> bool {
         let limits_inflight = |bounds: &ModelBounds| bounds.max_inflight > 0;
         self.limit == 0 && self.max_inflight == 0 && !self.models.values().any(limits_inflight)
@@ -123,7 +123,7 @@ pub struct AdmissionRequest<'a> {
     pub bytes: usize,
 }
 
-/// Requests that the same workers may serve. When the first of them finds no worker, the others would not.
+/// Requests that the same workers may serve. When the first one finds no worker, the others find none either.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct LineId {
     pub(super) model: ModelName,

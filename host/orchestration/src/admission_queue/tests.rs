@@ -102,7 +102,7 @@ async fn f7_a_wake_up_reaches_the_first_and_is_passed_on() {
     first.turn(far).await;
     assert_eq!(started.elapsed(), Duration::ZERO);
     first.try_later();
-    // What does not fit the first would not fit the second, which the same workers may serve.
+    // The second request may go to the same workers as the first, so no capacity for one means none for both.
     assert!(!second.is_its_turn() && other_line.is_its_turn());
     other_line.try_later();
     second.turn(far).await;

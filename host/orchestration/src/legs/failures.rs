@@ -82,8 +82,8 @@ impl Legs {
         actions
     }
 
-    /// Whether the request may run on a worker that prefills locally (B6). That worker would be one more
-    /// engine on which the request may break.
+    /// Returns whether the request may run on a worker that prefills locally (B6). That worker would be one
+    /// more engine on which the request may break.
     fn may_fall_back(&self) -> bool {
         self.policy.local_fallback && self.client == Client::Waiting && self.broken < MAX_BROKEN
     }
@@ -142,7 +142,7 @@ impl Legs {
         actions
     }
 
-    /// Ends the request for the client. Work that engines still need goes on until the second deadline.
+    /// Ends the request for the client. Work that engines still need continues until the second deadline.
     pub(super) fn deadline(&mut self) -> Actions {
         let goes_on = !self.overdue && self.must_go_on();
         self.overdue = true;
@@ -157,8 +157,8 @@ impl Legs {
         if goes_on { actions } else { self.finish(actions) }
     }
 
-    /// Whether a retry is allowed: only while the client waits and no byte was sent downstream [invariant 7],
-    /// and once after an engine broke.
+    /// Returns whether a retry is allowed: only while the client waits and no byte was sent downstream
+    /// [invariant 7], and once after an engine broke.
     fn may_retry(&self) -> bool {
         self.policy.retries > 0 && self.client == Client::Waiting && self.broken < MAX_BROKEN
     }
@@ -200,7 +200,8 @@ impl Legs {
         self.cancel_all()
     }
 
-    /// Whether engines hold blocks that only more work frees, although no client waits for the answer [E1].
+    /// Returns whether engines hold blocks that only more work frees, although no client waits for the answer
+    /// [E1].
     fn must_go_on(&self) -> bool {
         let Some(traits) = self.traits else { return false };
         if self.consumed || self.state.prefill == LegState::Routed {
@@ -216,11 +217,11 @@ impl Legs {
         }
     }
 
-    /// Whether one leg of a pair has ended that was aborted by id, and the other has not: either the transfer
-    /// is over, or the other leg waits for a partner that does not come. An engine may also have lost its
-    /// abort: SGLang 0.5.23 does, and ignores repetitions, when an abort arrives while it prepares the prompt
-    /// (`managers/tokenizer_manager.py`, `abort_sent`). A prompt that is still prepared ends with its
-    /// connection.
+    /// Returns whether one leg of a pair has ended that was aborted by id, and the other has not: either the
+    /// transfer is over, or the other leg waits for a partner that does not come. An engine may also have
+    /// lost its abort: SGLang 0.5.23 does, and ignores repetitions, when an abort arrives while it prepares
+    /// the prompt (`managers/tokenizer_manager.py`, `abort_sent`). A prompt that is still prepared ends with
+    /// its connection.
     pub(super) fn other_leg_is_in_vain(&self) -> bool {
         self.only_consumes()
             && self.handoff_kind() == Some(HandoffKind::Bootstrap)

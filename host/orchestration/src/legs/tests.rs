@@ -634,10 +634,10 @@ fn e4_the_deadline_drains_a_prefill_in_flight_and_consumes_its_handoff() {
     );
 }
 
-/// What happens next in the world outside the machine.
+/// Next event outside the state machine.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
-    /// The driver reports an event.
+    /// Gives an event to the state machine.
     Reported(Event),
     /// No decode worker is alive any more.
     DecodeWorkersDie,
@@ -645,7 +645,7 @@ enum Happening {
     PrefillDies,
 }
 
-/// What the world outside the machine holds: legs in flight, and what each may do next.
+/// State outside the state machine: legs in flight, and what each may do next.
 #[derive(Debug)]
 struct World {
     traits: PrefillTraits,
@@ -671,7 +671,7 @@ struct World {
     prefill_lives: bool,
     /// The decode worker that alone could take the handoff, refused even one token or was not reached.
     nobody_takes: bool,
-    /// The time for what engines need after the deadline is over.
+    /// Whether the time that engines get after the deadline is over.
     lease_over: bool,
     finished: bool,
     /// Engines that broke on the request.
@@ -780,7 +780,7 @@ impl World {
         self.owed = false;
     }
 
-    /// What the world may bring forth now.
+    /// Returns the events that are possible now.
     fn possible(&self) -> Vec<Happening> {
         let mut events = Vec::new();
         let waits = !self.gone && self.answers == 0;
@@ -883,7 +883,7 @@ impl World {
         Some(event)
     }
 
-    /// Lets something happen, and performs what the machine makes of it.
+    /// Applies an event, and performs the actions that the state machine returns.
     fn step(&mut self, legs: &mut Legs, choice: u8) -> Option<Event> {
         let possible = self.possible();
         assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");

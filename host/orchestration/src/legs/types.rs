@@ -28,19 +28,19 @@ pub struct RetryPolicy {
     pub local_fallback: bool,
 }
 
-/// How the two legs of a remote request are tied.
+/// How a remote request hands its prefill over to decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HandoffKind {
-    /// Known before prefill; the legs run together.
+    /// The handoff is known before prefill; the legs run together.
     Bootstrap,
-    /// Returned in the prefill answer.
+    /// The prefill answer returns the handoff.
     Completed,
     /// Both workers are known before prefill, which pushes to decode; decode is sent when prefill ended.
     Addressed,
 }
 
-/// How many workers run a request.
+/// Number of workers that run a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// One leg on one worker.
@@ -52,7 +52,7 @@ pub enum Shape {
 /// Properties of the prefill worker that was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefillTraits {
-    /// Its kind of handoff.
+    /// Kind of handoff.
     pub handoff: HandoffKind,
     /// Whether a running prefill may be cancelled (E4).
     pub cancellable: bool,
@@ -107,7 +107,7 @@ pub enum Event {
     Failed(Leg, Failed),
     /// The client disconnected.
     ClientGone,
-    /// The request's deadline passed; the second time: the time for what engines still need, too.
+    /// The request's deadline passed. The second time: the time that engines get after it passed, too.
     Deadline,
 }
 

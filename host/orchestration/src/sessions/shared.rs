@@ -33,17 +33,17 @@ pub struct Stamp {
 /// A binding that was made, or its end: of a session or a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionChange {
-    /// What is bound.
+    /// The session or response.
     pub key: BindingKey,
     /// The worker; `None` if the session was closed, or the response deleted.
     pub candidate: Option<CandidateId>,
-    /// How long it holds.
+    /// How long the binding holds.
     pub ttl: Duration,
     /// When and by whom it was made.
     pub stamp: Stamp,
 }
 
-/// Where changes go.
+/// Queue of changes for other gateways.
 #[derive(Debug)]
 pub(super) struct Sharing {
     queue: SyncSender<SessionChange>,
@@ -52,7 +52,7 @@ pub(super) struct Sharing {
 }
 
 impl Sharing {
-    /// Returns the stamp of a change now, which wins over what is known.
+    /// Returns a stamp for a change now. It wins over all known stamps.
     pub(super) fn stamp(&self, known: Option<Stamp>) -> Stamp {
         let after = known.map_or(0, |known| known.at_us.saturating_add(1));
         Stamp { at_us: now_us().max(after), writer: self.writer.load(Relaxed) }
@@ -75,7 +75,7 @@ impl Sessions {
         (Self { sharing: Some(sharing), ..Self::default() }, changes)
     }
 
-    /// Sets who makes changes here, as a hash of the gateway's name.
+    /// Sets the author of this gateway's changes, a hash of its name.
     pub fn set_writer(&self, writer: u64) {
         if let Some(sharing) = &self.sharing {
             sharing.writer.store(writer, Relaxed);

@@ -34,7 +34,7 @@ impl Cancel {
         }
     }
 
-    /// Whether the compile was cancelled.
+    /// Returns whether the compile was cancelled.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.0.lock().cancelled
     }

@@ -26,7 +26,7 @@ impl CodeStore {
         Self(cache.join("modules"))
     }
 
-    /// Whether there is an entry of this name.
+    /// Returns whether there is an entry of this name.
     pub(super) fn has(&self, key: &str) -> bool {
         let renew = |path: &Path| -> io::Result<()> {
             // So that it is not the oldest one while it is loaded.
@@ -65,7 +65,7 @@ impl CodeStore {
         for entry in self.entries() {
             let kept = entry.file_name().to_str().is_some_and(|name| names.iter().any(|kept| kept == name));
             if !kept {
-                // What cannot be removed now is removed with the directory.
+                // A file that cannot be removed now is removed with the directory.
                 let _ = fs::remove_file(entry.path());
             }
         }

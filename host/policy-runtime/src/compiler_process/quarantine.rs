@@ -18,7 +18,7 @@ use crate::{guest_info::truncate, refusal::Refusal};
 
 /// Name of the file in the compile cache.
 pub(super) const FILE_NAME: &str = "quarantine.json";
-/// Limit of remembered files. A new one evicts the oldest.
+/// Maximum number of remembered files. A new one evicts the oldest.
 const MAX_ENTRIES: usize = 64;
 /// Largest file of entries, bytes.
 const MAX_FILE_BYTES: u64 = 128 * 1024;

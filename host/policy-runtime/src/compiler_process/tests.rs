@@ -1,4 +1,4 @@
-//! What comes into the cache of compiled code, and what stays there.
+//! Tests which entries get into the cache of compiled code, and which stay there.
 
 use std::{fs, os::unix::fs::PermissionsExt as _};
 

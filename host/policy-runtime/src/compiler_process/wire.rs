@@ -11,27 +11,27 @@ use crate::{guest_info::truncate, outline::Outline, refusal::Refusal};
 /// Job of the process, and its limits.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Request {
-    /// What the bytes on stdin are.
+    /// Kind of the bytes on stdin.
     pub(crate) task: Task,
     /// Process that waits for the answer.
     pub(crate) parent: u32,
     /// Largest file, bytes.
     pub(crate) file_bytes: usize,
-    /// Most linear memory of an instance, bytes.
+    /// Maximum linear memory of an instance, bytes.
     pub(crate) memory_bytes: usize,
     /// Address space of a memory, bytes.
     pub(crate) reservation: Option<u64>,
     /// Directory of wasmtime's cache, for this process only.
     pub(crate) cache: PathBuf,
-    /// Most address space of the process, bytes.
+    /// Maximum address space of the process, bytes.
     pub(crate) address_space: u64,
-    /// Most CPU time of the process, seconds.
+    /// Maximum CPU time of the process, seconds.
     pub(crate) cpu_seconds: u64,
     /// Whether the process lowers its priority.
     pub(crate) yields: bool,
 }
 
-/// What the process is given.
+/// Kind of input of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Task {
     /// A policy file. It is compiled when that is wanted and it is not in parts.
@@ -70,7 +70,7 @@ pub(crate) enum Reply {
         outline: Outline,
         /// Whether it was compiled.
         compiled: bool,
-        /// Number of bytes of the component that follow. 0: the file is the component.
+        /// Number of bytes of the component that follow. 0: the file itself is the component.
         component_bytes: usize,
         /// Number of bytes of each module that follows the component, which imports it.
         module_bytes: Vec<usize>,

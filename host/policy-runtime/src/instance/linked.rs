@@ -103,7 +103,7 @@ impl Linked {
         Ok(Self { pre, wasi, world, learning, _shared: shared })
     }
 
-    /// Whether it has the export `learning`.
+    /// Returns whether it has the export `learning`.
     pub(crate) fn learns(&self) -> bool {
         self.learning.is_some()
     }

@@ -58,7 +58,7 @@ pub struct Report {
     pub compiling: Vec<String>,
     /// `.wasm` files in the policy directory that belong to no slot.
     pub strays: Vec<String>,
-    /// What every slot runs now.
+    /// Policies that every slot runs now.
     pub slots: Vec<SlotSummary>,
 }
 
@@ -83,7 +83,7 @@ pub enum CommandError {
         what: &'static str,
         /// Lanes that run something, with their policies.
         lanes: String,
-        /// What to do first.
+        /// What the operator has to do first.
         advice: String,
     },
     /// The slot has both a canary and a shadow.

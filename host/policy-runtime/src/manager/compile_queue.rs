@@ -30,8 +30,8 @@ const MAX_SMALL_BYTES: usize = 1 << 20;
 /// Number of threads.
 const THREADS: usize = 3;
 
-/// Identifies a loaded policy: code, settings, and the state and grants of its slot. Its file is no part of
-/// it: content that moves to another file is not compiled again.
+/// Identifies a loaded policy: code, settings, and the state and grants of its slot. It leaves
+/// out the file's name: content that moves to another file is not compiled again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct PolicyKey {
     digest: Digest,
@@ -128,8 +128,8 @@ impl CompileJob {
         })
     }
 
-    /// As [`Self::run`], with the code of an earlier job that had the same bytes and grants: most slots start
-    /// with the same policy.
+    /// Like [`Self::run`], with the code of an earlier job that had the same bytes and grants: most slots
+    /// start with the same policy.
     pub(super) fn run_sharing(&self, engine: &PolicyEngine, earlier: &mut Compiled) -> CompileResult {
         self.run_with(|| {
             let key = (self.code, self.access.granted().clone());
@@ -245,7 +245,7 @@ impl Shared {
 
 impl Jobs {
     /// Takes the first job whose slot has none of its kind running, and that leaves a thread to small files.
-    /// What was cancelled does not count: it ends soon.
+    /// A cancelled job does not count as running: it ends soon.
     fn take(&mut self) -> Option<Queued> {
         let large = self.running.iter().filter(|running| running.is_large).count();
         let place = self.waiting.iter().position(|queued| {

@@ -34,9 +34,9 @@ pub(super) struct Compiler {
 
 /// Why a policy is not loaded.
 pub(super) enum NotLoaded {
-    /// It cannot be used.
+    /// The policy cannot be used.
     Refused(Refusal),
-    /// It is being compiled. Ask again when a job has finished.
+    /// The policy is being compiled. Ask again when a job has finished.
     Pending,
 }
 
@@ -60,7 +60,7 @@ impl Compiler {
         self.compiled = Compiled::new();
     }
 
-    /// Whether no job is pending.
+    /// Returns whether no job is pending.
     pub(super) fn is_idle(&self) -> bool {
         self.pending.is_empty()
     }

@@ -61,7 +61,7 @@ impl Folder {
         }
     }
 
-    /// Whether the file exists.
+    /// Returns whether the file exists.
     pub(super) fn has(&self, file: &Path) -> bool {
         self.dir.as_ref().is_some_and(|dir| dir.join(file).exists())
     }
@@ -97,7 +97,7 @@ impl Folder {
     }
 }
 
-/// Returns what is wrong with a path that is no directory.
+/// Returns what is wrong with a path that is not a directory.
 fn not_a_directory(dir: &Path) -> String {
     if dir.exists() {
         format!("`{}` is not a directory; name one", dir.display())

@@ -12,7 +12,7 @@ use super::{compile_queue::PolicyKey, now_ms, record::RefusalRecord};
 /// first.
 const MAX_MISSES: u8 = 2;
 
-/// Where the content of a lane comes from.
+/// Source of a lane's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {
@@ -82,8 +82,8 @@ impl ManagedLane {
         }
     }
 
-    /// Whether a missing file may only be in the middle of a replacement: it existed before, too few scans in
-    /// a row missed it, and no other lane has it (`moved`).
+    /// Returns whether a missing file may only be in the middle of a replacement: it existed before, too few
+    /// scans in a row missed it, and no other lane has it (`moved`).
     pub(super) fn may_come_back(&mut self, there: bool, moved: bool) -> bool {
         if there {
             (self.seen, self.misses) = (true, 0);
@@ -100,7 +100,7 @@ impl ManagedLane {
         false
     }
 
-    /// Whether its file is missing, and the next scan decides whether it is gone.
+    /// Returns whether its file is missing, and the next scan decides whether it is gone.
     pub(super) fn is_missing(&self) -> bool {
         self.misses > 0
     }

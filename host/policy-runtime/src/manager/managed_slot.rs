@@ -90,7 +90,7 @@ impl ManagedSlot {
         self.access.state()
     }
 
-    /// Whether any lane grants `state`.
+    /// Returns whether any lane grants `state`.
     pub(super) fn grants_state(&self) -> bool {
         let SlotSpec { active, canary, shadow, .. } = &self.spec;
         [active, canary, shadow].iter().any(|lane| lane.grants.contains(&Grant::State))
@@ -113,7 +113,7 @@ impl ManagedSlot {
         })
     }
 
-    /// Whether a file of its lanes is missing and may come back.
+    /// Returns whether a file of its lanes is missing and may come back.
     pub(super) fn misses_file(&self) -> bool {
         self.lanes().into_iter().any(ManagedLane::is_missing)
     }

@@ -304,7 +304,7 @@ impl ManagerTask {
         }
     }
 
-    /// Counts the changes of commands that are no scan; a scan counts its own.
+    /// Counts the changes of commands other than a scan; a scan counts its own.
     fn count_commands(&mut self, changes: &[Change]) {
         for change in changes {
             if change.reason == "command" || change.result == "promoted" {

@@ -39,7 +39,7 @@ pub(super) struct ResolvedPart {
     pub(super) code: Digest,
     /// Identifies the content: the digest of the file that it comes from.
     pub(super) digest: Digest,
-    /// Whether the bytes are those of a built-in policy.
+    /// Whether the bytes belong to a built-in policy.
     pub(super) is_built_in: bool,
     pub(super) settings: String,
     pub(super) origin: Origin,

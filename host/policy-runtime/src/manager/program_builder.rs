@@ -42,7 +42,7 @@ pub(super) struct ProgramBuilder {
     filters: HashSet<Digest>,
 }
 
-/// What a lane's own file holds.
+/// Parts of a lane's own file.
 #[derive(Default)]
 struct OwnFile {
     /// The filter of a formula file that ranks, too.
@@ -50,11 +50,11 @@ struct OwnFile {
     main: Option<ResolvedPart>,
 }
 
-/// Why there is no program.
+/// Reason why a program could not be built.
 #[derive(Debug)]
 pub(super) enum BuildError {
     Refused(Refused),
-    /// A part is being compiled. Build again when a job has finished.
+    /// A part is being compiled. The caller builds again when a job has finished.
     Pending,
 }
 
@@ -146,7 +146,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// Whether the lane's own file exists, as a component or as formulas.
+    /// Returns whether the lane's own file exists, as a component or as formulas.
     pub(super) fn has(&self, file: &Path) -> bool {
         self.folder.has(file) || self.formulas.is_some() && self.folder.has(&formula_file(file))
     }

@@ -54,7 +54,7 @@ pub struct SlotStatus {
     pub file: String,
     /// State of the active lane.
     pub state: SlotState,
-    /// Where the active content comes from.
+    /// Source of the active content.
     pub source: Source,
     /// Active generation.
     pub generation: Generation,
@@ -185,9 +185,9 @@ pub struct SlotSummary {
     pub model: Option<String>,
     /// State of the active lane.
     pub state: SlotState,
-    /// Where the active content comes from.
+    /// Source of the active content.
     pub source: Source,
-    /// What serves.
+    /// Generation that serves requests.
     pub active: Option<LaneSummary>,
     /// The canary, which serves a share of the requests.
     pub canary: Option<LaneSummary>,

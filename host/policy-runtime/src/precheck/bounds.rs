@@ -4,7 +4,7 @@
 use super::Stopped;
 use crate::refusal::Refusal;
 
-/// Something that is bounded. The order is that of [`BOUNDS`].
+/// Bounded quantity of a file, in the order of [`BOUNDS`].
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
     Sections,

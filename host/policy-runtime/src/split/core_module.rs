@@ -113,7 +113,7 @@ impl<'a> CoreModule<'a> {
         Some(module)
     }
 
-    /// Whether an instruction names a data segment (`memory.init`, `data.drop`, `array.new_data`…).
+    /// Returns whether an instruction names a data segment (`memory.init`, `data.drop`, `array.new_data`…).
     fn names_segments(&self) -> Option<bool> {
         let Some(code) = self.section(kind::CODE).filter(|_| self.section(kind::DATA_COUNT).is_some()) else {
             // Such an instruction needs a count of segments.

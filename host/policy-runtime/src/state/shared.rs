@@ -11,7 +11,7 @@ use pointsman_routing::{ChangeRefused, SharedContent, SharedState, Stamp, StateC
 
 use super::{Entry, State, StateError};
 
-/// Most gateways whose additions to one number are counted.
+/// Maximum number of gateways whose additions to one number are counted.
 const MAX_PARTS: usize = 64;
 /// How long a removed key is remembered, so that an older write does not bring it back.
 const TOMBSTONE_MS: u64 = 300_000;
@@ -119,7 +119,7 @@ impl State {
         }
     }
 
-    /// Adds to the own part of a number. A value that was set is changed as a whole.
+    /// Adds to this gateway's part of a number. A value that was set has no parts and is replaced.
     pub(super) fn increment_here(
         &self,
         sharing: &Sharing,
@@ -209,7 +209,7 @@ impl State {
     ) -> Result<bool, ChangeRefused> {
         let mut shard = self.shard(key).lock();
         let held = shard.get(key);
-        // The counts of this gateway from before the slot was shared become its part.
+        // What this gateway counted before the slot was shared becomes its part of the number.
         let counted_alone = held.is_some_and(|held| held.own_number(sharing.writer).is_some());
         let is_value = !counted_alone && held.is_some_and(|held| held.is_value() && held.expires_ms > now_ms);
         if part.expires_ms <= now_ms || at < stamp(held) || (is_value && at == stamp(held)) {

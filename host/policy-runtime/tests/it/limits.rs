@@ -97,7 +97,7 @@ fn an_instance_has_two_memories_at_most_however_often_a_module_is_instantiated()
     let refusal = load(&engine, &with(245), Origin::Embedded, "{}").unwrap_err();
     assert_eq!(refusal.kind(), "exceeds_limit");
     assert!(refusal.to_string().contains("246 memories of all instances; the limit is 2"), "{refusal}");
-    // What was refused took nothing away, and one memory more is allowed.
+    // The refused component used up nothing of the limit. With one instance more, a component is accepted.
     let policies: Vec<_> = (0..2).map(|_| load(&engine, &with(1), Origin::Embedded, "{}").unwrap()).collect();
     assert_eq!(policies.len(), 2);
 }

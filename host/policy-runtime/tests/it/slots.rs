@@ -148,7 +148,7 @@ fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_t
     else {
         panic!("{status:?}")
     };
-    // What is no filter is refused among filters, and the whole slot stays as it was.
+    // A component that is not a filter is refused among filters, and the whole slot stays as it was.
     managed.put("parts/low-queue.wasm", LEAST_LOADED);
     let refused = managed.until("refused", |slot| !slot.refusals.is_empty());
     assert_eq!((refused.refusals[0].kind, refused.generation.0), ("misplaced", 1));
@@ -463,7 +463,7 @@ fn only_what_a_trusted_key_signed_is_looked_at() {
     managed.put("prefill.wasm.minisig", &sign(&trusted.sk, LEAST_LOADED));
     let status = managed.until("let in", |slot| slot.policy == "least-loaded");
     assert_eq!(status.source, Source::File);
-    // What is signed and is no policy is refused for what it is.
+    // A valid signature does not help a file that is not WebAssembly: it is refused as such.
     managed.put("prefill.wasm.minisig", &sign(&trusted.sk, b"garbage"));
     managed.put("prefill.wasm", b"garbage");
     managed.until("not wasm", |slot| slot.refusals.back().is_some_and(|last| last.kind == "not_wasm"));

@@ -1,4 +1,4 @@
-//! What a policy remembers, on a real component: granted or refused, shared, kept through reloads, untouched
+//! State of a policy, on a real component: granted or refused, shared, kept through reloads, untouched
 //! by probes and previews.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
@@ -27,7 +27,7 @@ fn call(now_us: u64) -> Call {
     Call { leg: Leg::Prefill, attempt: 0, rows: 1, seed: 3, now_us }
 }
 
-/// Whether tenant 7 is let in at this time.
+/// Returns whether tenant 7 is let in at this time.
 fn let_in(policy: &LoadedPolicy, now_us: u64) -> bool {
     let_in_for(Purpose::Route, policy, now_us)
 }

@@ -1,4 +1,4 @@
-//! What the command shows: lines, and in a terminal one line of status below them, and keys.
+//! Terminal of the command: prints lines, and in a terminal one status line below them, and reads keys.
 
 use std::{
     io::{IsTerminal as _, Read as _, Stdout, Write as _},
@@ -15,7 +15,7 @@ const MAX_COLUMNS: usize = 300;
 const MAX_LINES: usize = 40;
 /// Columns of labels and of the space before further lines.
 const LABEL: usize = 10;
-/// Time between two status lines where there is no terminal.
+/// Time between two status lines when the output is not a terminal.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Standard output.
@@ -35,7 +35,7 @@ impl Console {
         Ok(Self { raw, status: String::new(), printed: None })
     }
 
-    /// Whether keys are read.
+    /// Returns whether keys are read.
     pub(super) fn reads_keys(&self) -> bool {
         self.raw.is_some()
     }
@@ -101,8 +101,8 @@ fn write(text: &str) -> anyhow::Result<()> {
     pointsman_cli::print(text)
 }
 
-/// Sends each key of standard input. Bytes that arrive together are no key that somebody pressed, but an
-/// escape sequence or pasted text, and are dropped.
+/// Sends each key of standard input. Bytes that arrive together are an escape sequence or pasted
+/// text, and are dropped.
 pub(super) fn keys() -> std::io::Result<mpsc::Receiver<char>> {
     let (sender, keys) = mpsc::channel(16);
     std::thread::Builder::new().name("keys".to_owned()).spawn(move || {

@@ -95,7 +95,7 @@ impl LaneFiles {
         Ok(())
     }
 
-    /// Whether a canary of this command has a file.
+    /// Returns whether a canary of this command has a file.
     pub(super) fn has_canary(&self) -> bool {
         self.own(Lane::Canary).is_some()
     }
@@ -114,8 +114,8 @@ impl LaneFiles {
         Ok(())
     }
 
-    /// Makes a trial's file that of the active lane, so that its promotion outlives the gateway. Keeps copies
-    /// of the files that are in its place.
+    /// Makes a trial's file the file of the active lane, so that its promotion outlives the gateway. Keeps
+    /// copies of the files that are in its place.
     pub(super) fn promote(&mut self, lane: Lane) -> anyhow::Result<()> {
         let Some(digest) = self.own(lane) else {
             bail!("{} was replaced by another program", self.path(lane).display())

@@ -1,4 +1,4 @@
-//! What a running gateway says about the policy of this command: whether it runs, what it decided, how it
+//! Follows the policy of this command on a running gateway: whether it runs, what it decided, how it
 //! failed.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ const MAX_LOG_LINES: usize = 10;
 const UNREAD: Duration = Duration::from_secs(10);
 /// Time in which a file is expected to be compiled and to decide for the first time.
 const AWAITED: Duration = Duration::from_secs(30);
-/// Answers in a row without the policy after which its lane is taken for lost.
+/// Number of consecutive answers without the policy after which its lane counts as lost.
 const MAX_ABSENT: u32 = 5;
 
 /// A slot of the gateway.
@@ -76,15 +76,15 @@ impl SlotName {
 /// Whether the policy is still of interest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It runs, or the gateway has not decided yet.
+    /// The policy runs, or the gateway has not decided yet.
     Open,
     /// The gateway refused it before it ran.
     Refused,
-    /// It ran, and does not any more.
+    /// The policy ran, and does not run any more.
     Over,
 }
 
-/// What to show after a look.
+/// Lines and status to show after a look at the gateway.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     /// Labels and texts.
@@ -112,7 +112,7 @@ pub(super) struct OwnPolicy {
     told_refusal: bool,
 }
 
-/// What a lane runs.
+/// Generation that a lane runs.
 struct Running<'a> {
     generation: u64,
     digest: Option<&'a str>,
@@ -155,7 +155,7 @@ impl OwnPolicy {
         self.told_refusal = true;
     }
 
-    /// Whether the gateway is expected to say soon what becomes of it.
+    /// Returns whether the gateway is expected to decide about it soon.
     pub(super) fn is_awaited(&self) -> bool {
         !self.decided && !self.told_refusal && self.placed.elapsed() < AWAITED
     }

@@ -31,7 +31,7 @@ const MAX_QUIET: Duration = Duration::from_millis(500);
 const INSTALL_POLL: Duration = Duration::from_millis(50);
 const LIVE_POLL: Duration = Duration::from_secs(1);
 
-/// What the arguments say.
+/// Parsed arguments of the command.
 pub(super) struct Options {
     pub(super) steps: Steps,
     /// The gateway and its slot.
@@ -61,12 +61,12 @@ pub(super) struct Session {
     step: Option<Step>,
     /// Whether a build has ended. The first one may install tools, which must not be cut off.
     has_built: bool,
-    /// A save that is not complete: its time, and when it is taken for complete.
+    /// A save that may be incomplete: its time, and the time from which it counts as complete.
     save: Option<(Instant, Instant)>,
     /// A save during the first build.
     queued: Option<Instant>,
     current: Option<Installed>,
-    /// What runs until the gateway has installed `current`.
+    /// Policy that runs until the gateway has installed `current`.
     earlier: Option<Installed>,
     look: Option<Looking>,
     next_look: Instant,
@@ -78,7 +78,7 @@ pub(super) struct Session {
 /// A question to the gateway that is under way.
 type Looking = Pin<Box<dyn Future<Output = Result<Look, GatewayError>>>>;
 
-/// Where events come from.
+/// Sources of events.
 struct Inputs {
     watch: Option<Watch>,
     saves: Option<mpsc::Receiver<Instant>>,
@@ -207,7 +207,7 @@ impl Session {
         self.start(saved)
     }
 
-    /// Ends what runs and removes what was installed.
+    /// Ends the running step and removes the installed files.
     fn end(&mut self) -> anyhow::Result<()> {
         (self.step, self.look) = (None, None);
         let mut said = Vec::new();
@@ -239,7 +239,7 @@ impl Inputs {
     }
 }
 
-/// Directory of what the steps hand on.
+/// Directory of files that one step leaves for the next.
 pub(super) fn scratch() -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new().prefix("pointsman-dev-").tempdir()
 }

@@ -1,4 +1,4 @@
-//! What is developed: a project in any language, or a formula file.
+//! Source of the policy that is developed: a project in any language, or a formula file.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use pointsman_policy_runtime::FORMULA_SUFFIX;
 
 use super::watch::Sources;
 
-/// What is developed, by its canonical path.
+/// Source of the policy, by its canonical path.
 #[derive(Clone, Debug)]
 pub(super) enum Source {
     /// Directory of a project.
@@ -43,7 +43,7 @@ impl Source {
         }
     }
 
-    /// Whether it is a formula file.
+    /// Returns whether it is a formula file.
     pub(super) fn is_formula(&self) -> bool {
         matches!(self, Self::Formula(_))
     }

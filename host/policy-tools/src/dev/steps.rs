@@ -19,10 +19,10 @@ const MAX_COMPONENT: u64 = 32 << 20;
 /// Log lines of the cases that are shown.
 const MAX_LOG_LINES: usize = 5;
 
-/// How to run the steps.
+/// Settings of the steps.
 pub(super) struct Steps {
     pub(super) source: Source,
-    /// Directory of what the steps hand on. It is removed with this value.
+    /// Directory of files that one step leaves for the next. It is removed with this value.
     pub(super) scratch: TempDir,
     pub(super) cases: PathBuf,
     /// Arguments of the build.
@@ -169,7 +169,7 @@ struct Replayed {
     report: Report,
 }
 
-/// How to say that a command failed.
+/// Words a message that a command failed.
 struct Words {
     /// The scratch directory, which no message needs.
     scratch: String,
@@ -205,7 +205,7 @@ fn component(file: &std::path::Path) -> Result<Component, String> {
     Ok(Component { digest: digest(&bytes).to_string(), bytes })
 }
 
-/// The lines of `policy test` that are no passed case.
+/// Lines of `policy test` other than those of passed cases.
 fn told(out: &str) -> String {
     out.lines().filter(|line| !line.starts_with("ok ")).collect::<Vec<_>>().join("\n")
 }

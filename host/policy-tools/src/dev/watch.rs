@@ -1,4 +1,4 @@
-//! Reports that a policy was saved. What builds and editors write beside it is no save.
+//! Reports that a policy was saved. Files that builds and editors write beside it do not count.
 
 use std::{
     collections::BTreeSet,
@@ -13,14 +13,14 @@ use tokio::{sync::mpsc, time::Instant};
 
 /// Directories of a project that are watched.
 const MAX_DIRS: usize = 2_000;
-/// Directories that hold what was built or installed.
+/// Directories with built or installed files.
 const SKIPPED_DIRS: [&str; 3] = ["target", "node_modules", "__pycache__"];
 /// Endings of files that are not sources: components, signatures, and files of editors.
 const SKIPPED_ENDINGS: [&str; 6] = [".wasm", ".minisig", ".swp", ".swx", ".tmp", "~"];
 /// Files that builds write, and one that vim tries out.
 const SKIPPED_FILES: [&str; 2] = ["Cargo.lock", "4913"];
 
-/// Paths whose changes are saves.
+/// Paths whose changes count as saves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sources {
     /// Directory of a project, with all below it.
@@ -79,7 +79,7 @@ impl Watch {
 }
 
 impl Sources {
-    /// Whether a change of this path is a save.
+    /// Returns whether a change of this path is a save.
     fn contain(&self, path: &Path) -> bool {
         if self.files.iter().any(|file| file == path) {
             return true;
@@ -91,7 +91,7 @@ impl Sources {
     }
 }
 
-/// Whether a file or directory of this name may hold sources.
+/// Returns whether a file or directory of this name may hold sources.
 fn is_source(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     let skipped = SKIPPED_DIRS.contains(&&*name) || SKIPPED_FILES.contains(&&*name);

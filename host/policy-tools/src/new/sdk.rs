@@ -66,7 +66,7 @@ fn manifest(text: &str) -> String {
     format!("# Part of Pointsman, written by `pointsman policy new`.\n{manifest}")
 }
 
-/// Replaces `workspace = true` by what the workspace has.
+/// Replaces `workspace = true` by the workspace's value.
 fn resolve(table: &mut Table, shared: &Table) {
     for (name, value) in table {
         let Value::Table(inherited) = &mut *value else { continue };

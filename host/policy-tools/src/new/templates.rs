@@ -55,7 +55,7 @@ pub(super) fn rust(name: &str, world: ProjectWorld) -> Vec<(&'static str, String
     ]
 }
 
-/// What differs between the languages of scripts.
+/// Differences between the script languages.
 struct Script {
     title: &'static str,
     /// File of the policy, and its template.

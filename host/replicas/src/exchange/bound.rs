@@ -7,7 +7,7 @@ use pointsman_workers::{Registry, WorkerKey};
 
 use crate::outbox::NamedSession;
 
-/// Most changes of one batch; the others follow with the next one.
+/// Maximum number of changes in one batch; the others follow in the next one.
 const MAX_CHANGES: usize = 16_384;
 
 /// Takes the changes since the last call, with the names of their workers. A worker that left is not named.

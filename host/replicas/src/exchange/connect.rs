@@ -12,10 +12,10 @@ use crate::{
 
 /// Longest time that connecting to one server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Most messages that wait to be read, and to be written.
+/// Maximum number of messages that wait to be read, and to be written.
 const READ_QUEUE: usize = 4_096;
 const WRITE_QUEUE: usize = 64;
-/// Most bytes of a file with a secret.
+/// Maximum size of a file with a secret, bytes.
 const MAX_SECRET: u64 = 64 * 1024;
 
 /// A connection with a subscription to all gateways of the fleet.
@@ -27,11 +27,11 @@ pub(super) struct Connection {
     pub(super) messages: Subscriber,
     /// Tells why the connection was lost.
     pub(super) lost: mpsc::Receiver<String>,
-    /// The server, for the log.
+    /// Address of the server, for the log.
     pub(super) server: String,
 }
 
-/// Why there is no connection.
+/// Reason why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     #[error("cannot read {what} {path}: {error}; check the path and its permissions")]

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::connect::{ConnectError, Connection};
 
-/// Most messages that are read before timers are checked.
+/// Maximum number of messages that are read before timers are checked.
 const READ_AT_ONCE: usize = 64;
 
 type Connecting = Pin<Box<dyn Future<Output = Result<Connection, ConnectError>> + Send>>;

@@ -26,7 +26,7 @@ use crate::{
 /// Time between two batches of own changes. A number of the fleet is behind by that, and the way through
 /// NATS.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Most changes of one slot in a batch.
+/// Maximum number of changes of one slot in a batch.
 const BATCH: usize = 512;
 /// Longest time that the server may take for one answer.
 const ANSWER: Duration = Duration::from_secs(5);
@@ -36,13 +36,14 @@ const AGAIN: Duration = Duration::from_secs(5);
 const REMOVE: (Duration, usize) = (Duration::from_secs(10), 256);
 /// How long entries stay after they expired: own ones, and those of other gateways, which may be gone.
 const GRACE_MS: (u64, u64) = (60_000, 300_000);
-/// Most entries that this gateway removes when they have expired.
+/// Maximum number of entries that this gateway tracks in order to remove them when they expire.
 const MAX_KNOWN: usize = 262_144;
 /// How long the removal of a key is sent to gateways that join.
 const REMOVED_MS: u64 = 300_000;
-/// Most characters of a key in the log. A key has the slot, the policy's key in base64, and the gateway.
+/// Maximum number of a key's characters in the log. A key has the slot, the policy's key in base64, and the
+/// gateway.
 const SHOWN_KEY: usize = 200;
-/// Most bytes of a bucket that this gateway creates.
+/// Maximum size of a bucket that this gateway creates, bytes.
 const MAX_BYTES: i64 = 64 * 1024 * 1024;
 
 /// Keeps the states and the bucket equal until it is dropped.
@@ -54,7 +55,7 @@ pub(super) struct StateLink {
     status: Arc<Status>,
 }
 
-/// The bucket and what is known of it.
+/// The bucket and its known content.
 struct Bucket<'a> {
     link: &'a StateLink,
     store: kv::Store,

@@ -18,7 +18,8 @@ use crate::{
 };
 
 const MILLIS: i64 = 1_000;
-/// Most messages that one gap counts: another gateway chooses the numbers.
+/// Maximum number of messages that one gap in the numbers counts as lost: another gateway chooses the
+/// numbers.
 const MAX_LOST: u64 = 1_000_000;
 
 /// One other gateway.
@@ -73,7 +74,7 @@ pub(super) struct Table<'a> {
     pub(super) limits: PeerLimits,
     pub(super) block_size: u32,
     pub(super) counters: &'a Counters,
-    /// The sender as the writer of bindings.
+    /// Id of the sender as a writer of bindings.
     pub(super) writer: u64,
     pub(super) effects: &'a mut Vec<Effect>,
 }

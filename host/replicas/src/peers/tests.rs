@@ -15,7 +15,7 @@ mod hostile;
 const LEASE: Duration = Duration::from_secs(3);
 const LIMITS: PeerLimits = PeerLimits { peers: 3, bookings: 50, hashes: 10_000 };
 
-/// A gateway with two workers of two ranks, and what it tells others.
+/// A gateway with two workers of two ranks, and its messages to others.
 struct Sender {
     registry: Registry,
     outbox: Outbox,

@@ -18,7 +18,7 @@ pub struct EngineSpec {
 }
 
 impl EngineSpec {
-    /// Describes an engine; `flags` are those of `pointsman-sim`, separated by spaces.
+    /// Describes an engine. `flags` are flags of `pointsman-sim`, separated by spaces.
     pub fn new(dialect: &str, role: &str, flags: &str) -> Self {
         Self {
             dialect: dialect.to_owned(),

@@ -123,7 +123,7 @@ impl Process {
         proc::descendants(self.pid()).into_iter().for_each(|pid| signal("-KILL", pid));
     }
 
-    /// How the child ended, once it has.
+    /// Returns the exit status of the child; `None` while it runs.
     pub fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         Ok(self.child.try_wait()?)
     }

@@ -117,7 +117,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
     }
 }
 
-/// What a fact says of one candidate, without the columns.
+/// Returns a fact's value for one candidate, without the columns.
 fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps: &Overlaps) -> u32 {
     use WorkerFact as F;
     let (request, worker, load) = (query.request, &candidate.worker, candidate.load());
@@ -139,7 +139,7 @@ fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps
         F::EngineRunningKnown | F::KvUsageKnown => engine.is_some().into(),
         F::EngineQueueKnown => engine.is_some_and(|load| load.waiting.is_some()).into(),
         F::LoadAgeMs => engine.map_or(u32::MAX, |load| load.read_at.elapsed().as_millis() as u32),
-        // The sum of no weights is -0.0.
+        // The sum of an empty list of weights is -0.0.
         F::TaintPreference => (if spec.taints.contains("gold") { 0.5_f32 } else { -0.0 }).to_bits(),
         F::TopologyDistance => 0,
         F::SessionBound => u32::from(query.session == Some((candidate.worker_id(), candidate.rank))),

@@ -21,9 +21,9 @@ pub struct DecisionHeader {
     pub leg: Leg,
     /// 0 for the leg's first try.
     pub attempt: u32,
-    /// Who decided.
+    /// Kind of the decider.
     pub by: DecidedBy,
-    /// What was decided.
+    /// Result of the decision.
     pub result: DecisionResult,
     /// The seed of the decision.
     pub seed: u64,
@@ -48,7 +48,7 @@ pub struct DecisionHeader {
     pub(crate) stateful_stages: u32,
 }
 
-/// Who decided. Texts (reason, detail) are recorded with the inputs.
+/// Kind of the decider. Texts (reason, detail) are recorded with the inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
     /// The policy in the slot.
@@ -65,7 +65,7 @@ pub enum DecidedBy {
     Plan,
 }
 
-/// What was decided.
+/// Result of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecisionResult {
     /// This candidate.

@@ -15,7 +15,7 @@ pub(super) fn pack(words: &[u32], out: &mut Vec<u32>) {
     out.clear();
     let (chunks, _) = words.as_chunks::<CHUNK>();
     let mut chunks = (0..).step_by(CHUNK).zip(chunks).peekable();
-    // Where the words begin that are not in `out` yet.
+    // Index of the first word that is not in `out` yet.
     let mut rest = 0;
     while let Some((begin, chunk)) = chunks.next() {
         let Some(value) = repeated(chunk) else { continue };

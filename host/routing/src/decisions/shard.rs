@@ -83,7 +83,7 @@ impl Shard {
         numbers
     }
 
-    /// The `count` greatest recorded numbers, falling.
+    /// Returns the `count` greatest recorded numbers, in falling order.
     pub(super) fn last(&self, count: usize) -> Vec<u64> {
         let mut numbers = Vec::with_capacity(count);
         numbers.extend(self.ring.lock().numbers.iter().rev().take(count));

@@ -69,7 +69,7 @@ fn put(
     decisions.record(head(summary, seed), recorder.recorded()).unwrap()
 }
 
-/// Whether the record is complete and its facts are those of its own seed.
+/// Returns whether the record is complete and its facts match its own seed.
 fn sound(record: &Record) -> bool {
     let json = serde_json::to_value(record).unwrap();
     let seed = record.header.seed;

@@ -22,7 +22,7 @@ fn booking_request(random: &mut SmallRng, leg: Leg) -> BookingRequest {
     }
 }
 
-/// Whether the columns have what the ranks say when each is asked.
+/// Returns whether the columns have the same values as the ranks when each is asked alone.
 fn check(load: &Load, pool: &Pool, rows: &[u32]) {
     for row in rows {
         let (row, own) = (*row as usize, pool[*row as usize].load());

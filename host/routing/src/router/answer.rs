@@ -79,7 +79,7 @@ impl RouteError {
         }
     }
 
-    /// Whether workers could serve the leg and only have too much to do now.
+    /// Returns whether workers could serve the leg and only have too much to do now.
     #[must_use]
     pub fn is_back_pressure(&self) -> bool {
         matches!(self, Self::AllBusy(_) | Self::AllPaused { .. })

@@ -25,7 +25,7 @@ use crate::{
     slot::{GenerationHandle, NativeMode, Program, ProgramSummary, SlotKind},
 };
 
-/// A chosen candidate and what its receipt says.
+/// A chosen candidate and the content of its receipt.
 pub(super) struct Chosen {
     pub(super) candidate: Candidate,
     /// Position in the pool.
@@ -230,13 +230,13 @@ fn run_program(
     }
 }
 
-/// Whether the breaker lets a call through. A preview changes no state (F2): it does not take the one trial
-/// after a pause.
+/// Returns whether the breaker lets a call through. A preview changes no state (F2): it does not take the one
+/// trial after a pause.
 pub(super) fn may_call(generation: &GenerationHandle, is_preview: bool) -> bool {
     if is_preview { !generation.breaker.is_paused() } else { generation.breaker.try_call() }
 }
 
-/// Applies the operator's choice of what follows a policy's failure.
+/// Applies the configured reaction to a policy's failure.
 fn fall_back(on_failure: OnFailure, reason: &'static str, detail: String) -> Result<Choice, NotChosen> {
     match on_failure {
         OnFailure::Fallback => Ok(Choice::FallBack { reason, detail }),
@@ -254,7 +254,7 @@ fn ranked(pool: &Pool, rows: &[u32], costs: &[f32]) -> Vec<(WorkerId, DpRank, f3
 }
 
 impl NotChosen {
-    /// Whether the program's filters dropped every candidate.
+    /// Returns whether the program's filters dropped every candidate.
     fn is_nobody_left(&self) -> bool {
         self.refusal.is_some_and(|(_, code)| code == "nobody_left")
     }

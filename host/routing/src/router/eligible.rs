@@ -216,7 +216,7 @@ fn ineligible(query: &Query<'_>, limits: &LegLimits, candidate: &Candidate) -> O
     ineligible_with(query, limits, candidate, None)
 }
 
-/// As [`ineligible`]. Looks for partners in `index`, if there is one.
+/// Like [`ineligible`]. Looks for partners in `index`, if there is one.
 fn ineligible_with(
     query: &Query<'_>,
     limits: &LegLimits,
@@ -229,12 +229,12 @@ fn ineligible_with(
     if let Some(refused) = refused_with(query, candidate.worker.spec(), index) {
         return Some(Refused::Other(refused));
     }
-    // The place that is reserved for this leg is one of those that are taken.
+    // A worker at its limit may still serve this leg if one of its taken places is reserved for it.
     let stands = |reason: &Ineligible| match reason {
         Ineligible::AtCapacity => query.pairing.reserved != Some(candidate.worker_id()),
         _ => true,
     };
-    // No other worker has what the request continues.
+    // No other worker has the stored response that the request continues.
     let reason = match query.continues {
         true => candidate.worker.ineligible_although_draining(),
         false => candidate.ineligible(),

@@ -125,7 +125,7 @@ impl Router {
         self.record(query, Leg::Decode, &entry, started.elapsed(), buffers)
     }
 
-    /// Whether decisions about this query are recorded.
+    /// Returns whether decisions about this query are recorded.
     pub(super) fn records(&self, query: &Query<'_>) -> bool {
         self.decisions.is_on() && query.request_id.is_some()
     }

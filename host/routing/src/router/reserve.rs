@@ -14,7 +14,7 @@ use crate::{
     slot::{NativeMode, Program, SlotKind},
 };
 
-/// A place that is kept for a leg until it is dropped.
+/// Reserved place of a worker for a leg. Dropping it gives the place back.
 #[derive(Debug)]
 pub struct ReservedPlace {
     worker: WorkerId,
@@ -35,7 +35,7 @@ impl Router {
     /// request into `refused`.
     ///
     /// # Errors
-    /// As [`Router::route`].
+    /// Same as [`Router::route`].
     pub fn reserve(
         &self,
         query: &Query<'_>,
@@ -64,7 +64,7 @@ impl Router {
         })
     }
 
-    /// Whether the program of the leg's slot may refuse a request that workers are eligible for.
+    /// Returns whether the program of the leg's slot may refuse a request that workers are eligible for.
     fn may_refuse(&self, query: &Query<'_>) -> bool {
         let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
         match &slot.serving(query.request).program {

@@ -653,7 +653,8 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
         || slot.snapshot().shadow.as_ref().unwrap().handle.agreement.counts().map(|(_, count)| count);
     let receipt =
         |fixture: &Fixture| fixture.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
-    // It wants what the active one does not, and ranks the other worker first: worker 2 holds nothing.
+    // It asks for facts that the active one does not use, and ranks the other worker first: worker 2 holds
+    // nothing.
     fixture.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
@@ -764,7 +765,7 @@ fn a_decision_is_recorded_with_the_facts_of_each_policy() {
     let stages = seen["stages"].as_array().unwrap();
     assert_eq!((stages.len(), &stages[0]["policy"]), (3, &serde_json::Value::Null));
     assert_eq!(stages[0]["request"], serde_json::json!({ "prompt-tokens": 64 }));
-    // What was, not what this decision made of it.
+    // The load before this decision, without its own booking.
     assert_eq!(stages[0]["workers"], serde_json::json!({ "active-requests": [0, 0] }));
     assert_eq!((&stages[1]["world"], &stages[1]["rows"]), (&"filter".into(), &2.into()));
     assert_eq!((&stages[2]["kept"], &stages[2]["weight"]), (&serde_json::json!([1]), &2.0.into()));

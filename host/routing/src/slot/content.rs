@@ -13,7 +13,7 @@ use crate::policy::{Policy, PolicyInfo};
 pub enum NativeMode {
     /// Each candidate in turn.
     RoundRobin,
-    /// Uniform.
+    /// A random candidate, uniformly.
     Random,
     /// The less loaded of two candidates drawn at random.
     PowerOfTwo,
@@ -29,7 +29,7 @@ pub enum NativeMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Normalize {
-    /// Unchanged.
+    /// Leaves the costs unchanged.
     #[default]
     None,
     /// `(c - min) / (max - min)`; all equal: 0.

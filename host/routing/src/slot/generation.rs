@@ -90,7 +90,7 @@ pub(super) struct Place {
 pub struct SlotEvent {
     /// The slot's kind.
     pub slot: SlotKind,
-    /// The slot's model; `None` is every model without a slot of its own.
+    /// The slot's model; `None`: all models without a slot of their own.
     pub model: Option<ModelName>,
     /// The lane of the generation that failed.
     pub lane: Lane,

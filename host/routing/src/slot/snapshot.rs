@@ -53,7 +53,7 @@ impl SlotSnapshot {
     }
 }
 
-/// Whether the hash of `key` lies in the first `share` of all hashes.
+/// Returns whether the hash of `key` lies in the first `share` of all hashes.
 fn within(key: u64, share: f64) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
     let place = (mix(key) >> 11) as f64 / (1_u64 << 53) as f64;

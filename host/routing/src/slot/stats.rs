@@ -31,11 +31,11 @@ pub struct AgreementStats {
 /// The result of comparing a shadow's choice with the one made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShadowVerdict {
-    /// The same choice.
+    /// The shadow made the same choice.
     Agrees,
-    /// Another choice, or none.
+    /// The shadow made another choice, or none.
     Disagrees,
-    /// No usable answer.
+    /// The shadow gave no usable answer.
     Failed,
 }
 

@@ -10,7 +10,7 @@ pub type BlockId = u32;
 /// Marks the end of the free queue's links.
 const NONE: u32 = u32::MAX;
 
-/// A change of what the cache contains.
+/// A change of the cache's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CacheChange {
     /// A full block was computed.

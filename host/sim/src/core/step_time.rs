@@ -61,24 +61,24 @@ impl StepWork {
 pub enum StepTime {
     /// `c0 + c1*B + c2*sum(kv) + c3*sum(n) + c4*sum(n^2)`.
     Linear {
-        /// Milliseconds a step.
+        /// Milliseconds per step.
         c0: f64,
-        /// Milliseconds a sequence.
+        /// Milliseconds per sequence.
         c1: f64,
-        /// Milliseconds a context token.
+        /// Milliseconds per context token.
         c2: f64,
-        /// Milliseconds a new token.
+        /// Milliseconds per new token.
         c3: f64,
-        /// Milliseconds a squared new token.
+        /// Milliseconds per squared number of new tokens.
         c4: f64,
     },
     /// An engine known by its time to first token and its inter-token latency:
     /// `(overhead, if a prompt ends + per_token * prompt tokens + itl, if a sequence decodes)`, times
     /// `1 + slowdown * (B - 1)`.
     Latencies {
-        /// Milliseconds of a prefill beside its tokens.
+        /// Milliseconds of a prefill, besides those of its tokens.
         overhead: f64,
-        /// Milliseconds a new prompt token.
+        /// Milliseconds per new prompt token.
         per_token: f64,
         /// Milliseconds of a decode step with one sequence.
         itl: f64,
@@ -120,11 +120,11 @@ struct Roofline {
     /// Width of the keys: their heads times the size of a head.
     keys: f64,
     mlp: f64,
-    /// Operations a second.
+    /// Operations per second.
     peak: f64,
     /// Share of the peak that prompts and decoding reach.
     utilization: (f64, f64),
-    /// Bytes a second.
+    /// Bytes per second.
     bandwidth: f64,
 }
 

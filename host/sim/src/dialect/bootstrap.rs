@@ -92,7 +92,7 @@ impl Handshake for Bootstrap {
             return Ok(Box::new(Local));
         }
         let first = item(body.bootstrap_room.as_ref(), index)?.copied();
-        // A single room is that of the first item of a batch.
+        // A single room belongs to the first item of a batch.
         let next = if matches!(body.bootstrap_room, Some(OneOrMany::One(_))) { index as u64 } else { 0 };
         let room = first
             .and_then(|room| room.checked_add(next))

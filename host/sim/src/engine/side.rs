@@ -45,7 +45,7 @@ pub(crate) struct Reply {
     pub(crate) message: String,
 }
 
-/// Limit of a line in bytes. A prompt of 128k tokens has 8k blocks of up to 6 digits.
+/// Maximum length of a line in bytes. A prompt of 128k tokens has 8k blocks of up to 6 digits.
 const MAX_LINE: u64 = 1 << 20;
 
 type Wire = BufReader<TcpStream>;

@@ -1,4 +1,4 @@
-//! `/v1/realtime`: a WebSocket. It greets, echoes what it gets, and transcribes what was committed.
+//! `/v1/realtime`: a WebSocket. It greets, echoes messages, and transcribes committed audio.
 
 use std::sync::Arc;
 

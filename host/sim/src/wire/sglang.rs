@@ -56,7 +56,7 @@ impl Shape for Sglang {
     }
 }
 
-/// A chat's chunk leaves out what is not set, apart from the reasoning.
+/// A chat's chunk leaves out fields that are not set, apart from the reasoning.
 fn piece(meta: &Meta, text: Option<&str>) -> String {
     match text {
         Some(text) if meta.chat => {

@@ -17,7 +17,7 @@ use crate::{error::EncodeError, folder::Folder};
 #[cfg(test)]
 const PANIC: &str = "\u{10fffd}panic";
 
-/// Which implementation encodes the texts of a model.
+/// Implementation that encodes the texts of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncoderKind {
     /// The gateway's own encoder for byte-level BPE.

@@ -16,11 +16,11 @@ use crate::{
 
 /// Typical bytes of an entry, from which the cache estimates its number of entries.
 const TYPICAL_MESSAGE: usize = 2 * 1024;
-/// Bytes of a message beside its values.
+/// Estimated bytes of a message without its values.
 const MESSAGE_BYTES: usize = 384;
-/// Bytes of a value beside its text.
+/// Estimated bytes of a value without its text.
 const VALUE_BYTES: usize = 96;
-/// Length from which on a text is shared, bytes: shorter ones are copied in no time.
+/// Minimum length of a text that is shared, bytes. Copying shorter ones costs nothing noticeable.
 pub(crate) const MIN_SHARED: usize = 256;
 
 /// A message, parsed.

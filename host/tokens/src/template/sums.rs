@@ -14,7 +14,7 @@ use minijinja::{
 };
 use serde_json::{Value as Node, json};
 
-/// Filter that fails for anything but a text, as a sum with a text does.
+/// Filter that fails for anything but a text, like a sum with a text.
 pub(super) const TEXT_FILTER: &str = "pointsman_summand";
 
 /// Returns a template that prints the same, with printed sums taken apart where possible.

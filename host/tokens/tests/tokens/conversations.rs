@@ -1,4 +1,4 @@
-//! The tokens of a conversation are those of its text as a whole, whatever of it occurred before.
+//! A conversation has the tokens of its text as a whole, whichever parts of it occurred before.
 
 use std::{
     path::Path,
@@ -140,7 +140,7 @@ fn message() -> impl Strategy<Value = Value> {
     })
 }
 
-/// What a client does before its next request.
+/// Change of the conversation before the client's next request.
 #[derive(Clone, Debug)]
 enum Change {
     Append(Vec<Value>),

@@ -1,4 +1,4 @@
-//! What keys do.
+//! Actions of the keys.
 
 use ratatui::termion::event::Key;
 

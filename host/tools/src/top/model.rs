@@ -98,7 +98,7 @@ impl Model {
         Ok(())
     }
 
-    /// Whether every kind of event came that a frame shows.
+    /// Returns whether every kind of event came that a frame shows.
     pub(super) fn is_complete(&self) -> bool {
         self.seen.iter().all(|seen| *seen)
     }

@@ -1,7 +1,7 @@
 //! Figures by which an engine reports its work.
 
-/// How much an engine has done since its process began; `None` for figures that it does not report. An engine
-/// that makes progress raises one of these.
+/// Amount of work that an engine did since its process began; `None` for figures that it does not report. An
+/// engine that makes progress raises one of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EngineProgress {
     /// Prompt tokens of requests.

@@ -95,7 +95,7 @@ impl Booked {
             run.bookings += 1;
             place += equal;
             if let Some(rest) = rest {
-                // The prompts diverge here, or this one ends.
+                // The prompts diverge at this block, or this prompt ends.
                 if let Some(first) = rest.hashes.get(part) {
                     self.runs.insert(*first, rest);
                 }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
     use prefix_index::Salt;
 
-    /// Model that counts every block of a multiset of prompts.
+    /// Simple model for comparison: it counts every block of all booked prompts.
     #[derive(Default)]
     struct Naive(HashMap<BlockHash, (u32, u32)>);
 

@@ -18,7 +18,7 @@ pub struct Estimate {
     itl: Duration,
     /// Choices that are generated together.
     sequences: u32,
-    /// Most output tokens of all choices.
+    /// Maximum number of output tokens, all choices together.
     max_tokens: u32,
     block_size: u32,
 }

@@ -54,7 +54,8 @@ impl Speeds {
     /// Returns the estimated time to the first token after `new_tokens` uncached prompt tokens.
     pub(super) fn prefill(&self, new_tokens: u32) -> Duration {
         let scaled = |recent: &Recent| {
-            // The fixed part of the time does not grow with the prompt, and is small for other sizes.
+            // Scales with the prompt. The fixed part of the time does not scale, but is small for large
+            // prompts.
             recent.median(|took, tokens| took * f64::from(new_tokens) / f64::from(tokens.max(1)))
         };
         let measured = self.0.get().and_then(|measured| {

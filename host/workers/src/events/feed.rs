@@ -25,9 +25,9 @@ mod wire;
 
 use wire::{Reply, Subscription, ask, frames};
 
-/// Limit of live messages that wait for the end of a replay.
+/// Maximum number of live messages that wait for the end of a replay.
 const KEPT_MESSAGES: usize = 4096;
-/// Limit of the bytes of these messages.
+/// Maximum size of these messages, bytes.
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
 /// Capacity of the channel from the replay's socket to the sink. Each reply may be as large as a message.
 const REPLY_QUEUE: usize = 4;
@@ -60,7 +60,7 @@ pub struct FeedConfig {
     pub replay_limit: Duration,
     /// Time limit of an attempt to connect.
     pub connect_limit: Duration,
-    /// Limit of a message's bytes, all frames together. A larger one ends the connection.
+    /// Maximum size of a message, all frames together, bytes. A larger one ends the connection.
     pub max_message: usize,
     /// Idle time after which the feed probes the source. If the source stays silent for as long again, the
     /// connection ends. The probe is a PING with ZMTP 3.1; with 3.0 it is TCP keepalive, which notices a dead

@@ -74,7 +74,7 @@ impl Response {
     /// Returns the body; `None` if the engine does not support the request.
     ///
     /// # Errors
-    /// Why there is no answer.
+    /// Reason why there is no answer.
     pub(super) fn body(self) -> Result<Option<Bytes>, String> {
         match self {
             Self::Ok(body) => Ok(Some(body)),

@@ -61,7 +61,7 @@ fn end_of_labels(text: &str) -> Option<usize> {
     })
 }
 
-/// Splits a text in quotes from what follows it.
+/// Splits a quoted text from the rest of the line.
 fn quoted(text: &str) -> Option<(&str, &str)> {
     let inner = text.strip_prefix('"')?;
     let mut escaped = false;

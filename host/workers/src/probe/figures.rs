@@ -150,7 +150,7 @@ fn add(names: &[&str], sample: &Sample<'_>, total: &mut Option<u64>) {
     }
 }
 
-/// Whether the series counts requests of one priority only, which are in the total, too (SGLang).
+/// Returns whether the series counts requests of one priority only, which are in the total, too (SGLang).
 fn is_part(sample: &Sample<'_>) -> bool {
     sample.label("priority").is_some_and(|priority| !priority.is_empty())
 }
@@ -159,7 +159,7 @@ fn is_one_of(name: &str, names: &[&str]) -> bool {
     names.iter().any(|known| is(name, known))
 }
 
-/// Whether `name` is what an engine makes of the name `known`.
+/// Returns whether `name` is an engine's form of the name `known`.
 fn is(name: &str, known: &str) -> bool {
     let name = name.strip_prefix("ray_").unwrap_or(name);
     let Some((engine, figure)) = known.split_once(':') else { return false };

@@ -1,4 +1,4 @@
-//! Health checks of one worker: what is asked, how long it may take, and what follows from the results. No
+//! Health checks of one worker: the requests, their time limits, and the conclusions from the results. No
 //! I/O.
 
 use std::time::Duration;
@@ -31,7 +31,7 @@ pub struct HealthChecks {
 }
 
 impl HealthChecks {
-    /// Whether the last check failed.
+    /// Returns whether the last check failed.
     #[must_use]
     pub fn failing(&self) -> bool {
         self.failures > 0

@@ -11,10 +11,10 @@ use crate::{
     spec::{KvTransport, WorkerSpec},
 };
 
-/// Limit of the answer's body in bytes.
+/// Maximum size of the answer's body in bytes.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// What became clear.
+/// Result of the request for one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The engine made a token.

@@ -16,9 +16,9 @@ const REQUESTS_OF_FAILING: f64 = 2.0;
 /// Times between two questions to one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Pace {
-    /// Between health checks.
+    /// Time between health checks.
     pub(super) interval: Duration,
-    /// Between readings of load figures; 0: never.
+    /// Time between readings of load figures; 0: never.
     pub(super) load_interval: Duration,
 }
 

@@ -64,7 +64,7 @@ impl Probe {
         }
     }
 
-    /// Forgets what was known of the engine's process: its load, and what it is assumed to have cached.
+    /// Forgets the state of the engine's process: its load, and its assumed cache.
     /// Blocks that its events report end with the connection of the events.
     pub(super) fn process_ended(&self, why: &str) {
         self.log("restarted", why);

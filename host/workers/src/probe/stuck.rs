@@ -185,7 +185,7 @@ fn pools_of<'a>(worker: &'a Worker, snapshot: &'a Snapshot) -> impl Iterator<Ite
     pools.filter(|pool| pool.rows_of(worker.id()).next().is_some())
 }
 
-/// Whether at least half of the workers of a pool stay, and one of them is eligible.
+/// Returns whether at least half of the workers of a pool stay, and one of them is eligible.
 fn can_do_without(pool: &Pool, away: &HashSet<WorkerId>) -> bool {
     let (mut up, mut gone, mut left, mut last) = (0_usize, 0_usize, 0_usize, None);
     for candidate in pool {

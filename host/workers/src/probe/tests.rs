@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A worker that answers probes; its health follows the switch.
-/// Its process started at the time that `started` says.
+/// The process of the worker started at the time in `started`.
 async fn engine(
     owner: &'static str,
     healthy: watch::Receiver<bool>,

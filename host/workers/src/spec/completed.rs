@@ -44,7 +44,7 @@ impl WorkerSpec {
         Some(Contradiction { reporter, ..Contradiction::new(FactName::Model, configured, listed.join(", ")) })
     }
 
-    /// Returns the description with what the configuration left to the engine.
+    /// Returns the description, completed with the engine's report where the configuration leaves values out.
     ///
     /// # Errors
     /// The first fact that is configured otherwise than the engine reports it.
@@ -93,8 +93,8 @@ impl WorkerSpec {
     }
 }
 
-/// Whether NIXL's handshake in this version of vLLM refuses any other one: a hash of both ends contains the
-/// whole version. Versions before 0.13 compare nothing.
+/// Returns whether NIXL's handshake in this version of vLLM refuses any other one: a hash of both ends
+/// contains the whole version. Versions before 0.13 compare nothing.
 fn checks_version(version: &str) -> bool {
     let mut numbers = version.split(['.', '-', '+']).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {

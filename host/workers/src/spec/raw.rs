@@ -45,7 +45,7 @@ pub(super) struct RawSpec {
     #[schemars(with = "Engine")]
     #[schemars(extend("x-position" = 1, "x-example" = "\"vllm\""))]
     pub(super) engine: Option<String>,
-    /// Names of its models; empty: learned from /v1/models.
+    /// Names of the worker's models; empty: learned from /v1/models.
     #[schemars(extend("x-position" = 9, "x-example" = "[]"))]
     pub(super) models: Vec<String>,
     /// Data-parallel ranks; SGLang reports it.
@@ -54,25 +54,25 @@ pub(super) struct RawSpec {
     /// Host of the bootstrap server of SGLang or Mooncake; default: the url's host.
     #[schemars(extend("x-position" = 13, "x-example" = "\"10.0.0.1\""))]
     pub(super) bootstrap_host: Option<String>,
-    /// Its port; SGLang reports it.
+    /// Port of the bootstrap server; SGLang reports it.
     #[schemars(extend("x-position" = 14, "x-example" = "8998"))]
     pub(super) bootstrap_port: Option<PortText>,
     /// KV connector of vLLM: "nixl", "mooncake" or "p2p_nccl". vLLM reports NIXL and, from 0.33, Mooncake.
     #[schemars(extend("x-position" = 11, "x-example" = "\"nixl\""))]
     pub(super) transport: Option<KvTransport>,
-    /// Only workers with the same text pair; default with NIXL: the engine's version.
+    /// Prefill and decode workers pair only if this text is equal; default with NIXL: the engine's version.
     #[schemars(extend("x-position" = 12, "x-example" = "\"0.33.0\""))]
     pub(super) kv_compatibility: Option<String>,
-    /// For policies: label-is/zone=a.
+    /// Labels for policies, such as the fact label-is/zone=a.
     #[schemars(extend("x-position" = 18, "x-example" = "{ zone = \"a\" }"))]
     pub(super) labels: BTreeMap<String, String>,
-    /// Requests may require or prefer them.
+    /// Taints, which requests may require or prefer.
     #[schemars(extend("x-position" = 19, "x-example" = "[\"spot\"]"))]
     pub(super) taints: BTreeSet<String>,
     /// Location by domain. Each entry is also a taint dynamo.topology/rack=r1.
     #[schemars(extend("x-position" = 20, "x-example" = "{ rack = \"r1\" }"))]
     pub(super) topology: BTreeMap<String, String>,
-    /// Where this prefill worker's blocks may go: "required:rack" or "preferred:rack:2.0".
+    /// Decode workers that may get this prefill worker's blocks: "required:rack" or "preferred:rack:2.0".
     #[schemars(extend("x-position" = 21, "x-example" = "\"required:rack\""))]
     pub(super) kv_transfer: Option<String>,
     /// host:port of the KV transport of P2pNccl.
@@ -81,10 +81,10 @@ pub(super) struct RawSpec {
     /// ZMQ PUB of the engine's KV events; rank r uses port + r. SGLang reports it.
     #[schemars(extend("x-position" = 16, "x-example" = "\"tcp://10.0.0.1:5557\""))]
     pub(super) kv_events: Option<String>,
-    /// Address that replays past events; {host}: that of the url.
+    /// Address that replays past events; {host}: host of the url.
     #[schemars(extend("x-position" = 17, "x-example" = "\"tcp://{host}:5558\""))]
     pub(super) kv_replay: Option<String>,
-    /// Whether it can prefill without a handoff; stock SGLang decode workers cannot.
+    /// Whether the worker can prefill without a handoff; stock SGLang decode workers cannot.
     #[schemars(extend("x-position" = 22, "x-example" = "true"))]
     pub(super) local_prefill: Option<bool>,
     /// Whether closing a prefill in flight is safe.
@@ -93,7 +93,7 @@ pub(super) struct RawSpec {
     /// Seconds for which its engine keeps blocks that no decode worker pulls; 30 when absent.
     #[schemars(extend("x-position" = 24, "x-example" = "30"))]
     pub(super) handoff_lease_s: Option<u32>,
-    /// Most requests at the same time; default: no limit of the gateway.
+    /// Maximum number of requests at the same time; default: no limit of the gateway.
     #[schemars(extend("x-position" = 5, "x-example" = "64"))]
     pub(super) max_concurrency: Option<u32>,
     /// Tokens in a KV block; default: learned from the engine.
@@ -102,7 +102,7 @@ pub(super) struct RawSpec {
     /// KV blocks of a rank; default: learned from the engine.
     #[schemars(extend("x-position" = 26, "x-example" = "28000"))]
     pub(super) total_blocks: Option<u32>,
-    /// LoRA adapters that it has.
+    /// LoRA adapters of the worker.
     #[schemars(extend("x-position" = 27, "x-example" = "[]"))]
     pub(super) loras: Vec<String>,
     /// Key that the gateway sends to this worker.

@@ -1,8 +1,8 @@
 //! Addresses of a worker that are written with parts of its URL: `tcp://{host}:5557`.
 //!
-//! A source describes many workers by the same text, in which `{host}` and `{port}` stand for those of each
-//! worker's URL, and `{rank}` for the place of its port among those of its pod. Numbers are added and
-//! subtracted: `{port+1000}`.
+//! One text of a source describes many workers. In it, `{host}` and `{port}` stand for the host and port of
+//! each worker's URL, and `{rank}` for the index of its port in its pod. Numbers can be added and subtracted:
+//! `{port+1000}`.
 
 use std::fmt;
 

@@ -19,7 +19,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// Refusals in a row after which the worker counts as failing.
 const MAX_IN_ROW: u32 = 5;
-/// Refusals further apart are no row.
+/// Refusals further apart than this do not count as consecutive.
 const ROW: Duration = Duration::from_secs(30);
 
 /// An engine's refusal to take one more request.
@@ -127,7 +127,7 @@ impl BackPressure {
         is_failure
     }
 
-    /// Notes that the engine served a request. A pause that runs goes on: the request was taken before it.
+    /// Notes that the engine served a request. A running pause continues: the request was accepted before it.
     /// Returns whether there was a refusal before.
     pub(super) fn succeeded(&self) -> bool {
         // Read first: the flag is shared between threads and almost never changes.

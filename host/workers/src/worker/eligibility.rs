@@ -35,7 +35,7 @@ impl Worker {
         self.ineligible_when(true)
     }
 
-    /// As [`Worker::ineligible`], for a request that a worker serves although it drains.
+    /// Like [`Worker::ineligible`], for a request that a worker serves although it drains.
     #[must_use]
     pub fn ineligible_although_draining(&self) -> Option<Ineligible> {
         self.ineligible_when(false)
@@ -71,14 +71,14 @@ impl Worker {
         self.is_at_capacity().then_some(Ineligible::AtCapacity)
     }
 
-    /// Whether the worker has reached its limit of concurrent requests.
+    /// Returns whether the worker has reached its limit of concurrent requests.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         let taken = || self.active_requests().saturating_add(self.reserved());
         self.spec.max_concurrency.is_some_and(|limit| taken() >= limit)
     }
 
-    /// Whether the ranks were updated with the worker's being eligible without a condition.
+    /// Returns whether the ranks were updated with the worker's being eligible without a condition.
     pub(super) fn is_surely_eligible(&self) -> bool {
         self.ranks.first().is_some_and(|rank| rank.surely_eligible())
     }

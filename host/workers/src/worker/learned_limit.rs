@@ -1,4 +1,4 @@
-//! How many requests at once an engine takes, as its refusals tell: no endpoint tells how long a queue it
+//! Learns from an engine's refusals how many requests at once it takes: no endpoint tells how long a queue it
 //! allows.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ pub(super) struct LearnedLimit {
     /// When the engine last refused a request that was sent after the refusal before, milliseconds after
     /// `epoch`.
     refused_ms: AtomicU64,
-    /// Whether it then had as many requests as the limit.
+    /// Whether the worker then had as many requests as the limit.
     is_confirmed: AtomicBool,
     epoch: Instant,
 }
@@ -38,7 +38,7 @@ impl LearnedLimit {
         }
     }
 
-    /// Whether the ranks were told that there is a limit. It may be over and not forgotten yet.
+    /// Returns whether the ranks were told that there is a limit. It may be over and not forgotten yet.
     pub(super) fn is_noted(&self) -> bool {
         self.limit.load(Ordering::Relaxed) != 0
     }
@@ -107,7 +107,7 @@ impl LearnedLimit {
 }
 
 impl Worker {
-    /// Whether this gateway has as many requests on the worker as its engine takes, by its refusals.
+    /// Returns whether this gateway has as many requests on the worker as its engine takes, by its refusals.
     #[must_use]
     pub fn is_at_learned_limit(&self) -> bool {
         self.learned_limit.known().is_some_and(|limit| self.own_requests() >= limit)

@@ -83,8 +83,8 @@ impl Worker {
         self.contradiction.load_full()
     }
 
-    /// Stores what the configuration and the engine contradict each other about. The worker is not eligible
-    /// until that is nothing. Returns true if it changed.
+    /// Stores the contradiction between the configuration and the engine. While there is one, the worker is
+    /// not eligible. Returns true if it changed.
     pub(crate) fn set_contradiction(&self, contradiction: Option<Contradiction>) -> bool {
         self.misconfigured.store(contradiction.is_some(), Ordering::Release);
         self.tell_ranks();
@@ -108,13 +108,13 @@ impl Worker {
         self.health() == Health::Unknown && !self.is_misconfigured()
     }
 
-    /// Returns what the last probe found wrong, for operators.
+    /// Returns the problem that the last probe found, for operators.
     #[must_use]
     pub fn problem(&self) -> Option<Arc<String>> {
         self.problem.load_full()
     }
 
-    /// Stores what a probe found wrong.
+    /// Stores the problem that a probe found.
     pub(crate) fn set_problem(&self, problem: Option<String>) {
         self.problem.store(problem.map(Arc::new));
     }

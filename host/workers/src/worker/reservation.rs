@@ -7,7 +7,7 @@ use std::sync::{
 
 use super::Worker;
 
-/// A place on a worker. It counts towards the worker's limit of concurrent requests, and is no other load.
+/// A place on a worker. It counts towards the worker's limit of concurrent requests, but not as load.
 /// Dropping it gives the place back.
 #[derive(Debug)]
 pub struct Reservation {

@@ -65,7 +65,7 @@ impl WarmUp {
         }
     }
 
-    /// The worker is healthy: begins the warm-up of a new process.
+    /// Begins the warm-up if the process is new. Called when the worker is healthy.
     fn begin_if_new(&self) {
         if !self.is_new.load(Ordering::Relaxed) || !self.is_new.swap(false, Ordering::AcqRel) {
             return;
@@ -88,7 +88,7 @@ impl WarmUp {
         ended
     }
 
-    /// Whether the worker warms up. It may be over and not ended yet.
+    /// Returns whether the worker warms up. It may be over and not ended yet.
     pub(super) fn runs(&self) -> bool {
         self.begun_ms.load(Ordering::Acquire) != 0
     }
@@ -125,7 +125,7 @@ impl Drop for WarmUp {
 }
 
 impl Worker {
-    /// Takes note that another process serves, or will.
+    /// Records that another process serves, or will.
     pub(crate) fn note_new_process(&self) {
         self.warm_up.is_new.store(true, Ordering::Release);
         self.forget_limit();

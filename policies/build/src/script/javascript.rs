@@ -24,7 +24,7 @@ pub const TYPESCRIPT: (&str, &str) = ("typescript", "~7.0.2");
 
 /// Name and text of the helper module of JavaScript policies.
 pub const JS_HELPER: (&str, &str) = ("pointsman-policy.js", include_str!("../../../js/pointsman-policy.js"));
-/// Name and text of the types of that module.
+/// Name and text of the type definitions of that module.
 pub const JS_HELPER_TYPES: (&str, &str) =
     ("pointsman-policy.d.ts", include_str!("../../../js/pointsman-policy.d.ts"));
 const COMPONENTIZE: &str = include_str!("componentize.mjs");
@@ -128,7 +128,7 @@ impl Build<'_> {
         Ok(component)
     }
 
-    /// Folder of what a build leaves for later ones.
+    /// Folder of the files that a build leaves for later ones.
     fn record(&self) -> PathBuf {
         self.place.root.join("record")
     }

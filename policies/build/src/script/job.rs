@@ -8,7 +8,7 @@ use std::{
 
 use crate::{BuildCache, GuestBuildError, contract::CONTRACT};
 
-/// What is built, and with what.
+/// Inputs of a build.
 pub(crate) struct Job<'a> {
     /// Folder of the project.
     pub(crate) folder: &'a Path,
@@ -22,7 +22,7 @@ pub(crate) struct Job<'a> {
     pub(crate) cache: Option<&'a BuildCache>,
 }
 
-/// Where one build happens.
+/// Directory of one build.
 pub(super) struct Place {
     /// Folder of all of this build's files.
     pub(super) root: PathBuf,
@@ -99,7 +99,7 @@ fn lock(path: &Path) -> Result<fs::File, GuestBuildError> {
     locked().map_err(|source| at(path, source))
 }
 
-/// Copies sources of a language, with their folders; neither hidden ones nor what a build left.
+/// Copies sources of a language, with their folders, except hidden files and the output of builds.
 fn copy(from: &Path, to: &Path, extension: &str) -> Result<(), GuestBuildError> {
     for entry in fs::read_dir(from).map_err(|source| at(from, source))? {
         let path = entry.map_err(|source| at(from, source))?.path();

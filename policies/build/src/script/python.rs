@@ -63,7 +63,7 @@ pub(crate) fn python(job: &Job<'_>) -> Result<Component, GuestBuildError> {
     Ok(Component { bytes: build.place.read()?, is_untried: false })
 }
 
-/// What a build with a cache starts from.
+/// Inputs of a build with a cache.
 struct Start<'a> {
     cache: &'a BuildCache,
     source: Vec<u8>,
@@ -138,7 +138,7 @@ impl Build<'_> {
         let (module, text) = template(imports);
         write(&folder.join(module).with_extension("py"), text)?;
         write(&folder.join(PYTHON_HELPER.0), PYTHON_HELPER.1)?;
-        // The tool adds what is installed on the machine. A template must not depend on that.
+        // The tool adds the packages that are installed on the machine. A template must not depend on them.
         let nothing = self.place.root.join("no-packages");
         write(&nothing.join("lib/site-packages/.empty"), "")?;
         let output = self.place.root.join("template.wasm");
@@ -183,7 +183,7 @@ fn identity(venv: &Path) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// Runs Python with a script and arguments in `dir`, and returns what it wrote.
+    /// Runs Python with a script and arguments in `dir`, and returns its output.
     fn python(dir: &Path, script: &str, arguments: &[&str]) -> Result<String, String> {
         let ran =
             Command::new("python3").current_dir(dir).args(["-S", "-c", script]).args(arguments).output();

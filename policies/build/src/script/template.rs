@@ -4,11 +4,11 @@ use crate::cache::digest;
 
 /// Bytes of a template's memory that a build overwrites with a source, behind its length.
 pub(super) const SLOT_BYTES: usize = 64 * 1024;
-/// What these bytes hold in the template, again and again.
+/// Placeholder that fills these bytes in the template, repeated.
 pub(super) const SLOT_UNIT: &[u8; 32] = b"pointsman-policy-source-is-here:";
 /// Digits of the length.
 const LENGTH_DIGITS: usize = 16;
-/// Most bytes of a source.
+/// Maximum size of a source, bytes.
 pub(super) const MAX_SOURCE_BYTES: usize = SLOT_BYTES - LENGTH_DIGITS;
 
 /// Kind of the sections of a component that are core modules.
@@ -19,7 +19,7 @@ const SNAPSHOT: [u8; 3] = [5, 11, 12];
 /// Bytes before the first section.
 const HEADER_BYTES: usize = 8;
 
-/// Returns the place of the slot. `None`: there is not exactly one.
+/// Returns the offset of the source's place. `None` unless there is exactly one.
 pub(super) fn find_slot(component: &[u8]) -> Option<usize> {
     let slot = SLOT_UNIT.repeat(SLOT_BYTES / SLOT_UNIT.len());
     let mut found = None;

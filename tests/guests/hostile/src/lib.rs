@@ -22,7 +22,7 @@ pub enum Mode {
     Leak,
     /// Chooses a row that does not exist.
     Row,
-    /// Answers a cost that is no number.
+    /// Answers with a cost that is not a number.
     Nan,
     /// Returns an answer that depends on earlier calls.
     Memory,
@@ -32,7 +32,7 @@ pub enum Mode {
     Shed,
     /// Sheds in the way that a policy may.
     Refuse,
-    /// Chooses row 0, with a reason that would do harm where it is taken for HTML.
+    /// Chooses row 0, with a reason that would do harm if a page showed it as HTML.
     Markup,
     /// Refuses a request that waited in the queue, and says for how long.
     TellQueue,

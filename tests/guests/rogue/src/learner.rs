@@ -1,4 +1,4 @@
-//! As one that learns: counts outcomes in `state`, until it is due. Deeds of its own begin with `observe-`.
+//! A rogue that learns: counts outcomes in `state` until its deed is due. Its deeds begin with `observe-`.
 
 #[allow(missing_docs, unsafe_code, unreachable_pub, clippy::all, reason = "generated")]
 mod bindings {
@@ -20,7 +20,7 @@ use bindings::{
 
 use crate::script::{due_observing, misbehave};
 
-/// What was counted under this name.
+/// Returns the count under this name.
 pub(crate) fn number(name: &str) -> i64 {
     state::get(name).and_then(|value| value.try_into().ok()).map_or(0, i64::from_le_bytes)
 }

@@ -11,7 +11,7 @@ static SCRIPT: [u8; 64] = *b"pointsman-rogue:good 0                             
 
 static CALLS: AtomicU32 = AtomicU32::new(0);
 
-/// What it does, and after how many calls.
+/// Returns the deed of the script, and the number of calls before it.
 fn script() -> (&'static str, u32) {
     // The compiler must not know what it reads here.
     let script: &'static [u8; 64] = black_box(&SCRIPT);
@@ -32,7 +32,7 @@ pub(crate) fn due() -> &'static str {
     if CALLS.fetch_add(1, Ordering::Relaxed) < after { "good" } else { deed }
 }
 
-/// The deed of one that observes, once it is due: counts batches.
+/// Returns the deed for a batch of outcomes, once enough batches came.
 #[cfg(feature = "learning")]
 pub(crate) fn due_observing() -> &'static str {
     static BATCHES: AtomicU32 = AtomicU32::new(0);
@@ -47,7 +47,7 @@ pub(crate) fn calls() -> u32 {
     CALLS.load(Ordering::Relaxed)
 }
 
-/// What misbehaves in any export alike. An answer is the guest's own error.
+/// Deeds that are the same in every export. An `Err` is the guest's own error.
 pub(crate) fn misbehave(deed: &str) -> Result<(), String> {
     match deed {
         #[expect(clippy::panic, reason = "that is its purpose")]
@@ -65,7 +65,7 @@ pub(crate) fn misbehave(deed: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Who it says it is.
+/// Name that the guest reports.
 pub(crate) fn name() -> String {
     match deed() {
         "describe-trap" => drop(misbehave("trap")),

@@ -59,7 +59,7 @@ impl Guest for Rogue {
     }
 }
 
-/// What the learner counted, by names in their order.
+/// Counts of the learner, by name.
 #[cfg(feature = "learning")]
 fn told() -> Option<String> {
     let names =

@@ -16,7 +16,7 @@ pub enum GroupKind {
     Window(u32),
     /// One state for all tokens up to the end of a block: Mamba and other recurrent layers.
     State,
-    /// Anything else. How much of it the engine needs to go on is not known.
+    /// Anything else. The index does not know how many blocks of it the engine needs to continue.
     Other,
 }
 

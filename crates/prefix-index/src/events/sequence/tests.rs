@@ -106,7 +106,7 @@ fn h6_the_last_numbers_do_not_overflow() {
     assert_eq!(sequencer.on(u64::MAX, m(2)), Step::Gap { from: 1, to: u64::MAX - 1 });
 }
 
-/// What happens on the line.
+/// Something that happens to the next message between the engine and the sequencer.
 #[derive(Clone, Debug)]
 enum Act {
     Deliver,
@@ -118,7 +118,8 @@ enum Act {
     Reconnect {
         restarted: bool,
     },
-    /// The open replay brings `from..` of what there was when it was asked, `count` messages.
+    /// The open replay delivers `count` messages, starting with `from`, of those that existed when it was
+    /// requested.
     Replay {
         skip: u64,
         count: u64,
@@ -138,7 +139,7 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// A line with an engine at one end; `trace` is what the index would see.
+/// A connection to an engine. `trace` has the events that the index would see.
 struct World {
     sequencer: Sequencer<Message>,
     life: u64,

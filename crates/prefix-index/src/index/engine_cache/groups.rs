@@ -26,7 +26,7 @@ use super::{
 };
 use crate::events::{GroupKind, Stored, Tier};
 
-/// Most groups beside the followed one. Models have at most about ten groups.
+/// Maximum number of groups beside the followed one. Models have at most about ten groups.
 const MAX_SIDES: usize = 32;
 /// Blocks that a group may have beside those that the memory of the followed group allows for: events of one
 /// step come in the order of the groups.
@@ -325,7 +325,7 @@ impl Groups {
     }
 }
 
-/// Ranges of our hashes in runs.
+/// Ranges of our hashes: run, start and end.
 #[derive(Default)]
 struct Ranges(Vec<(u32, usize, usize)>);
 

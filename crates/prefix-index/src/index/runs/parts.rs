@@ -33,7 +33,7 @@ impl Parts {
         shrink(&mut self.listed);
     }
 
-    /// Keeps what belongs to the first `blocks` blocks. Returns the number of our blocks that end in them.
+    /// Keeps the parts of the first `blocks` blocks. Returns the number of our blocks that end in them.
     pub(super) fn truncate(&mut self, blocks: usize) -> usize {
         self.tokens.truncate(blocks * self.size);
         while self.objects.last().is_some_and(|(block, _)| *block as usize >= blocks) {

@@ -1,4 +1,4 @@
-//! Where a run's blocks lie in the tree of all prefixes, and who has them there.
+//! Places of a run's blocks in the tree of all prefixes, and their holders there.
 
 use std::ops::Range;
 
@@ -47,7 +47,7 @@ impl Runs {
         self.cover(tree, number, ours, holder);
     }
 
-    /// Notes that a holder has blocks of a run no more.
+    /// Notes that a holder no longer has blocks of a run.
     pub(in super::super) fn uncover_blocks(
         &mut self,
         tree: &mut TreeWriter,
@@ -67,7 +67,7 @@ impl Runs {
         blocks.start as usize * step..blocks.end as usize * step
     }
 
-    /// Notes that a holder has what some of our hashes of a run stand for.
+    /// Notes that a holder has the blocks of some of our hashes of a run.
     pub(in super::super) fn cover(
         &mut self,
         tree: &mut TreeWriter,
@@ -139,7 +139,7 @@ impl Runs {
         parts.concat()
     }
 
-    /// Takes all runs, to remove what they have in the tree.
+    /// Takes all runs, to remove their blocks from the tree.
     pub(in super::super) fn numbers(&self) -> Range<u32> {
         0..u32::try_from(self.runs.len()).unwrap_or(u32::MAX)
     }

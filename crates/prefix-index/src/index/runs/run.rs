@@ -31,7 +31,7 @@ pub(super) struct Run {
     pub(super) used: bool,
     pub(super) blocks: Blocks,
     pub(super) our_hashes: Vec<BlockHash>,
-    /// Where our hashes lie in the tree.
+    /// Positions of our hashes in the tree.
     pub(super) trail: Trail,
     /// Sorted by `at`.
     pub(super) branches: Vec<Branch>,

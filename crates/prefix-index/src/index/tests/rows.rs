@@ -1,4 +1,4 @@
-//! What a lookup says of the rows of a list, against what it says of each candidate.
+//! Compares a lookup over the rows of a list with lookups of each candidate alone.
 
 use super::*;
 use crate::events::{Batch, KvEvent, Stored, Tier};

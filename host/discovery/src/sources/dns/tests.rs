@@ -25,7 +25,7 @@ use crate::{
     source::start,
 };
 
-/// What the server says.
+/// The server's answer to a query.
 #[derive(Clone, Debug)]
 enum Says {
     Targets(Vec<(String, u16)>),
@@ -58,7 +58,7 @@ impl Server {
             while let Ok((length, from)) = udp.recv_from(&mut buffer).await {
                 asked.fetch_add(1, Ordering::Relaxed);
                 let said = says.lock().clone();
-                // Something else first: an answer to another question.
+                // First, an answer to another question.
                 let mut stray = buffer[..length].to_vec();
                 stray[0] ^= 1;
                 stray[2] |= 0x80;

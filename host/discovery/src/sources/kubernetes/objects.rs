@@ -22,7 +22,7 @@ pub(super) struct Meta {
     pub(super) name: String,
     uid: String,
     pub(super) resource_version: String,
-    /// Where the next page of a list begins.
+    /// Token for the next page of a list.
     #[serde(rename = "continue")]
     pub(super) more: String,
     labels: BTreeMap<String, String>,
@@ -214,7 +214,7 @@ impl Slice {
     }
 }
 
-/// Returns the workers of a pod, with what they are.
+/// Returns the workers of a pod, with their descriptions.
 fn found(specs: Vec<WorkerSpec>, leaving: bool, uid: &str) -> impl Iterator<Item = Found> {
     let identity = move |rank: usize| (!uid.is_empty()).then(|| Arc::from(format!("{uid}/{rank}")));
     specs.into_iter().enumerate().map(move |(rank, spec)| Found { spec, leaving, identity: identity(rank) })

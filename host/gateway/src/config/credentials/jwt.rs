@@ -51,7 +51,7 @@ impl Reader {
     }
 }
 
-/// Whether what comes from a URL is what its server sent.
+/// Returns whether content from a URL cannot be changed on the way: `https`, or a loopback address.
 fn is_safe(url: &str) -> bool {
     let Ok(url) = url.parse::<http::Uri>() else { return false };
     let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');

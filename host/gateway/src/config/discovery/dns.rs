@@ -18,7 +18,7 @@ pub struct DiscoveryDns {
     /// Shortest time between two lookups; else the records' time to live, up to 5m.
     #[key(default = secs(5), positive)]
     pub interval: Duration,
-    /// Limit of waiting for one server.
+    /// Time limit for the answer of one server.
     #[key(default = secs(2), positive)]
     pub timeout: Duration,
     /// Keys of the --worker flag, which records do not have.

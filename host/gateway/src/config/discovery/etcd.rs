@@ -16,7 +16,7 @@ pub struct DiscoveryEtcd {
     /// Beginning of the keys.
     #[key(default = "/pointsman/workers/".to_owned())]
     pub prefix: String,
-    /// Limit of one request.
+    /// Time limit of one request.
     #[key(default = secs(5), positive)]
     pub timeout: Duration,
     /// How often all keys are read, besides after each failure.

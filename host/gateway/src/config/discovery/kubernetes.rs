@@ -6,7 +6,7 @@ use pointsman_config_file::{Report, duration::secs, section};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Where a pod finds its service account.
+/// Directory of a pod's service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Workers of pods, or of the endpoints of a service.
@@ -21,7 +21,7 @@ pub struct DiscoveryKubernetes {
     /// Namespace.
     #[key(default = "default".to_owned())]
     pub namespace: String,
-    /// What is listed: "pods" or "endpoint-slices".
+    /// Kind of the listed objects: "pods" or "endpoint-slices".
     pub resource: DiscoveryResource,
     /// Labels of the pods or slices.
     #[key(example = "\"app=vllm\"")]
@@ -38,7 +38,7 @@ pub struct DiscoveryKubernetes {
     /// PEM file with the authority of the API server; "": those of the system.
     #[key(default = PathBuf::from(ACCOUNT).join("ca.crt"))]
     pub ca_file: PathBuf,
-    /// Limit of a list, and of the head of a watch.
+    /// Time limit of a list, and of the head of a watch.
     #[key(default = secs(10), positive)]
     pub timeout: Duration,
     /// How long one watch runs; another follows.

@@ -127,7 +127,7 @@ impl Ranking<'_> {
     }
 }
 
-/// Whether a model of this name may have a directory of its own: plain names, at most one slash.
+/// Returns whether a model of this name may have a directory of its own: plain names, at most one slash.
 pub(in crate::config) fn is_folder_name(name: &str) -> bool {
     let mut names = name.split('/');
     names.clone().count() <= 2 && names.clone().all(is_plain) && names.next() != Some("parts")

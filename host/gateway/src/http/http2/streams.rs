@@ -140,13 +140,13 @@ impl Drop for Stream {
     }
 }
 
-/// The answer of a stream. Before there is one, it stands for the request.
+/// The answer of a stream. Until there is an answer, it stands for the request.
 pub(super) struct StreamBody {
     stream: Arc<Stream>,
     /// The request's part of those that all connections may have open.
     _place: Option<Share>,
     answer: Option<AnswerBody>,
-    /// The client needs no more of it.
+    /// The client does not need the rest of the stream.
     is_complete: bool,
     /// An answer to HEAD has no body that could be sent.
     is_head: bool,

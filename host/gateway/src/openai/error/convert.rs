@@ -36,7 +36,7 @@ impl ApiError {
         self
     }
 
-    /// Changes when a client should try again because the workers are busy.
+    /// Sets the time after which a client should try again, if the error says that the workers are busy.
     pub(crate) fn retried_after(mut self, when: Duration) -> Self {
         match &mut self {
             Self::Overloaded { retry_after, .. } => *retry_after = when,

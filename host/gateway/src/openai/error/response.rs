@@ -6,7 +6,7 @@ use http::{HeaderValue, Response, StatusCode, header};
 use super::ApiError;
 use crate::openai::{endpoint::Format, error_body::ErrorFields, request_id::set_request_id};
 
-/// Limit of an engine's own text in a message, characters.
+/// Maximum length of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
 
 impl ApiError {
@@ -17,7 +17,7 @@ impl ApiError {
         self.response_as(Format::OpenAi, request_id)
     }
 
-    /// As [`Self::response`], in the error shape of `format`.
+    /// Like [`Self::response`], in the error shape of `format`.
     #[must_use]
     pub(crate) fn response_as(&self, format: Format, request_id: &str) -> Response<Bytes> {
         let mut response = match self {

@@ -47,9 +47,9 @@ const INNER: [(&str, &[&str]); 6] = [
     ("session_control", &["session_id", "action", "timeout"]),
     ("mm_routing_info", &["routing_token_ids", "block_mm_infos"]),
 ];
-/// Limit of the keys that a warning names.
+/// Maximum number of keys that a warning names.
 const MAX_NAMED: usize = 8;
-/// Limit of the characters of a key in a warning.
+/// Maximum length of a key in a warning, characters.
 const MAX_KEY: usize = 64;
 
 /// `nvext.agent_hints`.

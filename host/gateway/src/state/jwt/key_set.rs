@@ -5,9 +5,9 @@ use serde::Deserialize;
 use super::public_key::{Jwk, PublicKey};
 use crate::config::JwtAlgorithm;
 
-/// Limit of a set, bytes.
+/// Maximum size of a set, bytes.
 pub(crate) const MAX_BYTES: usize = 256 * 1024;
-/// Limit of a set, keys.
+/// Maximum number of keys in a set.
 const MAX_KEYS: usize = 64;
 
 /// The keys that may verify tokens.
@@ -23,7 +23,7 @@ impl KeySet {
     /// Reads a set. Keys that cannot verify a signature are left out.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The text says what is wrong with the set.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > MAX_BYTES {
             return Err(format!("the set has more than {MAX_BYTES} bytes"));

@@ -43,7 +43,7 @@ enum Kind {
     Ed25519(Vec<u8>),
 }
 
-/// How ring verifies with an algorithm.
+/// ring's verifiers.
 enum Ring<'a> {
     Rsa(&'static RsaParameters, &'a [u8], &'a [u8]),
     Curve(&'static dyn VerificationAlgorithm, &'a [u8]),
@@ -75,12 +75,12 @@ impl PublicKey {
         Some(Self { id: jwk.kid, algorithm, kind })
     }
 
-    /// Whether the key may verify signatures of an algorithm.
+    /// Returns whether the key may verify signatures of an algorithm.
     pub(super) fn allows(&self, algorithm: JwtAlgorithm) -> bool {
         self.algorithm.is_none_or(|own| own == algorithm) && self.ring(algorithm).is_some()
     }
 
-    /// Whether a signature of a message is right.
+    /// Returns whether a signature of a message is right.
     pub(super) fn verifies(&self, algorithm: JwtAlgorithm, message: &[u8], signature: &[u8]) -> bool {
         match self.ring(algorithm).filter(|_| self.allows(algorithm)) {
             Some(Ring::Rsa(parameters, n, e)) => {
@@ -93,7 +93,7 @@ impl PublicKey {
         }
     }
 
-    /// How to verify; `None` when the algorithm is not one of the key's kind.
+    /// Returns ring's verifier for an algorithm; `None` when the key is of another kind.
     fn ring(&self, algorithm: JwtAlgorithm) -> Option<Ring<'_>> {
         Some(match (&self.kind, algorithm) {
             (Kind::Rsa { n, e }, algorithm) => Ring::Rsa(rsa(algorithm)?, n, e),

@@ -1,7 +1,7 @@
 //! Fetches the public keys of an identity server, in the background and when a token names an unknown key.
 //!
 //! Whatever the tokens say, the server gets one request in the configured pause at most, and no request of a
-//! client waits for longer than one fetch. While the server is away, the last set goes on to serve.
+//! client waits for longer than one fetch. While the server is away, the last set stays in use.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use super::key_set::{KeySet, MAX_BYTES};
 use crate::telemetry::metrics::Metrics;
 
-/// Limit of one fetch.
+/// Time limit of one fetch.
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Requests that wait for a fetch because their key is unknown.
 const MAX_WAITING: usize = 256;

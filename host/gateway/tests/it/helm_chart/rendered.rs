@@ -1,8 +1,8 @@
-//! What the chart renders, with the real `helm`.
+//! Tests of the rendered chart, with the real `helm`.
 
 use super::*;
 
-/// What `helm template` has to be told of a cluster with both custom resources.
+/// Flags that tell `helm template` that the cluster has both custom resources.
 const CUSTOM_RESOURCES: [&str; 2] =
     ["--api-versions=monitoring.coreos.com/v1", "--api-versions=inference.networking.k8s.io/v1"];
 

@@ -35,7 +35,7 @@ fn entries(text: &str) -> Vec<Entry> {
     found
 }
 
-/// Whether the keys below a path are the operator's, and not the chart's.
+/// Returns whether the keys below a path are the operator's, and not the chart's.
 fn open(schema: &Value) -> bool {
     schema["additionalProperties"] != false
 }

@@ -1,4 +1,4 @@
-//! What a pod of the files would see: its volumes as directories, its environment, and the binary in it.
+//! Emulates a pod of the files: its volumes as directories, its environment, and the binary in it.
 
 use std::{
     collections::BTreeMap,

@@ -163,7 +163,7 @@ pub(super) struct Dev {
     process: Child,
     input: Option<ChildStdin>,
     output: Arc<Mutex<String>>,
-    /// End of what was awaited already.
+    /// End of the output that was already waited for.
     seen: usize,
 }
 
@@ -191,7 +191,7 @@ impl Dev {
             .env("NO_COLOR", "1")
             .env_remove("RUST_LOG")
             .env_remove("POINTSMAN_ADMIN_TOKEN");
-        // Projects of different tests share what is built of the SDK.
+        // Projects of different tests share the build of the SDK.
         command.env("CARGO_TARGET_DIR", Path::new(env!("CARGO_TARGET_TMPDIR")).join("policy-dev"));
         command.env("CARGO_NET_OFFLINE", "true");
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

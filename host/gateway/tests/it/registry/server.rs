@@ -37,13 +37,13 @@ pub(crate) enum Auth {
     Token(Option<String>),
 }
 
-/// What the registry does wrong.
+/// Fault of the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Another manifest or blob than the one that was asked for.
+    /// The registry serves another manifest or blob than the requested one.
     Changed(&'static str),
-    /// A body without an end.
+    /// A body never ends.
     Endless(&'static str),
     /// A blob ends before its announced length.
     Cut,

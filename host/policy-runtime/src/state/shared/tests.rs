@@ -18,7 +18,7 @@ fn started(writer: u64, incarnation: u64) -> State {
     state
 }
 
-/// The time of writes is the system's, that of reads is the call's.
+/// Writes use the system's time, reads the call's.
 fn now() -> u64 {
     now_us() / 1_000
 }
@@ -217,7 +217,7 @@ proptest! {
                 told.extend(changes);
             }
         }
-        // What is told again ends, since nothing is written any more.
+        // Repeated changes end after some rounds, since no gateway writes any more.
         for _ in 0..4 {
             told.extend(states.iter().flat_map(|state| state.take_changes(9)));
             for change in told.iter().rev().chain(&told) {

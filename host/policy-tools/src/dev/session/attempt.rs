@@ -85,7 +85,7 @@ impl Session {
         }
     }
 
-    /// Says what goes on when a save is no good.
+    /// Marks the attempt as failed and says which policy still runs.
     pub(super) fn fail(&mut self) -> anyhow::Result<()> {
         self.attempt.failed = true;
         let running =
@@ -148,7 +148,7 @@ impl Session {
             Some(self.steps.replay(Recorded { gateway: gateway.clone(), slot, model, last: self.last }));
     }
 
-    /// Whether `--once` is over, and with success.
+    /// Returns whether `--once` is over, and with success.
     pub(super) fn verdict(&self) -> Option<bool> {
         if self.attempt.failed {
             return Some(false);

@@ -56,8 +56,8 @@ impl Session {
         }
     }
 
-    /// Puts the file back that runs, so that the directory names what the gateway runs. Without one, the
-    /// refused file stays: a change of the gateway's configuration may admit it.
+    /// Puts the running policy's file back, so that the directory matches what the gateway runs. Without one,
+    /// the refused file stays: a change of the gateway's configuration may admit it.
     fn refused(&mut self) -> anyhow::Result<()> {
         self.next_look = Instant::now() + LIVE_POLL;
         // A replay would tell the same.

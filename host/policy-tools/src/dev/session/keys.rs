@@ -1,4 +1,4 @@
-//! What keys do.
+//! Actions of the keys.
 
 use pointsman_admin_cli::{Gateway, GatewayError, api::Decisions, query, segment};
 use pointsman_policy_admin::Report;
@@ -23,7 +23,7 @@ struct Explained {
 }
 
 impl Session {
-    /// Does what a key says. Returns whether it ends the command.
+    /// Performs the action of a key. Returns whether the key ends the command.
     pub(super) async fn key(&mut self, key: char) -> anyhow::Result<bool> {
         match self.confirms.take() {
             Some(generation) if key == 'y' => {
@@ -94,7 +94,7 @@ impl Session {
         self.console.say("promote", &text)
     }
 
-    /// Promotes the trial, and makes its file that of the active lane.
+    /// Promotes the trial, and makes its file the file of the active lane.
     async fn promote(&mut self, generation: u64) -> anyhow::Result<()> {
         let Some((gateway, slot)) = self.gateway.clone() else { return Ok(()) };
         let trial = self.current.as_ref().map(|current| &current.policy);
@@ -170,7 +170,7 @@ impl Session {
     }
 }
 
-/// Rolls the active lane back while it runs what was promoted.
+/// Rolls the active lane back while it runs the promoted policy.
 async fn roll_back(
     gateway: &Gateway,
     slot: &SlotName,

@@ -63,7 +63,7 @@ impl Challenge {
     }
 }
 
-/// Meets a challenge with the credentials.
+/// Answers a challenge with the credentials.
 pub(super) async fn authorize(
     connection: &Connection,
     reader: &Reader,

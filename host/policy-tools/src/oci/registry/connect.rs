@@ -12,7 +12,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 const MAX_CA_BYTES: u64 = 4 << 20;
 const USER_AGENT: &str = concat!("pointsman/", env!("CARGO_PKG_VERSION"));
 
-/// A client and the registry that it is for.
+/// HTTP client for one registry.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) client: Client,

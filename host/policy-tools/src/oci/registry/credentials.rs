@@ -19,7 +19,7 @@ const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Credentials for a registry. No type with a secret implements `Debug`.
 pub(super) struct Credentials {
     pub(super) secret: Secret,
-    /// Where the secret was found, or where it was looked for.
+    /// Place where the secret was found, or searched.
     source: String,
 }
 

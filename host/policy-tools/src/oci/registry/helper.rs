@@ -14,7 +14,7 @@ use super::error::{RegistryError, clean};
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Longest answer of a helper that is read, bytes.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
-/// Part of what a helper says when it has no credentials for the registry.
+/// Part of a helper's message when it has no credentials for the registry.
 const NOT_FOUND: &str = "credentials not found";
 
 #[derive(Deserialize)]

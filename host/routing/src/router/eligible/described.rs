@@ -13,10 +13,10 @@ use crate::{
     router::no_worker::Phrase,
 };
 
-/// Which candidates may serve a leg by their descriptions.
+/// Candidates whose descriptions allow them to serve a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Described {
-    /// All of them.
+    /// All candidates.
     All,
     /// Candidates of the groups whose bits are set, at most [`MAX_GROUPS`].
     Groups(u64),
@@ -53,7 +53,7 @@ impl Described {
     }
 }
 
-/// Returns whether the leg asks anything of descriptions.
+/// Returns whether the leg has a constraint on the workers' descriptions.
 fn asks(query: &Query<'_>) -> bool {
     let request = query.request;
     !request.required_taints.is_empty()
@@ -68,7 +68,7 @@ pub(super) fn refused_by_description(query: &Query<'_>, spec: &WorkerSpec) -> Op
     refused_with(query, spec, None)
 }
 
-/// As [`refused_by_description`]. Looks for partners in `index`, if there is one.
+/// Like [`refused_by_description`]. Looks for partners in `index`, if there is one.
 pub(super) fn refused_with(
     query: &Query<'_>,
     spec: &WorkerSpec,
@@ -120,27 +120,28 @@ fn without_partner(query: &Query<'_>) -> Phrase {
     }
 }
 
-/// Whether the leg is the first of a pair, so that a worker for the other one has to be left.
+/// Returns whether the leg is the first of a pair, so that a worker for the other one has to be left.
 pub(super) fn needs_partner(query: &Query<'_>) -> bool {
     let Pairing { is_first, other_pin, .. } = query.pairing;
     let decode_first = query.leg == Leg::Decode && (is_first || other_pin.is_some());
     (query.leg == Leg::Prefill || decode_first) && query.other_leg.is_none() && !query.probe
 }
 
-/// Whether some worker is up that can run the other leg of a pair with this one.
+/// Returns whether some worker is up that can run the other leg of a pair with this one.
 fn has_partner(query: &Query<'_>, spec: &WorkerSpec) -> bool {
     let others = query.snapshot.pool(query.model, other(query.leg));
     let fits = |candidate: &Candidate| fits(query.leg, spec, candidate.worker.spec());
     partners(query, others).any(|candidate| fits(candidate) && is_up(query, candidate))
 }
 
-/// Whether a worker may run the other leg, now or soon. One that drains still continues what it stored.
+/// Returns whether a worker may run the other leg, now or soon. One that drains still continues what it
+/// stored.
 pub(super) fn is_up(query: &Query<'_>, candidate: &Candidate) -> bool {
     let serves = |reason| query.continues && reason == Ineligible::Draining;
     candidate.ineligible().is_none_or(|reason| !reason.is_down() || serves(reason))
 }
 
-/// The candidates of the other leg: those of the worker that a hint names, else all.
+/// Candidates of the other leg: the worker's that a hint names, else all.
 pub(super) fn partners<'a>(
     query: &Query<'_>,
     others: &'a [Candidate],
@@ -153,7 +154,7 @@ pub(super) fn partners<'a>(
     })
 }
 
-/// Whether two workers can run the legs of a request. `leg` is that of the first.
+/// Returns whether two workers can run the legs of a request. `leg` is the leg of the first one.
 pub(super) fn fits(leg: Leg, spec: &WorkerSpec, other: &WorkerSpec) -> bool {
     let (prefill, decode) = if leg == Leg::Prefill { (spec, other) } else { (other, spec) };
     decode.pairs_with(prefill) && !prefill.forbids_transfer_to(decode)
@@ -170,12 +171,12 @@ pub(super) fn other(leg: Leg) -> Leg {
 pub(super) struct PartnerIndex<'a> {
     /// Domains within which some prefill worker has to transfer; `None`: any worker will do.
     domains: BTreeSet<Option<&'a str>>,
-    /// Hashes of what a partner has to be equal in.
+    /// Hashes of the properties that must be equal at a partner.
     keys: HashSet<u64>,
     hasher: RandomState,
 }
 
-/// Whether the compatibility of a key is that of a worker, or that of any.
+/// Returns whether the compatibility of a key matches a worker, or is the one for any worker.
 #[derive(Clone, Copy, Hash)]
 enum Compatible<'a> {
     Any,
@@ -208,7 +209,7 @@ impl<'a> PartnerIndex<'a> {
         Some(index)
     }
 
-    /// Whether some worker is up that can run the other leg with this one.
+    /// Returns whether some worker is up that can run the other leg with this one.
     pub(super) fn has_partner(&self, query: &Query<'_>, spec: &WorkerSpec) -> bool {
         let has = |compatible, domain| self.keys.contains(&self.key(spec, compatible, domain));
         let has_within = |domain| match spec.kv_compatibility.as_deref() {

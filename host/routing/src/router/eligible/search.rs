@@ -109,7 +109,7 @@ impl<'a> Search<'a> {
         self.fill_where(rows, |refused| matches!(refused, Some(Refused::Stuck)));
     }
 
-    /// As [`Search::fill_failing`], with the candidates that just started.
+    /// Like [`Search::fill_failing`], with the candidates that just started.
     pub(super) fn fill_warming(&self, rows: &mut Vec<u32>) {
         self.fill_where(rows, |refused| refused.is_none());
     }
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
         false
     }
 
-    /// Whether a candidate has its turn, if it just started. A session stays where it is.
+    /// Returns whether a candidate has its turn, if it just started. A session stays where it is.
     fn may_be_chosen(&self, candidate: &Candidate) -> bool {
         candidate.worker.has_turn() || self.query.session == Some((candidate.worker_id(), candidate.rank))
     }

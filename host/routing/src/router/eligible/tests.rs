@@ -121,7 +121,7 @@ fn some_candidates(random: &mut SmallRng, pool: &Pool, chance: f64) -> Vec<Candi
     chosen.map(|candidate| (candidate.worker_id(), candidate.rank)).collect()
 }
 
-/// What each candidate says when it is asked alone.
+/// Returns the rows that are eligible when each candidate is asked alone.
 fn expected(query: &Query<'_>, busy: &BusyRules, pool: &Pool) -> Result<Vec<u32>, bool> {
     let limits = busy.limits_of(query.model, query.leg);
     let tried = |candidate: &Candidate| query.tried.contains(&(candidate.worker_id(), candidate.rank));

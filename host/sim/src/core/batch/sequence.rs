@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::block_pool::BlockId;
 
-/// Where the KV of a prompt comes from.
+/// Source of the KV of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PromptKv {
     /// The engine computes it.
@@ -31,7 +31,7 @@ pub struct Sequence {
     pub isl: u32,
     /// Output tokens, at least 1.
     pub osl: u32,
-    /// Where the KV of its prompt comes from.
+    /// Source of the KV of the prompt.
     pub kv: PromptKv,
     /// Whether its blocks stay after the last token until they are unpinned, for another engine to read.
     pub keeps_blocks: bool,
@@ -73,7 +73,7 @@ impl Running {
         self.sequence.isl + self.produced
     }
 
-    /// Whether another engine computed the prompt.
+    /// Returns whether another engine computed the prompt.
     pub(super) fn receives(&self) -> bool {
         matches!(self.sequence.kv, PromptKv::Received | PromptKv::Awaited)
     }

@@ -11,7 +11,7 @@ fn fleet(workers: u64) -> Arc<Registry> {
     registry
 }
 
-/// Puts aside what can be, of the workers `stuck`, in this order. Returns the ones that are.
+/// Puts the workers `stuck` aside in this order, as far as possible. Returns those that were put aside.
 fn away(registry: &Registry, stuck: &[u64]) -> Vec<u64> {
     let (snapshot, since) = (registry.snapshot(), Instant::now());
     let stuck = stuck.iter().zip(0_u64..).map(|(id, after)| {

@@ -38,7 +38,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether the index knows a block: it is stored, or one behind it is.
+    /// Returns whether the index knows a block: it is stored, or one behind it is.
     fn knows(&self, block: u64) -> bool {
         self.stored.keys().any(|other| path_to(*other).contains(&block))
     }
@@ -166,7 +166,7 @@ proptest! {
         for (engine, of, len) in steps {
             let mine = &mut held[engine as usize - 1];
             let now = mine[of as usize];
-            // What families share is stored once for each of them.
+            // A prefix that several families share is stored once for each family.
             if len >= now {
                 let hashes: Vec<u64> = (now..len).map(|place| name(of, place)).collect();
                 let parent = now.checked_sub(1).map(|last| name(of, last));

@@ -40,7 +40,7 @@ fn h6_the_first_group_of_full_attention_is_followed_whatever_its_number() {
     // H6.13
     assert_eq!(depth_of(&index, &tokens), 10);
     assert_eq!(index.stats().orphans, 0);
-    // Without a state behind the sixth block, the engine goes on from the fifth.
+    // Without a state behind the sixth block, the engine continues from the fifth.
     // H6.15
     assert_eq!(depth_of(&index, &tokens[..28]), 5);
     apply(&index, vec![removed_of(1, &[10])]);
@@ -49,7 +49,7 @@ fn h6_the_first_group_of_full_attention_is_followed_whatever_its_number() {
     assert_eq!(depth_of(&index, &tokens), 0);
     apply(&index, vec![of_group(2, GroupKind::State, None, &[5], &tokens[..20])]);
     assert_eq!(depth_of(&index, &tokens), 5);
-    // The followed group is what counts: the states are left.
+    // Only the followed group counts. The states remain.
     apply(&index, vec![removed_of(3, &[3])]);
     assert_eq!(depth_of(&index, &tokens), 0);
     index.remove_worker(HERE.0);

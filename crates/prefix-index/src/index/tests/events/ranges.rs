@@ -15,7 +15,7 @@ fn tokens(family: usize, blocks: std::ops::Range<usize>) -> Vec<u32> {
     blocks.flat_map(|at| [block(family, at) as u32, 5, 6, 7]).collect()
 }
 
-/// What an event does: stores or removes blocks of a prompt.
+/// Action of an event: it stores or removes blocks of a prompt.
 #[derive(Clone, Debug)]
 struct Act {
     family: usize,

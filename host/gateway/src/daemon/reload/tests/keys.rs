@@ -146,7 +146,7 @@ const SOURCES: &[(&str, &str, &str)] = &[
     ("discovery.kubernetes[].watch", KUBERNETES, "'7s'"),
 ];
 
-/// What a row observes in the state that requests use.
+/// Reads the value of a key from the state that requests use.
 type Observe = fn(&State) -> String;
 
 /// A key that a reload applies: its path, what the file says besides it, its new value, and what has to
@@ -514,7 +514,7 @@ fn auth_rows() -> Vec<Row> {
     rows
 }
 
-/// What shared state needs besides. The servers themselves need a restart.
+/// Other keys that shared state needs. A change of the servers themselves needs a restart.
 const SHARED: &str = "SLOT.grants = ['state']\nreplicas.servers = ['nats://a:4222']";
 
 /// Keys of a slot: what the slot says besides, and the new value.

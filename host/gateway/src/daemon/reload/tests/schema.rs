@@ -25,7 +25,7 @@ enum Shape {
     Other(String),
 }
 
-/// What the value at a path is, carried out of serde as an error.
+/// Shape of the value at a path. It leaves serde as an error.
 #[derive(Debug)]
 struct Found(Shape);
 
