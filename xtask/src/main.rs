@@ -6,13 +6,14 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use pointsman_rig::{client, metrics_text, proc, stats, table};
+use pointsman_rig::{client, load, metrics_text, poll, proc, stats, table};
 
 mod api_fuzz;
 mod bench;
 mod book;
 mod certificates;
 mod ci;
+mod decisions;
 mod demo;
 mod digest;
 mod discovery;
@@ -29,7 +30,6 @@ mod fleet;
 mod lab_dynamo;
 mod lab_fidelity;
 mod lab_scale;
-mod load;
 mod nats;
 mod nightly;
 mod package;
