@@ -3,22 +3,17 @@
 use std::net::SocketAddr;
 
 use anyhow::Context as _;
-use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, Method, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_util::{
-    client::legacy::{Client as Legacy, connect::HttpConnector},
-    rt::TokioExecutor,
-};
+use bytes::Bytes;
+use http::{HeaderMap, Method, StatusCode};
+use http_body_util::BodyExt as _;
+use pointsman_rig::client::{Client as Rig, Streaming};
 use serde_json::Value;
+
+const JSON: (&str, &str) = ("content-type", "application/json");
 
 /// Client of one address; it reuses connections.
 #[derive(Clone, Debug)]
-pub struct Client {
-    http: Legacy<HttpConnector, Full<Bytes>>,
-    base: String,
-}
+pub struct Client(Rig);
 
 /// A reply that was read to its end.
 #[derive(Clone, Debug)]
@@ -38,20 +33,14 @@ pub struct Stream {
     pub status: StatusCode,
     /// Response headers.
     pub headers: HeaderMap,
-    body: Incoming,
-    buffer: BytesMut,
+    events: Streaming,
 }
 
 impl Client {
     /// Creates a client of `address`.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        Self {
-            http: Legacy::builder(TokioExecutor::new()).build(connector),
-            base: format!("http://{address}"),
-        }
+        Self(Rig::new(&address.to_string()))
     }
 
     /// Sends GET.
@@ -59,8 +48,7 @@ impl Client {
     /// # Errors
     /// The connection broke.
     pub async fn get(&self, path: &str) -> anyhow::Result<Reply> {
-        let request = Request::builder().method(Method::GET).uri(format!("{}{path}", self.base));
-        self.whole(request.body(Full::default())?).await
+        self.whole(Method::GET, path, &[], Bytes::new()).await
     }
 
     /// Sends GET with headers.
@@ -68,9 +56,7 @@ impl Client {
     /// # Errors
     /// The connection broke.
     pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Reply> {
-        let mut request = self.request(path, headers, Bytes::new())?;
-        *request.method_mut() = Method::GET;
-        self.whole(request).await
+        self.whole(Method::GET, path, &with(JSON, headers), Bytes::new()).await
     }
 
     /// Sends GET and returns the reply as a stream of events.
@@ -78,10 +64,7 @@ impl Client {
     /// # Errors
     /// The connection broke before the head.
     pub async fn events(&self, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Stream> {
-        let mut request = self.request(path, headers, Bytes::new())?;
-        *request.method_mut() = Method::GET;
-        let (parts, body) = self.http.request(request).await?.into_parts();
-        Ok(Stream { status: parts.status, headers: parts.headers, body, buffer: BytesMut::new() })
+        self.begun(Method::GET, path, headers, Bytes::new()).await
     }
 
     /// Sends DELETE.
@@ -89,8 +72,7 @@ impl Client {
     /// # Errors
     /// The connection broke.
     pub async fn delete(&self, path: &str) -> anyhow::Result<Reply> {
-        let request = Request::builder().method(Method::DELETE).uri(format!("{}{path}", self.base));
-        self.whole(request.body(Full::default())?).await
+        self.whole(Method::DELETE, path, &[], Bytes::new()).await
     }
 
     /// Sends POST and reads the whole reply.
@@ -103,7 +85,7 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> anyhow::Result<Reply> {
-        self.whole(self.request(path, headers, body.into())?).await
+        self.whole(Method::POST, path, &with(JSON, headers), body.into()).await
     }
 
     /// Sends POST with a content type and reads the whole reply.
@@ -117,9 +99,7 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> anyhow::Result<Reply> {
-        let mut request = self.request(path, headers, body.into())?;
-        request.headers_mut().insert("content-type", content_type.parse()?);
-        self.whole(request).await
+        self.whole(Method::POST, path, &with(("content-type", content_type), headers), body.into()).await
     }
 
     /// Sends a request without a body and reads the whole reply.
@@ -127,9 +107,7 @@ impl Client {
     /// # Errors
     /// The connection broke.
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> anyhow::Result<Reply> {
-        let mut request = self.request(path, headers, Bytes::new())?;
-        *request.method_mut() = method.parse()?;
-        self.whole(request).await
+        self.whole(method.parse()?, path, &with(JSON, headers), Bytes::new()).await
     }
 
     /// Sends PUT and reads the whole reply.
@@ -142,9 +120,7 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> anyhow::Result<Reply> {
-        let mut request = self.request(path, headers, body.into())?;
-        *request.method_mut() = Method::PUT;
-        self.whole(request).await
+        self.whole(Method::PUT, path, &with(JSON, headers), body.into()).await
     }
 
     /// Sends POST and returns the reply as a stream of events.
@@ -157,30 +133,35 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> anyhow::Result<Stream> {
-        let response = self.http.request(self.request(path, headers, body.into())?).await?;
-        let (parts, body) = response.into_parts();
-        Ok(Stream { status: parts.status, headers: parts.headers, body, buffer: BytesMut::new() })
+        self.begun(Method::POST, path, headers, body.into()).await
     }
 
-    fn request(
+    async fn begun(
         &self,
+        method: Method,
         path: &str,
         headers: &[(&str, &str)],
         body: Bytes,
-    ) -> anyhow::Result<Request<Full<Bytes>>> {
-        let mut request = Request::builder().method(Method::POST).uri(format!("{}{path}", self.base));
-        request = request.header("content-type", "application/json");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        Ok(request.body(Full::new(body))?)
+    ) -> anyhow::Result<Stream> {
+        let events = Streaming::from(self.0.send(method, path, headers, body).await?);
+        Ok(Stream { status: events.status, headers: events.headers.clone(), events })
     }
 
-    async fn whole(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Reply> {
-        let (parts, body) = self.http.request(request).await?.into_parts();
+    async fn whole(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> anyhow::Result<Reply> {
+        let (parts, body) = self.0.send_with(method, path, headers, body).await?.into_parts();
         let body = body.collect().await?.to_bytes();
         Ok(Reply { status: parts.status, headers: parts.headers, body })
     }
+}
+
+fn with<'a>(one: (&'a str, &'a str), headers: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
+    [&[one], headers].concat()
 }
 
 impl Reply {
@@ -206,22 +187,8 @@ impl Stream {
     /// # Errors
     /// The connection broke, or ended within an event.
     pub async fn next(&mut self) -> anyhow::Result<Option<String>> {
-        loop {
-            if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
-                let event = self.buffer.split_to(end + 2);
-                let text = std::str::from_utf8(&event)?.trim_end();
-                return Ok(Some(text.strip_prefix("data: ").unwrap_or(text).to_owned()));
-            }
-            match self.body.frame().await {
-                Some(frame) => {
-                    if let Ok(data) = frame?.into_data() {
-                        self.buffer.extend_from_slice(&data);
-                    }
-                }
-                None if self.buffer.is_empty() => return Ok(None),
-                None => anyhow::bail!("the stream ended within an event: {:?}", self.buffer),
-            }
-        }
+        let event = self.events.next().await?;
+        Ok(event.map(|event| event.strip_prefix("data: ").map_or(event.clone(), str::to_owned)))
     }
 
     /// Reads all events to the end of the stream.

@@ -1,19 +1,16 @@
-//! `bench`: criterion's benches, routers side by side, and the prefix index beside another one.
+//! `bench`: routers side by side, and the prefix index beside another one. `cargo bench` runs criterion's benches.
 
-mod criterion;
 pub(crate) mod gateway;
 mod index;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    bench: Option<Bench>,
+    bench: Bench,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Bench {
-    /// Run the criterion benches, all or one.
-    Criterion(criterion::Args),
     /// Measure the gateway beside nginx and direct calls: CPU time, added latency, memory; in interleaved
     /// rounds.
     Gateway(gateway::Args),
@@ -22,12 +19,10 @@ enum Bench {
     Index(index::Args),
 }
 
-/// Runs a bench; all criterion benches when none is named.
+/// Runs a bench.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     match &args.bench {
-        None => criterion::run(&criterion::Args::default()),
-        Some(Bench::Criterion(args)) => criterion::run(args),
-        Some(Bench::Gateway(args)) => gateway::run(args).await,
-        Some(Bench::Index(args)) => index::run(args),
+        Bench::Gateway(args) => gateway::run(args).await,
+        Bench::Index(args) => index::run(args),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{book, fleet, setup, sh, spec, structure, test};
+use crate::{book, fleet, setup, sh, spec, structure};
 
 mod width;
 
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
     width::run()?;
     structure::check()?;
-    spec::run(&spec::Args::check())?;
+    spec::run(&spec::Args { short: true })?;
     let no_book = book::run_if_installed()?;
     if args.quick {
         no_book.iter().for_each(|line| sh::status(line));
@@ -44,7 +44,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut skipped = optional()?;
     skipped.extend(no_book);
     sh::run(&mut models(2))?;
-    test::run()?;
+    tests()?;
     for line in &skipped {
         sh::status(line);
     }
@@ -59,6 +59,18 @@ pub(crate) fn models(preemptions: u32) -> Command {
     cargo.arg("--target-dir").arg(fleet::target_dir().join("models"));
     cargo.args(["--", "--preemptions", &preemptions.to_string()]);
     cargo
+}
+
+/// Runs every test of the workspace, with nextest when it is installed.
+fn tests() -> anyhow::Result<()> {
+    if !sh::succeeds(sh::cargo().args(["nextest", "--version"])) {
+        return sh::run(sh::cargo().args(["test", "--workspace", "--locked"]));
+    }
+    let mut nextest = sh::cargo();
+    nextest.args(["nextest", "run", "--workspace", "--locked", "--no-fail-fast", "--status-level", "fail"]);
+    sh::run(&mut nextest)?;
+    // nextest does not run documentation examples.
+    sh::run(sh::cargo().args(["test", "--workspace", "--locked", "--doc", "--quiet"]))
 }
 
 /// Runs the optional programs. Returns a line for each check that could not run.

@@ -2,19 +2,19 @@
 //! the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
 //! decisions may take hardly longer than with workers that stay.
 
-use std::{collections::HashMap, path::Path, process::Command, sync::Arc, time::Duration};
+use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
-use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    decisions::{Decisions, now_us},
     fleet::{self, Fleet, Process},
     load::{Arrivals, Load, Recorder, Running, STEADY, Target},
     proc::Memory,
     sh,
-    stats::{quantile, sorted},
+    stats::quantile,
     table::Checks,
 };
 
@@ -88,8 +88,7 @@ struct Rig<S> {
     addresses: Vec<String>,
     args: (u64, Duration, u32),
     random: StdRng,
-    /// Time and duration of each decision by its id, microseconds.
-    decisions: HashMap<String, (u64, f64)>,
+    decisions: Decisions,
     checks: Checks,
 }
 
@@ -115,7 +114,7 @@ async fn run(args: &Args, dir: &Path, mut server: impl Server) -> anyhow::Result
         addresses,
         args: (args.workers, Duration::from_secs(args.seconds), args.rate),
         random: StdRng::seed_from_u64(args.seed),
-        decisions: HashMap::new(),
+        decisions: Decisions::default(),
         checks: Checks::default(),
     };
     let all = rig.eligible(args.workers).await?;
@@ -287,27 +286,14 @@ impl<S: Server> Rig<S> {
 
     /// Reads the decisions that are kept.
     async fn read_decisions(&mut self) -> anyhow::Result<()> {
-        for line in self.fleet.admin.get("/decisions/export?limit=1000").await?.lines() {
-            let one: Value = serde_json::from_str(line)?;
-            let (id, at) = (one["id"].as_str(), one["call"]["now_us"].as_u64());
-            if let (Some(id), Some(at), Some(took)) = (id, at, one["took_us"].as_f64()) {
-                self.decisions.insert(id.to_owned(), (at, took));
-            }
-        }
-        Ok(())
+        self.decisions.read(&self.fleet, 1_000).await
     }
 
     /// Returns the p99 of the decisions since a time, in microseconds.
     async fn p99_since(&mut self, since: u64) -> anyhow::Result<f64> {
         self.read_decisions().await?;
-        let took: Vec<f64> =
-            self.decisions.values().filter(|(at, _)| *at >= since).map(|(_, took)| *took).collect();
+        let took = self.decisions.since(since);
         anyhow::ensure!(!took.is_empty(), "no decision was recorded");
-        Ok(quantile(&sorted(took), 0.99))
+        Ok(quantile(&took, 0.99))
     }
-}
-
-fn now_us() -> anyhow::Result<u64> {
-    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH)?;
-    Ok(u64::try_from(now.as_micros())?)
 }

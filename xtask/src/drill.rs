@@ -14,7 +14,6 @@ use crate::{
 
 mod beside;
 mod clients;
-mod decisions;
 mod engines;
 mod hostile;
 mod injected_faults;
@@ -81,89 +80,36 @@ const fn row(name: &'static str, minutes: u64, how: How, purpose: &'static str) 
 }
 
 /// All scenarios.
+#[rustfmt::skip]
 pub(crate) const ROWS: &[Row] = &[
-    row(
-        "faults",
-        30,
-        How::Timeline(&timelines::FAULTS),
-        "10,000 requests while 5 % of all legs meet a fault",
-    ),
-    row(
-        "disconnect-notice",
-        10,
-        How::Timeline(&timelines::DISCONNECT_NOTICE),
-        "2,000 clients that leave: engines notice within 100 ms",
-    ),
-    row(
-        "disconnect-vllm",
-        10,
-        How::Timeline(&timelines::DISCONNECT_VLLM),
-        "2,000 clients that leave: committed handoffs are pulled, nothing is stranded",
-    ),
-    row(
-        "disconnect-sglang",
-        10,
-        How::Timeline(&timelines::DISCONNECT_SGLANG),
-        "2,000 clients that leave: bootstrap rooms are used once, nothing is stranded",
-    ),
+    row("faults", 30, How::Timeline(&timelines::FAULTS), "10,000 requests while 5 % of all legs meet a fault"),
+    row("disconnect-notice", 10, How::Timeline(&timelines::DISCONNECT_NOTICE),
+        "2,000 clients that leave: engines notice within 100 ms"),
+    row("disconnect-vllm", 10, How::Timeline(&timelines::DISCONNECT_VLLM),
+        "2,000 clients that leave: committed handoffs are pulled, nothing is stranded"),
+    row("disconnect-sglang", 10, How::Timeline(&timelines::DISCONNECT_SGLANG),
+        "2,000 clients that leave: bootstrap rooms are used once, nothing is stranded"),
     row("engines", 30, How::Engines, "80 kinds of misbehaviour of engines on every leg, kills and stops"),
     row("clients", 20, How::Clients, "malformed, slow, unread and abandoned requests, floods of HTTP/2"),
     row("hostile", 60, How::Hostile, "bad policies of every kind under load, three passes"),
-    row(
-        "reloads",
-        20,
-        How::Timeline(&timelines::RELOADS),
-        "1,000 policy reloads under load: none fails, decisions stay quick, memory stays",
-    ),
-    row(
-        "overload",
-        20,
-        How::Timeline(&timelines::OVERLOAD),
-        "ten times the capacity for five minutes: goodput, memory, refusals, recovery",
-    ),
-    row(
-        "fairness-equal",
-        5,
-        How::Timeline(&timelines::fairness::EQUAL),
-        "two tenants, one sends 20 times as much: equal shares",
-    ),
-    row(
-        "fairness-weighted",
-        5,
-        How::Timeline(&timelines::fairness::WEIGHTED),
-        "two tenants, one sends 20 times as much: shares of 3 to 1",
-    ),
-    row(
-        "fairness-first-tokens",
-        8,
-        How::Timeline(&timelines::fairness::FIRST_TOKENS),
-        "the light tenant's first tokens come as soon as without the heavy one",
-    ),
-    row(
-        "soak",
-        150,
-        How::Timeline(&timelines::SOAK),
-        "everything changes for two hours: no unexplained error, nothing grows",
-    ),
-    Row {
-        nightly: Some("15"),
-        needs: &["nats-server", "etcd"],
-        ..row(
-            "chaos",
-            40,
-            How::Timeline(&timelines::replicas::CHAOS),
-            "three gateways; engines, gateways, NATS, etcd and networks fail at random",
-        )
-    },
-    Row {
-        needs: &["nats-server"],
-        ..row(
-            "replicas",
-            10,
-            How::Timeline(&REPLICAS),
-            "three gateways; an engine, NATS, a gateway and a network fail in turn",
-        )
-    },
+    row("reloads", 20, How::Timeline(&timelines::RELOADS),
+        "1,000 policy reloads under load: none fails, decisions stay quick, memory stays"),
+    row("overload", 20, How::Timeline(&timelines::OVERLOAD),
+        "ten times the capacity for five minutes: goodput, memory, refusals, recovery"),
+    row("fairness-equal", 5, How::Timeline(&timelines::fairness::EQUAL),
+        "two tenants, one sends 20 times as much: equal shares"),
+    row("fairness-weighted", 5, How::Timeline(&timelines::fairness::WEIGHTED),
+        "two tenants, one sends 20 times as much: shares of 3 to 1"),
+    row("fairness-first-tokens", 8, How::Timeline(&timelines::fairness::FIRST_TOKENS),
+        "the light tenant's first tokens come as soon as without the heavy one"),
+    row("soak", 150, How::Timeline(&timelines::SOAK),
+        "everything changes for two hours: no unexplained error, nothing grows"),
+    Row { nightly: Some("15"), needs: &["nats-server", "etcd"],
+        ..row("chaos", 40, How::Timeline(&timelines::replicas::CHAOS),
+            "three gateways; engines, gateways, NATS, etcd and networks fail at random") },
+    Row { needs: &["nats-server"],
+        ..row("replicas", 10, How::Timeline(&REPLICAS),
+            "three gateways; an engine, NATS, a gateway and a network fail in turn") },
 ];
 
 /// Runs scenarios one after the other; returns an error when a requirement was missed.

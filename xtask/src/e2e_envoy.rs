@@ -3,17 +3,18 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use parking_lot::Mutex;
 use pointsman_guest_build::GuestBuild;
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::{
     client::Client,
     fleet::{self, EngineSpec, Fleet, Process, free_port},
     load::closed_loop,
     metrics_text::sum_with,
+    poll::until,
     proc, setup, sh,
     stats::{quantile, sorted},
     table::Checks,
@@ -216,12 +217,9 @@ async fn install(args: &Args, gateways: &[Fleet], policies: &[Vec<u8>]) -> anyho
             before.push(generation(gateway).await?);
             gateway.drop_policy(&format!("{SLOT}.wasm"), policy)?;
         }
-        let begun = Instant::now();
         for (gateway, before) in gateways.iter().zip(before) {
-            while generation(gateway).await? == before {
-                ensure!(begun.elapsed() < SWAP_TIME, "swap {turn}: the policy is not in force");
-                sleep(Duration::from_millis(5)).await;
-            }
+            let swapped = || async { Ok((generation(gateway).await? != before).then_some(())) };
+            until(&format!("policy {turn} is in force"), SWAP_TIME, swapped).await?;
         }
     }
     Ok(args.swaps)

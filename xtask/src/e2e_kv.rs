@@ -12,13 +12,13 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::{
     e2e_vllm::engines::{Installed, Part, Vllm},
-    fleet::{self, Fleet},
+    fleet,
     load::closed_loop,
-    metrics_text::{samples, sum},
+    metrics_text::sum,
     setup, sh,
 };
 
@@ -143,7 +143,7 @@ async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Res
          tokenizer_timeout = \"5s\"\n[probe]\ninterval = \"500ms\"\n{slots}"
     );
     let fleet = fleet::gateway(&setting.bin, setting.dir, &config, &workers).await?;
-    until_live(&fleet, setting.engines.len()).await?;
+    fleet.kv_feeds(setting.engines.len(), Duration::from_secs(20)).await?;
     let (requests, failed) = (AtomicU64::new(0), AtomicU64::new(0));
     let started = Instant::now();
     let progress = sh::progress(args.conversations, "talks");
@@ -162,24 +162,6 @@ async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Res
     progress.finish_and_clear();
     let took = started.elapsed();
     Ok(Figures::new(&fleet.metrics().await?, requests.into_inner(), failed.into_inner(), took))
-}
-
-/// Waits until the gateway receives the KV events of every engine.
-async fn until_live(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
-    let started = Instant::now();
-    loop {
-        let metrics = fleet.metrics().await?;
-        let live = samples(&metrics, "pointsman_kv_feed_live").iter().filter(|one| one.value == 1.0).count();
-        if live == engines {
-            return Ok(());
-        }
-        ensure!(
-            started.elapsed() < Duration::from_secs(20),
-            "the KV events of {} engines did not arrive within 20 s",
-            engines - live
-        );
-        sleep(Duration::from_millis(100)).await;
-    }
 }
 
 /// Blocks that the engines computed beyond what they can hold; they evicted at least as many.

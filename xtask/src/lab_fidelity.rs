@@ -10,14 +10,15 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
-use tokio::{task::JoinSet, time::Instant};
+use tokio::time::{Instant, timeout};
 
 use self::slice::Request;
 use crate::{
     client::Client,
-    fleet::{self, EngineSpec, Fleet},
+    fleet::{self, EngineSpec},
+    load::at_times,
     sh,
     stats::{quantile, sorted},
     table::Checks,
@@ -143,39 +144,22 @@ async fn gateway(
     let of_role = |role: &&str| vec![EngineSpec::new("vllm", role, &flags); args.engines];
     let engines: Vec<EngineSpec> = args.roles().iter().flat_map(of_role).collect();
     let fleet = fleet::start(bin, dir, &engines, &config).await?;
-    until_events_flow(&fleet, engines.len()).await?;
-    let start = Instant::now() + Duration::from_millis(200);
-    let mut tasks = JoinSet::new();
-    for (number, request) in requests.iter().enumerate() {
-        let (client, request) = (fleet.client.clone(), request.clone());
-        tasks.spawn(async move {
-            tokio::time::sleep_until(start + request.at()).await;
-            let answer = tokio::time::timeout(ANSWER, send(&client, number, &request)).await;
-            (number, answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no whole answer within {ANSWER:?}"))))
-        });
-    }
-    let mut seen = vec![Seen::default(); requests.len()];
-    while let Some(ended) = tasks.join_next().await {
-        let (number, answer) = ended?;
-        seen[number] = answer.with_context(|| format!("request {number}"))?;
-    }
+    fleet.kv_feeds(engines.len(), Duration::from_secs(10)).await?;
+    let one = |number: usize| {
+        let client = &fleet.client;
+        async move {
+            let answer = timeout(ANSWER, send(client, number, &requests[number])).await;
+            answer.unwrap_or_else(|_| bail!("no whole answer within {ANSWER:?}"))
+        }
+    };
+    let times = requests.iter().map(|request| Duration::from_millis(200) + request.at());
+    let answers = at_times(times, one).await.into_iter().enumerate();
+    let seen = answers.map(|(number, answer)| answer.with_context(|| format!("request {number}")));
+    let mut seen = seen.collect::<anyhow::Result<Vec<_>>>()?;
     let export = fleet.admin.get("/decisions/export").await?;
     std::fs::write(dir.join("receipts.jsonl"), &export)?;
     let draws = take_decisions(&export, &mut seen)?;
     Ok((seen, draws))
-}
-
-/// Waits until the gateway receives every engine's KV events.
-async fn until_events_flow(fleet: &Fleet, engines: usize) -> anyhow::Result<()> {
-    for _ in 0..500 {
-        let metrics = fleet.metrics().await?;
-        let feeds = metrics.lines().filter(|line| line.starts_with("pointsman_kv_feed_live{"));
-        if feeds.filter(|line| line.ends_with(" 1")).count() == engines {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    anyhow::bail!("the engines' KV events did not arrive within 10 s; see {}", fleet.gateway.log.display())
 }
 
 async fn send(client: &Client, number: usize, request: &Request) -> anyhow::Result<Seen> {

@@ -6,13 +6,14 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use pointsman_rig::{client, metrics_text, proc, stats, table};
+use pointsman_rig::{client, load, metrics_text, poll, proc, stats, table};
 
 mod api_fuzz;
 mod bench;
 mod book;
 mod certificates;
 mod ci;
+mod decisions;
 mod demo;
 mod digest;
 mod discovery;
@@ -29,7 +30,6 @@ mod fleet;
 mod lab_dynamo;
 mod lab_fidelity;
 mod lab_scale;
-mod load;
 mod nats;
 mod nightly;
 mod package;
@@ -42,7 +42,6 @@ mod sh;
 mod shadow;
 mod spec;
 mod structure;
-mod test;
 mod tls_scan;
 
 /// Developer and set-up commands of Pointsman.
@@ -59,15 +58,13 @@ enum Command {
     Setup,
     /// Show the gateway at work: engines, clients, policies swapped live, a worker killed; ends with a table.
     Demo(demo::Args),
-    /// Run every test.
-    Test,
     /// Run what CI runs: format, line width, module rules, lints, docs, models, tests.
     Ci(ci::Args),
     /// Build docs/ as a book with mdbook, and check every link in it.
     Book(book::Args),
     /// Run what CI has no time for, and print one table.
     Nightly(nightly::Args),
-    /// Run the benches.
+    /// Measure the gateway or its prefix index beside others.
     Bench(bench::Args),
     /// Build what a release consists of: programs, Debian package, image, wheel, SBOM and digests.
     Package(package::Args),
@@ -75,7 +72,7 @@ enum Command {
     Profile(profile::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
-    /// List every number of docs/behaviour.md with the tests that are named after it.
+    /// List every clause of docs/behaviour.md with the assertions that prove it.
     Spec(spec::Args),
     /// Run a scenario on real processes: faults, floods, bad policies, overload, chaos; `--list` names all.
     Drill(drill::Args),
@@ -139,7 +136,6 @@ async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Setup => setup::run(),
         Command::Demo(args) => demo::run(&args),
-        Command::Test => test::run(),
         Command::Ci(args) => ci::run(&args),
         Command::Book(args) => book::run(&args),
         Command::Nightly(args) => nightly::run(&args),

@@ -7,12 +7,11 @@ use std::{
 };
 
 use anyhow::Context as _;
-use tokio::{
-    net::TcpStream,
-    time::{Instant, sleep},
-};
 
-use crate::fleet::{End, Process, free_port};
+use crate::{
+    fleet::{End, Process, free_port},
+    poll::until_listening,
+};
 
 /// Longest time until it listens.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,12 +36,7 @@ impl Nats {
         command.args(["-a", "127.0.0.1", "-p", &self.port.to_string()]);
         let process = Process::logging("nats", command, &self.dir, End::Kill);
         self.process = Some(process.context("starting NATS: install Debian's nats-server")?);
-        let began = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.port)).await.is_err() {
-            anyhow::ensure!(began.elapsed() < PATIENCE, "nats-server does not listen");
-            sleep(Duration::from_millis(10)).await;
-        }
-        Ok(())
+        until_listening("nats-server", self.port, PATIENCE).await
     }
 
     /// Ends the server as `kill -9` does.

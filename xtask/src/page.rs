@@ -6,22 +6,17 @@ use std::{
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
     time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use pointsman_guest_build::GuestBuild;
 use serde_json::json;
-use tokio::task::JoinSet;
 
 use crate::{
     client::Client,
     fleet::{self, EngineSpec, Fleet},
-    setup, sh,
+    load, setup, sh,
 };
 
 /// Browsers that the page is tested in; the first that exists is used.
@@ -30,7 +25,7 @@ const BROWSERS: [&str; 4] =
 /// Largest size of the picture, bytes.
 const PICTURE: u64 = 200 * 1024;
 const TOKEN: &str = "page-test";
-const CLIENTS: usize = 4;
+const CLIENTS: u32 = 4;
 
 /// Policies that are installed while the page is open.
 struct Guests {
@@ -90,12 +85,12 @@ fn play(
     guests: &Guests,
     lines: impl Iterator<Item = std::io::Result<String>>,
 ) -> anyhow::Result<bool> {
-    let (mut fleet, mut clients, mut done) = (Some(fleet), JoinSet::new(), false);
+    let (mut fleet, mut clients, mut done) = (Some(fleet), Vec::new(), false);
     for line in lines {
         let line = line?;
         sh::status(&format!("page: {line}"));
         match (line.as_str(), &fleet) {
-            ("requests", Some(fleet)) => start_clients(&fleet.client, &mut clients),
+            ("requests", Some(fleet)) => clients.push(start_clients(&fleet.client)),
             ("swap", Some(fleet)) => fleet.drop_policy("prefill.wasm", &guests.swapped)?,
             ("trials", Some(fleet)) => {
                 fleet.drop_policy("prefill.canary.wasm", &guests.canary)?;
@@ -107,7 +102,7 @@ fn play(
                 fleet.drop_policy("<img src=x>.wasm", b"")?;
             }
             ("end", _) => {
-                clients.abort_all();
+                clients.clear();
                 drop(fleet.take());
             }
             ("done", _) => done = true,
@@ -134,27 +129,25 @@ async fn start(bin: &Path, dir: &Path) -> anyhow::Result<Fleet> {
     fleet::start(bin, dir, &engines, &config).await
 }
 
-/// Clients that send requests until they are aborted. Some prompts share their beginning.
-fn start_clients(client: &Client, clients: &mut JoinSet<()>) {
-    let count = Arc::new(AtomicUsize::new(0));
-    for _ in 0..CLIENTS {
-        let (client, count) = (client.clone(), count.clone());
-        clients.spawn(async move {
-            loop {
-                let turn = count.fetch_add(1, Ordering::Relaxed);
-                let prompt = format!("system prompt {} ", turn % 7).repeat(40 + turn % 5 * 30);
-                let body = json!({
-                    "model": "tiny", "stream": true, "max_tokens": 12, "ignore_eos": true,
-                    "stream_options": { "include_usage": true },
-                    "messages": [{ "role": "user", "content": prompt }],
-                });
-                let id = format!("<script>alert(2)</script>{turn}");
-                let headers = [("x-request-id", id.as_str()), ("x-pointsman-decision", "1")];
-                let _ = client.stream_chat(&headers, body.to_string()).await;
-                tokio::time::sleep(Duration::from_millis(60)).await;
-            }
-        });
-    }
+/// Clients that send requests until they are dropped. Some prompts share their beginning.
+fn start_clients(client: &Client) -> load::Running {
+    let client = client.clone();
+    load::start(load::Arrivals::Clients(CLIENTS), u64::MAX, move |turn| {
+        let (client, turn) = (client.clone(), turn.number);
+        async move {
+            let prompt = format!("system prompt {} ", turn % 7)
+                .repeat(40 + usize::try_from(turn % 5).unwrap_or(0) * 30);
+            let body = json!({
+                "model": "tiny", "stream": true, "max_tokens": 12, "ignore_eos": true,
+                "stream_options": { "include_usage": true },
+                "messages": [{ "role": "user", "content": prompt }],
+            });
+            let id = format!("<script>alert(2)</script>{turn}");
+            let headers = [("x-request-id", id.as_str()), ("x-pointsman-decision", "1")];
+            let _ = client.stream_chat(&headers, body.to_string()).await;
+            tokio::time::sleep(Duration::from_millis(60)).await;
+        }
+    })
 }
 
 /// Directory of the browser's driver, which is installed when it is missing.

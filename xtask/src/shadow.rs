@@ -18,6 +18,7 @@ use crate::{
     fleet::{self, EngineSpec, Fleet},
     load::closed_loop,
     metrics_text::sum_with,
+    poll::until,
     setup, sh,
 };
 
@@ -114,14 +115,11 @@ fn by_kv_aware(line: &str) -> bool {
 }
 
 async fn until_both_serve(fleet: &Fleet, leg: &str) -> anyhow::Result<()> {
-    for _ in 0..1_000 {
+    let serve = || async {
         let slot = fleet.slot(leg).await?;
-        if slot["policy"] == "kv-aware" && !slot["shadow"].is_null() {
-            return Ok(());
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    anyhow::bail!("{leg}: the policies do not serve after 20 s: {}", fleet.slot(leg).await?)
+        Ok((slot["policy"] == "kv-aware" && !slot["shadow"].is_null()).then_some(()))
+    };
+    until(&format!("both policies serve {leg}"), Duration::from_secs(20), serve).await
 }
 
 async fn send(fleet: &Fleet, bodies: &[String], count: usize) -> anyhow::Result<()> {

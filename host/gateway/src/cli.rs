@@ -108,18 +108,9 @@ struct ServeArgs {
     /// Address of the operators' listener [default: 127.0.0.1:9090].
     #[arg(long)]
     admin_listen: Option<SocketAddr>,
-    /// File with the token that operators need to change anything.
-    #[arg(long)]
-    admin_token_file: Option<PathBuf>,
-    /// Allow the operators' listener on a network without a token: everyone there can change the gateway.
-    #[arg(long)]
-    admin_insecure: bool,
     /// Directory of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
     #[arg(long)]
     policies: Option<PathBuf>,
-    /// Refuse requests when there is no prefill worker, instead of prefilling locally.
-    #[arg(long)]
-    enforce_disagg: bool,
     /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|openai,url=http://HOST:PORT and further
     /// id, model, dp_size, bootstrap_host, bootstrap_port, transport, label.KEY, taint, lora, local_prefill,
     /// prefill_cancellable, handoff_lease_s, max_concurrency, block_size, total_blocks, api_key. May be given
@@ -179,32 +170,12 @@ impl ServeArgs {
             config.server.admin_listen = listen;
             config.given_by("server.admin_listen", "--admin-listen");
         }
-        if let Some(file) = &self.admin_token_file {
-            config.given_by("server.admin_token", "--admin-token-file");
-            match std::fs::read_to_string(file) {
-                Ok(text) => config.server.admin_token = Some(text.trim().into()),
-                Err(error) => {
-                    let file = file.display();
-                    let message =
-                        format!("cannot read `{file}`: {error}; check the path and its permissions");
-                    config.refuse_flag("--admin-token-file".to_owned(), message);
-                }
-            }
-        }
-        if self.admin_insecure {
-            config.server.admin_insecure = true;
-            config.given_by("server.admin_insecure", "--admin-insecure");
-        }
         if self.policies.is_some() {
             config.policies.dir.clone_from(&self.policies);
             config.given_by("policies.dir", "--policies");
         }
         // Also the right binary after the file was replaced by another release.
         config.policies.compiler = Some(PathBuf::from("/proc/self/exe"));
-        if self.enforce_disagg {
-            config.routing.enforce_disagg = true;
-            config.given_by("routing.enforce_disagg", "--enforce-disagg");
-        }
         for flag in &self.workers {
             let shown = format!("--worker {}", without_key(flag));
             match WorkerSpec::parse_flag(flag) {

@@ -1,5 +1,5 @@
 //! Queue of requests that wait because every eligible worker is busy, or because as many requests are in
-//! flight as may be (F7, L3). It is off by default and bounded.
+//! flight as may be (F7, L3). It is off by default and bounded. `fair_queue` has the order of the tenants.
 //!
 //! ```text
 //! admit --> Admission  unconfirmed: counted as in flight
@@ -10,14 +10,18 @@
 //! ```
 //! Both are values, so a request leaves the queue when its client does.
 
-use std::sync::{
-    Arc, Weak,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
+use fair_queue::{FairQueue, Key, NO_TENANT, Position, Rules};
 use parking_lot::Mutex;
 use pointsman_routing::CandidateId;
-use pointsman_workers::{Leg, ModelName};
+use pointsman_workers::{Invariant, Leg, ModelName};
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
     time::{Duration, Instant},
@@ -25,7 +29,6 @@ use tokio::{
 
 mod admission;
 mod drain_rate;
-mod fair_order;
 mod pressure;
 mod rules;
 #[cfg(test)]
@@ -38,8 +41,12 @@ pub use rules::{
 };
 
 use drain_rate::DrainRate;
-use fair_order::{FairOrder, Key, Position, Refused};
+use rules::LineId;
 
+/// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant that
+/// was idle passes others twice (L3.5).
+const ORDER: Rules =
+    Rules { ageing_turn: 4, credit: 2.0, check: |right| Invariant::WaitingRequests.check(right) };
 /// How often queued requests are tried when no capacity was released: a worker may have joined or recovered.
 const RETRY_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -57,15 +64,15 @@ pub struct AdmissionQueue {
 #[derive(Debug)]
 struct Inner {
     rules: QueueRules,
-    order: FairOrder<Weak<Turn>>,
+    order: FairQueue<LineId, Weak<Turn>>,
     bytes: usize,
     /// Prompt tokens of the requests in the queue.
     tokens: u64,
     tickets: u64,
     inflight: usize,
-    inflight_of: std::collections::HashMap<ModelName, usize>,
+    inflight_of: HashMap<ModelName, usize>,
     /// Lines that found no worker since capacity was released.
-    refused: Refused,
+    refused: BTreeSet<LineId>,
     drain: DrainRate,
     polled: Instant,
     /// The request whose turn it is. There is one at a time, so that the order holds.
@@ -86,7 +93,7 @@ struct Turn {
 #[derive(Debug)]
 pub struct Place {
     queue: Arc<AdmissionQueue>,
-    position: Position,
+    position: Position<LineId>,
     bytes: usize,
     /// Tokens of the prompt.
     tokens: u64,
@@ -112,13 +119,13 @@ impl AdmissionQueue {
         let origin = Instant::now();
         let inner = Inner {
             rules,
-            order: FairOrder::default(),
+            order: FairQueue::new(ORDER),
             bytes: 0,
             tokens: 0,
             tickets: 0,
             inflight: 0,
-            inflight_of: std::collections::HashMap::new(),
-            refused: Refused::new(),
+            inflight_of: HashMap::new(),
+            refused: BTreeSet::new(),
             drain: DrainRate::default(),
             polled: origin,
             called: Weak::new(),
@@ -174,7 +181,7 @@ impl AdmissionQueue {
         let mut inner = self.inner.lock();
         let Inner { rules, order, bytes, .. } = &*inner;
         let bounds = rules.model(admission_request.model);
-        let fits_model = bounds.limit == 0 || order.of_model(admission_request.model) < bounds.limit;
+        let fits_model = bounds.limit == 0 || order.of_group(admission_request.model) < bounds.limit;
         let fits_bytes = bytes.checked_add(admission_request.bytes).is_some_and(|sum| sum <= rules.bytes);
         if order.len() >= rules.limit || !fits_model || !fits_bytes {
             return None;
@@ -196,7 +203,8 @@ impl AdmissionQueue {
         let line = admission_request.line(leg, tried);
         let turn = Arc::new(Turn::default());
         let is_first = !inner.order.has(&line);
-        let position = inner.order.insert(line, tenant, weight, key, Arc::downgrade(&turn));
+        let position =
+            inner.order.insert(line, tenant.unwrap_or(NO_TENANT), weight, key, Arc::downgrade(&turn));
         if is_first {
             // Capacity may have been released a moment ago: the first attempt is made at once.
             inner.refused.remove(&position.line);
@@ -268,7 +276,7 @@ impl AdmissionQueue {
             waiting: inner.order.len(),
             tokens: inner.tokens,
             limit: rules.limit,
-            waiting_of_model: limited(inner.order.of_model(model), bounds.limit),
+            waiting_of_model: limited(inner.order.of_group(model), bounds.limit),
             inflight: limited(inner.inflight, rules.max_inflight),
             inflight_of_model: limited(inflight_of, bounds.max_inflight),
             retry_after,

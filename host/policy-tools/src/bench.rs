@@ -44,10 +44,6 @@ pub struct BenchArgs {
     /// Seconds to measure each number of rows; ends earlier after 2,000,000 calls.
     #[arg(long, default_value = "1", value_parser = seconds)]
     seconds: Duration,
-    /// Use the facts of the load-time probe, which cost more: with `explain` and preferred taints in every
-    /// row.
-    #[arg(long)]
-    probe: bool,
     #[command(flatten)]
     limits: LimitArgs,
 }
@@ -94,8 +90,7 @@ impl BenchArgs {
         let mut measured = Vec::with_capacity(self.rows.len());
         for rows in &self.rows {
             let wants = &info.wants;
-            let question =
-                if self.probe { SampleCall::new(wants, *rows) } else { SampleCall::ordinary(wants, *rows) };
+            let question = SampleCall::ordinary(wants, *rows);
             match measure(&policy, &question, self.seconds) {
                 Ok(times) => {
                     let count = counting.instructions(&question).ok().flatten();

@@ -2,11 +2,11 @@
 //!
 //! It is hyper's pooled client. A command that measures latency reads the clock here, in its own process.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{borrow::Cow, collections::VecDeque, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper::body::Incoming;
 use hyper_rustls::HttpsConnector;
@@ -19,20 +19,17 @@ use rustls::{
     crypto::ring,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
+use sse::Splitter;
 use tokio::time::{Instant, timeout};
 
-pub use self::{
-    events::EventSplitter,
-    outcome::{Outcome, judge},
-};
+pub use self::outcome::{Outcome, judge};
 
-mod events;
 mod outcome;
 
 /// Path of the endpoint that most commands call.
 pub const CHAT: &str = "/v1/chat/completions";
 /// Longest wait for a whole answer. No command sends a request that takes longer.
-const LIMIT: Duration = Duration::from_secs(60);
+pub const LIMIT: Duration = Duration::from_secs(60);
 
 type Plain = Pooled<HttpConnector, Full<Bytes>>;
 type Secure = Pooled<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -51,6 +48,19 @@ pub struct Client {
     base: String,
 }
 
+/// What came of an answer, also when it did not come to its end.
+#[derive(Clone, Debug, Default)]
+pub struct Received {
+    /// When the request was sent.
+    pub sent: Option<Instant>,
+    /// Status; 0 before the head.
+    pub status: u16,
+    /// From sending the request to the first token.
+    pub ttft: Option<Duration>,
+    /// Bytes of the body.
+    pub body: Vec<u8>,
+}
+
 /// How a streamed chat completion went.
 #[derive(Clone, Debug, Default)]
 pub struct Streamed {
@@ -58,7 +68,7 @@ pub struct Streamed {
     pub ttft: Option<Duration>,
     /// Events with and without a token.
     pub events: u32,
-    /// The stream ended with `[DONE]` and contained no error event.
+    /// The stream consists of valid events, has no error, and ended with `[DONE]`.
     pub complete: bool,
     /// The status, event or error that prevented that.
     pub problem: Option<String>,
@@ -69,8 +79,12 @@ pub struct Streamed {
 pub struct Streaming {
     /// Status of the answer.
     pub status: StatusCode,
+    /// Its header.
+    pub headers: HeaderMap,
     body: Incoming,
-    splitter: EventSplitter,
+    splitter: Splitter,
+    /// Whole events that were not returned yet.
+    events: VecDeque<String>,
 }
 
 impl Client {
@@ -85,13 +99,7 @@ impl Client {
     /// Creates a client of `host:port` with TLS, which trusts the authority of a PEM file. It speaks
     /// HTTP/1.1.
     pub fn secure(address: &str, authority: &Path) -> anyhow::Result<Self> {
-        let mut roots = RootCertStore::empty();
-        roots.add(
-            CertificateDer::from_pem_file(authority).with_context(|| authority.display().to_string())?,
-        )?;
-        let provider = Arc::new(ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-        let config = builder.with_root_certificates(roots).with_no_client_auth();
+        let config = trusting(authority)?;
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.enforce_http(false);
@@ -136,7 +144,7 @@ impl Client {
             .with_context(|| format!("no whole answer of {path} within {LIMIT:?}"))?
     }
 
-    /// Sends a request and returns once the head of the answer arrived.
+    /// Sends a request with JSON, and returns once the head of the answer arrived.
     pub async fn send(
         &self,
         method: Method,
@@ -144,8 +152,19 @@ impl Client {
         headers: &[(&str, &str)],
         body: Bytes,
     ) -> anyhow::Result<Response<Incoming>> {
+        let headers = [&[("content-type", "application/json")], headers].concat();
+        self.send_with(method, path, &headers, body).await
+    }
+
+    /// Sends a request with these headers only, and returns once the head of the answer arrived.
+    pub async fn send_with(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Bytes,
+    ) -> anyhow::Result<Response<Incoming>> {
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
-        request = request.header(header::CONTENT_TYPE, "application/json");
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
@@ -164,49 +183,53 @@ impl Client {
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
     ) -> anyhow::Result<Streaming> {
-        let answer = self.send(Method::POST, path, headers, body.into()).await?;
-        let (parts, body) = answer.into_parts();
-        Ok(Streaming { status: parts.status, body, splitter: EventSplitter::default() })
+        Ok(self.send(Method::POST, path, headers, body.into()).await?.into())
+    }
+
+    /// Sends POST and reads the answer to its end. What came is in `received` also after an error, and when
+    /// this is dropped. `each` is called with each piece of the body.
+    pub async fn read(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+        received: &mut Received,
+        mut each: impl FnMut(&[u8]),
+    ) -> anyhow::Result<()> {
+        let sent = Instant::now();
+        received.sent = Some(sent);
+        let mut answer = self.stream(path, headers, body).await?;
+        received.status = answer.status.as_u16();
+        while let Some(piece) = answer.piece().await? {
+            each(&piece);
+            received.body.extend_from_slice(&piece);
+            if received.ttft.is_none() && received.has_token() {
+                received.ttft = Some(sent.elapsed());
+            }
+        }
+        Ok(())
     }
 
     /// Sends a streaming chat completion and reads it to its end. Every failure is in the result.
     pub async fn stream_chat(&self, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Streamed {
-        let mut seen = Streamed::default();
-        let read = timeout(LIMIT, self.read_chat(headers, body.into(), &mut seen)).await;
-        let read = read.unwrap_or_else(|_| Err(anyhow::anyhow!("the stream did not end within {LIMIT:?}")));
-        if let Err(error) = read {
-            seen.problem.get_or_insert_with(|| format!("{error:#}"));
+        let mut received = Received::default();
+        let read = timeout(LIMIT, self.read(CHAT, headers, body, &mut received, |_| ())).await;
+        let problem = match read {
+            Err(_) => Some(format!("the stream did not end within {LIMIT:?}")),
+            Ok(Err(error)) => Some(format!("{error:#}")),
+            Ok(Ok(())) => match received.judge(true) {
+                Outcome::Streamed => None,
+                Outcome::Neither(problem) => Some(problem),
+                _ => Some(format!("{}: {}", received.status, received.text())),
+            },
+        };
+        let events = sse::events(&received.body).count();
+        Streamed {
+            ttft: received.ttft,
+            events: u32::try_from(events).unwrap_or(u32::MAX),
+            complete: problem.is_none(),
+            problem,
         }
-        seen.complete &= seen.problem.is_none();
-        seen
-    }
-
-    async fn read_chat(
-        &self,
-        headers: &[(&str, &str)],
-        body: Bytes,
-        seen: &mut Streamed,
-    ) -> anyhow::Result<()> {
-        let started = Instant::now();
-        let mut stream = self.stream(CHAT, headers, body).await?;
-        if stream.status != StatusCode::OK {
-            let status = stream.status;
-            bail!("{status}: {}", stream.rest().await?);
-        }
-        while let Some(event) = stream.next().await? {
-            seen.events += 1;
-            if event.contains("\"content\":\"") && !event.contains("\"content\":\"\"") {
-                seen.ttft.get_or_insert(started.elapsed());
-            }
-            seen.complete |= event.contains("[DONE]");
-            if event.contains("{\"error\"") {
-                bail!("{event}");
-            }
-        }
-        if !seen.complete {
-            bail!("the stream ended without [DONE]");
-        }
-        Ok(())
     }
 
     /// Sends POST and judges the answer to its last byte.
@@ -218,18 +241,73 @@ impl Client {
     }
 }
 
+/// Settings of a TLS client that trusts the authority of a PEM file.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn trusting(authority: &Path) -> anyhow::Result<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(authority).with_context(|| authority.display().to_string())?)?;
+    let provider = Arc::new(ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+impl Received {
+    /// The body as text.
+    pub fn text(&self) -> Cow<'_, str> {
+        String::from_utf8_lossy(&self.body)
+    }
+
+    /// Judges a whole answer.
+    pub fn judge(&self, stream: bool) -> Outcome {
+        judge((200..300).contains(&self.status), &self.text(), stream)
+    }
+
+    fn has_token(&self) -> bool {
+        let text = self.text();
+        text.split("\"content\":\"").skip(1).any(|rest| !rest.is_empty() && !rest.starts_with('"'))
+    }
+}
+
+impl From<Response<Incoming>> for Streaming {
+    fn from(answer: Response<Incoming>) -> Self {
+        let (parts, body) = answer.into_parts();
+        let (status, headers) = (parts.status, parts.headers);
+        Self { status, headers, body, splitter: Splitter::default(), events: VecDeque::new() }
+    }
+}
+
 impl Streaming {
-    /// Returns the next event, or `None` at the end of the stream.
+    /// Returns the next event without its blank line, or `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// The connection broke, or ended within an event.
     pub async fn next(&mut self) -> anyhow::Result<Option<String>> {
         loop {
-            if let Some(event) = self.splitter.event() {
+            if let Some(event) = self.events.pop_front() {
                 return Ok(Some(event));
             }
             match self.piece().await? {
-                Some(piece) => self.splitter.push(&piece),
-                None => return Ok(None),
+                Some(piece) => self.split(&piece)?,
+                None if self.splitter.rest() == 0 => return Ok(None),
+                None => bail!("the stream ended within an event"),
             }
         }
+    }
+
+    fn split(&mut self, piece: &[u8]) -> anyhow::Result<()> {
+        self.splitter.room().extend_from_slice(piece);
+        let whole = self.splitter.whole()?;
+        let bytes = self.splitter.first(whole);
+        for event in sse::events(bytes).filter_map(|place| bytes.get(place)) {
+            let event = std::str::from_utf8(event)?.trim_end();
+            if !event.is_empty() {
+                self.events.push_back(event.to_owned());
+            }
+        }
+        self.splitter.discard(whole);
+        Ok(())
     }
 
     /// Returns the bytes that arrived next, usually one chunk, or `None` at the end of the body.

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
@@ -15,7 +15,7 @@ pub use self::{
     engines::EngineSpec,
     process::{End, Process, free_port},
 };
-use crate::client::Client;
+use crate::{client::Client, metrics_text::samples, poll::until};
 
 mod engines;
 mod process;
@@ -70,13 +70,9 @@ pub async fn gateway(bin: &Path, dir: &Path, config: &str, workers: &[String]) -
         Client::new(gateway.announced["admin"].as_str().context("the gateway announced no admin port")?);
     let client = Client::new(&gateway.listening());
     let fleet = Fleet { gateway, engines: Vec::new(), policies, admin, client };
-    let started = Instant::now();
-    while !fleet.eligible().await {
-        if started.elapsed() > READY {
-            bail!("a worker was not eligible after {READY:?}; see {}", fleet.gateway.log.display());
-        }
-        sleep(Duration::from_millis(50)).await;
-    }
+    let eligible = || async { Ok(fleet.eligible().await.then_some(())) };
+    let all = until("every worker is eligible", READY, eligible).await;
+    all.with_context(|| format!("see {}", fleet.gateway.log.display()))?;
     Ok(fleet)
 }
 
@@ -99,6 +95,17 @@ impl Fleet {
         let slots = status["slots"].as_array().context("/policies lists no slots")?;
         let slot = slots.iter().find(|slot| slot["slot"] == name);
         slot.cloned().with_context(|| format!("/policies lists no slot `{name}`"))
+    }
+
+    /// Waits until the gateway receives the KV events of so many engines.
+    pub async fn kv_feeds(&self, count: usize, limit: Duration) -> anyhow::Result<()> {
+        let live = || async {
+            let metrics = self.metrics().await?;
+            let feeds = samples(&metrics, "pointsman_kv_feed_live");
+            Ok((feeds.iter().filter(|one| one.value == 1.0).count() == count).then_some(()))
+        };
+        let what = format!("the KV events of {count} engines arrive; see {}", self.gateway.log.display());
+        until(&what, limit, live).await
     }
 
     /// Text of `/metrics`.

@@ -7,7 +7,9 @@
 
 pub mod client;
 pub mod fleet;
+pub mod load;
 pub mod metrics_text;
+pub mod poll;
 pub mod proc;
 pub mod stats;
 pub mod table;

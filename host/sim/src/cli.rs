@@ -20,9 +20,6 @@ pub struct SimArgs {
     /// Address to listen on; port 0 for any free port.
     #[arg(long, default_value = "127.0.0.1:0")]
     listen: SocketAddr,
-    /// Host in handoff parameters [default: the listening address].
-    #[arg(long)]
-    advertise_host: Option<String>,
     /// Name of the model.
     #[arg(long, default_value = "tiny")]
     model: String,
@@ -32,12 +29,6 @@ pub struct SimArgs {
     /// SGLang: port of the bootstrap server of a prefill (0 for any), or default port of a decode.
     #[arg(long, default_value_t = SimConfig::DEFAULT_BOOTSTRAP_PORT)]
     bootstrap_port: u16,
-    /// vLLM: port of the side channel of a prefill; 0 for any.
-    #[arg(long, default_value_t = 0)]
-    side_port: u16,
-    /// SGLang: let `/pd_role_switch` change the role of an engine of a pair.
-    #[arg(long)]
-    role_switch: bool,
     /// Number of data-parallel ranks to report.
     #[arg(long, default_value_t = 1)]
     dp_size: u32,
@@ -73,9 +64,6 @@ pub struct SimArgs {
     /// Maximum number of tokens of a step; longer prompts are computed in chunks.
     #[arg(long, default_value_t = 8_192)]
     max_batched_tokens: u32,
-    /// Maximum number of waiting sequences; further ones are refused with 503.
-    #[arg(long, default_value_t = 1024)]
-    max_waiting: u32,
     /// Number of KV blocks.
     #[arg(long, default_value_t = 28_000)]
     blocks: u32,
@@ -88,12 +76,6 @@ pub struct SimArgs {
     /// Topic of the KV events.
     #[arg(long, default_value = "kv-events")]
     kv_events_topic: String,
-    /// Version that the engine reports; default: one of its dialect.
-    #[arg(long)]
-    engine_version: Option<String>,
-    /// Serve no `/ready`, as older SGLang engines do not.
-    #[arg(long)]
-    no_ready: bool,
     /// Serve `/v1/chat/completions/render`, as vLLM does with `--enable-scale-out`.
     #[arg(long)]
     scale_out: bool,
@@ -109,9 +91,6 @@ pub struct SimArgs {
     /// Output tokens after which the model generates EOS, unless `ignore_eos` is set.
     #[arg(long, default_value_t = 256)]
     natural_len: u32,
-    /// Refuse a decode with incomplete parameters instead of stopping the engine.
-    #[arg(long)]
-    tolerant: bool,
     /// Keep this many of the last requests for `GET /sim/requests`, and of disconnects for `GET
     /// /sim/disconnects`.
     #[arg(long, default_value_t = 0)]
@@ -201,12 +180,9 @@ fn config(args: SimArgs) -> anyhow::Result<SimConfig> {
             RoleArg::Aggregated => Role::Aggregated,
         },
         listen: args.listen,
-        advertise_host: args.advertise_host,
         model: args.model,
         max_model_len: args.max_model_len,
         bootstrap_port: args.bootstrap_port,
-        side_port: args.side_port,
-        role_switch: args.role_switch,
         dp_size: args.dp_size,
         overhead: span("overhead-ms", args.overhead_ms, 1e-3)?,
         prefill_per_token: span("prefill-ms-per-token", args.prefill_ms_per_token, 1e-3)?,
@@ -218,24 +194,21 @@ fn config(args: SimArgs) -> anyhow::Result<SimConfig> {
         seed: args.seed,
         max_num_seqs: args.max_num_seqs,
         max_batched_tokens: args.max_batched_tokens,
-        max_waiting: args.max_waiting,
         blocks: args.blocks,
         block_size: args.block_size,
         kv_events: args.kv_events_port.is_some(),
         kv_events_port: args.kv_events_port.unwrap_or(0),
         kv_events_topic: args.kv_events_topic,
-        version: args.engine_version,
-        ready: !args.no_ready,
         scale_out: args.scale_out,
         lease: span("lease-s", args.lease_s, 1.0)?,
         room_wait: span("room-wait-s", args.room_wait_s, 1.0)?,
         speedup: args.speedup,
         natural_len: args.natural_len,
-        tolerant: args.tolerant,
         record: args.record,
         stamp: args.stamp,
         any_prefix: args.any_prefix,
         faults: args.faults,
+        ..SimConfig::default()
     })
 }
 

@@ -48,8 +48,6 @@ pub struct SimConfig {
     pub role: Role,
     /// Address to listen on; port 0 for any free port.
     pub listen: SocketAddr,
-    /// Host in handoff parameters, for other engines; default: the listening address.
-    pub advertise_host: Option<String>,
     /// Name of the only model.
     pub model: String,
     /// Maximum length of prompt plus output, tokens.
@@ -126,7 +124,6 @@ impl Default for SimConfig {
             dialect: Dialect::Vllm,
             role: Role::Aggregated,
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            advertise_host: None,
             model: "tiny".to_owned(),
             max_model_len: 131_072,
             bootstrap_port: 0,

@@ -66,8 +66,7 @@ impl Sim {
             false => None,
         };
         let kv_addr = kv.as_ref().map(|(_, addr)| *addr);
-        let host = config.advertise_host.clone().unwrap_or_else(|| reachable(addr));
-        let advertised = (host, side_addr.map_or(0, |addr| addr.port()));
+        let advertised = (reachable(addr), side_addr.map_or(0, |addr| addr.port()));
         let engine = Arc::new(Engine::new(config, advertised, kv_addr.map(|addr| addr.port())));
 
         let (tasks, stop, side_stop) = (TaskTracker::new(), Stop::default(), CancellationToken::new());

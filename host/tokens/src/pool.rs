@@ -1,8 +1,6 @@
 //! Threads that encode long prompts, so that they delay no other work: a fixed number, shared fairly between
 //! tenants, with a bounded queue. A prompt that nothing waits for any more leaves the queue, or ends.
 
-mod fair_queue;
-
 use std::{
     fmt, io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -13,9 +11,13 @@ use std::{
     thread,
 };
 
+use fair_queue::{FairQueue, Key, Line, Position, Rules};
 use parking_lot::{Condvar, Mutex};
 
-use self::fair_queue::{FairQueue, Place, Waiting};
+/// Cost of a prompt beside its bytes, so that many short prompts are not free.
+const FIXED_COST: u64 = 1_024;
+/// The order of waiting prompts: by tenants only.
+const ORDER: Rules = Rules { ageing_turn: 0, credit: 0.0, check: |right| debug_assert!(right) };
 
 /// Bounds of a pool.
 #[derive(Clone, Copy, Debug)]
@@ -48,7 +50,7 @@ pub struct EncodePool {
 #[derive(Debug)]
 pub struct Ticket {
     shared: Arc<Shared>,
-    place: Option<Place>,
+    position: Option<Position<Length>>,
     stopped: Arc<AtomicBool>,
 }
 
@@ -58,9 +60,10 @@ struct Shared {
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
-    queue: FairQueue<Job>,
+    queue: FairQueue<Length, Job>,
+    /// Prompts that were added to the queue so far.
+    arrived: u64,
     /// Prompts that wait or are encoded, and their bytes.
     prompts: usize,
     bytes: usize,
@@ -70,8 +73,24 @@ struct State {
 }
 
 struct Job {
+    bytes: usize,
     stopped: Arc<AtomicBool>,
     work: Work,
+}
+
+/// Prompts of both lengths share the threads, but one thread is left to short ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Length {
+    Short,
+    Long,
+}
+
+impl Line for Length {
+    type Group = ();
+
+    fn group(&self) -> &() {
+        &()
+    }
 }
 
 impl EncodePool {
@@ -80,7 +99,9 @@ impl EncodePool {
     /// # Errors
     /// The system does not give a thread.
     pub fn start(limits: PoolLimits) -> io::Result<Self> {
-        let shared = Shared { limits, state: Mutex::default(), changed: Condvar::new() };
+        let queue = FairQueue::new(ORDER);
+        let state = State { queue, arrived: 0, prompts: 0, bytes: 0, long: 0, closed: false };
+        let shared = Shared { limits, state: Mutex::new(state), changed: Condvar::new() };
         let pool = Self { shared: Arc::new(shared) };
         for number in 0..limits.threads.max(1) {
             let shared = pool.shared.clone();
@@ -94,24 +115,29 @@ impl EncodePool {
     pub fn submit(&self, tenant: u64, bytes: usize, work: Work) -> Ticket {
         let stopped = Arc::<AtomicBool>::default();
         let mut refused = Vec::new();
-        let mut place = None;
+        let mut position = None;
         {
             let (limits, state) = (&self.shared.limits, &mut *self.shared.state.lock());
             while !state.fits(bytes, limits) {
-                let Some(Waiting { bytes, item, .. }) = state.queue.give_way(tenant) else { break };
-                state.left(bytes);
-                refused.push(item.work);
+                let last = state.queue.last_after(&(), tenant, |job| cost(job.bytes));
+                let Some(job) = last.and_then(|last| state.queue.remove(&last)) else { break };
+                state.left(job.bytes);
+                refused.push(job.work);
             }
             if state.fits(bytes, limits) && !state.closed {
                 (state.prompts, state.bytes) = (state.prompts + 1, state.bytes + bytes);
-                place = Some(state.queue.push(tenant, bytes, Job { stopped: stopped.clone(), work }));
+                let length = if limits.is_long(bytes) { Length::Long } else { Length::Short };
+                let key = Key::in_turn(state.arrived);
+                state.arrived += 1;
+                let job = Job { bytes, stopped: stopped.clone(), work };
+                position = Some(state.queue.insert(length, tenant, 1.0, key, job));
             } else {
                 refused.push(work);
             }
         }
         self.shared.changed.notify_one();
         refused.into_iter().for_each(|work| work(Err(PoolFull)));
-        Ticket { shared: self.shared.clone(), place, stopped }
+        Ticket { shared: self.shared.clone(), position, stopped }
     }
 
     /// Returns the number of prompts that wait.
@@ -150,16 +176,31 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         self.stopped.store(true, Relaxed);
         let mut state = self.shared.state.lock();
-        let removed = self.place.and_then(|place| state.queue.remove(place));
-        if let Some(Waiting { bytes, .. }) = &removed {
-            state.left(*bytes);
+        let removed = self.position.as_ref().and_then(|position| state.queue.remove(position));
+        if let Some(job) = &removed {
+            state.left(job.bytes);
         }
         // The data of the work is dropped without the lock.
         drop(state);
     }
 }
 
+impl PoolLimits {
+    fn is_long(&self, bytes: usize) -> bool {
+        bytes > self.long_bytes
+    }
+}
+
 impl State {
+    /// Takes the next prompt, and charges its tenant for it.
+    fn pop(&mut self, may_be_long: bool) -> Option<Job> {
+        let may = |length: &Length| may_be_long || *length == Length::Short;
+        let (position, job) = self.queue.next(may)?;
+        let cost = cost(job.bytes);
+        self.queue.charge(&position, 1.0, cost);
+        self.queue.remove(&position)
+    }
+
     fn fits(&self, bytes: usize, limits: &PoolLimits) -> bool {
         self.prompts < limits.prompts && self.bytes.saturating_add(bytes) <= limits.bytes
     }
@@ -172,7 +213,7 @@ impl State {
 impl Shared {
     /// Encodes prompts until the pool is dropped.
     fn run(&self) {
-        while let Some(Waiting { bytes, item: Job { stopped, work }, .. }) = self.next() {
+        while let Some(Job { bytes, stopped, work }) = self.next() {
             // The receiver of the result notices a panic because the work is dropped.
             let done = catch_unwind(AssertUnwindSafe(|| work(Ok(&stopped))));
             if done.is_err() {
@@ -180,7 +221,7 @@ impl Shared {
             }
             let mut state = self.state.lock();
             state.left(bytes);
-            if bytes > self.limits.long_bytes {
+            if self.limits.is_long(bytes) {
                 state.long -= 1;
                 self.changed.notify_one();
             }
@@ -188,21 +229,25 @@ impl Shared {
     }
 
     /// Waits for a prompt; `None` when the pool was dropped.
-    fn next(&self) -> Option<Waiting<Job>> {
+    fn next(&self) -> Option<Job> {
         let mut state = self.state.lock();
         loop {
             if state.closed {
                 return None;
             }
             let may_be_long = state.long + 1 < self.limits.threads.max(2);
-            let accepts = |bytes: usize| may_be_long || bytes <= self.limits.long_bytes;
-            if let Some(next) = state.queue.pop(accepts) {
-                state.long += usize::from(next.bytes > self.limits.long_bytes);
+            if let Some(next) = state.pop(may_be_long) {
+                state.long += usize::from(self.limits.is_long(next.bytes));
                 return Some(next);
             }
             self.changed.wait(&mut state);
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "shares need no more precision")]
+fn cost(bytes: usize) -> f64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX).saturating_add(FIXED_COST) as f64
 }
 
 #[cfg(test)]

@@ -38,6 +38,8 @@ mod tests;
 const FRAME_INTERVAL: Duration = Duration::from_millis(250);
 /// Longest wait for the first events of `--once`.
 const ONCE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Columns and lines of the frame of `--once`.
+const ONCE_SIZE: (u16, u16) = (80, 24);
 /// Leaves the alternate screen and shows the cursor.
 const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h";
 
@@ -45,15 +47,9 @@ const LEAVE: &[u8] = b"\x1b[?1049l\x1b[?25h";
 #[derive(Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub(crate) struct TopArgs {
-    /// Print one frame as text and end.
+    /// Print one frame of 80 columns and 24 lines as text, and end.
     #[arg(long)]
     once: bool,
-    /// Columns of the frame of --once.
-    #[arg(long, default_value_t = 80, value_parser = clap::value_parser!(u16).range(40..=500), requires = "once")]
-    width: u16,
-    /// Lines of the frame of --once.
-    #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u16).range(12..=500), requires = "once")]
-    height: u16,
     #[command(flatten)]
     gateway: GatewayArgs,
 }
@@ -74,7 +70,7 @@ impl TopArgs {
         let gateway = self.gateway.client()?;
         if self.once {
             let model = block_on(feed::once(&gateway, ONCE_TIMEOUT))?;
-            print(&text_of(&model, &View::default(), self.width, self.height)?)?;
+            print(&text_of(&model, &View::default(), ONCE_SIZE.0, ONCE_SIZE.1)?)?;
             return Ok(ExitCode::SUCCESS);
         }
         if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {

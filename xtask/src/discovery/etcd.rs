@@ -9,12 +9,12 @@ use std::{
 use anyhow::Context as _;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
 
 use super::Server;
 use crate::{
     client::Client,
     fleet::{End, Process, free_port},
+    poll::until,
 };
 
 /// A running etcd.
@@ -51,12 +51,10 @@ impl Etcd {
         command.args(["--initial-cluster", &format!("a={peer}")]);
         let process = Process::logging("etcd", command, &self.dir, End::Kill);
         self.process = Some(process.context("starting etcd: install Debian's etcd-server")?);
-        let began = Instant::now();
-        while self.call("/v3/kv/range", json!({ "key": BASE64.encode("a") })).await.is_err() {
-            anyhow::ensure!(began.elapsed() < Duration::from_secs(30), "etcd does not answer");
-            sleep(Duration::from_millis(50)).await;
-        }
-        Ok(())
+        let answer = || async {
+            Ok(self.call("/v3/kv/range", json!({ "key": BASE64.encode("a") })).await.ok().map(drop))
+        };
+        until("etcd answers", Duration::from_secs(30), answer).await
     }
 
     async fn call(&self, path: &str, body: Value) -> anyhow::Result<Value> {

@@ -1,20 +1,13 @@
 //! What a scenario recorded.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    time::{Duration, SystemTime},
-};
+use std::{collections::BTreeMap, fs, time::Duration};
 
 use anyhow::Context as _;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use super::{
-    decisions::Decisions,
-    scenario::{Change, Figure},
-};
-use crate::{fleet::Fleet, load::Answer, metrics_text, proc::Memory};
+use super::scenario::{Change, Figure};
+use crate::{decisions::Decisions, fleet::Fleet, load::Answer, metrics_text, proc::Memory};
 
 /// Everything that is judged.
 #[derive(Debug, Default)]
@@ -122,10 +115,4 @@ impl Reading {
             Figure::Threads => self.threads.values().sum::<u32>().into(),
         }
     }
-}
-
-/// Microseconds of the wall clock.
-pub(super) fn now_us() -> anyhow::Result<u64> {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-    Ok(u64::try_from(now.as_micros())?)
 }

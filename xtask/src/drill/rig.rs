@@ -1,6 +1,7 @@
 //! The processes of a scenario: engines, etcd, NATS, gateways. Each can be taken away and brought back.
 
 use std::{
+    cell::RefCell,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -10,7 +11,7 @@ use pointsman_guest_build::GuestBuild;
 use pointsman_test_stopping_proxy::StoppingProxy;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::scenario::{Fault, FleetSpec, Source};
 use crate::{
@@ -22,7 +23,7 @@ use crate::{
     fleet::{self, EngineSpec, Fleet, Process},
     load::Target,
     nats::Nats,
-    sh,
+    poll, sh,
 };
 
 /// Longest time until everything is whole after the start.
@@ -362,14 +363,11 @@ async fn until(
     limit: Duration,
     fits: impl Fn(&Value) -> bool,
 ) -> anyhow::Result<()> {
-    let began = Instant::now();
-    loop {
-        let status = fleet.admin.json(path).await?;
-        if fits(&status) {
-            return Ok(());
-        }
-        let shown: String = status.to_string().chars().take(600).collect();
-        ensure!(began.elapsed() < limit, "{path}: not as it must be after {limit:?}: {shown}");
-        sleep(Duration::from_millis(20)).await;
-    }
+    let last = RefCell::default();
+    let find = || async {
+        *last.borrow_mut() = fleet.admin.json(path).await?;
+        Ok(fits(&last.borrow()).then_some(()))
+    };
+    let found = poll::until(&format!("{path} is as it must be"), limit, find).await;
+    found.with_context(|| last.borrow().to_string().chars().take(600).collect::<String>())
 }

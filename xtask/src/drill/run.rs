@@ -10,12 +10,13 @@ use tokio::time::{Instant, sleep};
 use super::{
     injected_faults::{faults, label},
     judge::{self, judge},
-    record::{PhaseRecord, Reading, Record, now_us},
+    record::{PhaseRecord, Reading, Record},
     rig::Rig,
     scenario::{Change, Changes, Fault, Hold, Phase, Scenario},
 };
 use crate::{
     client::{CHAT, Outcome},
+    decisions::now_us,
     fleet::Fleet,
     load::{Arrivals, Recorder, Running},
     sh,
@@ -35,6 +36,8 @@ pub(super) struct Options {
 
 /// Number of readings of the gateway's process in a phase.
 const READINGS: u32 = 100;
+/// Receipts that are read at once: more than come between two reads.
+const RECEIPTS: u32 = 3_500;
 /// Longest time until a request is as quick as before.
 const RECOVERY: Duration = Duration::from_secs(10);
 const SMALL: &str =
@@ -206,7 +209,7 @@ impl Run {
                 let fleet = self.rig.fleet()?;
                 fleet.drop_policy(&format!("{slot}.wasm"), bytes)?;
                 if count.is_multiple_of(8) {
-                    self.record.decisions.read(fleet).await?;
+                    self.record.decisions.read(fleet, RECEIPTS).await?;
                 }
                 Ok(())
             }
@@ -303,7 +306,7 @@ impl Run {
         }
         sleep(Duration::from_secs(scenario.rest)).await;
         if holds().any(|hold| matches!(hold, Hold::NearSwaps(_))) {
-            record.decisions.read(rig.fleet()?).await?;
+            record.decisions.read(rig.fleet()?, RECEIPTS).await?;
         }
         if holds().any(|hold| matches!(hold, Hold::Noticed(_))) {
             for process in rig.engines.iter().filter_map(|engine| engine.process.as_ref()) {

@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, bail};
-use tokio::time::{Instant, sleep};
+use anyhow::Context as _;
 
 use crate::{
     client::Client,
     fleet::{End, Fleet, Process, free_port},
+    poll::until,
     sh,
 };
 
@@ -70,13 +70,13 @@ pub(super) async fn start(
     command.arg("--disable-hot-restart");
     // The program of PyPI starts Envoy as its child.
     let envoy = Process::logging("envoy", command, dir, End::KillTree)?;
-    let (admin, begun) = (Client::new(&format!("127.0.0.1:{admin}")), Instant::now());
+    let admin = Client::new(&format!("127.0.0.1:{admin}"));
     let path = "/stats?filter=cluster.pointsman.membership_healthy";
-    while !admin.get(path).await.is_ok_and(|text| text.trim().ends_with(": 2")) {
-        if begun.elapsed() > READY {
-            bail!("Envoy did not find two healthy gateways within {READY:?}; see {}", envoy.log.display());
-        }
-        sleep(Duration::from_millis(100)).await;
-    }
+    let healthy = || async {
+        let text = admin.get(path).await.unwrap_or_default();
+        Ok(text.trim().ends_with(": 2").then_some(()))
+    };
+    let found = until("Envoy finds both gateways healthy", READY, healthy).await;
+    found.with_context(|| envoy.last_lines())?;
     Ok((envoy, format!("127.0.0.1:{clients}")))
 }

@@ -1,16 +1,11 @@
 //! Requests that arrive at random times, many with a common beginning, at a random gateway each.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use parking_lot::Mutex;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::json;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, sleep_until},
-};
 
-use crate::client::Client;
+use crate::{client::Client, load::at_times};
 
 /// Common beginnings.
 const GROUPS: usize = 32;
@@ -65,25 +60,21 @@ fn words(random: &mut StdRng, length: usize) -> String {
 }
 
 /// Sends the requests when they are due, and waits for all answers.
-pub(super) async fn send(plan: Vec<Planned>, gateways: &[Client]) -> Seen {
-    let seen = Arc::new(Mutex::new(Seen::default()));
-    let (began, mut tasks) = (Instant::now(), JoinSet::new());
-    for request in plan {
-        let Some(client) = gateways.get(request.draw % gateways.len().max(1)).cloned() else { continue };
-        sleep_until(began + request.at).await;
-        let seen = seen.clone();
-        tasks.spawn(async move {
-            let streamed = client.stream_chat(&[], request.body).await;
-            let mut seen = seen.lock();
-            match streamed.ttft.filter(|_| streamed.complete) {
-                Some(ttft) => seen.ttft.push(ttft.as_secs_f64() * 1_000.0),
-                None => {
-                    seen.failed += 1;
-                    seen.problem = seen.problem.take().or(streamed.problem);
-                }
+pub(super) async fn send(plan: &[Planned], gateways: &[Client]) -> Seen {
+    let one = |place: usize| async move {
+        let request = plan.get(place)?;
+        let client = gateways.get(request.draw % gateways.len().max(1))?;
+        Some(client.stream_chat(&[], request.body.clone()).await)
+    };
+    let mut seen = Seen::default();
+    for streamed in at_times(plan.iter().map(|request| request.at), one).await.into_iter().flatten() {
+        match streamed.ttft.filter(|_| streamed.complete) {
+            Some(ttft) => seen.ttft.push(ttft.as_secs_f64() * 1_000.0),
+            None => {
+                seen.failed += 1;
+                seen.problem = seen.problem.take().or(streamed.problem);
             }
-        });
+        }
     }
-    while tasks.join_next().await.is_some() {}
-    std::mem::take(&mut *seen.lock())
+    seen
 }

@@ -87,7 +87,7 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
         }
     };
     let seen = tokio::select! {
-        seen = load::send(plan, &clients) => seen,
+        seen = load::send(&plan, &clients) => seen,
         () = sampling => Seen::default(),
     };
     let states = rig.states().await;

@@ -6,8 +6,6 @@ use std::collections::BTreeSet;
 #[derive(Debug)]
 pub(super) struct Rule {
     pub(super) id: String,
-    /// Beginning of its text.
-    pub(super) text: String,
     pub(super) clauses: Vec<Clause>,
 }
 
@@ -36,7 +34,7 @@ pub(super) fn read(document: &str) -> (Vec<Rule>, Vec<String>) {
             deviations.extend(first_cell(line).filter(|cell| is_clause(cell)).map(str::to_owned));
         } else if let Some((id, text)) = item(line) {
             if is_rule(id) {
-                rules.push(Rule { id: id.to_owned(), text: begin(text), clauses: Vec::new() });
+                rules.push(Rule { id: id.to_owned(), clauses: Vec::new() });
             } else if is_clause(id) {
                 add(&mut rules, id, text, &mut problems);
             }
@@ -112,8 +110,8 @@ fn error_codes(line: &str) -> Vec<Rule> {
     let codes = row.and_then(|row| row.rsplit('|').next()).unwrap_or_default();
     let rule = |code: &str| {
         let (id, text) = (format!("I_{code}"), begin(line.trim_matches([' ', '|'])));
-        let clause = Clause { id: id.clone(), text: text.clone(), deviates: false };
-        Rule { id, text, clauses: vec![clause] }
+        let clause = Clause { id: id.clone(), text, deviates: false };
+        Rule { id, clauses: vec![clause] }
     };
     codes.split('`').skip(1).step_by(2).map(rule).collect()
 }

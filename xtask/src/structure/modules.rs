@@ -15,6 +15,7 @@ pub(crate) struct Crate {
     pub(crate) name: String,
     /// Folder of the manifest.
     pub(crate) dir: PathBuf,
+    manifest: toml::Table,
     /// Every module file; the first is the crate root.
     pub(crate) modules: Vec<Module>,
 }
@@ -31,6 +32,23 @@ pub(crate) struct Module {
     pub(crate) syntax: syn::File,
 }
 
+impl Crate {
+    /// Name of the package.
+    pub(crate) fn package(&self) -> &str {
+        self.name.trim_end_matches(" (bin)")
+    }
+
+    /// Names in these tables of the manifest, of every platform.
+    pub(crate) fn dependencies(&self, tables: &[&str]) -> impl Iterator<Item = &str> {
+        let platforms = self.manifest.get("target").and_then(toml::Value::as_table).into_iter().flatten();
+        let platforms = platforms.filter_map(|(_, platform)| platform.as_table());
+        let tables = std::iter::once(&self.manifest)
+            .chain(platforms)
+            .flat_map(|all| tables.iter().filter_map(|name| all.get(*name)?.as_table()).collect::<Vec<_>>());
+        tables.flat_map(|table| table.keys().map(String::as_str))
+    }
+}
+
 /// Every crate with a `src` folder below `root`, in order of their folders.
 pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<Crate>> {
     let mut manifests = Vec::new();
@@ -40,14 +58,16 @@ pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<Crate>> {
     for manifest in manifests {
         let dir = manifest.parent().unwrap_or(root).to_owned();
         let text = fs::read_to_string(&manifest)?;
-        let named = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-        let Some(name) = named else { continue };
+        let manifest: toml::Table = text.parse().with_context(|| format!("in {}", manifest.display()))?;
+        let name = manifest.get("package").and_then(|package| package.get("name")?.as_str());
+        let Some(name) = name.map(str::to_owned) else { continue };
         let roots = [("src/lib.rs", ""), ("src/main.rs", " (bin)")];
         for (file, suffix) in roots.map(|(file, suffix)| (dir.join(file), suffix)) {
             if file.is_file() {
                 let mut modules = Vec::new();
                 read(&file, Vec::new(), true, &mut modules)?;
-                crates.push(Crate { name: format!("{name}{suffix}"), dir: dir.clone(), modules });
+                let (name, dir, manifest) = (format!("{name}{suffix}"), dir.clone(), manifest.clone());
+                crates.push(Crate { name, dir, manifest, modules });
             }
         }
     }

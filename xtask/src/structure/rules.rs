@@ -11,81 +11,34 @@ use super::{
     shown, standalone, syntax,
 };
 
-/// Crates of the product that each crate of `host` may depend on. A crate that is missing here may depend on
-/// none.
-const EDGES: &[(&str, &[&str])] = &[
+/// Crates of the product that each crate of `host` may depend on, without `pointsman-`. A crate that is missing
+/// here may depend on none.
+const EDGES: &[(&str, &str)] = &[
     (
-        "pointsman-gateway",
-        &[
-            "pointsman-admin-cli",
-            "pointsman-certificates",
-            "pointsman-cli",
-            "pointsman-config-file",
-            "pointsman-decision-log",
-            "pointsman-discovery",
-            "pointsman-embedded-policies",
-            "pointsman-endpoint-picker",
-            "pointsman-orchestration",
-            "pointsman-policy-admin",
-            "pointsman-policy-runtime",
-            "pointsman-replicas",
-            "pointsman-routing",
-            "pointsman-tokens",
-            "pointsman-workers",
-        ],
+        "gateway",
+        "admin-cli certificates cli config-file decision-log discovery embedded-policies \
+         endpoint-picker orchestration policy-admin policy-runtime replicas routing tokens workers",
     ),
     (
-        "pointsman-policy-tools",
-        &[
-            "pointsman-admin-cli",
-            "pointsman-cli",
-            "pointsman-embedded-policies",
-            "pointsman-guest-build",
-            "pointsman-policy-admin",
-            "pointsman-policy-cases",
-            "pointsman-policy-runtime",
-            "pointsman-routing",
-            "pointsman-workers",
-        ],
+        "policy-tools",
+        "admin-cli cli embedded-policies guest-build policy-admin policy-cases policy-runtime routing \
+         workers",
     ),
     (
-        "pointsman-lab",
-        &[
-            "pointsman-cli",
-            "pointsman-config-file",
-            "pointsman-decision-log",
-            "pointsman-embedded-policies",
-            "pointsman-orchestration",
-            "pointsman-policy-runtime",
-            "pointsman-replicas",
-            "pointsman-routing",
-            "pointsman-sim",
-            "pointsman-workers",
-        ],
+        "lab",
+        "cli config-file decision-log embedded-policies orchestration policy-runtime replicas routing \
+         sim workers",
     ),
-    (
-        "pointsman-lab-cli",
-        &[
-            "pointsman-certificates",
-            "pointsman-cli",
-            "pointsman-embedded-policies",
-            "pointsman-guest-build",
-            "pointsman-lab",
-            "pointsman-policy-runtime",
-            "pointsman-rig",
-            "pointsman-sim",
-            "pointsman-workers",
-        ],
-    ),
-    ("pointsman-admin-cli", &["pointsman-cli"]),
-    ("pointsman-config-file", &["pointsman-config-derive"]),
-    ("pointsman-discovery", &["pointsman-workers"]),
-    ("pointsman-orchestration", &["pointsman-routing", "pointsman-workers"]),
-    ("pointsman-policy-admin", &["pointsman-admin-cli", "pointsman-cli", "pointsman-policy-runtime"]),
-    ("pointsman-policy-runtime", &["pointsman-formula", "pointsman-routing", "pointsman-workers"]),
-    ("pointsman-replicas", &["pointsman-orchestration", "pointsman-routing", "pointsman-workers"]),
-    ("pointsman-routing", &["pointsman-workers"]),
-    ("pointsman-tools", &["pointsman-admin-cli", "pointsman-cli", "pointsman-import"]),
+    ("lab-cli", "certificates cli embedded-policies guest-build lab policy-runtime rig sim workers"),
+    ("admin-cli", "cli"),
+    ("config-file", "config-derive"),
+    ("discovery", "workers"),
+    ("orchestration", "routing workers"),
+    ("policy-admin", "admin-cli cli policy-runtime"),
+    ("policy-runtime", "formula routing workers"),
+    ("replicas", "orchestration routing workers"),
+    ("routing", "workers"),
+    ("tools", "admin-cli cli import"),
 ];
 
 /// Files of `host` that may keep a buffer pool, or a handler of the platform, for each thread.
@@ -111,7 +64,7 @@ pub(crate) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String
             }
         }
     }
-    edges(root, crates, &mut broken)?;
+    edges(root, crates, &mut broken);
     unused_public_items(root, crates, &mut broken)?;
     broken.extend(standalone::broken(root, crates)?);
     Ok(broken)
@@ -137,26 +90,18 @@ fn circles(krate: &Crate, broken: &mut Vec<String>) {
     }
 }
 
-fn edges(root: &Path, crates: &[Crate], broken: &mut Vec<String>) -> anyhow::Result<()> {
-    let host = root.join("host");
-    for krate in crates.iter().filter(|krate| krate.dir.starts_with(&host)) {
-        let package = krate.name.trim_end_matches(" (bin)");
-        let allowed = EDGES.iter().find(|(name, _)| *name == package).map_or(&[][..], |(_, to)| *to);
-        let manifest = fs::read_to_string(krate.dir.join("Cargo.toml"))?;
-        for dependency in dependencies(&manifest) {
-            if dependency.starts_with("pointsman-") && !allowed.contains(&dependency) {
-                broken.push(format!("{}: must not depend on {dependency}", krate.name));
+fn edges(root: &Path, crates: &[Crate], broken: &mut Vec<String>) {
+    let own = |name: &str| name.strip_prefix("pointsman-").map(str::to_owned);
+    for krate in crates.iter().filter(|krate| krate.dir.starts_with(root.join("host"))) {
+        let package = own(krate.package());
+        let allowed = EDGES.iter().find(|(name, _)| Some(*name) == package.as_deref());
+        let allowed: Vec<&str> = allowed.map_or("", |(_, to)| *to).split_whitespace().collect();
+        for dependency in krate.dependencies(&["dependencies"]).filter_map(own) {
+            if !allowed.contains(&dependency.as_str()) {
+                broken.push(format!("{}: must not depend on pointsman-{dependency}", krate.name));
             }
         }
     }
-    Ok(())
-}
-
-/// Names in the `[dependencies]` table of a manifest.
-fn dependencies(manifest: &str) -> Vec<&str> {
-    let lines = manifest.lines().skip_while(|line| *line != "[dependencies]").skip(1);
-    let table = lines.take_while(|line| !line.starts_with('['));
-    table.filter_map(|line| line.split(['.', ' ', '=']).next()).filter(|name| !name.is_empty()).collect()
 }
 
 /// Public items of the binary crate that no other crate, test or bench names, and no other public item

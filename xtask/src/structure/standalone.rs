@@ -14,6 +14,8 @@ use super::{
 
 /// Folder of these crates.
 const FOLDER: &str = "crates";
+/// Tables of a manifest that name other crates.
+const DEPENDENCIES: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 /// Words that their files must not contain.
 const WORDS: [&str; 2] = ["pointsman", "gateway"];
 
@@ -21,12 +23,11 @@ const WORDS: [&str; 2] = ["pointsman", "gateway"];
 pub(super) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String>> {
     let folder = root.join(FOLDER);
     let (own, others): (Vec<_>, Vec<_>) = crates.iter().partition(|krate| krate.dir.starts_with(&folder));
-    let others: BTreeSet<&str> = others.iter().map(|krate| krate.name.trim_end_matches(" (bin)")).collect();
+    let others: BTreeSet<&str> = others.iter().map(|krate| krate.package()).collect();
     let mut broken = Vec::new();
     for krate in own {
         let manifest = krate.dir.join("Cargo.toml");
-        let text = fs::read_to_string(&manifest)?;
-        let wrong = dependencies(&text).filter(|name| others.contains(name));
+        let wrong = krate.dependencies(&DEPENDENCIES).filter(|name| others.contains(name));
         broken.extend(wrong.map(|name| format!("{}: must not depend on {name}", krate.name)));
         let mut files = Vec::new();
         rust_files(&krate.dir, &mut files)?;
@@ -42,19 +43,6 @@ pub(super) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String
         }
     }
     Ok(broken)
-}
-
-/// Names in all tables of dependencies of a manifest.
-fn dependencies(manifest: &str) -> impl Iterator<Item = &str> {
-    let mut in_table = false;
-    manifest.lines().filter_map(move |line| {
-        if let Some(header) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
-            in_table = header.ends_with("dependencies");
-            return header.rsplit_once("dependencies.").map(|(_, name)| name);
-        }
-        let name = line.split(['.', ' ', '=', '#']).next()?;
-        (in_table && !name.is_empty()).then_some(name)
-    })
 }
 
 /// What is wrong with the text of a file of such a crate.
@@ -77,14 +65,6 @@ fn problems(file: &Path, text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dependencies_of_every_kind_are_found() {
-        let manifest = "[package]\nname = \"a\"\n[dependencies]\nb.workspace = true\n# c = 1\n\n\
-                        [dev-dependencies]\nd = { path = \"../d\" }\n[build-dependencies.e]\npath = \"x\"\n\
-                        [target.'cfg(unix)'.dependencies]\nf = \"1\"\n[features]\ng = []\n";
-        assert_eq!(dependencies(manifest).collect::<Vec<_>>(), ["b", "d", "e", "f"]);
-    }
 
     #[test]
     fn words_of_the_gateway_and_files_of_others_are_found() {
@@ -112,10 +92,20 @@ mod tests {
         };
         write("host/a/Cargo.toml", "[package]\nname = \"own-a\"\n");
         write("host/a/src/main.rs", "fn main() {}\n");
-        write("crates/b/Cargo.toml", "[package]\nname = \"b\"\n[dev-dependencies]\nown-a.workspace = true\n");
-        write("crates/b/src/lib.rs", "pub fn f() {}\n");
+        for (name, table) in [
+            ("b", "dev-dependencies]\nown-a.workspace = true"),
+            ("c", "build-dependencies.own-a]\npath = \"x\""),
+            ("d", "target.'cfg(unix)'.dependencies]\nown-a = \"1\" # own"),
+            ("e", "dependencies]\n# own-a = 1"),
+        ] {
+            write(&format!("crates/{name}/Cargo.toml"), &format!("[package]\nname = \"{name}\"\n[{table}\n"));
+            write(&format!("crates/{name}/src/lib.rs"), "pub fn f() {}\n");
+            write(&format!("crates/{name}/README.md"), "A crate.\n");
+        }
+        fs::remove_file(root.path().join("crates/e/README.md")).unwrap();
         let crates = crate::structure::modules::crates(root.path()).unwrap();
-        let expected = ["b: must not depend on own-a", "crates/b/README.md: is missing"];
+        let expected = ["b", "c", "d"].map(|name| format!("{name}: must not depend on own-a"));
+        let expected = [&expected[..], &["crates/e/README.md: is missing".to_owned()]].concat();
         assert_eq!(broken(root.path(), &crates).unwrap(), expected);
     }
 }

@@ -33,13 +33,24 @@ fn an_admin_listener_on_the_network_needs_a_token_or_a_word_that_it_is_meant() {
         text.contains("`0.0.0.0:0` can be reached from the network, and there is no admin token"),
         "{text}"
     );
-    for more in [&["--admin-insecure"][..], &["--admin-token-file", "/dev/stdin"][..]] {
-        let arguments = [&["check-config", "--admin-listen", "0.0.0.0:0"][..], more].concat();
-        let output = pointsman(&arguments).stdin(Stdio::null()).output().expect("the binary runs");
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let dir = tempfile::tempdir().expect("a folder");
+    let token = |name: &str, text: &str| {
+        let file = dir.path().join(name);
+        fs::write(&file, text).expect("written");
+        format!("{{ file = {file:?} }}")
+    };
+    let (good, empty) = (token("good", "a-token-of-operators\n"), token("empty", "\n"));
+    for (key, value, passes) in [
+        ("ADMIN_INSECURE", "true", true),
+        ("ADMIN_TOKEN", good.as_str(), true),
+        ("ADMIN_TOKEN", empty.as_str(), false),
+    ] {
+        let mut check = pointsman(&["check-config", "--admin-listen", "0.0.0.0:0"]);
+        let check = check.env(format!("POINTSMAN__SERVER__{key}"), value).output().expect("the binary runs");
+        let text = String::from_utf8_lossy(&check.stderr).into_owned();
+        assert_eq!(check.status.success(), passes, "{key} = {value}: {text}");
         // An empty token is refused for what it is.
-        let passed = output.status.success() || text.contains("the token is empty");
-        assert!(passed, "{more:?}: {text}");
+        assert!(passes || text.contains("empty"), "{key} = {value}: {text}");
     }
 }
 

@@ -7,12 +7,12 @@ use rustls::ClientConfig;
 
 use super::target::Target;
 
+/// Environment variable that holds the API key.
+const API_KEY: &str = "OPENAI_API_KEY";
+
 /// How servers are reached.
 #[derive(Debug, Args)]
 pub(super) struct AccessArgs {
-    /// Environment variable that holds the API key.
-    #[arg(long, value_name = "NAME", default_value = "OPENAI_API_KEY")]
-    api_key_env: String,
     /// PEM file with the authorities of servers with https:// [default: those that this machine trusts].
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
@@ -28,7 +28,7 @@ impl AccessArgs {
     /// Returns a client of `url`.
     pub(super) fn target(&self, url: &str) -> anyhow::Result<Target> {
         let tls = if url.starts_with("https://") { Some(self.tls()?) } else { None };
-        Target::new(url, &self.api_key_env, tls)
+        Target::new(url, API_KEY, tls)
     }
 
     fn tls(&self) -> anyhow::Result<Arc<ClientConfig>> {

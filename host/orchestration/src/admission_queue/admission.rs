@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use fair_queue::{Charge, NO_TENANT};
 use pointsman_workers::ModelName;
 use tokio::time::Instant;
 
-use super::{AdmissionQueue, AdmissionRequest, Place, fair_order::Charge};
+use super::{AdmissionQueue, AdmissionRequest, Place};
 
 /// An admitted request. Dropping it ends it.
 #[derive(Debug)]
@@ -15,7 +16,7 @@ pub struct Admission {
     tenant: Option<u64>,
     /// Input and output tokens: estimated, later counted.
     tokens: (u64, u64),
-    charge: Option<Charge>,
+    charge: Option<Charge<ModelName>>,
     /// Whether its end wakes another request.
     wakes: bool,
 }
@@ -39,7 +40,10 @@ impl Admission {
                 inner.drain.note(Instant::now());
                 inner.order.charge(&place.position, weight, cost)
             }
-            None => inner.order.charge_passing(&self.model, self.tenant, weight, cost),
+            None => {
+                let tenant = self.tenant.unwrap_or(NO_TENANT);
+                inner.order.charge_passing(&self.model, tenant, weight, cost)
+            }
         };
     }
 

@@ -126,9 +126,17 @@ pub struct AdmissionRequest<'a> {
 /// Requests that the same workers may serve. When the first one finds no worker, the others find none either.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct LineId {
-    pub(super) model: ModelName,
+    model: ModelName,
     leg: Leg,
     constraints: u64,
+}
+
+impl fair_queue::Line for LineId {
+    type Group = ModelName;
+
+    fn group(&self) -> &ModelName {
+        &self.model
+    }
 }
 
 impl AdmissionRequest<'_> {

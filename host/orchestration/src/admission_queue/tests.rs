@@ -1,7 +1,5 @@
 //! The order and the bounds of the queue, and its invariants in random runs.
 
-use std::collections::HashMap;
-
 use pointsman_routing::RoutingRequest;
 use proptest::prelude::*;
 
@@ -55,7 +53,7 @@ async fn f7_order_is_priority_then_arrival_less_jump() {
     let jumped = park_at(&queue, &priority(0.0, 5.0), after(4), 0).unwrap();
     let first = park_at(&queue, &priority(0.0, 0.0), now, 0).unwrap();
     let strict = park_at(&queue, &priority(1.0, 0.0), after(9), 0).unwrap();
-    let order = queue.inner.lock().order.admit_all();
+    let order = admit_all(&mut queue.inner.lock().order);
     // F7.2
     assert_eq!(order, [&strict, &jumped, &first, &late].map(|place| place.position.key.ticket));
 }
@@ -181,7 +179,7 @@ async fn l3_no_band_starves_and_a_tenant_s_priority_is_clamped() {
     let low = park(&queue, &RoutingRequest { priority: -5.0, ..request(1, 10, 10) }).unwrap();
     let high = RoutingRequest { priority: 5.0, ..request(2, 10, 10) };
     let _others: Vec<_> = (0..100).map(|_| park(&queue, &high).unwrap()).collect();
-    let order = queue.inner.lock().order.admit_all();
+    let order = admit_all(&mut queue.inner.lock().order);
     // L3.6
     assert!(order.iter().position(|ticket| *ticket == low.position.key.ticket).unwrap() < 4, "{order:?}");
     let share = TenantShare { weight: 1.0, max_priority: Some(0.0) };
@@ -191,18 +189,31 @@ async fn l3_no_band_starves_and_a_tenant_s_priority_is_clamped() {
     assert_eq!(first.position.key.priority, second.position.key.priority);
 }
 
+type Order = FairQueue<LineId, Weak<Turn>>;
+
+/// Returns the tickets of all requests in the order in which they would be admitted.
+fn admit_all(order: &mut Order) -> Vec<u64> {
+    let mut tickets = Vec::new();
+    while let Some((position, _)) = order.next(|_| true) {
+        order.charge(&position, 1.0, 1.0);
+        order.remove(&position);
+        tickets.push(position.key.ticket);
+    }
+    tickets
+}
+
 /// Adds a request of a tenant, for tests of the order alone.
-fn add(order: &mut FairOrder<Weak<Turn>>, ticket: u64, tenant: u64) {
+fn add(order: &mut Order, ticket: u64, tenant: u64) {
     let key = Key { priority: std::cmp::Reverse(0), due_us: 0, ticket };
     let (name, one) = (model(), request(tenant, 1, 1));
     let admission_request =
         AdmissionRequest { model: &name, request: &one, pin: None, arrived: Instant::now(), bytes: 0 };
-    order.insert(admission_request.line(LEG, &[]), Some(tenant), 1.0, key, Weak::new());
+    order.insert(admission_request.line(LEG, &[]), tenant, 1.0, key, Weak::new());
 }
 
 /// Admits the next request at a cost of 100, and returns its tenant.
-fn take(order: &mut FairOrder<Weak<Turn>>) -> u64 {
-    let (position, _) = order.next(|_| true).unwrap();
+fn take(order: &mut Order) -> u64 {
+    let position = order.next(|_| true).unwrap().0;
     order.charge(&position, 1.0, 100.0);
     order.remove(&position);
     position.tenant

@@ -94,6 +94,11 @@ impl Process {
         self.end = end;
     }
 
+    /// Sends the child a signal, for example `-STOP`.
+    pub fn signal(&self, name: &str) {
+        signal(name, self.pid());
+    }
+
     /// Ends the child and waits for it.
     pub fn stop(&mut self) {
         if matches!(self.child.try_wait(), Ok(Some(_))) {

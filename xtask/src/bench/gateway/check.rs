@@ -7,14 +7,8 @@ use bytes::Bytes;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use super::{
-    clients::{LIMIT, headers},
-    jwt::authorization,
-    prompts::Bodies,
-    routers::Running,
-    scenario::Scenario,
-};
-use crate::client::CHAT;
+use super::{clients::headers, jwt::authorization, prompts::Bodies, routers::Running, scenario::Scenario};
+use crate::client::{CHAT, LIMIT};
 
 /// Prompts that are sent twice.
 const PROMPTS: u64 = 6;

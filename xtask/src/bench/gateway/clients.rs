@@ -1,18 +1,14 @@
 //! One request of the bench, with the time of every event.
 
-use std::time::Duration;
-
 use anyhow::{bail, ensure};
 use bytes::Bytes;
+use sse::Splitter;
 use tokio::time::timeout;
 
 use crate::{
-    client::{CHAT, Client, EventSplitter},
+    client::{CHAT, Client, LIMIT, Received},
     proc::monotonic_nanos,
 };
-
-/// Longest wait for a whole answer; the longest stream of a scenario takes 5 s.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
 
 /// What clients measured.
 #[derive(Clone, Debug, Default)]
@@ -45,27 +41,31 @@ pub(super) fn headers(authorization: &str) -> Vec<(&str, &str)> {
 }
 
 async fn exchange(client: &Client, authorization: &str, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
-    let started = monotonic_nanos();
-    let mut answer = client.stream(CHAT, &headers(authorization), body).await?;
-    ensure!(answer.status == 200, "a request was answered with status {}", answer.status);
-    let (mut splitter, mut events, mut done, mut length) = (EventSplitter::default(), 0, false, 0);
-    while let Some(piece) = answer.piece().await? {
+    let (mut splitter, mut events, mut done, mut first) = (Splitter::default(), 0, false, true);
+    let (started, mut received, mut whole) = (monotonic_nanos(), Received::default(), Ok(0));
+    let piece = |piece: &[u8]| {
         let now = monotonic_nanos();
-        if length == 0 {
+        if std::mem::take(&mut first) {
             seen.ttft_ns.push(nanos(now - started));
         }
-        length += piece.len();
-        splitter.push(&piece);
-        while let Some(event) = splitter.event() {
+        splitter.room().extend_from_slice(piece);
+        whole = splitter.whole();
+        let bytes = splitter.first(whole.unwrap_or(0));
+        for event in sse::events(bytes).filter_map(|place| bytes.get(place)) {
+            let event = String::from_utf8_lossy(event);
             done |= event.contains("[DONE]");
             if let Some(sent) = stamp(&event) {
                 events += 1;
                 seen.hops_ns.push(nanos(now.saturating_sub(sent)));
             }
         }
+        splitter.discard(whole.unwrap_or(0));
         seen.chunks += u64::from(events > 0);
-    }
-    ensure!(length > 0, "an answer was empty");
+    };
+    client.read(CHAT, &headers(authorization), body, &mut received, piece).await?;
+    whole?;
+    ensure!(received.status == 200, "a request was answered with status {}", received.status);
+    ensure!(!received.body.is_empty(), "an answer was empty");
     ensure!(events == 0 || done, "a stream ended without [DONE]");
     seen.events += events;
     Ok(())

@@ -72,7 +72,7 @@ impl Issuer {
 
     /// The header `authorization` of a client's request; `request` counts the requests of all clients.
     fn authorization(&self, client: u64, request: u64) -> anyhow::Result<String> {
-        let kept = self.of_clients.get(usize::try_from(client)?);
+        let kept = self.of_clients.get(usize::try_from(client)? % self.of_clients.len().max(1));
         let token = kept.map_or_else(|| self.sign(client, request), |token| Ok(token.clone()))?;
         Ok(format!("Bearer {token}"))
     }

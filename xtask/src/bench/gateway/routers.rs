@@ -2,8 +2,7 @@
 
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
-use tokio::time::{Instant, sleep};
+use anyhow::Context as _;
 
 use super::{
     Programs,
@@ -15,6 +14,7 @@ use crate::{
     certificates::Certificates,
     client::Client,
     fleet::{self, End, Process, free_port},
+    poll::until_listening,
     proc::{self, CpuTime},
 };
 
@@ -237,7 +237,8 @@ async fn nginx(
     engines: &[Engine],
     tls: Option<&Certificates>,
 ) -> anyhow::Result<(String, Process)> {
-    let address = format!("127.0.0.1:{}", free_port()?);
+    let port = free_port()?;
+    let address = format!("127.0.0.1:{port}");
     let (ssl, tls) = match tls {
         Some(tls) => (" ssl", nginx_tls(tls)),
         None => ("", String::new()),
@@ -266,12 +267,7 @@ http {{
     let mut command = Command::new(nginx_program().context("nginx is not installed")?);
     command.arg("-c").arg(&file).args(["-p", &at.to_string()]);
     let process = Process::logging("nginx", command, dir, End::Terminate)?;
-    let started = Instant::now();
-    while tokio::net::TcpStream::connect(&address).await.is_err() {
-        if started.elapsed() > Duration::from_secs(5) {
-            bail!("nginx does not listen on {address}; see {}", process.log.display());
-        }
-        sleep(Duration::from_millis(20)).await;
-    }
+    let listens = until_listening("nginx", port, Duration::from_secs(5)).await;
+    listens.with_context(|| process.last_lines())?;
     Ok((address, process))
 }

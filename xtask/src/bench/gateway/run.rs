@@ -3,17 +3,15 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use anyhow::ensure;
 use bytes::Bytes;
-use tokio::{
-    task::JoinSet,
-    time::{Instant, interval, sleep, sleep_until},
-};
+use parking_lot::Mutex;
+use tokio::time::{Instant, interval};
 
 use super::{
     clients::{Seen, post},
@@ -21,10 +19,11 @@ use super::{
     jwt::{Issuer, authorization},
     prompts::{Bodies, body, prompt},
     routers::Running,
-    scenario::{Load, Scenario, Shape},
+    scenario::{Scenario, Shape},
 };
 use crate::{
     client::Client,
+    load::{self, Turn},
     metrics_text,
     stats::{quantile, sorted},
 };
@@ -36,50 +35,44 @@ const FILL_REQUESTS: u64 = 20_000;
 struct Work {
     client: Client,
     issuer: Option<Arc<Issuer>>,
-    load: Load,
-    requests: u64,
     bodies: Bodies,
     /// Sent before each request to a router that does not know legs.
     prefill: Option<Bytes>,
-    next: AtomicU64,
-    started: Instant,
+    /// Number of requests that began.
+    begun: AtomicU64,
+    seen: Mutex<Seen>,
+    failed: Mutex<Option<anyhow::Error>>,
 }
 
 /// Sends `scale` of the scenario's requests.
 pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> anyhow::Result<Figures> {
     let requests = ((scenario.requests as f64 * scale) as u64).max(1);
-    let work = Arc::new(Work::new(scenario, router, requests));
-    let clients = match scenario.load {
-        Load::Closed(clients) | Load::Ramped(clients, _) => clients,
-        Load::Open(rate) => rate * 3,
-    };
-    let cpu = router.cpu_time();
-    let mut tasks = JoinSet::new();
-    for client in 0..clients {
-        let delay = match scenario.load {
-            Load::Ramped(_, over) => over * client / clients,
-            _ => Duration::ZERO,
-        };
-        tasks.spawn(work.clone().send(client, delay));
-    }
-    let (mut seen, mut rss_mb) = (Seen::default(), 0.0_f64);
-    let mut sample = interval(Duration::from_millis(20));
-    loop {
-        tokio::select! {
-            ended = tasks.join_next() => match ended {
-                Some(ended) => seen.add(ended??),
-                None => break,
-            },
-            _ = sample.tick() => if work.next.load(Ordering::Relaxed) >= requests / 2 {
+    let work = Arc::new(Work::new(scenario, router));
+    let (cpu, started, sender) = (router.cpu_time(), Instant::now(), work.clone());
+    let mut running = load::start(scenario.load, requests, move |turn| sender.clone().send(turn));
+    let mut rss_mb = 0.0_f64;
+    let sampling = async {
+        let mut sample = interval(Duration::from_millis(20));
+        loop {
+            sample.tick().await;
+            if work.begun.load(Relaxed) >= requests / 2 {
                 rss_mb = rss_mb.max(router.resident_mb());
-            },
+            }
         }
+    };
+    tokio::select! {
+        ended = running.end() => ended?,
+        () = sampling => {}
     }
-    let took = work.started.elapsed();
+    let took = started.elapsed();
     let cpu = router.cpu_time().since(&cpu) as f64;
+    if let Some(error) = work.failed.lock().take() {
+        return Err(error);
+    }
     if scenario.tokens {
         all_in_tokens(router).await?;
     }
+    let seen = std::mem::take(&mut *work.seen.lock());
     let (ttft, hops) = (sorted(seen.ttft_ns), sorted(seen.hops_ns));
     let events = seen.events.max(1) as f64;
     Ok(Figures {
@@ -97,44 +90,40 @@ pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> an
 }
 
 impl Work {
-    fn new(scenario: &Scenario, router: &Running, requests: u64) -> Self {
+    fn new(scenario: &Scenario, router: &Running) -> Self {
         let relayed = matches!(scenario.shape, Shape::Disaggregated(_)) && !router.kind.knows_legs();
         Self {
             client: router.client.clone(),
             issuer: router.issuer.clone(),
-            load: scenario.load,
-            requests,
             bodies: Bodies::new(scenario),
             prefill: relayed.then(|| body(&prompt(0, scenario.prompt_bytes), false, 1)),
-            next: AtomicU64::new(0),
-            started: Instant::now(),
+            begun: AtomicU64::new(0),
+            seen: Mutex::default(),
+            failed: Mutex::default(),
         }
     }
 
-    fn authorization(&self, client: u32, turn: u64) -> anyhow::Result<String> {
-        authorization(self.issuer.as_deref(), client.into(), turn)
+    async fn send(self: Arc<Self>, turn: Turn) {
+        self.begun.fetch_add(1, Relaxed);
+        if self.failed.lock().is_some() {
+            return;
+        }
+        match self.exchange(turn).await {
+            Ok(seen) => self.seen.lock().add(seen),
+            Err(error) => drop(self.failed.lock().get_or_insert(error)),
+        }
     }
 
-    async fn send(self: Arc<Self>, client: u32, delay: Duration) -> anyhow::Result<Seen> {
+    async fn exchange(&self, turn: Turn) -> anyhow::Result<Seen> {
+        let Turn { number, client, own, is_too_many, .. } = turn;
+        ensure!(!is_too_many, "{} requests are open", load::MAX_OPEN);
+        let authorization = || authorization(self.issuer.as_deref(), client, number);
         let (mut seen, mut uncounted) = (Seen::default(), Seen::default());
-        if !delay.is_zero() {
-            sleep(delay).await;
+        if let Some(prefill) = &self.prefill {
+            post(&self.client, &authorization()?, prefill.clone(), &mut uncounted).await?;
         }
-        for own in 0.. {
-            let turn = self.next.fetch_add(1, Ordering::Relaxed);
-            if turn >= self.requests {
-                break;
-            }
-            if let Load::Open(rate) = self.load {
-                sleep_until(self.started + Duration::from_secs_f64(turn as f64 / f64::from(rate))).await;
-            }
-            if let Some(prefill) = &self.prefill {
-                let authorization = self.authorization(client, turn)?;
-                post(&self.client, &authorization, prefill.clone(), &mut uncounted).await?;
-            }
-            let body = self.bodies.of(turn, client.into(), own);
-            post(&self.client, &self.authorization(client, turn)?, body, &mut seen).await?;
-        }
+        let body = self.bodies.of(number, client, own);
+        post(&self.client, &authorization()?, body, &mut seen).await?;
         Ok(seen)
     }
 }

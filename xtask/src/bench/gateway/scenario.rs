@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::load::Arrivals;
+
 /// What stands behind the router.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
@@ -16,17 +18,6 @@ pub(super) enum Shape {
 pub(super) enum Handshake {
     Vllm,
     Sglang,
-}
-
-/// When requests are sent.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Load {
-    /// By this many clients, each as soon as its last request ended.
-    Closed(u32),
-    /// This many a second, independent of answers.
-    Open(u32),
-    /// As `Closed`, but the clients begin one after the other, spread evenly over this time.
-    Ramped(u32, Duration),
 }
 
 /// What the prompts of a run have in common.
@@ -52,7 +43,7 @@ pub(super) struct Scenario {
     pub(super) pace: Duration,
     /// Events of a stream; 0: the answer is not streamed.
     pub(super) events: u32,
-    pub(super) load: Load,
+    pub(super) load: Arrivals,
     pub(super) requests: u64,
     pub(super) prompt_bytes: usize,
     pub(super) prompts: Prompts,
@@ -68,7 +59,7 @@ const BASE: Scenario = Scenario {
     shape: Shape::Aggregated { workers: 4 },
     pace: Duration::ZERO,
     events: 0,
-    load: Load::Closed(16),
+    load: Arrivals::Clients(16),
     requests: 0,
     prompt_bytes: 60,
     prompts: Prompts::Distinct,
@@ -82,7 +73,7 @@ const ALL: [Scenario; 16] = [
         name: "b",
         description: "128 events at full speed, closed loop 8",
         events: 128,
-        load: Load::Closed(8),
+        load: Arrivals::Clients(8),
         requests: 1_000,
         ..BASE
     },
@@ -91,7 +82,7 @@ const ALL: [Scenario; 16] = [
         description: "64 events at 10 ms, open loop 30/s",
         events: 64,
         pace: Duration::from_millis(10),
-        load: Load::Open(30),
+        load: Arrivals::Rate(30.0),
         requests: 240,
         ..BASE
     },
@@ -122,7 +113,7 @@ const ALL: [Scenario; 16] = [
     Scenario {
         name: "dn",
         description: "220 KB prompts in tokens, each of new random words, closed loop 4",
-        load: Load::Closed(4),
+        load: Arrivals::Clients(4),
         requests: 100,
         prompt_bytes: 220_000,
         prompts: Prompts::NewWords,
@@ -132,7 +123,7 @@ const ALL: [Scenario; 16] = [
     Scenario {
         name: "conv",
         description: "conversations of 20 turns in tokens, from 40 KB by 2.5 KB a turn, closed loop 4",
-        load: Load::Closed(4),
+        load: Arrivals::Clients(4),
         requests: 800,
         prompt_bytes: 40_000,
         prompts: Prompts::Conversations,
@@ -144,7 +135,7 @@ const ALL: [Scenario; 16] = [
         description: "P/D vLLM style, 32 events, closed loop 8 (nginx relays the calls of both legs)",
         shape: Shape::Disaggregated(Handshake::Vllm),
         events: 32,
-        load: Load::Closed(8),
+        load: Arrivals::Clients(8),
         requests: 2_000,
         ..BASE
     },
@@ -153,7 +144,7 @@ const ALL: [Scenario; 16] = [
         description: "P/D SGLang style, 32 events, closed loop 8 (nginx relays the calls of both legs)",
         shape: Shape::Disaggregated(Handshake::Sglang),
         events: 32,
-        load: Load::Closed(8),
+        load: Arrivals::Clients(8),
         requests: 2_000,
         ..BASE
     },
@@ -162,7 +153,7 @@ const ALL: [Scenario; 16] = [
         description: "500 streams of 25 events at 200 ms, begun within 5 s",
         events: 25,
         pace: Duration::from_millis(200),
-        load: Load::Ramped(500, Duration::from_secs(5)),
+        load: Arrivals::Ramped(500, Duration::from_secs(5)),
         requests: 1_000,
         ..BASE
     },
@@ -171,7 +162,7 @@ const ALL: [Scenario; 16] = [
         description: "500 streams of 25 events at 200 ms, begun in one instant",
         events: 25,
         pace: Duration::from_millis(200),
-        load: Load::Closed(500),
+        load: Arrivals::Clients(500),
         requests: 500,
         ..BASE
     },
@@ -180,7 +171,7 @@ const ALL: [Scenario; 16] = [
         description: "as f, after the index is full",
         events: 25,
         pace: Duration::from_millis(200),
-        load: Load::Ramped(500, Duration::from_secs(5)),
+        load: Arrivals::Ramped(500, Duration::from_secs(5)),
         requests: 1_000,
         fill: true,
         ..BASE

@@ -1,19 +1,15 @@
 //! Clients that speak HTTP/2 and misbehave. They write the frames themselves: no library would send them.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use futures_util::future::join_all;
-use rustls::{
-    ClientConfig, RootCertStore,
-    crypto::ring,
-    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
-};
+use rustls::pki_types::ServerName;
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use super::{Seen, Target, number, sockets};
-use crate::client::CHAT;
+use crate::client::{CHAT, trusting};
 
 /// Longest time for the end of one client.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -122,21 +118,13 @@ async fn flood(
 
 async fn connect(target: &Target) -> anyhow::Result<TlsStream<TcpStream>> {
     let authority = target.address.authority.as_deref().context("the listener has no TLS")?;
-    let connector = TlsConnector::from(Arc::new(config(authority)?));
+    let mut config = trusting(authority)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let connector = TlsConnector::from(Arc::new(config));
     let socket = sockets::connect(&target.clients()).await?;
     let name = ServerName::try_from("localhost")?;
     let connecting = timeout(LIMIT, connector.connect(name, socket)).await;
     connecting.context("the handshake took too long")?.context("the handshake failed")
-}
-
-fn config(authority: &Path) -> anyhow::Result<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(authority)?)?;
-    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions()?.with_root_certificates(roots);
-    let mut config = builder.with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Ok(config)
 }
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {

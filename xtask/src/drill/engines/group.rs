@@ -1,6 +1,6 @@
 //! One leg of one dialect: a worker that misbehaves, a healthy worker beside it, and the other leg's worker.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{path::Path, time::Duration};
 
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
@@ -134,9 +134,9 @@ impl Group {
     /// Stops the healthy worker's process with SIGSTOP while requests wait for it, and lets it go on later.
     pub(super) async fn run_stopped(&self, fleet: &Fleet) -> anyhow::Result<Row> {
         let mut row = Row::default();
-        signal("-STOP", self.healthy.pid());
+        self.healthy.signal("-STOP");
         self.requests(fleet, 900_000, &mut row).await;
-        signal("-CONT", self.healthy.pid());
+        self.healthy.signal("-CONT");
         row.recovery = self.recovery(fleet, self.healthy_id).await?;
         Ok(row)
     }
@@ -146,7 +146,7 @@ impl Group {
         let mut row = Row::default();
         let kill = async {
             sleep(Duration::from_millis(10)).await;
-            signal("-KILL", self.healthy.pid());
+            self.healthy.signal("-KILL");
         };
         tokio::join!(self.requests(fleet, 910_000, &mut row), kill);
         // Streams that had begun end with an error.
@@ -273,10 +273,6 @@ fn normal(text: &str) -> String {
 fn is_eligible(workers: &Value, id: u64) -> bool {
     let mut workers = workers["workers"].as_array().into_iter().flatten();
     workers.any(|worker| worker["id"] == id && worker["ineligible"].is_null())
-}
-
-fn signal(signal: &str, pid: u32) {
-    let _ = Command::new("kill").args([signal, &pid.to_string()]).status();
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use super::{
     cases::{Case, Content, Expected, Guests, PREFILL},
     verdict::{Evidence, refusal_cell},
 };
-use crate::{digest::sha256, fleet::Fleet, metrics_text::samples, proc::Memory, sh};
+use crate::{digest::sha256, fleet::Fleet, metrics_text::samples, poll, proc::Memory, sh};
 
 /// Longest time in which a case has to end as specified.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -176,19 +176,20 @@ impl Run {
     async fn until<T>(
         &self,
         file: &str,
-        mut find: impl FnMut(&Value) -> anyhow::Result<Option<T>>,
+        find: impl FnMut(&Value) -> anyhow::Result<Option<T>>,
     ) -> anyhow::Result<T> {
-        let started = Instant::now();
-        loop {
+        let (find, last) = (RefCell::new(find), RefCell::new(Value::Null));
+        let look = || async {
             let slot = self.slot(file).await?;
-            if let Some(found) = find(&slot)? {
-                return Ok(found);
-            }
-            let last = slot["refusals"].as_array().and_then(|all| all.last());
-            let shown = last.unwrap_or(&slot["policy"]);
-            ensure!(started.elapsed() < LIMIT, "{file}: not as specified after {LIMIT:?}: {shown}");
-            sleep(Duration::from_millis(20)).await;
-        }
+            let found = (find.borrow_mut())(&slot);
+            *last.borrow_mut() = slot;
+            found
+        };
+        let found = poll::until(&format!("{file} is as specified"), LIMIT, look).await;
+        found.with_context(|| {
+            let slot = last.borrow();
+            slot["refusals"].as_array().and_then(|all| all.last()).unwrap_or(&slot["policy"]).to_string()
+        })
     }
 
     async fn slot(&self, file: &str) -> anyhow::Result<Value> {
@@ -299,19 +300,15 @@ impl Run {
     }
 
     async fn stray(&self, case: &Case) -> anyhow::Result<Evidence> {
-        let started = Instant::now();
-        loop {
+        let listed = || async {
             let status = self.fleet.admin.json("/policies").await?;
             let strays = status["strays"].as_array().context("/policies has no field `strays`")?;
-            if strays.iter().any(|stray| stray == case.file) {
-                std::fs::remove_file(self.fleet.policies.join(case.file))?;
-                let counted = self.reloads("refused", "no_slot").await?;
-                let metrics = format!("refused/no_slot {counted}");
-                return Ok(Evidence { policies: "listed among the strays".to_owned(), metrics });
-            }
-            ensure!(started.elapsed() < LIMIT, "/policies does not list it among the strays");
-            sleep(Duration::from_millis(20)).await;
-        }
+            Ok(strays.iter().any(|stray| stray == case.file).then_some(()))
+        };
+        poll::until("/policies lists it among the strays", LIMIT, listed).await?;
+        std::fs::remove_file(self.fleet.policies.join(case.file))?;
+        let metrics = format!("refused/no_slot {}", self.reloads("refused", "no_slot").await?);
+        Ok(Evidence { policies: "listed among the strays".to_owned(), metrics })
     }
 
     /// Calls of the case's slot that failed in one of the expected ways.

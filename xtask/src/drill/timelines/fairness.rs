@@ -74,7 +74,7 @@ pub(in super::super) const FIRST_TOKENS: Scenario = Scenario {
 };
 
 /// Clients of a tenant; requests have a third of `tokens` to all of them.
-const fn tenant(name: &'static str, clients: usize, tokens: u32) -> Load {
+const fn tenant(name: &'static str, clients: u32, tokens: u32) -> Load {
     Load {
         name,
         arrivals: Arrivals::Clients(clients),

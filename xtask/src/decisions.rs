@@ -1,6 +1,6 @@
-//! Decisions of a scenario, and which of them were made near a swap of policies.
+//! Decisions of a gateway, and which of them were made near a swap of policies.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::SystemTime};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
@@ -12,30 +12,36 @@ const NEAR_US: u64 = 200_000;
 
 /// One decision, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Decision {
+pub(crate) struct Decision {
     /// Wall clock.
-    pub(super) at_us: u64,
-    pub(super) took_us: f64,
-    pub(super) generation: u64,
+    pub(crate) at_us: u64,
+    pub(crate) took_us: f64,
+    pub(crate) generation: u64,
 }
 
 /// Decisions by their id.
 #[derive(Debug, Default)]
-pub(super) struct Decisions {
+pub(crate) struct Decisions {
     all: BTreeMap<String, Decision>,
 }
 
 impl Decisions {
-    /// Adds the receipts that are new since the last read.
-    pub(super) async fn read(&mut self, fleet: &Fleet) -> anyhow::Result<()> {
+    /// Adds the receipts that are new since the last read, `most` at most.
+    pub(crate) async fn read(&mut self, fleet: &Fleet, most: u32) -> anyhow::Result<()> {
         // Newest first: all after the first known receipt are known.
-        for line in fleet.admin.get("/decisions/export?limit=3500").await?.lines() {
+        for line in fleet.admin.get(&format!("/decisions/export?limit={most}")).await?.lines() {
             let (id, decision) = parse(line)?;
             if self.all.insert(id, decision).is_some() {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Durations of the decisions since a time of the wall clock, ascending, in microseconds.
+    pub(crate) fn since(&self, at_us: u64) -> Vec<f64> {
+        let since = self.all.values().filter(|decision| decision.at_us >= at_us);
+        sorted(since.map(|decision| decision.took_us).collect())
     }
 
     /// Time of the first decision of each generation but the first, ascending.
@@ -51,7 +57,7 @@ impl Decisions {
     }
 
     /// Times from a rename to the first decision of the policy that it installed, microseconds.
-    pub(super) fn delays(&self, renames: &[u64]) -> Vec<f64> {
+    pub(crate) fn delays(&self, renames: &[u64]) -> Vec<f64> {
         let delay = |swap: u64| {
             let before = renames.partition_point(|rename| *rename <= swap).checked_sub(1)?;
             renames.get(before).map(|rename| (swap - rename) as f64)
@@ -60,7 +66,7 @@ impl Decisions {
     }
 
     /// Durations of the decisions near a swap and of the others, ascending.
-    pub(super) fn near_a_swap(&self) -> (Vec<f64>, Vec<f64>) {
+    pub(crate) fn near_a_swap(&self) -> (Vec<f64>, Vec<f64>) {
         let swaps = self.swaps();
         let is_near = |at: u64| {
             let place = swaps.partition_point(|swap| *swap <= at);
@@ -72,6 +78,12 @@ impl Decisions {
         let durations = |all: Vec<Decision>| sorted(all.iter().map(|decision| decision.took_us).collect());
         (durations(near), durations(rest))
     }
+}
+
+/// Microseconds of the wall clock.
+pub(crate) fn now_us() -> anyhow::Result<u64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    Ok(u64::try_from(now.as_micros())?)
 }
 
 /// Parses one line of `/decisions/export`.

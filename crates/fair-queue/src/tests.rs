@@ -1,0 +1,186 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// A queue of requests with a size, which is their cost.
+struct Queue {
+    queue: FairQueue<Size, (f64, &'static str)>,
+    tickets: u64,
+}
+
+/// Large and small requests, which have the tenants in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Size {
+    Small,
+    Large,
+}
+
+impl Line for Size {
+    type Group = ();
+
+    fn group(&self) -> &() {
+        &()
+    }
+}
+
+impl Queue {
+    fn new(ageing_turn: u64, credit: f64) -> Self {
+        let rules = Rules { ageing_turn, credit, check: |right| assert!(right) };
+        Self { queue: FairQueue::new(rules), tickets: 0 }
+    }
+
+    fn push(&mut self, tenant: u64, cost: f64, item: &'static str) -> Position<Size> {
+        let key = Key::in_turn(self.tickets);
+        self.tickets += 1;
+        let size = if cost < 100.0 { Size::Small } else { Size::Large };
+        self.queue.insert(size, tenant, 1.0, key, (cost, item))
+    }
+
+    fn fill(&mut self, times: usize, tenant: u64, cost: f64, item: &'static str) {
+        for _ in 0..times {
+            self.push(tenant, cost, item);
+        }
+    }
+
+    fn pop(&mut self, may: impl Fn(&Size) -> bool) -> Option<&'static str> {
+        let (position, (cost, _)) = self.queue.next(may)?;
+        let cost = *cost;
+        self.queue.charge(&position, 1.0, cost);
+        self.queue.remove(&position).map(|(_, item)| item)
+    }
+
+    fn give_way(&mut self, tenant: u64) -> Option<&'static str> {
+        let last = self.queue.last_after(&(), tenant, |(cost, _)| *cost)?;
+        self.queue.remove(&last).map(|(_, item)| item)
+    }
+
+    fn order(&mut self) -> String {
+        std::iter::from_fn(|| self.pop(|_| true)).collect()
+    }
+}
+
+#[test]
+fn a_tenant_with_many_requests_does_not_delay_another() {
+    let mut queue = Queue::new(0, 0.0);
+    queue.fill(5, 1, 10_000.0, "a");
+    queue.fill(2, 2, 10_000.0, "b");
+    assert_eq!(queue.order(), "ababaaa");
+}
+
+#[test]
+fn tenants_share_by_cost_and_not_by_requests() {
+    let mut queue = Queue::new(0, 0.0);
+    queue.fill(3, 1, 31_024.0, "A");
+    queue.fill(6, 2, 6_024.0, "b");
+    assert_eq!(queue.order(), "AbbbbbbAA");
+}
+
+#[test]
+fn a_tenant_that_waited_long_has_no_credit_and_a_request_that_left_costs_nothing() {
+    let mut queue = Queue::new(0, 0.0);
+    let left = queue.push(1, 90_000.0, "x");
+    queue.push(2, 1_000.0, "b");
+    assert!(queue.queue.remove(&left).is_some() && queue.queue.remove(&left).is_none());
+    queue.push(1, 1_000.0, "a");
+    queue.push(2, 1_000.0, "b");
+    assert_eq!(queue.order(), "bab");
+}
+
+#[test]
+fn with_credit_a_tenant_that_comes_back_passes_others_and_without_it_alternates() {
+    for (credit, order) in [(0.0, "ababab"), (2.0, "bbabaa")] {
+        let mut queue = Queue::new(0, credit);
+        queue.push(2, 100.0, "b");
+        queue.fill(23, 1, 100.0, "a");
+        // Tenant 2 is served once, then only tenant 1, which always waits.
+        let served: String = std::iter::from_fn(|| queue.pop(|_| true)).take(21).collect();
+        assert_eq!(served, format!("b{}", "a".repeat(20)));
+        queue.fill(3, 2, 100.0, "b");
+        assert_eq!(queue.order(), order, "credit {credit}");
+    }
+}
+
+#[test]
+fn a_full_queue_gives_way_at_its_end_to_a_tenant_with_less_in_it() {
+    let mut queue = Queue::new(0, 0.0);
+    queue.fill(3, 1, 1_000.0, "a");
+    assert!(queue.give_way(1).is_none(), "not for one's own");
+    assert_eq!(queue.give_way(2).unwrap(), "a");
+    queue.push(2, 1_000.0, "b");
+    assert_eq!(queue.give_way(3).unwrap(), "a");
+    assert!(queue.give_way(2).is_none(), "the second of 2 comes behind the only one of 1");
+    assert_eq!(queue.order(), "ab");
+}
+
+#[test]
+fn a_request_whose_line_cannot_be_served_waits() {
+    let mut queue = Queue::new(0, 0.0);
+    queue.push(1, 900.0, "L");
+    queue.push(1, 10.0, "s");
+    assert_eq!(queue.pop(|size| *size == Size::Small).unwrap(), "s");
+    assert!(queue.pop(|size| *size == Size::Small).is_none());
+    assert_eq!(queue.order(), "L");
+}
+
+#[test]
+fn priorities_go_first_and_the_oldest_request_gets_its_turn() {
+    for (ageing_turn, place) in [(0, 20), (4, 3)] {
+        let mut queue = Queue::new(ageing_turn, 0.0);
+        queue.push(1, 1.0, "low");
+        for ticket in 1..=20 {
+            let key = Key { priority: Reverse(5), ..Key::in_turn(ticket) };
+            queue.queue.insert(Size::Small, 2, 1.0, key, (1.0, "high"));
+        }
+        let served: Vec<_> = std::iter::from_fn(|| queue.pop(|_| true)).collect();
+        assert_eq!(served.iter().position(|item| *item == "low"), Some(place));
+    }
+}
+
+#[test]
+fn tenants_share_by_weight_and_a_real_cost_replaces_the_estimate() {
+    let mut queue = FairQueue::<(), ()>::new(Rules { ageing_turn: 0, credit: 0.0, check: |_| {} });
+    for ticket in 0..80 {
+        let tenant = ticket % 2;
+        queue.insert((), tenant, if tenant == 0 { 3.0 } else { 1.0 }, Key::in_turn(ticket), ());
+    }
+    let mut take = |estimate, real| {
+        let position = queue.next(|()| true).unwrap().0;
+        let charge = queue.charge(&position, if position.tenant == 0 { 3.0 } else { 1.0 }, estimate);
+        queue.remove(&position);
+        queue.settle(&charge.unwrap(), real);
+        usize::from(position.tenant == 0)
+    };
+    assert_eq!((0..40).map(|_| take(100.0, 100.0)).sum::<usize>(), 30);
+    // Both were charged alike. One request that costs ten times its estimate is made up for by the other's.
+    let dear = take(100.0, 1_000.0);
+    assert_eq!((0..3).map(|_| take(100.0, 100.0)).sum::<usize>(), if dear == 1 { 0 } else { 3 });
+}
+
+proptest! {
+    #[test]
+    fn what_waits_comes_out_once_and_tenants_are_forgotten(
+        steps in proptest::collection::vec((0_u64..6, 0_u32..5_000, 0_u8..4), 0..300),
+    ) {
+        let mut queue = Queue::new(4, 2.0);
+        let (mut places, mut inside) = (Vec::new(), 0_usize);
+        for (tenant, cost, step) in steps {
+            match step {
+                0 => inside -= usize::from(queue.pop(|_| true).is_some()),
+                1 if !places.is_empty() => {
+                    let place: Position<Size> = places.swap_remove(cost as usize % places.len());
+                    inside -= usize::from(queue.queue.remove(&place).is_some());
+                }
+                2 => inside -= usize::from(queue.give_way(tenant).is_some()),
+                _ => {
+                    places.push(queue.push(tenant, f64::from(cost), ""));
+                    inside += 1;
+                }
+            }
+            prop_assert_eq!(queue.queue.len(), inside);
+        }
+        while queue.pop(|_| true).is_some() {
+            inside -= 1;
+        }
+        prop_assert!(inside == 0 && queue.queue.is_empty());
+    }
+}
