@@ -62,7 +62,8 @@ pub(crate) fn models(preemptions: u32) -> Command {
 }
 
 /// Runs every test of the workspace, with nextest when it is installed.
-fn tests() -> anyhow::Result<()> {
+pub(crate) fn tests() -> anyhow::Result<()> {
+    setup::run()?;
     if !sh::succeeds(sh::cargo().args(["nextest", "--version"])) {
         return sh::run(sh::cargo().args(["test", "--workspace", "--locked"]));
     }

@@ -60,6 +60,8 @@ enum Command {
     Demo(demo::Args),
     /// Run what CI runs: format, line width, module rules, lints, docs, models, tests.
     Ci(ci::Args),
+    /// Run every test.
+    Test,
     /// Build docs/ as a book with mdbook, and check every link in it.
     Book(book::Args),
     /// Run what CI has no time for, and print one table.
@@ -137,6 +139,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Setup => setup::run(),
         Command::Demo(args) => demo::run(&args),
         Command::Ci(args) => ci::run(&args),
+        Command::Test => ci::tests(),
         Command::Book(args) => book::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
