@@ -201,7 +201,7 @@ impl Flight {
 }
 
 /// Successors in the same session, by the request that they wait for.
-pub(super) fn followers(trace: &Trace) -> HashMap<usize, usize> {
+pub(crate) fn followers(trace: &Trace) -> HashMap<usize, usize> {
     let mut last: HashMap<&str, usize> = HashMap::new();
     let mut followers = HashMap::new();
     for (number, request) in trace.requests.iter().enumerate() {
