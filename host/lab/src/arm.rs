@@ -115,6 +115,11 @@ impl Arm {
         Ok(Self { label, parts: written, content: Content::Policies(parts) })
     }
 
+    /// Returns the arm of a native mode.
+    pub(crate) fn native(mode: NativeMode) -> Self {
+        Self { label: String::new(), parts: String::new(), content: Content::Native(mode) }
+    }
+
     /// Whether the arm is the oracle, which pins every leg.
     pub(crate) fn is_oracle(&self) -> bool {
         matches!(self.content, Content::Oracle)

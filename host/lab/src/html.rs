@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use crate::{
-    report::{Comparison, Figure, Figures, PairDifference, Quantiles},
+    report::{ArmReport, Comparison, Figure, PairDifference, Quantiles},
     study::Study,
-    text::change,
+    text::{bounds, change},
 };
 
 mod colours;
@@ -29,32 +29,37 @@ table{width:100%}caption{text-align:left;color:var(--faint)}.ranking td,.ranking
 th{white-space:normal;overflow-wrap:anywhere;text-align:left}.ranking td:first-child{white-space:nowrap}.figures{font-size:13px}.figures td,.figures \
 th{padding:.25em .4em}.figures small{display:block}.figures th{text-align:right;vertical-align:bottom}";
 
-/// Name with the unit, decimals, how to find the figure, and whether less is better.
-type Column = (&'static str, usize, fn(&Figures) -> &Figure, bool);
+/// Finds a figure of an arm, if it has it.
+type Pick = fn(&ArmReport) -> Option<&Figure>;
 
-const COLUMNS: [Column; 22] = [
-    ("TTFT mean, ms", 1, |figures| &figures.ttft_mean, true),
-    ("TTFT p50", 1, |figures| &figures.ttft_p50, true),
-    ("TTFT p90", 1, |figures| &figures.ttft_p90, true),
-    ("TTFT p99", 1, |figures| &figures.ttft_p99, true),
-    ("ITL mean, ms", 2, |figures| &figures.itl_mean, true),
-    ("ITL p50", 2, |figures| &figures.itl_p50, true),
-    ("ITL p90", 2, |figures| &figures.itl_p90, true),
-    ("ITL p99", 2, |figures| &figures.itl_p99, true),
-    ("E2E mean, ms", 0, |figures| &figures.e2e_mean, true),
-    ("E2E p50", 0, |figures| &figures.e2e_p50, true),
-    ("E2E p90", 0, |figures| &figures.e2e_p90, true),
-    ("E2E p99", 0, |figures| &figures.e2e_p99, true),
-    ("goodput, 1/s", 3, |figures| &figures.goodput, false),
-    ("within SLO, share", 4, |figures| &figures.slo_share, false),
-    ("hit rate", 4, |figures| &figures.hit_rate, false),
-    ("imbalance", 2, |figures| &figures.imbalance, true),
-    ("preemptions", 0, |figures| &figures.preemptions, true),
-    ("refused", 0, |figures| &figures.shed, true),
-    ("failed", 0, |figures| &figures.failed, true),
-    ("retries", 0, |figures| &figures.retries, true),
-    ("stranded handoffs", 0, |figures| &figures.stranded, true),
-    ("fallbacks", 0, |figures| &figures.fell_back, true),
+/// Name with the unit, decimals, how to find the figure, and whether less is better.
+type Row = (&'static str, usize, Pick, bool);
+
+const ROWS: [Row; 24] = [
+    ("TTFT mean, ms", 1, |arm| Some(&arm.figures.ttft_mean), true),
+    ("share of what is possible, %", 1, |arm| Some(&arm.percent_of_relaxation), false),
+    ("of the clairvoyant search, %", 1, |arm| arm.percent_of_clairvoyant.as_ref(), false),
+    ("TTFT p50", 1, |arm| Some(&arm.figures.ttft_p50), true),
+    ("TTFT p90", 1, |arm| Some(&arm.figures.ttft_p90), true),
+    ("TTFT p99", 1, |arm| Some(&arm.figures.ttft_p99), true),
+    ("ITL mean, ms", 2, |arm| Some(&arm.figures.itl_mean), true),
+    ("ITL p50", 2, |arm| Some(&arm.figures.itl_p50), true),
+    ("ITL p90", 2, |arm| Some(&arm.figures.itl_p90), true),
+    ("ITL p99", 2, |arm| Some(&arm.figures.itl_p99), true),
+    ("E2E mean, ms", 0, |arm| Some(&arm.figures.e2e_mean), true),
+    ("E2E p50", 0, |arm| Some(&arm.figures.e2e_p50), true),
+    ("E2E p90", 0, |arm| Some(&arm.figures.e2e_p90), true),
+    ("E2E p99", 0, |arm| Some(&arm.figures.e2e_p99), true),
+    ("goodput, 1/s", 3, |arm| Some(&arm.figures.goodput), false),
+    ("within SLO, share", 4, |arm| Some(&arm.figures.slo_share), false),
+    ("hit rate", 4, |arm| Some(&arm.figures.hit_rate), false),
+    ("imbalance", 2, |arm| Some(&arm.figures.imbalance), true),
+    ("preemptions", 0, |arm| Some(&arm.figures.preemptions), true),
+    ("refused", 0, |arm| Some(&arm.figures.shed), true),
+    ("failed", 0, |arm| Some(&arm.figures.failed), true),
+    ("retries", 0, |arm| Some(&arm.figures.retries), true),
+    ("stranded handoffs", 0, |arm| Some(&arm.figures.stranded), true),
+    ("fallbacks", 0, |arm| Some(&arm.figures.fell_back), true),
 ];
 
 /// Returns the page.
@@ -83,7 +88,9 @@ pub fn page(study: &Study) -> String {
          equal seeds are compared in pairs, and each arm by itself. A bold figure is better than that of every other arm by \
          this test. The share of a worker counts complete requests that computed their prompt or generated their answer \
          there; workers are numbered by their position in the fleet, from 0. The hit rate is the share of prompt tokens that \
-         were cached. Imbalance is the busiest engine's number of requests divided by the mean of all \
+         were cached. The share of what is possible is the mean TTFT that no policy can beat (endless cache of all engines, \
+         even load) divided by the arm's: 100 % cannot be exceeded, and may be out of reach. The clairvoyant search knows \
+         all arrivals and lengths; its assignment of requests to engines can be reached. Imbalance is the busiest engine's number of requests divided by the mean of all \
          engines.</p></body></html>\n",
     );
     html
@@ -99,7 +106,7 @@ fn section(html: &mut String, report: &Comparison) {
     let _ = write!(
         html,
         "<h2>{}: {} requests on {}</h2><p>{} engines, {} seeds. SLO: TTFT of at most {} ms and ITL of at most {} ms. One \
-         endless cache for all engines would have {:.1} % of the prompt tokens.</p>",
+         endless cache for all engines would have {:.1} % of the prompt tokens. {}.</p>",
         escape(&report.trace),
         report.requests,
         escape(&report.setting()),
@@ -108,11 +115,12 @@ fn section(html: &mut String, report: &Comparison) {
         report.slo.ttft_ms,
         report.slo.itl_ms,
         report.endless_cache_hit_rate * 100.0,
+        escape(&bounds(&report.possible)),
     );
     warnings(html, &report.warnings);
     figures(html, report);
-    type Pick = fn(&Quantiles) -> &Vec<f64>;
-    let plots: [(&str, &str, Pick); 3] = [
+    type Values = fn(&Quantiles) -> &Vec<f64>;
+    let plots: [(&str, &str, Values); 3] = [
         ("Time to first token", "TTFT, ms", |quantiles| &quantiles.ttft),
         ("Inter-token latency", "ITL of a request, ms", |quantiles| &quantiles.itl),
         ("Time to last token", "E2E, ms", |quantiles| &quantiles.e2e),
@@ -150,10 +158,16 @@ fn figures(html: &mut String, report: &Comparison) {
         let _ = write!(html, "<th>{}</th>", name(place, &arm.label));
     }
     html.push_str("</tr>");
-    for (title, decimals, of, less) in COLUMNS {
+    for (title, decimals, of, less) in ROWS {
+        if report.arms.iter().all(|arm| of(arm).is_none()) {
+            continue;
+        }
         let _ = write!(html, "<tr><td>{title}</td>");
         for arm in &report.arms {
-            let figure = of(&arm.figures);
+            let Some(figure) = of(arm) else {
+                html.push_str("<td></td>");
+                continue;
+            };
             let class = if is_best(report, of, figure, less) { " class=\"best\"" } else { "" };
             let _ = write!(html, "<td{class}>{:.decimals$}", figure.mean);
             if let Some(half) = figure.plus_minus {
@@ -266,9 +280,8 @@ fn examples(html: &mut String, pair: &PairDifference) {
 }
 
 /// Whether a figure is better than that of every other arm, by the intervals of the differences.
-fn is_best(report: &Comparison, of: fn(&Figures) -> &Figure, figure: &Figure, less: bool) -> bool {
-    let mut others =
-        report.arms.iter().map(|arm| of(&arm.figures)).filter(|other| !std::ptr::eq(*other, figure));
+fn is_best(report: &Comparison, of: Pick, figure: &Figure, less: bool) -> bool {
+    let mut others = report.arms.iter().filter_map(of).filter(|other| !std::ptr::eq(*other, figure));
     let is_better = |other: &Figure| {
         let gained = if less { other.less(figure) } else { figure.less(other) };
         gained.mean > 0.0 && gained.excludes_zero() == Some(true)

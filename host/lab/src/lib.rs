@@ -14,8 +14,8 @@ pub use max_load::{ArmMaxLoad, MaxLoad, max_load};
 pub use monitor::Monitor;
 pub use outcome::{Ended, Outcome};
 pub use report::{
-    ArmReport, Comparison, DecisionCost, Events, Figure, Figures, PairDifference, Plan, Quantiles, RankBy,
-    Ranked, RoleShares, Slo, compare,
+    ArmReport, Clairvoyant, Comparison, DecisionCost, Events, Figure, Figures, PairDifference, Plan,
+    Possible, Quantiles, RankBy, Ranked, RoleShares, Slo, compare,
 };
 pub use run::{Draws, DrawsError, ExchangedMessages, RunError, RunOptions, RunResult, run, run_with_draws};
 pub use study::Study;
@@ -29,6 +29,7 @@ pub mod html;
 pub mod text;
 
 mod arm;
+mod ceiling;
 mod engines;
 mod fleet;
 mod jobs;

@@ -19,6 +19,7 @@ mod ceiling;
 mod events;
 mod figures;
 mod pairs;
+mod possible;
 mod ranking;
 mod warnings;
 mod workers;
@@ -30,6 +31,8 @@ pub(crate) use figures::slo_share;
 pub use figures::{Figure, Figures, Quantiles};
 use pairs::PairSeed;
 pub use pairs::{DecisionCost, PairDifference};
+pub use possible::{Clairvoyant, Possible};
+use possible::{SeedBounds, add_clairvoyant};
 pub use ranking::{RankBy, Ranked};
 pub(crate) use ranking::{tied, worse_percent};
 pub use workers::RoleShares;
@@ -69,6 +72,8 @@ pub struct Plan<'a> {
     pub slo: Slo,
     /// Figure that ranks the arms.
     pub rank_by: RankBy,
+    /// Steps that the clairvoyant search may simulate, as a multiple of those of one run; 0: no search.
+    pub clairvoyant: u32,
     /// Threads.
     pub threads: usize,
 }
@@ -98,6 +103,8 @@ pub struct Comparison {
     pub slo: Slo,
     /// Share of prompt tokens that one endless cache for all engines would have: the ceiling, 0 to 1.
     pub endless_cache_hit_rate: f64,
+    /// Bounds of the mean time to first token.
+    pub possible: Possible,
     /// One report for each arm, in the order of the command line.
     pub arms: Vec<ArmReport>,
     /// The arms from best to worst.
@@ -117,6 +124,11 @@ pub struct ArmReport {
     pub parts: String,
     /// Means over the seeds, with confidence intervals.
     pub figures: Figures,
+    /// The relaxation's mean time to first token, percent of the arm's: 100 is the best that is possible.
+    pub percent_of_relaxation: Figure,
+    /// The same of the clairvoyant search.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub percent_of_clairvoyant: Option<Figure>,
     /// Quantiles, for plots.
     pub quantiles: Quantiles,
     /// Imbalance over time, and failures of its policies.
@@ -138,6 +150,7 @@ struct Seed {
     arms: Vec<ArmSeed>,
     /// Comparisons by the pair's place in [`pairs_of`].
     pairs: Vec<PairSeed>,
+    bounds: SeedBounds,
 }
 
 /// Positions of all pairs of arms.
@@ -153,12 +166,15 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
     let prepared = prepare(plan.trace, plan.fleet.block_tokens);
     let seeds = run_all(plan, &prepared, monitor)?;
     let roles = roles(plan.fleet);
+    let bounds: Vec<&SeedBounds> = seeds.iter().map(|seed| &seed.bounds).collect();
     let arms = plan.arms.iter().enumerate().map(|(place, arm)| {
         let of = || seeds.iter().filter_map(|seed| seed.arms.get(place));
         ArmReport {
             label: arm.label.clone(),
             parts: arm.parts.clone(),
             figures: Figures::over(&of().map(|arm| arm.figures).collect::<Vec<_>>()),
+            percent_of_relaxation: Possible::percent(&bounds, place),
+            percent_of_clairvoyant: None,
             quantiles: Quantiles::over(&of().map(|arm| arm.quantiles.clone()).collect::<Vec<_>>()),
             events: Events::over(&of().map(|arm| arm.events.clone()).collect::<Vec<_>>()),
             workers: RoleShares::over(&roles, &of().map(|arm| arm.counts.clone()).collect::<Vec<_>>()),
@@ -187,12 +203,14 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
             &prepared,
             plan.fleet.block_tokens,
         ),
+        possible: Possible::over(&bounds),
         ranking: ranking::rank(&arms, plan.rank_by),
         arms,
         pairs: pairs.collect(),
         warnings: Vec::new(),
     };
     comparison.warnings = warnings::of(&comparison, plan, plan.trace.expected_end_s(speed, fixed_schedule));
+    add_clairvoyant(&mut comparison, plan, &prepared, &bounds, monitor)?;
     Ok(comparison)
 }
 
@@ -222,7 +240,7 @@ fn run_all(plan: &Plan<'_>, prepared: &[Prepared], monitor: &Monitor) -> Result<
         }
         if results.iter().all(Option::is_some) {
             let results: Vec<RunResult> = open.remove(&seed).into_iter().flatten().flatten().collect();
-            over.insert(seed, Seed::of(&results, plan, seed == 0));
+            over.insert(seed, Seed::of(&results, plan, prepared, seed == 0));
         }
     };
     match run_jobs(arms.saturating_mul(seeds), plan.threads, work, done) {
@@ -233,7 +251,7 @@ fn run_all(plan: &Plan<'_>, prepared: &[Prepared], monitor: &Monitor) -> Result<
 }
 
 impl Seed {
-    fn of(results: &[RunResult], plan: &Plan<'_>, with_examples: bool) -> Self {
+    fn of(results: &[RunResult], plan: &Plan<'_>, prepared: &[Prepared], with_examples: bool) -> Self {
         let arm = |result| ArmSeed {
             figures: RunFigures::of(result, plan.slo),
             quantiles: Quantiles::of(result),
@@ -247,6 +265,7 @@ impl Seed {
         Self {
             arms: results.iter().map(arm).collect(),
             pairs: pairs_of(results.len()).filter_map(pair).collect(),
+            bounds: SeedBounds::of(results, plan, prepared),
         }
     }
 }

@@ -18,6 +18,7 @@ use tokio::time::Duration;
 
 use crate::{
     arm::{Arm, ArmError},
+    ceiling::Place,
     engines::{self, Engine, MODEL},
     fleet::{Fleet, FleetError},
     monitor::Monitor,
@@ -38,13 +39,14 @@ mod oracle;
 mod serving;
 mod wake;
 
-pub(crate) use draws::read as read_draws;
 pub use draws::{Draws, DrawsError, run_with_draws};
+pub(crate) use draws::{read as read_draws, run_assigned};
 use event::{Event, Planned};
 pub use exchange::ExchangedMessages;
 use flight::Flight;
 use gateway::Gateways;
 use health::Imbalance;
+pub(crate) use serving::step_duration;
 
 /// Bytes of the prefix index. A simulated fleet may be large, and its index is one of many.
 const INDEX_BYTES: usize = 1 << 30;
@@ -180,6 +182,8 @@ struct Lab<'a> {
     tokens: Vec<Token>,
     /// Seeds of decisions that are repeated.
     draws: Draws,
+    /// Engines that requests are sent to, whatever the arm says; empty: the arm decides.
+    assigned: &'a [Place],
 }
 
 /// Runs a trace through an arm. Blocks the thread until it is over.
@@ -249,6 +253,7 @@ impl<'a> Lab<'a> {
             withdrawn: false,
             tokens: Vec::new(),
             draws: Draws::new(),
+            assigned: &[],
         };
         lab.plan_arrivals();
         lab.plan_outages();

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    report::{ArmReport, Comparison, Figure},
+    report::{ArmReport, Comparison, Figure, Possible},
     study::Study,
 };
 
@@ -28,7 +28,7 @@ fn table(text: &mut String, report: &Comparison) {
     let _ = writeln!(
         text,
         "trace {}: {} requests on {}; {} seeds; SLO: TTFT <= {} ms and ITL <= {} ms\n\
-         hit rate of an endless cache: {:.3}\n",
+         hit rate of an endless cache: {:.3}\n{}\n",
         report.trace,
         report.requests,
         report.setting(),
@@ -36,11 +36,12 @@ fn table(text: &mut String, report: &Comparison) {
         report.slo.ttft_ms,
         report.slo.itl_ms,
         report.endless_cache_hit_rate,
+        bounds(&report.possible),
     );
     let width = report.arms.iter().map(|arm| arm.label.chars().count()).max().unwrap_or(0).max(4);
     let _ = writeln!(
         text,
-        "{:<width$} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>10} {:>9} {:>6} {:>6} {:>8}",
+        "{:<width$} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>10} {:>9} {:>6} {:>6} {:>8} {:>10} {:>8}",
         "arm",
         "TTFT mean",
         "p50 ms",
@@ -53,6 +54,8 @@ fn table(text: &mut String, report: &Comparison) {
         "SLO",
         "hits",
         "preempt",
+        "possible %",
+        "found %",
     );
     for arm in &report.arms {
         row(text, arm, width);
@@ -75,6 +78,17 @@ fn table(text: &mut String, report: &Comparison) {
     }
     for warning in &report.warnings {
         let _ = writeln!(text, "warning: {warning}");
+    }
+}
+
+/// Says what is possible.
+pub(crate) fn bounds(possible: &Possible) -> String {
+    let least = format!("mean TTFT: no policy is below {:.1} ms", possible.relaxation_ttft_ms.mean);
+    let Some(found) = &possible.clairvoyant else { return least };
+    let mean = found.ttft_ms.mean;
+    match &found.not_beaten {
+        None => format!("{least}; the clairvoyant search found {mean:.1} ms"),
+        Some(arm) => format!("{least}; clairvoyant search: not found, {arm} is not beaten ({mean:.1} ms)"),
     }
 }
 
@@ -131,6 +145,11 @@ fn row(text: &mut String, arm: &ArmReport, width: usize) {
     cell(&figures.slo_share, 6, 3);
     cell(&figures.hit_rate, 6, 3);
     cell(&figures.preemptions, 8, 0);
+    cell(&arm.percent_of_relaxation, 10, 1);
+    match &arm.percent_of_clairvoyant {
+        Some(percent) => cell(percent, 8, 1),
+        None => line.push_str("        -"),
+    }
     text.push_str(&line);
     if let Some(half) = figures.ttft_p90.plus_minus {
         let _ = write!(text, "   p90 ±{half:.1}");

@@ -15,7 +15,7 @@ pub use self::{
     events::CacheEvent,
     jitter::Jitter,
     pins::{Ask, Pins, Pull},
-    step_time::{StepTime, StepWork},
+    step_time::{LeastTimes, StepTime, StepWork},
     tokens::{Object, Piece, Prompt},
 };
 

@@ -53,6 +53,11 @@ fn arms_are_compared_in_a_table_a_page_and_json_and_equal_runs_give_equal_bytes(
         report["comparisons"][0]["arms"][arm]["figures"]["hit_rate"]["mean"].as_f64().expect("a number")
     };
     assert!(hits(0) > hits(1), "{} {}", hits(0), hits(1));
+    let comparison = &report["comparisons"][0];
+    let share =
+        |arm: usize| comparison["arms"][arm]["percent_of_relaxation"]["mean"].as_f64().expect("a number");
+    assert!(share(0) > share(1) && share(0) <= 100.0, "{} {}", share(0), share(1));
+    assert!(row("kv-aware").contains(&format!(" {:.1} ", share(0))), "{table}");
     let page = text(&read("r.html"));
     assert!(page.starts_with("<!doctype html>") && page.matches("<svg").count() == 6, "{page}");
     assert!(!page.contains("http") && !page.contains("src="), "the page needs no other file");

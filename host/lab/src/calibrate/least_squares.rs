@@ -1,4 +1,7 @@
 //! Non-negative least squares with few unknowns, robust to outliers.
+//!
+//! `nnls` has no standard errors and does not say which unknowns the rows determine; `nalgebra` would replace
+//! the elimination only (decision record 54).
 
 /// An equation `sum(features[i] * x[i]) = value`, whose residual counts relative to `scale`.
 #[derive(Clone, Debug, PartialEq)]

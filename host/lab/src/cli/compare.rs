@@ -110,6 +110,11 @@ pub struct CompareArgs {
     /// Share of the requests that have to keep both limits, for --max-load.
     #[arg(long, default_value = "0.95", value_parser = share)]
     slo_share: f64,
+    /// Search for an assignment of requests to engines that beats every arm, with knowledge of the future:
+    /// simulate at most as many engine steps as this number of runs. Percentages of its mean TTFT are in the
+    /// report.
+    #[arg(long, value_name = "RUNS|off", default_value = "off", value_parser = clairvoyant)]
+    clairvoyant: u32,
     /// Figure that ranks the arms.
     #[arg(long, value_enum, default_value = "ttft-p90")]
     rank_by: RankBy,
@@ -126,6 +131,12 @@ pub struct CompareArgs {
 
 fn step_time(name: &str) -> Result<StepTimeSpec, String> {
     StepTimeSpec::by_name(name).ok_or_else(|| format!("expected one of {}", StepTimeSpec::NAMES.join(", ")))
+}
+
+fn clairvoyant(text: &str) -> Result<u32, String> {
+    let runs = if text == "off" { Some(0) } else { text.parse().ok() };
+    runs.filter(|runs| *runs <= 100_000)
+        .ok_or_else(|| "expected off, or a number of runs up to 100000".to_owned())
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -167,7 +178,8 @@ impl CompareArgs {
     /// need.
     fn requests(&self, trace: &Trace, fleets: usize) -> u64 {
         let searches = if self.max_load { MAX_RUNS as usize } else { 0 };
-        let runs = fleets * self.arms.len() * (self.speed.len() + searches);
+        let arms = self.arms.len() + usize::from(self.clairvoyant > 0);
+        let runs = fleets * (arms * self.speed.len() + self.arms.len() * searches);
         trace.requests.len() as u64 * runs as u64 * self.seeds
     }
 
@@ -248,6 +260,7 @@ impl CompareArgs {
             },
             slo: Slo { ttft_ms: self.slo_ttft_ms, itl_ms: self.slo_itl_ms },
             rank_by: self.rank_by,
+            clairvoyant: self.clairvoyant,
             threads: self.threads.unwrap_or_else(cores).get(),
         }
     }

@@ -7,7 +7,7 @@ use super::{
     plot::{self, Axis, Line},
 };
 use crate::{
-    report::{Comparison, Figures, Ranked},
+    report::{ArmReport, Comparison, Ranked},
     study::Study,
 };
 
@@ -81,13 +81,16 @@ fn by_speed(study: &Study) -> Vec<Vec<&Comparison>> {
 
 /// Draws figures over load.
 pub(super) fn plots(html: &mut String, study: &Study) {
-    type Pick = fn(&Figures) -> f64;
-    let plots: [(&str, &str, bool, Pick); 3] = [
-        ("Goodput over load", "goodput, requests/s", false, |figures| figures.goodput.mean),
-        ("Share of requests within the SLO over load", "share, %", false, |figures| {
-            figures.slo_share.mean * 100.0
+    type Pick = fn(&ArmReport) -> f64;
+    let plots: [(&str, &str, bool, Pick); 4] = [
+        ("Goodput over load", "goodput, requests/s", false, |arm| arm.figures.goodput.mean),
+        ("Share of requests within the SLO over load", "share, %", false, |arm| {
+            arm.figures.slo_share.mean * 100.0
         }),
-        ("TTFT p90 over load", "TTFT p90, ms", true, |figures| figures.ttft_p90.mean),
+        ("TTFT p90 over load", "TTFT p90, ms", true, |arm| arm.figures.ttft_p90.mean),
+        ("Share of what is possible over load", "mean TTFT of the bound / of the arm, %", false, |arm| {
+            arm.percent_of_relaxation.mean
+        }),
     ];
     for group in by_speed(study) {
         let Some(first) = group.first() else { continue };
@@ -99,7 +102,7 @@ pub(super) fn plots(html: &mut String, study: &Study) {
             let lines = first.arms.iter().enumerate().map(|(place, arm)| {
                 let points = group.iter().filter_map(|report| {
                     let there = report.arms.get(place)?;
-                    Some((report.offered_per_s, pick(&there.figures)))
+                    Some((report.offered_per_s, pick(there)))
                 });
                 Line { name: &arm.label, place, points: points.collect(), with_dots: true }
             });

@@ -1,4 +1,7 @@
 //! Line plots as inline SVG: axes with units, a grid, and a legend.
+//!
+//! `plotters` writes fixed colours and whole pixels, where the page has a light and a dark set of colours as
+//! CSS variables, and `charming` needs a script (decision record 54).
 
 use std::fmt::Write as _;
 

@@ -210,6 +210,11 @@ impl RunFigures {
     }
 }
 
+/// Returns the mean time to first token of the complete requests, milliseconds.
+pub(super) fn mean_ttft_ms(result: &RunResult) -> f64 {
+    mean(&complete(result).map(|outcome| milliseconds(outcome.ttft)).collect::<Vec<_>>())
+}
+
 /// Returns the share of all requests that kept both limits, 0 to 1.
 pub(crate) fn slo_share(result: &RunResult, slo: Slo) -> f64 {
     number(good(result, slo)) / number(result.outcomes.len().max(1))

@@ -22,6 +22,7 @@ fn with<T>(arms: &[&str], seeds: u64, run: impl FnOnce(&Plan<'_>) -> T) -> T {
         options,
         slo: Slo::default(),
         rank_by: RankBy::TtftP90,
+        clairvoyant: 0,
         threads: 2,
     })
 }
@@ -128,4 +129,55 @@ fn a_stop_before_the_first_seed_is_an_error_and_after_it_a_report_with_fewer_see
     });
     assert!(report.seeds >= 1 && report.seeds < 1_000, "{}", report.seeds);
     assert!(report.warnings.iter().any(|warning| warning.contains("interrupted: ")), "{:?}", report.warnings);
+}
+
+#[test]
+fn each_arm_has_its_share_of_what_is_possible_and_of_the_search_when_it_beats_all() {
+    let arms = ["kv", "round-robin", "oracle"];
+    let with_budget = |clairvoyant: u32| {
+        with(&arms, 2, |plan| compare(&Plan { clairvoyant, ..*plan }, &Monitor::default()).unwrap())
+    };
+    let searched = with_budget(60);
+    let bound = &searched.possible.relaxation_ttft_ms;
+    let found = searched.possible.clairvoyant.clone().unwrap();
+    assert_eq!((found.runs, found.not_beaten.as_deref()), (60, None));
+    for arm in &searched.arms {
+        for seed in 0..2 {
+            let mean = arm.figures.ttft_mean.values[seed];
+            assert!(
+                (arm.percent_of_relaxation.values[seed] - bound.values[seed] / mean * 100.0).abs() < 1e-9
+            );
+            let percent = arm.percent_of_clairvoyant.as_ref().unwrap().values[seed];
+            assert!((percent - found.ttft_ms.values[seed] / mean * 100.0).abs() < 1e-9);
+            assert!(bound.values[seed] <= found.ttft_ms.values[seed] && percent < 100.0, "{arm:?}");
+        }
+    }
+    let shown = crate::text::bounds(&searched.possible);
+    assert_eq!(
+        shown,
+        format!(
+            "mean TTFT: no policy is below {:.1} ms; the clairvoyant search found {:.1} ms",
+            bound.mean, found.ttft_ms.mean
+        )
+    );
+    // A budget below one step finds nothing, and says so.
+    let none = with(&["kv", "random"], 1, |plan| {
+        let one = plan.trace.clone().truncated(1);
+        compare(&Plan { clairvoyant: 1, trace: &one, ..*plan }, &Monitor::default()).unwrap()
+    });
+    let not_beaten = none.possible.clairvoyant.clone().unwrap().not_beaten.unwrap();
+    assert!(none.arms.iter().all(|arm| arm.percent_of_clairvoyant.is_none()));
+    let told = |part: &str| none.warnings.iter().any(|warning| warning.contains(part));
+    assert!(told(&format!("found nothing better than \"{not_beaten}\"")), "{:?}", none.warnings);
+    assert!(crate::text::bounds(&none.possible).contains("not found, "), "{:?}", none.possible);
+    // Without the search, a report is the same except for its results.
+    let mut off = with_budget(0);
+    assert_eq!(off.possible.clairvoyant, None);
+    off.possible.clairvoyant = searched.possible.clairvoyant.clone();
+    for (arm, searched) in off.arms.iter_mut().zip(&searched.arms) {
+        assert_eq!(arm.percent_of_clairvoyant, None);
+        arm.percent_of_clairvoyant.clone_from(&searched.percent_of_clairvoyant);
+    }
+    let json = |report: &Comparison| serde_json::to_string(report).unwrap();
+    assert_eq!(json(&off), json(&searched));
 }

@@ -2,12 +2,14 @@
 
 use std::{collections::HashMap, path::Path};
 
+use pointsman_routing::NativeMode;
 use pointsman_workers::Leg;
 use serde::Deserialize;
 
 use super::{Lab, RunError, RunOptions, RunResult};
 use crate::{
     arm::Arm,
+    ceiling::Place,
     fleet::Fleet,
     monitor::Monitor,
     prepared::{Prepared, prepare},
@@ -88,11 +90,39 @@ pub(super) fn run_one(
     draws: Draws,
     monitor: &Monitor,
 ) -> Result<RunResult, RunError> {
+    run_lab(arm, trace, prepared, fleet, options, monitor, |lab| lab.draws = draws)
+}
+
+/// Runs a trace with given engines for each request: no policy decides.
+///
+/// # Errors
+/// [`RunError`] when the fleet is not valid.
+pub(crate) fn run_assigned(
+    places: &[Place],
+    trace: &Trace,
+    prepared: &[Prepared],
+    fleet: &Fleet,
+    options: RunOptions,
+    monitor: &Monitor,
+) -> Result<RunResult, RunError> {
+    let arm = Arm::native(NativeMode::Kv);
+    run_lab(&arm, trace, prepared, fleet, options, monitor, |lab| lab.assigned = places)
+}
+
+fn run_lab<'a>(
+    arm: &Arm,
+    trace: &'a Trace,
+    prepared: &'a [Prepared],
+    fleet: &'a Fleet,
+    options: RunOptions,
+    monitor: &'a Monitor,
+    set_up: impl FnOnce(&mut Lab<'a>),
+) -> Result<RunResult, RunError> {
     fleet.check()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
     runtime.block_on(async {
         let mut lab = Lab::new(arm, trace, prepared, fleet, options, monitor)?;
-        lab.draws = draws;
+        set_up(&mut lab);
         lab.run_events().await?;
         Ok(lab.finish())
     })

@@ -80,6 +80,9 @@ impl Lab<'_> {
                 Err(NoPair::Enforced | NoPair::NoWorker) => Err(Ended::NoWorker),
             };
         }
+        if let Some(place) = self.assigned.get(number) {
+            return Ok(plan(if place.is_local() { Shape::Aggregated } else { Shape::Remote }));
+        }
         let seed = self.rng.random();
         let query = self.query(number, request, Leg::Decode, seed);
         let decided = self.gateways.of(number).router.plan(&query, Purpose::Route);
@@ -202,7 +205,7 @@ impl Lab<'_> {
                 self.strand(held);
             }
         }
-        let pin = if self.oracle { self.earliest(number, leg) } else { None };
+        let pin = self.pinned(number, leg);
         let Some(flight) = self.flights.get(&number) else { return };
         let query = Query {
             attempt: flight.attempts.earlier(),
@@ -353,15 +356,6 @@ impl Lab<'_> {
         let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
         if run.and_then(|run| run.booking.take()).is_some() {
             self.gateways.of(number).queue.wake();
-        }
-    }
-
-    /// Binds the session to the worker that a leg reached.
-    pub(super) fn bind(&self, number: usize, leg: Leg) {
-        let ttl = self.fleet.routing.session_affinity;
-        let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
-        if let (Some(session), Some(run)) = (flight.request.session_hash, &flight.runs[leg]) {
-            self.gateways.of(number).sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
         }
     }
 

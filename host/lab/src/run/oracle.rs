@@ -11,6 +11,16 @@ use crate::{engines, engines::RANK};
 const PROBE: u64 = u64::MAX;
 
 impl Lab<'_> {
+    /// Returns the worker of a leg that no policy chooses.
+    pub(super) fn pinned(&self, number: usize, leg: Leg) -> Option<WorkerId> {
+        if self.oracle {
+            return self.earliest(number, leg);
+        }
+        let place = self.assigned.get(number)?;
+        let engine = if leg == Leg::Prefill { place.prefill } else { place.decode };
+        usize::try_from(engine).ok().map(engines::id)
+    }
+
     /// Returns the worker on which a leg would finish first, if no further request arrived.
     ///
     /// The oracle knows the true content of every cache, every queue, the remaining tokens of every sequence
@@ -21,7 +31,7 @@ impl Lab<'_> {
     ///
     /// It is not a proof of optimality: it does not know arrivals, does not weigh what a request costs the
     /// others, and never waits for a better moment. A policy can beat it, above all under high load.
-    pub(super) fn earliest(&self, number: usize, leg: Leg) -> Option<WorkerId> {
+    fn earliest(&self, number: usize, leg: Leg) -> Option<WorkerId> {
         let (request, flight) = (self.trace.requests.get(number)?, self.flights.get(&number)?);
         let tried = flight.attempts.tried();
         let gateway = self.gateways.of(number);

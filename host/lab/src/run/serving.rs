@@ -17,7 +17,7 @@ use crate::engines::{self, RANK};
 const MAX_STEP_S: f64 = 86_400.0;
 
 /// Returns the duration of a step. It takes time, however small a formula says it is.
-pub(super) fn step_duration(milliseconds: f64) -> Duration {
+pub(crate) fn step_duration(milliseconds: f64) -> Duration {
     Duration::from_secs_f64((milliseconds / 1e3).clamp(1e-9, MAX_STEP_S))
 }
 
@@ -152,6 +152,15 @@ impl Lab<'_> {
         }
         if token.number == 1 || token.last {
             self.perform(number);
+        }
+    }
+
+    /// Binds the session to the worker that a leg reached.
+    fn bind(&self, number: usize, leg: Leg) {
+        let ttl = self.fleet.routing.session_affinity;
+        let Some(flight) = self.flights.get(&number).filter(|_| !ttl.is_zero()) else { return };
+        if let (Some(session), Some(run)) = (flight.request.session_hash, &flight.runs[leg]) {
+            self.gateways.of(number).sessions.bind(session, leg, (run.candidate.worker.id(), RANK), ttl);
         }
     }
 

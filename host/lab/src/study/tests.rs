@@ -27,6 +27,7 @@ fn compared(speed: f64, step_time: StepTimeSpec) -> Comparison {
         options: RunOptions { speed, jitter: Duration::from_millis(100), ..RunOptions::default() },
         slo: Slo::default(),
         rank_by: RankBy::TtftP90,
+        clairvoyant: 0,
         threads: 2,
     };
     compare(&plan, &Monitor::default()).unwrap()
@@ -112,6 +113,7 @@ fn ten_arms_have_ten_colours_and_the_ranking_says_where_there_is_no_difference()
         options,
         slo: Slo::default(),
         rank_by: RankBy::TtftP90,
+        clairvoyant: 0,
         threads: 2,
     };
     let comparison = compare(&plan, &Monitor::default()).unwrap();
@@ -136,6 +138,9 @@ fn the_page_has_every_plot_with_names_escaped_and_loads_nothing() {
     let page = html::page(&Study::new(both.to_vec(), Vec::new(), RankBy::TtftP90));
     for part in [
         "Goodput over load",
+        "Share of what is possible over load",
+        "<td>share of what is possible, %</td>",
+        "mean TTFT: no policy is below ",
         "Time to first token",
         "Inter-token latency",
         "endless cache",
@@ -144,6 +149,8 @@ fn the_page_has_every_plot_with_names_escaped_and_loads_nothing() {
     ] {
         assert!(page.contains(part), "{part}");
     }
+    // Without the search there is no row of it.
+    assert!(!page.contains("of the clairvoyant search, %"));
     for forbidden in ["http://", "https://", "<script", "<link", "four <engines>", "NaN", "inf"] {
         assert!(!page.contains(forbidden), "{forbidden}");
     }

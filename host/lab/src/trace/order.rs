@@ -55,6 +55,13 @@ impl Order {
         self.missing.contains_key(&number)
     }
 
+    /// Returns each request that waits, with a request that it waits for: that one first.
+    pub(crate) fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.followers
+            .iter()
+            .flat_map(|(before, followers)| followers.iter().map(|number| (*before, *number)))
+    }
+
     /// Returns the requests for which the end of this one was the last answer that was missing.
     pub(crate) fn end(&mut self, number: usize) -> Vec<usize> {
         let mut followers = self.followers.remove(&number).unwrap_or_default();

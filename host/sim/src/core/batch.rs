@@ -15,6 +15,7 @@ use super::{
 use self::sequence::Running;
 pub use self::sequence::{PromptKv, Sequence, Token};
 
+mod ahead;
 mod handoffs;
 mod sequence;
 

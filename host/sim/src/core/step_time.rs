@@ -2,6 +2,10 @@
 
 use std::str::FromStr;
 
+pub use least::LeastTimes;
+
+mod least;
+
 /// Work of an engine in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct StepWork {
@@ -140,20 +144,43 @@ impl Roofline {
         bandwidth: 3.35e12,
     };
 
+    /// Operations of a new token.
+    fn token_operations(&self) -> f64 {
+        let Self { hidden, layers, keys, mlp, .. } = *self;
+        layers * (4.0 * hidden * (hidden + keys + mlp) + 2.0 * hidden)
+    }
+
+    /// Operations of a pair of a new token and a token before it.
+    fn pair_operations(&self) -> f64 {
+        self.layers * (4.0 * self.hidden + 5.0 * self.heads)
+    }
+
+    fn weight_bytes(&self) -> f64 {
+        2.0 * self.layers * 2.0 * self.hidden * (self.hidden + self.keys + self.mlp)
+    }
+
+    /// Bytes of a token of KV.
+    fn kv_bytes(&self) -> f64 {
+        4.0 * self.layers * self.keys
+    }
+
+    /// Bytes of the activations of a new token.
+    fn activation_bytes(&self) -> f64 {
+        2.0 * self.layers * self.hidden
+    }
+
     #[expect(clippy::cast_precision_loss, reason = "numbers of tokens stay far below 2^53")]
     fn milliseconds(&self, work: &StepWork) -> f64 {
-        let Self { hidden, layers, heads, keys, mlp, peak, utilization, bandwidth } = *self;
-        let token = layers * (4.0 * hidden * (hidden + keys + mlp) + 2.0 * hidden);
-        let pair = layers * (4.0 * hidden + 5.0 * heads);
+        let (token, pair) = (self.token_operations(), self.pair_operations());
         let prompts = token * work.prompt_tokens as f64 + pair * work.prompt_pairs;
         // BLIS counts the context before the new token.
         let before = work.decoding_context_tokens as f64 - f64::from(work.decoding);
         let decoding = token * f64::from(work.decoding) + pair * before;
-        let compute = prompts / (peak * utilization.0) + decoding / (peak * utilization.1);
-        let weights = 2.0 * layers * 2.0 * hidden * (hidden + keys + mlp);
-        let kv = 4.0 * layers * keys * work.context_tokens as f64;
-        let activations = 2.0 * layers * hidden * work.new_tokens as f64;
-        compute.max((weights + kv + activations) / bandwidth) * 1e3
+        let compute =
+            prompts / (self.peak * self.utilization.0) + decoding / (self.peak * self.utilization.1);
+        let kv = self.kv_bytes() * work.context_tokens as f64;
+        let activations = self.activation_bytes() * work.new_tokens as f64;
+        compute.max((self.weight_bytes() + kv + activations) / self.bandwidth) * 1e3
     }
 }
 
@@ -175,6 +202,12 @@ fn distserve_opt_13b(work: &StepWork) -> f64 {
     let squares = work.new_tokens_squared - f64::from(work.decoding);
     let prompts = 0.101_912_257_269_873_8 * work.prompt_tokens as f64 + 7.122_264_314_252_114e-6 * squares;
     18.102_546_474_863_72 + 1.0 + prompts + decoding
+}
+
+/// Dynamo's decode step, by the context of the emitting sequences as a share of the KV capacity.
+fn dynamo_decode(share: f64) -> f64 {
+    let p = share.min(1.0);
+    (-25.74 * p * p + 54.01 * p + 5.74).max(1.0)
 }
 
 impl StepTime {
@@ -200,8 +233,7 @@ impl StepTime {
                 let prefill = if x > 0.0 { 4.209_989e-7 * x * x + 1.518_344e-2 * x + 16.501_42 } else { 0.0 };
                 let decodes = work.emitting > 0 && !work.prefill_only;
                 let p = work.emitting_context_tokens as f64 / work.capacity_tokens.max(1) as f64;
-                let p = p.min(1.0);
-                prefill + if decodes { (-25.74 * p * p + 54.01 * p + 5.74).max(1.0) } else { 0.0 }
+                prefill + if decodes { dynamo_decode(p) } else { 0.0 }
             }
         }
     }

@@ -1,0 +1,20 @@
+//! What is possible: two bounds of the mean time to first token, to compare the arms with.
+//!
+//! [`Relaxation`] is a time that no policy can beat. [`search`] looks for an assignment of
+//! requests to engines that beats every arm, with knowledge that no router has: it knows all arrivals and
+//! lengths, and simulates what follows from a choice.
+
+pub(crate) use relaxation::Relaxation;
+pub(crate) use replay::{Place, Scene};
+pub(crate) use search::search;
+pub(crate) use waits::Waits;
+
+mod continued;
+mod pooled;
+mod relaxation;
+mod replay;
+mod search;
+mod waits;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,394 @@
+//! Runs requests on chosen engines without routing: the same engines, links and arrivals as a run, in a state
+//! that can be copied at any time.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    time::Duration,
+};
+
+use pointsman_sim::core::{BatchEngine, PromptKv, Sequence, Token};
+use pointsman_workers::Role;
+
+use super::Waits;
+use crate::{
+    fleet::Fleet,
+    outcome::Outcome,
+    prepared::Prepared,
+    run::{RunOptions, step_duration},
+    trace::Trace,
+};
+
+/// The engines of a request, by position: that of its prompt and that of its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) prefill: u32,
+    pub(crate) decode: u32,
+}
+
+impl Place {
+    /// The place of a request that does not exist.
+    pub(super) const NONE: Self = Self { prefill: u32::MAX, decode: u32::MAX };
+
+    pub(crate) fn of(outcome: &Outcome) -> Self {
+        Self { prefill: outcome.prefill_engine, decode: outcome.decode_engine }
+    }
+
+    /// Whether one engine runs the whole request.
+    pub(crate) fn is_local(self) -> bool {
+        self.prefill == self.decode
+    }
+
+    /// A request that runs on one engine.
+    pub(super) fn whole(engine: u32) -> Self {
+        Self { prefill: engine, decode: engine }
+    }
+}
+
+/// What does not change between replays.
+pub(crate) struct Scene<'a> {
+    pub(super) trace: &'a Trace,
+    pub(super) prepared: &'a [Prepared],
+    pub(super) fleet: &'a Fleet,
+    pub(super) roles: Vec<Role>,
+    /// Earliest arrivals, and those that do not wait for another request in their order.
+    pub(super) arrivals: Vec<Duration>,
+    pub(super) order: Vec<u32>,
+    pub(super) waits: &'a Waits,
+}
+
+/// The part of a request that an engine runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Prefill,
+    Decode,
+    Whole,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    Arrival(u32),
+    Queued(u32, u32, Part),
+    StepEnd(u32),
+    Transferred(u32),
+}
+
+#[derive(Clone)]
+struct Engine {
+    core: BatchEngine,
+    overhead: Duration,
+    link_free: Duration,
+}
+
+/// A request that has no first token yet.
+#[derive(Clone, Copy)]
+struct Waiting {
+    at: Duration,
+    counts: bool,
+}
+
+/// The state of a replay.
+#[derive(Clone)]
+pub(super) struct World {
+    /// Engines that are not simulated are absent.
+    engines: Vec<Option<Engine>>,
+    events: BinaryHeap<Reverse<(Duration, u64, Event)>>,
+    planned: u64,
+    now: Duration,
+    /// Position of the next arrival in the scene's order.
+    next: usize,
+    waiting: HashMap<u32, Waiting>,
+    /// Number of the answers that a request still waits for, if it has some of them.
+    missing: HashMap<usize, u32>,
+    /// Arrivals that still count, and requests that count and have no first token.
+    to_count: u32,
+    counted: u32,
+    /// Sum of the times to first token of the requests that count.
+    pub(super) ttft: Duration,
+    /// Engine steps.
+    pub(super) steps: u64,
+    tokens: Vec<Token>,
+}
+
+impl<'a> Scene<'a> {
+    /// Returns the scene of a run. `outcomes` are those of any arm with the same seed.
+    pub(crate) fn of(
+        trace: &'a Trace,
+        prepared: &'a [Prepared],
+        fleet: &'a Fleet,
+        options: RunOptions,
+        arrivals: &[Duration],
+        waits: &'a Waits,
+    ) -> Self {
+        let roles =
+            fleet.engines.iter().flat_map(|group| (0..group.count).map(|_| group.role)).collect::<Vec<_>>();
+        let earliest = arrivals.iter().zip(&trace.requests).enumerate();
+        let earliest = earliest.map(|(number, (at, request))| match waits.waits(number) {
+            false => *at,
+            true if options.fixed_schedule => request.at.div_f64(options.speed),
+            true => Duration::ZERO,
+        });
+        let arrivals: Vec<Duration> = earliest.collect();
+        let all = (0_u32..).zip(&arrivals).map(|(number, _)| number);
+        let mut order: Vec<u32> = all.filter(|number| !waits.waits(*number as usize)).collect();
+        order.sort_by_key(|number| (arrivals.get(*number as usize).copied(), *number));
+        Self { trace, prepared, fleet, roles, arrivals, order, waits }
+    }
+
+    /// Whether engines do not depend on each other once every request has its engine.
+    pub(super) fn is_separable(&self) -> bool {
+        self.waits.is_empty() && self.roles.iter().all(|role| *role == Role::Aggregated)
+    }
+
+    pub(super) fn role(&self, engine: u32) -> Role {
+        self.roles.get(engine as usize).copied().unwrap_or(Role::Aggregated)
+    }
+
+    fn sequence(&self, number: u32, part: Part) -> Option<Sequence> {
+        let (request, prepared) =
+            (self.trace.requests.get(number as usize)?, self.prepared.get(number as usize)?);
+        Some(Sequence {
+            tag: u64::from(number) * 4 + part as u64,
+            prompt: prepared.chain.clone(),
+            isl: request.input_tokens,
+            osl: if part == Part::Prefill { 1 } else { request.output_tokens },
+            kv: if part == Part::Decode { PromptKv::Received } else { PromptKv::Computed },
+            keeps_blocks: part == Part::Prefill,
+        })
+    }
+}
+
+impl World {
+    /// Returns idle engines before the first arrival.
+    pub(super) fn new(scene: &Scene<'_>) -> Self {
+        let fleet = scene.fleet;
+        let engine = |group: &crate::fleet::EngineGroup| {
+            let core = BatchEngine::new(group.limits(fleet.block_tokens), group.step_time());
+            Some(Engine { core, overhead: group.request_overhead(), link_free: Duration::ZERO })
+        };
+        let engines = fleet.engines.iter().flat_map(|group| (0..group.count).map(move |_| engine(group)));
+        Self {
+            engines: engines.collect(),
+            events: BinaryHeap::new(),
+            planned: 0,
+            now: Duration::ZERO,
+            next: 0,
+            waiting: HashMap::new(),
+            missing: HashMap::new(),
+            to_count: u32::MAX,
+            counted: 0,
+            ttft: Duration::ZERO,
+            steps: 0,
+            tokens: Vec::new(),
+        }
+    }
+
+    /// Copies the world with one engine only.
+    pub(super) fn only(&self, engine: u32) -> Self {
+        let is_of =
+            |event: &Event| matches!(event, Event::Queued(of, ..) | Event::StepEnd(of) if *of == engine);
+        let copied = |(at, one): (u32, &Option<Engine>)| if at == engine { one.clone() } else { None };
+        let engines = (0..).zip(&self.engines).map(copied);
+        let events = self.events.iter().filter(|Reverse((_, _, event))| is_of(event)).copied();
+        Self {
+            engines: engines.collect(),
+            events: events.collect(),
+            waiting: HashMap::new(),
+            missing: HashMap::new(),
+            tokens: Vec::new(),
+            ..*self
+        }
+    }
+
+    /// Begins to count the times to first token of the next `arrivals` requests.
+    pub(super) fn count_next(&mut self, arrivals: u32) {
+        (self.to_count, self.counted, self.ttft, self.steps) = (arrivals, 0, Duration::ZERO, 0);
+        self.waiting.values_mut().for_each(|waiting| waiting.counts = false);
+    }
+
+    /// Runs until the next arrival, and returns the number of its request.
+    pub(super) fn run_to_arrival(&mut self, scene: &Scene<'_>, places: &[Place]) -> Option<u32> {
+        loop {
+            match self.peek(scene)? {
+                (_, Event::Arrival(number)) => return Some(number),
+                _ => self.step(scene, places),
+            }
+        }
+    }
+
+    /// Runs until every request that counts has its first token, or the sum of their times exceeds `limit`.
+    /// Returns whether it did not.
+    pub(super) fn run_counted(&mut self, scene: &Scene<'_>, places: &[Place], limit: Duration) -> bool {
+        while self.to_count > 0 || self.counted > 0 {
+            if self.ttft > limit {
+                return false;
+            }
+            if self.peek(scene).is_none() {
+                break;
+            }
+            self.step(scene, places);
+        }
+        self.ttft <= limit
+    }
+
+    /// Returns the next event. Arrivals come before other events of the same time, as they were planned first.
+    fn peek(&self, scene: &Scene<'_>) -> Option<(Duration, Event)> {
+        let event = self.events.peek().map(|Reverse((at, _, event))| (*at, *event));
+        let arrival = scene
+            .order
+            .get(self.next)
+            .and_then(|number| Some((*scene.arrivals.get(*number as usize)?, Event::Arrival(*number))));
+        match (arrival, event) {
+            (Some(arrival), Some(event)) => Some(if arrival.0 <= event.0 { arrival } else { event }),
+            (arrival, event) => arrival.or(event),
+        }
+    }
+
+    /// Handles the next event.
+    pub(super) fn step(&mut self, scene: &Scene<'_>, places: &[Place]) {
+        let Some((at, event)) = self.peek(scene) else { return };
+        match event {
+            Event::Arrival(number) if scene.order.get(self.next) == Some(&number) => self.next += 1,
+            _ => drop(self.events.pop()),
+        }
+        self.now = at;
+        match event {
+            Event::Arrival(number) => self.arrive(scene, places, number),
+            Event::Queued(engine, number, part) => self.enqueue(scene, engine, number, part),
+            Event::StepEnd(engine) => self.end_step(scene, engine),
+            Event::Transferred(number) => self.transferred(scene, places, number),
+        }
+    }
+
+    fn plan(&mut self, at: Duration, event: Event) {
+        self.planned += 1;
+        self.events.push(Reverse((at, self.planned, event)));
+    }
+
+    fn engine(&mut self, engine: u32) -> Option<&mut Engine> {
+        self.engines.get_mut(engine as usize)?.as_mut()
+    }
+
+    fn arrive(&mut self, scene: &Scene<'_>, places: &[Place], number: u32) {
+        let counts = self.to_count > 0;
+        self.to_count -= u32::from(counts);
+        let Some(place) = places.get(number as usize).copied() else { return };
+        if self.engine(place.prefill).is_none() {
+            return;
+        }
+        self.counted += u32::from(counts);
+        self.waiting.insert(number, Waiting { at: self.now, counts });
+        let part = if place.is_local() { Part::Whole } else { Part::Prefill };
+        self.submit(scene, place.prefill, number, part);
+    }
+
+    fn submit(&mut self, scene: &Scene<'_>, engine: u32, number: u32, part: Part) {
+        let overhead = self.engine(engine).map_or(Duration::ZERO, |engine| engine.overhead);
+        if overhead.is_zero() {
+            self.enqueue(scene, engine, number, part);
+        } else {
+            self.plan(self.now + overhead, Event::Queued(engine, number, part));
+        }
+    }
+
+    fn enqueue(&mut self, scene: &Scene<'_>, engine: u32, number: u32, part: Part) {
+        if let (Some(of), Some(sequence)) = (self.engine(engine), scene.sequence(number, part)) {
+            of.core.submit(sequence);
+        }
+        self.start_step(engine);
+    }
+
+    fn start_step(&mut self, engine: u32) {
+        let Some(milliseconds) = self.engine(engine).and_then(|of| of.core.begin_step()) else { return };
+        self.steps += 1;
+        if let Some(of) = self.engine(engine) {
+            of.core.take_admitted();
+        }
+        self.plan(self.now + step_duration(milliseconds), Event::StepEnd(engine));
+    }
+
+    fn end_step(&mut self, scene: &Scene<'_>, engine: u32) {
+        let mut tokens = std::mem::take(&mut self.tokens);
+        tokens.clear();
+        if let Some(of) = self.engine(engine) {
+            of.core.end_step(&mut tokens);
+            // Nobody reads the cache's events here.
+            of.core.take_changes();
+        }
+        for token in &tokens {
+            let number = u32::try_from(token.tag / 4).unwrap_or(u32::MAX);
+            if token.tag % 4 == Part::Prefill as u64 {
+                self.transfer(scene, engine, number);
+                continue;
+            }
+            if token.number == 1 {
+                self.first_token(number);
+            }
+            if token.last {
+                self.follow(scene, number);
+            }
+        }
+        self.tokens = tokens;
+        self.start_step(engine);
+    }
+
+    fn transfer(&mut self, scene: &Scene<'_>, engine: u32, number: u32) {
+        let now = self.now;
+        let tokens = scene.trace.requests.get(number as usize).map_or(0, |request| request.input_tokens);
+        let Some(of) = self.engine(engine) else { return };
+        of.link_free = of.link_free.max(now) + scene.fleet.links.transfer(tokens);
+        let at = of.link_free;
+        self.plan(at, Event::Transferred(number));
+    }
+
+    fn transferred(&mut self, scene: &Scene<'_>, places: &[Place], number: u32) {
+        let Some(place) = places.get(number as usize).copied() else { return };
+        if let Some(of) = self.engine(place.prefill) {
+            of.core.unpin(u64::from(number) * 4 + Part::Prefill as u64);
+        }
+        self.start_step(place.prefill);
+        self.submit(scene, place.decode, number, Part::Decode);
+    }
+
+    fn first_token(&mut self, number: u32) {
+        let Some(waiting) = self.waiting.remove(&number) else { return };
+        if waiting.counts {
+            self.counted -= 1;
+            self.ttft += self.now - waiting.at;
+        }
+    }
+
+    /// Plans the requests that waited for this one.
+    fn follow(&mut self, scene: &Scene<'_>, number: u32) {
+        for next in scene.waits.followers(number as usize) {
+            let missing = self.missing.entry(*next).or_insert_with(|| scene.waits.count(*next));
+            *missing = missing.saturating_sub(1);
+            let found = (scene.trace.requests.get(*next), scene.arrivals.get(*next));
+            if let (0, (Some(request), Some(planned))) = (*missing, found) {
+                self.missing.remove(next);
+                let at = (*planned).max(self.now + request.delay.unwrap_or_default());
+                self.plan(at, Event::Arrival(u32::try_from(*next).unwrap_or(u32::MAX)));
+            }
+        }
+    }
+
+    /// Returns the prompt tokens that an engine computes before a request has its first token there.
+    pub(super) fn tokens_ahead(&self, scene: &Scene<'_>, engine: u32, number: u32) -> u64 {
+        let number = number as usize;
+        let found =
+            (self.engines.get(engine as usize), scene.prepared.get(number), scene.trace.requests.get(number));
+        let (Some(Some(of)), Some(prepared), Some(request)) = found else { return u64::MAX };
+        of.core.prompt_tokens_ahead(&prepared.chain, request.input_tokens)
+    }
+
+    /// Returns the number of engines that are simulated.
+    pub(super) fn simulated(&self) -> u64 {
+        self.engines.iter().flatten().count() as u64
+    }
+
+    /// Returns the sequences of an engine.
+    pub(super) fn sequences(&self, engine: u32) -> u32 {
+        let of = self.engines.get(engine as usize).and_then(Option::as_ref);
+        of.map_or(u32::MAX, |of| of.core.sequences().0 + of.core.sequences().1)
+    }
+}

@@ -1,0 +1,16 @@
+//! How much an engine computes before a new sequence has its first token.
+
+use super::BatchEngine;
+
+impl BatchEngine {
+    /// Returns the prompt tokens that the engine has to compute until a new sequence has its first token: those
+    /// of the sequences that run and wait, and its own behind the blocks in the cache.
+    #[must_use]
+    pub fn prompt_tokens_ahead(&self, prompt: &[u64], isl: u32) -> u64 {
+        let usable = (isl.saturating_sub(1) / self.limits.block_size.max(1)) as usize;
+        let cached = self.pool.cached_run(prompt.iter().take(usable).copied()) as u64;
+        let ahead = |open: &super::Running| u64::from(open.sequence.isl.saturating_sub(open.computed));
+        let own = u64::from(isl).saturating_sub(cached * u64::from(self.limits.block_size));
+        self.running.iter().chain(&self.waiting).map(ahead).sum::<u64>() + own
+    }
+}
