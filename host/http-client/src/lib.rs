@@ -1,4 +1,5 @@
-//! The HTTP client of what is beside the data path: discovery, and the commands for a running gateway.
+//! The HTTP client of everything beside the data path: discovery, the keys of an identity server, the export
+//! of traces, registries, the admin listener, `pointsman calibrate`.
 //!
 //! Its credentials are for the configured server only: a client follows no redirect, sends no referer, and
 //! uses the proxies of the environment only when [`Setup::proxies`] is set. Each answer needs a limit of its

@@ -25,6 +25,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-discovery",
             "pointsman-embedded-policies",
             "pointsman-endpoint-picker",
+            "pointsman-http-client",
             "pointsman-orchestration",
             "pointsman-policy-admin",
             "pointsman-policy-runtime",
@@ -41,6 +42,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "pointsman-cli",
             "pointsman-embedded-policies",
             "pointsman-guest-build",
+            "pointsman-http-client",
             "pointsman-policy-admin",
             "pointsman-policy-cases",
             "pointsman-policy-runtime",
@@ -66,10 +68,10 @@ const EDGES: &[(&str, &[&str])] = &[
     (
         "pointsman-lab-cli",
         &[
-            "pointsman-certificates",
             "pointsman-cli",
             "pointsman-embedded-policies",
             "pointsman-guest-build",
+            "pointsman-http-client",
             "pointsman-lab",
             "pointsman-policy-runtime",
             "pointsman-rig",
