@@ -2,7 +2,12 @@
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc, time::Duration};
 
+use opentelemetry_proto::tonic::{
+    collector::trace::v1::ExportTraceServiceRequest,
+    common::v1::{KeyValue, any_value::Value},
+};
 use parking_lot::Mutex;
+use prost::Message as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
@@ -49,7 +54,7 @@ pub struct ReceivedSpan {
     /// Name.
     pub name: String,
     /// 1 internal, 2 server, 3 client.
-    pub kind: u64,
+    pub kind: i32,
     /// Attributes; numbers and booleans as texts.
     pub attributes: BTreeMap<String, String>,
     /// Spans of links.
@@ -57,7 +62,7 @@ pub struct ReceivedSpan {
     /// Names of events.
     pub events: Vec<String>,
     /// 0 unset, 2 error.
-    pub status: u64,
+    pub status: i32,
     /// Trace state.
     pub state: String,
     /// Nanoseconds since the Unix epoch.
@@ -202,160 +207,46 @@ async fn serve(
     }
 }
 
-/// Value of a protobuf field.
-enum Field<'a> {
-    Number(u64),
-    Double(f64),
-    Bytes(&'a [u8]),
-}
-
-impl Field<'_> {
-    fn number(&self) -> u64 {
-        if let Self::Number(number) = self { *number } else { 0 }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        if let Self::Bytes(bytes) = self { bytes } else { &[] }
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(self.bytes()).into_owned()
-    }
-
-    fn hex(&self) -> String {
-        self.bytes().iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-}
-
-fn varint(bytes: &mut &[u8]) -> anyhow::Result<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let (first, rest) = bytes.split_first().ok_or_else(|| anyhow::anyhow!("a number is cut off"))?;
-        *bytes = rest;
-        value |= u64::from(first & 0x7F) << shift;
-        if first & 0x80 == 0 {
-            return Ok(value);
-        }
-    }
-    anyhow::bail!("a number is too long")
-}
-
-fn fields(mut bytes: &[u8]) -> anyhow::Result<Vec<(u64, Field<'_>)>> {
-    let mut found = Vec::new();
-    while !bytes.is_empty() {
-        let key = varint(&mut bytes)?;
-        let mut take = |length: usize| {
-            let (taken, rest) =
-                bytes.split_at_checked(length).ok_or_else(|| anyhow::anyhow!("a field is cut off"))?;
-            bytes = rest;
-            anyhow::Ok(taken)
-        };
-        let value = match key & 7 {
-            0 => Field::Number(varint(&mut bytes)?),
-            1 => {
-                let eight: [u8; 8] = take(8)?.try_into()?;
-                // Attributes are the only doubles, in field 4; the other fields of this size are numbers.
-                if key >> 3 == 4 {
-                    Field::Double(f64::from_le_bytes(eight))
-                } else {
-                    Field::Number(u64::from_le_bytes(eight))
-                }
-            }
-            2 => {
-                let length = usize::try_from(varint(&mut bytes)?)?;
-                let (taken, rest) =
-                    bytes.split_at_checked(length).ok_or_else(|| anyhow::anyhow!("a field is cut off"))?;
-                bytes = rest;
-                Field::Bytes(taken)
-            }
-            5 => Field::Number(u64::from(u32::from_le_bytes(take(4)?.try_into()?))),
-            other => anyhow::bail!("wire type {other}"),
-        };
-        found.push((key >> 3, value));
-    }
-    Ok(found)
-}
-
-fn attribute(bytes: &[u8]) -> anyhow::Result<(String, String)> {
-    let (mut key, mut value) = (String::new(), String::new());
-    for (number, field) in fields(bytes)? {
-        match number {
-            1 => key = field.text(),
-            2 => {
-                for (kind, any) in fields(field.bytes())? {
-                    value = match (kind, &any) {
-                        (1, any) => any.text(),
-                        (2, any) => (any.number() != 0).to_string(),
-                        (3, any) => any.number().cast_signed().to_string(),
-                        (4, Field::Double(double)) => double.to_string(),
-                        (other, _) => anyhow::bail!("a value of kind {other}"),
-                    };
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok((key, value))
-}
-
 /// Decodes an `ExportTraceServiceRequest`.
 fn decode(body: &[u8]) -> anyhow::Result<Vec<ReceivedSpan>> {
     let mut spans = Vec::new();
-    for (_, resource_spans) in fields(body)? {
-        let mut resource = BTreeMap::new();
-        for (number, field) in fields(resource_spans.bytes())? {
-            match number {
-                1 => {
-                    for (_, pair) in fields(field.bytes())? {
-                        resource.extend([attribute(pair.bytes())?]);
-                    }
-                }
-                2 => {
-                    for (number, span) in fields(field.bytes())? {
-                        if number == 2 {
-                            spans.push(ReceivedSpan {
-                                resource: resource.clone(),
-                                ..decode_span(span.bytes())?
-                            });
-                        }
-                    }
-                }
-                _ => {}
-            }
+    for resource_spans in ExportTraceServiceRequest::decode(body)?.resource_spans {
+        let resource = attributes(resource_spans.resource.unwrap_or_default().attributes)?;
+        for span in resource_spans.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+            spans.push(ReceivedSpan {
+                trace: hex(&span.trace_id),
+                id: hex(&span.span_id),
+                parent: hex(&span.parent_span_id),
+                name: span.name,
+                kind: span.kind,
+                attributes: attributes(span.attributes)?,
+                links: span.links.iter().map(|link| hex(&link.span_id)).collect(),
+                events: span.events.into_iter().map(|event| event.name).collect(),
+                status: span.status.map_or(0, |status| status.code),
+                state: span.trace_state,
+                start: span.start_time_unix_nano,
+                end: span.end_time_unix_nano,
+                resource: resource.clone(),
+            });
         }
     }
     Ok(spans)
 }
 
-fn decode_span(bytes: &[u8]) -> anyhow::Result<ReceivedSpan> {
-    let mut span = ReceivedSpan::default();
-    for (number, field) in fields(bytes)? {
-        match number {
-            1 => span.trace = field.hex(),
-            2 => span.id = field.hex(),
-            3 => span.state = field.text(),
-            4 => span.parent = field.hex(),
-            5 => span.name = field.text(),
-            6 => span.kind = field.number(),
-            7 => span.start = field.number(),
-            8 => span.end = field.number(),
-            9 => span.attributes.extend([attribute(field.bytes())?]),
-            11 => {
-                let parts = fields(field.bytes())?;
-                span.events
-                    .extend(parts.iter().filter(|(number, _)| *number == 2).map(|(_, name)| name.text()));
-            }
-            13 => {
-                let parts = fields(field.bytes())?;
-                span.links.extend(parts.iter().filter(|(number, _)| *number == 2).map(|(_, id)| id.hex()));
-            }
-            15 => {
-                let parts = fields(field.bytes())?;
-                span.status =
-                    parts.iter().find(|(number, _)| *number == 3).map_or(0, |(_, code)| code.number());
-            }
-            _ => {}
-        }
-    }
-    Ok(span)
+fn attributes(pairs: Vec<KeyValue>) -> anyhow::Result<BTreeMap<String, String>> {
+    let text = |pair: KeyValue| {
+        let text = match pair.value.and_then(|any| any.value) {
+            Some(Value::StringValue(text)) => text,
+            Some(Value::BoolValue(value)) => value.to_string(),
+            Some(Value::IntValue(value)) => value.to_string(),
+            Some(Value::DoubleValue(value)) => value.to_string(),
+            other => anyhow::bail!("the value of {} is {other:?}", pair.key),
+        };
+        Ok((pair.key, text))
+    };
+    pairs.into_iter().map(text).collect()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,19 +1,22 @@
 //! The client of a gateway's admin listener.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use pointsman_http_client::{BodyError, Pem, Roots, Setup, SetupError, whole};
 use reqwest::{
-    Certificate, Client, Identity, Method, Response, Url,
+    Client, Method, Response, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue},
-    redirect::Policy,
 };
 
 use crate::answer::{Answer, GatewayError};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time for a whole answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 /// Largest answer that is read, bytes: a thousand decisions on a thousand workers fit.
@@ -95,57 +98,31 @@ impl GatewayArgs {
             bail!("{source}: the token is empty");
         }
         let value = HeaderValue::try_from(format!("Bearer {token}"));
-        let mut value = value
-            .map_err(|_| anyhow::anyhow!("{source}: the token has characters that no header may have"))?;
+        let mut value =
+            value.map_err(|_| anyhow!("{source}: the token has characters that no header may have"))?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
 
-    /// The certificate and key that are shown to the gateway.
-    fn identity(&self) -> anyhow::Result<Option<Identity>> {
-        let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
-        let read = |flag: &str, file: &PathBuf| {
-            fs::read(file).with_context(|| format!("reading {flag} {}", file.display()))
-        };
-        let pem = [read("--tls-key", key)?, b"\n".to_vec(), read("--tls-cert", cert)?].concat();
-        let identity = Identity::from_pem(&pem).with_context(|| {
-            let (cert, key) = (cert.display(), key.display());
-            format!("--tls-cert {cert}, --tls-key {key}: expected a certificate and its private key as PEM")
-        });
-        identity.map(Some)
-    }
-
-    /// An HTTP client that follows no redirect and uses no proxy: the token is for the gateway only.
+    /// An HTTP client: the token is for the gateway only.
     fn http(&self, url: &Url) -> anyhow::Result<Client> {
-        // Only the first call installs the provider; whichever is installed serves.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let builder = Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .redirect(Policy::none())
-            .referer(false)
-            .no_proxy()
-            .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")));
-        let builder = match self.identity()? {
-            Some(_) if url.scheme() == "http" => {
+        let roots = match &self.tls_ca {
+            Some(file) => Roots::SystemAnd(read("--tls-ca", file)?),
+            None => Roots::of(url.as_str()),
+        };
+        let identity = match (&self.tls_cert, &self.tls_key) {
+            (Some(_), Some(_)) if url.scheme() == "http" => {
                 bail!("--tls-cert: {url} has no TLS; give the https:// URL of the listener")
             }
-            Some(identity) => builder.identity(identity),
-            None => builder,
+            (Some(cert), Some(key)) => Some((read("--tls-cert", cert)?, read("--tls-key", key)?)),
+            _ => None,
         };
-        let builder = match &self.tls_ca {
-            Some(file) => {
-                let context = || format!("reading the certificates of --tls-ca {}", file.display());
-                let pem = fs::read(file).with_context(context)?;
-                builder.tls_certs_merge(Certificate::from_pem_bundle(&pem).with_context(context)?)
-            }
-            // A machine without root certificates can still reach a gateway without TLS.
-            None if url.scheme() == "http" => builder.tls_certs_only([]),
-            None => builder,
-        };
-        builder
-            .build()
-            .context("starting the HTTP client; install the system's root certificates or give --tls-ca")
+        Ok(Setup { roots, identity, ..Setup::default() }.build()?)
     }
+}
+
+fn read(flag: &str, file: &Path) -> Result<Pem, SetupError> {
+    Pem::read(format!("{flag} {}", file.display()), file)
 }
 
 impl Gateway {
@@ -215,9 +192,11 @@ impl Gateway {
     /// Reads an answer to its end.
     async fn answer(&self, url: &str, response: Response) -> Result<Answer, GatewayError> {
         let status = response.status().as_u16();
-        let body = whole(response).await.map_err(|error| unreachable(url, &error))?;
-        let too_large = || GatewayError::TooLarge { url: url.to_owned(), limit: MAX_ANSWER_BYTES };
-        Ok(Answer { url: url.to_owned(), status, body: body.ok_or_else(too_large)? })
+        let body = whole(response, MAX_ANSWER_BYTES).await.map_err(|error| match error {
+            BodyError::Broken(error) => unreachable(url, &error),
+            BodyError::TooLarge(limit) => GatewayError::TooLarge { url: url.to_owned(), limit },
+        })?;
+        Ok(Answer { url: url.to_owned(), status, body })
     }
 
     /// Sends a request and returns the head of its answer.
@@ -229,18 +208,6 @@ impl Gateway {
         }
         request.send().await.map_err(|error| unreachable(&url, &error))
     }
-}
-
-/// Reads a body; `None` when it is too large.
-async fn whole(mut response: Response) -> reqwest::Result<Option<Vec<u8>>> {
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > MAX_ANSWER_BYTES {
-            return Ok(None);
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(Some(body))
 }
 
 /// The error of a connection, with its last cause only: those before it repeat the URL.

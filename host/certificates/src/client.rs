@@ -1,52 +1,13 @@
 //! The configuration of a TLS client.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use rustls::{
     ClientConfig, Error, RootCertStore,
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
-use crate::{
-    pem,
-    provider::{PROVIDER, versions},
-};
-
-/// Returns what a command uses to connect: the authorities of a file or those that this machine trusts, and a
-/// certificate with its key.
-///
-/// # Errors
-/// All problems of the files.
-pub fn client(authorities: Option<&Path>, own: Option<(&Path, &Path)>) -> Result<Arc<ClientConfig>, String> {
-    let mut problems = Vec::new();
-    let read = |file: &Path, problems: &mut Vec<String>| {
-        pem::read(file).map_err(|message| problems.push(message)).ok()
-    };
-    let roots = authorities.and_then(|file| {
-        let roots = pem::authorities(file, &read(file, &mut problems)?);
-        roots.map_err(|message| problems.push(message)).ok()
-    });
-    let own = own.and_then(|(cert_file, key_file)| {
-        let (cert, key) = (read(cert_file, &mut problems), read(key_file, &mut problems));
-        let (cert, key) = (cert?, key?);
-        let mut note = |_: &str, message| problems.push(message);
-        pem::certified_key((cert_file, &cert), (key_file, &key), &PROVIDER, &mut note)
-    });
-    if !problems.is_empty() {
-        return Err(problems.join("; "));
-    }
-    let roots = roots.map_or_else(system_roots, |roots| Ok(Arc::new(roots)))?;
-    let own = own.map(|(own, _)| Arc::new(own));
-    client_config(roots, own, false).map_err(|error| format!("TLS to engines cannot be set up: {error}"))
-}
-
-/// Returns what a command uses that connects without TLS only.
-///
-/// # Errors
-/// TLS cannot be set up.
-pub fn no_trust() -> Result<Arc<ClientConfig>, Error> {
-    client_config(Arc::new(RootCertStore::empty()), None, false)
-}
+use crate::provider::{PROVIDER, versions};
 
 /// Returns the configuration of a client for HTTP/1.1 that trusts `roots` and shows `own`.
 ///

@@ -5,4 +5,4 @@ pub mod pem;
 pub mod provider;
 pub mod x509;
 
-pub use client::{client, client_config, no_trust, system_roots};
+pub use client::{client_config, system_roots};

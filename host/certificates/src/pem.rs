@@ -17,6 +17,7 @@ use rustls::{
     sign::CertifiedKey,
 };
 use sha2::{Digest as _, Sha256};
+use x509_cert::der::DateTime;
 
 use crate::x509::Certificate;
 
@@ -121,23 +122,39 @@ pub fn certified_key(
     Some((certified.ok()?, expires?))
 }
 
-/// Returns when a certificate expires.
+/// Returns when a certificate expires, in seconds since 1970.
 ///
 /// # Errors
 /// It is malformed, or not valid now.
 fn expiry(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> {
-    let shown = file.display();
+    let file = file.display();
     let Certificate { not_before, not_after, .. } = Certificate::parse(certificate)
-        .ok_or_else(|| format!("the first certificate of `{shown}` is malformed: issue another one"))?;
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let now = i64::try_from(since_1970).unwrap_or(i64::MAX);
-    if not_after.seconds() < now {
-        return Err(format!("the certificate in `{shown}` expired on {not_after}: renew it"));
+        .ok_or_else(|| format!("the first certificate of `{file}` is malformed: issue another one"))?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    if not_after.unix_duration() < now {
+        return Err(format!("the certificate in `{file}` expired on {}: renew it", shown(not_after)));
     }
-    if not_before.seconds() > now {
+    if not_before.unix_duration() > now {
         return Err(format!(
-            "the certificate in `{shown}` is not valid before {not_before}: check the clock of this machine"
+            "the certificate in `{file}` is not valid before {}: check the clock of this machine",
+            shown(not_before)
         ));
     }
-    Ok(not_after.seconds())
+    Ok(i64::try_from(not_after.unix_duration().as_secs()).unwrap_or(i64::MAX))
+}
+
+/// A time as `2024-02-29 00:00:00 UTC`.
+fn shown(time: DateTime) -> String {
+    time.to_string().replace('T', " ").replace('Z', " UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_shown_as_people_write_it() {
+        let time = DateTime::new(2024, 2, 29, 0, 0, 0).unwrap();
+        assert_eq!(shown(time), "2024-02-29 00:00:00 UTC");
+    }
 }

@@ -17,11 +17,11 @@ const EDGES: &[(&str, &str)] = &[
     (
         "gateway",
         "admin-cli certificates cli config-file decision-log discovery embedded-policies \
-         endpoint-picker orchestration policy-admin policy-runtime replicas routing tokens workers",
+         endpoint-picker http-client orchestration policy-admin policy-runtime replicas routing tokens workers",
     ),
     (
         "policy-tools",
-        "admin-cli cli embedded-policies guest-build policy-admin policy-cases policy-runtime routing \
+        "admin-cli cli embedded-policies guest-build http-client policy-admin policy-cases policy-runtime routing \
          workers",
     ),
     (
@@ -29,10 +29,10 @@ const EDGES: &[(&str, &str)] = &[
         "cli config-file decision-log embedded-policies orchestration policy-runtime replicas routing \
          sim workers",
     ),
-    ("lab-cli", "certificates cli embedded-policies guest-build lab policy-runtime rig sim workers"),
-    ("admin-cli", "cli"),
+    ("lab-cli", "cli embedded-policies guest-build http-client lab policy-runtime rig sim workers"),
+    ("admin-cli", "cli http-client"),
     ("config-file", "config-derive"),
-    ("discovery", "workers"),
+    ("discovery", "http-client workers"),
     ("orchestration", "routing workers"),
     ("policy-admin", "admin-cli cli policy-runtime"),
     ("policy-runtime", "formula routing workers"),

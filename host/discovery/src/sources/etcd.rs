@@ -236,11 +236,13 @@ impl Member<'_> {
 impl Source for EtcdSource {
     async fn run(mut self, reporter: Reporter) {
         let mut pauses = Pauses::default();
-        let plain = self.config.endpoints.iter().all(|endpoint| endpoint.starts_with("http://"));
+        let endpoints = &self.config.endpoints;
+        let secure = endpoints.iter().find(|endpoint| !endpoint.starts_with("http://")).or(endpoints.first());
+        let Some(url) = secure else { return };
         let client = loop {
-            match http::client(&self.config.tls, plain).await {
+            match http::client(&self.config.tls, url) {
                 Ok(client) => break client,
-                Err(problem) => reporter.away(problem),
+                Err(problem) => reporter.away(problem.to_string()),
             }
             pauses.wait().await;
         };

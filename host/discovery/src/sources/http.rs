@@ -3,12 +3,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use reqwest::{Certificate, Client, Identity, RequestBuilder, Response, StatusCode, redirect::Policy};
+use pointsman_http_client::{Pem, Roots, Setup, SetupError, whole, with_causes};
+use reqwest::{Client, RequestBuilder, Response, StatusCode};
 
-/// Time limit for connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Interval of TCP keepalive probes, which end a connection whose other end is gone.
-const KEEPALIVE: Duration = Duration::from_secs(15);
 /// First pause after a failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after failures.
@@ -44,39 +41,21 @@ impl Pauses {
     }
 }
 
-/// Creates a client. It follows no redirect and uses no proxy.
+/// Creates a client for `url`.
 ///
 /// # Errors
 /// A file cannot be read or is not PEM.
-pub(super) async fn client(tls: &TlsFiles, plain: bool) -> Result<Client, String> {
-    // Only the first call installs the provider; whichever is installed serves.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let read = async |path: &PathBuf| {
-        tokio::fs::read(path).await.map_err(|error| format!("reading {}: {error}", path.display()))
+pub(super) fn client(tls: &TlsFiles, url: &str) -> Result<Client, SetupError> {
+    let read = |path: &PathBuf| Pem::read(path.display().to_string(), path);
+    let roots = match &tls.ca {
+        Some(path) => Roots::Only(read(path)?),
+        None => Roots::of(url),
     };
-    let mut builder = Client::builder()
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_keepalive(KEEPALIVE)
-        .redirect(Policy::none())
-        .referer(false)
-        .no_proxy()
-        .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")));
-    if let Some(path) = &tls.ca {
-        let roots = Certificate::from_pem_bundle(&read(path).await?)
-            .map_err(|error| format!("{}: {error}", path.display()))?;
-        builder = builder.tls_certs_only(roots);
-    } else if plain {
-        builder = builder.tls_certs_only([]);
-    }
-    if let Some((certificate, key)) = &tls.client {
-        let mut pem = read(key).await?;
-        pem.push(b'\n');
-        pem.extend(read(certificate).await?);
-        let identity =
-            Identity::from_pem(&pem).map_err(|error| format!("{}: {error}", certificate.display()))?;
-        builder = builder.identity(identity);
-    }
-    builder.build().map_err(|error| format!("cannot start the HTTP client: {}", chain(&error)))
+    let identity = match &tls.client {
+        Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+        None => None,
+    };
+    Setup { roots, identity, ..Setup::default() }.build()
 }
 
 /// Sends a request and returns the response's head.
@@ -85,7 +64,7 @@ pub(super) async fn client(tls: &TlsFiles, plain: bool) -> Result<Client, String
 /// No answer within `limit`.
 pub(super) async fn send(request: RequestBuilder, limit: Duration) -> Result<Response, String> {
     match tokio::time::timeout(limit, request.send()).await {
-        Ok(sent) => sent.map_err(|error| chain(&error)),
+        Ok(sent) => sent.map_err(|error| with_causes(&error)),
         Err(_) => Err(format!("no answer within {limit:?}")),
     }
 }
@@ -95,14 +74,10 @@ pub(super) async fn send(request: RequestBuilder, limit: Duration) -> Result<Res
 /// # Errors
 /// It is longer, or not complete within `limit`.
 pub(super) async fn body(response: Response, most: usize, limit: Duration) -> Result<Vec<u8>, String> {
-    let mut lines = Lines::new(response, most);
-    let read = async {
-        while lines.more().await? {}
-        Ok(std::mem::take(&mut lines.buffer))
-    };
-    tokio::time::timeout(limit, read)
-        .await
-        .unwrap_or_else(|_| Err(format!("no whole answer within {limit:?}")))
+    match tokio::time::timeout(limit, whole(response, most)).await {
+        Ok(body) => body.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no whole answer within {limit:?}")),
+    }
 }
 
 /// Describes an answer that is not a success.
@@ -149,7 +124,7 @@ impl Lines {
     pub(super) async fn more(&mut self) -> Result<bool, String> {
         self.buffer.drain(..self.used);
         self.used = 0;
-        let Some(chunk) = self.response.chunk().await.map_err(|error| chain(&error))? else {
+        let Some(chunk) = self.response.chunk().await.map_err(|error| with_causes(&error))? else {
             return Ok(false);
         };
         if self.buffer.len() + chunk.len() > self.most {
@@ -158,16 +133,4 @@ impl Lines {
         self.buffer.extend_from_slice(&chunk);
         Ok(true)
     }
-}
-
-/// An error with its causes, as `anyhow` writes it, which this crate needs for nothing else.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(inner) = cause {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        cause = inner.source();
-    }
-    text
 }

@@ -315,9 +315,9 @@ impl Source for KubernetesSource {
     async fn run(mut self, reporter: Reporter) {
         let mut pauses = Pauses::default();
         let client = loop {
-            match http::client(&self.config.tls, self.config.api.starts_with("http://")).await {
+            match http::client(&self.config.tls, &self.config.api) {
                 Ok(client) => break client,
-                Err(problem) => reporter.away(problem),
+                Err(problem) => reporter.away(problem.to_string()),
             }
             pauses.wait().await;
         };

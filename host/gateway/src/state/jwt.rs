@@ -2,10 +2,11 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD as BASE64};
+use pointsman_http_client::{Pem, Roots, Setup};
 use quick_cache::sync::Cache;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -33,8 +34,6 @@ const MAX_TENANT: usize = 128;
 const MAX_SUBJECT: usize = 64;
 /// Tokens that are remembered as verified.
 const MAX_VERIFIED: usize = 16_384;
-/// Time limit for connecting to the identity server.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Verifies tokens.
 pub(crate) struct TokenVerifier {
@@ -89,7 +88,12 @@ impl TokenVerifier {
             KeySource::File(text) => Keys::Fixed(KeySet::parse(text.as_bytes())?),
             KeySource::Url { url, ca } => {
                 let url: reqwest::Url = url.parse().map_err(|_| "its `jwks_url` is not a URL".to_owned())?;
-                let client = client(&url, ca.as_deref())?;
+                let roots = match ca {
+                    Some(pem) => Roots::SystemAnd(Pem::new("auth.jwt.jwks_ca", pem.as_bytes())),
+                    None => Roots::of(url.as_str()),
+                };
+                let client = Setup { roots, ..Setup::default() }.build();
+                let client = client.map_err(|error| format!("reading the public keys: {error}"))?;
                 let refresh = Arc::new(Refresh::new(settings.rules.unknown_key_pause));
                 let run =
                     refresh.clone().run((client, url), settings.rules.refresh, metrics.clone(), stop.clone());
@@ -293,28 +297,4 @@ fn seconds(value: &Value) -> Option<u64> {
 fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())
-}
-
-/// The HTTP client for the identity server. It follows no redirect: a set comes from the configured address.
-fn client(url: &reqwest::Url, ca: Option<&str>) -> Result<reqwest::Client, String> {
-    // Only the first call installs the provider; whichever is installed serves.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = || {
-        reqwest::Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .redirect(reqwest::redirect::Policy::none())
-            .referer(false)
-            .no_proxy()
-            .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")))
-    };
-    let built = match ca {
-        Some(pem) => {
-            let roots = reqwest::Certificate::from_pem_bundle(pem.as_bytes())
-                .map_err(|error| format!("auth.jwt.jwks_ca: {error}"))?;
-            builder().tls_certs_merge(roots).build()
-        }
-        None if url.scheme() == "http" => builder().tls_certs_only([]).build(),
-        None => builder().build(),
-    };
-    built.map_err(|error| format!("cannot start the HTTP client for the identity server: {error:?}"))
 }

@@ -23,8 +23,6 @@ use crate::{
 mod export;
 #[cfg(feature = "otel")]
 mod otlp;
-#[cfg(feature = "otel")]
-mod protobuf;
 mod request_trace;
 mod span;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_certificates::x509::{Certificate, DNS, EMAIL, URI};
+use pointsman_certificates::x509::{Certificate, GeneralName};
 use rustls::{
     CertificateError, DigitallySignedStruct, DistinguishedName, Error, SignatureScheme,
     client::danger::HandshakeSignatureValid,
@@ -30,16 +30,15 @@ impl CertificateNames {
     /// Reads the names of a certificate; `None` when it cannot be parsed.
     pub(crate) fn of(certificate: &CertificateDer<'_>) -> Option<Self> {
         let mut names = Self::default();
-        for (kind, name) in Certificate::parse(certificate)?.names {
-            let list = match kind {
-                DNS => &mut names.dns,
-                URI => &mut names.uris,
-                EMAIL => &mut names.emails,
+        for name in Certificate::parse(certificate)?.names {
+            let (list, name) = match &name {
+                GeneralName::DnsName(name) => (&mut names.dns, name.as_str().to_ascii_lowercase()),
+                GeneralName::UniformResourceIdentifier(name) => (&mut names.uris, name.to_string()),
+                GeneralName::Rfc822Name(name) => (&mut names.emails, name.to_string()),
                 _ => continue,
             };
-            let name = std::str::from_utf8(name).ok()?;
             if list.len() < MAX_NAMES {
-                list.push(if kind == DNS { name.to_ascii_lowercase() } else { name.to_owned() });
+                list.push(name);
             }
         }
         Some(names)

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use pointsman_certificates::{
     pem,
     provider::{PROVIDER, versions},
-    x509::{Certificate, DNS, IP},
+    x509::{Certificate, GeneralName},
 };
 use rustls::{
     Error, ServerConfig,
@@ -116,7 +116,8 @@ impl Contents {
             pem::certified_key(cert, (settings.key_file.as_path(), &*self.key), &PROVIDER, &mut note)?;
         let names =
             certified.cert.first().and_then(|first| Certificate::parse(first)).map(|first| first.names);
-        if !names.is_some_and(|names| names.iter().any(|(kind, _)| matches!(*kind, DNS | IP))) {
+        let is_address = |name: &_| matches!(name, GeneralName::DnsName(_) | GeneralName::IpAddress(_));
+        if !names.is_some_and(|names| names.iter().any(is_address)) {
             let message = format!(
                 "the certificate in `{}` has no subject alternative name with a DNS name or an IP address, so \
                  clients refuse it: issue one with the names of this listener",

@@ -1,9 +1,9 @@
 //! How servers are reached: the API key, and TLS.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use rustls::ClientConfig;
+use pointsman_http_client::{Pem, Roots, Setup, SetupError};
 
 use super::target::Target;
 
@@ -27,13 +27,22 @@ pub(super) struct AccessArgs {
 impl AccessArgs {
     /// Returns a client of `url`.
     pub(super) fn target(&self, url: &str) -> anyhow::Result<Target> {
-        let tls = if url.starts_with("https://") { Some(self.tls()?) } else { None };
-        Target::new(url, API_KEY, tls)
+        Target::new(url, API_KEY, self.setup(url)?)
     }
 
-    fn tls(&self) -> anyhow::Result<Arc<ClientConfig>> {
-        let own = self.tls_cert.as_deref().zip(self.tls_key.as_deref());
-        let client = pointsman_certificates::client(self.tls_ca.as_deref(), own);
-        client.map_err(|problem| anyhow::anyhow!(problem))
+    fn setup(&self, url: &str) -> Result<Setup, SetupError> {
+        if url.starts_with("http://") {
+            return Ok(Setup { roots: Roots::None, ..Setup::default() });
+        }
+        let read = |flag: &str, file: &Path| Pem::read(format!("{flag} {}", file.display()), file);
+        let roots = match &self.tls_ca {
+            Some(file) => Roots::Only(read("--tls-ca", file)?),
+            None => Roots::System,
+        };
+        let identity = match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Some((read("--tls-cert", cert)?, read("--tls-key", key)?)),
+            _ => None,
+        };
+        Ok(Setup { roots, identity, ..Setup::default() })
     }
 }

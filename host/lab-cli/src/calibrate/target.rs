@@ -1,21 +1,13 @@
 //! An engine or a gateway that is measured, over the OpenAI API.
 
-use std::sync::Arc;
-
 use anyhow::Context as _;
-use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode, Uri, header};
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::body::Incoming;
-use hyper_rustls::HttpsConnector;
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioExecutor,
-};
-use pointsman_certificates::no_trust;
+use pointsman_http_client::{Setup, whole};
 use pointsman_lab::calibrate::Sample;
 use pointsman_workers::tls_problem;
-use rustls::ClientConfig;
+use reqwest::{
+    Client, RequestBuilder, Response, StatusCode, Url,
+    header::{self, HeaderValue},
+};
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, json};
 use sse::Splitter;
@@ -31,9 +23,8 @@ const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 /// A server of the OpenAI API.
 #[derive(Debug)]
 pub(super) struct Target {
-    http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Client,
     url: String,
-    authorization: Option<HeaderValue>,
     /// Environment variable of the API key, for messages.
     key_name: String,
 }
@@ -91,33 +82,22 @@ struct Seen {
 }
 
 impl Target {
-    /// Creates a client of `url`, which has https:// when there is `tls`. The value of the environment
-    /// variable `key_name` goes into the `Authorization` header.
-    pub(super) fn new(url: &str, key_name: &str, tls: Option<Arc<ClientConfig>>) -> anyhow::Result<Self> {
+    /// Creates a client of `url`. The value of the environment variable `key_name` goes into the
+    /// `Authorization` header.
+    pub(super) fn new(url: &str, key_name: &str, mut setup: Setup) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
-        let parsed = url.parse::<Uri>().ok();
-        let scheme = if tls.is_some() { "https" } else { "http" };
-        let parsed = parsed.filter(|uri| uri.scheme_str() == Some(scheme) && uri.host().is_some());
-        if parsed.is_none() {
+        let parsed = url.parse::<Url>().ok();
+        if !parsed.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host()) {
             return Err(TargetError::Address(url).into());
         }
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.enforce_http(false);
-        connector.set_connect_timeout(Some(FACTS_TIMEOUT));
-        let authorization = match std::env::var(key_name) {
-            Ok(key) if !key.is_empty() => {
-                let mut value = HeaderValue::try_from(format!("Bearer {key}"))
-                    .with_context(|| format!("{key_name} has characters that no header may have"))?;
-                value.set_sensitive(true);
-                Some(value)
-            }
-            _ => None,
-        };
-        let tls = tls.map_or_else(no_trust, Ok)?;
-        let connector = HttpsConnector::from((connector, tls));
-        let http = Client::builder(TokioExecutor::new()).build(connector);
-        Ok(Self { http, url, authorization, key_name: key_name.to_owned() })
+        if let Some(key) = std::env::var(key_name).ok().filter(|key| !key.is_empty()) {
+            let mut value = HeaderValue::try_from(format!("Bearer {key}"))
+                .with_context(|| format!("{key_name} has characters that no header may have"))?;
+            value.set_sensitive(true);
+            setup.headers.insert(header::AUTHORIZATION, value);
+        }
+        let http = Setup { connect_timeout: FACTS_TIMEOUT, ..setup }.build()?;
+        Ok(Self { http, url, key_name: key_name.to_owned() })
     }
 
     pub(super) fn url(&self) -> &str {
@@ -125,13 +105,13 @@ impl Target {
     }
 
     /// Reads a document. `None` when the server has none at this path.
-    pub(super) async fn get(&self, path: &str) -> Result<Option<Bytes>, TargetError> {
+    pub(super) async fn get(&self, path: &str) -> Result<Option<Vec<u8>>, TargetError> {
         let answer = async {
-            let response = self.send("GET", path, Bytes::new()).await?;
+            let response = self.send(self.http.get(format!("{}{path}", self.url))).await?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+            let body = whole(response, MAX_BODY).await;
             let body = body.map_err(|error| TargetError::Broken(self.url.clone(), error.to_string()))?;
-            Ok((status, body.to_bytes()))
+            Ok((status, body))
         };
         let (status, body) = match tokio::time::timeout(FACTS_TIMEOUT, answer).await {
             Ok(answer) => answer?,
@@ -148,16 +128,8 @@ impl Target {
         }
     }
 
-    async fn send(&self, method: &str, path: &str, body: Bytes) -> Result<Response<Incoming>, TargetError> {
-        let mut request = Request::builder().method(method).uri(format!("{}{path}", self.url));
-        if let Some(value) = &self.authorization {
-            request = request.header(header::AUTHORIZATION, value);
-        }
-        if !body.is_empty() {
-            request = request.header(header::CONTENT_TYPE, "application/json");
-        }
-        let request = request.body(Full::new(body)).map_err(|_| TargetError::Address(self.url.clone()))?;
-        let sent = self.http.request(request).await;
+    async fn send(&self, request: RequestBuilder) -> Result<Response, TargetError> {
+        let sent = request.send().await;
         sent.map_err(|error| TargetError::Unreachable(self.url.clone(), with_cause(&error)))
     }
 
@@ -173,10 +145,12 @@ impl Target {
             "model": model, "prompt": prompt, "max_tokens": osl, "ignore_eos": true, "temperature": 0,
             "stream": true, "stream_options": {"include_usage": true},
         });
+        let request = self.http.post(format!("{}/v1/completions", self.url));
+        let request = request.header(header::CONTENT_TYPE, "application/json").body(body.to_string());
         let sent = Instant::now();
-        let response = self.send("POST", "/v1/completions", body.to_string().into()).await?;
+        let response = self.send(request).await?;
         let response = self.checked(response).await?;
-        let seen = self.read(response.into_body()).await?;
+        let seen = self.read(response).await?;
         let (Some(first), Some(last)) = (seen.first, seen.last) else {
             return Err(TargetError::NoToken(self.url.clone()));
         };
@@ -193,14 +167,13 @@ impl Target {
     }
 
     /// Returns an answer that streams events; anything else is an error.
-    async fn checked(&self, response: Response<Incoming>) -> Result<Response<Incoming>, TargetError> {
+    async fn checked(&self, response: Response) -> Result<Response, TargetError> {
         let status = response.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             return Err(TargetError::Unauthorized(self.url.clone(), status, self.key_name.clone()));
         }
         if !status.is_success() {
-            let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
-            let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+            let body = whole(response, MAX_BODY).await.unwrap_or_default();
             return Err(TargetError::Status(self.url.clone(), status, beginning(&body)));
         }
         let content_type = response.headers().get(header::CONTENT_TYPE);
@@ -210,12 +183,10 @@ impl Target {
         Ok(response)
     }
 
-    async fn read(&self, mut body: Incoming) -> Result<Seen, TargetError> {
+    async fn read(&self, mut response: Response) -> Result<Seen, TargetError> {
         let broken = |problem: String| TargetError::Broken(self.url.clone(), problem);
         let (mut seen, mut splitter) = (Seen::default(), Splitter::default());
-        while let Some(frame) = body.frame().await {
-            let frame = frame.map_err(|error| broken(with_cause(&error)))?;
-            let Ok(data) = frame.into_data() else { continue };
+        while let Some(data) = response.chunk().await.map_err(|error| broken(with_cause(&error)))? {
             let now = Instant::now();
             splitter.room().extend_from_slice(&data);
             let whole = splitter.whole().map_err(|error| broken(error.to_string()))?;

@@ -35,7 +35,7 @@ impl Etcd {
             || TcpListener::bind("127.0.0.1:0").and_then(|socket| Ok(socket.local_addr()?.port())).unwrap();
         let (ports, data) = ([free(), free()], tempfile::tempdir().unwrap());
         let process = spawn(data.path(), ports)?;
-        let client = http::client(&TlsFiles::default(), true).await.unwrap();
+        let client = http::client(&TlsFiles::default(), "http://127.0.0.1").unwrap();
         let etcd = Self { process, data, ports, client };
         etcd.ready().await;
         Some(etcd)

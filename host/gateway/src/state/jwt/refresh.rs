@@ -6,6 +6,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use pointsman_http_client::{whole, with_causes};
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::Instant,
@@ -124,18 +125,12 @@ impl Refresh {
 
 /// Fetches the set once.
 async fn fetch(client: &reqwest::Client, url: &reqwest::Url) -> Result<(KeySet, Vec<u8>), String> {
-    let failed = |error: reqwest::Error| format!("{:#}", anyhow::Error::from(error.without_url()));
-    let mut response = client.get(url.clone()).send().await.map_err(failed)?;
+    let failed = |error: reqwest::Error| with_causes(&error.without_url());
+    let response = client.get(url.clone()).send().await.map_err(failed)?;
     if response.status() != reqwest::StatusCode::OK {
         return Err(format!("status {}", response.status().as_u16()));
     }
-    let mut bytes = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(failed)? {
-        if bytes.len() + chunk.len() > MAX_BYTES {
-            return Err(format!("the answer has more than {MAX_BYTES} bytes"));
-        }
-        bytes.extend_from_slice(&chunk);
-    }
+    let bytes = whole(response, MAX_BYTES).await.map_err(|error| error.to_string())?;
     let keys = KeySet::parse(&bytes)?;
     Ok((keys, bytes))
 }

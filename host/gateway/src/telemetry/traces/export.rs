@@ -9,8 +9,9 @@ use std::sync::{
 };
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
+use pointsman_http_client::{BodyError, Roots, Setup, whole};
 use pointsman_workers::LogLimit;
-use reqwest::{Client, redirect::Policy};
+use reqwest::Client;
 use tokio::{
     sync::{mpsc::UnboundedReceiver, oneshot},
     time::{Duration, Instant, sleep_until, timeout_at},
@@ -67,7 +68,7 @@ pub(super) fn start(
 ) -> std::io::Result<()> {
     let url = settings.url().map(|url| url.to_string()).unwrap_or_default();
     let exporter = Exporter {
-        client: client(settings, url.starts_with("http://"))?,
+        client: client(settings, &url)?,
         url,
         envelope: Envelope::new(settings),
         timeout: settings.timeout,
@@ -83,23 +84,14 @@ pub(super) fn start(
     Ok(())
 }
 
-fn client(settings: &TraceSettings, without_tls: bool) -> std::io::Result<Client> {
-    // Only the first call installs the provider; whichever is installed serves.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+fn client(settings: &TraceSettings, url: &str) -> std::io::Result<Client> {
     let headers = settings.headers.iter().filter_map(|(name, value)| {
         let mut value = HeaderValue::try_from(value.expose()).ok()?;
         value.set_sensitive(true);
         Some((HeaderName::try_from(name).ok()?, value))
     });
-    let builder = Client::builder()
-        .default_headers(headers.collect())
-        .user_agent(concat!("pointsman/", env!("CARGO_PKG_VERSION")))
-        .redirect(Policy::none())
-        .no_proxy()
-        .pool_max_idle_per_host(1);
-    // A machine without root certificates can still export without TLS.
-    let builder = if without_tls { builder.tls_certs_only([]) } else { builder };
-    builder.build().map_err(std::io::Error::other)
+    let setup = Setup { roots: Roots::of(url), headers: headers.collect(), ..Setup::default() };
+    setup.build().map_err(std::io::Error::other)
 }
 
 impl Exporter {
@@ -169,18 +161,15 @@ impl Exporter {
     async fn post(&self, body: bytes::Bytes) -> Result<usize, Failure> {
         let request = self.client.post(&self.url).header(header::CONTENT_TYPE, "application/x-protobuf");
         let sent = request.body(body).send().await;
-        let mut answer =
+        let answer =
             sent.map_err(|error| if error.is_connect() { Failure::Connect } else { Failure::Broken })?;
         if !answer.status().is_success() {
             return Err(Failure::Status(answer.status()));
         }
-        let mut text = Vec::new();
-        while let Some(chunk) = answer.chunk().await.map_err(|_| Failure::Broken)? {
-            text.extend_from_slice(&chunk);
-            if text.len() > MAX_ANSWER {
-                return Err(Failure::AnswerTooLarge);
-            }
-        }
+        let text = whole(answer, MAX_ANSWER).await.map_err(|error| match error {
+            BodyError::Broken(_) => Failure::Broken,
+            BodyError::TooLarge(_) => Failure::AnswerTooLarge,
+        })?;
         // An answer that is not protobuf, with status 200, says nothing about single spans.
         Ok(otlp::rejected_spans(&text))
     }

@@ -1,16 +1,14 @@
 //! The HTTP client of a registry: TLS, proxies, and which addresses it may reach.
 
-use std::{fs, path::Path, time::Duration};
+use std::{path::Path, time::Duration};
 
-use reqwest::{Certificate, Client, ClientBuilder, Url, redirect::Policy};
+use pointsman_http_client::{Pem, Roots, Setup, SetupError};
+use reqwest::{Client, Url};
 
 use super::error::{RegistryError, clean};
 use crate::place::Reference;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Largest file of root certificates that is read, bytes.
-const MAX_CA_BYTES: u64 = 4 << 20;
-const USER_AGENT: &str = concat!("pointsman/", env!("CARGO_PKG_VERSION"));
 
 /// HTTP client for one registry.
 #[derive(Debug)]
@@ -78,48 +76,26 @@ fn is_loopback(url: &Url) -> bool {
 }
 
 fn client(without_tls: bool, local: bool, tls_ca: Option<&Path>) -> Result<Client, RegistryError> {
-    // Only the first call installs the provider; whichever is installed serves.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let builder = || {
-        let builder = Client::builder()
-            .connect_timeout(CONNECT_TIMEOUT)
-            .redirect(Policy::none())
-            .referer(false)
-            .user_agent(USER_AGENT);
-        if local { builder.no_proxy() } else { builder }
+    let build = |roots| {
+        Setup { roots, connect_timeout: CONNECT_TIMEOUT, proxies: !local, ..Setup::default() }.build()
     };
     let built = match tls_ca {
-        Some(file) => with_roots(builder(), file)?.build(),
-        None => builder().build(),
-    };
-    match built {
+        Some(file) => Pem::read(format!("--tls-ca {}", file.display()), file)
+            .and_then(|pem| build(Roots::SystemAnd(pem))),
         // A machine without root certificates can still reach a registry without TLS.
-        Err(_) if without_tls => builder().tls_certs_only([]).build(),
-        built => built,
-    }
-    .map_err(|error| {
-        RegistryError::new(
-            format!("the HTTP client cannot start: {}", clean(&format!("{error:?}"))),
-            "install the system's root certificates (ca-certificates), or give a file with --tls-ca",
-        )
-    })
-}
-
-fn with_roots(builder: ClientBuilder, file: &Path) -> Result<ClientBuilder, RegistryError> {
-    let fail = |problem: String| {
-        let problem = format!("--tls-ca {}: {problem}", file.display());
-        RegistryError::new(problem, "give a PEM file with the certificates of trusted roots")
+        None if without_tls => build(Roots::System).or_else(|_| build(Roots::None)),
+        None => build(Roots::System),
     };
-    let size = fs::metadata(file).map_err(|error| fail(error.to_string()))?.len();
-    if size > MAX_CA_BYTES {
-        return Err(fail(format!("the file has {size} bytes; the limit is {MAX_CA_BYTES}")));
-    }
-    let pem = fs::read(file).map_err(|error| fail(error.to_string()))?;
-    let roots = Certificate::from_pem_bundle(&pem).map_err(|error| fail(clean(&error.to_string())))?;
-    if roots.is_empty() {
-        return Err(fail("the file has no certificate".to_owned()));
-    }
-    Ok(builder.tls_certs_merge(roots))
+    built.map_err(|error| match error {
+        SetupError::File(..) => RegistryError::new(
+            clean(&error.to_string()),
+            "give a PEM file with the certificates of trusted roots",
+        ),
+        SetupError::Start(why) => RegistryError::new(
+            format!("the HTTP client cannot start: {}", clean(&why)),
+            "install the system's root certificates (ca-certificates), or give a file with --tls-ca",
+        ),
+    })
 }
 
 #[cfg(test)]
