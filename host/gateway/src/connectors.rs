@@ -137,6 +137,11 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         PrefillAnswer::MissingParameters
     }
 
+    /// Whether the engine can go on with the last message of a chat (`continue_final_message`).
+    fn continues_messages(&self) -> bool {
+        false
+    }
+
     /// Whether the engine can abort a leg by its id.
     fn abortable(&self) -> bool {
         false

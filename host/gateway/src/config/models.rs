@@ -31,6 +31,9 @@ pub struct Model {
     /// As routing.local_fallback, for this model only.
     #[key(example = "true")]
     pub local_fallback: Option<bool>,
+    /// As routing.continuations, for this model only.
+    #[key(example = "0", range = 0..=8)]
+    pub continuations: Option<u32>,
     /// As routing.busy, for this model only; a key that is left out is that of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,
