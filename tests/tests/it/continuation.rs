@@ -112,26 +112,28 @@ async fn reads_through(cluster: &TestCluster, path: &str, more: &Value, kind: Fa
 
 #[tokio::test]
 async fn i14_a_cut_stream_goes_on_as_if_nothing_had_happened() {
-    for dialect in [Dialect::Vllm, Dialect::Sglang] {
-        for roles in [AGGREGATED, PAIRS] {
+    let cut = |after_tokens| FaultKind::Cut { after_tokens };
+    let cases = [
+        (json!({}), cut(1)),
+        (json!({}), cut(TOKENS - 1)),
+        (json!({"min_tokens": 20, "stop": ["no such text"], "temperature": 0.5}), cut(9)),
+        (json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}}), cut(5)),
+    ];
+    for (dialect, roles) in [Dialect::Vllm, Dialect::Sglang]
+        .into_iter()
+        .flat_map(|dialect| [(dialect, AGGREGATED), (dialect, PAIRS)])
+    {
+        for (path, (more, kind)) in
+            [CHAT, COMPLETIONS].into_iter().flat_map(|path| cases.iter().map(move |case| (path, case)))
+        {
             let cluster = cluster(dialect, roles, |_| {}).await;
-            for path in [CHAT, COMPLETIONS] {
-                for after_tokens in [1, 7, TOKENS - 1] {
-                    reads_through(&cluster, path, &json!({}), FaultKind::Cut { after_tokens }, "cut").await;
-                }
-                let more = json!({"min_tokens": 20, "stop": ["no such text"], "temperature": 0.5});
-                reads_through(&cluster, path, &more, FaultKind::Cut { after_tokens: 9 }, "cut").await;
-                let every =
-                    json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
-                reads_through(&cluster, path, &every, FaultKind::Cut { after_tokens: 5 }, "cut").await;
-            }
+            reads_through(&cluster, path, more, kind.clone(), "cut").await;
             // I14.9
-            assert_eq!(continued(&cluster, "continued").await, 10.0, "{dialect:?} {roles:?}");
+            assert_eq!(continued(&cluster, "continued").await, 1.0, "{dialect:?} {roles:?}");
+            cluster.at_rest().await.unwrap();
             // I14.11
-            assert!(cluster.metric("pointsman_requests_total{").await.unwrap().iter().sum::<f64>() >= 20.0);
             let failed = cluster.metric("pointsman_requests_total{code=\"bad_upstream\"").await.unwrap();
             assert!(failed.is_empty(), "{failed:?}");
-            cluster.at_rest().await.unwrap();
         }
     }
 }
@@ -155,7 +157,7 @@ async fn i14_a_stream_of_a_silent_engine_goes_on_elsewhere() {
 async fn i14_the_streams_of_an_engine_that_dies_go_on_elsewhere() {
     for roles in [AGGREGATED, PAIRS] {
         let cluster = cluster(Dialect::Vllm, roles, |_| {}).await;
-        let long = || json!({"max_tokens": 100});
+        let long = || json!({"max_tokens": 600});
         let undisturbed = normal(&stream(&cluster, CHAT, long()).await);
         let dying = answering(&cluster)[0];
         // A request that kills the engine: its other streams end with an error event.
@@ -338,8 +340,9 @@ async fn i14_a_rest_that_does_not_fit_ends_the_stream_with_one_valid_error() {
             .unwrap();
         cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Cut { after_tokens: 4 })]);
         let mut seen = None;
-        for _ in 0..40 {
-            let events = stream(&cluster, CHAT, json!({})).await;
+        for turn in 0..40 {
+            let prompt = json!({"messages": [{"role": "user", "content": format!("turn {turn}")}]});
+            let events = stream(&cluster, CHAT, prompt).await;
             if events.last().unwrap() != "[DONE]" {
                 seen = Some(events);
                 break;
@@ -401,7 +404,10 @@ async fn i14_a_client_gets_comments_while_workers_are_sought() {
     }
     // I3.8
     assert_eq!(text_of(&events).len(), 4 * 4);
-    assert_eq!(cluster.faults_fired("hang-before-headers"), 1);
+    cluster
+        .until("the rest was sent", |cluster| cluster.faults_fired("hang-before-headers") == 1)
+        .await
+        .unwrap();
     drop(stream);
     cluster.at_rest().await.unwrap();
 }
