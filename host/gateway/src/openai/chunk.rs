@@ -144,7 +144,7 @@ fn between_quotes(json: &str) -> Option<&str> {
 
 /// Returns where `part`, which was read from `bytes`, lies in it.
 pub(crate) fn place_in(bytes: &[u8], part: &str) -> Option<Range<usize>> {
-    let start = (part.as_ptr() as usize).checked_sub(bytes.as_ptr() as usize)?;
+    let start = part.as_ptr().addr().checked_sub(bytes.as_ptr().addr())?;
     let place = start..start + part.len();
     (bytes.get(place.clone())? == part.as_bytes()).then_some(place)
 }
