@@ -116,7 +116,7 @@ async fn i14_a_cut_stream_goes_on_as_if_nothing_had_happened() {
     let cases = [
         (json!({}), cut(1)),
         (json!({}), cut(TOKENS - 1)),
-        (json!({"min_tokens": 20, "stop": ["no such text"], "temperature": 0.5}), cut(9)),
+        (json!({"min_tokens": 20, "stop": ["@@"], "temperature": 0.5}), cut(9)),
         (json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}}), cut(5)),
     ];
     for (dialect, roles) in [Dialect::Vllm, Dialect::Sglang]
