@@ -137,6 +137,11 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         PrefillAnswer::MissingParameters
     }
 
+    /// Returns whether the engine can continue the last message of a chat (`continue_final_message`).
+    fn continues_messages(&self) -> bool {
+        false
+    }
+
     /// Returns whether the engine can abort a leg by its id.
     fn abortable(&self) -> bool {
         false

@@ -2,6 +2,8 @@
 //! no I/O.
 
 pub(crate) mod canary;
+pub(crate) mod chunk;
+pub(crate) mod continuation;
 pub(crate) mod endpoint;
 pub(crate) mod error;
 mod error_body;
@@ -17,5 +19,6 @@ pub(crate) mod reserved;
 pub(crate) mod seen;
 pub(crate) mod short_text;
 pub(crate) mod trace_context;
+pub(crate) mod transcript;
 
 pub(crate) use ::sse;

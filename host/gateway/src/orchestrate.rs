@@ -54,6 +54,7 @@ mod route;
 mod send;
 pub(crate) mod stored;
 mod whole_estimate;
+mod worker_outcome;
 
 use executor::{Executor, Reached};
 use leg_run::LegRun;
@@ -78,6 +79,10 @@ pub(crate) struct Drive {
     pub(crate) gone: CancellationToken,
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
+    /// The request for the rest of an answer whose engine failed (I14).
+    rest: Option<Arc<Request>>,
+    /// Whether the leg that answers was sent, and no token of it came.
+    awaits_token: bool,
     explain: bool,
     routing_request: RoutingRequest,
     snapshot: Arc<Snapshot>,
@@ -150,7 +155,7 @@ impl Drive {
         let PlannedRequest { request, routing_request, snapshot, plan, explain } = *planned;
         let mut policy = plan::retry_policy(&state, &request, &snapshot);
         if executor.is_proxy() {
-            policy.retries = 0;
+            (policy.retries, policy.continuations) = (0, 0);
         }
         let (legs, actions) = Legs::new(plan.shape, policy);
         let deadline = account.started() + state.settings.request_timeout;
@@ -166,6 +171,8 @@ impl Drive {
             deadline,
             gone,
             cached_tokens: None,
+            rest: None,
+            awaits_token: false,
             explain,
             routing_request,
             snapshot,
@@ -331,6 +338,7 @@ impl Drive {
             Action::Finish => self.release(),
             // The code that passes the answer on performs these actions.
             Action::Relay
+            | Action::Continue
             | Action::Hold
             | Action::Release
             | Action::AnswerPrefill

@@ -74,6 +74,8 @@ pub struct Legs {
     prefill_failed: bool,
     /// Number of engines that broke while they handled this request.
     broken: u32,
+    /// The legs are to generate the rest of an answer, and have not sent a token of it.
+    resumes: bool,
 }
 
 /// Engines that may break on a request: a request that kills its engine must not visit every worker.
@@ -100,6 +102,7 @@ impl Legs {
             finished: false,
             prefill_failed: false,
             broken: 0,
+            resumes: false,
         };
         let actions = legs.start();
         (legs, actions)
@@ -109,6 +112,12 @@ impl Legs {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
+    }
+
+    /// Returns whether the answer may be continued, should its engine fail.
+    #[must_use]
+    pub fn may_ever_continue(&self) -> bool {
+        self.policy.continuations > 0
     }
 
     /// Returns whether a committed handoff has to be sent to a decode worker: ending now would strand it.
@@ -303,7 +312,7 @@ impl Legs {
         }
         self.state.prefill = LegState::Over;
         let mut actions = Actions::new();
-        if self.client == Client::Waiting {
+        if self.nothing_is_sent() {
             self.client = Client::Served;
             actions.push(Action::AnswerPrefill);
         }
@@ -323,7 +332,7 @@ impl Legs {
         if self.state.answering != LegState::InFlight {
             return Actions::new();
         }
-        self.consumed = true;
+        (self.consumed, self.resumes) = (true, false);
         if self.only_consumes() {
             return self.cancel_all();
         }

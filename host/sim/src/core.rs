@@ -16,7 +16,7 @@ pub use self::{
     jitter::Jitter,
     pins::{Ask, Pins, Pull},
     step_time::{LeastTimes, StepTime, StepWork},
-    tokens::{Object, Piece, Prompt},
+    tokens::{Object, Output, Piece, Prompt},
 };
 
 mod batch;

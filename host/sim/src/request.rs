@@ -13,12 +13,18 @@ use crate::{
     faults::{Break, FaultKind, Picked},
 };
 
+mod message;
+
+use message::{Content, Message};
+
 /// Fields of a body that the model uses. All others are accepted and ignored.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Body {
     pub(crate) model: Option<String>,
     messages: Option<Vec<Message>>,
+    add_generation_prompt: Option<bool>,
+    continue_final_message: bool,
     system: Option<Content>,
     input: Option<Input>,
     instructions: Option<String>,
@@ -52,37 +58,10 @@ pub(crate) enum OneOrMany<T> {
 }
 
 #[derive(Debug, Deserialize)]
-struct Message {
-    #[serde(default)]
-    content: Option<Content>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Input {
     Text(String),
     Items(Vec<Message>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    #[serde(default)]
-    text: Option<String>,
-    /// vLLM takes an object; other forms are not modelled.
-    #[serde(default)]
-    image_url: Option<ImageUrl>,
-}
-
-#[derive(Debug, Deserialize)]
-struct ImageUrl {
-    url: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -103,6 +82,8 @@ struct StreamOptions {
 
 /// Output tokens of a completion without a length.
 const DEFAULT_COMPLETION: u32 = 16;
+/// Stands for what a template puts between the assistant's last message and the next.
+const NEW_TURN: &str = "turn";
 /// Maximum number of sequences of a request.
 const MAX_SEQUENCES: usize = 1024;
 
@@ -139,6 +120,13 @@ impl Body {
             )
             .with_param("stream_options"));
         }
+        // vLLM's check; its default for a chat is true. SGLang adds the turn of the assistant in any case.
+        let both = body.continue_final_message && body.add_generation_prompt.unwrap_or(true);
+        if both && config.dialect == Dialect::Vllm {
+            return Err(Failure::shape(
+                "1 validation error:\n  Value error, Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
+            ));
+        }
         body.check_numbers(config)?;
         Ok(body)
     }
@@ -161,7 +149,9 @@ impl Body {
             Api::Messages => self.system.take(),
             Api::Responses => {
                 self.messages = self.input.take().map(|input| match input {
-                    Input::Text(text) => vec![Message { content: Some(Content::Text(text)) }],
+                    Input::Text(text) => {
+                        vec![Message { role: String::new(), content: Some(Content::Text(text)) }]
+                    }
                     Input::Items(items) => items,
                 });
                 self.max_tokens = self.max_output_tokens;
@@ -169,7 +159,7 @@ impl Body {
             }
         };
         if let (Some(first), Some(messages)) = (first, &mut self.messages) {
-            messages.insert(0, Message { content: Some(first) });
+            messages.insert(0, Message { role: String::new(), content: Some(first) });
         }
         if !api.takes_handoff(config.dialect) {
             (self.kv_transfer_params, self.bootstrap_room) = (None, None);
@@ -203,6 +193,11 @@ impl Body {
             ),
             _ => Ok(()),
         }
+    }
+
+    /// The last message, if it is the assistant's.
+    fn answered(&self) -> Option<&Message> {
+        self.messages.as_ref()?.last().filter(|message| message.role == "assistant")
     }
 
     fn max_out(&self) -> Option<u32> {
@@ -256,7 +251,10 @@ impl Body {
     pub(crate) fn prompts(&self, chat: bool) -> Result<Vec<Prompt>, Failure> {
         let prompts = if chat {
             let messages = self.messages.iter().flatten();
-            vec![Prompt::of_pieces(messages.flat_map(|message| message.pieces()))]
+            // A template closes the assistant's last message, and begins another, unless it is to go on.
+            let closed = self.answered().is_some() && !self.continue_final_message;
+            let turn = closed.then_some(Piece::Text(NEW_TURN));
+            vec![Prompt::of_pieces(messages.flat_map(|message| message.pieces()).chain(turn))]
         } else {
             match &self.prompt {
                 None => Vec::new(),
@@ -328,25 +326,12 @@ impl Body {
             ))
             .with_param("input_tokens"));
         }
-        let natural = if self.ignore_eos { u32::MAX } else { config.natural_len.max(self.min_tokens) };
+        // An answer that goes on ends where it would have ended.
+        let begun = self.answered().filter(|_| self.continue_final_message);
+        let begun = begun.map_or(0, |message| Prompt::of_pieces(message.pieces()).isl());
+        let natural = config.natural_len.saturating_sub(begun).max(self.min_tokens).max(1);
+        let natural = if self.ignore_eos { u32::MAX } else { natural };
         Ok(if natural < wanted { (natural, Finish::Stop) } else { (wanted, Finish::Length) })
-    }
-}
-
-impl Message {
-    fn pieces(&self) -> Vec<Piece<'_>> {
-        match &self.content {
-            None => Vec::new(),
-            Some(Content::Text(text)) => vec![Piece::Text(text)],
-            Some(Content::Parts(parts)) => parts.iter().filter_map(Part::piece).collect(),
-        }
-    }
-}
-
-impl Part {
-    fn piece(&self) -> Option<Piece<'_>> {
-        let image = self.image_url.as_ref().map(|image| Piece::Image(&image.url));
-        image.or_else(|| self.text.as_deref().map(Piece::Text))
     }
 }
 

@@ -21,6 +21,7 @@ use crate::{
 };
 
 mod back_pressure;
+mod breaks;
 mod eligibility;
 mod learned_limit;
 mod progress;
@@ -31,6 +32,7 @@ mod warm_up;
 
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
+use breaks::Breaks;
 pub use eligibility::Ineligible;
 use learned_limit::LearnedLimit;
 pub use reservation::Reservation;
@@ -75,6 +77,8 @@ pub struct Worker {
     warm_up: WarmUp,
     /// The worker's progress while requests wait for it.
     activity: Activity,
+    /// When it last broke on requests.
+    breaks: Breaks,
     /// Whether the worker is left out because it is stuck.
     put_aside: AtomicBool,
     /// Makes the prober read the engine's figures at once.
@@ -148,6 +152,7 @@ impl Worker {
             learned_limit: LearnedLimit::new(),
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),
+            breaks: Breaks::default(),
             put_aside: AtomicBool::new(false),
             read_now: Notify::new(),
             suspect: AtomicBool::new(false),

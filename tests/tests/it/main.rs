@@ -27,6 +27,7 @@ mod client_tokens;
 mod committed_handoffs;
 mod compressed_bodies;
 mod connection_pools;
+mod continuation;
 mod contract;
 mod data_threads;
 mod decision_log;

@@ -31,6 +31,9 @@ pub struct Model {
     /// Overrides routing.local_fallback for this model.
     #[key(example = "true")]
     pub local_fallback: Option<bool>,
+    /// Overrides routing.continuations for this model.
+    #[key(example = "0", range = 0..=8)]
+    pub continuations: Option<u32>,
     /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,

@@ -22,6 +22,10 @@ pub struct Routing {
     /// Retries of a request, all legs together, before the first byte only.
     #[key(default = 2)]
     pub retries: u32,
+    /// How often the rest of a stream is generated elsewhere after its engine failed, where that is safe; 0:
+    /// never.
+    #[key(default = 1, range = 0..=8)]
+    pub continuations: u32,
     /// Prefill locally when remote prefill failed for good; ignored with `enforce_disagg`.
     pub local_fallback: bool,
     /// How long each session stays bound to its workers; 0: only sessions with a session_control are bound.

@@ -26,6 +26,10 @@ impl Connector for Sglang {
         Some(HandoffKind::Bootstrap)
     }
 
+    fn continues_messages(&self) -> bool {
+        true
+    }
+
     /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
     /// several choices, the engine runs a prompt once to fill its cache and then once more for each choice.
     /// All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`), so the

@@ -19,6 +19,10 @@ impl Connector for VllmMooncake {
         Some(HandoffKind::Bootstrap)
     }
 
+    fn continues_messages(&self) -> bool {
+        true
+    }
+
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         vllm::unsplittable(request)
     }

@@ -75,6 +75,10 @@ impl Connector for VllmNixl {
         Some(HandoffKind::Completed)
     }
 
+    fn continues_messages(&self) -> bool {
+        true
+    }
+
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         vllm::unsplittable(request)
     }

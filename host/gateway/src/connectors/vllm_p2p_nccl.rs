@@ -17,6 +17,10 @@ impl Connector for VllmP2pNccl {
         Some(HandoffKind::Addressed)
     }
 
+    fn continues_messages(&self) -> bool {
+        true
+    }
+
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         vllm::unsplittable(request)
     }

@@ -198,6 +198,18 @@ pub(crate) enum ApiError {
     /// The worker that the request pins a leg to failed so, and no other one may take the leg.
     #[error("{0}; the request pins its {1} leg to worker {2}, so no other one was tried")]
     Pinned(Box<Self>, Leg, WorkerId),
+    /// The engine of a stream failed, and the rest of the answer could not be generated elsewhere.
+    #[error(
+        "{cause}; {delivered} output tokens were delivered, and no other worker could generate the rest: {why}"
+    )]
+    NotContinued {
+        /// How the engine failed.
+        cause: Box<Self>,
+        /// Output tokens that the client got.
+        delivered: u32,
+        /// Why there is no rest.
+        why: String,
+    },
     /// This gateway is shutting down.
     #[error("this gateway is draining; send the request to another one")]
     Draining,
@@ -269,7 +281,7 @@ impl ApiError {
             | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
             Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
-            Self::Pinned(cause, ..) => cause.status(),
+            Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => cause.status(),
         }
     }
 
@@ -316,13 +328,13 @@ impl ApiError {
             Self::Deadline => "deadline",
             Self::Overloaded { .. } => "overloaded",
             Self::Engine { .. } => "engine_4xx",
-            Self::Pinned(cause, ..) => cause.code(),
+            Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => cause.code(),
         }
     }
 
     fn retry_after(&self) -> Option<u64> {
         let measured = match self {
-            Self::Pinned(cause, ..) => return cause.retry_after(),
+            Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => return cause.retry_after(),
             Self::Overloaded { retry_after, .. } => Some(retry_after),
             Self::TenantLimit(exceeded) => Some(&exceeded.retry_after),
             _ => None,

@@ -20,7 +20,7 @@ use crate::{
 pub(crate) use crate::openai::endpoint::Endpoint;
 
 /// A parsed request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     /// The endpoint.
     pub endpoint: Endpoint,
@@ -198,6 +198,12 @@ impl Request {
             ..Self::bare(endpoint, &model, body, hints)
         };
         Ok(parsed.traced(headers, rules))
+    }
+
+    /// Returns the same request with another body for the engines.
+    #[must_use]
+    pub(crate) fn with_body(&self, body: JsonBody) -> Arc<Self> {
+        Arc::new(Self { body, ..self.clone() })
     }
 
     /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine.

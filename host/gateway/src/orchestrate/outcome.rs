@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 use pointsman_orchestration::{Event, Failed};
-use pointsman_workers::{Candidate, Leg};
+use pointsman_workers::Leg;
 use tokio::time::Instant;
 
 use super::{
@@ -13,6 +13,7 @@ use super::{
     quarantine::acquit,
     refusals::Refusals,
     relay, stored,
+    worker_outcome::{note_failure, note_success},
 };
 use crate::{
     connectors::{PrefillAnswer, connector_for},
@@ -24,7 +25,6 @@ use crate::{
         seen,
         sse::{self, Seen, Usage},
     },
-    state::State,
     telemetry::metrics::seconds,
     upstream::{self, Body, CallError, PauseLimits},
 };
@@ -73,7 +73,8 @@ impl Drive {
         self.failed_span = self.runs.prefill.span;
         self.failed_prefill = self.candidate(Leg::Prefill).map(|prefill| (prefill.worker.id(), result));
         self.runs.prefill.failure = Some(ApiError::BadUpstream(problem));
-        let failed = Failed { retryable: false, refused: false, began: true, broke: false };
+        let failed =
+            Failed { retryable: false, refused: false, began: true, broke: false, continuable: false };
         Event::Failed(Leg::Prefill, failed)
     }
 
@@ -122,9 +123,12 @@ impl Drive {
     }
 
     /// Records the tokens and the usage of an event that came at `now`, and brings the booking up to them.
-    /// Returns whether its tokens are the first.
+    /// Returns whether its tokens are the first of its leg.
     pub(crate) fn count(&mut self, seen: &Seen, now: Instant) -> bool {
-        let first = seen.tokens > 0 && self.account.output(seen.tokens, now);
+        let first = seen.tokens > 0 && std::mem::take(&mut self.awaits_token);
+        if seen.tokens > 0 {
+            self.account.output(seen.tokens, now);
+        }
         if let Some(usage) = seen.usage {
             self.usage(usage);
         }
@@ -242,6 +246,7 @@ impl Drive {
             refused: error.is_refusal(),
             began: error.began(),
             broke: error.breaks_engine(),
+            continuable: false,
         };
         if let Some(candidate) = &candidate {
             let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
@@ -351,46 +356,5 @@ async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits)
         Ok(body) if sse::look(&body).error => CallError::of_error_body(&body),
         Ok(_) => CallError::Protocol(unexpected),
         Err(error) => error,
-    }
-}
-
-/// Counts a leg that succeeded, and reports it to its worker.
-fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
-    state.metrics.leg(leg.as_str(), candidate.worker.spec().engine.as_str(), "ok");
-    candidate.load().observe_outcome(true);
-    candidate.worker.note_outcome(true);
-}
-
-/// Counts a failed leg, and reports it to its worker unless the request is to blame. `candidate` comes with
-/// the time at which the leg was sent.
-fn note_failure(
-    state: &State,
-    leg: Leg,
-    (candidate, sent): (&Candidate, Instant),
-    error: &CallError,
-    is_poison: bool,
-) {
-    let (spec, worker) = (candidate.worker.spec(), &candidate.worker);
-    state.metrics.leg(leg.as_str(), spec.engine.as_str(), error.kind());
-    if let Some(refusal) = error.refusal() {
-        // The task of a prefill call has released its booking.
-        let others = worker.own_requests().saturating_sub(u32::from(leg != Leg::Prefill));
-        if worker.note_refusal(refusal, sent, others) {
-            candidate.load().observe_outcome(false);
-        }
-        tracing::debug!(worker = %spec.id, pause = ?worker.pause(), "worker paused: its engine has too much to do");
-    } else if error.is_fault() && !is_poison {
-        candidate.load().observe_outcome(false);
-        worker.note_outcome(false);
-    }
-    match error {
-        CallError::Connect(problem) => {
-            tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker unreachable");
-            worker.note_connect_failed();
-        }
-        CallError::Timeout(_) => worker.note_timeout(),
-        CallError::Broken(_) => worker.note_restart(),
-        CallError::Status { status, .. } if *status == http::StatusCode::NOT_FOUND => worker.note_restart(),
-        _ => {}
     }
 }

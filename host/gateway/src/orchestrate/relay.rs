@@ -28,6 +28,8 @@ mod detached;
 mod edit;
 mod limits;
 mod prefill_answer;
+mod resume;
+mod seam;
 
 /// Events that arrived together are sent as one chunk of at most this size, bytes.
 const MAX_CHUNK: usize = 16 * 1024;
@@ -41,6 +43,7 @@ pub(crate) use answer::Answer;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use prefill_answer::prefill_answer;
+use resume::Resumption;
 
 /// A stream on its way.
 struct Relay {
@@ -71,6 +74,7 @@ struct Relay {
     /// The client got the end of its answer, or left. Work that engines still need goes on without it.
     detached: bool,
     over: bool,
+    resumption: Resumption,
 }
 
 /// Starts to relay a stream whose head has arrived.
@@ -94,6 +98,7 @@ impl Relay {
         let timer = Box::pin(tokio::time::sleep_until(now));
         let mut relay = Self {
             format: drive.request.endpoint.format(),
+            resumption: Resumption::of(&drive),
             drive,
             incoming: Some(incoming),
             splitter: Splitter::default(),
@@ -118,7 +123,7 @@ impl Relay {
     /// Returns the next chunk for the client: all bytes that the engine has written so far, without waiting
     /// for more.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        while !self.over && !self.detached && self.out.len() < MAX_CHUNK {
+        while !self.over && !self.detached && !self.resumption.is_pending && self.out.len() < MAX_CHUNK {
             if self.poll_step(cx).is_pending() {
                 if self.out.is_empty() {
                     return Poll::Pending;
@@ -199,6 +204,18 @@ impl Relay {
     fn relay_events(&mut self, events: &[u8]) {
         let hidden = self.drive.hide_ids(events);
         let events = hidden.as_deref().unwrap_or(events);
+        let Some(seam) = &mut self.resumption.seam else {
+            self.relay_joined(events);
+            return;
+        };
+        let (joined, problem) = seam.join(events);
+        self.relay_joined(&joined);
+        if let Some(problem) = problem.filter(|_| self.incoming.is_some()) {
+            self.fail(CallError::Protocol(problem));
+        }
+    }
+
+    fn relay_joined(&mut self, events: &[u8]) {
         let slice = |place: Range<usize>| events.get(place).unwrap_or_default();
         let mut from = 0;
         for place in sse::events(events) {
@@ -213,6 +230,9 @@ impl Relay {
                 self.push(slice(from..place.start));
                 self.fail(CallError::of_error_body(sse::object(event)));
                 return;
+            }
+            if let Some(transcript) = &mut self.resumption.transcript {
+                transcript.note(event);
             }
             let held_before = self.held.is_some();
             self.account_for(&seen);
@@ -266,14 +286,12 @@ impl Relay {
         self.report(Event::Ended);
     }
 
-    fn fail(&mut self, error: CallError) {
-        self.incoming = None;
-        let event = self.drive.answer_failed(error);
-        self.report(event);
-    }
-
     fn report(&mut self, event: Event) {
         self.drive.report(event);
+        self.perform_all();
+    }
+
+    fn perform_all(&mut self) {
         while let Some(action) = self.drive.next_action() {
             self.perform(action);
         }
@@ -286,11 +304,17 @@ impl Relay {
                 let held = self.held.take().unwrap_or_default();
                 self.out.extend_from_slice(&held);
             }
+            Action::Continue => self.continue_elsewhere(),
+            Action::AnswerPrefill => self.take_prefill_answer(),
             Action::Fail(leg) => {
                 let cause = self.drive.cause(leg);
+                let cause = self.cause_with_delivered(cause);
                 self.fail_client(&cause);
             }
-            Action::FailDeadline => self.fail_client(&ApiError::Deadline),
+            Action::FailDeadline => {
+                let cause = self.cause_with_delivered(ApiError::Deadline);
+                self.fail_client(&cause);
+            }
             Action::Cancel(leg) => {
                 if leg == self.drive.answering() {
                     self.incoming = None;

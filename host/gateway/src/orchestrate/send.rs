@@ -59,6 +59,11 @@ impl Drive {
         }
     }
 
+    /// The request as engines get it: the client's, or that for the rest of its answer.
+    fn leg_request(&self) -> &Request {
+        self.rest.as_ref().unwrap_or(&self.request)
+    }
+
     /// Sends a leg, or hands it to the proxy. `consume`: for one output token, only to consume the handoff.
     pub(super) fn send(&mut self, leg: Leg, consume: bool) {
         let Some(candidate) = &self.runs[leg].candidate else { return };
@@ -69,6 +74,7 @@ impl Drive {
             leg_headers(&self.context(), target(candidate), self.request.authorization.as_ref());
         headers.extend(self.account.trace_context(&self.request).headers(span, links));
         self.account.leg_sent(span, LegTarget { leg, candidate, attempt: self.attempts.earlier(), links });
+        self.awaits_token |= leg != Leg::Prefill;
         let run = &mut self.runs[leg];
         (run.sent, run.span) = (Some(Instant::now()), Some(span));
         match (&self.executor, leg) {
@@ -85,7 +91,7 @@ impl Drive {
         let Some(candidate) = &self.runs.prefill.candidate else { return };
         let spec = candidate.worker.spec();
         let connector = connector_for(spec);
-        let body = connector.prefill(&self.request, &self.context());
+        let body = connector.prefill(self.leg_request(), &self.context());
         let to = Destination::new(spec, self.request.endpoint.path());
         let upstream = self.upstream.clone();
         let limits = self.state.settings.leg_timeouts;
@@ -125,9 +131,9 @@ impl Drive {
         let spec = candidate.worker.spec();
         let (connector, context) = (connector_for(spec), self.context());
         let body = match (leg, consume) {
-            (Leg::Decode, true) => connector.decode_one_token(&self.request, &context),
-            (Leg::Decode, false) => connector.decode(&self.request, &context),
-            _ => single_body(&self.request, connector, &context),
+            (Leg::Decode, true) => connector.decode_one_token(self.leg_request(), &context),
+            (Leg::Decode, false) => connector.decode(self.leg_request(), &context),
+            _ => single_body(self.leg_request(), connector, &context),
         };
         headers
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));

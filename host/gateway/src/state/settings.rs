@@ -133,12 +133,14 @@ impl LegTimeouts {
 
 /// Returns the split rules for all models, and those of the models that differ.
 fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, SplitRules>) {
-    let Routing { enforce_disagg, order, retries, local_fallback, .. } = configured.routing;
-    let split = SplitRules::new(enforce_disagg, RetryPolicy { order, retries, local_fallback });
+    let Routing { enforce_disagg, order, retries, continuations, local_fallback, .. } = configured.routing;
+    let retry_policy = RetryPolicy { order, retries, local_fallback, continuations };
+    let split = SplitRules::new(enforce_disagg, retry_policy);
     let own = |model: &Model| {
         let retry_policy = RetryPolicy {
             order: model.order.unwrap_or(order),
             retries,
+            continuations: model.continuations.unwrap_or(continuations),
             local_fallback: model.local_fallback.unwrap_or(local_fallback),
         };
         SplitRules::new(model.enforce_disagg.unwrap_or(enforce_disagg), retry_policy)

@@ -80,6 +80,8 @@ pub(crate) struct Account {
     /// Metrics of the tenant; `None` until the sender is known.
     tenant_series: Option<Arc<TenantSeries>>,
     outcome: Outcome,
+    /// Why the stream was not continued when its engine failed.
+    not_continued: Option<&'static str>,
     /// The request's part of the bytes that all bodies may take.
     body: Option<Share>,
     /// The queue's admission.
@@ -145,6 +147,7 @@ impl Account {
             tenant: None,
             tenant_series: None,
             outcome: Outcome { status: 499, code: "client_closed" },
+            not_continued: None,
             body: None,
             admission: None,
             reservation: None,
@@ -235,16 +238,14 @@ impl Account {
         self.refusals.extend(decision);
     }
 
-    /// Counts output tokens relayed at `now`. Returns whether these are the first.
+    /// Counts output tokens relayed at `now`.
     ///
     /// Only streams are measured: when the tokens of a whole answer were made, nothing says.
-    pub(crate) fn output(&mut self, tokens: u32, now: Instant) -> bool {
+    pub(crate) fn output(&mut self, tokens: u32, now: Instant) {
         self.tokens += tokens;
         self.counted |= tokens > 0;
         self.last_token = Some(now);
-        let first = self.first_token.is_none();
         self.first_token.get_or_insert(now);
-        first
     }
 
     /// Sets the model once the body is parsed. `is_served`: whether a worker serves it.
@@ -340,6 +341,11 @@ impl Account {
     pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         (self.tokens > 1).then(|| between / (self.tokens - 1))
+    }
+
+    /// Records why the stream was not continued when its engine failed.
+    pub(crate) fn not_continued(&mut self, reason: &'static str) {
+        self.not_continued = Some(reason);
     }
 
     /// Records how the request ended.

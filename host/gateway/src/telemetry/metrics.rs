@@ -176,6 +176,8 @@ pub struct Metrics {
     pub(crate) leg_seconds: Family<LegLabels, Histogram, fn() -> Histogram>,
     /// Retries by leg.
     pub retries: Family<ReasonLabels, Counter>,
+    /// Streams whose engine failed: `continued`, `failed`, or why they were not continued.
+    pub continuations: Family<ReasonLabels, Counter>,
     /// Completed handoffs by result.
     pub handoffs: Family<ReasonLabels, Counter>,
     /// Requests that broke two workers (`quarantined`), and equal ones afterwards (`refused`).
@@ -251,6 +253,7 @@ impl Default for Metrics {
             legs: Family::default(),
             leg_seconds: Family::new_with_constructor(|| Histogram::new(DURATION_BUCKETS)),
             retries: Family::default(),
+            continuations: Family::default(),
             handoffs: Family::default(),
             poison_requests: Family::default(),
             not_tokenized: Family::default(),
@@ -311,6 +314,7 @@ impl Metrics {
             legs "legs" "Number of legs by how they ended",
             leg_seconds "leg_seconds" "Time from sending a leg to its end in seconds, by how it ended",
             retries "retries" "Number of retries by leg",
+            continuations "continuations" "Number of streams whose engine failed after their first token, by what followed: continued, failed, or why they were not continued",
             handoffs "handoffs" "Number of handoffs from prefill to decode by result",
             poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
             not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",

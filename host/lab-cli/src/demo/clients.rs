@@ -23,7 +23,7 @@ const CLIENTS: usize = 12;
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) outcomes: Vec<Streamed>,
-    /// Streams that the killed worker cut: the gateway cannot retry a stream that has begun.
+    /// Streams that ended with the killed worker, because the gateway could not continue them.
     pub(super) cut: usize,
 }
 

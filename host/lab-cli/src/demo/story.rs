@@ -102,8 +102,8 @@ fn judge(prefill: &Value, decode: &Value, seen: &Seen) -> Vec<Row> {
         },
         Row {
             done: "killed worker: one of three decode engines",
-            happened: format!("{} running streams were cut, {failed} other requests failed", seen.cut),
-            proves: "later requests go to the workers that are left",
+            happened: format!("{} streams lost, {failed} other requests failed", seen.cut),
+            proves: "running streams and later requests go to the workers that are left",
             passed: failed == 0,
         },
     ]

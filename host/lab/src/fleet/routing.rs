@@ -126,7 +126,7 @@ impl Default for Probe {
 impl Routing {
     pub(crate) fn split_rules(&self) -> SplitRules {
         let Self { order, retries, local_fallback, .. } = *self;
-        SplitRules::new(self.enforce_disagg, RetryPolicy { order, retries, local_fallback })
+        SplitRules::new(self.enforce_disagg, RetryPolicy { order, retries, local_fallback, continuations: 0 })
     }
 
     /// Returns what is wrong with the values.

@@ -32,7 +32,7 @@ impl Fault {
     /// Kind of the failure, as the gateway classifies the failed call.
     fn failed(self) -> Failed {
         let began = self != Self::Connect;
-        Failed { retryable: true, refused: false, began, broke: began }
+        Failed { retryable: true, refused: false, began, broke: began, continuable: false }
     }
 }
 

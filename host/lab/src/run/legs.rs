@@ -161,6 +161,7 @@ impl Lab<'_> {
                 // A lost handoff holds its blocks until the lease ends.
                 Action::Abort(_)
                 | Action::Relay
+                | Action::Continue
                 | Action::Hold
                 | Action::Release
                 | Action::AnswerPrefill

@@ -85,7 +85,7 @@ impl Legs {
     /// Returns whether the request may run on a worker that prefills locally (B6). That worker would be one
     /// more engine on which the request may break.
     fn may_fall_back(&self) -> bool {
-        self.policy.local_fallback && self.client == Client::Waiting && self.broken < MAX_BROKEN
+        self.policy.local_fallback && self.nothing_is_sent() && self.broken < MAX_BROKEN
     }
 
     fn fall_back(&mut self) -> Actions {
@@ -115,6 +115,9 @@ impl Legs {
         // An engine whose answer began has taken the handoff, whatever it answers afterwards.
         self.dispatched &= failed.began || self.answered;
         let answering = self.answering();
+        if failed.continuable && failed.retryable && self.may_continue() {
+            return self.continue_elsewhere();
+        }
         let mut actions = smallvec![Action::Cancel(answering)];
         // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry. An
         // engine that refuses even one token says nothing about the others.
@@ -142,6 +145,35 @@ impl Legs {
         actions
     }
 
+    /// Returns whether the rest of a stream may be generated elsewhere: the client has a part of the answer and still
+    /// reads, and no finish reason was held back.
+    fn may_continue(&self) -> bool {
+        let has_part = self.client == Client::Reading && self.consumed && !self.held;
+        has_part && self.policy.continuations > 0 && self.broken < MAX_BROKEN
+    }
+
+    /// Ends what is left of the legs, and begins anew with the rest of the answer. Nothing is sent before the
+    /// engines of the old legs were told to stop.
+    fn continue_elsewhere(&mut self) -> Actions {
+        self.policy.continuations -= 1;
+        let mut actions = Actions::new();
+        if self.is_abortable() {
+            // An engine that hangs may run it once it goes on.
+            actions.push(Action::Abort(self.answering()));
+        }
+        actions.push(Action::Cancel(self.answering()));
+        actions.extend(self.stop(Leg::Prefill));
+        actions.push(Action::Continue);
+        (self.resumes, self.consumed, self.prefill_failed) = (true, false, false);
+        actions.extend(self.start());
+        actions
+    }
+
+    /// Returns whether no byte of the attempt was sent downstream: of a request, or of the rest of an answer.
+    pub(super) fn nothing_is_sent(&self) -> bool {
+        self.client == Client::Waiting || (self.client == Client::Reading && self.resumes)
+    }
+
     /// Ends the request for the client. Work that engines still need continues until the second deadline.
     pub(super) fn deadline(&mut self) -> Actions {
         let goes_on = !self.overdue && self.must_go_on();
@@ -157,10 +189,10 @@ impl Legs {
         if goes_on { actions } else { self.finish(actions) }
     }
 
-    /// Returns whether a retry is allowed: only while the client waits and no byte was sent downstream
-    /// [invariant 7], and once after an engine broke.
+    /// Returns whether a retry is allowed: only while no byte of the attempt was sent downstream [invariant 7],
+    /// and once after an engine broke.
     fn may_retry(&self) -> bool {
-        self.policy.retries > 0 && self.client == Client::Waiting && self.broken < MAX_BROKEN
+        self.policy.retries > 0 && self.nothing_is_sent() && self.broken < MAX_BROKEN
     }
 
     fn retry(&mut self) -> Actions {
@@ -250,11 +282,15 @@ impl Legs {
         if !running {
             return Actions::new();
         }
-        let abortable = self.shape == Shape::Remote && self.traits.is_some_and(|traits| traits.abortable);
-        if abortable {
+        if self.is_abortable() {
             smallvec![Action::Abort(leg), Action::Cancel(leg)]
         } else {
             smallvec![Action::Cancel(leg)]
         }
+    }
+
+    /// Whether the engines of a pair abort by request id.
+    fn is_abortable(&self) -> bool {
+        self.shape == Shape::Remote && self.traits.is_some_and(|traits| traits.abortable)
     }
 }

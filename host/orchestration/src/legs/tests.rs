@@ -9,13 +9,20 @@ const BOOTSTRAP: PrefillTraits =
 const ADDRESSED: PrefillTraits = PrefillTraits { handoff: HandoffKind::Addressed, ..COMPLETED };
 const BOOTSTRAP_NO_ABORT: PrefillTraits = PrefillTraits { abortable: false, ..BOOTSTRAP };
 const DECODE_FIRST: RetryPolicy =
-    RetryPolicy { order: LegOrder::DecodeFirst, retries: 1, local_fallback: false };
-const RETRYABLE_SENT: Failed = Failed { retryable: true, refused: false, began: true, broke: false };
-const RETRYABLE_UNSENT: Failed = Failed { retryable: true, refused: false, began: false, broke: false };
-const BROKE: Failed = Failed { retryable: true, refused: false, began: true, broke: true };
+    RetryPolicy { order: LegOrder::DecodeFirst, retries: 1, local_fallback: false, continuations: 0 };
+const RETRYABLE_SENT: Failed =
+    Failed { retryable: true, refused: false, began: true, broke: false, continuable: false };
+const RETRYABLE_UNSENT: Failed =
+    Failed { retryable: true, refused: false, began: false, broke: false, continuable: false };
+const BROKE: Failed =
+    Failed { retryable: true, refused: false, began: true, broke: true, continuable: false };
 /// The engine refuses the request itself.
-const REFUSED: Failed = Failed { retryable: false, refused: true, began: false, broke: false };
-const FATAL: Failed = Failed { retryable: false, refused: false, began: true, broke: false };
+const REFUSED: Failed =
+    Failed { retryable: false, refused: true, began: false, broke: false, continuable: false };
+/// An engine that died within an answer, the rest of which may be generated elsewhere.
+const DIED: Failed = Failed { continuable: true, ..BROKE };
+const FATAL: Failed =
+    Failed { retryable: false, refused: false, began: true, broke: false, continuable: false };
 
 use Action as A;
 use Event as E;
@@ -483,7 +490,7 @@ fn b6_a_failed_prefill_becomes_a_local_one_only_with_the_operator_s_word() {
 fn b6_a_retry_that_finds_no_prefill_worker_becomes_a_local_prefill() {
     for event in [E::NoPrefill, E::Unroutable] {
         for order in [LegOrder::PrefillFirst, LegOrder::DecodeFirst] {
-            let retry_policy = RetryPolicy { order, retries: 2, local_fallback: true };
+            let retry_policy = RetryPolicy { order, retries: 2, local_fallback: true, continuations: 0 };
             let (mut legs, _) = Legs::new(Shape::Remote, retry_policy);
             legs.on(E::Routed);
             legs.on(E::PrefillRouted(COMPLETED));
@@ -634,6 +641,98 @@ fn e4_the_deadline_drains_a_prefill_in_flight_and_consumes_its_handoff() {
     );
 }
 
+/// A request whose stream may be continued, and what it did for each event.
+fn continued(shape: Shape, continuations: u32, steps: &[(Event, &[Action])]) {
+    let policy = RetryPolicy { retries: 1, continuations, ..RetryPolicy::default() };
+    let (mut legs, _) = Legs::new(shape, policy);
+    for (place, (event, expected)) in steps.iter().enumerate() {
+        assert_eq!(legs.on(*event)[..], **expected, "step {place}: {event:?}");
+    }
+}
+
+#[test]
+fn i14_a_stream_is_continued_as_often_as_the_policy_says_and_only_after_its_first_token() {
+    let single = Leg::Aggregated;
+    let fails = E::Failed(single, Failed { broke: false, ..DIED });
+    let begins: &[(Event, &[Action])] = &[(E::Routed, &[A::Send(single)]), (E::Head, &[A::Relay])];
+    let before_token: &[(Event, &[Action])] = &[(fails, &[A::Cancel(single), A::Fail(single), A::Finish])];
+    // I14.1
+    continued(Shape::Aggregated, 9, &[begins, before_token].concat());
+    let rest: &[(Event, &[Action])] = &[
+        (E::FirstToken, &[]),
+        (fails, &[A::Cancel(single), A::Continue, A::Route(single)]),
+        (E::Routed, &[A::Send(single)]),
+        // The head was passed on before.
+        (E::Head, &[]),
+        (E::FirstToken, &[]),
+        // I14.3
+        (fails, &[A::Cancel(single), A::Fail(single), A::Finish]),
+    ];
+    continued(Shape::Aggregated, 1, &[begins, rest].concat());
+    let held: &[(Event, &[Action])] =
+        &[(E::FirstToken, &[]), (fails, &[A::Cancel(single), A::Fail(single), A::Finish])];
+    continued(Shape::Aggregated, 0, &[begins, held].concat());
+}
+
+#[test]
+fn i14_the_legs_of_a_continuation_are_retried_until_a_token_of_them_came() {
+    let single = Leg::Aggregated;
+    continued(
+        Shape::Aggregated,
+        1,
+        &[
+            (E::Routed, &[A::Send(single)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (E::Failed(single, DIED), &[A::Cancel(single), A::Continue, A::Route(single)]),
+            (E::Routed, &[A::Send(single)]),
+            // I14.4
+            (E::Failed(single, RETRYABLE_UNSENT), &[A::Cancel(single), A::Route(single)]),
+            (E::Routed, &[A::Send(single)]),
+            (E::Failed(single, RETRYABLE_UNSENT), &[A::Cancel(single), A::Fail(single), A::Finish]),
+        ],
+    );
+}
+
+#[test]
+fn i14_both_legs_of_a_pair_end_before_they_are_routed_anew() {
+    continued(
+        Shape::Remote,
+        1,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (
+                E::Failed(Leg::Decode, DIED),
+                // I14.7
+                &[
+                    A::Abort(Leg::Decode),
+                    A::Cancel(Leg::Decode),
+                    A::Abort(Leg::Prefill),
+                    A::Cancel(Leg::Prefill),
+                    A::Continue,
+                    A::Route(Leg::Prefill),
+                ],
+            ),
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            // I14.3: two engines broke on the request
+            (
+                E::Failed(Leg::Decode, DIED),
+                &[
+                    A::Cancel(Leg::Decode),
+                    A::Abort(Leg::Prefill),
+                    A::Cancel(Leg::Prefill),
+                    A::Fail(Leg::Decode),
+                    A::Finish,
+                ],
+            ),
+        ],
+    );
+}
+
 /// Next event outside the state machine.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
@@ -661,6 +760,9 @@ struct World {
     token: bool,
     finish: bool,
     relayed: bool,
+    /// The rest of an answer is generated elsewhere, and no token of it came.
+    resumes: bool,
+    continuations: u32,
     answers: u32,
     gone: bool,
     /// Decode requests that carried the present handoff and that an engine took.
@@ -692,6 +794,8 @@ impl World {
             token: false,
             finish: false,
             relayed: false,
+            resumes: false,
+            continuations: 0,
             answers: 0,
             gone: false,
             dispatched: 0,
@@ -719,7 +823,7 @@ impl World {
             }
             A::Route(leg) => {
                 // I2.2
-                assert!(!self.relayed, "invariant 7: routed again after the first byte");
+                assert!(!self.relayed || self.resumes, "invariant 7: routed again after the first byte");
                 assert_eq!(self.routing, None);
                 self.routing = Some(leg);
                 if leg != Leg::Decode {
@@ -747,6 +851,15 @@ impl World {
             A::Fail(_) | A::FailDeadline | A::AnswerPrefill => {
                 assert!(!self.gone, "an answer after the client disconnected");
                 self.answers += 1;
+            }
+            A::Continue => {
+                // I14.7
+                assert!(!self.prefill && !self.decode, "the old legs run: {self:?}");
+                // I14.1
+                assert!(self.relayed && self.token && !self.gone && self.answers == 0, "{self:?}");
+                assert!(!self.owed && self.routing.is_none());
+                (self.resumes, self.token) = (true, false);
+                self.continuations += 1;
             }
             A::Lose(lost) => self.lose(lost),
             A::Finish => {
@@ -821,7 +934,7 @@ impl World {
                 (true, true, true) => events.push(E::Ended),
             }
             let sent =
-                if self.head { vec![RETRYABLE_SENT, FATAL, BROKE, REFUSED] } else { failures.to_vec() };
+                if self.head { vec![RETRYABLE_SENT, FATAL, BROKE, REFUSED, DIED] } else { failures.to_vec() };
             events.extend(sent.into_iter().map(|failed| E::Failed(Leg::Decode, failed)));
         }
         if waits {
@@ -862,7 +975,7 @@ impl World {
             }
             E::PrefillWasAll | E::Failed(Leg::Prefill, _) => self.prefill = false,
             E::Head => self.head = true,
-            E::FirstToken => (self.token, self.owed) = (true, false),
+            E::FirstToken => (self.token, self.owed, self.resumes) = (true, false, false),
             E::FinishSeen => self.finish = true,
             E::Ended => (self.decode, self.owed) = (false, false),
             E::Failed(_, failed) => {
@@ -914,6 +1027,8 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
         assert!(steps < 200, "no end");
     }
     assert_eq!(legs.is_finished(), world.finished);
+    // I14.3
+    assert!(world.continuations <= retry_policy.continuations);
     let served = world.answers + u32::from(world.relayed && world.answers == 0);
     assert!(world.gone || served == 1, "the client got {served} answers");
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());
@@ -935,12 +1050,13 @@ proptest! {
         cancellable in any::<bool>(),
         abortable in any::<bool>(),
         retries in 0_u32..4,
+        continuations in 0_u32..3,
         choices in proptest::collection::vec(any::<u8>(), 0..60),
     ) {
         let shape = if remote { Shape::Remote } else { Shape::Aggregated };
         let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
         let abortable = abortable && handoff == HandoffKind::Bootstrap;
-        let retry_policy = RetryPolicy { order, retries, local_fallback };
+        let retry_policy = RetryPolicy { order, retries, local_fallback, continuations };
         run(shape, retry_policy, PrefillTraits { handoff, cancellable, abortable }, &choices);
     }
 
@@ -955,7 +1071,7 @@ proptest! {
         after in proptest::collection::vec(any::<u8>(), 0..12),
     ) {
         let order = if decode_first { LegOrder::DecodeFirst } else { LegOrder::PrefillFirst };
-        let policy = RetryPolicy { order, retries: 1, ..RetryPolicy::default() };
+        let policy = RetryPolicy { order, retries: 1, continuations: 1, ..RetryPolicy::default() };
         let (mut legs, actions) = Legs::new(Shape::Remote, policy);
         let mut world = World::new(traits);
         actions.into_iter().for_each(|action| world.perform(action));

@@ -26,6 +26,8 @@ pub struct RetryPolicy {
     /// Whether a request whose prefill failed for good, or that no prefill worker takes, may run on a worker
     /// that prefills locally (B6).
     pub local_fallback: bool,
+    /// How often the rest of a stream may be generated elsewhere after its engine failed.
+    pub continuations: u32,
 }
 
 /// How a remote request hands its prefill over to decode.
@@ -72,6 +74,8 @@ pub struct Failed {
     pub began: bool,
     /// Whether the engine broke while it handled the request. The request may be the reason.
     pub broke: bool,
+    /// Whether the rest of the answer that was relayed so far may be generated elsewhere.
+    pub continuable: bool,
 }
 
 /// An event that the driver reports.
@@ -150,6 +154,8 @@ pub enum Action {
     Abort(Leg),
     /// Give the decode or aggregated leg's answer to the client from now on.
     Relay,
+    /// From now on, legs generate the rest of the answer, and their events join the client's stream.
+    Continue,
     /// Hold back all further bytes of the answer.
     Hold,
     /// Send the bytes that were held back.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+/// Seed of the state of an empty text.
+const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Size of the vocabulary, as in an 8B model.
 const VOCABULARY: u64 = 128_000;
 const BYTES_PER_TOKEN: usize = 4;
@@ -79,20 +81,14 @@ impl Prompt {
                 }
             }
         }
-        let mut prompt = Self::of_tokens(tokens);
-        for object in &objects {
-            prompt.fingerprint = xxh3_64_with_seed(&object.hash.to_le_bytes(), prompt.fingerprint);
-        }
-        prompt.objects = objects.into();
-        prompt
+        let start = objects.iter().fold(EMPTY, |state, object| mix(state, object.hash));
+        Self { fingerprint: after(start, &tokens), tokens: tokens.into(), objects: objects.into() }
     }
 
     /// Creates a prompt from token ids.
     #[must_use]
     pub fn of_tokens(tokens: Vec<u32>) -> Self {
-        let mut bytes = Vec::with_capacity(tokens.len() * 4);
-        tokens.iter().for_each(|token| bytes.extend_from_slice(&token.to_le_bytes()));
-        Self { fingerprint: xxh3_64(&bytes), tokens: tokens.into(), objects: Arc::default() }
+        Self { fingerprint: after(EMPTY, &tokens), tokens: tokens.into(), objects: Arc::default() }
     }
 
     /// Returns the multimodal objects, shared.
@@ -134,20 +130,46 @@ impl Prompt {
     /// Returns the token ids of the prompt and the first `out` tokens of output number `choice`.
     #[must_use]
     pub fn with_answer(&self, choice: u32, out: u32) -> Vec<u32> {
-        let answer = (0..out).map(|at| self.word(choice, at).1);
+        let answer = self.output(choice).map(|(_, token)| token).take(out as usize);
         self.tokens.iter().copied().chain(answer).collect()
     }
 
-    /// Returns text and id of token `at` of output number `choice`.
-    #[must_use]
-    pub fn word(&self, choice: u32, at: u32) -> (&'static str, u32) {
-        let mut place = [0; 8];
-        place[..4].copy_from_slice(&choice.to_le_bytes());
-        place[4..].copy_from_slice(&at.to_le_bytes());
-        let draw = xxh3_64_with_seed(&place, self.fingerprint);
-        let word = WORDS.get(usize::try_from(draw % 32).unwrap_or(0)).copied().unwrap_or(" arc");
-        (word, token_of(word.as_bytes()))
+    /// Returns texts and ids of the tokens of output number `choice`. Each depends on all tokens before it, as
+    /// with a real model and a temperature of 0, so that an answer goes on in the same way when its beginning
+    /// is the end of another prompt. Further choices differ from their first token on.
+    pub fn output(&self, choice: u32) -> Output {
+        let state = self.fingerprint;
+        Output { state: if choice == 0 { state } else { mix(state, u64::from(choice)) } }
     }
+}
+
+/// The tokens of an output, without an end.
+#[derive(Clone, Copy, Debug)]
+pub struct Output {
+    /// State of everything before the next token.
+    state: u64,
+}
+
+impl Iterator for Output {
+    type Item = (&'static str, u32);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        // The state's last step is a product: its high bits depend on all of it.
+        let draw = usize::try_from(self.state >> 59).unwrap_or(0);
+        let word = WORDS.get(draw).copied().unwrap_or(" arc");
+        let token = token_of(word.as_bytes());
+        self.state = after(self.state, &[token]);
+        Some((word, token))
+    }
+}
+
+/// Returns the state behind these tokens.
+fn after(state: u64, tokens: &[u32]) -> u64 {
+    tokens.iter().fold(state, |state, token| mix(state, u64::from(*token)))
+}
+
+fn mix(state: u64, value: u64) -> u64 {
+    (state ^ value).wrapping_add(EMPTY).rotate_left(29).wrapping_mul(0xff51_afd7_ed55_8ccd)
 }
 
 fn tokenize(text: &str) -> impl Iterator<Item = u32> {
@@ -194,13 +216,30 @@ mod tests {
     fn an_answer_depends_on_the_prompt_alone_and_returns_as_the_same_tokens() {
         let prompt = Prompt::of_texts(["tell me about points"]);
         let same = Prompt::of_tokens(prompt.tokens().to_vec());
-        let answer =
-            |prompt: &Prompt, choice| (0..40).map(|at| prompt.word(choice, at).0).collect::<String>();
+        let answer = |prompt: &Prompt, choice| {
+            prompt.output(choice).take(40).map(|(word, _)| word).collect::<String>()
+        };
         assert_eq!(answer(&prompt, 0), answer(&same, 0));
         assert_ne!(answer(&prompt, 0), answer(&prompt, 1));
         assert_ne!(answer(&prompt, 0), answer(&Prompt::of_texts(["tell me about point"]), 0));
         let next = Prompt::of_texts(["tell me about points", &answer(&prompt, 0), "go on"]);
         assert_eq!(next.chain(4)[..11], prompt.chain_with_answer(4, &prompt.with_answer(0, 40))[..11]);
+    }
+
+    #[test]
+    fn an_answer_goes_on_in_the_same_way_behind_its_own_beginning() {
+        let whole: Vec<_> = Prompt::of_texts(["tell me about points"]).output(0).take(40).collect();
+        for cut in [1, 17, 39] {
+            let begun: String = whole[..cut].iter().map(|(word, _)| *word).collect();
+            let rest = Prompt::of_texts(["tell me about points", &begun]);
+            assert_eq!(rest.output(0).take(40 - cut).collect::<Vec<_>>(), whole[cut..], "as a message");
+            let text = format!("tell me about points{begun}");
+            assert_eq!(Prompt::of_texts([text.as_str()]), rest, "as one text, at a boundary of tokens");
+        }
+        let mut words: Vec<_> = Prompt::of_texts(["x"]).output(0).take(400).map(|(word, _)| word).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert!(words.len() >= 28, "{} words", words.len());
     }
 
     #[test]

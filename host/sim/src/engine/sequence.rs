@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Engine, steps::Ticket};
 use crate::{
-    core::{Job, JobId, Prompt, PromptKv},
+    core::{Job, JobId, Output, Prompt, PromptKv},
     failure::Failure,
 };
 
@@ -123,6 +123,8 @@ impl Link for Local {
 pub(crate) struct Sequence {
     engine: Arc<Engine>,
     plan: Plan,
+    /// The tokens that were not sent yet.
+    output: Output,
     link: Box<dyn Link>,
     ticket: Option<Ticket>,
     stop: CancellationToken,
@@ -143,6 +145,7 @@ impl Sequence {
     ) -> Result<Self, Failure> {
         let mut sequence = Self {
             engine: Arc::clone(engine),
+            output: plan.prompt.output(plan.choice),
             plan,
             link,
             ticket: None,
@@ -247,7 +250,7 @@ impl Sequence {
         if self.plan.words == 0 {
             return Ok(self.step("", None, finish));
         }
-        let (text, token) = self.plan.prompt.word(self.plan.choice, self.sent - 1);
+        let Some((text, token)) = self.output.next() else { return Err(Failure::engine_dead()) };
         Ok(self.step(text, Some(token), finish))
     }
 

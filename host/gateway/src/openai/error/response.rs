@@ -68,13 +68,18 @@ impl ApiError {
         {
             return Bytes::from(format!("data: {refusal}\n\n"));
         }
-        let message = match self {
+        Bytes::from(self.error_fields(&self.message(), request_id).event(format))
+    }
+
+    /// Returns the message, with what an engine said.
+    #[must_use]
+    pub(crate) fn message(&self) -> String {
+        match self {
             Self::Engine { status, body, .. } => {
                 format!("the engine answered {}: {}", status.as_u16(), engine_text(body))
             }
             other => other.to_string(),
-        };
-        Bytes::from(self.error_fields(&message, request_id).event(format))
+        }
     }
 
     fn error_fields<'a>(&self, message: &'a str, request_id: &'a str) -> ErrorFields<'a> {

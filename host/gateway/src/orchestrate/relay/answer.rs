@@ -8,9 +8,12 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http_body::{Body, Frame, SizeHint};
+use tokio::time::{Duration, Instant, Sleep};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{MAX_CHUNK, Relay};
+use super::{MAX_CHUNK, Relay, limits::COMMENT};
 use crate::{
     openai::error::ApiError,
     orchestrate::{Drive, client_connection::ClientConnection},
@@ -36,6 +39,18 @@ enum Content {
         drive: Option<Box<Drive>>,
     },
     Relayed(Option<Box<Relay>>),
+    /// The engine of the stream failed, and workers for the rest are being found.
+    Continued(Option<Box<Continued>>),
+}
+
+/// A relay whose stream is to be continued.
+struct Continued {
+    relay: BoxFuture<'static, Box<Relay>>,
+    /// Cancelled when the client leaves.
+    gone: CancellationToken,
+    tracker: TaskTracker,
+    /// When the client gets the next comment, and how often it does; `None`: it gets none.
+    comment: Option<(Pin<Box<Sleep>>, Duration)>,
 }
 
 impl Answer {
@@ -114,9 +129,26 @@ impl Body for Answer {
                 if next.is_none()
                     && let Some(rest) = relay.take()
                 {
+                    if rest.is_to_be_continued() {
+                        this.content = Content::Continued(Some(Box::new(Continued::of(rest))));
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                     rest.go_on();
                 }
                 next
+            }
+            Content::Continued(continued) => {
+                let Some(running) = continued.as_mut() else { return Poll::Ready(None) };
+                if let Poll::Ready(relay) = running.relay.as_mut().poll(cx) {
+                    this.content = Content::Relayed(Some(relay));
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                if blocked || running.poll_comment(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                Some(Bytes::from_static(COMMENT))
             }
         };
         Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
@@ -125,7 +157,7 @@ impl Body for Answer {
     fn size_hint(&self) -> SizeHint {
         match &self.content {
             Content::Whole { rest, .. } => SizeHint::with_exact(rest.len() as u64),
-            Content::Relayed(_) => SizeHint::default(),
+            Content::Relayed(_) | Content::Continued(_) => SizeHint::default(),
         }
     }
 
@@ -133,7 +165,33 @@ impl Body for Answer {
         match &self.content {
             Content::Whole { rest, .. } => rest.is_empty(),
             Content::Relayed(relay) => relay.is_none(),
+            Content::Continued(_) => false,
         }
+    }
+}
+
+impl Continued {
+    fn of(relay: Box<Relay>) -> Self {
+        let state = &relay.drive.state;
+        let every = state.settings.leg_timeouts.stream_comment;
+        let due = relay.event_at.max(relay.commented_at) + every;
+        let (gone, tracker) = (relay.drive.gone.clone(), state.tracker.clone());
+        let comment = (!every.is_zero()).then(|| (Box::pin(tokio::time::sleep_until(due)), every));
+        Self { relay: Box::pin(relay.resume()), gone, tracker, comment }
+    }
+
+    fn poll_comment(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((timer, every)) = &mut self.comment else { return Poll::Pending };
+        std::task::ready!(timer.as_mut().poll(cx));
+        timer.as_mut().reset(Instant::now() + *every);
+        Poll::Ready(())
+    }
+
+    /// Goes on without the client, as far as engines depend on it.
+    fn client_gone(self, lost: ApiError) {
+        self.gone.cancel();
+        let relay = self.relay;
+        self.tracker.spawn(async move { relay.await.client_gone(&lost) });
     }
 }
 
@@ -149,6 +207,11 @@ impl Drop for Answer {
             Content::Relayed(relay) => {
                 if let Some(relay) = relay.take() {
                     relay.client_gone(&lost);
+                }
+            }
+            Content::Continued(continued) => {
+                if let Some(continued) = continued.take() {
+                    continued.client_gone(lost);
                 }
             }
         }

@@ -16,7 +16,7 @@ const END_GRACE: Duration = Duration::from_secs(1);
 /// How often a stream without an event checks whether its worker is down.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 /// Comment that the client of a silent stream gets. Every parser of events skips it.
-const COMMENT: &[u8] = b": waiting for the engine\n\n";
+pub(super) const COMMENT: &[u8] = b": waiting for the engine\n\n";
 
 impl Relay {
     /// Returns when time has to be looked at next. An event moves none of these moments to an earlier time,

@@ -98,6 +98,7 @@ impl Account {
             output_tokens = self.tokens,
             cached_tokens,
             ttft_ms = self.ttft().map(|ttft| ttft.as_secs_f64() * 1e3),
+            not_continued = self.not_continued,
             took_ms = took.as_secs_f64() * 1e3,
             trace = origin.map(|request| self.trace_context(request).id()),
             agent_session = agent.and_then(|agent| agent.session_id.as_deref()),

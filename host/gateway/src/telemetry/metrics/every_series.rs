@@ -29,6 +29,7 @@ impl Metrics {
         let reasons = [
             &self.connections_ended,
             &self.retries,
+            &self.continuations,
             &self.handoffs,
             &self.poison_requests,
             &self.not_tokenized,

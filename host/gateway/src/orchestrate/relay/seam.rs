@@ -1,0 +1,199 @@
+//! Joins the events of a continuation to the stream that the client reads: one id, one time, one role, and the
+//! usage of the whole answer (I14).
+
+use std::{borrow::Cow, ops::Range};
+
+use crate::openai::{
+    chunk::{Chunk, ChunkUsage, place_in},
+    sse,
+    transcript::{Delivered, Names},
+};
+
+/// Where two answers meet.
+#[derive(Debug)]
+pub(super) struct Seam {
+    is_chat: bool,
+    names: Names,
+    /// Output tokens that the client got before.
+    tokens: u32,
+    /// Tokens of the client's prompt, if the engine that failed reported them.
+    prompt_tokens: Option<u32>,
+    /// Cached prompt tokens that the first prefill leg reported.
+    pub(super) cached_tokens: Option<u32>,
+    /// Whether something of the continuation was passed on.
+    begun: bool,
+}
+
+/// Changes to an event: places, and what stands there instead.
+type Changes<'a> = Vec<(Range<usize>, Cow<'a, str>)>;
+
+impl Seam {
+    pub(super) fn new(is_chat: bool, delivered: &Delivered<'_>, cached_tokens: Option<u32>) -> Self {
+        Self {
+            is_chat,
+            names: delivered.names.clone(),
+            tokens: delivered.tokens,
+            prompt_tokens: delivered.prompt_tokens,
+            cached_tokens,
+            begun: false,
+        }
+    }
+
+    /// Returns whole events of the continuation as the client gets them, and what is wrong with the first that
+    /// does not fit.
+    pub(super) fn join(&mut self, events: &[u8]) -> (Vec<u8>, Option<String>) {
+        let mut out = Vec::with_capacity(events.len() + 64);
+        for place in sse::events(events) {
+            let event = events.get(place).unwrap_or_default();
+            let passes = !sse::has_data(event) || sse::is_done(event) || sse::look(event).error;
+            match if passes { Ok(true) } else { self.join_one(event, &mut out) } {
+                Ok(true) => out.extend_from_slice(event),
+                Ok(false) => {}
+                Err(problem) => return (out, Some(problem)),
+            }
+        }
+        (out, None)
+    }
+
+    /// Adds an event; `true` if it is to be added as it is.
+    fn join_one(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<bool, String> {
+        // What is no event at all is found later.
+        let Some(chunk) = Chunk::read(sse::object(event)) else { return Ok(true) };
+        if chunk.model != self.names.model {
+            let (new, old) = (chunk.model, &self.names.model);
+            return Err(format!("the rest of the answer comes from the model {new}, and began as {old}"));
+        }
+        let piece = chunk.piece(self.is_chat).map_err(|reason| {
+            format!("the rest of the answer has an event that does not belong to it ({reason})")
+        })?;
+        let mut changes = Changes::new();
+        let mut set = |part: &str, value: Cow<'_, str>| {
+            if let Some(place) = place_in(event, part).filter(|_| part != value) {
+                changes.push((place, Cow::Owned(value.into_owned())));
+            }
+        };
+        set(chunk.id, Cow::Borrowed(&self.names.id));
+        set(chunk.created, Cow::Borrowed(&self.names.created));
+        if let Some(usage) = &chunk.usage {
+            self.correct(usage, &mut set);
+        }
+        if let Some(piece) = piece {
+            if piece.role.is_some() {
+                if self.begun {
+                    return Err("the rest of the answer has a role in the middle of the text".to_owned());
+                }
+                if piece.text.is_none_or(str::is_empty) {
+                    // The client has the role.
+                    return Ok(false);
+                }
+            }
+            if let Some(role) = piece.role {
+                set(role, Cow::Borrowed("null"));
+            }
+            self.begun = true;
+        }
+        apply(event, changes, out);
+        Ok(false)
+    }
+
+    /// Turns the counts of the rest into those of the whole: its prompt contains what was delivered.
+    fn correct(&self, usage: &ChunkUsage<'_>, set: &mut impl FnMut(&str, Cow<'_, str>)) {
+        let Some((prompt, output)) = usage.counts() else { return };
+        let prompt = self.prompt_tokens.unwrap_or(prompt.saturating_sub(self.tokens));
+        let output = output.saturating_add(self.tokens);
+        let cached = usage.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
+        let capped =
+            cached.and_then(|cached| cached.get().parse().ok()).map(|cached: u32| cached.min(prompt));
+        let counts = [
+            (usage.prompt_tokens, Some(prompt)),
+            (usage.completion_tokens, Some(output)),
+            (usage.total_tokens, Some(prompt.saturating_add(output))),
+            (cached, capped),
+        ];
+        for (raw, count) in counts {
+            if let (Some(raw), Some(count)) = (raw, count) {
+                set(raw.get(), Cow::Owned(count.to_string()));
+            }
+        }
+    }
+}
+
+fn apply(event: &[u8], mut changes: Changes<'_>, out: &mut Vec<u8>) {
+    changes.sort_by_key(|(place, _)| place.start);
+    let mut from = 0;
+    for (place, text) in changes {
+        out.extend_from_slice(event.get(from..place.start).unwrap_or_default());
+        out.extend_from_slice(text.as_bytes());
+        from = place.end;
+    }
+    out.extend_from_slice(event.get(from..).unwrap_or_default());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seam() -> Seam {
+        let names = Names { id: "\"one\"".to_owned(), created: "7".to_owned(), model: "\"tiny\"".to_owned() };
+        let delivered =
+            Delivered { json: " a b", tokens: 2, held_back: false, prompt_tokens: None, names: &names };
+        Seam::new(true, &delivered, None)
+    }
+
+    fn chunk(delta: &str, more: &str) -> String {
+        format!(
+            "data: {{\"id\":\"other\",\"created\":9,\"model\":\"tiny\",\"choices\":[{{\"index\":0,\"delta\":{delta},\
+             \"finish_reason\":null}}]{more}}}\n\n"
+        )
+    }
+
+    fn joined(seam: &mut Seam, events: &str) -> String {
+        let (out, problem) = seam.join(events.as_bytes());
+        assert_eq!(problem, None);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn i14_the_rest_has_the_names_of_the_beginning_and_no_role() {
+        let mut seam = seam();
+        let role = chunk(r#"{"role":"assistant","content":""}"#, "");
+        // I14.5
+        assert_eq!(joined(&mut seam, &format!(": ping\n\n{role}")), ": ping\n\n");
+        let text = chunk(r#"{"content":" c"}"#, "");
+        let expected = text.replace("\"other\"", "\"one\"").replace("\"created\":9", "\"created\":7");
+        assert_eq!(joined(&mut seam, &(text + "data: [DONE]\n\n")), expected + "data: [DONE]\n\n");
+    }
+
+    #[test]
+    fn i14_the_usage_is_that_of_the_whole() {
+        let usage = r#","usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":12}}"#;
+        let text = joined(&mut seam(), &chunk(r#"{"content":"x"}"#, usage));
+        // I14.6
+        let whole = r#""usage":{"prompt_tokens":10,"total_tokens":15,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":10}}"#;
+        assert!(text.contains(whole), "{text}");
+    }
+
+    #[test]
+    fn i14_a_rest_that_does_not_fit_is_refused() {
+        let wrong = [
+            (chunk(r#"{"content":" c"}"#, "").replace("tiny", "huge"), "model"),
+            (chunk(r#"{"reasoning_content":"hm"}"#, ""), "other_content"),
+            (chunk(r#"{"content":" c"}"#, "").replace("\"index\":0", "\"index\":1"), "choices"),
+        ];
+        for (event, word) in wrong {
+            // I14.10
+            let (out, problem) = seam().join(event.as_bytes());
+            assert!(out.is_empty() && problem.unwrap().contains(word), "{event}");
+        }
+        let (text, role) = (chunk(r#"{"content":" c"}"#, ""), chunk(r#"{"role":"assistant"}"#, ""));
+        let (out, problem) = seam().join((text + &role).as_bytes());
+        // What came before is passed on.
+        assert!(!out.is_empty() && problem.unwrap().contains("role"));
+    }
+
+    #[test]
+    fn an_error_of_the_engine_passes_to_the_relay() {
+        let error = "data: {\"error\":{\"message\":\"dead\",\"code\":500}}\n\n";
+        assert_eq!(joined(&mut seam(), error), error);
+    }
+}

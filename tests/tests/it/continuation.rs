@@ -1,0 +1,408 @@
+//! I14: a stream whose engine fails is continued by another one, and its client reads it as if nothing had
+//! happened.
+
+use std::time::Duration;
+
+use pointsman_gateway::config::{Config, Model};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    client::text_of,
+    raw_engine::{chunk, stream_head},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+const TOKENS: u32 = 24;
+
+/// A request for a stream of `TOKENS` tokens with usage, of a prompt that fills whole tokens of the engine
+/// model.
+fn body(path: &str, more: Value) -> String {
+    let mut body = json!({
+        "model": "tiny", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": TOKENS,
+        "temperature": 0, "ignore_eos": true,
+    });
+    let prompt = "tell me about the points of a railway ok.";
+    let prompt = &prompt[..prompt.len() / 4 * 4];
+    if path == CHAT {
+        body["messages"] = json!([{"role": "user", "content": prompt}]);
+    } else {
+        body["prompt"] = json!(prompt);
+    }
+    let Value::Object(more) = more else { panic!("fields") };
+    body.as_object_mut().unwrap().extend(more);
+    body.to_string()
+}
+
+async fn stream(cluster: &TestCluster, path: &str, more: Value) -> Vec<String> {
+    let stream = cluster.client.stream(path, &[], body(path, more)).await.unwrap();
+    assert_eq!(stream.status, 200);
+    tokio::time::timeout(Duration::from_secs(20), stream.all()).await.expect("the stream hung").unwrap()
+}
+
+/// The events of a stream as its client sees them, without what differs between two streams of equal requests:
+/// the id, the time, the engine's fingerprint and what was cached.
+fn normal(events: &[String]) -> Vec<String> {
+    let first: Value = serde_json::from_str(&events[0]).unwrap();
+    let (id, created) = (first["id"].as_str().unwrap(), first["created"].to_string());
+    let without = |text: String, from: &str, to: char| match text.find(from) {
+        Some(at) => {
+            let end = at + from.len() + text[at + from.len()..].find(to).unwrap();
+            format!("{}{}", &text[..at], &text[end..])
+        }
+        None => text,
+    };
+    let one = |event: &String| {
+        let text = event.replace(id, "ID").replace(&format!("\"created\":{created}"), "\"created\":0");
+        let text = without(text, "\"system_fingerprint\":\"", '"');
+        without(text, "\"prompt_tokens_details\":{", '}')
+    };
+    events.iter().map(one).collect()
+}
+
+/// A cluster whose engines write a token every few milliseconds.
+async fn cluster(dialect: Dialect, roles: &[Role], change: impl FnOnce(&mut Config)) -> TestCluster {
+    let sim = |role| SimConfig { itl: Duration::from_millis(3), ..SimConfig::instant(dialect, role) };
+    let builder = roles
+        .iter()
+        .fold(TestClusterBuilder::new().config(change), |builder, role| builder.sim_with(sim(*role), ""));
+    builder.start().await.unwrap()
+}
+
+const AGGREGATED: &[Role] = &[Role::Aggregated, Role::Aggregated];
+const PAIRS: &[Role] = &[Role::Prefill, Role::Decode, Role::Decode];
+
+fn once(kind: FaultKind) -> Vec<Fault> {
+    vec![Fault { times: Some(1), ..Fault::always(kind) }]
+}
+
+/// The engines that answer clients.
+fn answering(cluster: &TestCluster) -> Vec<usize> {
+    let roles = if cluster.sims.len() == 3 { 1..3 } else { 0..2 };
+    roles.collect()
+}
+
+async fn continued(cluster: &TestCluster, result: &str) -> f64 {
+    let samples =
+        cluster.metric(&format!("pointsman_continuations_total{{reason=\"{result}\"")).await.unwrap();
+    samples.iter().sum()
+}
+
+/// Sends equal requests until one engine had the fault, and compares each stream with an undisturbed one.
+async fn reads_through(cluster: &TestCluster, path: &str, more: &Value, kind: FaultKind, name: &str) {
+    let undisturbed = normal(&stream(cluster, path, more.clone()).await);
+    assert_eq!(undisturbed.last().unwrap(), "[DONE]");
+    let before = cluster.faults_fired(name);
+    for turn in 0..40 {
+        // Only one of them has the fault, whichever serves first.
+        let sim = &cluster.sims[answering(cluster)[turn % 2]];
+        sim.set_faults(once(kind.clone()));
+        let events = stream(cluster, path, more.clone()).await;
+        sim.set_faults(Vec::new());
+        // I14.5, I14.6
+        assert_eq!(normal(&events), undisturbed, "{path} {kind:?} {more}");
+        if cluster.faults_fired(name) > before {
+            return;
+        }
+    }
+    panic!("no engine had the fault");
+}
+
+#[tokio::test]
+async fn i14_a_cut_stream_goes_on_as_if_nothing_had_happened() {
+    let cut = |after_tokens| FaultKind::Cut { after_tokens };
+    let cases = [
+        (json!({}), cut(1)),
+        (json!({}), cut(TOKENS - 1)),
+        (json!({"min_tokens": 20, "stop": ["@@"], "temperature": 0.5}), cut(9)),
+        (json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}}), cut(5)),
+    ];
+    for (dialect, roles) in [Dialect::Vllm, Dialect::Sglang]
+        .into_iter()
+        .flat_map(|dialect| [(dialect, AGGREGATED), (dialect, PAIRS)])
+    {
+        for (path, (more, kind)) in
+            [CHAT, COMPLETIONS].into_iter().flat_map(|path| cases.iter().map(move |case| (path, case)))
+        {
+            let cluster = cluster(dialect, roles, |_| {}).await;
+            reads_through(&cluster, path, more, kind.clone(), "cut").await;
+            // I14.9
+            assert_eq!(continued(&cluster, "continued").await, 1.0, "{dialect:?} {roles:?}");
+            cluster.at_rest().await.unwrap();
+            // I14.11
+            let failed = cluster.metric("pointsman_requests_total{code=\"bad_upstream\"").await.unwrap();
+            assert!(failed.is_empty(), "{failed:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn i14_a_stream_of_a_silent_engine_goes_on_elsewhere() {
+    for (dialect, roles) in [(Dialect::Vllm, AGGREGATED), (Dialect::Vllm, PAIRS), (Dialect::Sglang, PAIRS)] {
+        let short = |config: &mut Config| config.timeouts.event_idle = Duration::from_millis(300);
+        let cluster = cluster(dialect, roles, short).await;
+        reads_through(&cluster, CHAT, &json!({}), FaultKind::Stall { after_tokens: 6 }, "stall").await;
+        // I14.7: the engine that fell silent was told to stop
+        cluster
+            .until("all engines are free", |cluster| cluster.sims.iter().all(|sim| sim.state().running == 0))
+            .await
+            .unwrap();
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i14_the_streams_of_an_engine_that_dies_go_on_elsewhere() {
+    for roles in [AGGREGATED, PAIRS] {
+        let cluster = cluster(Dialect::Vllm, roles, |_| {}).await;
+        let long = || json!({"max_tokens": 100});
+        let undisturbed = normal(&stream(&cluster, CHAT, long()).await);
+        // All streams of one engine end in the same way, a moment apart.
+        let dying = &cluster.sims[answering(&cluster)[0]];
+        dying.set_faults(vec![Fault::always(FaultKind::Cut { after_tokens: 40 })]);
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..12 {
+            let client = cluster.client.clone();
+            clients.spawn(async move {
+                let stream = client.stream(CHAT, &[], body(CHAT, long())).await.unwrap();
+                stream.all().await.unwrap()
+            });
+        }
+        while let Some(events) = clients.join_next().await {
+            // I14.8: all of them broke together
+            assert_eq!(normal(&events.unwrap()), undisturbed);
+        }
+        assert!(cluster.faults_fired("cut") >= 2, "the engine had no streams");
+        assert_eq!(continued(&cluster, "continued").await, cluster.faults_fired("cut") as f64);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i14_a_stream_that_breaks_alone_is_not_sent_to_another_engine() {
+    let cluster = cluster(Dialect::Vllm, AGGREGATED, |_| {}).await;
+    // Another stream of each engine goes on for long.
+    let mut others = Vec::new();
+    for worker in ["1", "2"] {
+        let long = body(CHAT, json!({"max_tokens": 3_000}));
+        let mut other = cluster.client.stream(CHAT, &[("x-worker-instance-id", worker)], long).await.unwrap();
+        other.next().await.unwrap();
+        others.push(other);
+    }
+    for sim in &cluster.sims {
+        sim.set_faults(once(FaultKind::Cut { after_tokens: 4 }));
+    }
+    let events = stream(&cluster, CHAT, json!({})).await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    // I14.8
+    assert_eq!(last["error"]["code"], "bad_upstream");
+    assert!(last["error"]["message"].as_str().unwrap().contains("goes on with its other requests"), "{last}");
+    assert_eq!(cluster.faults_fired("cut"), 1, "the request visits no other engine");
+    drop(others);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i14_a_second_failure_ends_the_stream_with_one_error_that_says_what_was_delivered() {
+    let cluster = cluster(Dialect::Vllm, AGGREGATED, |_| {}).await;
+    for sim in &cluster.sims {
+        sim.set_faults(vec![Fault::always(FaultKind::Cut { after_tokens: 4 })]);
+    }
+    let events = stream(&cluster, CHAT, json!({})).await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    let message = last["error"]["message"].as_str().unwrap();
+    // I14.3, I14.10
+    assert!(message.contains("8 output tokens were delivered"), "{message}");
+    assert_eq!(events.iter().filter(|event| event.contains("\"error\"")).count(), 1);
+    assert_eq!(text_of(&events).len(), 8 * 4);
+    // I14.9
+    assert_eq!((continued(&cluster, "continued").await, continued(&cluster, "exhausted").await), (1.0, 1.0));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i14_what_is_not_eligible_or_off_ends_with_the_error_event_of_its_engine() {
+    let cases = [
+        (json!({"seed": 7, "temperature": 0.5}), 1, Some("seed")),
+        (json!({"frequency_penalty": 0.5}), 1, Some("penalties")),
+        (json!({"stop": [" arc"]}), 0, None),
+        (json!({}), 0, None),
+    ];
+    for (more, continuations, reason) in cases {
+        let cluster =
+            cluster(Dialect::Vllm, AGGREGATED, |config| config.routing.continuations = continuations).await;
+        for sim in &cluster.sims {
+            sim.set_faults(once(FaultKind::Cut { after_tokens: 4 }));
+        }
+        let events = stream(&cluster, CHAT, more.clone()).await;
+        let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+        // I14.1, I14.3
+        assert_eq!(last["error"]["code"], "bad_upstream", "{more}");
+        let message = last["error"]["message"].as_str().unwrap();
+        assert!(!message.contains("delivered"), "{message}");
+        let counted = match reason {
+            Some(reason) => continued(&cluster, reason).await,
+            None => 1.0 - cluster.metric("pointsman_continuations_total{").await.unwrap().iter().sum::<f64>(),
+        };
+        assert_eq!(counted, 1.0, "{more}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i14_a_model_may_be_left_out() {
+    let cluster = cluster(Dialect::Vllm, AGGREGATED, |config| {
+        let model = Model { continuations: Some(0), ..Model::default() };
+        config.models.insert("tiny".to_owned(), model);
+    })
+    .await;
+    for sim in &cluster.sims {
+        sim.set_faults(once(FaultKind::Cut { after_tokens: 4 }));
+    }
+    let events = stream(&cluster, CHAT, json!({})).await;
+    // I14.3
+    assert!(events.last().unwrap().contains("bad_upstream"));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i14_without_another_engine_the_stream_ends_with_the_first_failure() {
+    let cluster = cluster(Dialect::Vllm, &[Role::Aggregated], |_| {}).await;
+    cluster.sims[0].set_faults(once(FaultKind::Cut { after_tokens: 4 }));
+    let events = stream(&cluster, CHAT, json!({})).await;
+    let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+    let message = last["error"]["message"].as_str().unwrap();
+    // I14.10
+    assert_eq!(last["error"]["code"], "bad_upstream");
+    assert!(message.contains("4 output tokens were delivered"), "{message}");
+    assert_eq!(continued(&cluster, "failed").await, 1.0);
+    cluster.at_rest().await.unwrap();
+}
+
+/// An engine that answers requests for a rest with `events`, and others with a stream of its own.
+async fn raw(events: Vec<u8>) -> RawEngine {
+    let answer = |line: &str| -> Vec<u8> {
+        let body = match line {
+            "GET /v1/models" => {
+                r#"{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm"}]}"#
+            }
+            _ => "{}",
+        };
+        pointsman_tests::raw_engine::status("200 OK", body)
+    };
+    let own = "data: {\"id\":\"x\",\"created\":1,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"own\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    let script = move |request: &RawRequest| {
+        if request.line.starts_with("GET") {
+            return vec![Act::Send(answer(&request.line))];
+        }
+        let events =
+            if request.body.contains("continue_final_message") { &events[..] } else { own.as_bytes() };
+        vec![Act::Send([stream_head(), chunk(events), chunk(b"")].concat())]
+    };
+    RawEngine::start(script).await.unwrap()
+}
+
+fn raw_chunk(model: &str, delta: &str) -> String {
+    format!(
+        "data: {{\"id\":\"y\",\"object\":\"chat.completion.chunk\",\"created\":5,\"model\":\"{model}\",\"choices\":\
+         [{{\"index\":0,\"delta\":{delta},\"finish_reason\":null}}]}}\n\n"
+    )
+}
+
+#[tokio::test]
+async fn i14_a_rest_that_does_not_fit_ends_the_stream_with_one_valid_error() {
+    let text = raw_chunk("tiny", r#"{"content":" x"}"#);
+    let error = "data: {\"error\":{\"message\":\"no rest for you\",\"type\":\"x\",\"code\":500}}\n\n";
+    let cases = [
+        (raw_chunk("huge", r#"{"content":" x"}"#), "model"),
+        (text.clone() + &raw_chunk("tiny", r#"{"role":"assistant","content":""}"#), "role"),
+        (raw_chunk("tiny", r#"{"tool_calls":[{"index":0}]}"#), "does not belong"),
+        (error.to_owned(), "no rest for you"),
+        (text + error, "no rest for you"),
+        ("data: {\"choices\":\n\n".to_owned(), "not an event"),
+        (String::new(), "the stream ended"),
+    ];
+    for (events, word) in cases {
+        let engine = raw(events.clone().into_bytes()).await;
+        let flag = format!("id=9,role=aggregated,engine=vllm,url=http://{}", engine.address);
+        let cluster = TestClusterBuilder::new()
+            .config(|config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap()))
+            .sim(Dialect::Vllm, Role::Aggregated)
+            .start()
+            .await
+            .unwrap();
+        cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Cut { after_tokens: 4 })]);
+        let mut seen = None;
+        for turn in 0..40 {
+            let prompt = json!({"messages": [{"role": "user", "content": format!("turn {turn}")}]});
+            let events = stream(&cluster, CHAT, prompt).await;
+            if events.last().unwrap() != "[DONE]" {
+                seen = Some(events);
+                break;
+            }
+        }
+        let seen = seen.expect("the engine that cuts its streams served none");
+        let last: Value = serde_json::from_str(seen.last().unwrap()).unwrap();
+        let message = last["error"]["message"].as_str().unwrap();
+        // I14.10
+        assert!(message.contains(word), "{events}: {message}");
+        assert!(message.contains("output tokens were delivered"), "{message}");
+        assert_eq!(seen.iter().filter(|event| event.contains("\"error\"")).count(), 1);
+        let roles = seen.iter().filter(|event| event.contains("\"role\":\"assistant\"")).count();
+        assert_eq!(roles, 1, "{seen:?}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i14_a_client_that_leaves_while_its_rest_is_sought_frees_everything() {
+    let cluster = cluster(Dialect::Vllm, PAIRS, |_| {}).await;
+    for sim in &cluster.sims[1..] {
+        sim.set_faults(vec![Fault { times: Some(1), ..Fault::always(FaultKind::Cut { after_tokens: 3 }) }]);
+    }
+    let mut stream =
+        cluster.client.stream(CHAT, &[], body(CHAT, json!({"max_tokens": 2_000}))).await.unwrap();
+    while cluster.faults_fired("cut") == 0 {
+        stream.next().await.unwrap();
+    }
+    drop(stream);
+    // Invariant 8, and the handoff of the rest is consumed.
+    cluster.at_rest().await.unwrap();
+    cluster
+        .until("all engines are free", |cluster| cluster.sims.iter().all(|sim| sim.state().running == 0))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn i14_a_client_gets_comments_while_workers_are_sought() {
+    let cluster = cluster(Dialect::Vllm, AGGREGATED, |config| {
+        config.timeouts.stream_comment = Duration::from_millis(20);
+        config.timeouts.event_idle = Duration::from_secs(5);
+    })
+    .await;
+    for sim in &cluster.sims {
+        let hang = Fault {
+            prompt: Some("continue_final_message".to_owned()),
+            ..Fault::always(FaultKind::HangBeforeHeaders)
+        };
+        sim.set_faults([once(FaultKind::Cut { after_tokens: 4 }), vec![hang]].concat());
+    }
+    let mut stream = cluster.client.stream(CHAT, &[], body(CHAT, json!({}))).await.unwrap();
+    let (mut events, mut comments) = (Vec::new(), 0);
+    while comments < 3 {
+        let event = stream.next().await.unwrap().unwrap();
+        comments += if event.starts_with(':') && cluster.faults_fired("cut") > 0 { 1 } else { 0 };
+        events.push(event);
+    }
+    // I3.8
+    assert_eq!(text_of(&events).len(), 4 * 4);
+    cluster
+        .until("the rest was sent", |cluster| cluster.faults_fired("hang-before-headers") == 1)
+        .await
+        .unwrap();
+    drop(stream);
+    cluster.at_rest().await.unwrap();
+}
