@@ -30,6 +30,10 @@ pub use trace_run::RunArgs;
 pub enum Format {
     /// Mooncake's JSONL, also with our further keys.
     Mooncake,
+    /// Mooncake's JSONL with the turns of a session as differences: AIPerf's agentic datasets.
+    MooncakeDelta,
+    /// Qwen's usage traces.
+    Qwen,
     /// Azure's LLM inference traces.
     Azure,
     /// BurstGPT.
@@ -43,7 +47,7 @@ pub enum TraceCommand {
     Import(ImportArgs),
     /// Turn the decision log of a gateway into a trace, as Mooncake JSONL.
     Export(ExportArgs),
-    /// Generate a trace, as Mooncake JSONL with blocks of 64 tokens.
+    /// Generate a trace, as Mooncake JSONL with blocks of 64 tokens (agents: 512).
     Generate(GenerateArgs),
     /// Run a trace through one arm, and write each request's outcome as JSON lines.
     Run(RunArgs),
@@ -57,12 +61,18 @@ pub struct ImportArgs {
     /// Its format [default: by its first line].
     #[arg(long)]
     format: Option<Format>,
-    /// Tokens of the blocks that `hash_ids` name.
-    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: u32,
+    /// Tokens of the blocks that `hash_ids` name [default: 512; 16 for Qwen's traces].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: Option<u32>,
     /// Leave malformed lines out, and count them.
     #[arg(long)]
     skip_bad: bool,
+    /// Let this many sessions begin a second, at random times (Poisson), instead of the times in the file.
+    #[arg(long, value_parser = positive)]
+    rate: Option<f64>,
+    /// Seed of these times.
+    #[arg(long, default_value = "1")]
+    seed: u64,
     /// Where to write it.
     #[arg(short, long)]
     output: PathBuf,
@@ -77,13 +87,14 @@ pub struct GenerateArgs {
     /// Number of requests.
     #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     requests: u32,
-    /// Mean arrivals a second.
-    #[arg(long, default_value = "10", value_parser = positive)]
-    rate: f64,
+    /// Mean arrivals a second [default: 10]; of sessions, for agents [default: 0.1].
+    #[arg(long, value_parser = positive)]
+    rate: Option<f64>,
     /// Burstiness: the squared coefficient of variation of the intervals between arrivals. 1: Poisson.
     #[arg(long, default_value = "1", value_parser = positive)]
     burstiness: f64,
-    /// Turns of a conversation, number of system prompts, or number of documents [default: 5, 20, 1000].
+    /// Turns of a conversation, groups of agents, number of system prompts, or number of documents [default:
+    /// 5, 100, 20, 1000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: Option<u32>,
     /// Seed.
@@ -99,6 +110,8 @@ pub struct GenerateArgs {
 pub enum ShapeName {
     /// Conversations of several turns.
     Chat,
+    /// Sessions of coding agents with tools, pauses and sub-agents.
+    Agents,
     /// A few long system prompts, each before many short questions.
     SystemPrompts,
     /// Questions about some of many documents.
@@ -115,6 +128,8 @@ impl From<Format> for TraceFormat {
     fn from(format: Format) -> Self {
         match format {
             Format::Mooncake => Self::Mooncake,
+            Format::MooncakeDelta => Self::MooncakeDelta,
+            Format::Qwen => Self::Qwen,
             Format::Azure => Self::Azure,
             Format::Burstgpt => Self::BurstGpt,
         }
@@ -130,7 +145,10 @@ impl TraceCommand {
         let (trace, output) = match self {
             Self::Import(args) => {
                 let format = args.format.map(Into::into);
-                (Trace::read(&args.file, format, args.trace_block, args.skip_bad)?, &args.output)
+                let trace = Trace::read(&args.file, format, args.trace_block, args.skip_bad)?;
+                let trace =
+                    args.rate.into_iter().fold(trace, |trace, rate| trace.with_starts(rate, args.seed));
+                (trace, &args.output)
             }
             Self::Export(args) => {
                 print(&args.run()?)?;
@@ -162,10 +180,12 @@ impl GenerateArgs {
     fn workload(&self) -> Workload {
         let shape = match self.shape {
             ShapeName::Chat => Shape::Chat { turns: self.count.unwrap_or(5) },
+            ShapeName::Agents => Shape::Agents { groups: self.count.unwrap_or(100) },
             ShapeName::SystemPrompts => Shape::SystemPrompts { prompts: self.count.unwrap_or(20) },
             ShapeName::Documents => Shape::Documents { documents: self.count.unwrap_or(1_000) },
         };
-        let Self { rate, burstiness, seed, .. } = *self;
+        let rate = self.rate.unwrap_or(if matches!(shape, Shape::Agents { .. }) { 0.1 } else { 10.0 });
+        let Self { burstiness, seed, .. } = *self;
         Workload { shape, requests: self.requests as usize, rate, burstiness, seed }
     }
 }

@@ -80,8 +80,7 @@ pub fn max_load(plan: &Plan<'_>, share: f64, monitor: &Monitor) -> Result<MaxLoa
         }
     };
     run_jobs(plan.arms.len().saturating_mul(seeds), plan.threads, work, done)?;
-    let last = plan.trace.requests.last().map_or(0.0, |request| request.at.as_secs_f64());
-    let unit = rate(plan.trace.requests.len(), last);
+    let unit = rate(plan.trace.requests.len(), plan.trace.arrivals_s(plan.options.fixed_schedule));
     let arms = plan.arms.iter().zip(&found).map(|(arm, found)| ArmMaxLoad::of(&arm.label, found, unit));
     Ok(MaxLoad {
         fleet: plan.fleet_name.to_owned(),

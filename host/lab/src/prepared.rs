@@ -57,7 +57,7 @@ fn prompt_tokens(request: &TraceRequest, number: u64, block_tokens: u32, tokens:
         tokens.resize(length, fold(number ^ 0x756e_6971_7565));
         return;
     }
-    for block in &request.blocks {
+    for block in request.blocks.iter() {
         let end = (tokens.len() + block_tokens as usize).min(length);
         tokens.resize(end, fold(*block));
     }

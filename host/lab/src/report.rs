@@ -170,7 +170,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         PairDifference::over(label(first), label(second), &of)
     });
     let arms: Vec<ArmReport> = arms.collect();
-    let last = plan.trace.requests.last().map_or(0.0, |request| request.at.as_secs_f64());
+    let RunOptions { speed, fixed_schedule, .. } = plan.options;
     let mut comparison = Comparison {
         trace: plan.trace.name.clone(),
         requests: plan.trace.requests.len(),
@@ -178,8 +178,8 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         fleet: plan.fleet_name.to_owned(),
         step_time: plan.fleet.step_times(),
         engines: plan.fleet.count(),
-        speed: plan.options.speed,
-        offered_per_s: rate(plan.trace.requests.len(), last) * plan.options.speed,
+        speed,
+        offered_per_s: rate(plan.trace.requests.len(), plan.trace.arrivals_s(fixed_schedule)) * speed,
         seeds: seeds.len() as u64,
         slo: plan.slo,
         endless_cache_hit_rate: ceiling::endless_cache_hit_rate(
@@ -192,7 +192,7 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
         pairs: pairs.collect(),
         warnings: Vec::new(),
     };
-    comparison.warnings = warnings::of(&comparison, plan, last);
+    comparison.warnings = warnings::of(&comparison, plan, plan.trace.expected_end_s(speed, fixed_schedule));
     Ok(comparison)
 }
 

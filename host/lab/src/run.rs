@@ -23,7 +23,7 @@ use crate::{
     monitor::Monitor,
     outcome::Outcome,
     prepared::{Prepared, prepare},
-    trace::Trace,
+    trace::{Order, Trace},
 };
 
 mod draws;
@@ -42,7 +42,7 @@ pub(crate) use draws::read as read_draws;
 pub use draws::{Draws, DrawsError, run_with_draws};
 use event::{Event, Planned};
 pub use exchange::ExchangedMessages;
-use flight::{Flight, followers};
+use flight::Flight;
 use gateway::Gateways;
 use health::Imbalance;
 
@@ -56,15 +56,20 @@ const EPOCH_US: u64 = 1_700_000_000_000_000;
 pub struct RunOptions {
     /// Seed of all randomness.
     pub seed: u64,
-    /// Factor by which arrivals follow each other faster than in the trace.
+    /// Factor by which arrivals follow each other faster than in the trace. Pauses of clients stay as they
+    /// are.
     pub speed: f64,
     /// Arrivals are moved by a random time up to this, for traces whose times are rounded.
     pub jitter: Duration,
+    /// Whether a request that waits for an answer arrives at its time in the trace, or its delay after that
+    /// answer if this is later (open loop). Otherwise it arrives its delay after that answer (closed loop),
+    /// so that an arm which answers faster gets the next request earlier.
+    pub fixed_schedule: bool,
 }
 
 impl Default for RunOptions {
     fn default() -> Self {
-        Self { seed: 1, speed: 1.0, jitter: Duration::ZERO }
+        Self { seed: 1, speed: 1.0, jitter: Duration::ZERO, fixed_schedule: false }
     }
 }
 
@@ -143,15 +148,16 @@ struct Lab<'a> {
     /// Seed of the pauses between attempts, separate so that they change no other random number.
     rng_of_pauses: SmallRng,
     events: BinaryHeap<Reverse<Planned>>,
-    order: u64,
+    /// Number of planned events.
+    planned: u64,
     /// Virtual time.
     now: Duration,
     /// Time to which the runtime's clock was moved.
     clock: Duration,
     flights: HashMap<usize, Flight>,
     outcomes: Vec<Option<Outcome>>,
-    /// The next request of the same session, for each request that has one.
-    follower: HashMap<usize, usize>,
+    /// Requests that wait for the answers of others.
+    order: Order,
     /// Requests in flight by tenant.
     tenants: HashMap<u64, u32>,
     /// Requests that are not over.
@@ -221,12 +227,12 @@ impl<'a> Lab<'a> {
             rng: SmallRng::seed_from_u64(options.seed),
             rng_of_pauses: SmallRng::seed_from_u64(options.seed ^ 0x7061_7573_6573),
             events: BinaryHeap::new(),
-            order: 0,
+            planned: 0,
             now: Duration::ZERO,
             clock: Duration::ZERO,
             flights: HashMap::new(),
             outcomes: vec![None; trace.requests.len()],
-            follower: followers(trace),
+            order: Order::of(trace),
             tenants: HashMap::new(),
             open: trace.requests.len(),
             scraping: false,
@@ -249,20 +255,19 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// Plans the arrival of every request that does not follow another of its session.
+    /// Plans the arrival of every request that waits for no answer.
     fn plan_arrivals(&mut self) {
-        let waits: std::collections::HashSet<usize> = self.follower.values().copied().collect();
         for (number, request) in self.trace.requests.iter().enumerate() {
             let jitter = self.options.jitter.mul_f64(self.rng.random::<f64>());
-            if !waits.contains(&number) {
+            if !self.order.waits(number) {
                 self.plan(request.at.div_f64(self.options.speed) + jitter, Event::Arrival(number));
             }
         }
     }
 
     fn plan(&mut self, at: Duration, event: Event) {
-        self.order += 1;
-        self.events.push(Reverse(Planned { at, order: self.order, event }));
+        self.planned += 1;
+        self.events.push(Reverse(Planned { at, order: self.planned, event }));
     }
 
     async fn run_events(&mut self) -> Result<(), RunError> {

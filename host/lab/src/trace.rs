@@ -9,8 +9,16 @@ use std::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 mod azure;
+mod block_ids;
 mod burst_gpt;
 mod mooncake;
+mod mooncake_delta;
+mod order;
+mod qwen;
+mod sessions;
+
+pub use block_ids::BlockIds;
+pub(crate) use order::Order;
 
 /// Limit of the length of a line, bytes. A prompt of a million tokens has a line of 20 KB.
 const MAX_LINE: u64 = 16 * 1024 * 1024;
@@ -22,7 +30,8 @@ const MAX_TOKENS: u32 = 16 * 1024 * 1024;
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceRequest {
-    /// Arrival, from the start of the trace. For a later turn of a session, it is the earliest time.
+    /// Arrival, from the start of the trace. What waits for an answer arrives at another time; see
+    /// [`RunOptions::fixed_schedule`](crate::RunOptions::fixed_schedule).
     pub at: Duration,
     /// Prompt tokens.
     pub input_tokens: u32,
@@ -30,11 +39,17 @@ pub struct TraceRequest {
     pub output_tokens: u32,
     /// Identity of each block of the prompt, the last and partial one included. Requests with equal first
     /// blocks have an equal prefix. Empty: nothing is shared.
-    pub blocks: Vec<u64>,
+    pub blocks: BlockIds,
     /// Session that the request belongs to.
     pub session: Option<String>,
-    /// Pause between the end of the session's previous request and this one.
+    /// Pause between the end of the session's previous request and this one. For the first request of a
+    /// session that was forked, between the end of the parent's request and this one.
     pub delay: Option<Duration>,
+    /// Session that this one was forked from, at the parent's newest request. Only a session's first request
+    /// has it.
+    pub parent: Option<String>,
+    /// Whether the request also waits for the sessions that were forked since its session's previous request.
+    pub join: bool,
     /// Model.
     pub model: Option<String>,
     /// Salted hash of the tenant.
@@ -61,8 +76,15 @@ pub struct Trace {
 #[serde(rename_all = "kebab-case")]
 pub enum TraceFormat {
     /// Mooncake's JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`; also `session_id`,
-    /// `delay` (ms), `model`, `tenant_hash`, `priority`.
+    /// `delay` (ms), `parent_session_id`, `join`, `model`, `tenant_hash`, `priority`.
     Mooncake,
+    /// As Mooncake's, with the turns of a session as differences: `input_length` and `hash_ids` of a later
+    /// turn are those of what the turn adds to the prompt and the answer before it. AIPerf's agentic
+    /// datasets.
+    MooncakeDelta,
+    /// Qwen's usage traces, JSONL: `chat_id`, `parent_chat_id`, `timestamp` (s), `input_length`,
+    /// `output_length`, `type`, `turn`, `hash_ids` of 16 tokens.
+    Qwen,
     /// Azure's LLM inference traces, CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
     Azure,
     /// BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,…`.
@@ -95,13 +117,33 @@ pub enum TraceError {
     Empty(String),
 }
 
-/// Reads one line of a format. `None` if the line is a header.
-type ReadLine = fn(&str, u32) -> Result<Option<TraceRequest>, String>;
+/// Reads the lines of a format, in the order of the file.
+trait ReadLines {
+    /// Reads a line. `None` if the line is a header.
+    fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String>;
+
+    /// Completes the requests when the last line was read. They are those of [`ReadLines::line`], in order.
+    fn finish(&mut self, _requests: &mut [TraceRequest]) {}
+}
+
+/// A format whose lines do not depend on each other.
+struct EachLine(fn(&str) -> Result<Option<TraceRequest>, String>);
+
+impl ReadLines for EachLine {
+    fn line(&mut self, text: &str, _block_tokens: u32) -> Result<Option<TraceRequest>, String> {
+        self.0(text)
+    }
+}
 
 impl TraceFormat {
     /// Guesses the format from the first line.
     fn of(first: &str) -> Self {
-        if first.trim_start().starts_with('{') {
+        let is_json = first.trim_start().starts_with('{');
+        if is_json && first.contains("\"chat_id\"") {
+            Self::Qwen
+        } else if is_json && first.contains("\"group_id\"") {
+            Self::MooncakeDelta
+        } else if is_json {
             Self::Mooncake
         } else if first.contains("ContextTokens") {
             Self::Azure
@@ -110,25 +152,32 @@ impl TraceFormat {
         }
     }
 
-    fn reader(self) -> ReadLine {
+    fn reader(self) -> Box<dyn ReadLines> {
         match self {
-            Self::Mooncake => mooncake::line,
-            Self::Azure => azure::line,
-            Self::BurstGpt => burst_gpt::line,
+            Self::Mooncake => Box::new(mooncake::Reader::default()),
+            Self::MooncakeDelta => Box::new(mooncake_delta::Reader::default()),
+            Self::Qwen => Box::new(qwen::Reader::default()),
+            Self::Azure => Box::new(EachLine(azure::line)),
+            Self::BurstGpt => Box::new(EachLine(burst_gpt::line)),
         }
+    }
+
+    /// Tokens of the blocks that `hash_ids` name, if nobody says otherwise.
+    fn block_tokens(self) -> u32 {
+        if self == Self::Qwen { 16 } else { 512 }
     }
 }
 
 impl Trace {
-    /// Reads a trace. `block_tokens` is the size of the blocks that `hash_ids` name (Mooncake: 512).
-    /// `skip_bad` leaves malformed lines out and counts them.
+    /// Reads a trace. `block_tokens` is the size of the blocks that `hash_ids` name; `None`: 512, or 16 for
+    /// Qwen's traces. `skip_bad` leaves malformed lines out and counts them.
     ///
     /// # Errors
     /// [`TraceError`] names the file, the line and the field.
     pub fn read(
         path: &Path,
         format: Option<TraceFormat>,
-        block_tokens: u32,
+        block_tokens: Option<u32>,
         skip_bad: bool,
     ) -> Result<Self, TraceError> {
         let file = path.display().to_string();
@@ -143,11 +192,11 @@ impl Trace {
         file: &str,
         name: String,
         format: Option<TraceFormat>,
-        block_tokens: u32,
+        block_tokens: Option<u32>,
         skip_bad: bool,
     ) -> Result<Self, TraceError> {
-        let mut trace = Self { name, block_tokens, ..Self::default() };
-        let mut reader = format.map(TraceFormat::reader);
+        let mut trace = Self { name, ..Self::default() };
+        let mut reader: Option<Box<dyn ReadLines>> = None;
         let mut bytes = Vec::new();
         for line in 1_u64.. {
             bytes.clear();
@@ -160,8 +209,15 @@ impl Trace {
                 Err(format!("is longer than {MAX_LINE} bytes"))
             } else {
                 std::str::from_utf8(&bytes).map_err(|_| "is not UTF-8".to_owned()).and_then(|text| {
-                    let read = *reader.get_or_insert_with(|| TraceFormat::of(text).reader());
-                    if text.trim().is_empty() { Ok(None) } else { read(text.trim_end(), block_tokens) }
+                    let reader = reader.get_or_insert_with(|| {
+                        let format = format.unwrap_or_else(|| TraceFormat::of(text));
+                        trace.block_tokens = block_tokens.unwrap_or_else(|| format.block_tokens());
+                        format.reader()
+                    });
+                    if text.trim().is_empty() {
+                        return Ok(None);
+                    }
+                    reader.line(text.trim_end(), trace.block_tokens)
                 })
             };
             match parsed {
@@ -172,6 +228,9 @@ impl Trace {
         }
         if trace.requests.is_empty() {
             return Err(TraceError::Empty(file.to_owned()));
+        }
+        if let Some(reader) = &mut reader {
+            reader.finish(&mut trace.requests);
         }
         trace.sort();
         Ok(trace)
@@ -241,6 +300,38 @@ pub(crate) fn parse_line<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String>
 fn tokens(field: &str, value: u64, least: u32) -> Result<u32, String> {
     let tokens = u32::try_from(value).ok().filter(|tokens| (least..=MAX_TOKENS).contains(tokens));
     tokens.ok_or_else(|| format!("`{field}` is {value}; expected {least} to {MAX_TOKENS}"))
+}
+
+/// Checks a time in milliseconds.
+fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
+    let limit = MAX_S * 1e3;
+    if (0.0..=limit).contains(&value) {
+        Ok(Duration::from_nanos((value * 1e6).round() as u64))
+    } else {
+        Err(format!("`{field}` is {value}; expected milliseconds from 0 to {limit}"))
+    }
+}
+
+/// Checks that a prompt has an identity for each of its blocks, or for none.
+fn check_block_count(ids: &[u64], input_tokens: u32, block_tokens: u32) -> Result<(), String> {
+    let (found, expected) = (ids.len(), input_tokens.div_ceil(block_tokens.max(1)) as usize);
+    if found == 0 || found == expected {
+        return Ok(());
+    }
+    Err(format!(
+        "`hash_ids` has {found} ids; {input_tokens} tokens in blocks of {block_tokens} have {expected}; give the size of \
+         the trace's blocks with --trace-block"
+    ))
+}
+
+/// Returns how long an engine needs for a request that is not slowed down by others, by the speeds with which
+/// AIPerf estimates the length of sessions. Formats that do not record ends get times and pauses by it.
+pub(crate) fn nominal_time(new_tokens: u32, output_tokens: u32) -> Duration {
+    const PREFILL_TOKENS_PER_S: f64 = 20_000.0;
+    const DECODE_TOKENS_PER_S: f64 = 60.0;
+    let seconds =
+        f64::from(new_tokens) / PREFILL_TOKENS_PER_S + f64::from(output_tokens) / DECODE_TOKENS_PER_S;
+    Duration::from_millis((seconds * 1e3).round() as u64)
 }
 
 /// Reads a number from a CSV field.

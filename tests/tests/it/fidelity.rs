@@ -31,7 +31,7 @@ fn trace() -> Trace {
             at: Duration::from_secs(round * 10) + Duration::from_millis(place),
             input_tokens: u32::try_from(blocks.len()).unwrap() * BLOCK,
             output_tokens: 2,
-            blocks,
+            blocks: blocks.into(),
             ..TraceRequest::default()
         }
     };

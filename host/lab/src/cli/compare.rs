@@ -51,15 +51,16 @@ Ctrl-C ends the runs; the report then has the seeds that are over.
 Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable; 130 after
 Ctrl-C.")]
 pub struct CompareArgs {
-    /// Trace: Mooncake JSONL, Azure LLM inference CSV or BurstGPT CSV.
+    /// Trace: Mooncake JSONL, also as AIPerf writes sessions, Qwen usage JSONL, Azure LLM inference CSV or
+    /// BurstGPT CSV.
     #[arg(long)]
     trace: PathBuf,
     /// Format of the trace [default: by its first line].
     #[arg(long)]
     format: Option<Format>,
-    /// Tokens of the blocks that the trace's `hash_ids` name.
-    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: u32,
+    /// Tokens of the blocks that the trace's `hash_ids` name [default: 512; 16 for Qwen's traces].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: Option<u32>,
     /// Leave malformed lines out, and count them.
     #[arg(long)]
     skip_bad: bool,
@@ -84,7 +85,13 @@ pub struct CompareArgs {
     /// The first seed.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Arrivals come this many times faster than in the trace. More than one: goodput over load.
+    /// Each request arrives at its time in the trace (open loop), a turn at the earliest when its client has
+    /// the answer before it. Without this flag, a turn with a `delay` arrives that delay after the answer
+    /// before it (closed loop).
+    #[arg(long)]
+    fixed_schedule: bool,
+    /// Arrivals come this many times faster than in the trace; pauses of a session stay as they are. More
+    /// than one: goodput over load.
     #[arg(long, default_value = "1", value_delimiter = ',', value_parser = positive)]
     speed: Vec<f64>,
     /// Move each arrival by a random time up to this many milliseconds, for traces with rounded times.
@@ -233,7 +240,12 @@ impl CompareArgs {
             fleet,
             fleet_name,
             seeds: self.seeds,
-            options: RunOptions { seed: self.seed, speed, jitter: Duration::from_millis(self.jitter_ms) },
+            options: RunOptions {
+                seed: self.seed,
+                speed,
+                jitter: Duration::from_millis(self.jitter_ms),
+                fixed_schedule: self.fixed_schedule,
+            },
             slo: Slo { ttft_ms: self.slo_ttft_ms, itl_ms: self.slo_itl_ms },
             rank_by: self.rank_by,
             threads: self.threads.unwrap_or_else(cores).get(),

@@ -24,9 +24,9 @@ use crate::{
 pub struct RunArgs {
     /// The trace.
     file: PathBuf,
-    /// Tokens of the blocks that `hash_ids` name.
-    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
-    trace_block: u32,
+    /// Tokens of the blocks that `hash_ids` name [default: 512; 16 for Qwen's traces].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    trace_block: Option<u32>,
     /// Fleet file (TOML).
     #[arg(long)]
     fleet: PathBuf,
@@ -36,6 +36,9 @@ pub struct RunArgs {
     /// Seed.
     #[arg(long, default_value = "1")]
     seed: u64,
+    /// Each request arrives at its time in the trace, as for `compare`.
+    #[arg(long)]
+    fixed_schedule: bool,
     /// Seeds of decisions that a gateway made, to break ties as it did: JSON lines
     /// {"request": 0, "leg": "aggregated", "seed": 7}. `request` counts the trace's requests from 0.
     #[arg(long)]
@@ -51,7 +54,8 @@ impl RunArgs {
         let fleet = Fleet::read(&self.fleet)?;
         let arm = Arm::parse(&self.arm)?;
         let draws = self.draws.as_deref().map(read_draws).transpose()?.unwrap_or_default();
-        let options = RunOptions { seed: self.seed, ..RunOptions::default() };
+        let fixed_schedule = self.fixed_schedule;
+        let options = RunOptions { seed: self.seed, fixed_schedule, ..RunOptions::default() };
         let result = run_with_draws(&arm, &trace, &fleet, options, draws)?;
         let output = &self.output;
         let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;

@@ -75,7 +75,7 @@ fn export(directory: &Path, more: &[&str]) -> Result<(String, Trace), String> {
     let command = Command::try_parse_from(args).map_err(|error| error.to_string())?;
     let text = command.args.run().map_err(|error| format!("{error:#}"))?;
     let block = text.split("blocks of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
-    Ok((text.clone(), Trace::read(&out, None, block.parse().unwrap(), false).unwrap()))
+    Ok((text.clone(), Trace::read(&out, None, Some(block.parse().unwrap()), false).unwrap()))
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
     write(directory.path(), "decisions-1.jsonl.zst", &[frame(&lines)]);
     let (text, trace) = export(directory.path(), &[]).unwrap();
     assert_eq!(trace.block_tokens, 16);
-    let blocks: Vec<&[u64]> = trace.requests.iter().map(|request| request.blocks.as_slice()).collect();
+    let blocks: Vec<&[u64]> = trace.requests.iter().map(|request| &request.blocks[..]).collect();
     // In order of arrival, with ids of its own; a partial block at the end has an id that no other has.
     assert_eq!(blocks, [&[0, 1, 2][..], &[0, 1, 3], &[4], &[0, 5, 6]]);
     let at: Vec<u128> = trace.requests.iter().map(|request| request.at.as_millis()).collect();
@@ -111,7 +111,7 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
     assert!(text.contains("role = \"aggregated\"\n  count = 1"), "{text}");
     // Blocks of 32 tokens: a longer block is named by its end.
     let (_, coarse) = export(directory.path(), &["--trace-block", "32"]).unwrap();
-    let blocks: Vec<&[u64]> = coarse.requests.iter().map(|request| request.blocks.as_slice()).collect();
+    let blocks: Vec<&[u64]> = coarse.requests.iter().map(|request| &request.blocks[..]).collect();
     assert_eq!(blocks, [&[0, 1][..], &[0, 2], &[3], &[4, 5]]);
     let error = export(directory.path(), &["--trace-block", "24"]).unwrap_err();
     assert!(error.contains("blocks of 16 tokens, which cannot be joined to blocks of 24"), "{error}");
@@ -218,7 +218,7 @@ fn a_prompt_without_tokens_shares_what_the_router_saw_as_shared() {
     write(directory.path(), "decisions-1.jsonl.zst", &[frame(&lines)]);
     let (_, trace) = export(directory.path(), &[]).unwrap();
     let [one, two] = &trace.requests[..] else { panic!("{trace:?}") };
-    let same = one.blocks.iter().zip(&two.blocks).take_while(|(a, b)| a == b).count();
+    let same = one.blocks.iter().zip(two.blocks.iter()).take_while(|(a, b)| a == b).count();
     // 625 blocks are equal; beyond 256, one block in 32 has a hash.
     assert_eq!(same, 256 + (625 - 256) / 32 * 32);
     assert!(one.blocks[same..].iter().all(|block| !two.blocks.contains(block)));

@@ -5,7 +5,7 @@ use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied};
 /// A fleet that needs this much longer than the trace lasts does not keep up.
 const OVERLOADED: f64 = 1.2;
 
-/// `last` is the arrival of the trace's last request, seconds.
+/// `last` is the second in which the last request is expected.
 pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     if comparison.skipped_lines > 0 {
@@ -25,10 +25,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
     }
     warnings.extend(no_difference(comparison, plan.rank_by));
     comparison.arms.iter().for_each(|arm| warnings.extend(of_arm(arm)));
-    let overloaded = comparison
-        .arms
-        .iter()
-        .filter(|arm| arm.figures.span_s.mean > last / comparison.speed * OVERLOADED + 60.0);
+    let overloaded = comparison.arms.iter().filter(|arm| arm.figures.span_s.mean > last * OVERLOADED + 60.0);
     warnings.extend(overloaded.map(|arm| {
         format!(
             "\"{}\": the fleet does not keep up with the arrivals; its latencies grow with the trace",

@@ -1,4 +1,4 @@
-//! The end of a request: its outcome, what policies learn from it, and the next request of its session.
+//! The end of a request: its outcome, what policies learn from it, and the requests that waited for it.
 
 use pointsman_routing::{
     BatchedLearning, DecisionSource, Failure, Moment, ObservedOutcome, Receipt, SlotKind,
@@ -69,7 +69,7 @@ impl Lab<'_> {
         self.close(number, outcome);
     }
 
-    /// Records an outcome and plans the next request of the session.
+    /// Records an outcome and plans the requests that waited for it.
     fn close(&mut self, number: usize, outcome: Outcome) {
         if let Some(place) = self.outcomes.get_mut(number) {
             *place = Some(outcome);
@@ -80,13 +80,20 @@ impl Lab<'_> {
         if let Some(active) = request.tenant_hash.and_then(|tenant| self.tenants.get_mut(&tenant)) {
             *active = active.saturating_sub(1);
         }
-        if let Some(next) = self.follower.remove(&number)
-            && let Some(request) = self.trace.requests.get(next)
-        {
-            let planned = request.at.div_f64(self.options.speed);
-            let at = planned.max(self.now + request.delay.unwrap_or_default());
-            self.plan(at, Event::Arrival(next));
+        for next in self.order.end(number) {
+            self.plan_next(next);
         }
+    }
+
+    /// Plans a request that waited for answers. A session goes on after a refusal or a failure, too: its
+    /// client has an answer, if a bad one.
+    fn plan_next(&mut self, number: usize) {
+        let Some(request) = self.trace.requests.get(number) else { return };
+        let mut at = self.now + request.delay.unwrap_or_default();
+        if self.options.fixed_schedule {
+            at = at.max(request.at.div_f64(self.options.speed));
+        }
+        self.plan(at, Event::Arrival(number));
     }
 
     /// Queues the outcome for the policies that learn, as the gateway does.

@@ -1,10 +1,6 @@
 //! A request between its arrival and its end.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    pin::Pin,
-    sync::Arc,
-};
+use std::{collections::VecDeque, pin::Pin, sync::Arc};
 
 use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs};
 use pointsman_routing::{CandidateId, Lane, Pairing, Receipt, ReservedPlace, RoutingRequest};
@@ -14,7 +10,7 @@ use tokio::{
     time::{Duration, Instant},
 };
 
-use crate::{engines::RANK, outcome::Ended, trace::Trace};
+use crate::{engines::RANK, outcome::Ended};
 
 /// The part of a request that an engine runs. The sequence's tag contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,19 +194,4 @@ impl Flight {
             self.cached = cached;
         }
     }
-}
-
-/// Successors in the same session, by the request that they wait for.
-pub(super) fn followers(trace: &Trace) -> HashMap<usize, usize> {
-    let mut last: HashMap<&str, usize> = HashMap::new();
-    let mut followers = HashMap::new();
-    for (number, request) in trace.requests.iter().enumerate() {
-        let Some(session) = request.session.as_deref() else { continue };
-        if let Some(before) = last.insert(session, number)
-            && request.delay.is_some()
-        {
-            followers.insert(before, number);
-        }
-    }
-    followers
 }

@@ -3,7 +3,7 @@ use crate::{
     fleet::EngineGroup,
     generate::{Shape, Workload, generate},
     outcome::Ended,
-    trace::TraceRequest,
+    trace::{BlockIds, TraceRequest},
 };
 use pointsman_workers::Role;
 
@@ -127,7 +127,7 @@ fn a_turn_of_a_session_waits_for_the_turn_before_it() {
 fn a_request_that_fits_into_no_engine_is_told_and_the_others_go_on() {
     let mut trace = workload(20);
     if let Some(request) = trace.requests.get_mut(3) {
-        (request.input_tokens, request.blocks) = (2_048 * 64 + 1, Vec::new());
+        (request.input_tokens, request.blocks) = (2_048 * 64 + 1, BlockIds::default());
     }
     let result =
         run(&Arm::parse("kv").unwrap(), &trace, &fleet(&[(Role::Aggregated, 1)]), RunOptions::default());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{TraceRequest, number, tokens};
 
-pub(super) fn line(text: &str, _block_tokens: u32) -> Result<Option<TraceRequest>, String> {
+pub(super) fn line(text: &str) -> Result<Option<TraceRequest>, String> {
     if text.starts_with("TIMESTAMP") {
         return Ok(None);
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{MAX_S, TraceRequest, number, tokens};
 
-pub(super) fn line(text: &str, _block_tokens: u32) -> Result<Option<TraceRequest>, String> {
+pub(super) fn line(text: &str) -> Result<Option<TraceRequest>, String> {
     if text.starts_with("Timestamp") {
         return Ok(None);
     }

@@ -1,10 +1,14 @@
 //! Mooncake's JSONL, with the further keys that our export writes.
 
-use std::{io::Write, time::Duration};
+use std::io::Write;
 
 use serde::{Deserialize, Serialize};
 
-use super::{MAX_S, Trace, TraceRequest, parse_line, tokens};
+use super::{
+    ReadLines, Trace, TraceRequest, check_block_count, milliseconds, parse_line,
+    sessions::{SessionId, Sessions},
+    tokens,
+};
 
 #[derive(Serialize, Deserialize)]
 struct Line {
@@ -19,6 +23,10 @@ struct Line {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     delay: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    parent_session_id: Option<SessionId>,
+    #[serde(default, skip_serializing_if = "is_false")]
+    join: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tenant_hash: Option<u64>,
@@ -26,52 +34,41 @@ struct Line {
     priority: f32,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(untagged, expecting = "expected a text or a whole number")]
-enum SessionId {
-    Text(String),
-    Number(u64),
-}
-
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
 fn is_zero(priority: &f32) -> bool {
     *priority == 0.0
 }
 
-pub(super) fn line(text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
-    let line: Line = parse_line(text.as_bytes())?;
-    let input_tokens = tokens("input_length", line.input_length, 1)?;
-    let expected = input_tokens.div_ceil(block_tokens.max(1)) as usize;
-    if !line.hash_ids.is_empty() && line.hash_ids.len() != expected {
-        let found = line.hash_ids.len();
-        return Err(format!(
-            "`hash_ids` has {found} ids; {input_tokens} tokens in blocks of {block_tokens} have {expected}; give the \
-             size of the trace's blocks with --trace-block"
-        ));
-    }
-    Ok(Some(TraceRequest {
-        at: milliseconds("timestamp", line.timestamp)?,
-        input_tokens,
-        // An answer has at least one token.
-        output_tokens: tokens("output_length", line.output_length, 0)?.max(1),
-        blocks: line.hash_ids,
-        session: line.session_id.map(|session| match session {
-            SessionId::Text(text) => text,
-            SessionId::Number(number) => number.to_string(),
-        }),
-        delay: line.delay.map(|delay| milliseconds("delay", delay)).transpose()?,
-        model: line.model,
-        tenant_hash: line.tenant_hash,
-        priority: line.priority,
-    }))
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(join: &bool) -> bool {
+    !*join
 }
 
-fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
-    let limit = MAX_S * 1e3;
-    if (0.0..=limit).contains(&value) {
-        Ok(Duration::from_nanos((value * 1e6).round() as u64))
-    } else {
-        Err(format!("`{field}` is {value}; expected milliseconds from 0 to {limit}"))
+/// Reads lines, and knows the sessions of the lines before.
+#[derive(Default)]
+pub(super) struct Reader(Sessions);
+
+impl ReadLines for Reader {
+    fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
+        let line: Line = parse_line(text.as_bytes())?;
+        let input_tokens = tokens("input_length", line.input_length, 1)?;
+        check_block_count(&line.hash_ids, input_tokens, block_tokens)?;
+        let request = TraceRequest {
+            at: milliseconds("timestamp", line.timestamp)?,
+            input_tokens,
+            // An answer has at least one token.
+            output_tokens: tokens("output_length", line.output_length, 0)?.max(1),
+            blocks: line.hash_ids.into(),
+            session: line.session_id.map(SessionId::text),
+            delay: line.delay.map(|delay| milliseconds("delay", delay)).transpose()?,
+            parent: line.parent_session_id.map(SessionId::text),
+            join: line.join,
+            model: line.model,
+            tenant_hash: line.tenant_hash,
+            priority: line.priority,
+        };
+        self.0.check(&request)?;
+        Ok(Some(request))
     }
 }
 
@@ -81,9 +78,11 @@ pub(super) fn write(trace: &Trace, mut out: impl Write) -> std::io::Result<()> {
             timestamp: request.at.as_secs_f64() * 1e3,
             input_length: request.input_tokens.into(),
             output_length: request.output_tokens.into(),
-            hash_ids: request.blocks.clone(),
+            hash_ids: request.blocks.to_vec(),
             session_id: request.session.clone().map(SessionId::Text),
             delay: request.delay.map(|delay| delay.as_secs_f64() * 1e3),
+            parent_session_id: request.parent.clone().map(SessionId::Text),
+            join: request.join,
             model: request.model.clone(),
             tenant_hash: request.tenant_hash,
             priority: request.priority,

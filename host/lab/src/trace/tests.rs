@@ -1,7 +1,7 @@
 use super::*;
 
 fn parse(text: &str, skip_bad: bool) -> Result<Trace, TraceError> {
-    Trace::parse(text.as_bytes(), "trace", "trace".to_owned(), None, 512, skip_bad)
+    Trace::parse(text.as_bytes(), "trace", "trace".to_owned(), None, None, skip_bad)
 }
 
 const LINE: &str = r#"{"timestamp": 3000, "input_length": 600, "output_length": 5, "hash_ids": [0, 7]}"#;
@@ -13,7 +13,7 @@ fn a_mooncake_trace_begins_with_its_first_request() {
     let at: Vec<Duration> = trace.requests.iter().map(|request| request.at).collect();
     assert_eq!(at, [Duration::ZERO, Duration::from_secs(2)]);
     let first = trace.requests.first().unwrap();
-    assert_eq!((first.input_tokens, first.output_tokens, first.blocks.as_slice()), (600, 5, &[0, 7][..]));
+    assert_eq!((first.input_tokens, first.output_tokens, &first.blocks[..]), (600, 5, &[0, 7][..]));
 }
 
 #[test]
@@ -22,9 +22,11 @@ fn an_exported_trace_reads_as_it_was() {
         at: Duration::ZERO,
         input_tokens: 512,
         output_tokens: 3,
-        blocks: vec![u64::MAX],
+        blocks: vec![u64::MAX].into(),
         session: Some("a".to_owned()),
         delay: Some(Duration::from_millis(1_500)),
+        parent: None,
+        join: false,
         model: Some("m".to_owned()),
         tenant_hash: Some(u64::MAX),
         priority: 2.0,

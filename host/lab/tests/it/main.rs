@@ -1,5 +1,6 @@
 //! Whole simulations, and documents whose figures follow from them, in one program.
 
+mod closed_loop;
 mod gateways;
 mod scale_figures;
 mod simulation;

@@ -1,0 +1,125 @@
+//! Mooncake's JSONL with the turns of a session as differences, as AIPerf's agentic datasets have them. The
+//! prompt of a turn is the prompt before it, the answer to that, and what the line adds.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use serde::Deserialize;
+
+use super::{
+    BlockIds, ReadLines, TraceRequest, check_block_count, milliseconds, nominal_time, parse_line,
+    sessions::{SessionId, check_count, check_id, next_turn},
+    tokens,
+};
+
+/// Largest id of a block. Larger ones are given to the blocks that the file does not name.
+const MAX_BLOCK_ID: u64 = 1 << 62;
+
+#[derive(Deserialize)]
+struct Line {
+    session_id: SessionId,
+    input_length: u64,
+    output_length: u64,
+    #[serde(default)]
+    hash_ids: Vec<u64>,
+    timestamp: Option<f64>,
+    delay: Option<f64>,
+}
+
+/// A session while the file is read.
+struct Session {
+    /// Blocks of the first prompt. Those behind it contain answers, so that no other session has them.
+    first_blocks: Vec<u64>,
+    /// Its requests: place among all, and tokens of the whole prompt.
+    requests: Vec<(usize, u32)>,
+    /// Tokens of the newest prompt with its answer.
+    tokens: u32,
+    /// Number of its requests.
+    turns: u32,
+    /// When the newest answer ends if nothing slows it down.
+    end: Duration,
+}
+
+/// Reads lines. A request gets its blocks when all lines are read: the turns of a session share one list.
+#[derive(Default)]
+pub(super) struct Reader {
+    numbers: HashMap<String, usize>,
+    sessions: Vec<Session>,
+    block_tokens: u32,
+    largest_id: u64,
+    read: usize,
+}
+
+impl ReadLines for Reader {
+    fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String> {
+        self.block_tokens = block_tokens.max(1);
+        let line: Line = parse_line(text.as_bytes())?;
+        let added = tokens("input_length", line.input_length, 1)?;
+        let output_tokens = tokens("output_length", line.output_length, 0)?.max(1);
+        check_block_count(&line.hash_ids, added, block_tokens)?;
+        let largest = line.hash_ids.iter().copied().max().unwrap_or(0);
+        if largest > MAX_BLOCK_ID {
+            return Err(format!("`hash_ids` has {largest}; expected at most {MAX_BLOCK_ID}"));
+        }
+        let timestamp = line.timestamp.map(|at| milliseconds("timestamp", at)).transpose()?;
+        let delay = line.delay.map(|delay| milliseconds("delay", delay)).transpose()?;
+        let name = line.session_id.text();
+        let number = self.numbers.get(&name).copied();
+        let before = number.and_then(|number| self.sessions.get_mut(number));
+        let mut request = TraceRequest { output_tokens, ..TraceRequest::default() };
+        let session = match before {
+            Some(session) => {
+                let input = u64::from(session.tokens) + u64::from(added);
+                request.input_tokens = tokens("input_length", input, 1)
+                    .map_err(|error| format!("{error} (with the turns before it)"))?;
+                session.turns = next_turn(session.turns)?;
+                let after = |at: Duration| at.saturating_sub(session.end);
+                request.delay = Some(delay.or(timestamp.map(after)).unwrap_or_default());
+                request.at = session.end + request.delay.unwrap_or_default();
+                session
+            }
+            None => {
+                check_id("session_id", &name)?;
+                check_count(self.sessions.len())?;
+                (request.input_tokens, request.at) = (added, timestamp.unwrap_or_default());
+                self.numbers.insert(name.clone(), self.sessions.len());
+                self.sessions.push(Session::new(line.hash_ids));
+                let Some(session) = self.sessions.last_mut() else { return Ok(None) };
+                session
+            }
+        };
+        session.requests.push((self.read, request.input_tokens));
+        session.tokens = request.input_tokens.saturating_add(output_tokens);
+        session.end = request.at + nominal_time(added, output_tokens);
+        request.session = Some(name);
+        self.largest_id = self.largest_id.max(largest);
+        self.read += 1;
+        Ok(Some(request))
+    }
+
+    fn finish(&mut self, requests: &mut [TraceRequest]) {
+        let mut fresh = self.largest_id + 1;
+        for session in std::mem::take(&mut self.sessions) {
+            let count = |tokens: u32| tokens.div_ceil(self.block_tokens) as usize;
+            let longest = session.requests.iter().map(|(_, tokens)| count(*tokens)).max().unwrap_or(0);
+            let mut blocks = session.first_blocks;
+            let more = longest.saturating_sub(blocks.len()) as u64;
+            blocks.extend(fresh..fresh + more);
+            fresh += more;
+            let blocks: Arc<[u64]> = blocks.into();
+            for (place, tokens) in session.requests {
+                if let Some(request) = requests.get_mut(place) {
+                    request.blocks = BlockIds::first(&blocks, count(tokens));
+                }
+            }
+        }
+    }
+}
+
+impl Session {
+    fn new(first_blocks: Vec<u64>) -> Self {
+        Self { first_blocks, requests: Vec::with_capacity(1), tokens: 0, turns: 1, end: Duration::ZERO }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+use super::*;
+use crate::trace::{Trace, TraceError, TraceFormat};
+
+fn parse(text: &str, skip_bad: bool) -> Result<Trace, TraceError> {
+    Trace::parse(text.as_bytes(), "trace", "trace".to_owned(), None, None, skip_bad)
+}
+
+// The form of AIPerf's `docs/traces/inference-day-2026/dataset.jsonl`, with small numbers.
+const DATASET: &str = r#"{"session_id":"sess-a","input_length":1100,"output_length":300,"hash_ids":[0,1,9],"timestamp":0.0,"group_id":46}
+{"session_id":"sess-b","input_length":1024,"output_length":10,"hash_ids":[0,1],"timestamp":0.0,"group_id":46,"is_restart":true}
+{"session_id":"sess-a","input_length":600,"output_length":30,"hash_ids":[10,11],"delay":12219.3}
+{"session_id":"sess-b","input_length":1,"output_length":10,"hash_ids":[12],"delay":0.5}
+{"session_id":"sess-a","input_length":2000,"output_length":0,"hash_ids":[13,14,15,16],"delay":7563.0}
+"#;
+
+#[test]
+fn a_turn_s_prompt_is_all_before_it_with_the_answers_and_what_the_line_adds() {
+    let trace = parse(DATASET, false).unwrap();
+    assert_eq!(trace.block_tokens, 512);
+    let of = |session: &str| -> Vec<&TraceRequest> {
+        trace.requests.iter().filter(|request| request.session.as_deref() == Some(session)).collect()
+    };
+    let (a, b) = (of("sess-a"), of("sess-b"));
+    let lengths: Vec<u32> = a.iter().map(|turn| turn.input_tokens).collect();
+    assert_eq!(lengths, [1_100, 1_100 + 300 + 600, 2_000 + 30 + 2_000]);
+    assert_eq!(a[0].blocks[..], [0, 1, 9]);
+    assert_eq!((a[1].blocks.len(), a[2].blocks.len()), (4, 8));
+    assert!(a[1].blocks.starts_with(&a[0].blocks) && a[2].blocks.starts_with(&a[1].blocks));
+    assert_eq!(b[1].blocks[..2], [0, 1]);
+    // Nothing behind the first prompts is shared, and no id of the file is used for it.
+    let own: Vec<u64> = a[2].blocks[3..].iter().chain(&b[1].blocks[2..]).copied().collect();
+    let distinct: std::collections::HashSet<_> = own.iter().collect();
+    assert_eq!((distinct.len(), own.iter().all(|id| *id > 16)), (own.len(), true));
+    let delays: Vec<Option<Duration>> = a.iter().map(|turn| turn.delay).collect();
+    assert_eq!(delays, [None, Some(Duration::from_micros(12_219_300)), Some(Duration::from_millis(7_563))]);
+    // 1,100 tokens at 20,000 a second, 300 at 60.
+    assert_eq!(a[1].at, Duration::from_millis(55 + 5_000) + Duration::from_micros(12_219_300));
+    assert_eq!(a[2].output_tokens, 1);
+}
+
+#[test]
+fn a_turn_without_a_delay_waits_for_its_time_or_not_at_all() {
+    let line =
+        |rest: &str| format!(r#"{{"session_id":7,"input_length":100,"output_length":60{rest}}}"#) + "\n";
+    let text = line(r#","timestamp":1000"#) + &line(r#","timestamp":5000"#) + &line("");
+    let trace = Trace::parse(text.as_bytes(), "t", "t".into(), Some(TraceFormat::MooncakeDelta), None, false);
+    let trace = trace.unwrap();
+    let delays: Vec<Option<Duration>> = trace.requests.iter().map(|turn| turn.delay).collect();
+    // The answer before it ends 5 + 1,000 ms after the first time.
+    assert_eq!(delays, [None, Some(Duration::from_millis(2_995)), Some(Duration::ZERO)]);
+    assert_eq!(trace.requests[2].session.as_deref(), Some("7"));
+    assert_eq!(trace.requests[2].blocks.len(), 1);
+}
+
+#[test]
+fn the_turns_of_a_session_share_one_list_of_blocks() {
+    let line = |tokens: u32| {
+        format!(r#"{{"session_id":"a","input_length":{tokens},"output_length":1,"group_id":1}}"#) + "\n"
+    };
+    let text = line(1_000_000) + &line(512).repeat(2_000);
+    let trace = parse(&text, false).unwrap();
+    let (first, last) = (&trace.requests[0].blocks, &trace.requests[2_000].blocks);
+    assert_eq!(last.len(), (1_000_000_usize + 2_000 * 513).div_ceil(512));
+    assert_eq!(first.as_ptr(), last.as_ptr());
+}
+
+#[test]
+fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
+    let good = DATASET.lines().next().unwrap();
+    let long = "x".repeat(257);
+    let table = [
+        (r#"{"input_length":5,"output_length":5}"#.to_owned(), "missing field `session_id`"),
+        (r#"{"session_id":"a","output_length":5}"#.to_owned(), "missing field `input_length`"),
+        (r#"{"session_id":"a","input_length":0,"output_length":5}"#.to_owned(), "`input_length` is 0"),
+        (
+            r#"{"session_id":"a","input_length":5,"output_length":-5}"#.to_owned(),
+            "`output_length`: invalid value",
+        ),
+        (r#"{"session_id":"a","input_length":5,"output_length":5,"delay":-1}"#.to_owned(), "`delay` is -1"),
+        (r#"{"session_id":"a","input_length":5,"output_length":5,"delay":1e300}"#.to_owned(), "`delay` is 1"),
+        (
+            r#"{"session_id":"a","input_length":5,"output_length":5,"timestamp":-1}"#.to_owned(),
+            "`timestamp` is -1",
+        ),
+        (
+            r#"{"session_id":"a","input_length":600,"output_length":5,"hash_ids":[1]}"#.to_owned(),
+            "`hash_ids` has 1 ids",
+        ),
+        (
+            r#"{"session_id":"a","input_length":5,"output_length":5,"hash_ids":[4611686018427387905]}"#
+                .to_owned(),
+            "`hash_ids` has 4611686018427387905; expected at most 4611686018427387904",
+        ),
+        (
+            r#"{"session_id":"sess-a","input_length":16777000,"output_length":5}"#.to_owned(),
+            "`input_length` is 16778400; expected 1 to 16777216 (with the turns before it)",
+        ),
+        (
+            format!(r#"{{"session_id":"{long}","input_length":5,"output_length":5}}"#),
+            "`session_id` has 257 bytes",
+        ),
+    ];
+    for (line, problem) in table {
+        let text = format!("{good}\n{line}\n{good}\n");
+        let error = parse(&text, false).unwrap_err().to_string();
+        assert!(error.starts_with("trace, line 2: ") && error.contains(problem), "{error}");
+        let trace = parse(&text, true).unwrap();
+        assert_eq!((trace.requests.len(), trace.skipped), (2, 1));
+    }
+}

@@ -1,0 +1,119 @@
+//! Which requests of a trace wait for the answers of others: the turns of a session, forks of a session, and
+//! the turns that wait for these.
+
+use std::{collections::HashMap, time::Duration};
+
+use rand::{SeedableRng as _, rngs::SmallRng};
+
+use super::Trace;
+use crate::generate::interval;
+
+/// The requests that wait, by number. A request waits only for requests before it in the trace, so that there
+/// are no circles.
+#[derive(Debug, Default)]
+pub(crate) struct Order {
+    /// Requests that wait for a request.
+    followers: HashMap<usize, Vec<usize>>,
+    /// Number of answers that a request still waits for.
+    missing: HashMap<usize, usize>,
+}
+
+impl Order {
+    /// Finds what the requests of a trace wait for.
+    pub(crate) fn of(trace: &Trace) -> Self {
+        let mut order = Self::default();
+        // The newest request of each session, and the sessions that were forked since then.
+        let mut newest: HashMap<&str, usize> = HashMap::new();
+        let mut forked: HashMap<&str, Vec<&str>> = HashMap::new();
+        for (number, request) in trace.requests.iter().enumerate() {
+            let Some(session) = request.session.as_deref() else { continue };
+            if let Some(before) = newest.get(session).copied() {
+                if request.delay.is_some() || request.join {
+                    order.wait(number, before);
+                }
+                for child in forked.remove(session).into_iter().flatten().filter(|_| request.join) {
+                    newest.get(child).into_iter().for_each(|last| order.wait(number, *last));
+                }
+            } else if let Some(parent) = request.parent.as_deref()
+                && let Some(before) = newest.get(parent).copied()
+            {
+                order.wait(number, before);
+                forked.entry(parent).or_default().push(session);
+            }
+            newest.insert(session, number);
+        }
+        order
+    }
+
+    fn wait(&mut self, number: usize, before: usize) {
+        self.followers.entry(before).or_default().push(number);
+        *self.missing.entry(number).or_default() += 1;
+    }
+
+    /// Whether a request waits for an answer.
+    pub(crate) fn waits(&self, number: usize) -> bool {
+        self.missing.contains_key(&number)
+    }
+
+    /// Returns the requests for which the end of this one was the last answer that was missing.
+    pub(crate) fn end(&mut self, number: usize) -> Vec<usize> {
+        let mut followers = self.followers.remove(&number).unwrap_or_default();
+        followers.retain(|follower| {
+            let missing = self.missing.entry(*follower).or_default();
+            *missing = missing.saturating_sub(1);
+            *missing == 0
+        });
+        followers
+    }
+}
+
+impl Trace {
+    /// Returns the seconds in which the requests arrive that wait for no answer, at the trace's own speed.
+    /// With a fixed schedule, those in which all arrive. `speed` scales this time.
+    pub(crate) fn arrivals_s(&self, fixed_schedule: bool) -> f64 {
+        if fixed_schedule {
+            return self.last_s();
+        }
+        let order = Order::of(self);
+        let starts = self.requests.iter().enumerate().filter(|(number, _)| !order.waits(*number));
+        starts.map(|(_, request)| request.at).max().unwrap_or_default().as_secs_f64()
+    }
+
+    /// Returns the second in which the last request arrives at a speed, when answers take as long as the
+    /// trace's times say.
+    pub(crate) fn expected_end_s(&self, speed: f64, fixed_schedule: bool) -> f64 {
+        let arrivals = self.arrivals_s(fixed_schedule);
+        arrivals / speed + (self.last_s() - arrivals).max(0.0)
+    }
+
+    /// Lets `rate` sessions begin a second, at random times. The other requests keep their distance from the
+    /// start of their session. A request without a session is one of its own.
+    #[must_use]
+    pub(crate) fn with_starts(mut self, rate: f64, seed: u64) -> Self {
+        let mut order = Order::of(&self);
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let mut next = 0.0;
+        // The old and the new start of the session that a request waits for.
+        let mut starts: HashMap<usize, (Duration, Duration)> = HashMap::new();
+        for (number, request) in self.requests.iter_mut().enumerate() {
+            let (old, new) = starts.remove(&number).unwrap_or_else(|| {
+                let start = Duration::from_secs_f64(next);
+                next += interval(&mut rng, rate, 1.0);
+                (request.at, start)
+            });
+            request.at = new + request.at.saturating_sub(old);
+            for follower in order.followers.remove(&number).unwrap_or_default() {
+                starts.entry(follower).or_insert((old, new));
+            }
+        }
+        self.sort();
+        self
+    }
+
+    fn last_s(&self) -> f64 {
+        self.requests.last().map_or(0.0, |request| request.at.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests;

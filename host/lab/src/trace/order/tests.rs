@@ -1,0 +1,101 @@
+use super::*;
+use crate::trace::TraceRequest;
+
+fn turn(session: &str, delay: Option<u64>) -> TraceRequest {
+    let (session, delay) = (Some(session.to_owned()), delay.map(Duration::from_millis));
+    TraceRequest { session, delay, ..TraceRequest::default() }
+}
+
+fn fork(session: &str, parent: &str) -> TraceRequest {
+    TraceRequest { parent: Some(parent.to_owned()), ..turn(session, None) }
+}
+
+fn join(session: &str, delay: Option<u64>) -> TraceRequest {
+    TraceRequest { join: true, ..turn(session, delay) }
+}
+
+/// Ends the requests in the order of the trace, and returns which ones each end lets go.
+fn released(requests: Vec<TraceRequest>) -> Vec<Vec<usize>> {
+    let trace = Trace { requests, ..Trace::default() };
+    let mut order = Order::of(&trace);
+    let first = (0..trace.requests.len()).filter(|number| !order.waits(*number)).collect();
+    std::iter::once(first).chain((0..trace.requests.len()).map(|number| order.end(number))).collect()
+}
+
+#[test]
+fn turns_forks_and_joins_wait_for_what_the_trace_says() {
+    let table: [(&str, Vec<TraceRequest>, Vec<Vec<usize>>); 9] = [
+        ("no session", vec![TraceRequest::default(); 2], vec![vec![0, 1], vec![], vec![]]),
+        ("a turn", vec![turn("a", None), turn("a", Some(5))], vec![vec![0], vec![1], vec![]]),
+        ("a turn without a delay", vec![turn("a", None), turn("a", None)], vec![vec![0, 1], vec![], vec![]]),
+        ("a first turn with a delay", vec![turn("a", Some(5))], vec![vec![0], vec![]]),
+        (
+            "a fork",
+            vec![turn("a", None), fork("b", "a"), turn("a", Some(5))],
+            vec![vec![0], vec![1, 2], vec![], vec![]],
+        ),
+        (
+            "a join of two forks",
+            vec![turn("a", None), fork("b", "a"), fork("c", "a"), turn("b", Some(1)), join("a", Some(5))],
+            vec![vec![0], vec![1, 2], vec![3], vec![], vec![4], vec![]],
+        ),
+        (
+            "a join without a delay, and no second one",
+            vec![turn("a", None), fork("b", "a"), join("a", None), join("a", None)],
+            vec![vec![0], vec![1], vec![2], vec![3], vec![]],
+        ),
+        (
+            "a fork that an earlier turn left alone",
+            vec![turn("a", None), fork("b", "a"), turn("a", Some(5)), join("a", Some(5))],
+            vec![vec![0], vec![1, 2], vec![], vec![3], vec![]],
+        ),
+        ("no parent, or itself", vec![fork("b", "a"), fork("c", "c")], vec![vec![0, 1], vec![], vec![]]),
+    ];
+    for (name, requests, expected) in table {
+        assert_eq!(released(requests), expected, "{name}");
+    }
+}
+
+#[test]
+fn the_arrivals_are_those_that_wait_for_nothing() {
+    let at = |mut request: TraceRequest, at: u64| {
+        request.at = Duration::from_secs(at);
+        request
+    };
+    let requests = vec![at(turn("a", None), 0), at(turn("b", None), 10), at(turn("a", Some(5)), 100)];
+    let trace = Trace { requests, ..Trace::default() };
+    let seconds = [trace.arrivals_s(false), trace.arrivals_s(true)];
+    assert!((seconds[0] - 10.0).abs() < 1e-9 && (seconds[1] - 100.0).abs() < 1e-9, "{seconds:?}");
+    let ends = [trace.expected_end_s(2.0, false), trace.expected_end_s(2.0, true)];
+    assert!((ends[0] - 95.0).abs() < 1e-9 && (ends[1] - 50.0).abs() < 1e-9, "{ends:?}");
+}
+
+#[test]
+fn new_starts_move_sessions_as_a_whole_and_are_equal_for_equal_seeds() {
+    let at = |mut request: TraceRequest, at: u64| {
+        request.at = Duration::from_secs(at);
+        request
+    };
+    let mut requests = Vec::new();
+    for number in 0..200 {
+        let (name, child) = (format!("s{number}"), format!("c{number}"));
+        requests.push(at(turn(&name, None), 5));
+        requests.push(at(fork(&child, &name), 8));
+        requests.push(at(join(&name, Some(1)), 20));
+    }
+    let trace = Trace { requests, ..Trace::default() };
+    let spread = trace.clone().with_starts(0.5, 3);
+    assert_eq!(spread, trace.clone().with_starts(0.5, 3));
+    assert_ne!(spread, trace.with_starts(0.5, 4));
+    let of = |name: &str, place: usize| {
+        let mut turns = spread.requests.iter().filter(|one| one.session.as_deref() == Some(name));
+        turns.nth(place).unwrap().at
+    };
+    for number in 0..200 {
+        let (name, child) = (format!("s{number}"), format!("c{number}"));
+        assert_eq!(of(&child, 0) - of(&name, 0), Duration::from_secs(3));
+        assert_eq!(of(&name, 1) - of(&name, 0), Duration::from_secs(15));
+    }
+    let seconds = spread.arrivals_s(false);
+    assert!((300.0..500.0).contains(&seconds), "{seconds}");
+}
