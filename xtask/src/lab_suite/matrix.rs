@@ -9,8 +9,8 @@ use super::lookalike::{self, Lookalike};
 
 /// Tokens that the cache of an engine holds.
 const CACHE_TOKENS: u32 = 524_288;
-/// Tokens of a block of `trace generate`.
-const GENERATED_BLOCK: u32 = 64;
+/// Tokens of a block of `trace generate`; agents have those of Mooncake's traces.
+const SMALL_BLOCK: u32 = 64;
 /// The step time of equal engines and of fast ones, and that of engines that take twice as long.
 const LINEAR: [&str; 2] = [
     "{ linear = { c0 = 6.0, c1 = 0.02, c2 = 0.00005, c3 = 0.02, c4 = 0.0 } }",
@@ -100,7 +100,10 @@ impl Cell {
 
     /// Tokens of a block of the trace and of the engines.
     pub(super) fn block_tokens(&self) -> u32 {
-        if self.lookalike().is_some() { lookalike::BLOCK } else { GENERATED_BLOCK }
+        match self.traffic {
+            Traffic::Chat | Traffic::SystemPrompts | Traffic::Documents => SMALL_BLOCK,
+            Traffic::Conversation | Traffic::Synthetic | Traffic::Agents => lookalike::BLOCK,
+        }
     }
 
     /// The fleet file.
