@@ -93,10 +93,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         keep: args.keep.clone(),
     };
     let bar = sh::progress(cells.len() as u64, "cells");
-    let mut measured = Vec::new();
+    let (mut measured, mut failed) = (Vec::new(), Vec::new());
     for cell in cells {
         let name = cell.name.clone();
-        measured.push(measure(cell, args, &files).with_context(|| format!("cell {name}"))?);
+        match measure(cell, args, &files) {
+            Ok(one) => measured.push(one),
+            Err(error) => failed.push(format!("{name}: {error:#}")),
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -104,6 +107,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         std::fs::write(path, serde_json::to_vec_pretty(&report(&measured))?)?;
     }
     table::lines(&measured, label(&args.arm)).iter().for_each(|line| sh::print(line));
+    ensure!(failed.is_empty(), "cells that could not be measured: {}", failed.join("; "));
     table::check(&measured)
 }
 
@@ -179,8 +183,7 @@ fn capacity(cell: &Cell, files: &Files) -> anyhow::Result<f64> {
     let (found, offered) = (&report["max_load"][0]["arms"][0], &report["comparisons"][0]["offered_per_s"]);
     ensure!(
         found["at_least"] == 0 && found["below"] == 0,
-        "cell {}: all loads or none meet the SLO",
-        cell.name
+        "the capacity is unknown: all loads or none meet the SLO; change the requests of the cell"
     );
     let (found, offered) = (found["per_s"]["mean"].as_f64(), offered.as_f64());
     Ok(start * found.context("the report has no load")? / offered.context("the report has no rate")?)
