@@ -190,7 +190,9 @@ mod tests {
 
     #[test]
     fn a_cell_is_judged_against_the_fastest_rival_and_the_one_with_most_goodput() {
-        let judged = judge(figures(&[101.0, 202.0, 151.5, 121.2], &[5.0; 4]));
+        let mut ours = figures(&[101.0, 202.0, 151.5, 121.2], &[5.0; 4]);
+        ours.ttft_p90.iter_mut().chain(&mut ours.e2e_mean).for_each(|value| *value *= 0.9);
+        let judged = judge(ours);
         assert_eq!((judged.ttft.rival.as_str(), judged.goodput.rival.as_str()), ("fast", "many"));
         assert_eq!(judged.verdict(), Verdict::Holds);
         assert!(!judged.is_unsure());
