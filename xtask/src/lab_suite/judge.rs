@@ -156,13 +156,11 @@ impl Ratio {
 }
 
 /// Mean; 0 without values.
-#[expect(clippy::cast_precision_loss, reason = "a number of seeds")]
 pub(super) fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
 /// Geometric mean; 1 without values.
-#[expect(clippy::cast_precision_loss, reason = "a number of cells")]
 pub(super) fn geometric_mean(values: &[f64]) -> f64 {
     let logs: f64 = values.iter().map(|value| value.ln()).sum();
     if values.is_empty() { 1.0 } else { (logs / values.len() as f64).exp() }

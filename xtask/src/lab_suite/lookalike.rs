@@ -109,7 +109,6 @@ fn next(fresh: &mut u64) -> u64 {
 }
 
 /// A whole number from `low` to `high`, small ones more often (log-uniform).
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a number of tokens")]
 fn between(rng: &mut SmallRng, (low, high): (f64, f64)) -> u32 {
     (low.ln() + (high / low).ln() * rng.random::<f64>()).exp() as u32
 }

@@ -90,7 +90,6 @@ fn conclusion(measured: &[Measured], ours: &str) -> Vec<String> {
     lines
 }
 
-#[expect(clippy::cast_precision_loss, reason = "numbers of cells")]
 fn share(part: usize, all: usize) -> f64 {
     if all == 0 { 0.0 } else { part as f64 / all as f64 }
 }
