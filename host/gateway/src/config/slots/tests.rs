@@ -40,9 +40,9 @@ fn a_composed_slot_reads_as_it_is_written() {
 fn g4_an_empty_configuration_runs_the_default_policies() {
     let name = |kind: SlotKind| {
         let spec = SlotEntry::default().spec(kind, 0);
-        let Some(Rank::Policy(part)) = spec.active.rank else { panic!("{kind}: {spec:?}") };
+        let Some(Rank::Policy(part)) = &spec.active.rank else { panic!("{kind}: {spec:?}") };
         assert!(part.embedded.is_some() && part.file.is_none() && part.settings == "{}", "{part:?}");
-        part.name
+        part.name.clone()
     };
     // G4.1
     assert_eq!(
