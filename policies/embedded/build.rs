@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use pointsman_guest_build::GuestBuild;
 
-const POLICIES: [&str; 8] = [
+const POLICIES: [&str; 9] = [
     "least-loaded",
     "kv-aware",
     "predicted-latency",
@@ -12,6 +12,7 @@ const POLICIES: [&str; 8] = [
     "cache-aware",
     "longest-prefix",
     "conditional-disagg",
+    "predicted-disagg",
     "formula",
 ];
 

@@ -30,6 +30,7 @@ mod fleet;
 mod lab_dynamo;
 mod lab_fidelity;
 mod lab_scale;
+mod lab_suite;
 mod nats;
 mod nightly;
 mod package;
@@ -86,6 +87,8 @@ enum Command {
     LabFidelity(lab_fidelity::Args),
     /// Simulate a million requests on a thousand engines within 8 GB, and equal bytes for equal seeds.
     LabScale(lab_scale::Args),
+    /// Compare the default policy with every shipped rival on a fixed matrix of traffic and fleets.
+    LabSuite(lab_suite::Args),
     /// Call every endpoint with the OpenAI and Anthropic Python SDKs through a gateway.
     E2eSdk,
     /// Compare answers to generated requests with the OpenAPI documents (schemathesis).
@@ -152,6 +155,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::LabDynamo(args) => lab_dynamo::run(&args),
         Command::LabFidelity(args) => lab_fidelity::run(&args).await,
         Command::LabScale(args) => lab_scale::run(&args).await,
+        Command::LabSuite(args) => lab_suite::run(&args),
         Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,

@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
+use pointsman_embedded_policies::{DEFAULT, DEFAULT_DECODE_OVERRIDE, FORMULA, FORMULA_FILTER};
 use pointsman_policy_runtime::{
     Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal, compile,
 };
@@ -51,8 +51,8 @@ impl std::fmt::Debug for Part {
 pub enum ArmError {
     /// A part is neither a native mode, a built-in policy nor a file.
     #[error(
-        "\"{0}\" is neither a native mode (round-robin, random, power-of-two, least-loaded, kv), the oracle, a \
-         built-in policy ({names}) nor a file",
+        "\"{0}\" is neither a native mode (round-robin, random, power-of-two, least-loaded, kv), the oracle, the \
+         default, a built-in policy ({names}) nor a file",
         names = pointsman_embedded_policies::NAMES
     )]
     Unknown(String),
@@ -86,9 +86,9 @@ pub enum ArmError {
 }
 
 impl Arm {
-    /// Builds an arm from `[LABEL=]PART[+PART…]`. A part is a native mode, a built-in policy or a policy
-    /// file, with
-    /// `@SETTINGS` (a JSON object) behind it if it has settings.
+    /// Builds an arm from `[LABEL=]PART[+PART…]`, or `default`: what a gateway without configuration runs. A
+    /// part is a native mode, a built-in policy or a policy file, with `@SETTINGS` (a JSON object) behind it if
+    /// it has settings.
     ///
     /// # Errors
     /// [`ArmError`]
@@ -110,6 +110,9 @@ impl Arm {
         };
         let engine = PolicyEngine::new(limits, Capacity::detect())
             .map_err(|error| ArmError::Engine(format!("{error:#}")))?;
+        // What an empty configuration runs.
+        let stock = format!("{DEFAULT}+{DEFAULT_DECODE_OVERRIDE}");
+        let parts = if parts == "default" { &stock } else { parts };
         let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
         let parts = parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
         Ok(Self { label, parts: written, content: Content::Policies(parts) })
@@ -291,11 +294,16 @@ mod tests {
         let error = Arm::parse("fastest").unwrap_err().to_string();
         assert!(error.starts_with("\"fastest\" is neither a native mode"), "{error}");
         assert!(matches!(Arm::parse("./Cargo.toml").unwrap_err(), ArmError::Refused { .. }));
-        let both = Arm::parse("both=kv-aware+conditional-disagg").unwrap();
-        let (slots, _) = both.slots().unwrap();
-        let model = pointsman_workers::ModelName::new("m");
-        let names = [SlotKind::Prefill, SlotKind::DecodeOverride]
-            .map(|kind| slots.get(&model, kind).pin().program.ranker().map(|info| info.name.clone()));
-        assert_eq!(names, [Some("kv-aware".into()), Some("conditional-disagg".into())]);
+        let names = |arm: &str| {
+            let (slots, _) = Arm::parse(arm).unwrap().slots().unwrap();
+            let model = pointsman_workers::ModelName::new("m");
+            [SlotKind::Prefill, SlotKind::DecodeOverride].map(|kind| {
+                let content = slots.get(&model, kind).pin();
+                content.program.ranker().map(|info| info.name.to_string()).unwrap_or_default()
+            })
+        };
+        assert_eq!(names("both=kv-aware+conditional-disagg"), ["kv-aware", "conditional-disagg"]);
+        // G4.3
+        assert_eq!(names("default"), [DEFAULT, DEFAULT_DECODE_OVERRIDE]);
     }
 }

@@ -12,8 +12,10 @@ pub const QUEUE_KV_PREFIX: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/que
 pub const CACHE_AWARE: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/cache-aware.wasm"));
 /// Selector: the rule of vLLM's router.
 pub const LONGEST_PREFIX: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/longest-prefix.wasm"));
-/// Decode override: remote prefill only where it is worth it.
+/// Decode override: remote prefill, unless a short or cached prompt makes local prefill cheaper.
 pub const CONDITIONAL_DISAGG: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/conditional-disagg.wasm"));
+/// Decode override: remote or local prefill, by predicted cost.
+pub const PREDICTED_DISAGG: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/predicted-disagg.wasm"));
 /// Selector: formulas of the operator.
 pub const FORMULA: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/formula.wasm"));
 /// Filter: the formula `keep` of the operator.
@@ -21,7 +23,12 @@ pub const FORMULA_FILTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/form
 
 /// Names of the built-in policies, for messages.
 pub const NAMES: &str = "kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, \
-                         least-loaded, formula or conditional-disagg";
+                         least-loaded, formula, conditional-disagg or predicted-disagg";
+
+/// Name of the policy that a slot for legs runs without any configuration.
+pub const DEFAULT: &str = "kv-aware";
+/// Name of the policy that the slot `decode-override` runs without any configuration.
+pub const DEFAULT_DECODE_OVERRIDE: &str = "conditional-disagg";
 
 /// The bytes of a built-in policy by its name.
 #[must_use]
@@ -35,6 +42,7 @@ pub fn by_name(name: &str) -> Option<&'static [u8]> {
         "longest-prefix" => Some(LONGEST_PREFIX),
         "formula" => Some(FORMULA),
         "conditional-disagg" => Some(CONDITIONAL_DISAGG),
+        "predicted-disagg" => Some(PREDICTED_DISAGG),
         _ => None,
     }
 }

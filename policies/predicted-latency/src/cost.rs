@@ -77,6 +77,10 @@ pub(crate) struct Prompt {
     pub(crate) block: f32,
     /// Credit of a cached block on the device, in host memory and on disk.
     pub(crate) credits: [f32; 3],
+    /// Weight of the prefill, of the router configuration.
+    pub(crate) load_scale: f32,
+    /// Blocks that an active request counts for in addition, of the router configuration.
+    pub(crate) request_blocks: f32,
     /// Whether the leg computes the prompt, and does not receive it from another worker.
     pub(crate) computes: bool,
     /// Whether requests emit tokens on the workers, so that their context grows.
@@ -101,9 +105,10 @@ impl Settings {
     /// itself and others on this worker.
     pub(crate) fn costs(&self, prompt: &Prompt, columns: &Columns<'_>) -> Vec<f32> {
         let growth = if prompt.grows { self.growth_tokens } else { 0.0 };
+        let each = self.context_weight * growth + prompt.request_blocks * prompt.block;
         let rows = columns.requests.iter().zip(columns.context);
         let later = rows.map(|(requests, blocks)| {
-            self.context_weight * (single(*blocks) * prompt.block + growth * single(*requests))
+            self.context_weight * single(*blocks) * prompt.block + each * single(*requests)
         });
         let mut costs: Vec<f32> = later.collect();
         if prompt.computes {
@@ -125,10 +130,11 @@ impl Settings {
             let own = if new > 1.0 { new } else { 1.0 };
             let step = if *waiting > 0 { self.step_tokens } else { 0.0 };
             let requests = single(*requests);
-            *cost += single(*waiting)
-                + step
-                + own * (1.0 + self.delayed_weight * requests)
-                + self.shared_weight * requests * prompt.tokens;
+            *cost += prompt.load_scale
+                * (single(*waiting)
+                    + step
+                    + own * (1.0 + self.delayed_weight * requests)
+                    + self.shared_weight * requests * prompt.tokens);
         }
     }
 }
@@ -243,7 +249,15 @@ mod tests {
             for settings in [Settings::default(), largest] {
                 let tokens = single(waiting[0]);
                 let credits = [1.0, 0.75, 0.25];
-                let prompt = Prompt { tokens, block: 65_536.0, credits, computes: true, grows: true };
+                let prompt = Prompt {
+                    tokens,
+                    block: 65_536.0,
+                    credits,
+                    load_scale: 2.0,
+                    request_blocks: 3.0,
+                    computes: true,
+                    grows: true,
+                };
                 let mut costs = settings.costs(&prompt, &columns);
                 scale(&mut costs, &relative(&measured), 1.0);
                 assert!(costs.iter().all(|cost| cost.is_finite() && *cost >= 0.0), "seed {seed}: {costs:?}");

@@ -75,6 +75,8 @@ const ROWS: &[Row] = &[
         "hashes, index and cost beside NVIDIA Dynamo's KV router"),
     row("lab-scale", 30, ANYWHERE, Xtask(&[&["lab-scale"]]),
         "a million simulated requests on a thousand engines, within 8 GB"),
+    row("lab-suite", 120, ANYWHERE, Xtask(&[&["lab-suite", "--all"]]),
+        "the default policy beside every rival on the whole matrix"),
     row("lab-fidelity", 30, ANYWHERE,
         Xtask(&[&["lab-fidelity", "--trace", TRACE], &["lab-fidelity", "--trace", TRACE, "--pairs"]]),
         "the lab decides as a gateway with simulated engines does"),

@@ -83,7 +83,8 @@ engine = "vllm"
             "line 5: policies.deadline: `0s` would end everything at once: expected more than 0",
             "line 6: policies.slots.prefill: `native` and `builtin` exclude each other: keep one of them",
             "line 8: policies.slots.prefill.builtin: `kv-awar` is not a built-in policy: expected kv-aware, \
-             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or conditional-disagg",
+             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula, \
+             conditional-disagg or predicted-disagg",
             "line 10: decisions.bytes: `1000` is too small: expected 65536 or more, or `keep = 0` to record \
              nothing",
             "line 11: decisions.facts[1]: unknown request or worker fact `prompt-text`: did you mean `prompt-tokens`?",

@@ -12,13 +12,14 @@ use policy_formula::Rank;
 use policy_kv_aware::KvAware;
 use policy_least_loaded::LeastLoaded;
 use policy_longest_prefix::LongestPrefix;
+use policy_predicted_disagg::PredictedDisagg;
 use policy_predicted_latency::PredictedLatency;
 use policy_queue_kv_prefix::QueueKvPrefix;
 
 /// Runs the cases of a file natively.
 type Native = fn(&str) -> Result<(), String>;
 
-const POLICIES: [(&str, Native); 8] = [
+const POLICIES: [(&str, Native); 9] = [
     ("least-loaded", run_selector::<LeastLoaded>),
     ("kv-aware", run_scorer::<KvAware>),
     ("predicted-latency", run_scorer::<PredictedLatency>),
@@ -26,6 +27,7 @@ const POLICIES: [(&str, Native); 8] = [
     ("cache-aware", run_selector::<CacheAware>),
     ("longest-prefix", run_selector::<LongestPrefix>),
     ("conditional-disagg", run_decode_override::<ConditionalDisagg>),
+    ("predicted-disagg", run_decode_override::<PredictedDisagg>),
     ("formula", run_selector::<Rank>),
 ];
 

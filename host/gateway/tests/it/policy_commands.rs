@@ -44,11 +44,12 @@ fn all_shipped_cases_pass_on_the_compiled_component() {
     for (name, cases) in [
         ("least-loaded", 6),
         ("kv-aware", 7),
-        ("predicted-latency", 15),
+        ("predicted-latency", 16),
         ("queue-kv-prefix", 29),
         ("cache-aware", 17),
         ("longest-prefix", 10),
         ("conditional-disagg", 16),
+        ("predicted-disagg", 11),
         ("formula", 7),
     ] {
         embedded(dir.path(), name);
@@ -193,7 +194,7 @@ fn a_file_that_cannot_be_tested_exits_with_2_and_the_reason() {
 #[test]
 fn bench_measures_every_row_count_and_judges_the_budget() {
     let dir = folder();
-    for name in ["least-loaded", "kv-aware", "predicted-latency", "conditional-disagg"] {
+    for name in ["least-loaded", "kv-aware", "predicted-latency", "conditional-disagg", "predicted-disagg"] {
         embedded(dir.path(), name);
         let ran = pointsman(dir.path(), ["bench", "policy.wasm", "--rows", "1,64", "--seconds", "0.05"]);
         assert_eq!(ran.code, Some(0), "{}{}", ran.out, ran.err);

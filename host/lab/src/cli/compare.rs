@@ -32,10 +32,10 @@ use crate::{
 Routing is not modelled: router, policies, prefix index and bookings are the gateway's own, in virtual time.
 Engines and links are models; `--fleet` says which.
 
-An arm is [LABEL=]PART[+PART…]. A part is a native mode (round-robin, random, power-of-two, least-loaded,
-kv), a built-in policy (kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix,
-formula, conditional-disagg), a policy file or a formula file (NAME.formula.toml), with @SETTINGS, a JSON
-object, behind it.
+An arm is [LABEL=]PART[+PART…], or default: what a gateway without configuration runs. A part is a native
+mode (round-robin, random, power-of-two, least-loaded, kv), a built-in policy (kv-aware, predicted-latency,
+queue-kv-prefix, cache-aware, longest-prefix, formula, conditional-disagg, predicted-disagg), a policy file
+or a formula file (NAME.formula.toml), with @SETTINGS, a JSON object, behind it.
 
 Examples:
   pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin

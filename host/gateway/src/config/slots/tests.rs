@@ -37,6 +37,23 @@ fn a_composed_slot_reads_as_it_is_written() {
 }
 
 #[test]
+fn g4_an_empty_configuration_runs_the_default_policies() {
+    let name = |kind: SlotKind| {
+        let spec = SlotEntry::default().spec(kind, 0);
+        let Some(Rank::Policy(part)) = &spec.active.rank else { panic!("{kind}: {spec:?}") };
+        assert!(part.embedded.is_some() && part.file.is_none() && part.settings == "{}", "{part:?}");
+        part.name.clone()
+    };
+    // G4.1
+    assert_eq!(
+        [SlotKind::Prefill, SlotKind::Decode, SlotKind::Aggregated].map(name),
+        ["kv-aware"; 3].map(str::to_owned)
+    );
+    // G4.2
+    assert_eq!(name(SlotKind::DecodeOverride), "conditional-disagg");
+}
+
+#[test]
 fn all_problems_of_slots_are_reported_at_once() {
     let config: Config = toml::from_str(
         r#"
@@ -68,16 +85,17 @@ fn all_problems_of_slots_are_reported_at_once() {
         "policies.slots.prefill.filters[0].policy: `../x` cannot name a file: expected a name without `/` or a \
          leading `.`",
         "policies.slots.prefill.filters[1].policy: `low-queue` is not a built-in policy: expected kv-aware, \
-         predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or \
-         conditional-disagg, or set `policies.dir` to use a file",
+         predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula, \
+         conditional-disagg or predicted-disagg, or set `policies.dir` to use a file",
         "policies.slots.prefill.filters[2].policy: no policy is named: expected kv-aware, predicted-latency, \
-         queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or conditional-disagg, or set \
-         `policies.dir` to use a file",
+         queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula, conditional-disagg or \
+         predicted-disagg, or set `policies.dir` to use a file",
         "policies.slots.decode: `policy` and `scorers` exclude each other: keep one of them",
         "policies.slots.decode.picker.softmax.temperature: `0` is not a temperature: expected more than 0",
         "policies.slots.decode.scorers[0].weight: `-1` is not a weight: expected a finite number of 0 or more",
         "policies.slots.decode.canary.builtin: `nope` is not a built-in policy: expected kv-aware, \
-             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula or conditional-disagg",
+             predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, least-loaded, formula, \
+             conditional-disagg or predicted-disagg",
         "policies.slots.decode-override.native: this slot takes no selector: remove the key to use the native \
          override",
         "policies.slots.decode-override.filters: this slot takes one decode override: name it with `policy` or \
