@@ -39,7 +39,7 @@ fn body(path: &str, more: Value) -> String {
 async fn stream(cluster: &TestCluster, path: &str, more: Value) -> Vec<String> {
     let stream = cluster.client.stream(path, &[], body(path, more)).await.unwrap();
     assert_eq!(stream.status, 200);
-    tokio::time::timeout(Duration::from_secs(20), stream.all()).await.expect("the stream hung").unwrap()
+    tokio::time::timeout(Duration::from_secs(60), stream.all()).await.expect("the stream hung").unwrap()
 }
 
 /// The events of a stream as its client sees them, without what differs between two streams of equal requests:
@@ -123,18 +123,18 @@ async fn i14_a_cut_stream_goes_on_as_if_nothing_had_happened() {
         .into_iter()
         .flat_map(|dialect| [(dialect, AGGREGATED), (dialect, PAIRS)])
     {
-        for (path, (more, kind)) in
-            [CHAT, COMPLETIONS].into_iter().flat_map(|path| cases.iter().map(move |case| (path, case)))
-        {
-            let cluster = cluster(dialect, roles, |_| {}).await;
-            reads_through(&cluster, path, more, kind.clone(), "cut").await;
-            // I14.9
-            assert_eq!(continued(&cluster, "continued").await, 1.0, "{dialect:?} {roles:?}");
-            cluster.at_rest().await.unwrap();
-            // I14.11
-            let failed = cluster.metric("pointsman_requests_total{code=\"bad_upstream\"").await.unwrap();
-            assert!(failed.is_empty(), "{failed:?}");
+        let cluster = cluster(dialect, roles, |_| {}).await;
+        for path in [CHAT, COMPLETIONS] {
+            for (more, kind) in &cases {
+                reads_through(&cluster, path, more, kind.clone(), "cut").await;
+            }
         }
+        // I14.9
+        assert_eq!(continued(&cluster, "continued").await, 8.0, "{dialect:?} {roles:?}");
+        cluster.at_rest().await.unwrap();
+        // I14.11
+        let failed = cluster.metric("pointsman_requests_total{code=\"bad_upstream\"").await.unwrap();
+        assert!(failed.is_empty(), "{failed:?}");
     }
 }
 
