@@ -49,7 +49,7 @@ mod tests {
     fn a_prompt_continues_the_last_one_that_it_begins_with() {
         let prompt = |blocks: &[u64]| TraceRequest {
             input_tokens: 16 * blocks.len() as u32,
-            blocks: blocks.to_vec(),
+            blocks: blocks.to_vec().into(),
             ..TraceRequest::default()
         };
         let requests = [&[1, 2][..], &[1, 3], &[1, 2, 4], &[1, 2, 4, 5], &[1, 2, 6], &[7]];
