@@ -1,4 +1,5 @@
-//! `bench`: routers side by side, and the prefix index beside another one. `cargo bench` runs criterion's benches.
+//! `bench`: routers side by side, and the prefix index beside another one. `cargo bench` runs criterion's
+//! benches.
 
 pub(crate) mod gateway;
 mod index;

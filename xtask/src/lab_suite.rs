@@ -173,8 +173,8 @@ fn compare(cell: &Cell, args: &Args, files: &Files, (seed, rate): (u64, f64)) ->
     Ok(arms.iter().map(figures).collect())
 }
 
-/// Returns the rate of `trace generate` at the highest load that the cost of `kv-aware` carries within the SLO. The
-/// trace is that of a seed which no comparison uses.
+/// Returns the rate of `trace generate` at the highest load that the cost of `kv-aware` carries within the
+/// SLO. The trace is that of a seed which no comparison uses.
 fn capacity(cell: &Cell, files: &Files) -> anyhow::Result<f64> {
     let start = cell.start_rate()?;
     let mut command = files.compare(cell, 0, start)?;

@@ -1,6 +1,7 @@
 //! When a certificate is valid, and its alternative names.
 //!
-//! Whether it is trusted is left to `webpki`, which tells neither its times nor all kinds of names (decision 53).
+//! Whether it is trusted is left to `webpki`, which tells neither its times nor all kinds of names
+//! (decision 53).
 
 pub use x509_cert::ext::pkix::name::GeneralName;
 use x509_cert::{

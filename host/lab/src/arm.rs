@@ -87,8 +87,8 @@ pub enum ArmError {
 
 impl Arm {
     /// Builds an arm from `[LABEL=]PART[+PART…]`, or `default`: what a gateway without configuration runs. A
-    /// part is a native mode, a built-in policy or a policy file, with `@SETTINGS` (a JSON object) behind it if
-    /// it has settings.
+    /// part is a native mode, a built-in policy or a policy file, with `@SETTINGS` (a JSON object) behind
+    /// it if it has settings.
     ///
     /// # Errors
     /// [`ArmError`]

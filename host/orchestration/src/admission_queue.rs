@@ -43,8 +43,8 @@ pub use rules::{
 use drain_rate::DrainRate;
 use rules::LineId;
 
-/// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant that
-/// was idle passes others twice (L3.5).
+/// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant
+/// that was idle passes others twice (L3.5).
 const ORDER: Rules =
     Rules { ageing_turn: 4, credit: 2.0, check: |right| Invariant::WaitingRequests.check(right) };
 /// How often queued requests are tried when no capacity was released: a worker may have joined or recovered.

@@ -166,8 +166,8 @@ pub async fn closed_loop<F: Future<Output = ()>>(count: u64, clients: usize, wor
     stream::iter(0..count).map(work).buffer_unordered(clients).for_each(|()| std::future::ready(())).await;
 }
 
-/// Calls `send` with the place of each of these times when it has come, counted from now. Returns the results in
-/// the order of the places.
+/// Calls `send` with the place of each of these times when it has come, counted from now. Returns the
+/// results in the order of the places.
 pub async fn at_times<T, F: Future<Output = T>>(
     times: impl IntoIterator<Item = Duration>,
     send: impl Fn(usize) -> F,

@@ -42,8 +42,8 @@ async fn stream(cluster: &TestCluster, path: &str, more: Value) -> Vec<String> {
     tokio::time::timeout(Duration::from_secs(60), stream.all()).await.expect("the stream hung").unwrap()
 }
 
-/// The events of a stream as its client sees them, without what differs between two streams of equal requests:
-/// the id, the time, the engine's fingerprint and what was cached.
+/// The events of a stream as its client sees them, without what differs between two streams of equal
+/// requests: the id, the time, the engine's fingerprint and what was cached.
 fn normal(events: &[String]) -> Vec<String> {
     let first: Value = serde_json::from_str(&events[0]).unwrap();
     let (id, created) = (first["id"].as_str().unwrap(), first["created"].to_string());
@@ -292,7 +292,10 @@ async fn raw(events: Vec<u8>) -> RawEngine {
         };
         pointsman_tests::raw_engine::status("200 OK", body)
     };
-    let own = "data: {\"id\":\"x\",\"created\":1,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"own\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+    let choice = r#"{"index":0,"delta":{"content":"own"},"finish_reason":"stop"}"#;
+    let own = format!(
+        "data: {{\"id\":\"x\",\"created\":1,\"model\":\"tiny\",\"choices\":[{choice}]}}\n\ndata: [DONE]\n\n"
+    );
     let script = move |request: &RawRequest| {
         if request.line.starts_with("GET") {
             return vec![Act::Send(answer(&request.line))];

@@ -1,4 +1,5 @@
-//! Traces that resemble Mooncake's public ones, so that the matrix needs no file that is not in the repository.
+//! Traces that resemble Mooncake's public ones, so that the matrix needs no file that is not in the
+//! repository.
 //!
 //! | trace | requests/hour | mean prompt | mean answer | cached by an endless cache |
 //! | --- | --- | --- | --- | --- |

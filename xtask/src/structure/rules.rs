@@ -11,8 +11,8 @@ use super::{
     shown, standalone, syntax,
 };
 
-/// Crates of the product that each crate of `host` may depend on, without `pointsman-`. A crate that is missing
-/// here may depend on none.
+/// Crates of the product that each crate of `host` may depend on, without `pointsman-`. A crate that is
+/// missing here may depend on none.
 const EDGES: &[(&str, &str)] = &[
     (
         "gateway",

@@ -1,8 +1,8 @@
 //! What a client got of a streamed chat or completion so far: the text, and what its events have in common.
 //!
-//! Streams that live pay a comparison and a copy of their text for an event, and allocate nothing for it: most
-//! events of an answer differ in their text only, and are recognised by what is around it. Any other event is
-//! read whole. What is not plain text of a single choice makes the transcript unusable.
+//! Streams that live pay a comparison and a copy of their text for an event, and allocate nothing for it:
+//! most events of an answer differ in their text only, and are recognised by what is around it. Any other
+//! event is read whole. What is not plain text of a single choice makes the transcript unusable.
 
 use std::ops::Range;
 

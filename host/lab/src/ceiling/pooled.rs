@@ -26,8 +26,8 @@ struct Open {
 /// Runs the jobs on a machine that computes `rate` tokens a millisecond, always the shortest job first.
 /// Returns the busy periods. Each has its jobs with the mean time at which the machine computed their tokens.
 ///
-/// Among all schedules this one has the least sum of these mean times: an exchange of two pieces of work shows
-/// it (Goemans, 1997; Chou, Queyranne and Simchi-Levi, 2006, for machines in parallel).
+/// Among all schedules this one has the least sum of these mean times: an exchange of two pieces of work
+/// shows it (Goemans, 1997; Chou, Queyranne and Simchi-Levi, 2006, for machines in parallel).
 pub(super) fn busy_periods(mut jobs: Vec<Job>, rate: f64) -> Vec<Vec<(Job, f64)>> {
     jobs.sort_by(|a, b| a.release.total_cmp(&b.release).then(a.number.cmp(&b.number)));
     let mut periods = Vec::new();

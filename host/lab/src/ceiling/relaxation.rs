@@ -55,8 +55,8 @@ struct First {
 type Holders = HashMap<u64, [Option<First>; 2]>;
 
 impl Relaxation {
-    /// Returns the bounds of a trace on a fleet. `outcomes` are those of any arm with the same seed: they have
-    /// the arrivals.
+    /// Returns the bounds of a trace on a fleet. `outcomes` are those of any arm with the same seed: they
+    /// have the arrivals.
     pub(crate) fn of(
         trace: &Trace,
         prepared: &[Prepared],
@@ -159,8 +159,8 @@ impl<'a> Ways<'a> {
         Self { fleet, groups, overhead_ms }
     }
 
-    /// Whether an engine may compute a prompt that another did not compute before. A decode engine may, unless
-    /// both legs are enforced.
+    /// Whether an engine may compute a prompt that another did not compute before. A decode engine may,
+    /// unless both legs are enforced.
     fn computes_prompts(fleet: &Fleet, role: Role) -> bool {
         role == Role::Prefill || !fleet.routing.enforce_disagg
     }

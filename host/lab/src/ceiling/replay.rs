@@ -231,7 +231,8 @@ impl World {
         self.ttft <= limit
     }
 
-    /// Returns the next event. Arrivals come before other events of the same time, as they were planned first.
+    /// Returns the next event. Arrivals come before other events of the same time, as they were planned
+    /// first.
     fn peek(&self, scene: &Scene<'_>) -> Option<(Duration, Event)> {
         let event = self.events.peek().map(|Reverse((at, _, event))| (*at, *event));
         let arrival = scene

@@ -51,8 +51,8 @@ struct Move {
     to: Place,
 }
 
-/// Searches for an assignment with the least mean time to first token. `arms` are the assignments of the arms,
-/// the best first. `runs` limits the simulated steps, as a multiple of the steps of one run.
+/// Searches for an assignment with the least mean time to first token. `arms` are the assignments of the
+/// arms, the best first. `runs` limits the simulated steps, as a multiple of the steps of one run.
 ///
 /// # Errors
 /// [`RunError::Interrupted`]

@@ -131,7 +131,9 @@ proptest! {
         let waits = Waits::of(&trace);
         for arm in ARMS.iter().take(5) {
             let result = run(arm, &trace, &prepared, &fleet, RunOptions::default());
-            let is_whole = |one: &Outcome| one.ended == Ended::Complete && one.attempts == 1 && one.queued.is_zero();
+            let is_whole = |one: &Outcome| {
+                one.ended == Ended::Complete && one.attempts == 1 && one.queued.is_zero()
+            };
             if !result.outcomes.iter().all(is_whole) {
                 continue;
             }
@@ -143,7 +145,8 @@ proptest! {
             let ttft: Duration = result.outcomes.iter().map(|one| one.ttft).sum();
             prop_assert_eq!(world.ttft, ttft, "{}", arm.label);
             let options = RunOptions::default();
-            let again = run_assigned(&places, &trace, &prepared, &fleet, options, &Monitor::default()).unwrap();
+            let again = run_assigned(&places, &trace, &prepared, &fleet, options, &Monitor::default());
+            let again = again.unwrap();
             prop_assert_eq!(again.outcomes.iter().map(|one| one.ttft).sum::<Duration>(), ttft, "{}", arm.label);
         }
     }

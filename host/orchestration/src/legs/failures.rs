@@ -145,8 +145,8 @@ impl Legs {
         actions
     }
 
-    /// Returns whether the rest of a stream may be generated elsewhere: the client has a part of the answer and still
-    /// reads, and no finish reason was held back.
+    /// Returns whether the rest of a stream may be generated elsewhere: the client has a part of the answer
+    /// and still reads, and no finish reason was held back.
     fn may_continue(&self) -> bool {
         let has_part = self.client == Client::Reading && self.consumed && !self.held;
         has_part && self.policy.continuations > 0 && self.broken < MAX_BROKEN
@@ -189,8 +189,8 @@ impl Legs {
         if goes_on { actions } else { self.finish(actions) }
     }
 
-    /// Returns whether a retry is allowed: only while no byte of the attempt was sent downstream [invariant 7],
-    /// and once after an engine broke.
+    /// Returns whether a retry is allowed: only while no byte of the attempt was sent downstream [invariant
+    /// 7], and once after an engine broke.
     fn may_retry(&self) -> bool {
         self.policy.retries > 0 && self.nothing_is_sent() && self.broken < MAX_BROKEN
     }

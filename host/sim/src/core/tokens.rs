@@ -134,9 +134,9 @@ impl Prompt {
         self.tokens.iter().copied().chain(answer).collect()
     }
 
-    /// Returns texts and ids of the tokens of output number `choice`. Each depends on all tokens before it, as
-    /// with a real model and a temperature of 0, so that an answer goes on in the same way when its beginning
-    /// is the end of another prompt. Further choices differ from their first token on.
+    /// Returns texts and ids of the tokens of output number `choice`. Each depends on all tokens before it,
+    /// as with a real model and a temperature of 0, so that an answer goes on in the same way when its
+    /// beginning is the end of another prompt. Further choices differ from their first token on.
     pub fn output(&self, choice: u32) -> Output {
         let state = self.fingerprint;
         Output { state: if choice == 0 { state } else { mix(state, u64::from(choice)) } }

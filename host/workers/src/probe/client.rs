@@ -1,7 +1,7 @@
 //! The HTTP client of probes, with or without TLS.
 //!
-//! It is hyper's and not that of `host/http-client`: the certificate of a worker may have another name than the
-//! host of its URL, for which reqwest has no setting.
+//! It is hyper's and not that of `host/http-client`: the certificate of a worker may have another name than
+//! the host of its URL, for which reqwest has no setting.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Joins the events of a continuation to the stream that the client reads: one id, one time, one role, and the
-//! usage of the whole answer (I14).
+//! Joins the events of a continuation to the stream that the client reads: one id, one time, one role, and
+//! the usage of the whole answer (I14).
 
 use std::{borrow::Cow, ops::Range};
 
@@ -39,8 +39,8 @@ impl Seam {
         }
     }
 
-    /// Returns whole events of the continuation as the client gets them, and what is wrong with the first that
-    /// does not fit.
+    /// Returns whole events of the continuation as the client gets them, and what is wrong with the first
+    /// that does not fit.
     pub(super) fn join(&mut self, events: &[u8]) -> (Vec<u8>, Option<String>) {
         let mut out = Vec::with_capacity(events.len() + 64);
         for place in sse::events(events) {

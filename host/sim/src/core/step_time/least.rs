@@ -56,8 +56,8 @@ pub struct LeastTimes {
 }
 
 impl LeastTimes {
-    /// Returns the bounds of an engine. A formula whose steps may exceed the longest step has none: they would
-    /// be cut.
+    /// Returns the bounds of an engine. A formula whose steps may exceed the longest step has none: they
+    /// would be cut.
     #[must_use]
     pub fn new(time: StepTime, limits: BatchLimits) -> Self {
         let (most, context) = (f64::from(limits.max_batched_tokens), f64::from(limits.blocks));
