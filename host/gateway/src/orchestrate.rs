@@ -56,12 +56,11 @@ pub(crate) mod stored;
 mod whole_estimate;
 mod worker_outcome;
 
-use executor::{Executor, Reached};
+use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
 use next_event::{Head, Next};
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
 use relay::Answer;
-use respond::Ending;
 use whole_estimate::WholeEstimate;
 
 /// A request on its way. When it is dropped, everything that it holds is released.

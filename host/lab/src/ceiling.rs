@@ -5,7 +5,7 @@
 //! lengths, and simulates what follows from a choice.
 
 pub(crate) use relaxation::Relaxation;
-pub(crate) use replay::{Place, Scene};
+pub(crate) use replay::Scene;
 pub(crate) use search::search;
 pub(crate) use waits::Waits;
 

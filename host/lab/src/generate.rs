@@ -2,10 +2,13 @@
 //! bursts of arrivals.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
-use rand_distr::{Distribution as _, Gamma, Zipf};
+use rand_distr::{Distribution as _, Zipf};
 use tokio::time::Duration;
 
-use crate::trace::{Trace, TraceRequest};
+use crate::{
+    arrivals::interval,
+    trace::{Trace, TraceRequest},
+};
 
 pub mod agents;
 
@@ -208,13 +211,6 @@ fn zipf(rng: &mut SmallRng, count: usize, exponent: f64) -> usize {
     // Fails for a count below one only.
     let place = Zipf::new(count as f64, exponent).map_or(1.0, |zipf| zipf.sample(rng));
     (place as usize).clamp(1, count.max(1)) - 1
-}
-
-/// The time to the next arrival, seconds: Gamma-distributed with this mean rate.
-pub(crate) fn interval(rng: &mut SmallRng, rate: f64, burstiness: f64) -> f64 {
-    let (burstiness, mean) = (burstiness.max(1e-3), 1.0 / rate.max(1e-9));
-    // Shape and scale are above 0, so that the distribution exists.
-    Gamma::new(1.0 / burstiness, mean * burstiness).map_or(mean, |gamma| gamma.sample(rng))
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ pub mod html;
 pub mod text;
 
 mod arm;
+mod arrivals;
 mod ceiling;
 mod engines;
 mod fleet;

@@ -18,11 +18,10 @@ use tokio::time::Duration;
 
 use crate::{
     arm::{Arm, ArmError},
-    ceiling::Place,
     engines::{self, Engine, MODEL},
     fleet::{Fleet, FleetError},
     monitor::Monitor,
-    outcome::Outcome,
+    outcome::{Outcome, Place},
     prepared::{Prepared, prepare},
     trace::{Order, Trace},
 };

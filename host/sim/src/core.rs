@@ -10,10 +10,11 @@ use rand::{SeedableRng, rngs::SmallRng};
 
 use self::events::EventLog;
 pub use self::{
-    batch::{BatchCounts, BatchEngine, BatchLimits, PromptKv, Sequence, Token},
+    batch::{BatchCounts, BatchEngine, PromptKv, Sequence, Token},
     block_pool::{BlockId, BlockPool, CacheChange},
     events::CacheEvent,
     jitter::Jitter,
+    limits::BatchLimits,
     pins::{Ask, Pins, Pull},
     step_time::{LeastTimes, StepTime, StepWork},
     tokens::{Object, Output, Piece, Prompt},
@@ -23,6 +24,7 @@ mod batch;
 mod block_pool;
 mod events;
 mod jitter;
+mod limits;
 mod pins;
 mod step_time;
 mod tokens;

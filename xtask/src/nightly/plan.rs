@@ -220,7 +220,7 @@ mod tests {
     use crate::sh;
 
     /// Commands that CI runs, and `nightly` itself.
-    const IN_CI: [&str; 5] = ["setup", "ci", "book", "spec", "nightly"];
+    const IN_CI: [&str; 6] = ["setup", "ci", "test", "book", "spec", "nightly"];
     /// Commands that a row reaches in another way: `package` counts with `profile`.
     const BY_OTHERS: [(&str, &str); 3] =
         [("drill", "faults"), ("profile", "package"), ("lab-dynamo", "lab-dynamo")];

@@ -6,7 +6,8 @@ use std::{borrow::Cow, collections::BTreeMap, ops::Range};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::openai::continuation::Reason;
+/// Why a stream is not continued; a stable label.
+pub(crate) type Reason = &'static str;
 
 /// A chunk; what stands in it is its JSON.
 pub(crate) struct Chunk<'a> {

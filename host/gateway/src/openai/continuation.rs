@@ -8,13 +8,11 @@ use json_splice::JsonBody;
 use serde::Deserialize;
 
 use crate::openai::{
+    chunk::Reason,
     request::{Endpoint, Request},
     reserved::RESERVED_FIELDS,
     transcript::Delivered,
 };
-
-/// Why a stream is not continued; a stable label.
-pub(crate) type Reason = &'static str;
 
 /// When a field does not stand in the way.
 enum Allowed {

@@ -7,8 +7,7 @@
 use std::ops::Range;
 
 use crate::openai::{
-    chunk::{Chunk, place_in},
-    continuation::Reason,
+    chunk::{Chunk, Reason, place_in},
     sse,
 };
 

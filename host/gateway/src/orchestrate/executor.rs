@@ -1,10 +1,10 @@
 //! Who sends the legs of a request, and what begins when they were sent.
 
+use bytes::Bytes;
 use http::{HeaderMap, Response};
 use pointsman_orchestration::{HandoffKind, PrefillTraits};
 use pointsman_workers::Candidate;
 
-use super::respond::Ending;
 #[cfg(feature = "ext-proc")]
 use crate::upstream::LegHeaders;
 use crate::{
@@ -38,12 +38,18 @@ pub(super) enum Reached {
     HandedOver(Handover),
 }
 
+/// The answer of a request that is not relayed.
+pub(super) enum Ending {
+    Whole(Response<Bytes>),
+    Failed(ApiError),
+}
+
 /// What the answering engine gets of the proxy.
 #[cfg(feature = "ext-proc")]
 #[derive(Debug)]
 pub(crate) struct Handover {
     pub(crate) headers: LegHeaders,
-    pub(crate) body: bytes::Bytes,
+    pub(crate) body: Bytes,
 }
 
 /// The header by which vLLM takes the data-parallel rank.

@@ -1,17 +1,10 @@
 //! Answers the client with a body that is complete: an engine's whole answer, or an error.
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
 use pointsman_orchestration::Action;
 
-use super::{Drive, relay::Answer};
+use super::{Drive, executor::Ending, relay::Answer};
 use crate::openai::{error::ApiError, request_id::set_request_id};
-
-/// The answer of a request that is not relayed.
-pub(super) enum Ending {
-    Whole(Response<Bytes>),
-    Failed(ApiError),
-}
 
 impl Drive {
     /// Performs an action. The action that answers the client returns the answer.

@@ -13,37 +13,11 @@ use pointsman_workers::Role;
 use super::Waits;
 use crate::{
     fleet::Fleet,
-    outcome::Outcome,
+    outcome::Place,
     prepared::Prepared,
     run::{RunOptions, step_duration},
     trace::Trace,
 };
-
-/// The engines of a request, by position: that of its prompt and that of its answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    pub(crate) prefill: u32,
-    pub(crate) decode: u32,
-}
-
-impl Place {
-    /// The place of a request that does not exist.
-    pub(super) const NONE: Self = Self { prefill: u32::MAX, decode: u32::MAX };
-
-    pub(crate) fn of(outcome: &Outcome) -> Self {
-        Self { prefill: outcome.prefill_engine, decode: outcome.decode_engine }
-    }
-
-    /// Whether one engine runs the whole request.
-    pub(crate) fn is_local(self) -> bool {
-        self.prefill == self.decode
-    }
-
-    /// A request that runs on one engine.
-    pub(super) fn whole(engine: u32) -> Self {
-        Self { prefill: engine, decode: engine }
-    }
-}
 
 /// What does not change between replays.
 pub(crate) struct Scene<'a> {

@@ -12,9 +12,9 @@ use pointsman_workers::Role;
 
 use super::{
     continued::Continued,
-    replay::{Place, Scene, World},
+    replay::{Scene, World},
 };
-use crate::{monitor::Monitor, run::RunError};
+use crate::{monitor::Monitor, outcome::Place, run::RunError};
 
 /// Arrivals that a choice is judged by, for each engine that may compute the prompt.
 const HORIZON_OF_ENGINE: u32 = 6;

@@ -3,13 +3,13 @@ use std::{sync::LazyLock, time::Duration};
 use pointsman_workers::Role;
 use proptest::prelude::*;
 
-use super::{Place, Relaxation, Scene, Waits, replay::World, search};
+use super::{Relaxation, Scene, Waits, replay::World, search};
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},
     generate::{Shape, Workload, generate},
     monitor::Monitor,
-    outcome::{Ended, Outcome},
+    outcome::{Ended, Outcome, Place},
     prepared::{Prepared, prepare},
     run::{RunOptions, RunResult, run_assigned, run_prepared},
     trace::{Trace, TraceRequest},

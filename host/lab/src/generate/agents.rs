@@ -8,8 +8,11 @@ use rand::{RngExt as _, rngs::SmallRng};
 use rand_distr::{Distribution as _, LogNormal};
 use tokio::time::Duration;
 
-use super::{Fresh, Workload, interval, zipf};
-use crate::trace::{TraceRequest, nominal_time};
+use super::{Fresh, Workload, zipf};
+use crate::{
+    arrivals::interval,
+    trace::{TraceRequest, nominal_time},
+};
 
 /// Tokens of a block in a trace of agents: that of Mooncake's and AIPerf's traces.
 pub const BLOCK: u32 = 512;

@@ -5,10 +5,10 @@ use tokio::time::Duration;
 
 use super::{ArmReport, Comparison, Figure, Plan, figures::mean_ttft_ms};
 use crate::{
-    ceiling::{Place, Relaxation, Scene, Waits, search},
+    ceiling::{Relaxation, Scene, Waits, search},
     jobs::run_jobs,
     monitor::Monitor,
-    outcome::Ended,
+    outcome::{Ended, Place},
     prepared::Prepared,
     run::{RunError, RunOptions, RunResult, run_assigned},
 };

@@ -9,9 +9,9 @@ use serde::Deserialize;
 use super::{Lab, RunError, RunOptions, RunResult};
 use crate::{
     arm::Arm,
-    ceiling::Place,
     fleet::Fleet,
     monitor::Monitor,
+    outcome::Place,
     prepared::{Prepared, prepare},
     trace::Trace,
 };

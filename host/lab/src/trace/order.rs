@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 use rand::{SeedableRng as _, rngs::SmallRng};
 
 use super::Trace;
-use crate::generate::interval;
+use crate::arrivals::interval;
 
 /// The requests that wait, by number. A request waits only for requests before it in the trace, so that there
 /// are no circles.

@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::{
     block_pool::{BlockId, BlockPool, CacheChange},
+    limits::BatchLimits,
     step_time::{StepTime, StepWork},
 };
 
@@ -18,21 +19,6 @@ pub use self::sequence::{PromptKv, Sequence, Token};
 mod ahead;
 mod handoffs;
 mod sequence;
-
-/// Limits of the scheduler.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchLimits {
-    /// Sequences that run at once.
-    pub max_num_seqs: u32,
-    /// Tokens of one step (chunked prefill).
-    pub max_batched_tokens: u32,
-    /// KV blocks.
-    pub blocks: u32,
-    /// Tokens per block.
-    pub block_size: u32,
-    /// Whether the engine only computes prompts.
-    pub prefill_only: bool,
-}
 
 /// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

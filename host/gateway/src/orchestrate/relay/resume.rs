@@ -12,7 +12,8 @@ use super::{Relay, seam::Seam};
 use crate::{
     connectors::connector_for,
     openai::{
-        continuation::{self, Reason},
+        chunk::Reason,
+        continuation,
         error::ApiError,
         request::{Endpoint, Request},
         sse::Splitter,
