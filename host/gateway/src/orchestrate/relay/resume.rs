@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// How long the other streams of an engine that died have to break, too.
-const OTHERS_BREAK: Duration = Duration::from_millis(50);
+const OTHERS_BREAK: Duration = Duration::from_millis(200);
 
 /// What a relay keeps to continue its stream.
 #[derive(Default)]
@@ -114,11 +114,11 @@ impl Relay {
 
     /// Finds workers for the rest of the answer, and waits until its stream begins or the request ends.
     pub(super) async fn resume(mut self: Box<Self>) -> Box<Self> {
-        tokio::time::sleep(OTHERS_BREAK).await;
-        if self.resumption.is_suspect
-            && let Some(event) = self.drive.blames_stream()
-        {
-            self.report(event);
+        if self.resumption.is_suspect {
+            tokio::time::sleep(OTHERS_BREAK).await;
+            if let Some(event) = self.drive.blames_stream() {
+                self.report(event);
+            }
         }
         while self.resumption.is_pending && !self.over && !self.detached {
             let reached = self.drive.step().await;
