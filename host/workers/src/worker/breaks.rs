@@ -15,7 +15,8 @@ pub(super) struct Breaks(Mutex<[Option<Instant>; 2]>);
 impl Breaks {
     fn note(&self) {
         let mut last = self.0.lock();
-        *last = [last[1], Some(Instant::now())];
+        let [_, newest] = *last;
+        *last = [newest, Some(Instant::now())];
     }
 
     fn were_two(&self) -> bool {
