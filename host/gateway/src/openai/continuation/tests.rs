@@ -46,6 +46,7 @@ fn rest_with(request: &Request, text: &str, tokens: u32, held_back: bool) -> Res
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table with a row for each field")]
 fn i14_only_requests_whose_rest_is_surely_the_same_are_continued() {
     let table = [
         (json!({}), None),

@@ -65,7 +65,7 @@ impl Relay {
         self.incoming = None;
         let rest = self.rest(&error);
         if let (Err(reason), true) = (&rest, self.is_begun()) {
-            self.drive.not_continued(*reason);
+            self.drive.not_continued(reason);
         }
         self.resumption.rest = rest.ok();
         // A worker that is silent to all, or down, did not break on one stream.

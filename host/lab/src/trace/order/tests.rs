@@ -22,9 +22,12 @@ fn released(requests: Vec<TraceRequest>) -> Vec<Vec<usize>> {
     std::iter::once(first).chain((0..trace.requests.len()).map(|number| order.end(number))).collect()
 }
 
+/// A case: its name, the requests, and those that may start at once and after the end of each.
+type Case = (&'static str, Vec<TraceRequest>, Vec<Vec<usize>>);
+
 #[test]
 fn turns_forks_and_joins_wait_for_what_the_trace_says() {
-    let table: [(&str, Vec<TraceRequest>, Vec<Vec<usize>>); 9] = [
+    let table: [Case; 9] = [
         ("no session", vec![TraceRequest::default(); 2], vec![vec![0, 1], vec![], vec![]]),
         ("a turn", vec![turn("a", None), turn("a", Some(5))], vec![vec![0], vec![1], vec![]]),
         ("a turn without a delay", vec![turn("a", None), turn("a", None)], vec![vec![0, 1], vec![], vec![]]),
