@@ -235,9 +235,9 @@ impl<L: Line, T> FairQueue<L, T> {
         best.map(|(_, position, value)| (position, value))
     }
 
-    /// Returns the last request of a group, if it would be served after a new one of `tenant`: when the queue
-    /// is full, it is the one that gives way. `cost` is that of a request. It looks at every request of the
-    /// group, and at no priority.
+    /// Returns the last request of a group if it would be served after a new one of `tenant`. A full queue
+    /// removes it for the new one. `cost` returns the cost of a request. This reads every request of the
+    /// group and ignores priorities.
     pub fn last_after(&self, group: &L::Group, tenant: u64, cost: impl Fn(&T) -> f64) -> Option<Position<L>> {
         let counters = self.groups.get(group)?;
         // Each tenant's cost, and its last request with that one's cost.

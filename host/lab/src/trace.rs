@@ -162,7 +162,7 @@ impl TraceFormat {
         }
     }
 
-    /// Tokens of the blocks that `hash_ids` name, if nobody says otherwise.
+    /// Returns the tokens of a block in `hash_ids` for this format, unless `--trace-block` sets another size.
     fn block_tokens(self) -> u32 {
         if self == Self::Qwen { 16 } else { 512 }
     }

@@ -48,7 +48,7 @@ pub struct Client {
     base: String,
 }
 
-/// What came of an answer, also when it did not come to its end.
+/// The received part of an answer, complete or not.
 #[derive(Clone, Debug, Default)]
 pub struct Received {
     /// When the request was sent.

@@ -16,7 +16,7 @@ use crate::{
     trace::Trace,
 };
 
-/// Times are rounded to nanoseconds in a simulation, so that the bound gives way by this share.
+/// The bound is lowered by this share, because a simulation rounds times to nanoseconds.
 const ROUNDING: f64 = 1e-6;
 
 /// Lower bounds of all requests of a run, milliseconds.

@@ -287,7 +287,7 @@ impl World {
         tokens.clear();
         if let Some(of) = self.engine(engine) {
             of.core.end_step(&mut tokens);
-            // Nobody reads the cache's events here.
+            // A replay does not use the events of the cache. Taking them keeps their list short.
             of.core.take_changes();
         }
         for token in &tokens {
