@@ -102,8 +102,8 @@ async fn several_choices(client: &Client, checks: &mut Checks) -> anyhow::Result
     Ok(())
 }
 
-/// Returns the number of requests in any queue of the engines, from their `/v1/loads`, once the number no
-/// longer falls.
+/// Returns the number of requests in any queue of the engines, from their `/v1/loads`, once it is zero or a
+/// time limit has passed.
 async fn held(engines: &[&RealEngine]) -> anyhow::Result<u64> {
     let started = tokio::time::Instant::now();
     loop {

@@ -38,7 +38,8 @@ pub(crate) struct Args {
     /// Mooncake's conversation trace, to run completely on 8 engines with a compiled policy.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Maximum wall time of that run, seconds. Dynamo's offline replay takes this time on two cores.
+    /// Maximum wall time of the run of `trace`, seconds. Dynamo's offline replay takes this time on two
+    /// cores.
     #[arg(long, default_value_t = 5.5)]
     max_seconds: f64,
 }

@@ -271,7 +271,7 @@ impl EngineCore {
         Some(Pinned { block_ids })
     }
 
-    /// Hands a pinned handoff to another engine. Its blocks stay until the announced `transfer` is over.
+    /// Hands a pinned handoff to another engine. Its blocks stay until the announced `transfer` has ended.
     pub fn pull(&mut self, now: Duration, name: &str, ask: &Ask<'_>) -> Pull {
         self.pins.pull(now, name, ask)
     }

@@ -148,12 +148,12 @@ pub(crate) enum Hold {
     HandoffsKept,
     /// The engines pulled as many handoffs as were committed.
     HandoffsPulled,
-    /// The engines noticed every disconnect of a client. The p99 of the time until then is at most this.
+    /// The engines noticed every disconnect of a client. The p99 of the time until then is below this.
     Noticed(f64),
     /// The answers a second of the last phase are at least this share of those of the first phase.
     Goodput(f64),
     /// Every request of the last phase ended with a whole answer or with this status. The p99 of the time of
-    /// such refusals is at most this.
+    /// such refusals is below this.
     Refusals(u16, f64),
     /// A request takes at most twice as long as at the beginning, plus 50 ms, within this number of seconds.
     Recovers(u64),

@@ -60,7 +60,7 @@ const LEAKS_AND_STRANDED: &[(&str, &str)] = &[
 
 const FAULTY: &str = "--room-wait-s 300 --overhead-ms 1 --prefill-ms-per-token 0.01 --itl-ms 1 --lease-s 6";
 
-/// 10,000 requests while 5 % of all legs meet a fault. When a request has ended, its hanging prefill may
+/// 10,000 requests while faults affect 5 % of all legs. When a request has ended, its hanging prefill may
 /// continue (E1.2); the deadlines of engines limit it. When a decode engine fails before it pulls, the blocks
 /// stay until their lease ends, because a handoff is dispatched only once.
 pub(super) const FAULTS: Scenario = Scenario {

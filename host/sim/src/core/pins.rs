@@ -64,7 +64,7 @@ impl Pins {
         self.live.insert(name, Pin { blocks, fingerprint, pulled: false, until });
     }
 
-    /// Pulls a handoff. Its blocks are released when the transfer is over.
+    /// Pulls a handoff. Its blocks are released when the transfer has ended.
     pub fn pull(&mut self, now: Duration, name: &str, ask: &Ask<'_>) -> Pull {
         let Some((name, pin)) =
             self.live.get_key_value(name).map(|(key, _)| Arc::clone(key)).and_then(|key| {

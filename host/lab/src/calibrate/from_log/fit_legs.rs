@@ -171,7 +171,8 @@ pub(super) fn fit_links(
         let features = [1.0, f64::from(request.measured.isl)];
         rows.push(Row { features, value: handoff_ms - first_step, scale: handoff_ms.max(1.0) });
     }
-    // If most requests have no end of their prefill, the few that have one mean something else by it.
+    // If most requests have no end of their prefill, the recorded ends of the others mean something
+    // different.
     if rows.is_empty() || rows.len() * 2 < pairs {
         return None;
     }

@@ -106,7 +106,7 @@ fn command(python: &Path, dir: &Path, module: &str) -> Command {
     command
 }
 
-/// Makes a model directory: with the files of the tokenizer's directory, and a `config.json` if that has
+/// Makes a model directory with the files of the tokenizer's directory, and with a `config.json` if there is
 /// none.
 fn model_dir(dir: &Path, tokenizer: &Path) -> anyhow::Result<std::path::PathBuf> {
     let model = dir.join("model");
@@ -118,7 +118,8 @@ fn model_dir(dir: &Path, tokenizer: &Path) -> anyhow::Result<std::path::PathBuf>
     }
     let config = model.join("config.json");
     if !config.exists() {
-        // Dynamo reads the token that ends an answer and the longest prompt from it. Mockers compute nothing.
+        // Dynamo reads from this file the token that ends an answer and the longest prompt. Mockers compute
+        // nothing.
         let text = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "bos_token_id": 0, "eos_token_id": 1,
             "max_position_embeddings": 1_048_576, "vocab_size": 152_064, "hidden_size": 64,
