@@ -1,4 +1,4 @@
-//! Builds the policy that loops in the demo.
+//! Builds the policy that the demo uses as a policy with an endless loop.
 
 use std::{env, error::Error, fs, path::PathBuf};
 

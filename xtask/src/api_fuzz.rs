@@ -1,5 +1,5 @@
-//! `api-fuzz`: schemathesis sends requests that it makes from the OpenAPI documents of both listeners, and
-//! compares every answer with them.
+//! `api-fuzz`: schemathesis generates requests from the OpenAPI documents of both listeners, and compares
+//! every answer with the document.
 
 use std::{
     fs,
@@ -16,23 +16,23 @@ use crate::{
     table::Checks,
 };
 
-/// What has to hold for every answer. A 5xx that is documented is an answer like others.
+/// Checks of every answer. A documented 5xx is accepted.
 const CHECKS: &str = "status_code_conformance,content_type_conformance,response_schema_conformance";
-/// Version of schemathesis; another one may find other things.
+/// Version of schemathesis; another version may report other problems.
 const SCHEMATHESIS: &str = "schemathesis==4.*";
-/// The gateway's configuration. With a token, changes reach their handlers also without a content type.
+/// The gateway's configuration. With a token, changes reach their handlers even without a content type.
 const CONFIG: &str = "[server]\nadmin_token = \"api-fuzz\"\n";
-/// Test cases of each document at least: one that describes nothing has none.
+/// Minimum number of test cases for each document. A document that describes nothing has none.
 const MIN_CASES: u32 = 100;
 /// Header of requests to the operators' listener.
 const TOKEN: &str = "Authorization: Bearer api-fuzz";
 /// Arguments of `api-fuzz`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Requests for each operation and phase.
+    /// Number of requests for each operation and phase.
     #[arg(long, default_value_t = 50)]
     examples: u32,
-    /// Longest time for each document, minutes.
+    /// Time limit for each document, minutes.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
     /// Seed of the requests.
@@ -40,7 +40,7 @@ pub(crate) struct Args {
     seed: u64,
 }
 
-/// Runs schemathesis over both documents.
+/// Runs schemathesis on both documents.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     let bin = fleet::build("release")?;
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let fleet = fleet::start(&bin, dir.path(), &engines, CONFIG).await?;
     let admin = fleet.gateway.announced["admin"].as_str().context("the gateway announced no admin port")?;
     let mut checks = Checks::default();
-    // The operators' document comes last: its requests remove workers.
+    // The operators' document comes last, because its requests remove workers.
     let targets =
         [("clients", fleet.gateway.listening(), None), ("operators", admin.to_owned(), Some(TOKEN))];
     for (name, address, header) in targets {
@@ -73,8 +73,8 @@ fn install() -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Runs schemathesis on one document, and shows what it reports when an answer is not as documented. Returns
-/// whether all are, and the number of test cases.
+/// Runs schemathesis on one document, and shows its report when an answer is not as documented. Returns
+/// whether all answers are as documented, and the number of test cases.
 async fn fuzz(
     program: &Path,
     args: &Args,
@@ -89,7 +89,7 @@ async fn fuzz(
         .args(["run", &format!("http://{address}/openapi.json"), "--checks", CHECKS])
         .args(["--phases", "examples,coverage,fuzzing", "--continue-on-failure", "--no-color"])
         .args(["--max-examples", &args.examples.to_string(), "--seed", &args.seed.to_string()])
-        // The events have no end; a WebSocket needs another client.
+        // The stream of events has no end, and a WebSocket needs another client.
         .args(["--exclude-path", "/events", "--exclude-path", "/v1/realtime", "--request-timeout", "20"])
         .current_dir(dir)
         .stdout(Stdio::from(log.try_clone()?))

@@ -1,5 +1,5 @@
-//! `bench`: routers side by side, and the prefix index beside another one. `cargo bench` runs criterion's
-//! benches.
+//! `bench`: compares routers with each other, and the prefix index with another one. `cargo bench` runs
+//! criterion's benches.
 
 pub(crate) mod gateway;
 mod index;
@@ -12,11 +12,10 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Bench {
-    /// Measure the gateway beside nginx and direct calls: CPU time, added latency, memory; in interleaved
-    /// rounds.
+    /// Compare the gateway with nginx and direct calls, in interleaved rounds: CPU time, added latency,
+    /// memory.
     Gateway(gateway::Args),
-    /// Measure the prefix index beside that of NVIDIA Dynamo's KV router: events, lookups, bytes;
-    /// interleaved.
+    /// Compare the prefix index with that of NVIDIA Dynamo's KV router, interleaved: events, lookups, bytes.
     Index(index::Args),
 }
 

@@ -1,4 +1,4 @@
-//! `book`: builds docs/ with mdbook, and checks that every link in the built book leads somewhere.
+//! `book`: builds docs/ with mdbook, and checks that every link in the built book has a target.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,10 +18,10 @@ const INSTALL: &str = "mdbook is not installed (cargo install --locked mdbook, o
 /// Options of `book`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Prepare the pages for mdbook, which calls this with a book on stdin (`book.toml`).
+    /// Prepare the pages for mdbook, which runs this with a book on stdin (`book.toml`).
     #[arg(long, hide = true)]
     preprocess: bool,
-    /// What mdbook asks a preprocessor: `supports RENDERER`.
+    /// Question that mdbook asks a preprocessor: `supports RENDERER`.
     #[arg(hide = true, requires = "preprocess")]
     question: Vec<String>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct Args {
 /// Builds and checks the book.
 ///
 /// # Errors
-/// mdbook is missing, fails or warns, or a link of the book leads nowhere.
+/// mdbook is missing, fails or warns, or a link of the book has no target.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.preprocess {
         // Every renderer is supported.
@@ -47,7 +47,7 @@ pub(crate) fn run_if_installed() -> anyhow::Result<Option<String>> {
     }
 }
 
-/// The program of `POINTSMAN_MDBOOK`, or the one on PATH.
+/// Returns the program of `POINTSMAN_MDBOOK`, or the one in PATH.
 fn mdbook() -> Option<PathBuf> {
     let named = std::env::var_os("POINTSMAN_MDBOOK").map_or_else(|| "mdbook".into(), PathBuf::from);
     sh::succeeds(Command::new(&named).arg("--version")).then_some(named)
@@ -58,7 +58,7 @@ fn build(program: &Path) -> anyhow::Result<()> {
     let this = std::env::current_exe().context("could not find this program's own file")?;
     let mut mdbook = Command::new(program);
     mdbook.arg("build").arg(sh::root()).arg("--dest-dir").arg(&book);
-    // Instead of the command of book.toml, which would ask cargo for this program again.
+    // This replaces the command of book.toml, which would ask cargo for this program again.
     mdbook.env("MDBOOK_PREPROCESSOR__PAGES__COMMAND", format!("{} book --preprocess", this.display()));
     let output = mdbook.output().context("could not start mdbook")?;
     let log = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);

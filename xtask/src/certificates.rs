@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 
-/// Files of a certificate for 127.0.0.1 and localhost, and of the authority that signed it.
+/// Files of a certificate for 127.0.0.1 and localhost, and of the certificate authority that signed it.
 #[derive(Debug)]
 pub(crate) struct Certificates {
     pub(crate) authority: PathBuf,
@@ -33,7 +33,7 @@ impl Certificates {
         Ok(files)
     }
 
-    /// Replaces the certificate and its key by others of the same authority.
+    /// Replaces the certificate and its key by new ones from the same authority.
     pub(crate) fn renew(&self) -> anyhow::Result<()> {
         let mut leaf = CertificateParams::new(vec!["127.0.0.1".to_owned(), "localhost".to_owned()])?;
         leaf.distinguished_name.push(DnType::CommonName, "localhost");

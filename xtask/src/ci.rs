@@ -1,4 +1,4 @@
-//! `ci`: the checks that every change has to pass.
+//! `ci`: the checks that every change must pass.
 
 use std::process::Command;
 
@@ -6,14 +6,14 @@ use crate::{book, fleet, setup, sh, spec, structure};
 
 mod width;
 
-/// How to install the programs that check the repository when they are installed.
+/// How to install the programs that check the repository if they are installed.
 const INSTALL_DENY: &str = "cargo-deny is not installed (cargo install --locked cargo-deny)";
 const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typos-cli)";
 
 /// Options of `ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run only the checks that compile nothing of the gateway: format, line width, module rules, clauses,
+    /// Run only the checks that compile no part of the gateway: format, line width, module rules, clauses,
     /// book.
     #[arg(long)]
     quick: bool,
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut clippy = sh::cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]);
     sh::run(&mut clippy)?;
-    // Without its optional parts.
+    // The build without optional features.
     let mut bare = sh::cargo();
     bare.args(["clippy", "--package", "pointsman-gateway", "--no-default-features", "--locked"]);
     sh::run(bare.args(["--", "-D", "warnings"]))?;
@@ -51,8 +51,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The command that checks what threads share without a lock with the loom model checker. `tests/models` is a
-/// workspace of its own, because it compiles the host's files with `cfg(loom)`.
+/// Returns the command that runs the loom model checker on the data that threads share without a lock.
+/// `tests/models` is a separate workspace, because it compiles the host's files with `cfg(loom)`.
 pub(crate) fn models(preemptions: u32) -> Command {
     let mut cargo = sh::cargo();
     cargo.args(["run", "--release", "--quiet", "--locked", "--manifest-path", "tests/models/Cargo.toml"]);
@@ -85,8 +85,8 @@ fn optional() -> anyhow::Result<Vec<String>> {
     Ok(skipped)
 }
 
-/// Checks the dependencies with cargo-deny. The advisories need the RustSec database, which lives on GitHub:
-/// where it cannot be fetched, only they are left out.
+/// Checks the dependencies with cargo-deny. The advisories need the RustSec database from GitHub. If it
+/// cannot be fetched, only the advisories are left out.
 fn dependencies() -> anyhow::Result<Vec<String>> {
     let deny = |args: &[&str]| {
         let mut command = sh::cargo();

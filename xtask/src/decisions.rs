@@ -1,4 +1,4 @@
-//! Decisions of a gateway, and which of them were made near a swap of policies.
+//! Reads a gateway's decisions, and finds those that were made near a swap of policies.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -7,28 +7,28 @@ use serde_json::Value;
 
 use crate::{fleet::Fleet, stats::sorted};
 
-/// A decision this close to a swap, before or after it, counts as near; microseconds.
+/// A decision whose distance from a swap is at most this counts as near it, microseconds.
 const NEAR_US: u64 = 200_000;
 
-/// One decision, in microseconds.
+/// One decision. Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Decision {
-    /// Wall clock.
+    /// Wall-clock time.
     pub(crate) at_us: u64,
     pub(crate) took_us: f64,
     pub(crate) generation: u64,
 }
 
-/// Decisions by their id.
+/// Decisions by their ids.
 #[derive(Debug, Default)]
 pub(crate) struct Decisions {
     all: BTreeMap<String, Decision>,
 }
 
 impl Decisions {
-    /// Adds the receipts that are new since the last read, `most` at most.
+    /// Adds the receipts that are new since the last read, at most `most`.
     pub(crate) async fn read(&mut self, fleet: &Fleet, most: u32) -> anyhow::Result<()> {
-        // Newest first: all after the first known receipt are known.
+        // The newest receipt comes first, so all receipts after the first known one are known.
         for line in fleet.admin.get(&format!("/decisions/export?limit={most}")).await?.lines() {
             let (id, decision) = parse(line)?;
             if self.all.insert(id, decision).is_some() {
@@ -38,13 +38,13 @@ impl Decisions {
         Ok(())
     }
 
-    /// Durations of the decisions since a time of the wall clock, ascending, in microseconds.
+    /// Returns the durations of the decisions since a wall-clock time, ascending, in microseconds.
     pub(crate) fn since(&self, at_us: u64) -> Vec<f64> {
         let since = self.all.values().filter(|decision| decision.at_us >= at_us);
         sorted(since.map(|decision| decision.took_us).collect())
     }
 
-    /// Time of the first decision of each generation but the first, ascending.
+    /// Returns the time of the first decision of each generation except the first, ascending.
     fn swaps(&self) -> Vec<u64> {
         let mut first: BTreeMap<u64, u64> = BTreeMap::new();
         for decision in self.all.values() {
@@ -56,7 +56,7 @@ impl Decisions {
         swaps
     }
 
-    /// Times from a rename to the first decision of the policy that it installed, microseconds.
+    /// Returns the times from each rename to the first decision of the installed policy, microseconds.
     pub(crate) fn delays(&self, renames: &[u64]) -> Vec<f64> {
         let delay = |swap: u64| {
             let before = renames.partition_point(|rename| *rename <= swap).checked_sub(1)?;
@@ -65,7 +65,7 @@ impl Decisions {
         self.swaps().into_iter().filter_map(delay).collect()
     }
 
-    /// Durations of the decisions near a swap and of the others, ascending.
+    /// Returns the durations of the decisions near a swap, and those of the others, ascending.
     pub(crate) fn near_a_swap(&self) -> (Vec<f64>, Vec<f64>) {
         let swaps = self.swaps();
         let is_near = |at: u64| {
@@ -80,7 +80,7 @@ impl Decisions {
     }
 }
 
-/// Microseconds of the wall clock.
+/// Returns the wall-clock time, microseconds.
 pub(crate) fn now_us() -> anyhow::Result<u64> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     Ok(u64::try_from(now.as_micros())?)
@@ -104,7 +104,7 @@ mod tests {
     use super::{Decision, Decisions};
 
     fn decisions() -> Decisions {
-        // A decision each 100 ms; generation 2 decides first at 1.0 s, generation 3 at 2.0 s.
+        // One decision is made each 100 ms. Generation 2 decides first at 1.0 s, and generation 3 at 2.0 s.
         let one = |n: u64| {
             let generation = 1 + n / 10;
             (format!("{n:03}"), Decision { at_us: n * 100_000, took_us: n as f64, generation })

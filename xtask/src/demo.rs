@@ -9,15 +9,15 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Arguments of `pointsman demo`; `cargo xtask demo -- --help` lists them.
+    /// Arguments of `pointsman demo`. `cargo xtask demo -- --help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }
 
-/// Runs the demo with the profile that the tests use, too.
+/// Runs the demo, built with the profile that the tests use.
 ///
 /// # Errors
-/// A failed build, or an event of the demo that did not end as it must.
+/// The build fails, or an event of the demo does not end as expected.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     sh::status(

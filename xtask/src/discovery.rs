@@ -1,6 +1,6 @@
-//! `e2e-etcd` and `e2e-kubernetes`: 500 workers come and go through the real etcd, or through a double of
-//! the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
-//! decisions may take hardly longer than with workers that stay.
+//! `e2e-etcd` and `e2e-kubernetes`: 500 workers are registered and removed in the real etcd, or in a double
+//! of the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
+//! decisions may take little longer than with a constant set of workers.
 
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -23,46 +23,48 @@ mod kubernetes;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workers.
+    /// Number of workers.
     #[arg(long, default_value_t = 500)]
     workers: u64,
-    /// Seconds of each phase.
+    /// Duration of each phase, seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
     /// Requests a second.
     #[arg(long, default_value_t = 50)]
     rate: u32,
-    /// Seed of the workers that come and go.
+    /// Seed that chooses the workers to remove.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
-/// Largest allowed ratio of the p99 of decisions while workers come and go to that of workers that stay.
+/// Largest allowed ratio of the p99 of the durations of decisions while workers change to the p99 while they
+/// do not.
 const RATIO: f64 = 1.2;
-/// Largest allowed growth of resident memory from the first to the second time that workers come and go.
+/// Largest allowed growth of resident memory from the first to the second phase in which workers change.
 const GROWTH: f64 = 0.05;
 /// Time between two changes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Time between two readings of decisions: receipts of 500 candidates are large, and few of them are kept.
+/// Time between two readings of decisions. It is short, because receipts of 500 candidates are large and the
+/// gateway keeps few of them.
 const READ: Duration = Duration::from_secs(1);
-/// Largest share of the workers that is away at a time.
+/// At most one in this number of workers is removed at a time.
 const AWAY: u64 = 4;
-/// Limit of waiting for all workers.
+/// Maximum time to wait for all workers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server that workers are registered at.
+/// A server at which workers are registered.
 pub(crate) trait Server {
     /// Registers a worker at an address.
     async fn put(&mut self, id: u64, address: &str) -> anyhow::Result<()>;
-    /// Removes it.
+    /// Removes a worker.
     async fn delete(&mut self, id: u64) -> anyhow::Result<()>;
-    /// Takes the server away.
+    /// Stops the server.
     async fn fail(&mut self) -> anyhow::Result<()>;
-    /// Brings it back, and forgets old revisions.
+    /// Starts the server again, and makes it forget old revisions.
     async fn recover(&mut self) -> anyhow::Result<()>;
-    /// The section of the configuration.
+    /// Returns the section of the gateway's configuration.
     fn config(&self) -> String;
-    /// Name of the source.
+    /// Returns the name of the source.
     fn source(&self) -> &'static str;
 }
 
@@ -80,11 +82,11 @@ pub(crate) async fn run_kubernetes(args: &Args) -> anyhow::Result<()> {
     run(args, dir.path(), server).await
 }
 
-/// The gateway, and the server that its workers are registered at.
+/// The gateway, and the server at which its workers are registered.
 struct Rig<S> {
     server: S,
     fleet: Fleet,
-    /// Addresses of the workers, all of one engine: it listens on every loopback address.
+    /// Addresses of the workers. They belong to one engine, which listens on every loopback address.
     addresses: Vec<String>,
     args: (u64, Duration, u32),
     random: StdRng,
@@ -138,7 +140,7 @@ fn start_engine(bin: &Path, dir: &Path) -> anyhow::Result<Process> {
 
 impl<S: Server> Rig<S> {
     async fn phases(&mut self) -> anyhow::Result<()> {
-        // Caches of the allocator and of connections fill once.
+        // The first phase fills the caches of the allocator and of connections.
         self.come_and_go(false).await?;
         self.settle("after the first round").await?;
         let before = Memory::of(self.fleet.gateway.pid())?;
@@ -160,7 +162,8 @@ impl<S: Server> Rig<S> {
         Ok(())
     }
 
-    /// Sends requests while nothing changes. Returns the p99 of decisions in microseconds.
+    /// Sends requests while workers do not change. Returns the p99 of the durations of decisions,
+    /// microseconds.
     async fn stay(&mut self) -> anyhow::Result<f64> {
         let since = now_us()?;
         let load = self.load()?;
@@ -173,8 +176,8 @@ impl<S: Server> Rig<S> {
         self.p99_since(since).await
     }
 
-    /// Sends requests while workers come and go, and with `fails` while the server is away for a third of the
-    /// time. Returns the p99 of decisions in microseconds.
+    /// Sends requests while workers change. With `fails`, the server is stopped for a third of the time.
+    /// Returns the p99 of the durations of decisions, microseconds.
     async fn come_and_go(&mut self, fails: bool) -> anyhow::Result<f64> {
         let (count, time, _) = self.args;
         let since = now_us()?;
@@ -246,7 +249,7 @@ impl<S: Server> Rig<S> {
         recorder.problems().iter().for_each(|problem| sh::status(problem));
     }
 
-    /// Waits until every worker is eligible and nothing waits.
+    /// Waits until every worker is eligible and no request is queued.
     async fn settle(&mut self, when: &str) -> anyhow::Result<()> {
         let count = self.args.0;
         let eligible = self.eligible(count).await?;
@@ -265,7 +268,7 @@ impl<S: Server> Rig<S> {
         Ok(())
     }
 
-    /// Returns the number of eligible workers when all are, or after a while.
+    /// Returns the number of eligible workers as soon as all are eligible, or after a time limit.
     async fn eligible(&self, count: u64) -> anyhow::Result<u64> {
         let began = Instant::now();
         loop {
@@ -284,12 +287,12 @@ impl<S: Server> Rig<S> {
         Ok(list["workers"].as_array().map_or(0, Vec::len) as u64)
     }
 
-    /// Reads the decisions that are kept.
+    /// Reads the decisions that the gateway keeps.
     async fn read_decisions(&mut self) -> anyhow::Result<()> {
         self.decisions.read(&self.fleet, 1_000).await
     }
 
-    /// Returns the p99 of the decisions since a time, in microseconds.
+    /// Returns the p99 of the durations of the decisions since a time, microseconds.
     async fn p99_since(&mut self, since: u64) -> anyhow::Result<f64> {
         self.read_decisions().await?;
         let took = self.decisions.since(since);

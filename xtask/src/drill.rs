@@ -1,5 +1,5 @@
-//! `drill`: real processes under load while something goes wrong. Each scenario is a row of a table; what
-//! must hold at the end is part of the row.
+//! `drill`: runs real processes under load and causes faults. Each scenario is a row of a table. The row also
+//! contains the requirements for the end.
 
 use std::{path::Path, time::Duration};
 
@@ -26,37 +26,39 @@ mod scenario;
 mod tests;
 mod timelines;
 
-/// Longest time until everything is whole again after a fault.
+/// Maximum time from the repair of a fault until everything works again.
 const HEAL: Duration = Duration::from_secs(15);
 
 /// Arguments of `drill`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Scenarios by name; `disconnect` means all whose names begin with `disconnect-`.
+    /// Names of scenarios; `disconnect` selects all whose names begin with `disconnect-`.
     #[arg(required_unless_present = "list")]
     names: Vec<String>,
-    /// List the scenarios, and run nothing.
+    /// List the scenarios without running them.
     #[arg(long)]
     list: bool,
-    /// Minutes of the last phase [default: the scenario's own]. In a much shorter one memory has not settled.
+    /// Minutes of the last phase [default: the scenario's own]. In a much shorter phase, memory use still
+    /// grows.
     #[arg(long)]
     minutes: Option<f64>,
-    /// Share of the requests of a scenario that counts them, and of the clients of `clients`.
+    /// Factor on the number of requests of a scenario that counts requests, and on the number of clients of
+    /// `clients`.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
     /// Seed of random faults and of generated files.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Only the cases of `engines`, `clients` and `hostile` whose names contain this.
+    /// Run only the cases of `engines`, `clients` and `hostile` whose names contain this text.
     #[arg(long, default_value = "")]
     only: String,
 }
 
-/// How a row runs.
+/// Way in which a row runs.
 enum How {
     /// Phases over time.
     Timeline(&'static Scenario),
-    /// Cases beside a steady load.
+    /// Cases that run during a steady load.
     Engines,
     Clients,
     Hostile,
@@ -68,9 +70,9 @@ pub(crate) struct Row {
     pub(crate) purpose: &'static str,
     /// Time limit in `nightly`, minutes.
     pub(crate) minutes: u64,
-    /// Minutes of the last phase in `nightly`, if not the scenario's own.
+    /// Duration of the last phase in `nightly`, minutes; `None` for the scenario's own.
     pub(crate) nightly: Option<&'static str>,
-    /// Programs besides those of the repository.
+    /// Programs that the scenario needs besides those of the repository.
     pub(crate) needs: &'static [&'static str],
     how: How,
 }
@@ -112,7 +114,7 @@ pub(crate) const ROWS: &[Row] = &[
             "three gateways; an engine, NATS, a gateway and a network fail in turn") },
 ];
 
-/// Runs scenarios one after the other; returns an error when a requirement was missed.
+/// Runs scenarios one after another. Returns an error when a requirement was not met.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {
         let cells = |row: &Row| vec![row.name.to_owned(), row.purpose.to_owned(), row.needs.join(", ")];
@@ -150,7 +152,7 @@ async fn one(row: &Row, args: &Args, bin: &Path) -> anyhow::Result<()> {
     checks.finish()
 }
 
-/// Rows by name, or by the beginning of their names.
+/// Returns rows by their names or by the beginning of their names.
 pub(crate) fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Row>> {
     let fits = |row: &Row, name: &str| {
         row.name == name || row.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))

@@ -1,5 +1,6 @@
-//! `e2e-envoy`: a real Envoy with two gateways as endpoint pickers, beside one of the gateways in gateway
-//! mode. The same clients send the same requests to both. Then policies are swapped under load through Envoy.
+//! `e2e-envoy`: compares a real Envoy, with two gateways as endpoint pickers, with one of the gateways in
+//! gateway mode. The same clients send the same requests to both. Then policies are swapped while requests
+//! come through Envoy.
 
 use std::time::Duration;
 
@@ -24,16 +25,16 @@ mod program;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Requests of each measurement.
+    /// Number of requests in each measurement.
     #[arg(long, default_value_t = 4_000)]
     requests: u64,
-    /// Requests at once.
+    /// Number of concurrent requests.
     #[arg(long, default_value_t = 16)]
     clients: usize,
-    /// Policies that are swapped under load.
+    /// Number of policy swaps under load.
     #[arg(long, default_value_t = 20)]
     swaps: u64,
-    /// Tokens of an answer.
+    /// Number of tokens in an answer.
     #[arg(long, default_value_t = 8)]
     tokens: u32,
     /// Profile of the binaries.
@@ -41,17 +42,17 @@ pub(crate) struct Args {
     profile: String,
 }
 
-/// Engines behind both.
+/// Number of engines behind both.
 const ENGINES: usize = 4;
-/// Largest time that Envoy and the picker may add to the median time to the first token of lone requests.
+/// Maximum time that Envoy and the picker may add to the median time to first token of lone requests.
 const MAX_ADDED_TTFT: Duration = Duration::from_millis(20);
-/// Limit of the time until a swapped policy is in force.
+/// Maximum time until a swapped policy is in force.
 const SWAP_TIME: Duration = Duration::from_secs(60);
-/// The second one serves without a file: it must not come first, since nothing would change.
+/// Policies to install in turn. The second one is the default, so installing it first would change nothing.
 const POLICIES: [&str; 2] = ["least-loaded", "kv-aware"];
 const SLOT: &str = "aggregated";
 
-/// What one measurement found.
+/// Results of one measurement.
 #[derive(Debug)]
 struct Measured {
     per_second: f64,
@@ -59,7 +60,7 @@ struct Measured {
     ttft: Vec<f64>,
     failed: u64,
     problem: Option<String>,
-    /// CPU time of a request in each process, microseconds.
+    /// CPU time for a request in each process, microseconds.
     cpu: Vec<f64>,
 }
 
@@ -107,9 +108,9 @@ async fn compare(
     let through = Client::new(address);
     let mut alone = Vec::new();
     for client in [&first.client, &through] {
-        // Connections and caches fill.
+        // These requests fill connection pools and caches.
         measure(args, client, &[], (args.requests / 10, args.clients)).await;
-        // With one request at a time nothing waits for a processor.
+        // With one request at a time, no request waits for a processor.
         alone.push(measure(args, client, &[], (args.requests / 10, 1)).await);
     }
     let load = (args.requests, args.clients);
@@ -141,7 +142,8 @@ async fn compare(
     Ok(())
 }
 
-/// Sends `requests`, `clients` at once, and measures them and the CPU time of the processes `pids`.
+/// Sends `requests` requests, `clients` of them at a time. Measures their times and the CPU time of the
+/// processes `pids`.
 async fn measure(args: &Args, client: &Client, pids: &[u32], (requests, clients): (u64, usize)) -> Measured {
     let found = Mutex::new((Vec::new(), 0, None));
     let used: Vec<u64> = pids.iter().map(|pid| proc::cpu_nanos(*pid)).collect();
@@ -197,7 +199,7 @@ async fn swap(args: &Args, gateways: &[Fleet], address: &str, checks: &mut Check
             }
         }
     });
-    // The load has no end of its own.
+    // The load runs until it is dropped.
     let swapped = tokio::select! {
         swapped = install(args, gateways, &policies) => swapped?,
         () = load => 0,
@@ -209,7 +211,8 @@ async fn swap(args: &Args, gateways: &[Fleet], address: &str, checks: &mut Check
     Ok(())
 }
 
-/// Installs the policies in turn; each has to be in force in both gateways before the next one.
+/// Installs the policies in turn. Each one must be in force in both gateways before the next one is
+/// installed.
 async fn install(args: &Args, gateways: &[Fleet], policies: &[Vec<u8>]) -> anyhow::Result<u64> {
     for (turn, policy) in (0..args.swaps).zip(policies.iter().cycle()) {
         let mut before = Vec::new();

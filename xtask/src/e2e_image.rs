@@ -1,5 +1,6 @@
-//! `e2e-image`: runs the image of `package` under an OCI runtime, as a user without rights and with a
-//! read-only root: it serves, takes a policy that is dropped, and stops within its drain.
+//! `e2e-image`: runs the image of `package` under an OCI runtime, as a user without privileges and with a
+//! read-only root. It must serve, install a policy that is copied into its directory, and stop within its
+//! drain time.
 
 use std::{
     fs,
@@ -25,7 +26,7 @@ mod container;
 use bundle::{Bundle, Network};
 use container::{Container, RUNTIMES, Runtime};
 
-/// A component that another release's tools built.
+/// A component that the tools of an earlier release built.
 const FROZEN: &str = "tests/fixtures/guests/selector-0.1.0.wasm";
 const CONFIG: &str = r#"
 [policies]
@@ -41,7 +42,7 @@ drain = "20s"
 "#;
 /// `timeouts.drain` of the configuration.
 const DRAIN: Duration = Duration::from_secs(20);
-/// Limit of everything that is waited for.
+/// Maximum time of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Tokens of the request that is in flight when the gateway is stopped, and the time between two of them.
 const TOKENS: u64 = 60;
@@ -51,17 +52,17 @@ const POLICIES_DIR: &str = "/etc/pointsman/policies.d";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Image of `cargo xtask package`; default: one of debug builds.
+    /// Image of `cargo xtask package` [default: a new image of debug builds].
     #[arg(long)]
     image: Option<PathBuf>,
-    /// `crun` or `runc`; default: the first one that works.
+    /// Container runtime, `crun` or `runc` [default: the first one that works].
     #[arg(long)]
     runtime: Option<String>,
 }
 
-/// Reason why the command cannot run on this machine.
+/// Returns the reason why the command cannot run on this machine.
 pub(crate) fn missing() -> Option<String> {
-    // Without root, a container has but one user, and both runtimes need a second one.
+    // Without root, a container has only one user, and both runtimes need a second one.
     if !rustix::process::geteuid().is_root() {
         return Some("containers with a user of their own need root".to_owned());
     }
@@ -69,7 +70,7 @@ pub(crate) fn missing() -> Option<String> {
     (!found).then(|| "neither crun nor runc is installed: apt install crun".to_owned())
 }
 
-/// Prints a table; an error when a check fails.
+/// Prints a table. Returns an error when a check fails.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(reason) = missing() {
         sh::print(&format!("skipped: {reason}"));
@@ -93,7 +94,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     checks.finish()
 }
 
-/// Writes the image of the same programs twice.
+/// Checks that two images of the same programs have the same bytes.
 fn made_twice(bin: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
     let programs = package::strip(&package::IMAGE_PROGRAMS, bin, dir)?;
     let (one, other) = (dir.join("one"), dir.join("other"));
@@ -105,7 +106,7 @@ fn made_twice(bin: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<Pat
     Ok(image)
 }
 
-/// Lets skopeo copy the image, when it is installed.
+/// Lets skopeo copy the image, if it is installed.
 fn read_by_others(image: &Path, dir: &Path, checks: &mut Checks) {
     if !sh::succeeds(Command::new("skopeo").arg("--version")) {
         checks.show("skopeo copies it", "skipped: not installed");
@@ -117,7 +118,7 @@ fn read_by_others(image: &Path, dir: &Path, checks: &mut Checks) {
     checks.check("skopeo copies it", "", sh::succeeds(&mut skopeo));
 }
 
-/// Runs the image's own command in a network of its own, and its health check.
+/// Runs the image's own command in a separate network, and its health check.
 async fn as_it_is(runtime: &Runtime, bundle: &Bundle, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let config = bundle.write(dir, "as-it-is", &bundle.command(), &[], Network::Own)?;
     let mut container = runtime.start("as-it-is", &config, dir)?;
@@ -135,7 +136,7 @@ async fn as_it_is(runtime: &Runtime, bundle: &Bundle, dir: &Path, checks: &mut C
     stop(bundle, &mut container, DRAIN, checks).await
 }
 
-/// Serves with an engine of the host, takes a policy, and stops while a request is in flight.
+/// Serves requests with an engine on the host, installs a policy, and stops while a request is in flight.
 async fn serves(
     runtime: &Runtime,
     bundle: &Bundle,
@@ -149,10 +150,10 @@ async fn serves(
     let [policies, config, hosts] = ["policies", "pointsman.toml", "hosts"].map(|name| dir.join(name));
     fs::create_dir(&policies)?;
     fs::write(&config, CONFIG)?;
-    // libc of the image looks the name up.
+    // The image's libc resolves this name.
     fs::write(&hosts, "127.0.0.1 localhost engine.internal\n")?;
     let worker = |scheme| format!("role=aggregated,engine=vllm,url={scheme}://engine.internal:{port}");
-    // The second one fails, but not before the root certificates are read.
+    // The connection to the second worker fails, but only after the root certificates were read.
     let workers = ["--worker", &worker("http"), "--worker", &worker("https")];
     let listen = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
     let serve = [&["serve", "--config", CONFIG_FILE], &workers[..], &listen[..]].concat();
@@ -201,7 +202,7 @@ async fn drains(
     Ok(())
 }
 
-/// Sends the signal that the image names, and waits for the end.
+/// Sends the signal that the image names, and waits until the container has ended.
 async fn stop(
     bundle: &Bundle,
     container: &mut Container<'_>,
@@ -223,7 +224,7 @@ async fn stop(
     Ok(())
 }
 
-/// Name of the policy that decides.
+/// Returns the name of the policy that decides.
 async fn policy(admin: &Client) -> anyhow::Result<String> {
     let policies = admin.json("/policies").await?;
     let slots = policies["slots"].as_array().context("/policies lists no slots")?;
@@ -232,7 +233,7 @@ async fn policy(admin: &Client) -> anyhow::Result<String> {
     Ok(slot["policy"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Why workers get no requests.
+/// Returns the reasons for which workers get no requests.
 async fn reasons(admin: &Client) -> anyhow::Result<String> {
     let workers = admin.json("/workers").await?;
     let workers = workers["workers"].as_array().context("/workers lists no workers")?;
@@ -245,7 +246,7 @@ fn body(tokens: u64, stream: bool) -> String {
     json!({ "model": "tiny", "max_tokens": tokens, "stream": stream, "messages": messages }).to_string()
 }
 
-/// Waits until something holds; what follows says whether it does.
+/// Waits until a condition holds or a time limit ends. The checks that follow report whether it holds.
 async fn until<F: Future<Output = bool>>(holds: impl Fn() -> F) {
     let started = Instant::now();
     while !holds().await && started.elapsed() < LIMIT {

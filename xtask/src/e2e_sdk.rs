@@ -1,4 +1,4 @@
-//! `e2e-sdk`: the OpenAI and Anthropic Python SDKs call every endpoint that they have through a running
+//! `e2e-sdk`: the OpenAI and Anthropic Python SDKs call every endpoint that they support through a running
 //! gateway.
 
 use std::process::Command;
@@ -10,7 +10,8 @@ use crate::{
 
 const SCRIPT: &str = include_str!("e2e_sdk/script.py");
 
-/// Installs the SDKs into a venv under target/, starts a fleet and runs the script against it.
+/// Installs the SDKs into a virtual environment under target/, starts a fleet, and runs the script against
+/// it.
 pub(crate) async fn run() -> anyhow::Result<()> {
     setup::run()?;
     let bin = fleet::build("release")?;

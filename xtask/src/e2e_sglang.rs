@@ -1,9 +1,10 @@
 //! `e2e-sglang`: a real SGLang prefill and decode engine on CPU, with KV over TCP (Mooncake), behind the
 //! gateway.
 //!
-//! Greedy output through both legs has to equal that of one plain engine, token by token, also for lists of
-//! prompts. Several choices are refused, because the pair would hang. Clients that disconnect must leave
-//! nothing behind. A killed decode engine has to end its stream with one valid error event.
+//! Greedy output through both legs must equal that of one plain engine, token by token, also for lists of
+//! prompts. The gateway must refuse several choices, because the pair would hang. Clients that disconnect
+//! must leave no request in the engines. When a decode engine is killed, its stream must end with one valid
+//! error event.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -27,16 +28,16 @@ use engines::{Installed, Part};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A venv with SGLang; it is created when it does not exist.
+    /// Virtual environment with SGLang; created if it does not exist.
     #[arg(long, default_value = "target/venv-sglang")]
     venv: PathBuf,
     #[command(flatten)]
     options: Options,
 }
 
-/// Longest wait for the engines to notice that clients left: they look every few seconds.
+/// Maximum time until the engines notice that clients disconnected. They check this every few seconds.
 const SETTLES: Duration = Duration::from_secs(45);
-/// Longest wait for the refusal of what would hang.
+/// Maximum time until a request that would hang is refused.
 const REFUSED: Duration = Duration::from_secs(5);
 
 /// Runs every check and prints the table.
@@ -72,8 +73,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     checks.finish()
 }
 
-/// Answers of one plain engine, which is also tried as an aggregated worker whose KV events the gateway finds
-/// by itself.
+/// Returns the answers of one plain engine. Also tests this engine as an aggregated worker whose KV events
+/// the gateway finds by itself.
 async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::Result<Vec<Vec<u64>>> {
     sh::status("starting one plain engine (about 60 s)");
     let mut plain = installed.start("plain", Part::Plain, session.dir.path())?;
@@ -89,7 +90,7 @@ async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::R
     Ok(expected)
 }
 
-/// A pair hangs on several choices: the gateway has to refuse them before it sends anything.
+/// Checks that the gateway refuses several choices before it sends anything, because a pair hangs on them.
 async fn several_choices(client: &Client, checks: &mut Checks) -> anyhow::Result<()> {
     let body = json!({ "model": "tiny", "n": 2, "messages": [{ "role": "user", "content": "hello" }] });
     let asked = client.send(Method::POST, CHAT, &[], Bytes::from(body.to_string()));
@@ -101,7 +102,8 @@ async fn several_choices(client: &Client, checks: &mut Checks) -> anyhow::Result
     Ok(())
 }
 
-/// Requests that the engines hold in any queue, by their own `/v1/loads`, once they have settled.
+/// Returns the number of requests in any queue of the engines, from their `/v1/loads`, once it is zero or a
+/// time limit has passed.
 async fn held(engines: &[&RealEngine]) -> anyhow::Result<u64> {
     let started = tokio::time::Instant::now();
     loop {
@@ -124,7 +126,7 @@ fn requests(load: &Value) -> u64 {
     counts.filter_map(Value::as_u64).sum()
 }
 
-/// Writes what an engine tells of itself.
+/// Records the facts that an engine reports.
 async fn facts(recorder: &Recorder, engine: &RealEngine, name: &str) -> anyhow::Result<()> {
     for (path, file) in [
         ("/server_info", "server-info.json"),
@@ -138,7 +140,7 @@ async fn facts(recorder: &Recorder, engine: &RealEngine, name: &str) -> anyhow::
     Ok(())
 }
 
-/// Writes answers of every form that the gateway reads.
+/// Records answers of every form that the gateway reads.
 async fn record(recorder: &Recorder, engine: &RealEngine) -> anyhow::Result<()> {
     let chat = |more: Value| {
         let mut body = json!({

@@ -1,9 +1,9 @@
-//! `e2e-vllm`, `e2e-mooncake`: a real prefill and a real decode engine (vLLM on CPU) behind the gateway, with
-//! NIXL or with Mooncake over TCP.
+//! `e2e-vllm`, `e2e-mooncake`: run a real prefill and a real decode engine (vLLM on CPU) behind the gateway,
+//! with NIXL or with Mooncake over TCP.
 //!
-//! Greedy output through both legs has to equal that of one plain engine, token by token. KV has to have been
-//! transferred by the engines' own count. Clients that disconnect must pin no blocks for longer than the
-//! lease. A killed decode engine has to end its stream with one valid error event.
+//! Greedy output through both legs must equal that of one plain engine, token by token. The engines' own
+//! counters must show that KV was transferred. Blocks of disconnected clients must not stay pinned for longer
+//! than the lease. When a decode engine is killed, its stream must end with one valid error event.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -22,27 +22,27 @@ use engines::{Installed, Part};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A venv with vLLM, nixl and Mooncake; it is created when it does not exist.
+    /// Virtual environment with vLLM, nixl and Mooncake; created if it does not exist.
     #[arg(long, default_value = "target/venv-vllm")]
     venv: PathBuf,
     #[command(flatten)]
     options: Options,
 }
 
-/// vLLM frees blocks that were not pulled after this time.
+/// Time after which vLLM frees blocks that were not pulled.
 const LEASE: Duration = Duration::from_secs(30);
-/// Gauges that show what an engine holds.
+/// Gauges that show the requests and blocks of an engine.
 const HELD: [&str; 3] =
     ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"];
-/// Blocks of an engine.
+/// Number of blocks of an engine.
 const BLOCKS: u32 = 512;
 
 /// A connector of vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Connector {
-    /// Prefill first; its answer names the blocks.
+    /// The prefill leg runs first; its answer names the blocks.
     Nixl,
-    /// Both legs at once, tied by a transfer id.
+    /// Both legs run at once, connected by a transfer id.
     Mooncake,
 }
 
@@ -78,7 +78,7 @@ pub(crate) async fn run(args: &Args, connector: Connector) -> anyhow::Result<()>
     checks.finish()
 }
 
-/// Answers of one plain engine, which is also tried as an aggregated worker of the gateway.
+/// Returns the answers of one plain engine. Also tests this engine as an aggregated worker of the gateway.
 async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::Result<Vec<Vec<u64>>> {
     sh::status("starting one plain engine (about 90 s)");
     let mut plain = installed.start("plain", Part::Plain, session.dir.path(), BLOCKS)?;
@@ -88,7 +88,7 @@ async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::R
 }
 
 async fn transferred(connector: Connector, decode: &RealEngine, checks: &mut Checks) -> anyhow::Result<()> {
-    // Mooncake counts at the sending engine.
+    // With Mooncake, the sending engine counts.
     if connector == Connector::Nixl {
         let bytes = decode.metric(&format!("vllm:{}_bytes_transferred_sum", connector.metrics()), "").await?;
         checks.check("bytes of KV that the decode engine pulled", format!("{bytes:.0}"), bytes > 0.0);
@@ -101,7 +101,7 @@ async fn transferred(connector: Connector, decode: &RealEngine, checks: &mut Che
     Ok(())
 }
 
-/// Writes what a pair tells of itself, and of NIXL the prefill answer.
+/// Records the facts that a pair reports, and for NIXL the prefill answer.
 async fn record_pair(
     recorder: &Recorder,
     connector: Connector,
@@ -121,7 +121,7 @@ async fn record_pair(
 }
 
 impl Connector {
-    /// What the names of its metrics begin with, behind `vllm:`.
+    /// Returns the beginning of the names of its metrics, after `vllm:`.
     fn metrics(self) -> &'static str {
         match self {
             Self::Nixl => "nixl",

@@ -1,4 +1,4 @@
-//! `e2e-wheel`: installs a wheel by its path into a fresh environment and calls the programs there.
+//! `e2e-wheel`: installs a wheel from a file into a new environment and calls its programs there.
 
 use std::{
     fs,
@@ -14,24 +14,24 @@ use crate::{
     table::Checks,
 };
 
-/// Reads the tag that the symbols of a wheel's programs permit.
+/// Tool that reads the tag which the symbols of a wheel's programs permit.
 const AUDIT: &str = "auditwheel==6.8.2";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Wheel of `cargo xtask package`; default: one of debug builds.
+    /// Wheel of `cargo xtask package` [default: a new wheel of debug builds].
     #[arg(long)]
     wheel: Option<PathBuf>,
 }
 
-/// Reason why the command cannot run on this machine.
+/// Returns the reason why the command cannot run on this machine.
 pub(crate) fn missing() -> Option<String> {
     let needed = [("python3", "--version"), ("zip", "--version"), ("readelf", "--version")];
     let missing = needed.iter().find(|(name, flag)| !sh::succeeds(Command::new(name).arg(flag)))?;
     Some(format!("{} is not installed", missing.0))
 }
 
-/// Prints a table; an error when a check fails.
+/// Prints a table. Returns an error when a check fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(reason) = missing() {
         sh::print(&format!("skipped: {reason}"));
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     checks.finish()
 }
 
-/// Writes the wheel of the same programs twice.
+/// Checks that two wheels of the same programs have the same bytes.
 fn made_twice(dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
     let bin = fleet::build_programs("dev", &[GATEWAY, LAB, POLICY, TOOLS])?;
     let programs = package::strip(&package::wheel_programs(), &bin, dir)?;
@@ -69,7 +69,7 @@ fn made_twice(dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
     Ok(wheel)
 }
 
-/// Compares the tag with that of auditwheel, which is installed from PyPI.
+/// Compares the wheel's tag with the tag of auditwheel, which is installed from PyPI.
 fn audit(wheel: &Path, name: &str, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let venv = dir.join("venv-audit");
     sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
@@ -90,7 +90,7 @@ fn audit(wheel: &Path, name: &str, dir: &Path, checks: &mut Checks) -> anyhow::R
 fn installed(venv: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let program = venv.join("bin/pointsman");
     let call = |arguments: &[&str]| -> anyhow::Result<(bool, String)> {
-        // Nothing but the environment: what PATH has does not help.
+        // Only the environment's own directory is searched; PATH does not matter.
         let output = Command::new(&program).args(arguments).env("PATH", "/nonexistent").output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };

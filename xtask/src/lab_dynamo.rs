@@ -1,4 +1,4 @@
-//! `lab-dynamo`: the lab beside the offline replay of NVIDIA Dynamo, a simulator that is not ours.
+//! `lab-dynamo`: compares the lab with the offline replay of NVIDIA Dynamo, an independent simulator.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{fleet, sh, table::columns};
 
-/// Runs the replay and prints its summary as one line of JSON for each mode.
+/// Python script that runs the replay and prints its summary as one line of JSON for each mode.
 const REPLAY: &str = r#"
 import json, sys, time
 from dynamo.replay import run_trace_replay
@@ -27,7 +27,7 @@ for mode in ["kv_router", "round_robin"]:
     print(json.dumps({"mode": mode, "seconds": time.time() - begun, "summary": summary}, default=str))
 "#;
 
-/// Name, the replay's key, and the lab's key.
+/// Figures: the name, the replay's key, and the lab's key.
 const FIGURES: [(&str, &str, &str); 8] = [
     ("reuse", "prefix_cache_reused_ratio", "hit_rate"),
     ("TTFT mean, ms", "mean_ttft_ms", "ttft_mean"),
@@ -39,7 +39,7 @@ const FIGURES: [(&str, &str, &str); 8] = [
     ("E2E mean, ms", "mean_e2e_latency_ms", "e2e_mean"),
 ];
 
-/// Largest relative difference that passes.
+/// Largest relative difference of a figure.
 const LIMIT: f64 = 0.10;
 
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     speeds: Vec<f64>,
 }
 
-/// Prints each figure of both simulators; returns an error when one differs by more than a tenth.
+/// Prints each figure of both simulators; returns an error when one differs by more than 10 %.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let program = fleet::build_programs("release", &[fleet::LAB])?.join(fleet::LAB.name);
     let mut far = Vec::new();
@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn replay(args: &Args, speed: f64) -> anyhow::Result<Vec<Value>> {
     let mut python = Command::new(&args.python);
     python.arg("-c").arg(REPLAY).arg(&args.trace).arg(speed.to_string());
-    // It logs every decision otherwise.
+    // Without this setting it logs every decision.
     python.env("DYN_LOG", "error").env("DYN_FILE_KV", std::env::temp_dir().join("pointsman-lab-dynamo"));
     let output = python.stderr(Stdio::inherit()).output().context("could not start python")?;
     ensure!(output.status.success(), "the replay ended with {}", output.status);

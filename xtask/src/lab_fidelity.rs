@@ -1,8 +1,9 @@
-//! `lab-fidelity`: the same trace through a gateway with simulated engines in real time, and through the lab.
+//! `lab-fidelity`: runs the same trace through a gateway with simulated engines in real time, and through the
+//! lab.
 //!
-//! The lab draws as the gateway did: between equal workers both choose at random, and the gateway's receipts
-//! hold the seeds. Both engines are the same step core, so that what is compared is everything else: HTTP,
-//! KV events over ZMQ, scraped load figures, and the order of things.
+//! The lab repeats the gateway's random draws: both choose at random between equal workers, and the gateway's
+//! receipts contain the seeds. Both use the same engine model, so the comparison covers everything else:
+//! HTTP, KV events over ZMQ, scraped load figures, and the order of events.
 
 use std::{
     path::{Path, PathBuf},
@@ -31,37 +32,37 @@ pub(crate) struct Args {
     /// Mooncake trace with blocks of 512 tokens.
     #[arg(long)]
     trace: PathBuf,
-    /// Requests from the start of the trace.
+    /// Number of requests from the start of the trace.
     #[arg(long, default_value_t = 150)]
     requests: usize,
-    /// Factor by which requests follow each other faster than in the trace. The more requests run at once,
-    /// the more often one ends within milliseconds of a decision, and then the loads differ.
+    /// Factor by which requests follow each other faster than in the trace. With more concurrent requests,
+    /// one ends more often within milliseconds of a decision, and then the loads differ.
     #[arg(long, default_value_t = 0.25)]
     speed: f64,
     /// Number of engines; with --pairs, of each role.
     #[arg(long, default_value_t = 4)]
     engines: usize,
-    /// Prefill and decode engines instead of aggregated ones.
+    /// Use prefill and decode engines instead of aggregated ones.
     #[arg(long)]
     pairs: bool,
-    /// A native mode or a built-in policy, in both.
+    /// A native mode or a built-in policy, used by both the gateway and the lab.
     #[arg(long, default_value = "kv-aware")]
     arm: String,
-    /// Folder to keep the slice, the draws, the receipts and the lab's outcomes in.
+    /// Directory to keep the slice, the draws, the receipts and the lab's outcomes in.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
 }
 
-/// Smallest share of equal decisions that passes.
+/// Minimum share of equal decisions.
 const EQUAL: f64 = 0.95;
-/// Largest relative difference of a time that passes.
+/// Largest relative difference of a time.
 const LIMIT: f64 = 0.10;
-/// Longest wait for one answer.
+/// Maximum time for one answer.
 const ANSWER: Duration = Duration::from_secs(300);
 
 const NATIVE: [&str; 5] = ["kv", "round-robin", "random", "power-of-two", "least-loaded"];
 
-/// Time that the transfer of a token's KV takes, microseconds. The lab divides bytes by a bandwidth.
+/// Time of the transfer of a token's KV, microseconds. The lab divides bytes by a bandwidth instead.
 const TRANSFER_US_PER_TOKEN: f64 = 5.0;
 
 /// One request as its client saw it.
@@ -69,7 +70,7 @@ const TRANSFER_US_PER_TOKEN: f64 = 5.0;
 struct Seen {
     ttft_ms: f64,
     cached: u64,
-    /// Workers that computed the prompt and that gave the tokens.
+    /// Workers that computed the prompt and that generated the tokens.
     workers: [u64; 2],
 }
 
@@ -79,7 +80,7 @@ impl Args {
     }
 }
 
-/// Prints the figures of both; returns an error when one is beyond its limit.
+/// Prints the figures of both; returns an error when a difference exceeds its limit.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let bin = fleet::build_programs("release", &[fleet::GATEWAY, fleet::ENGINE, fleet::LAB])?;
     let requests = slice::read(&args.trace, args.requests, args.speed)?;
@@ -123,7 +124,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     part as f64 / whole.max(1) as f64
 }
 
-/// Sends the requests to a gateway. Returns what each client saw, and the draws of the decisions.
+/// Sends the requests to a gateway. Returns the results of each client, and the draws of the decisions.
 async fn gateway(
     args: &Args,
     bin: &Path,
@@ -187,7 +188,7 @@ async fn send(client: &Client, number: usize, request: &Request) -> anyhow::Resu
     Ok(seen)
 }
 
-/// Takes the chosen workers from the receipts. Returns the draws as the lab reads them.
+/// Adds the chosen workers from the receipts to `seen`. Returns the draws in the lab's format.
 fn take_decisions(export: &str, seen: &mut [Seen]) -> anyhow::Result<String> {
     let mut draws = String::new();
     let mut found = 0;
@@ -201,7 +202,7 @@ fn take_decisions(export: &str, seen: &mut [Seen]) -> anyhow::Result<String> {
         }
         let seen = seen.get_mut(number).context("a receipt of no request")?;
         let worker = receipt["choice"]["worker"].as_u64().context("a receipt without a choice")?;
-        // A leg that was retried counts as it ended.
+        // For a leg that was retried, the last worker counts.
         seen.workers[usize::from(receipt["leg"] == "decode")] = worker;
         let draw =
             json!({ "request": number, "leg": receipt["leg"], "seed": receipt["call"]["seed"] }).to_string();

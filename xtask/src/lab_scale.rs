@@ -1,5 +1,5 @@
-//! `lab-scale`: a large simulation within bounds of memory, equal bytes for equal seeds, and the speed of a
-//! compiled policy.
+//! `lab-scale`: checks that a large simulation stays within a memory limit, that equal seeds give equal
+//! bytes, and that a compiled policy is fast enough.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,37 +12,39 @@ use tokio::time::Instant;
 
 use crate::{fleet, proc, sh, table::Checks};
 
-/// Between two looks at the memory and CPU time of a run. CPU time after the last look is not counted.
+/// Time between two readings of the memory and CPU time of a run. CPU time after the last reading is not
+/// counted.
 const LOOK: Duration = Duration::from_millis(50);
-/// Tokens of a block of generated traces.
+/// Number of tokens in a block of generated traces.
 const TRACE_BLOCK: &str = "64";
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Requests of the large run.
+    /// Number of requests in the large run.
     #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     requests: u32,
-    /// Engines of the large run.
+    /// Number of engines in the large run.
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     engines: u32,
-    /// Arrivals of the large run, each second and engine.
+    /// Arrivals a second for each engine in the large run.
     #[arg(long, default_value_t = 4.0)]
     rate: f64,
-    /// Requests of the two runs whose bytes have to be equal.
+    /// Number of requests in the two runs whose bytes must be equal.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     again: u32,
-    /// Resident memory at most, gigabytes.
+    /// Maximum resident memory, gigabytes.
     #[arg(long, default_value_t = 8.0)]
     max_gigabytes: f64,
-    /// Mooncake's conversation trace, to run whole on 8 engines with a compiled policy.
+    /// Mooncake's conversation trace, to run completely on 8 engines with a compiled policy.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Wall time of that run at most, seconds: what Dynamo's offline replay takes on two cores.
+    /// Maximum wall time of the run of `trace`, seconds. Dynamo's offline replay takes this time on two
+    /// cores.
     #[arg(long, default_value_t = 5.5)]
     max_seconds: f64,
 }
 
-/// What a process took.
+/// Resources that a process used.
 #[derive(Clone, Copy, Debug, Default)]
 struct Used {
     wall: Duration,
@@ -50,7 +52,7 @@ struct Used {
     peak_mb: f64,
 }
 
-/// Prints what the runs took; returns an error when one is beyond its limit.
+/// Prints the resources of the runs; returns an error when one exceeds its limit.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let lab = fleet::build_programs("release", &[fleet::LAB])?.join(fleet::LAB.name);
     let dir = tempfile::Builder::new().prefix("pointsman-lab-scale-").tempdir()?;
@@ -128,7 +130,7 @@ fn generate(args: &Args, lab: &Path, requests: u32, to: &Path) -> anyhow::Result
     Ok(())
 }
 
-/// Runs a command to its end.
+/// Runs a command until it ends.
 async fn measure(command: &mut Command) -> anyhow::Result<Used> {
     let begun = Instant::now();
     let mut child: Child = command.stdout(Stdio::null()).spawn().context("could not start pointsman-lab")?;

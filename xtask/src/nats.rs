@@ -13,10 +13,10 @@ use crate::{
     poll::until_listening,
 };
 
-/// Longest time until it listens.
+/// Maximum time until the server listens.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server, which may be away.
+/// A server, which may be stopped.
 pub(crate) struct Nats {
     process: Option<Process>,
     dir: PathBuf,
@@ -39,7 +39,7 @@ impl Nats {
         until_listening("nats-server", self.port, PATIENCE).await
     }
 
-    /// Ends the server as `kill -9` does.
+    /// Kills the server as `kill -9` does.
     pub(crate) fn kill(&mut self) {
         self.process = None;
     }

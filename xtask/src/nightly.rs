@@ -1,5 +1,5 @@
-//! `nightly`: what CI has no time for. Each row runs another command for a bounded time; one table at the
-//! end.
+//! `nightly`: runs the checks that take too long for CI. Each row runs another command with a time limit. At
+//! the end it prints one table.
 
 use std::{
     process::Command,
@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Run only these rows.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// List the rows and what each runs, and run nothing.
+    /// List the rows and their commands without running them.
     #[arg(long)]
     list: bool,
     /// Time limit of every row, minutes [default: each row's own].
@@ -33,7 +33,7 @@ enum Outcome {
     Passed,
     Failed(String),
     TimedOut,
-    /// The row cannot run on this machine, with the reason.
+    /// The row cannot run on this machine, for this reason.
     Skipped(String),
 }
 
@@ -71,7 +71,7 @@ fn execute(row: &Row, limit: Duration) -> Outcome {
     for command in row.commands() {
         match limited(&command, limit.saturating_sub(started.elapsed())).status() {
             Ok(status) if status.success() => {}
-            // What `timeout` answers.
+            // Exit code of `timeout` for a command that ran too long.
             Ok(status) if status.code() == Some(124) => return Outcome::TimedOut,
             Ok(status) => return Outcome::Failed(status.to_string()),
             Err(error) => return Outcome::Failed(format!("could not start `timeout`: {error}")),
@@ -80,10 +80,11 @@ fn execute(row: &Row, limit: Duration) -> Outcome {
     Outcome::Passed
 }
 
-/// A command in the workspace's root that is ended after a time with its process group: its descendants, too.
+/// Returns a command that runs in the workspace's root. After a time limit its process group is ended, with
+/// all descendants.
 fn limited(command: &Command, limit: Duration) -> Command {
     let mut timeout = Command::new("timeout");
-    // A limit of 0 would mean none.
+    // A limit of 0 would mean no limit.
     let seconds = limit.as_secs_f64().max(0.001);
     timeout.args(["--kill-after=10", &format!("{seconds:.3}")]);
     timeout.arg(command.get_program()).args(command.get_args()).current_dir(sh::root());

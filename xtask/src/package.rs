@@ -1,9 +1,9 @@
-//! `package`: what a release consists of: the programs, a Debian package, an image, a wheel, lists of what is
-//! in the programs (SBOM), and digests.
+//! `package`: builds the files of a release: the programs, a Debian package, an image, a wheel, lists of the
+//! crates in the programs (SBOM), and digests.
 //!
-//! It builds the commit that is checked out, in a clone, so that changed files cannot get in. Paths of the
-//! machine are mapped to fixed ones and times are those of the commit, so each build of a commit has the
-//! same bytes.
+//! It builds the checked-out commit in a clone, so that changed files have no effect. Paths of the machine
+//! are mapped to fixed ones, and times are those of the commit. Each build of a commit therefore has the same
+//! bytes.
 
 use std::{
     fs,
@@ -30,21 +30,22 @@ use glibc::Glibc;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Directory of the files; default: `package` in the target directory.
+    /// Directory to write the files to [default: `package` in the target directory].
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Build a second time, in another directory and with another cargo home: every file must have the same
-    /// bytes.
+    /// Build a second time, in another directory and with another cargo home, and check that every file has
+    /// the same bytes.
     #[arg(long)]
     verify: bool,
-    /// Profile of the build. `dev` takes a third of the time, to try the command itself.
+    /// Profile of the build. `dev` takes a third of the time, for a test of the command itself.
     #[arg(long, default_value = "dist")]
     profile: String,
-    /// Counts that `cargo xtask profile` made of the same sources. The compiler lays out the hot path by them
-    /// (profile-guided optimisation). Who builds the same bytes needs the same file [default: count now].
+    /// Counts that `cargo xtask profile` made of the same sources. The compiler uses them to lay out the hot
+    /// path (profile-guided optimisation). The same bytes need the same file [default: count now].
     #[arg(long, value_name = "FILE", conflicts_with = "no_profile")]
     profile_data: Option<PathBuf>,
-    /// Build without counts: in half of the time, a program that needs up to a third more CPU time.
+    /// Build without counts. This takes half of the time and gives a program that needs up to a third more
+    /// CPU time.
     #[arg(long)]
     no_profile: bool,
     /// Link for this glibc instead of this machine's, for example 2.28, with zig (from PyPI).
@@ -52,7 +53,7 @@ pub(crate) struct Args {
     glibc: Option<Glibc>,
 }
 
-/// Builds and prints a table; an error when a check fails.
+/// Builds the files and prints a table. Returns an error when a check fails.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     for (program, install) in [
         ("cargo-deb", "cargo install --locked cargo-deb"),
@@ -85,7 +86,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut checks = Checks::default();
     check(&files, &commit, args.glibc, &mut checks)?;
     if args.verify {
-        // A build that takes over files of an earlier one would prove less.
+        // A second build that reused files of the first one would prove less.
         let second = work.join("a-second-one/in-a-directory-of-another-length");
         remove(&second)?;
         let home = second.join("cargo-home");
@@ -139,7 +140,7 @@ pub(crate) fn write_wheel(programs: &[PathBuf], dir: &Path) -> anyhow::Result<Pa
     wheel::write(Contents { programs, documents: &[], source: &source, release: &release }, dir)
 }
 
-/// Returns the file of the counts by which the compiler lays out the hot path.
+/// Returns the file with the counts that the compiler uses to lay out the hot path.
 async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     if args.no_profile {
         return Ok(None);
@@ -161,7 +162,7 @@ async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     Ok(Some(file))
 }
 
-/// Checks the programs themselves: their version, and that they name no directory of this machine.
+/// Checks the version of the programs, and that they contain no directory of this machine.
 fn check(files: &Files, commit: &Commit, glibc: Option<Glibc>, checks: &mut Checks) -> anyhow::Result<()> {
     for program in &files.programs {
         let name = name(program);
@@ -216,7 +217,7 @@ fn name(file: &Path) -> String {
     file.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Removes a directory, if it is there.
+/// Removes a directory if it exists.
 fn remove(dir: &Path) -> anyhow::Result<()> {
     if dir.exists() {
         fs::remove_dir_all(dir).with_context(|| format!("removing {}", dir.display()))?;

@@ -1,4 +1,4 @@
-//! `page`: the admin port's page in Chromium in front of real processes: live decisions, policies swapped and
+//! `page`: tests the admin page in Chromium with real processes: live decisions, policies swapped and
 //! refused, text that tries to inject markup, three widths, the keyboard, and 1,000 workers. Writes
 //! `docs/page.png` and `docs/page-compare.png`.
 
@@ -19,10 +19,10 @@ use crate::{
     load, setup, sh,
 };
 
-/// Browsers that the page is tested in; the first that exists is used.
+/// Browsers in which the page is tested; the first one that exists is used.
 const BROWSERS: [&str; 4] =
     ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome", "/opt/google/chrome/chrome"];
-/// Largest size of the picture, bytes.
+/// Maximum size of the picture, bytes.
 const PICTURE: u64 = 200 * 1024;
 const TOKEN: &str = "page-test";
 const CLIENTS: u32 = 4;
@@ -34,7 +34,7 @@ struct Guests {
     hostile: Vec<u8>,
 }
 
-/// Drives the page; returns an error when it does not show what it should.
+/// Tests the page. Returns an error when it does not show what it should.
 pub(crate) async fn run() -> anyhow::Result<()> {
     let browser = requirements()?;
     setup::run()?;
@@ -79,7 +79,8 @@ pub(crate) fn requirements() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Does what the driver asks for on its standard output. Returns whether the driver came to its end.
+/// Performs the actions that the driver requests on its standard output. Returns whether the driver ended
+/// normally.
 fn play(
     fleet: Fleet,
     guests: &Guests,
@@ -129,7 +130,7 @@ async fn start(bin: &Path, dir: &Path) -> anyhow::Result<Fleet> {
     fleet::start(bin, dir, &engines, &config).await
 }
 
-/// Clients that send requests until they are dropped. Some prompts share their beginning.
+/// Starts clients that send requests until they are dropped. Some prompts share their beginning.
 fn start_clients(client: &Client) -> load::Running {
     let client = client.clone();
     load::start(load::Arrivals::Clients(CLIENTS), u64::MAX, move |turn| {
@@ -150,7 +151,7 @@ fn start_clients(client: &Client) -> load::Running {
     })
 }
 
-/// Directory of the browser's driver, which is installed when it is missing.
+/// Returns the directory of the browser's driver, which is installed if it is missing.
 fn tools() -> anyhow::Result<PathBuf> {
     let tools = fleet::target_dir().join("page");
     if !tools.join("node_modules/playwright-core").exists() {

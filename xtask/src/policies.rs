@@ -12,9 +12,9 @@ use pointsman_guest_build::{GuestBuild, Project};
 
 use crate::{digest::sha256, fleet, setup, sh};
 
-/// Directories below `policies/` with policies that are not written in Rust.
+/// Directories in `policies/` with policies that are not written in Rust.
 const LANGUAGES: [&str; 2] = ["python", "js"];
-/// Memory of an instance in which both languages run well, bytes.
+/// Memory of an instance that is enough for both languages, bytes.
 const SCRIPT_MEMORY: &str = "67108864";
 
 #[derive(Debug, clap::Args)]
@@ -22,11 +22,11 @@ pub(crate) struct Args {
     /// Directory for the components [default: target/policies].
     #[arg(long)]
     out: Option<PathBuf>,
-    /// Build the policies in Python and JavaScript too. Needs python3 and npm; installs tools under target/.
+    /// Also build the policies in Python and JavaScript. Needs python3 and npm; installs tools under target/.
     #[arg(long)]
     all: bool,
-    /// Test the policies in Python and JavaScript with the cases of the same policies in Rust, and measure
-    /// them.
+    /// Test the policies in Python and JavaScript with the test cases of the equal policies in Rust, and
+    /// measure them.
     #[arg(long, requires = "all")]
     test: bool,
 }

@@ -1,6 +1,6 @@
 //! `profile`: counts how often each branch of the gateway is taken while it serves the scenarios of `bench
-//! gateway`. The compiler lays the hot path out by these counts (profile-guided optimisation) when `package`
-//! builds a release.
+//! gateway`. When `package` builds a release, the compiler uses these counts to lay out the hot path
+//! (profile-guided optimisation).
 
 use std::{
     fs,
@@ -12,28 +12,28 @@ use anyhow::{Context as _, ensure};
 
 use crate::{bench::gateway, fleet, setup, sh};
 
-/// What the gateway is built from.
+/// Directories and files that the gateway is built from.
 const SOURCES: [&str; 6] = ["crates", "host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// File of the counts; default: `pointsman.profdata` in the target directory.
+    /// File to write the counts to [default: `pointsman.profdata` in the target directory].
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Profile of the build: the counts are of use to builds with the same one only.
+    /// Profile of the build. Only builds with the same profile can use the counts.
     #[arg(long, default_value = "dist")]
     profile: String,
 }
 
-/// Counts, and prints where the counts are.
+/// Counts, and prints the path of the counts.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let output = count(&args.profile, args.output.as_deref()).await?;
     sh::print(&format!("the profile is in {}", output.display()));
     Ok(())
 }
 
-/// Builds the gateway with counters, has it serve, and writes the counts to `output`, or to a file in the
-/// target directory. Returns the file.
+/// Builds the gateway with counters, sends requests to it, and writes the counts to `output` or to a file in
+/// the target directory. Returns the path of the file.
 pub(crate) async fn count(profile: &str, output: Option<&Path>) -> anyhow::Result<PathBuf> {
     let merge = profdata_tool()?;
     let sources = sources()?;
@@ -48,7 +48,7 @@ pub(crate) async fn count(profile: &str, output: Option<&Path>) -> anyhow::Resul
     cargo.env("CARGO_TARGET_DIR", &build);
     cargo.env("CARGO_ENCODED_RUSTFLAGS", format!("-Cprofile-generate={}", counts.display()));
     sh::run(&mut cargo)?;
-    // Build scripts and macros have counters, too.
+    // Build scripts and macros also write counts.
     if counts.exists() {
         fs::remove_dir_all(&counts).with_context(|| format!("removing {}", counts.display()))?;
     }
@@ -63,11 +63,11 @@ pub(crate) async fn count(profile: &str, output: Option<&Path>) -> anyhow::Resul
     Ok(output)
 }
 
-/// Checks that the counts in `file` are those of the commit that is checked out: the compiler ignores counts
-/// of a function that has changed since, or that another one is inlined into.
+/// Checks that the counts in `file` belong to the checked-out commit. The compiler ignores the counts of a
+/// function if its code, or the code of a function inlined into it, has changed since.
 ///
 /// # Errors
-/// They are of other sources, or nothing tells of which.
+/// The counts belong to other sources, or their sources are not known.
 pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
     let [committed, _] = sources()?;
     check_sources(file, &committed)
@@ -87,7 +87,7 @@ fn check_sources(file: &Path, wanted: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The file beside the counts that names the sources.
+/// Returns the path of the file beside the counts that names the sources.
 pub(crate) fn sources_file(counts: &Path) -> PathBuf {
     counts.with_added_extension("sources")
 }
@@ -108,7 +108,7 @@ fn git(arguments: &[&str], paths: &[String]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Path of the compiler's tool that merges counts.
+/// Returns the path of the compiler's tool that merges counts.
 fn profdata_tool() -> anyhow::Result<PathBuf> {
     let printed = Command::new("rustc").args(["--print", "target-libdir"]).current_dir(sh::root()).output();
     let printed = printed.context("could not start rustc")?;

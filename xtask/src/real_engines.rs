@@ -1,5 +1,5 @@
-//! What the commands with real engines share: engines as processes, Python environments, and the checks of a
-//! prefill and a decode engine behind the gateway.
+//! Code that the commands with real engines share: engines as processes, Python environments, and the checks
+//! of a prefill and a decode engine behind the gateway.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -18,7 +18,7 @@ pub(crate) use record::Recorder;
 pub(crate) use session::Session;
 pub(crate) use venv::Venv;
 
-/// Longest wait until an engine is ready: two of them share two cores for some minutes.
+/// Maximum time until an engine is ready. Two engines that share two cores need some minutes.
 const BOOT: Duration = Duration::from_secs(600);
 
 /// Settings of the gateway in front of engines that share the machine with it.
@@ -27,13 +27,13 @@ const PATIENT: &str = "[probe]\ntimeout = \"10s\"\n";
 /// Options of every command.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Prompts to compare.
+    /// Number of prompts to compare.
     #[arg(long, default_value_t = 30)]
     pub(crate) prompts: usize,
-    /// Clients that disconnect early.
+    /// Number of clients that disconnect early.
     #[arg(long, default_value_t = 30)]
     pub(crate) leavers: usize,
-    /// Write what the engines answer into this directory, as fixtures.
+    /// Directory to write the engines' answers to, as fixtures.
     #[arg(long)]
     pub(crate) record: Option<std::path::PathBuf>,
 }
@@ -48,26 +48,26 @@ pub(crate) struct RealEngine {
 impl RealEngine {
     /// Starts an engine that listens on this port of 127.0.0.1, without waiting until it is ready.
     pub(crate) fn start(name: &str, port: u16, command: Command, dir: &Path) -> anyhow::Result<Self> {
-        // The server does not end the processes of its engine when it is killed.
+        // The server does not end its engine's processes when it is killed.
         let process = Process::logging(name, command, dir, End::KillTree)?;
         Ok(Self { address: format!("127.0.0.1:{port}"), process })
     }
 
-    /// Client of the engine.
+    /// Returns a client for the engine.
     pub(crate) fn client(&self) -> Client {
         Client::new(&self.address)
     }
 
-    /// Waits until it answers its health check.
+    /// Waits until the engine answers its health check.
     pub(crate) async fn ready(&mut self) -> anyhow::Result<()> {
         self.process.healthy(&self.address, BOOT).await
     }
 
-    /// Sums the samples of a metric that have a label with this value; all samples when it is empty.
+    /// Sums the samples of a metric that have a label with this value, or all samples if the value is empty.
     pub(crate) async fn metric(&self, name: &str, value: &str) -> anyhow::Result<f64> {
         let text = self.client().get("/metrics").await?;
         let fits = samples(&text, name).into_iter().filter(|one| value.is_empty() || one.has_value(value));
-        // The sum of no floats is -0.0.
+        // The sum of no floats is -0.0; adding 0.0 makes it 0.0.
         Ok(fits.map(|sample| sample.value).sum::<f64>() + 0.0)
     }
 

@@ -7,7 +7,7 @@ use pointsman_guest_build::{Target, has_target};
 
 use crate::sh;
 
-/// Installs the missing targets; returns an error that says how to install them by other means.
+/// Installs the missing targets. Returns an error that names other ways to install them.
 pub(crate) fn run() -> anyhow::Result<()> {
     let missing: Vec<&str> = [Target::Unknown, Target::Wasip2]
         .into_iter()

@@ -8,15 +8,16 @@ use std::{
 use anyhow::{Context as _, bail};
 pub(crate) use pointsman_rig::terminal::{print, status};
 
-/// Root of the workspace.
+/// Returns the root directory of the workspace.
 pub(crate) fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// The cargo that runs this command, in the workspace's root.
+/// Returns a command for the cargo that runs this program, in the workspace's root.
 ///
-/// What `cargo run` says of xtask is not passed on: build scripts that read such variables would run again,
-/// and with them a hundred crates be compiled, whenever somebody calls cargo once by xtask and once directly.
+/// The variables that `cargo run` sets for xtask are removed. Otherwise build scripts that read them would
+/// run again, and a hundred crates would be compiled again, when cargo is called first by xtask and then
+/// directly.
 pub(crate) fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -27,7 +28,7 @@ pub(crate) fn cargo() -> Command {
     cargo
 }
 
-/// Runs a command to its end with its output on the terminal.
+/// Runs a command until it ends, with its output on the terminal.
 pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     let shown = show(command);
     status(&format!("$ {shown}"));
@@ -48,13 +49,14 @@ pub(crate) fn is_installed(program: &str) -> bool {
     succeeds(Command::new("sh").args(["-c", "command -v \"$0\"", program]))
 }
 
-/// Short hash of the checked-out commit; empty outside a clone.
+/// Returns the short hash of the checked-out commit; empty outside a clone.
 pub(crate) fn commit() -> String {
     let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();
     head.map(|head| String::from_utf8_lossy(&head.stdout).trim().to_owned()).unwrap_or_default()
 }
 
-/// Files of the repository that git tracks and whose names end so, relative to its root.
+/// Returns the files that git tracks and whose names have this ending, relative to the root of the
+/// repository.
 pub(crate) fn tracked_files(ending: &str) -> anyhow::Result<Vec<PathBuf>> {
     let list = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
     let list = list.context("could not start git")?;

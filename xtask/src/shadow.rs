@@ -1,6 +1,5 @@
 //! `shadow`: kv-aware serves a trace while another policy runs as its shadow. Then the other policy decides
-//! the recorded receipts again. Both ways of counting how often the two policies agree must give the same
-//! result.
+//! again from the recorded receipts. Both ways must give the same number of equal decisions.
 
 use std::{
     path::PathBuf,
@@ -27,18 +26,18 @@ pub(crate) struct Args {
     /// Policy of this repository that runs as the shadow.
     #[arg(long, default_value = "least-loaded")]
     policy: String,
-    /// Requests to send; the trace is repeated when it is shorter.
+    /// Number of requests to send; the trace is repeated if it is shorter.
     #[arg(long, default_value_t = 2_000)]
     requests: usize,
     /// Trace in the Mooncake format, JSON lines [default: the 400 lines of tests/fixtures].
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// File to keep the receipts in.
+    /// File to write the receipts to.
     #[arg(long, value_name = "FILE")]
     keep: Option<PathBuf>,
 }
 
-/// Requests at once.
+/// Number of concurrent requests.
 const CLIENTS: usize = 12;
 const LEGS: [&str; 2] = ["prefill", "decode"];
 

@@ -1,4 +1,4 @@
-//! `spec`: the clauses of docs/behaviour.md with the assertions that prove them.
+//! `spec`: lists the clauses of docs/behaviour.md with the assertions that prove them.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +15,12 @@ use marks::Mark;
 /// Options of `spec`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Print only what is wrong.
+    /// Print only problems.
     #[arg(long)]
     pub(crate) short: bool,
 }
 
-/// Prints every clause with the assertions that name it (`// B1.2`). Reads sources only, builds nothing.
+/// Prints every clause with the assertions that name it (`// B1.2`). Reads only sources and builds nothing.
 ///
 /// # Errors
 /// A clause has no assertion, or an id is wrong.
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Marks of every Rust file of the repository, by clause.
+/// Returns the marks of every Rust file of the repository, by clause.
 fn all_marks(problems: &mut Vec<String>) -> anyhow::Result<BTreeMap<String, Vec<Mark>>> {
     let mut by_clause = BTreeMap::<String, Vec<Mark>>::new();
     for file in sh::tracked_files(".rs")? {

@@ -1,4 +1,4 @@
-//! The module rules of ARCHITECTURE.md, and the crates of each program. Reads sources as syntax and asks
+//! Checks the module rules of ARCHITECTURE.md, and the crates of each program. Parses the sources and asks
 //! cargo for dependency trees; builds nothing.
 
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(crate) fn check() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The path of `file` below `root`, for messages.
+/// Returns the path of `file` relative to `root`, for messages.
 fn shown(root: &Path, file: &Path) -> String {
     file.strip_prefix(root).unwrap_or(file).display().to_string()
 }

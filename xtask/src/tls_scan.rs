@@ -1,7 +1,7 @@
-//! `tls-scan`: scanners that are not ours judge the TLS of both listeners.
+//! `tls-scan`: independent scanners judge the TLS of both listeners.
 //!
-//! testssl.sh reports findings with a severity; sslscan, written by others, repeats what decides most: the
-//! protocols and ciphers that are accepted.
+//! testssl.sh reports findings with a severity. sslscan, from other authors, repeats the most important test:
+//! which protocols and ciphers are accepted.
 
 use std::{path::Path, process::Command};
 
@@ -17,9 +17,9 @@ use crate::{
 
 mod sslscan;
 
-/// Beginnings of findings that say nothing about the strength of the listener: about the certificate of this
-/// run, which no public authority signed, about what browsers want of sites, and about the resumption of
-/// sessions, which testssl.sh cannot always try.
+/// Beginnings of findings that do not concern the strength of the listener. They concern the certificate of
+/// this run, which no public authority signed, the rules of browsers for sites, and the resumption of
+/// sessions, which testssl.sh cannot always test.
 const OF_THE_TEST: [&str; 9] = [
     "cert",
     "HSTS",
@@ -31,16 +31,17 @@ const OF_THE_TEST: [&str; 9] = [
     "grade_cap",
     "sessionresumption_",
 ];
-/// All ciphers are strong, and a client knows best which of them it computes quickly.
+/// Finding about the order of ciphers. All ciphers are strong, and a client knows best which of them it
+/// computes quickly.
 const LEFT_TO_CLIENTS: &str = "cipher_order";
-/// What testssl.sh only mentions, and what is not offered here.
+/// Findings of testssl.sh about protocols and ciphers that the listener does not offer.
 const NOT_OFFERED: [&str; 4] = ["TLS1", "TLS1_1", "cipherlist_3DES_IDEA", "cipherlist_AVERAGE"];
-/// A scan that could not connect has fewer findings.
+/// Minimum number of findings. A scan that could not connect has fewer.
 const MIN_FINDINGS: u32 = 20;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Also scan a gateway that speaks TLS 1.3 only.
+    /// Also scan a gateway that accepts only TLS 1.3.
     #[arg(long)]
     tls13: bool,
 }
@@ -53,7 +54,7 @@ struct Finding {
     finding: String,
 }
 
-/// Scans and prints a table; an error when a row falls short.
+/// Scans and prints a table. Returns an error when a check fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let testssl = ["testssl", "testssl.sh"].into_iter().find(|name| sh::is_installed(name));
     let has_sslscan = sh::is_installed("sslscan");
@@ -106,7 +107,7 @@ fn findings(program: &str, address: &str, dir: &Path) -> anyhow::Result<Vec<Find
         .with_context(|| format!("the report of {program} is not a list of findings"))
 }
 
-/// Prints each finding that says something about the listener.
+/// Prints each finding that concerns the listener.
 fn judge(findings: &[Finding], checks: &mut Checks) {
     let mut judged = 0;
     for Finding { id, severity, finding } in findings {
@@ -117,7 +118,7 @@ fn judge(findings: &[Finding], checks: &mut Checks) {
             "OK" => true,
             _ if NOT_OFFERED.contains(&id.as_str()) => finding.starts_with("not offered"),
             "LOW" | "MEDIUM" | "HIGH" | "CRITICAL" | "WARN" | "FATAL" => false,
-            // INFO and DEBUG describe the server.
+            // Findings of INFO and DEBUG describe the server.
             _ => continue,
         };
         judged += 1;

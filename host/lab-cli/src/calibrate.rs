@@ -28,10 +28,10 @@ mod send;
 mod session;
 mod target;
 
-/// Longest prompt unless an argument says otherwise, tokens.
+/// Default longest prompt, tokens.
 const DEFAULT_MAX_PROMPT: u32 = 2_048;
 
-/// Requests that are sent at most unless an argument says otherwise.
+/// Default maximum number of requests.
 const DEFAULT_MAX_REQUESTS: u32 = 200;
 
 /// Arguments of `calibrate`.
@@ -50,60 +50,61 @@ Examples:
 
 Exit code: 0 when the model was fitted; 2 when an argument or an engine is not usable.")]
 pub(crate) struct CalibrateArgs {
-    /// Address of an aggregated engine; with --prefill and --decode, of the gateway before them.
+    /// Address of an aggregated engine; with --prefill and --decode, of the gateway in front of them.
     #[arg(long, required_unless_present_any = ["from", "log"])]
     url: Option<String>,
-    /// Address of the prefill engine of a pair. It is measured directly, and then the pair through --url.
+    /// Address of the prefill engine of a pair. It is measured directly; then the pair is measured through
+    /// --url.
     #[arg(long, requires = "decode")]
     prefill: Option<String>,
     /// Address of the decode engine of a pair.
     #[arg(long, requires = "prefill")]
     decode: Option<String>,
-    /// Measure each engine of a pair while the other is idle, for engines that share nothing. Otherwise both
-    /// are measured at once, so that the figures hold when both work.
+    /// Measure each engine of a pair while the other is idle, for engines that do not share hardware. Without
+    /// this flag, both engines are measured at the same time, so that the figures hold when both run.
     #[arg(long, requires = "prefill")]
     apart: bool,
-    /// Fit the measurements of an earlier run (its --json) instead of measuring.
+    /// Fit the measurements of an earlier run (the file of its --json) instead of measuring.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["url", "dry_run"])]
     from: Option<PathBuf>,
     #[command(flatten)]
     log: LogArgs,
-    /// Model [default: the only one that the server or the log has].
+    /// Model [default: the only model of the server or the log].
     #[arg(long)]
     model: Option<String>,
     #[command(flatten)]
     access: AccessArgs,
-    /// Maximum number of requests in all [default: 200]; with --log, number of its last requests that are
-    /// used [default: 5000].
+    /// Maximum number of requests [default: 200]; with --log, number of the log's last requests that are used
+    /// [default: 5000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(10..=100_000))]
     max_requests: Option<u32>,
-    /// Maximum time in all, seconds. Measurements until then are used.
+    /// Maximum time, seconds. Measurements that ended until then are used.
     #[arg(long, default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     max_seconds: u64,
-    /// Maximum number of requests at the same time.
+    /// Maximum number of concurrent requests.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_024))]
     max_concurrency: u32,
     /// Shortest prompt, tokens.
     #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     min_prompt_tokens: u32,
-    /// Longest prompt, tokens [default: 2048, or what the model's length allows].
+    /// Longest prompt, tokens [default: 2048, or the longest that the model allows].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     max_prompt_tokens: Option<u32>,
-    /// Output tokens of a request; the check uses a quarter to twice as many.
+    /// Output tokens of a request; the check uses a quarter to twice this number.
     #[arg(long, default_value = "32", value_parser = clap::value_parser!(u32).range(2..=10_000))]
     output_tokens: u32,
     #[command(flatten)]
     capacity: CapacityArgs,
-    /// Seed of prompts, lengths and order.
+    /// Seed of the prompts, their lengths and their order.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Print what would be sent, and send no prompt.
+    /// Print the requests that would be sent, without sending a prompt.
     #[arg(long)]
     dry_run: bool,
-    /// Write the fleet file.
+    /// File to write the fleet to.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write measurements, figures and errors as JSON.
+    /// File to write measurements, figures and errors to, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -133,7 +134,7 @@ impl CalibrateArgs {
         };
         let Some(measured) = measured else { return Ok(ExitCode::SUCCESS) };
         let fitted = calibrate(&measured);
-        // Measurements must not get lost when they cannot be fitted.
+        // The measurements are written first, so that they are kept if they cannot be fitted.
         if let Some(path) = &self.json {
             let report = serde_json::json!({"measurements": measured, "calibration": fitted.as_ref().ok()});
             write(path, &serde_json::to_vec_pretty(&report)?)?;
@@ -141,7 +142,7 @@ impl CalibrateArgs {
         self.report_result(&fitted?)
     }
 
-    /// Prints what was fitted, and writes the fleet file.
+    /// Prints the fitted figures, and writes the fleet file.
     fn report_result(&self, fitted: &Calibration) -> anyhow::Result<ExitCode> {
         print(&fitted.table())?;
         if let Some(path) = &self.output {
@@ -151,7 +152,7 @@ impl CalibrateArgs {
         Ok(ExitCode::SUCCESS)
     }
 
-    /// Measures; `None` after a dry run.
+    /// Measures the engines; returns `None` after a dry run.
     async fn measure(&self) -> anyhow::Result<Option<Measurements>> {
         let url = self.url.as_deref().context("--url is missing")?;
         let server = plan::Server::find(&self.access.target(url)?, self.model.as_deref()).await?;
@@ -165,7 +166,7 @@ impl CalibrateArgs {
             .map(Some)
     }
 
-    /// Plans what is sent where, within the limits.
+    /// Plans the requests to each server, within the limits.
     async fn phases(&self, url: &str, server: &plan::Server) -> anyhow::Result<Vec<Phase>> {
         let engines = match (&self.prefill, &self.decode) {
             (Some(prefill), Some(decode)) => vec![(Role::Prefill, prefill.as_str()), (Role::Decode, decode)],
@@ -186,7 +187,7 @@ impl CalibrateArgs {
             let capacity = self.capacity.find(&target).await?;
             smallest = smallest.min(u64::from(capacity.blocks) * u64::from(capacity.block_tokens));
             let limits = self.limits(longest, smallest)?;
-            // Each engine has an order of its own, so that different bursts meet.
+            // Each engine has its own order, so that different bursts meet.
             let seed = self.seed.wrapping_add(beside.len() as u64);
             let bursts = DesignLimits { burst_requests: budget.engine, mix_requests: 0, seed, ..limits };
             decode_url = Some(url);
@@ -253,7 +254,7 @@ fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Comments of the fleet file: where the figures come from, and how good they are.
+/// Returns the comments of the fleet file: the source of the figures, and their errors.
 fn notes(fitted: &Calibration, from_log: bool) -> Vec<String> {
     let engines =
         if from_log { "as many engines as the log names" } else { "one engine of each role. Set `count`" };

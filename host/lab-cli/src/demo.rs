@@ -1,5 +1,5 @@
-//! `demo`: the gateway's main job on real processes. Engines, the gateway, and clients that replay a recorded
-//! trace, while policies are swapped, refused and rolled back and a worker is killed.
+//! `demo`: shows the gateway's main job with real processes. Clients replay a recorded trace through the
+//! gateway to engines, while policies are swapped, refused and rolled back and a worker is killed.
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -19,7 +19,7 @@ mod table;
 use clients::Clients;
 use story::{STORY, Step};
 
-/// Loops without end once it was called a number of times.
+/// A policy that loops without end after a number of calls.
 const LOOPING: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/looping.wasm"));
 
 #[derive(Debug, clap::Args)]
@@ -27,15 +27,15 @@ pub(crate) struct DemoArgs {
     /// Keep the engines and the gateway running and print commands to try.
     #[arg(long)]
     keep: bool,
-    /// Requests to send, from the beginning of the trace.
+    /// Number of requests to send, from the beginning of the trace.
     #[arg(long, default_value_t = 400)]
     requests: usize,
-    /// Another trace in the Mooncake format, JSON lines.
+    /// Other trace, in the Mooncake format (JSON lines).
     #[arg(long)]
     trace: Option<PathBuf>,
 }
 
-/// The policy that loops behaves for 50 calls of an instance first, so that it passes admission.
+/// The looping policy answers the first 50 calls of an instance, so that it passes admission.
 const CONFIG: &str = r#"
 [policies]
 rescan = "1s"
@@ -48,7 +48,7 @@ load_interval = "1s"
 "#;
 
 impl DemoArgs {
-    /// Runs the demo; returns an error when an event did not end as it must.
+    /// Runs the demo. Returns an error when an event did not end as expected.
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(self.show())?;
@@ -87,7 +87,7 @@ impl DemoArgs {
     }
 }
 
-/// The directory of this program, which has to have the gateway, too.
+/// Returns the directory of this program, which must contain the gateway, too.
 fn programs() -> anyhow::Result<PathBuf> {
     let own = std::env::current_exe().context("the path of this program is unknown")?;
     let dir = own.parent().context("this program has no directory")?.to_owned();
@@ -125,7 +125,7 @@ fn act(step: Step, fleet: &mut Fleet, clients: &Clients) -> anyhow::Result<()> {
     }
 }
 
-/// Leaves everything running, and prints what can be done with it.
+/// Leaves all processes running, and prints commands for them.
 fn keep(fleet: Fleet, dir: tempfile::TempDir) -> anyhow::Result<()> {
     let spare = dir.path().join("least-loaded.wasm");
     std::fs::write(&spare, LEAST_LOADED)?;

@@ -49,7 +49,7 @@ fn main() -> ExitCode {
         return exit_code(Err(error));
     }
     let cli = Cli::parse();
-    // As `pointsman-sim` does.
+    // This is the default of `pointsman-sim`.
     let log = if matches!(cli.command, Command::Sim(_)) { "warn" } else { DEFAULT_LOG };
     start_log(cli.log.log_json, log);
     exit_code(match cli.command {

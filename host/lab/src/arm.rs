@@ -12,8 +12,9 @@ use pointsman_routing::{
 };
 use tokio::{sync::mpsc, time::Duration};
 
-/// CPU time of a call. A simulation has no clients that wait: on a busy machine a deadline of milliseconds
-/// would make results depend on the machine. A call that loops takes as long.
+/// CPU time limit of one call, generous because no client waits in a simulation: with a limit of a few
+/// milliseconds, results would depend on how busy the machine is. A call that never returns takes the whole
+/// limit.
 const CALL_DEADLINE: Duration = Duration::from_millis(500);
 
 /// An arm, with its policies compiled.
@@ -21,7 +22,7 @@ const CALL_DEADLINE: Duration = Duration::from_millis(500);
 pub struct Arm {
     /// Name in reports.
     pub label: String,
-    /// Its parts with their settings, as they were written.
+    /// Parts with their settings, as the user wrote them.
     pub parts: String,
     content: Content,
 }
@@ -29,7 +30,7 @@ pub struct Arm {
 #[derive(Debug)]
 enum Content {
     Native(NativeMode),
-    /// Knows what no router knows.
+    /// The oracle, which knows the true state of every engine.
     Oracle,
     Policies(Vec<Part>),
 }
@@ -46,7 +47,7 @@ impl std::fmt::Debug for Part {
     }
 }
 
-/// Why an arm cannot be built.
+/// Reason for which an arm cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ArmError {
     /// A part is neither a native mode, a built-in policy nor a file.
@@ -69,7 +70,7 @@ pub enum ArmError {
     Refused {
         /// The file or the built-in policy.
         file: String,
-        /// Why.
+        /// Reason for the refusal.
         refusal: Refusal,
     },
     /// The parts cannot serve one slot together.
@@ -77,7 +78,7 @@ pub enum ArmError {
     Parts {
         /// The arm.
         label: String,
-        /// What is wrong.
+        /// Description of the conflict.
         problem: String,
     },
     /// wasmtime cannot start.
@@ -86,9 +87,9 @@ pub enum ArmError {
 }
 
 impl Arm {
-    /// Builds an arm from `[LABEL=]PART[+PART…]`, or `default`: what a gateway without configuration runs. A
-    /// part is a native mode, a built-in policy or a policy file, with `@SETTINGS` (a JSON object) behind
-    /// it if it has settings.
+    /// Builds an arm from `[LABEL=]PART[+PART…]`, or from `default`, which is what a gateway without
+    /// configuration runs. A part is a native mode, a built-in policy or a policy file. Settings, a JSON
+    /// object, follow the part as `@SETTINGS`.
     ///
     /// # Errors
     /// [`ArmError`]
@@ -110,7 +111,7 @@ impl Arm {
         };
         let engine = PolicyEngine::new(limits, Capacity::detect())
             .map_err(|error| ArmError::Engine(format!("{error:#}")))?;
-        // What an empty configuration runs.
+        // The policies that a gateway with an empty configuration runs.
         let stock = format!("{DEFAULT}+{DEFAULT_DECODE_OVERRIDE}");
         let parts = if parts == "default" { &stock } else { parts };
         let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
@@ -128,8 +129,8 @@ impl Arm {
         matches!(self.content, Content::Oracle)
     }
 
-    /// Builds fresh slots: nothing that a policy learned or stored in another run is left. Failed calls of
-    /// policies go to the receiver.
+    /// Builds new slots without anything that a policy learned or stored in another run. The receiver gets
+    /// the failed calls of policies.
     ///
     /// # Errors
     /// [`ArmError`] when a policy refuses its settings, or the parts do not fit together.
@@ -198,7 +199,7 @@ impl Part {
     }
 
     fn load(&self, label: &str) -> Result<Arc<dyn Policy>, ArmError> {
-        // Each run has a state of its own, as each slot of a gateway that was just started.
+        // Each run starts with empty state, as each slot of a newly started gateway does.
         let loaded = self.policy.configure_with_empty_state(Origin::File(label.into()), &self.settings);
         let loaded = loaded.map_err(|refusal| ArmError::Refused { file: label.to_owned(), refusal })?;
         Ok(Arc::new(loaded))
@@ -247,7 +248,7 @@ fn formulas(
     FormulaSettings::of_file(&text, 0).map(Some).map_err(refused)
 }
 
-/// Returns the native mode of this name. `direct` needs a router outside, which a simulation does not have.
+/// Returns the native mode of this name. `direct` needs an external router, which a simulation does not have.
 fn native(name: &str) -> Option<NativeMode> {
     Some(match name {
         "round-robin" => NativeMode::RoundRobin,

@@ -1,11 +1,12 @@
 //! Calibration: fits the step time of an engine model to what clients measured, and checks the model on
 //! requests that were not fitted.
 //!
-//! An observation is not one step but a sequence of steps. The fit runs the measured requests through the
-//! engine model ([`pointsman_sim::core::BatchEngine`]), which yields the steps between a request's arrival,
-//! its first and its last token. The duration of those steps is linear in the coefficients, so that a
-//! least-squares problem follows. Its solution changes the schedule a little; the fit repeats until both
-//! agree. The check runs the requests that were kept back through the lab as `pointsman compare` does.
+//! Each observation covers a sequence of steps. The fit runs the measured requests through the engine model
+//! ([`pointsman_sim::core::BatchEngine`]), which yields the steps from a request's arrival to its first
+//! token, and from there to its last. The duration of those steps is linear in the coefficients, so the
+//! coefficients are the solution of a least-squares problem. A solution changes the schedule a little, so the
+//! fit repeats until schedule and coefficients agree. The check runs the requests that were not fitted
+//! through the lab as `pointsman compare` does.
 
 pub use design::{Burst, Design, DesignLimits, MixRequest, design};
 pub use errors::{Errors, HeldOut};
@@ -35,7 +36,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
-    /// When it was sent, milliseconds from the start of its experiment.
+    /// Time at which the client sent it, milliseconds from the start of its experiment.
     pub at_ms: f64,
     /// Prompt tokens.
     pub isl: u32,
@@ -49,14 +50,14 @@ pub struct Sample {
     pub e2e_ms: f64,
 }
 
-/// Requests that an engine without other load served. They began when it was idle.
+/// Requests that an engine served without other load. The engine was idle when they began.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Experiment {
-    /// The requests by the time at which they were sent.
+    /// Requests, ordered by the time at which the client sent them.
     pub samples: Vec<Sample>,
 }
 
-/// The model's times of a request.
+/// Times of a request as the model predicts them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Predicted {
     /// Time to the first token, milliseconds.

@@ -1,8 +1,8 @@
-//! What is possible: two bounds of the mean time to first token, to compare the arms with.
+//! Two bounds of the mean time to first token, with which the arms are compared.
 //!
-//! [`Relaxation`] is a time that no policy can beat. [`search`] looks for an assignment of
-//! requests to engines that beats every arm, with knowledge that no router has: it knows all arrivals and
-//! lengths, and simulates what follows from a choice.
+//! [`Relaxation`] is a time that no policy can beat. [`search`] looks for an assignment of requests to
+//! engines that beats every arm, with knowledge that no router has: it knows all arrivals and lengths, and
+//! simulates the consequences of a choice.
 
 pub(crate) use relaxation::Relaxation;
 pub(crate) use replay::Scene;

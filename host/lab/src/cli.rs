@@ -28,9 +28,10 @@ pub use trace_run::RunArgs;
 /// Format of a trace file.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Format {
-    /// Mooncake's JSONL, also with our further keys.
+    /// Mooncake's JSONL, with or without the further keys that `trace export` writes.
     Mooncake,
-    /// Mooncake's JSONL with the turns of a session as differences: AIPerf's agentic datasets.
+    /// Mooncake's JSONL in which a later turn has only what it adds to its session, as in AIPerf's agentic
+    /// datasets.
     MooncakeDelta,
     /// Qwen's usage traces.
     Qwen,
@@ -58,22 +59,22 @@ pub enum TraceCommand {
 pub struct ImportArgs {
     /// The trace.
     file: PathBuf,
-    /// Its format [default: by its first line].
+    /// Format of the trace [default: found from its first line].
     #[arg(long)]
     format: Option<Format>,
-    /// Tokens of the blocks that `hash_ids` name [default: 512; 16 for Qwen's traces].
+    /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     trace_block: Option<u32>,
-    /// Leave malformed lines out, and count them.
+    /// Skip malformed lines, and count them.
     #[arg(long)]
     skip_bad: bool,
-    /// Let this many sessions begin a second, at random times (Poisson), instead of the times in the file.
+    /// Start this many sessions a second, at random times (Poisson), instead of at the times in the file.
     #[arg(long, value_parser = positive)]
     rate: Option<f64>,
-    /// Seed of these times.
+    /// Seed of these random start times.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Where to write it.
+    /// File to write the trace to.
     #[arg(short, long)]
     output: PathBuf,
 }
@@ -87,20 +88,21 @@ pub struct GenerateArgs {
     /// Number of requests.
     #[arg(long, default_value = "1000", value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
     requests: u32,
-    /// Mean arrivals a second [default: 10]; of sessions, for agents [default: 0.1].
+    /// Mean arrivals of requests a second [default: 10]; for agents, mean starts of sessions a second
+    /// [default: 0.1].
     #[arg(long, value_parser = positive)]
     rate: Option<f64>,
     /// Burstiness: the squared coefficient of variation of the intervals between arrivals. 1: Poisson.
     #[arg(long, default_value = "1", value_parser = positive)]
     burstiness: f64,
-    /// Turns of a conversation, groups of agents, number of system prompts, or number of documents [default:
+    /// Number of turns of a conversation, groups of agents, system prompts or documents, by shape [default:
     /// 5, 100, 20, 1000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: Option<u32>,
-    /// Seed.
+    /// Seed of the random numbers.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Where to write it.
+    /// File to write the trace to.
     #[arg(short, long)]
     output: PathBuf,
 }

@@ -1,4 +1,4 @@
-//! The modelled engines of a run, and the workers that routing knows them by.
+//! The modelled engines of a run, and the ids of their workers in routing.
 
 use std::sync::Arc;
 
@@ -19,21 +19,21 @@ pub(crate) const MODEL: &str = "model";
 /// One engine.
 pub(crate) struct Engine {
     pub(crate) core: BatchEngine,
-    /// Time of a request between its arrival and the scheduler's queue.
+    /// Time from a request's arrival to its entry into the scheduler's queue.
     pub(crate) request_overhead: Duration,
-    /// When the link to other engines is free again, from the start of the run.
+    /// Time at which the link to other engines becomes free, from the start of the run.
     pub(crate) link_free: Duration,
     pub(crate) limits: BatchLimits,
     pub(crate) step_time: StepTime,
-    /// When the step that runs ends.
+    /// Time at which the current step ends.
     pub(crate) step_ends: Option<Duration>,
-    /// Number of times that the engine went away. Events of an earlier incarnation are void.
+    /// Number of outages of the engine so far. Events of an earlier incarnation are ignored.
     pub(crate) incarnation: u32,
-    /// Outages that last now; they may overlap.
+    /// Number of current outages; outages may overlap.
     pub(crate) outages: u32,
     pub(crate) last_check: Option<Duration>,
     pub(crate) next_check: Option<Duration>,
-    /// Load figures that could not be read, in a row.
+    /// Number of consecutive load figures that could not be read.
     pub(crate) load_failures: u32,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn id(place: usize) -> WorkerId {
     WorkerId(place as u64 + 1)
 }
 
-/// The rank of an engine: each has one.
+/// Rank of every engine: an engine has only one.
 pub(crate) const RANK: DpRank = DpRank(0);
 
 /// Turns the changes of an engine's cache into the events that a vLLM engine would send.
@@ -150,7 +150,7 @@ fn add_tokens(
     match request.filter(in_prompt) {
         Some(request) => block_token_ids(request, number as u64, trace_block, block_tokens, position, out),
         None => {
-            // Output: tokens that no prompt has.
+            // Output tokens, which no prompt contains.
             let unique = (tag as u32).wrapping_mul(0x9e37_79b9) | 0x8000_0000;
             out.resize(out.len() + block_tokens as usize, unique);
         }

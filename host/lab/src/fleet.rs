@@ -15,68 +15,70 @@ pub use routing::{GatewayGroup, Outage, Probe, Queue, Routing};
 const MAX_TRANSFER_S: f64 = 86_400.0;
 /// Longest overhead of a request, milliseconds.
 const MAX_OVERHEAD_MS: f64 = 60_000.0;
-/// Limit of the number of engines.
+/// Maximum number of engines.
 const MAX_ENGINES: u32 = 65_536;
 
 /// Engines, links and delays.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fleet {
-    /// Tokens of a KV block, of engines and routing alike.
+    /// Tokens in a KV block, for the engines and for routing.
     pub block_tokens: u32,
     /// Groups of equal engines.
     pub engines: Vec<EngineGroup>,
     /// Links between prefill and decode engines.
     pub links: Links,
-    /// Age of an engine's KV events when routing sees them, milliseconds.
+    /// Delay from an engine's KV event to its arrival at routing, milliseconds.
     pub kv_event_delay_ms: f64,
-    /// Interval at which load figures are read, milliseconds. Between two reads they are stale.
+    /// Interval between two readings of load figures, milliseconds. Between readings, routing uses the last
+    /// figures.
     pub scrape_interval_ms: f64,
-    /// Whether engines send KV events. Otherwise routing assumes that its decisions are cached.
+    /// Whether engines send KV events. Otherwise routing assumes that each engine caches the prompts sent to
+    /// it.
     pub kv_events: bool,
     /// How requests are routed, as in the daemon's configuration.
     pub routing: Routing,
-    /// Requests that wait while every eligible worker is busy, as in the daemon's configuration.
+    /// The queue for requests that find every eligible worker busy, as in the daemon's configuration.
     pub queue: Queue,
     /// How workers are probed, as in the daemon's configuration.
     pub probe: Probe,
     /// The gateways.
     pub gateways: GatewayGroup,
-    /// Engines that go away for a time.
+    /// Times during which an engine is away.
     pub outages: Vec<Outage>,
 }
 
-/// Equal engines.
+/// A group of equal engines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineGroup {
-    /// Which legs they run.
+    /// Legs that the engines run.
     #[serde(default = "aggregated")]
     pub role: Role,
     /// Number of engines.
     pub count: u32,
-    /// Sequences that run at once (vLLM's `--max-num-seqs`).
+    /// Maximum number of sequences that run at once (vLLM's `--max-num-seqs`).
     #[serde(default = "max_num_seqs")]
     pub max_num_seqs: u32,
-    /// Tokens of one step (vLLM's `--max-num-batched-tokens`).
+    /// Maximum number of tokens in one step (vLLM's `--max-num-batched-tokens`).
     #[serde(default = "max_batched_tokens")]
     pub max_batched_tokens: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     #[serde(default = "blocks")]
     pub blocks: u32,
     /// Duration of a step.
     #[serde(default)]
     pub step_time: StepTimeSpec,
-    /// Time of a request outside of the engine's steps (HTTP, tokenizer), milliseconds. It delays the first
-    /// token and occupies no step.
+    /// Time that a request takes outside of the engine's steps, for HTTP and the tokenizer, milliseconds. It
+    /// delays the first token and does not lengthen a step.
     #[serde(default)]
     pub request_overhead_ms: f64,
-    /// Requests that routing books on an engine at most.
+    /// Maximum number of requests that routing books on an engine.
     #[serde(default)]
     pub max_concurrency: Option<u32>,
 }
 
-/// Links from prefill to decode engines. Transfers of one prefill engine follow each other.
+/// Links from prefill to decode engines. A prefill engine makes one transfer at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Links {
@@ -84,7 +86,7 @@ pub struct Links {
     pub bytes_per_token: u64,
     /// Bandwidth of a prefill engine's link, 10^9 bytes a second.
     pub gigabytes_per_second: f64,
-    /// Duration of a transfer beside its bytes, milliseconds.
+    /// Time that a transfer takes in addition to the time for its bytes, milliseconds.
     pub latency_ms: f64,
     /// How long a prefill engine keeps blocks that no decode engine reads, seconds.
     pub lease_s: f64,
@@ -118,7 +120,8 @@ pub enum StepTimeSpec {
     },
 }
 
-/// Why a fleet cannot be simulated: every problem, with the file and line of the key if it came from a file.
+/// Every problem for which a fleet cannot be simulated, with the file and line of its key if the fleet came
+/// from a file.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct FleetError(ConfigErrors);
@@ -140,7 +143,7 @@ fn blocks() -> u32 {
 }
 
 impl Default for Links {
-    /// A model with 128 KiB of KV a token over a link of 400 gigabits a second.
+    /// A model with 128 KiB of KV a token and a link of 400 gigabits a second.
     fn default() -> Self {
         Self { bytes_per_token: 131_072, gigabytes_per_second: 50.0, latency_ms: 1.0, lease_s: 480.0 }
     }
@@ -203,7 +206,7 @@ impl EngineGroup {
         }
     }
 
-    /// Appends what is wrong with the group at `place`.
+    /// Appends the problems of the group at position `place`.
     fn check(&self, place: usize, problems: &mut Vec<Problem>) {
         for (key, value) in [
             ("count", self.count),
@@ -277,7 +280,7 @@ impl Fleet {
             .map_err(|problems| FleetError(ConfigErrors::new(file(), problems, &Lines::default())))?;
         let mut problems = parsed.problems;
         let values = parsed.value.problems().into_iter();
-        // Without the groups that could not be read, nothing can be said about all of them together.
+        // If a group could not be read, the checks over all groups are skipped.
         let unread = problems.iter().any(|problem| problem.path.starts_with("engines"));
         problems.extend(values.filter(|problem| !unread || problem.path != "engines").map(|mut problem| {
             problem.path = parsed.unread.path_in_file(&problem.path);
@@ -292,7 +295,7 @@ impl Fleet {
     /// Checks that every value is in its range and that some engine can serve.
     ///
     /// # Errors
-    /// [`FleetError`] names every value that is not.
+    /// [`FleetError`] names every value out of its range.
     pub fn check(&self) -> Result<(), FleetError> {
         let problems = self.problems();
         let errors = |problems| FleetError(ConfigErrors { file: None, problems });

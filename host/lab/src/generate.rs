@@ -1,5 +1,5 @@
-//! Generated traces, seeded: multi-turn chat, coding agents, shared system prompts, retrieved documents, and
-//! bursts of arrivals.
+//! Generates traces from a seed: multi-turn chat, coding agents, shared system prompts, retrieved documents,
+//! and bursts of arrivals.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 use rand_distr::{Distribution as _, Zipf};
@@ -22,41 +22,42 @@ pub enum Shape {
     },
     /// Sessions of coding agents: see [`agents`].
     Agents {
-        /// Groups of sessions with equal tools and an equal repository.
+        /// Groups of sessions that share their tools and their repository.
         groups: u32,
     },
-    /// One of a few long system prompts, then a short question.
+    /// Prompts that consist of one of a few long system prompts and a short question.
     SystemPrompts {
         /// Number of system prompts.
         prompts: u32,
     },
-    /// Some of many documents, popular ones more often (Zipf), then a question.
+    /// Prompts that consist of some of many documents and a question. Popular documents come more often
+    /// (Zipf).
     Documents {
         /// Number of documents.
         documents: u32,
     },
 }
 
-/// A trace to generate.
+/// Description of a trace to generate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     /// Shape of the requests.
     pub shape: Shape,
     /// Number of requests.
     pub requests: usize,
-    /// Mean arrivals a second; of sessions, for [`Shape::Agents`].
+    /// Mean arrivals of requests a second; for [`Shape::Agents`], mean starts of sessions a second.
     pub rate: f64,
-    /// Squared coefficient of variation of the intervals between arrivals: 1 is a Poisson process, more is
-    /// burstier (intervals are Gamma-distributed).
+    /// Squared coefficient of variation of the intervals between arrivals: 1 is a Poisson process, a larger
+    /// value is burstier. Intervals are Gamma-distributed.
     pub burstiness: f64,
-    /// Seed.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
 /// Tokens of a block in a generated trace.
 const BLOCK: u32 = 64;
 
-/// Identities for new blocks.
+/// Source of ids for new blocks.
 struct Fresh(u64);
 
 impl Fresh {
@@ -103,7 +104,7 @@ pub fn generate(workload: &Workload) -> Trace {
     trace
 }
 
-/// Times at which requests arrive.
+/// Returns the times at which requests arrive.
 fn arrivals(rng: &mut SmallRng, workload: &Workload) -> Vec<Duration> {
     let mut at = 0.0;
     let mut arrivals = Vec::with_capacity(workload.requests);
@@ -114,7 +115,7 @@ fn arrivals(rng: &mut SmallRng, workload: &Workload) -> Vec<Duration> {
     arrivals
 }
 
-/// One of a few system prompts, and a short question.
+/// Makes requests with one of a few system prompts and a short question.
 fn system_prompts(
     rng: &mut SmallRng,
     fresh: &mut Fresh,
@@ -131,7 +132,7 @@ fn system_prompts(
     arrivals.iter().map(one).collect()
 }
 
-/// Three documents, popular ones more often, and a question.
+/// Makes requests with three documents and a question. Popular documents come more often.
 fn documents_with_questions(
     rng: &mut SmallRng,
     fresh: &mut Fresh,
@@ -153,13 +154,13 @@ fn documents_with_questions(
     arrivals.iter().map(one).collect()
 }
 
-/// Conversations whose turns follow each other after the pause of a reader.
+/// Makes conversations. A turn follows the answer before it after the pause of a reader.
 fn chat(rng: &mut SmallRng, fresh: &mut Fresh, workload: &Workload, turns: u32) -> Vec<TraceRequest> {
     let arrivals = arrivals(rng, workload);
     let mut requests = Vec::with_capacity(arrivals.len());
     let mut number = 0;
-    // A conversation takes as many arrivals as it has turns; its later turns come when the earlier ones are
-    // over.
+    // A conversation uses as many arrivals as it has turns, but each later turn arrives after the answer
+    // before it.
     for starts in arrivals.chunks(turns as usize) {
         number += 1;
         let mut tokens = between(rng, 100, 2_000) / BLOCK * BLOCK + BLOCK;
@@ -199,16 +200,16 @@ fn request(
     TraceRequest { at, input_tokens, output_tokens, blocks, ..TraceRequest::default() }
 }
 
-/// A whole number from `low` to `high`, small ones more often (log-uniform).
+/// Returns a whole number from `low` to `high`; small numbers come more often (log-uniform).
 fn between(rng: &mut SmallRng, low: u32, high: u32) -> u32 {
     let (low, high) = (f64::from(low).ln(), f64::from(high).ln());
     (low + (high - low) * rng.random::<f64>()).exp() as u32
 }
 
-/// A place among `count`, the first most often (Zipf).
+/// Returns a position below `count`; the first positions come most often (Zipf).
 #[expect(clippy::cast_precision_loss, reason = "a number of documents or groups")]
 fn zipf(rng: &mut SmallRng, count: usize, exponent: f64) -> usize {
-    // Fails for a count below one only.
+    // `Zipf::new` fails only for a count below one.
     let place = Zipf::new(count as f64, exponent).map_or(1.0, |zipf| zipf.sample(rng));
     (place as usize).clamp(1, count.max(1)) - 1
 }

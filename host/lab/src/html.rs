@@ -29,10 +29,10 @@ table{width:100%}caption{text-align:left;color:var(--faint)}.ranking td,.ranking
 th{white-space:normal;overflow-wrap:anywhere;text-align:left}.ranking td:first-child{white-space:nowrap}.figures{font-size:13px}.figures td,.figures \
 th{padding:.25em .4em}.figures small{display:block}.figures th{text-align:right;vertical-align:bottom}";
 
-/// Finds a figure of an arm, if it has it.
+/// Returns a figure of an arm, if the arm has it.
 type Pick = fn(&ArmReport) -> Option<&Figure>;
 
-/// Name with the unit, decimals, how to find the figure, and whether less is better.
+/// A row: the figure's name with its unit, its decimals, how to find it, and whether less is better.
 type Row = (&'static str, usize, Pick, bool);
 
 const ROWS: [Row; 24] = [
@@ -151,7 +151,7 @@ fn imbalance(html: &mut String, report: &Comparison) {
     html.push_str(&plot::lines("Imbalance over time", x, y, &lines.collect::<Vec<_>>()));
 }
 
-/// One row for each figure, one column for each arm: ten arms fit 1,280 pixels.
+/// Shows one row for each figure and one column for each arm. Ten arms fit into 1,280 pixels.
 fn figures(html: &mut String, report: &Comparison) {
     html.push_str("<div class=\"wide\"><table class=\"figures\"><tr><th></th>");
     for (place, arm) in report.arms.iter().enumerate() {

@@ -8,11 +8,11 @@ use std::{
     thread,
 };
 
-/// Runs the jobs 0 to `count` in order on `threads` threads. `done` gets each result as it comes, on the
-/// caller's thread. After an error no further job starts.
+/// Runs the jobs 0 to `count` in order on `threads` threads. Passes each result to `done` on the caller's
+/// thread as soon as the job ends. Starts no further job after an error.
 ///
 /// # Errors
-/// The first error.
+/// The first error of a job.
 pub(crate) fn run_jobs<T: Send, E: Send>(
     count: usize,
     threads: usize,

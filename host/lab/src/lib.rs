@@ -2,9 +2,9 @@
 //! time.
 //!
 //! An [`Arm`] is one way to route: a native mode or compiled policies. The lab gives each arm the same trace
-//! and the same fleet, and measures what a client would have seen. Routing is not modelled: the lab calls
-//! `pointsman_routing::Router`, the policy runtime, the prefix index, bookings and the registry, all on the
-//! paused clock of a tokio runtime. Only engines and links are models ([`pointsman_sim::core`]).
+//! and the same fleet, and measures the times that a client would have seen. Routing is not modelled: the lab
+//! calls `pointsman_routing::Router`, the policy runtime, the prefix index, bookings and the registry, all on
+//! the paused clock of a tokio runtime. Only engines and links are models ([`pointsman_sim::core`]).
 
 pub use arm::{Arm, ArmError};
 pub use fleet::{

@@ -10,11 +10,11 @@ use crate::{
     run::{RunError, RunOptions, run_prepared},
 };
 
-/// Times that the load is doubled or halved from the start, until the SLO is missed or met.
+/// Maximum number of times that the load is doubled or halved until the SLO is missed or met.
 const MAX_DOUBLINGS: u32 = 6;
-/// Times that the interval is halved then: its ends are 2.2 % apart at last.
+/// Number of times that the interval is then halved. Its ends are 2.2 % apart in the end.
 const BISECTIONS: u32 = 5;
-/// Runs of one search at most.
+/// Maximum number of runs in one search.
 pub(crate) const MAX_RUNS: u32 = 1 + MAX_DOUBLINGS + BISECTIONS;
 
 /// The highest loads of all arms.
@@ -24,9 +24,9 @@ pub struct MaxLoad {
     pub fleet: String,
     /// Formula of the step time.
     pub step_time: String,
-    /// The limits.
+    /// The latency limits.
     pub slo: Slo,
-    /// Share of all requests that have to keep both limits.
+    /// Share of all requests that must keep both limits.
     pub slo_share: f64,
     /// One result for each arm.
     pub arms: Vec<ArmMaxLoad>,
@@ -37,7 +37,7 @@ pub struct MaxLoad {
 pub struct ArmMaxLoad {
     /// Name of the arm.
     pub label: String,
-    /// Mean arrivals at the highest load, requests a second. A bound counts with its value.
+    /// Mean arrivals at the highest load, requests a second. A bound enters the mean as its value.
     pub per_s: Figure,
     /// Seeds whose SLO was met even at the highest load that was tried: their value is a lower bound.
     pub at_least: u32,
@@ -45,7 +45,7 @@ pub struct ArmMaxLoad {
     pub below: u32,
 }
 
-/// The end of one search.
+/// Result of one search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Found {
     Within(f64),
@@ -56,7 +56,7 @@ enum Found {
 /// Searches for every arm and seed. The search begins at the plan's speed.
 ///
 /// # Errors
-/// As [`compare`](crate::compare); an interrupted search has no result.
+/// Those of [`compare`](crate::compare). An interrupted search returns an error.
 pub fn max_load(plan: &Plan<'_>, share: f64, monitor: &Monitor) -> Result<MaxLoad, RunError> {
     let prepared = prepare(plan.trace, plan.fleet.block_tokens);
     let seeds = usize::try_from(plan.seeds.max(1)).unwrap_or(usize::MAX);
@@ -92,7 +92,7 @@ pub fn max_load(plan: &Plan<'_>, share: f64, monitor: &Monitor) -> Result<MaxLoa
 }
 
 impl MaxLoad {
-    /// Returns the results in words, the highest load first.
+    /// Returns the results as a sentence, the highest load first.
     #[must_use]
     pub fn sentence(&self) -> String {
         let mut arms: Vec<&ArmMaxLoad> = self.arms.iter().collect();
@@ -113,7 +113,7 @@ impl MaxLoad {
 }
 
 impl ArmMaxLoad {
-    /// Says what the arm carries, and how that compares with the `best` arm.
+    /// States the highest load of the arm and compares it with that of the `best` arm.
     fn carries(&self, best: Option<&Self>) -> String {
         let seeds = self.per_s.values.len();
         let what = if self.at_least as usize == seeds {

@@ -10,12 +10,12 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// Counts requests that are over.
+    /// Adds to the number of requests that have ended.
     pub(crate) fn add(&self, requests: u64) {
         self.requests.fetch_add(requests, Ordering::Relaxed);
     }
 
-    /// Returns the number of requests that are over, in all runs together.
+    /// Returns the number of requests that have ended, over all runs.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)

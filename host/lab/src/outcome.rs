@@ -1,4 +1,4 @@
-//! The end of one request, as its client saw it.
+//! The outcome of one request, as its client saw it.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ pub enum Ended {
     Shed,
     /// It can never fit into an engine.
     TooLarge,
-    /// No worker was eligible, or the policy failed and the operator refuses such requests.
+    /// No worker was eligible, or the policy failed and the operator's configuration refuses such requests.
     NoWorker,
-    /// Its engines failed, and no retry was left or its first token had been sent.
+    /// Its engines failed, and no retry was left or the client already had the first token.
     Failed,
 }
 
 impl Ended {
-    /// Returns the label.
+    /// Returns the name of the outcome in reports.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -34,9 +34,9 @@ impl Ended {
 /// One request as its client saw it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Arrival, from the start of the run.
+    /// Time of arrival, from the start of the run.
     pub at: Duration,
-    /// How it ended.
+    /// How the request ended.
     pub ended: Ended,
     /// Time to first token.
     pub ttft: Duration,
@@ -44,13 +44,13 @@ pub struct Outcome {
     pub e2e: Duration,
     /// Time in the gateway's queue.
     pub queued: Duration,
-    /// Attempts; 0 if it was refused before the first.
+    /// Number of attempts; 0 if the request was refused before the first.
     pub attempts: u32,
     /// Prompt tokens.
     pub isl: u32,
     /// Output tokens.
     pub osl: u32,
-    /// Prompt tokens that were cached where the prompt was computed.
+    /// Prompt tokens that the engine which computed the prompt had cached.
     pub cached: u32,
     /// Engine that computed the prompt, by its position in the fleet.
     pub prefill_engine: u32,
@@ -61,15 +61,15 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the mean inter-token latency: (E2E - TTFT) / (OSL - 1), as AIPerf has it. `None` for one
-    /// token.
+    /// Returns the mean inter-token latency: (E2E - TTFT) / (OSL - 1), as AIPerf defines it. Returns `None`
+    /// for an answer of one token.
     #[must_use]
     pub fn itl(&self) -> Option<Duration> {
         (self.osl > 1).then(|| (self.e2e - self.ttft) / (self.osl - 1))
     }
 }
 
-/// The engines of a request, by position: that of its prompt and that of its answer.
+/// Engines of a request, by position: the one that computes the prompt and the one that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) prefill: u32,
@@ -77,7 +77,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// The place of a request that does not exist.
+    /// Place of a request that was not sent to an engine.
     pub(crate) const NONE: Self = Self { prefill: u32::MAX, decode: u32::MAX };
 
     pub(crate) fn of(outcome: &Outcome) -> Self {
@@ -89,7 +89,7 @@ impl Place {
         self.prefill == self.decode
     }
 
-    /// A request that runs on one engine.
+    /// Returns the place of a request that runs on one engine.
     pub(crate) fn whole(engine: u32) -> Self {
         Self { prefill: engine, decode: engine }
     }

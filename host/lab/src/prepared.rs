@@ -1,5 +1,4 @@
-//! A trace with everything that does not depend on the arm: hashes of prompts, and the token ids of each
-//! block.
+//! The parts of a trace that do not depend on the arm: hashes of prompts, and the token ids of each block.
 
 use std::sync::Arc;
 
@@ -36,8 +35,8 @@ pub(crate) fn prepare(trace: &Trace, block_tokens: u32) -> Vec<Prepared> {
 }
 
 impl Trace {
-    /// Returns the token ids of a request's prompt, with which a real engine shares the blocks that the
-    /// trace says are shared. Empty when the trace has no such request.
+    /// Returns the token ids of a request's prompt, for a real engine, which then shares the blocks that are
+    /// shared in the trace. Empty when the trace has no such request.
     #[must_use]
     pub fn prompt_token_ids(&self, number: usize) -> Vec<u32> {
         let mut tokens = Vec::new();
@@ -88,7 +87,8 @@ pub(crate) fn block_token_ids(
     out.extend((from..from + u64::from(engine_block)).map(id_of));
 }
 
-/// Folds a block's id to a token id. Trace ids are small, so that no two of a trace become equal.
+/// Folds a block's id to a token id. Ids of a trace are small, so two different ids of one trace stay
+/// different.
 fn fold(id: u64) -> u32 {
     (id ^ (id >> 32)) as u32
 }

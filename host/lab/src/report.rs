@@ -1,5 +1,5 @@
-//! Comparison of arms: every arm with every seed, what clients would have seen, and what a reader has to know
-//! before believing it.
+//! Comparison of arms: runs every arm with every seed, and reports the latencies that clients would have
+//! seen, with warnings about the limits of the result.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub(crate) use ranking::{tied, worse_percent};
 pub use workers::RoleShares;
 use workers::{RunCounts, roles};
 
-/// Limits of latency that a request has to keep to count for goodput.
+/// Latency limits that a request must keep to count as goodput.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Slo {
     /// Time to first token, milliseconds.
@@ -66,15 +66,16 @@ pub struct Plan<'a> {
     pub fleet_name: &'a str,
     /// Number of seeds. Each arm runs once with each.
     pub seeds: u64,
-    /// How the trace is run; the seed is the first one.
+    /// How to run the trace, with the first seed.
     pub options: RunOptions,
     /// Limits for goodput.
     pub slo: Slo,
     /// Figure that ranks the arms.
     pub rank_by: RankBy,
-    /// Steps that the clairvoyant search may simulate, as a multiple of those of one run; 0: no search.
+    /// Maximum number of steps that the clairvoyant search simulates, as a multiple of the steps of one run;
+    /// 0 means no search.
     pub clairvoyant: u32,
-    /// Threads.
+    /// Number of threads.
     pub threads: usize,
 }
 
@@ -83,17 +84,17 @@ pub struct Plan<'a> {
 pub struct Comparison {
     /// Name of the trace.
     pub trace: String,
-    /// Requests of the trace.
+    /// Number of requests in the trace.
     pub requests: usize,
-    /// Lines of the trace that were left out.
+    /// Number of lines of the trace that were skipped.
     pub skipped_lines: u64,
     /// Name of the fleet.
     pub fleet: String,
-    /// Formula of the step time: a preset's name or `linear`; several for a mixed fleet.
+    /// Formula of the step time: the name of a preset, or `linear`. A mixed fleet has several.
     pub step_time: String,
     /// Number of engines.
     pub engines: u32,
-    /// Factor on the rate of arrivals.
+    /// Factor by which arrivals follow each other faster than in the trace.
     pub speed: f64,
     /// Mean arrivals, requests a second.
     pub offered_per_s: f64,
@@ -101,15 +102,16 @@ pub struct Comparison {
     pub seeds: u64,
     /// Limits for goodput.
     pub slo: Slo,
-    /// Share of prompt tokens that one endless cache for all engines would have: the ceiling, 0 to 1.
+    /// Share of the prompt tokens that one unlimited cache for all engines would hold, 0 to 1: an upper bound
+    /// of every arm's hit rate.
     pub endless_cache_hit_rate: f64,
-    /// Bounds of the mean time to first token.
+    /// Two bounds of the mean time to first token.
     pub possible: Possible,
     /// One report for each arm, in the order of the command line.
     pub arms: Vec<ArmReport>,
     /// The arms from best to worst.
     pub ranking: Vec<Ranked>,
-    /// Decisions that differ, for each pair of arms.
+    /// Differences between the decisions of each pair of arms.
     pub pairs: Vec<PairDifference>,
     /// Warnings for the reader.
     pub warnings: Vec<String>,
@@ -120,24 +122,24 @@ pub struct Comparison {
 pub struct ArmReport {
     /// Name of the arm.
     pub label: String,
-    /// Its policies with their settings, as on the command line.
+    /// Policies with their settings, as on the command line.
     pub parts: String,
     /// Means over the seeds, with confidence intervals.
     pub figures: Figures,
-    /// The relaxation's mean time to first token, percent of the arm's: 100 is the best that is possible.
+    /// Mean time to first token of the relaxation, percent of the arm's; 100 is the best possible value.
     pub percent_of_relaxation: Figure,
-    /// The same of the clairvoyant search.
+    /// Mean time to first token of the clairvoyant search, percent of the arm's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percent_of_clairvoyant: Option<Figure>,
     /// Quantiles, for plots.
     pub quantiles: Quantiles,
-    /// Imbalance over time, and failures of its policies.
+    /// Imbalance over time, and failures of the arm's policies.
     pub events: Events,
-    /// How its requests are spread over the workers, by role.
+    /// Shares of the requests that each worker served, by role.
     pub workers: Vec<RoleShares>,
 }
 
-/// One arm with one seed.
+/// Results of one arm with one seed.
 struct ArmSeed {
     figures: RunFigures,
     quantiles: Quantiles,
@@ -145,10 +147,10 @@ struct ArmSeed {
     counts: RunCounts,
 }
 
-/// All arms with one seed.
+/// Results of all arms with one seed.
 struct Seed {
     arms: Vec<ArmSeed>,
-    /// Comparisons by the pair's place in [`pairs_of`].
+    /// Comparisons of pairs of arms, in the order of [`pairs_of`].
     pairs: Vec<PairSeed>,
     bounds: SeedBounds,
 }
@@ -158,10 +160,12 @@ fn pairs_of(arms: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..arms).flat_map(move |first| (first + 1..arms).map(move |second| (first, second)))
 }
 
-/// Runs every arm with every seed. When it is stopped, it reports the seeds that every arm ran with.
+/// Runs every arm with every seed. When the monitor stops it, it reports the seeds that every arm has
+/// completed.
 ///
-/// # Errors [`RunError`] when an arm or the fleet is not valid, or it was stopped before the first seed was
-/// over.
+/// # Errors
+/// [`RunError`] when an arm or the fleet is not valid, or when the monitor stopped it before every arm had
+/// completed the first seed.
 pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunError> {
     let prepared = prepare(plan.trace, plan.fleet.block_tokens);
     let seeds = run_all(plan, &prepared, monitor)?;
@@ -214,14 +218,14 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
     Ok(comparison)
 }
 
-/// Mean rate of `requests` that arrive within `seconds`.
+/// Returns the mean rate of `requests` that arrive within `seconds`.
 #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
 pub(crate) fn rate(requests: usize, seconds: f64) -> f64 {
     if seconds > 0.0 { requests as f64 / seconds } else { 0.0 }
 }
 
-/// Results by seed. Jobs run seed by seed, and a seed's outcomes are dropped when all its arms are over, so
-/// that memory does not grow with the number of seeds.
+/// Returns the results by seed. Jobs run seed by seed. The outcomes of a seed are dropped when all its arms
+/// have ended, so memory does not grow with the number of seeds.
 fn run_all(plan: &Plan<'_>, prepared: &[Prepared], monitor: &Monitor) -> Result<Vec<Seed>, RunError> {
     let arms = plan.arms.len();
     let seeds = usize::try_from(plan.seeds.max(1)).unwrap_or(usize::MAX);

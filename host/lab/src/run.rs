@@ -1,8 +1,8 @@
 //! One run: an arm, a trace, a fleet and a seed, in virtual time.
 //!
-//! The loop takes the earliest event, moves the paused clock of the runtime there, and calls the router and
-//! the engines. Everything is ordered by time and then by the order in which it was planned, so that equal
-//! inputs give equal results.
+//! The loop takes the earliest event, moves the paused clock of the runtime to its time, and calls the router
+//! and the engines. Events are ordered by time, and events of one time by the order in which they were
+//! planned, so equal inputs give equal results.
 
 use std::{
     cmp::Reverse,
@@ -47,24 +47,24 @@ use gateway::Gateways;
 use health::Imbalance;
 pub(crate) use serving::step_duration;
 
-/// Bytes of the prefix index. A simulated fleet may be large, and its index is one of many.
+/// Limit of the prefix index, bytes. A simulated fleet may be large, and each gateway has an index of its
+/// own.
 const INDEX_BYTES: usize = 1 << 30;
-/// The start of every run, microseconds since the Unix epoch. Policies see it as the time.
+/// Start of every run as policies see it, microseconds since the Unix epoch.
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
 /// How a trace is run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RunOptions {
-    /// Seed of all randomness.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// Factor by which arrivals follow each other faster than in the trace. Pauses of clients stay as they
-    /// are.
+    /// Factor by which arrivals follow each other faster than in the trace. Pauses of clients do not change.
     pub speed: f64,
-    /// Arrivals are moved by a random time up to this, for traces whose times are rounded.
+    /// Maximum random time by which an arrival is moved, for traces whose times are rounded.
     pub jitter: Duration,
-    /// Whether a request that waits for an answer arrives at its time in the trace, or its delay after that
-    /// answer if this is later (open loop). Otherwise it arrives its delay after that answer (closed loop),
-    /// so that an arm which answers faster gets the next request earlier.
+    /// Whether a request that waits for an answer arrives at its time in the trace, but not before its delay
+    /// after that answer has passed (open loop). Otherwise it arrives when its delay after that answer has
+    /// passed (closed loop), so an arm that answers faster gets the next request earlier.
     pub fixed_schedule: bool,
 }
 
@@ -81,36 +81,38 @@ pub struct RunResult {
     pub outcomes: Vec<Outcome>,
     /// Virtual time from the first arrival to the last token.
     pub span: Duration,
-    /// Preemptions of all engines.
+    /// Number of preemptions, over all engines.
     pub preemptions: u64,
-    /// Steps of all engines.
+    /// Number of steps, over all engines.
     pub steps: u64,
-    /// Mean over time of the busiest engine's requests divided by the mean of all; 1 is even. 0 when idle.
+    /// Mean over time of the busiest engine's requests divided by the mean of all engines; 1 is even, 0 is an
+    /// idle fleet.
     pub imbalance: f64,
-    /// The same at some times, at most 2,000.
+    /// The imbalance at up to 2,000 points in time.
     pub imbalance_over_time: Vec<(Duration, f64)>,
     /// Legs that were routed again after a failure.
     pub retries: u64,
-    /// Requests that ran on one worker after remote prefill failed.
+    /// Requests that ran on one worker because remote prefill had failed.
     pub local_fallbacks: u64,
     /// Handoffs that no decode engine read, so that their blocks stayed in use until the lease ended.
     pub stranded: u64,
-    /// Calls of policies without a usable answer, by the reason: an abstention, or the kind of a failure.
+    /// Number of calls of policies without a usable answer, by reason: an abstention, or the kind of a
+    /// failure.
     pub fallbacks: BTreeMap<&'static str, u64>,
-    /// Whether the run went on without the policies, because they exceeded their limit of CPU time again and
-    /// again.
+    /// Whether the run continued without the policies, because they had exceeded their limit of CPU time too
+    /// often.
     pub withdrawn: bool,
-    /// Slots whose last decisions all chose one engine while others got nothing, with the number of these
+    /// Slots whose last decisions all chose the same one of several engines, with the number of these
     /// decisions.
     pub one_sided: BTreeMap<SlotKind, u64>,
     /// Messages between gateways.
     pub exchanged: ExchangedMessages,
 }
 
-/// Why a run cannot start.
+/// Reason for which a run has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The arm's policies refuse to start.
+    /// A policy of the arm cannot be built.
     #[error(transparent)]
     Arm(#[from] ArmError),
     /// The fleet is not valid.
@@ -125,12 +127,12 @@ pub enum RunError {
     /// The run was stopped.
     #[error("interrupted before the first seed was over; no report is written")]
     Interrupted,
-    /// Requests wait for something that will not happen: an error of the model.
+    /// The run has requests left but no event: an error in the model.
     #[error("the simulation stands still: {0} requests are open and nothing is left to happen")]
     Stalled(usize),
 }
 
-/// Everything of a run.
+/// State of a run.
 struct Lab<'a> {
     trace: &'a Trace,
     fleet: &'a Fleet,
@@ -143,27 +145,29 @@ struct Lab<'a> {
     /// Whether the arm is the oracle.
     oracle: bool,
     engines: Vec<Engine>,
-    /// Position of the engine with the fewest blocks: every request has to fit into each engine.
+    /// Position of the engine with the fewest blocks. A request that does not fit there is refused.
     smallest: usize,
     rng: SmallRng,
-    /// Seed of the pauses between attempts, separate so that they change no other random number.
+    /// Random numbers for the pauses between attempts, kept separate so that pauses change no other random
+    /// number.
     rng_of_pauses: SmallRng,
     events: BinaryHeap<Reverse<Planned>>,
-    /// Number of planned events.
+    /// Number of events planned so far.
     planned: u64,
-    /// Virtual time.
+    /// Current virtual time.
     now: Duration,
-    /// Time to which the runtime's clock was moved.
+    /// Time to which the runtime's clock was last moved.
     clock: Duration,
     flights: HashMap<usize, Flight>,
     outcomes: Vec<Option<Outcome>>,
-    /// Requests that wait for the answers of others.
+    /// Requests that wait for the answers to other requests.
     order: Order,
     /// Requests in flight by tenant.
     tenants: HashMap<u64, u32>,
-    /// Requests that are not over.
+    /// Number of requests that have not ended.
     open: usize,
-    /// Whether the next reading of load figures is planned. While no request runs, figures do not change.
+    /// Whether the next reading of load figures is planned. Readings pause while no request runs, because
+    /// figures do not change then.
     scraping: bool,
     /// Whether the next batches of bookings are planned.
     telling: bool,
@@ -179,13 +183,13 @@ struct Lab<'a> {
     withdrawn: bool,
     /// Buffer for the tokens of a step.
     tokens: Vec<Token>,
-    /// Seeds of decisions that are repeated.
+    /// Recorded seeds of decisions to repeat.
     draws: Draws,
-    /// Engines that requests are sent to, whatever the arm says; empty: the arm decides.
+    /// Engines for each request, which replace the arm's decisions; empty if the arm decides.
     assigned: &'a [Place],
 }
 
-/// Runs a trace through an arm. Blocks the thread until it is over.
+/// Runs a trace through an arm. Blocks the thread until the run ends.
 ///
 /// # Errors
 /// [`RunError`] when the arm or the fleet is not valid.
@@ -193,7 +197,7 @@ pub fn run(arm: &Arm, trace: &Trace, fleet: &Fleet, options: RunOptions) -> Resu
     run_prepared(arm, trace, &prepare(trace, fleet.block_tokens), fleet, options, &Monitor::default())
 }
 
-/// As [`run`], with the hashes of the trace's prompts.
+/// Like [`run`], for a trace whose prompts are already hashed.
 pub(crate) fn run_prepared(
     arm: &Arm,
     trace: &Trace,
@@ -259,7 +263,7 @@ impl<'a> Lab<'a> {
         Ok(lab)
     }
 
-    /// Plans the arrival of every request that waits for no answer.
+    /// Plans the arrival of every request that does not wait for an answer.
     fn plan_arrivals(&mut self) {
         for (number, request) in self.trace.requests.iter().enumerate() {
             let jitter = self.options.jitter.mul_f64(self.rng.random::<f64>());
@@ -279,7 +283,7 @@ impl<'a> Lab<'a> {
             if self.monitor.is_stopped() {
                 return Err(RunError::Interrupted);
             }
-            // Reading load figures and telling bookings brings no request on.
+            // A reading of load figures or a batch of bookings does not let any request continue.
             if self.events.len() <= usize::from(self.scraping) + usize::from(self.telling) {
                 return Err(RunError::Stalled(self.open));
             }
@@ -324,7 +328,8 @@ impl<'a> Lab<'a> {
         }
     }
 
-    /// Catches up on the readings of load figures since the last request ended: all found idle engines.
+    /// Makes the last reading of load figures that was due while no request ran, and plans the next one.
+    /// Earlier readings would have shown the same, because all engines were idle.
     fn resume_scraping(&mut self) {
         if !std::mem::replace(&mut self.scraping, true) {
             let interval = self.scrape_interval();
@@ -372,7 +377,7 @@ impl<'a> Lab<'a> {
     }
 }
 
-/// Returns the place of the engine with the fewest blocks.
+/// Returns the position of the engine with the fewest blocks.
 fn smallest(engines: &[Engine]) -> usize {
     let blocks = |place: &usize| engines.get(*place).map(|engine| engine.limits.blocks);
     (0..engines.len()).min_by_key(blocks).unwrap_or_default()

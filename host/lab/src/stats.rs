@@ -1,4 +1,4 @@
-//! Quantiles, and confidence intervals over seeds.
+//! Computes quantiles, and confidence intervals over seeds.
 
 /// Returns the quantile of sorted values by nearest rank; 0 without values.
 #[expect(
@@ -31,7 +31,7 @@ pub(crate) fn half_interval(values: &[f64]) -> Option<f64> {
     Some(student_t(count - 1) * (variance / count as f64).sqrt())
 }
 
-/// The 97.5 % quantile of Student's t distribution, by degrees of freedom (NIST/SEMATECH e-Handbook,
+/// Returns the 97.5 % quantile of Student's t distribution, by degrees of freedom (NIST/SEMATECH e-Handbook,
 /// 1.3.6.7.2).
 fn student_t(freedom: usize) -> f64 {
     const TABLE: [f64; 30] = [

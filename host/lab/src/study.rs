@@ -1,4 +1,4 @@
-//! Several comparisons of the same arms: other fleets, step times and loads; and what they say together.
+//! Several comparisons of the same arms: with other fleets, step times and loads, and a summary of all.
 
 use serde::Serialize;
 
@@ -7,23 +7,23 @@ use crate::{
     report::{Comparison, RankBy, Ranked, tied},
 };
 
-/// Everything that one command found.
+/// All results of one command.
 #[derive(Clone, Debug, Serialize)]
 pub struct Study {
-    /// Which arm, by how much, and how sure: sentences.
+    /// Sentences that say which arm is best, by how much, and how certain that is.
     pub summary: Vec<String>,
     /// Warnings about all comparisons of the study together.
     pub warnings: Vec<String>,
     /// Figure that ranks the arms.
     pub rank_by: RankBy,
-    /// The comparisons: for each fleet each step time, and for each of these each speed.
+    /// One comparison for each combination of fleet, step time and speed, in this order.
     pub comparisons: Vec<Comparison>,
-    /// Highest loads within the SLO, when they were asked for.
+    /// Highest loads within the SLO, if the user asked for them.
     pub max_load: Vec<MaxLoad>,
 }
 
 impl Study {
-    /// Puts comparisons of the same arms together.
+    /// Combines comparisons of the same arms.
     #[must_use]
     pub fn new(comparisons: Vec<Comparison>, max_load: Vec<MaxLoad>, rank_by: RankBy) -> Self {
         let mut summary = Vec::new();
@@ -36,7 +36,7 @@ impl Study {
 }
 
 impl Comparison {
-    /// Returns the property in which it differs from the study's other comparisons.
+    /// Returns the property in which this comparison differs from the study's other comparisons.
     #[must_use]
     pub fn setting(&self) -> String {
         let rate = self.offered_per_s;
@@ -48,14 +48,14 @@ impl Comparison {
 }
 
 impl Comparison {
-    /// Returns the arm that is better than every other by more than the intervals; `None`: no difference
-    /// found.
+    /// Returns the arm that is better than every other by more than the intervals, or `None` if there is
+    /// none.
     fn winner(&self) -> Option<&Ranked> {
         self.ranking.first().filter(|_| tied(&self.ranking).next().is_none())
     }
 }
 
-/// Says which arm is best, by how much and how sure that is, or that no difference was found.
+/// Says which arm is best, by how much, and how certain that is. Returns `None` if no difference was found.
 fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     let (first, rest) = comparison.ranking.split_first()?;
     let (name, value) = (rank_by.name(), rank_by.shown(first.value.mean));
@@ -83,7 +83,7 @@ fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     ))
 }
 
-/// Says that nothing tells the best arms apart, and what was tested.
+/// Says that the best arms do not differ measurably, and what was tested.
 fn no_difference(comparison: &Comparison, first: &Ranked, rank_by: RankBy) -> String {
     let equal: Vec<&Ranked> = tied(&comparison.ranking).collect();
     let shown = |ranked: &&Ranked| format!("{} ({})", ranked.label, rank_by.shown(ranked.value.mean));
@@ -125,7 +125,7 @@ fn joined(names: &[String]) -> String {
     }
 }
 
-/// Says which arms are the best of all comparisons, when there is more than one.
+/// Says which arms are best in all comparisons, if there is more than one comparison.
 fn stays(comparisons: &[Comparison]) -> Option<String> {
     let all = comparisons.len();
     let winner = |comparison: &Comparison| comparison.winner().map(|ranked| ranked.label.clone());
@@ -193,7 +193,8 @@ fn find<'a>(ranking: &'a [Ranked], label: &str) -> Option<(usize, &'a Ranked)> {
     ranking.iter().enumerate().find(|(_, ranked)| ranked.label == label)
 }
 
-/// Whether two arms differ by more than their intervals. One seed has none: then every difference counts.
+/// Whether two arms differ by more than their intervals. With one seed there is no interval, and every
+/// difference counts.
 fn is_apart(better: &Ranked, worse: &Ranked) -> bool {
     let half = |ranked: &Ranked| ranked.value.plus_minus.unwrap_or(0.0);
     (worse.value.mean - better.value.mean).abs() > half(better) + half(worse)

@@ -1,4 +1,4 @@
-//! The report as tables for a terminal.
+//! Writes the report as tables for a terminal.
 
 use std::fmt::Write as _;
 
@@ -81,7 +81,7 @@ fn table(text: &mut String, report: &Comparison) {
     }
 }
 
-/// Says what is possible.
+/// Describes the bounds of the mean time to first token.
 pub(crate) fn bounds(possible: &Possible) -> String {
     let least = format!("mean TTFT: no policy is below {:.1} ms", possible.relaxation_ttft_ms.mean);
     let Some(found) = &possible.clairvoyant else { return least };
@@ -92,7 +92,7 @@ pub(crate) fn bounds(possible: &Possible) -> String {
     }
 }
 
-/// How each arm spreads the requests over the workers of a role, in percent.
+/// Appends the share of the requests that each worker of a role served, for each arm, in percent.
 fn shares(text: &mut String, report: &Comparison, width: usize) {
     if report.engines < 2 {
         return;

@@ -1,4 +1,4 @@
-//! Request traces: arrival times, lengths and the identity of prompt blocks. They hold no text.
+//! Request traces: arrival times, lengths and the identity of prompt blocks. A trace contains no text.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -20,35 +20,35 @@ mod sessions;
 pub use block_ids::BlockIds;
 pub(crate) use order::Order;
 
-/// Limit of the length of a line, bytes. A prompt of a million tokens has a line of 20 KB.
+/// Maximum length of a line, bytes. The line of a prompt of a million tokens has 20 KB.
 const MAX_LINE: u64 = 16 * 1024 * 1024;
 /// Latest time in a trace, seconds: a year.
 const MAX_S: f64 = 366.0 * 86_400.0;
-/// Largest number of tokens of a prompt or an answer.
+/// Maximum number of tokens of a prompt or an answer.
 const MAX_TOKENS: u32 = 16 * 1024 * 1024;
 
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TraceRequest {
-    /// Arrival, from the start of the trace. What waits for an answer arrives at another time; see
+    /// Time of arrival, from the start of the trace. A request that waits for an answer may arrive later; see
     /// [`RunOptions::fixed_schedule`](crate::RunOptions::fixed_schedule).
     pub at: Duration,
     /// Prompt tokens.
     pub input_tokens: u32,
     /// Output tokens.
     pub output_tokens: u32,
-    /// Identity of each block of the prompt, the last and partial one included. Requests with equal first
-    /// blocks have an equal prefix. Empty: nothing is shared.
+    /// Id of each block of the prompt, including a partial last block. Requests with equal first ids share a
+    /// prefix. If empty, the request shares no block.
     pub blocks: BlockIds,
     /// Session that the request belongs to.
     pub session: Option<String>,
     /// Pause between the end of the session's previous request and this one. For the first request of a
-    /// session that was forked, between the end of the parent's request and this one.
+    /// forked session, the pause between the end of the parent's request and this one.
     pub delay: Option<Duration>,
-    /// Session that this one was forked from, at the parent's newest request. Only a session's first request
-    /// has it.
+    /// Session from which this one was forked, at the newest request of that session. Only a session's first
+    /// request has a parent.
     pub parent: Option<String>,
-    /// Whether the request also waits for the sessions that were forked since its session's previous request.
+    /// Whether the request also waits for the sessions that were forked after its session's previous request.
     pub join: bool,
     /// Model.
     pub model: Option<String>,
@@ -61,13 +61,13 @@ pub struct TraceRequest {
 /// A trace.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    /// Name in reports: the file's name or the generator's.
+    /// Name in reports: that of the file or of the generator.
     pub name: String,
-    /// Tokens of a block of [`TraceRequest::blocks`].
+    /// Number of tokens in a block of [`TraceRequest::blocks`].
     pub block_tokens: u32,
-    /// Requests by time of arrival.
+    /// Requests in the order of their arrival.
     pub requests: Vec<TraceRequest>,
-    /// Lines that could not be read and were left out.
+    /// Number of lines that could not be read and were skipped.
     pub skipped: u64,
 }
 
@@ -78,9 +78,8 @@ pub enum TraceFormat {
     /// Mooncake's JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`; also `session_id`,
     /// `delay` (ms), `parent_session_id`, `join`, `model`, `tenant_hash`, `priority`.
     Mooncake,
-    /// As Mooncake's, with the turns of a session as differences: `input_length` and `hash_ids` of a later
-    /// turn are those of what the turn adds to the prompt and the answer before it. AIPerf's agentic
-    /// datasets.
+    /// Mooncake's JSONL, in which `input_length` and `hash_ids` of a later turn of a session cover only what
+    /// the turn adds to the prompt and the answer before it. AIPerf's agentic datasets have this form.
     MooncakeDelta,
     /// Qwen's usage traces, JSONL: `chat_id`, `parent_chat_id`, `timestamp` (s), `input_length`,
     /// `output_length`, `type`, `turn`, `hash_ids` of 16 tokens.
@@ -91,7 +90,7 @@ pub enum TraceFormat {
     BurstGpt,
 }
 
-/// Why a trace cannot be read.
+/// Reason for which a trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The file cannot be read.
@@ -117,12 +116,13 @@ pub enum TraceError {
     Empty(String),
 }
 
-/// Reads the lines of a format, in the order of the file.
+/// Reads the lines of one format, in the order of the file.
 trait ReadLines {
-    /// Reads a line. `None` if the line is a header.
+    /// Reads one line. Returns `None` if the line is a header.
     fn line(&mut self, text: &str, block_tokens: u32) -> Result<Option<TraceRequest>, String>;
 
-    /// Completes the requests when the last line was read. They are those of [`ReadLines::line`], in order.
+    /// Completes the requests after the last line was read. They are the results of [`ReadLines::line`], in
+    /// order.
     fn finish(&mut self, _requests: &mut [TraceRequest]) {}
 }
 
@@ -169,8 +169,8 @@ impl TraceFormat {
 }
 
 impl Trace {
-    /// Reads a trace. `block_tokens` is the size of the blocks that `hash_ids` name; `None`: 512, or 16 for
-    /// Qwen's traces. `skip_bad` leaves malformed lines out and counts them.
+    /// Reads a trace. `block_tokens` is the number of tokens in a block of `hash_ids`; `None` means 512, or
+    /// 16 for Qwen's traces. With `skip_bad`, malformed lines are skipped and counted.
     ///
     /// # Errors
     /// [`TraceError`] names the file, the line and the field.
@@ -236,7 +236,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Sorts the requests by arrival and lets the trace begin with the first of them.
+    /// Sorts the requests by arrival, and moves all times so that the first request arrives at 0.
     pub(crate) fn sort(&mut self) {
         self.requests.sort_by_key(|request| request.at);
         let start = self.requests.first().map_or(Duration::ZERO, |request| request.at);
@@ -250,8 +250,8 @@ impl Trace {
         self
     }
 
-    /// Returns the share of prompt blocks that an endless cache would have, 0 to 1: the ceiling of any hit
-    /// rate.
+    /// Returns the share of prompt blocks that an unlimited cache would hold, 0 to 1: an upper bound of any
+    /// hit rate.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "numbers of blocks stay far below 2^53")]
     pub fn endless_cache_hit_rate(&self) -> f64 {
@@ -274,7 +274,7 @@ impl Trace {
     /// Writes the trace as Mooncake's JSONL.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// The errors of `out`.
     pub fn write_mooncake(&self, out: impl std::io::Write) -> std::io::Result<()> {
         mooncake::write(self, out)
     }
@@ -282,7 +282,7 @@ impl Trace {
 
 /// Reads a line of JSON. An error names the field.
 pub(crate) fn parse_line<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    // serde would take the elements of a list for the fields.
+    // serde would read the elements of a list as the fields in their order.
     if !bytes.trim_ascii_start().starts_with(b"{") {
         return Err("expected a JSON object".to_owned());
     }
@@ -312,7 +312,7 @@ fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
     }
 }
 
-/// Checks that a prompt has an identity for each of its blocks, or for none.
+/// Checks that a prompt has either an id for each of its blocks or no id.
 fn check_block_count(ids: &[u64], input_tokens: u32, block_tokens: u32) -> Result<(), String> {
     let (found, expected) = (ids.len(), input_tokens.div_ceil(block_tokens.max(1)) as usize);
     if found == 0 || found == expected {
@@ -324,8 +324,9 @@ fn check_block_count(ids: &[u64], input_tokens: u32, block_tokens: u32) -> Resul
     ))
 }
 
-/// Returns how long an engine needs for a request that is not slowed down by others, by the speeds with which
-/// AIPerf estimates the length of sessions. Formats that do not record ends get times and pauses by it.
+/// Returns how long an engine takes for a request without other load, at the speeds with which AIPerf
+/// estimates the length of sessions. Formats that do not record the ends of requests get their times and
+/// pauses from it.
 pub(crate) fn nominal_time(new_tokens: u32, output_tokens: u32) -> Duration {
     const PREFILL_TOKENS_PER_S: f64 = 20_000.0;
     const DECODE_TOKENS_PER_S: f64 = 60.0;

@@ -36,8 +36,8 @@ impl Api {
         matches!(self, Self::Messages | Self::Responses)
     }
 
-    /// Returns whether the handler of this engine reads handoff fields. vLLM's Responses handler and both of
-    /// SGLang's drop them.
+    /// Returns whether the engine's handler of this API reads handoff fields. vLLM's handler of Responses and
+    /// SGLang's handlers of Messages and Responses drop them.
     pub(crate) fn takes_handoff(self, dialect: Dialect) -> bool {
         !self.is_named() || (self == Self::Messages && dialect == Dialect::Vllm)
     }

@@ -8,7 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{Dialect, Fault, Role, Sim, SimConfig, core::StepTime};
 
-/// Arguments of the command. Durations are in engine time. The defaults model an 8B model on an H100.
+/// Arguments of the command. Durations are in engine time. The defaults model an 8B model on an H100 GPU.
 #[derive(Debug, Args)]
 pub struct SimArgs {
     /// HTTP dialect.
@@ -26,7 +26,8 @@ pub struct SimArgs {
     /// Maximum length of prompt plus output, tokens.
     #[arg(long, default_value_t = 131_072)]
     max_model_len: u32,
-    /// SGLang: port of the bootstrap server of a prefill (0 for any), or default port of a decode.
+    /// SGLang: port of a prefill engine's bootstrap server (0 for any), or a decode engine's default for that
+    /// port.
     #[arg(long, default_value_t = SimConfig::DEFAULT_BOOTSTRAP_PORT)]
     bootstrap_port: u16,
     /// Number of data-parallel ranks to report.
@@ -55,7 +56,7 @@ pub struct SimArgs {
     /// Relative standard deviation of all durations; the deviation is limited to 0.7.
     #[arg(long, default_value_t = 0.1)]
     jitter: f64,
-    /// Seed of the jitter and of faults with a share.
+    /// Seed of the jitter, and of faults that affect a share of the requests.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Maximum number of admitted sequences.
@@ -91,15 +92,15 @@ pub struct SimArgs {
     /// Output tokens after which the model generates EOS, unless `ignore_eos` is set.
     #[arg(long, default_value_t = 256)]
     natural_len: u32,
-    /// Keep this many of the last requests for `GET /sim/requests`, and of disconnects for `GET
+    /// Number of the last requests to keep for `GET /sim/requests`, and of the last disconnects for `GET
     /// /sim/disconnects`.
     #[arg(long, default_value_t = 0)]
     record: usize,
-    /// Add the time of its write to every event as `"t"`, nanoseconds of the monotonic clock, and write each
-    /// on its own.
+    /// Add the time at which it is written to every event as `"t"`, nanoseconds of the monotonic clock, and
+    /// write each event separately.
     #[arg(long)]
     stamp: bool,
-    /// Serve every endpoint below any first path segment too, so that one engine can stand for many workers.
+    /// Serve every endpoint below any first path segment too, so that one engine can act as many workers.
     #[arg(long)]
     any_prefix: bool,
     /// A fault that is active from the start, as JSON, for example
@@ -134,7 +135,7 @@ impl SimArgs {
     /// Runs the engine until SIGTERM or SIGINT. Prints `{"listening":"HOST:PORT"}` when it is ready.
     ///
     /// # Errors
-    /// An argument is not usable, or the engine cannot listen.
+    /// An argument is not valid, or the engine cannot listen.
     pub fn run(self) -> anyhow::Result<()> {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         if self.threads > 0 {
@@ -152,7 +153,7 @@ async fn run(args: SimArgs) -> anyhow::Result<()> {
     if let (Some(port), Some(line)) = (sim.kv_events_port(), line.as_object_mut()) {
         line.insert("kv_events_port".to_owned(), port.into());
     }
-    // One flushed line, from which a parent process reads the port.
+    // A parent process reads the port from this one flushed line.
     writeln!(std::io::stdout(), "{line}").context("stdout is closed")?;
     std::io::stdout().flush()?;
     tokio::select! {

@@ -52,11 +52,12 @@ pub struct SimConfig {
     pub model: String,
     /// Maximum length of prompt plus output, tokens.
     pub max_model_len: u32,
-    /// SGLang prefill: port of the bootstrap server, 0 for any. Decode: port used when a request names none.
+    /// SGLang: port of a prefill engine's bootstrap server, 0 for any; for a decode engine, the port to use
+    /// when a request names none.
     pub bootstrap_port: u16,
     /// vLLM: port of the side channel, 0 for any.
     pub side_port: u16,
-    /// SGLang: lets `/pd_role_switch` change the role of an engine of a pair.
+    /// SGLang: whether `/pd_role_switch` may change the role of an engine of a pair.
     pub role_switch: bool,
     /// Number of data-parallel ranks that the engine reports.
     pub dp_size: u32,
@@ -74,7 +75,7 @@ pub struct SimConfig {
     pub step_time: Option<StepTime>,
     /// Relative standard deviation of all durations.
     pub jitter: f64,
-    /// Seed of the jitter and of faults with a share.
+    /// Seed of the jitter, and of faults that affect a share of the requests.
     pub seed: u64,
     /// Maximum number of admitted sequences.
     pub max_num_seqs: u32,
@@ -92,7 +93,7 @@ pub struct SimConfig {
     pub kv_events_port: u16,
     /// Topic of the KV events.
     pub kv_events_topic: String,
-    /// Version that the engine reports; default: one of its dialect.
+    /// Version that the engine reports; by default a version of its dialect's engine.
     pub version: Option<String>,
     /// SGLang: serve `/ready`, as newer versions do.
     pub ready: bool,
@@ -110,7 +111,7 @@ pub struct SimConfig {
     pub tolerant: bool,
     /// Number of requests to keep for [`SimHandle::recorded`](crate::SimHandle::recorded).
     pub record: usize,
-    /// Adds the time of its write to every event, and writes each event on its own.
+    /// Adds the time at which it is written to every event, and writes each event separately.
     pub stamp: bool,
     /// Serves every endpoint below any first path segment too.
     pub any_prefix: bool,
@@ -234,7 +235,7 @@ impl SimConfig {
         }
     }
 
-    /// Returns the step time with which a lone request has the configured latencies.
+    /// Returns the step time that gives a lone request the configured latencies.
     fn latencies(&self) -> StepTime {
         let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
         StepTime::Latencies {

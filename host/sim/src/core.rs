@@ -1,7 +1,7 @@
 //! Engine model without I/O: scheduler, prefix cache, pinned blocks and durations.
 //!
-//! Time is an argument (`now`, since the engine's start), randomness is seeded, and nothing sleeps, so the
-//! same core serves the HTTP engine and a replay in virtual time. It knows neither HTTP nor sockets nor
+//! Time is an argument (`now`, since the engine's start), randomness is seeded, and nothing sleeps. The HTTP
+//! engine and a replay in virtual time therefore use the same core. It does not depend on HTTP, sockets or
 //! dialects.
 
 use std::{sync::Arc, time::Duration};
@@ -29,7 +29,7 @@ mod pins;
 mod step_time;
 mod tokens;
 
-/// Longest step, milliseconds: a formula may be absurd, but time has to stay a time.
+/// Longest step, milliseconds. It keeps time finite if a formula returns an absurd value.
 const MAX_STEP_MS: f64 = 86_400_000.0;
 
 /// Id of a sequence in the core.
@@ -41,7 +41,7 @@ pub struct JobId(pub(crate) u64);
 pub struct Job {
     /// Sequence hashes of the full blocks of prompt and output.
     pub chain: Arc<[u64]>,
-    /// Token ids of prompt and output, for KV events; may be empty without them.
+    /// Token ids of prompt and output, for KV events; may be empty if there are no KV events.
     pub tokens: Arc<[u32]>,
     /// Multimodal objects of the prompt, for KV events.
     pub objects: Arc<[Object]>,
@@ -51,7 +51,7 @@ pub struct Job {
     pub out: u32,
     /// Source of the KV of the prompt.
     pub kv: PromptKv,
-    /// Whether its blocks stay after the last token until it leaves.
+    /// Whether the sequence keeps its blocks after the last token, until it leaves.
     pub keeps_blocks: bool,
 }
 
@@ -70,7 +70,7 @@ pub struct CoreConfig {
     pub transfer_per_token: Duration,
 }
 
-/// Why a sequence was not accepted.
+/// Reason for which a sequence was not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The queue is full.
@@ -96,7 +96,7 @@ pub enum Refusal {
 pub struct Occupancy {
     /// Sequences in the batch, prefilling or decoding.
     pub running: u32,
-    /// Finished sequences that still hold their blocks: their handoff has not begun.
+    /// Finished sequences that still hold their blocks, because their handoff has not begun.
     pub held: u32,
     /// Sequences in the queue, and admitted ones that wait for KV.
     pub waiting: u32,
@@ -189,7 +189,7 @@ impl EngineCore {
         Ok(JobId(tag))
     }
 
-    /// Removes a sequence in any phase, also one that has ended.
+    /// Removes a sequence in any phase, including an ended one.
     pub fn leave(&mut self, id: JobId) {
         self.events.collect(&mut self.batch, self.config.limits.block_size);
         self.batch.leave(id.0);
@@ -210,10 +210,11 @@ impl EngineCore {
         self.pins.next_deadline()
     }
 
-    /// Starts a step. Returns its duration; `None` when there is nothing to compute or a step runs.
+    /// Starts a step. Returns its duration, or `None` when there is nothing to compute or a step is already
+    /// running.
     pub fn begin_step(&mut self) -> Option<Duration> {
         let Some(milliseconds) = self.batch.begin_step() else {
-            // A sequence that awaits KV takes blocks, and no step.
+            // A sequence that awaits KV needs blocks but no step.
             self.events.collect(&mut self.batch, self.config.limits.block_size);
             return None;
         };
@@ -221,12 +222,12 @@ impl EngineCore {
         Some(Duration::from_secs_f64(milliseconds.clamp(0.0, MAX_STEP_MS) / 1e3))
     }
 
-    /// Takes the sequences that were admitted since the last call, with their cached prompt tokens.
+    /// Returns the sequences that were admitted since the last call, with their cached prompt tokens.
     pub fn take_admitted(&mut self) -> Vec<(JobId, u32)> {
         self.batch.take_admitted().into_iter().map(|(tag, cached)| (JobId(tag), cached)).collect()
     }
 
-    /// Ends the step that runs. Appends its tokens to `out`.
+    /// Ends the running step. Appends its tokens to `out`.
     pub fn end_step(&mut self, out: &mut Vec<Token>) {
         self.batch.end_step(out);
         self.events.collect(&mut self.batch, self.config.limits.block_size);
@@ -237,7 +238,7 @@ impl EngineCore {
         self.events.take_events()
     }
 
-    /// Returns whether a step runs whose sequences have all left.
+    /// Returns whether a step is running although all its sequences have left.
     #[must_use]
     pub fn steps_for_none(&self) -> bool {
         self.batch.in_step() && self.batch.sequences().0 == 0
@@ -249,7 +250,7 @@ impl EngineCore {
     }
 
     /// Records that the KV of a sequence with [`PromptKv::Awaited`] has arrived. Returns the first token if
-    /// the transfer has it.
+    /// the transfer contains it.
     pub fn receive(&mut self, id: JobId, first_token: bool) -> Option<Token> {
         self.batch.receive(id.0, first_token)
     }
@@ -270,7 +271,7 @@ impl EngineCore {
         Some(Pinned { block_ids })
     }
 
-    /// Hands a pinned handoff to another engine. Its blocks stay until the announced `transfer` is over.
+    /// Hands a pinned handoff to another engine. Its blocks stay until the announced `transfer` has ended.
     pub fn pull(&mut self, now: Duration, name: &str, ask: &Ask<'_>) -> Pull {
         self.pins.pull(now, name, ask)
     }

@@ -1,6 +1,6 @@
 //! Handoff protocols, one per file. A protocol parses the handoff fields of a body, determines the leg, and
-//! creates the sequences' links. It knows neither the form of responses ([`crate::wire`]) nor the gateway's
-//! connections.
+//! creates the sequences' links. It does not depend on the form of responses ([`crate::wire`]) or on the
+//! gateway's connections.
 
 use std::sync::Arc;
 
@@ -68,8 +68,8 @@ impl Dialect {
         }
     }
 
-    /// Returns the port on which an engine listens for other engines, if it does. SGLang engines that may
-    /// switch their role always do.
+    /// Returns the port on which an engine listens for other engines, if any. SGLang engines that may switch
+    /// their role always do.
     pub(crate) fn side_port(self, config: &SimConfig) -> Option<u16> {
         match (self, config.role) {
             (Self::Vllm, Role::Prefill) => Some(config.side_port),

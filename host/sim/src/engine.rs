@@ -1,6 +1,6 @@
 //! The running engine: the core behind a lock, driven by a real clock, with its counters.
 //!
-//! It knows sequences, handoffs and bootstrap rooms, but neither HTTP nor the form of responses.
+//! It handles sequences, handoffs and bootstrap rooms, but not HTTP or the form of responses.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -50,7 +50,7 @@ mod verdict;
 /// State of one engine.
 pub(crate) struct Engine {
     pub(crate) config: SimConfig,
-    /// NIXL's engine id: a UUID, new in every process.
+    /// NIXL's engine id: a UUID that is new in every process.
     pub(crate) id: String,
     pub(crate) started_unix: u64,
     pub(crate) clock: Clock,
@@ -63,15 +63,15 @@ pub(crate) struct Engine {
     pub(crate) advertised: (String, u16),
     /// Port of the KV events, if they are published.
     pub(crate) kv_port: Option<u16>,
-    /// The role of the moment. SGLang can switch it.
+    /// Current role. SGLang can change it.
     role: Mutex<Role>,
     scheduler: Mutex<Scheduler>,
     /// Notified when the core's next deadline may have changed.
     moved: Notify,
-    /// Notified when there may be something to compute, or nothing any more.
+    /// Notified when there may be something to compute, or when there is nothing left to compute.
     work: Notify,
     dead: AtomicBool,
-    /// Requests wait while it is true.
+    /// Whether the engine is asleep. Requests wait meanwhile.
     asleep: watch::Sender<bool>,
     recorded: Mutex<VecDeque<Recorded>>,
     /// Ids of the responses that this engine stored.
@@ -132,9 +132,9 @@ pub struct SimState {
     pub client_disconnects: u64,
     /// Requests by `leg/outcome`.
     pub requests: HashMap<String, u64>,
-    /// Faults that hit a request, by kind.
+    /// Number of times that a fault affected a request, by kind.
     pub faults_fired: BTreeMap<String, u64>,
-    /// Prompt tokens looked up in the prefix cache, and found there.
+    /// Prompt tokens looked up in the prefix cache.
     pub prefix_queries: u64,
     /// Prompt tokens found in the prefix cache.
     pub prefix_hits: u64,
@@ -149,7 +149,7 @@ pub struct SimState {
 }
 
 impl Scheduler {
-    /// Publishes what changed in the prefix cache.
+    /// Publishes the changes of the prefix cache.
     fn publish(&mut self) {
         if let Some(publisher) = &mut self.publisher {
             publisher.publish(&self.core.take_events());
@@ -195,7 +195,7 @@ impl Engine {
         }
     }
 
-    /// Returns the role of the moment.
+    /// Returns the current role.
     pub(crate) fn role(&self) -> Role {
         *self.role.lock()
     }
@@ -226,12 +226,12 @@ impl Engine {
             self.moved.notify_one();
         }
         drop(scheduler);
-        // Blocks may have been released.
+        // The core may have released blocks.
         self.work.notify_one();
         result
     }
 
-    /// Returns whether the engine has no sequence, and no handoff that has not begun.
+    /// Returns whether the engine has no sequence, and no handoff that is still to begin.
     pub(crate) fn is_idle(&self) -> bool {
         let load = self.with_core(|core| core.occupancy());
         load.running + load.waiting + load.held == 0
@@ -242,7 +242,7 @@ impl Engine {
         self.scheduler.lock().publisher.as_ref().map(Publisher::subscribe)
     }
 
-    /// Ends leases and transfers when they are due, also without requests.
+    /// Ends leases and transfers when they are due, even if there are no requests.
     pub(crate) async fn sweep(&self, stop: CancellationToken) {
         loop {
             let deadline = self.with_core(|core| core.next_deadline());
@@ -279,7 +279,7 @@ impl Engine {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Stops the engine, as a request with incomplete handoff parameters does with a real one.
+    /// Stops the engine, as a request with incomplete handoff parameters stops a real one.
     pub(crate) fn die(&self) {
         if !self.config.tolerant {
             tracing::error!("engine stopped by a request");
@@ -287,7 +287,7 @@ impl Engine {
         }
     }
 
-    /// Stores a response, as long as the process runs.
+    /// Stores a response for the lifetime of the process.
     pub(crate) fn store(&self, id: &str) {
         self.stored.lock().insert(id.to_owned());
     }
@@ -353,7 +353,7 @@ fn uuid() -> String {
     format!("{}-{}-4{}-a{}-{}", part(0, 8), part(8, 12), part(13, 16), part(17, 20), part(20, 32))
 }
 
-/// Returns `len` random hex digits. Not seeded, because ids must differ between engines.
+/// Returns `len` random hex digits without a seed, because ids must differ between engines.
 pub(crate) fn random_hex(len: usize) -> String {
     let mut rng = rand::rng();
     (0..len).filter_map(|_| char::from_digit(rng.random_range(0..16), 16)).collect()

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::core::Refusal;
 
-/// Why a request is not served.
+/// Reason for which a request is not served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) status: u16,

@@ -1,5 +1,5 @@
-//! Injected faults, which can be changed at run time. Decides which faults affect a request; the HTTP side
-//! carries them out.
+//! Injected faults, which can be changed at run time. This module decides which faults affect a request; the
+//! HTTP side carries them out.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ pub struct Fault {
     /// Fraction of the requests that it affects, 0 to 1.
     #[serde(default = "always")]
     pub share: f64,
-    /// Requests that it may affect; default: generations, not probes.
+    /// Requests that the fault may affect; by default all generations, but no probes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leg: Option<FaultLeg>,
     /// Text in the body of the requests that it affects; default: any.
@@ -35,7 +35,7 @@ pub struct Fault {
 pub enum FaultKind {
     /// Resets the connection before the first byte of the response.
     Refuse,
-    /// Stops the engine for good and resets the connection: the request killed it.
+    /// Stops the engine for good and resets the connection, as if the request had crashed it.
     Die,
     /// Responds with this status and the engine's error body.
     Status {
@@ -47,7 +47,7 @@ pub enum FaultKind {
     },
     /// Never responds.
     HangBeforeHeaders,
-    /// Sends status 200 and headers, then nothing.
+    /// Sends status 200 and headers, and nothing after them.
     HangAfterHeaders,
     /// Sends nothing more after this many tokens.
     Stall {
@@ -151,7 +151,7 @@ impl Fault {
 }
 
 impl FaultKind {
-    /// Returns the name in JSON, with the status of a status fault: `status-503`.
+    /// Returns the name in JSON. For a status fault it contains the status: `status-503`.
     fn label(&self) -> String {
         match self {
             Self::Refuse => "refuse".to_owned(),
@@ -173,7 +173,7 @@ impl FaultKind {
 
 impl FaultBoard {
     pub(crate) fn new(faults: Vec<Fault>, seed: u64) -> Self {
-        // Independent of the jitter's random numbers, so that a fault does not change durations.
+        // Uses other random numbers than the jitter, so that a fault does not change durations.
         let rng = SmallRng::seed_from_u64(seed ^ 0x5eed_fa17);
         Self { inner: Mutex::new(Inner { faults, rng, fired: BTreeMap::new() }) }
     }
@@ -186,7 +186,7 @@ impl FaultBoard {
         self.inner.lock().faults.clone()
     }
 
-    /// How many requests each kind of fault hit since the start.
+    /// Returns how many requests each kind of fault has affected since the start.
     pub(crate) fn fired(&self) -> BTreeMap<String, u64> {
         self.inner.lock().fired.clone()
     }
@@ -245,7 +245,7 @@ impl Picked {
         })
     }
 
-    /// Returns the first fault of the response body, with the number of tokens before it.
+    /// Returns the first fault in the response body, with the number of tokens before it.
     pub(crate) fn body_break(&self) -> Option<(Break, u32)> {
         let breaks = self.0.iter().filter_map(|kind| match kind {
             FaultKind::Stall { after_tokens } => Some((Break::Stall, *after_tokens)),

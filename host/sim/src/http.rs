@@ -104,7 +104,7 @@ fn without_prefix(mut request: Request) -> Request {
     request
 }
 
-/// Fails all requests of a stopped engine, except those of `/sim`.
+/// Fails all requests to a stopped engine, except those to `/sim`.
 async fn alive(State(engine): State<Arc<Engine>>, request: Request, next: Next) -> Response {
     if engine.is_dead() {
         return refuse(&engine, &Failure::engine_dead());

@@ -10,12 +10,12 @@ pub enum Leg {
     Prefill,
     /// Reads the prompt's KV from another engine.
     Decode,
-    /// Does both.
+    /// Computes and uses the prompt's KV itself.
     Aggregated,
 }
 
 impl Leg {
-    /// Returns the label.
+    /// Returns the label of the leg.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -2,8 +2,8 @@
 //!
 //! [`core`] models scheduling, caching and durations in virtual time, without I/O. [`Sim`] serves it over
 //! real sockets in the vLLM, SGLang or plain OpenAI dialect. It checks both kinds of handoff strictly: if a
-//! gateway drops, reuses or mixes up a handoff, the model answers as an engine would, and counts it. It does
-//! not depend on the gateway.
+//! gateway drops, reuses or mixes up a handoff, the model answers as an engine would, and counts the error.
+//! This crate does not depend on the gateway.
 
 pub use config::{Dialect, Role, SimConfig};
 pub use engine::{Disconnect, Handoffs, Recorded, SimState};

@@ -80,9 +80,9 @@ struct StreamOptions {
     continuous_usage_stats: bool,
 }
 
-/// Output tokens of a completion without a length.
+/// Number of output tokens of a completion that does not set a length.
 const DEFAULT_COMPLETION: u32 = 16;
-/// Stands for what a template puts between the assistant's last message and the next.
+/// Represents the text of a template between the assistant's last message and the next one.
 const NEW_TURN: &str = "turn";
 /// Maximum number of sequences of a request.
 const MAX_SEQUENCES: usize = 1024;
@@ -120,7 +120,8 @@ impl Body {
             )
             .with_param("stream_options"));
         }
-        // vLLM's check; its default for a chat is true. SGLang adds the turn of the assistant in any case.
+        // vLLM makes this check; `add_generation_prompt` is true by default for a chat. SGLang adds the
+        // assistant's turn in any case.
         let both = body.continue_final_message && body.add_generation_prompt.unwrap_or(true);
         if both && config.dialect == Dialect::Vllm {
             return Err(Failure::shape(
@@ -131,7 +132,7 @@ impl Body {
         Ok(body)
     }
 
-    /// Takes the rank of SGLang's header, which counts more than the body's.
+    /// Takes the rank from SGLang's header, which has priority over the body's.
     fn take_rank(&mut self, headers: &HeaderMap) -> Result<(), Failure> {
         let Some(given) = headers.get("x-data-parallel-rank") else { return Ok(()) };
         let rank = given.to_str().ok().and_then(|text| text.trim().parse().ok());
@@ -195,7 +196,7 @@ impl Body {
         }
     }
 
-    /// The last message, if it is the assistant's.
+    /// Returns the last message, if it is the assistant's.
     fn answered(&self) -> Option<&Message> {
         self.messages.as_ref()?.last().filter(|message| message.role == "assistant")
     }
@@ -209,13 +210,13 @@ impl Body {
         self.messages.is_some()
     }
 
-    /// Returns whether the prompt is a list of prompts, also of a single one.
+    /// Returns whether the prompt is a list of prompts, even a list of one prompt.
     pub(crate) fn is_batch(&self) -> bool {
         matches!(self.prompt, Some(PromptField::Texts(_) | PromptField::IdLists(_)))
     }
 
-    /// Returns the ids of SGLang's items: that of a batch gets the item's number. Several choices of a prompt
-    /// get random ones.
+    /// Returns the ids of SGLang's items. An item of a batch gets the batch's id with the item's number.
+    /// Several choices of one prompt get random ids.
     pub(crate) fn item_ids(&self) -> Vec<String> {
         // The id is written to JSON without escaping.
         let clean = |rid: &String| rid.replace(['"', '\\'], "");
@@ -251,7 +252,8 @@ impl Body {
     pub(crate) fn prompts(&self, chat: bool) -> Result<Vec<Prompt>, Failure> {
         let prompts = if chat {
             let messages = self.messages.iter().flatten();
-            // A template closes the assistant's last message, and begins another, unless it is to go on.
+            // A template closes the assistant's last message and begins another one, unless that message is
+            // to be continued.
             let closed = self.answered().is_some() && !self.continue_final_message;
             let turn = closed.then_some(Piece::Text(NEW_TURN));
             vec![Prompt::of_pieces(messages.flat_map(|message| message.pieces()).chain(turn))]
@@ -326,7 +328,7 @@ impl Body {
             ))
             .with_param("input_tokens"));
         }
-        // An answer that goes on ends where it would have ended.
+        // A continued answer ends where the whole answer would have ended.
         let begun = self.answered().filter(|_| self.continue_final_message);
         let begun = begun.map_or(0, |message| Prompt::of_pieces(message.pieces()).isl());
         let natural = config.natural_len.saturating_sub(begun).max(self.min_tokens).max(1);

@@ -1,5 +1,5 @@
-//! Accepts connections with TCP_NODELAY, serves them with hyper, and resets them on request. Knows sockets,
-//! not requests.
+//! Accepts connections with TCP_NODELAY, serves them with hyper, and resets them on request. It handles
+//! sockets but not requests.
 
 use std::{
     convert::Infallible,
@@ -26,7 +26,7 @@ pub(crate) struct Conn {
     tasks: TaskTracker,
 }
 
-/// How a server ends.
+/// Signals that end a server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stop {
     /// Accepts no new connections and finishes current requests.
@@ -53,7 +53,7 @@ impl Conn {
     }
 }
 
-/// Accepts connections until it is stopped.
+/// Accepts connections until the server is stopped.
 pub(crate) async fn serve(listener: TcpListener, router: Router, tasks: TaskTracker, stop: Stop) {
     loop {
         let accepted = tokio::select! {
@@ -66,7 +66,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, tasks: TaskTrac
                 tasks.spawn(connection(stream, router.clone(), stop.clone(), tasks.clone()));
             }
             Err(error) => {
-                // Probably out of file descriptors: wait for some to be closed.
+                // The process has probably run out of file descriptors: wait until some are closed.
                 tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }

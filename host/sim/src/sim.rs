@@ -28,7 +28,7 @@ pub struct SimHandle {
     tasks: TaskTracker,
 }
 
-/// Why an engine did not start.
+/// Reason for which an engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The settings are invalid. Lists all problems.
@@ -88,7 +88,7 @@ impl Sim {
 }
 
 impl SimHandle {
-    /// Returns the address it listens on.
+    /// Returns the address on which the engine listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -188,7 +188,7 @@ async fn listen(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartErro
     Ok((listener, bound))
 }
 
-/// Returns an address that other engines can connect to, also if the engine listens on all addresses.
+/// Returns an address to which other engines can connect, even if the engine listens on all addresses.
 fn reachable(addr: SocketAddr) -> String {
     match addr {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => "127.0.0.1".to_owned(),

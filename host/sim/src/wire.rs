@@ -1,4 +1,4 @@
-//! Formats responses, chunks and errors, one file per engine. No I/O and no decisions.
+//! Formats responses, chunks and errors, one file per engine. It does no I/O and makes no decisions.
 
 use crate::{
     api::Api,
@@ -40,7 +40,7 @@ pub(crate) struct Usage {
     pub(crate) prompt: u32,
     pub(crate) completion: u32,
     pub(crate) cached: u32,
-    /// Number of prompt tokens in full blocks that were computed and can be shared now.
+    /// Number of prompt tokens in full blocks that were computed for this request and can be shared now.
     pub(crate) created_cache: u32,
 }
 
@@ -64,7 +64,7 @@ pub(crate) trait Shape: Sync {
     /// Returns the chunk with the usage.
     fn usage(&self, meta: &Meta, usage: Usage) -> String;
 
-    /// Returns the chunks behind the last token. `said` is the whole output, for the APIs that repeat it.
+    /// Returns the chunks after the last token. `said` is the whole output, for the APIs that repeat it.
     fn close(&self, meta: &Meta, usage: Usage, _said: &Choice) -> Vec<String> {
         let usage = meta.include_usage.then(|| self.usage(meta, usage));
         usage.into_iter().chain(["[DONE]".to_owned()]).collect()
@@ -108,7 +108,7 @@ impl Dialect {
 }
 
 impl Meta {
-    /// The name of the model.
+    /// Returns the name of the model as a JSON value.
     fn model_name(&self) -> serde_json::Value {
         serde_json::from_str(&self.model).unwrap_or_default()
     }
@@ -123,7 +123,7 @@ impl Meta {
         self.head(&self.id, if self.chat { "chat.completion.chunk" } else { "text_completion" })
     }
 
-    /// The start of a chunk of output number `index`, which may have an id of its own.
+    /// Returns the start of a chunk of output number `index`, which may have an id of its own.
     fn item_head(&self, index: u32) -> String {
         let id = self.item_ids.get(index as usize).unwrap_or(&self.id);
         self.head(id, if self.chat { "chat.completion.chunk" } else { "text_completion" })
@@ -164,7 +164,7 @@ impl Finish {
 }
 
 fn json<T: serde::Serialize + ?Sized>(value: &T) -> String {
-    // Strings and numbers always serialise.
+    // Strings and numbers can always be serialised.
     serde_json::to_string(value).unwrap_or_default()
 }
 

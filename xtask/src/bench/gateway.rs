@@ -1,9 +1,9 @@
-//! `bench gateway`: routers in turn, round by round, in front of the same engines and behind the same
-//! clients.
+//! `bench gateway`: measures several routers with the same engines and the same clients. Each round runs
+//! every router once.
 //!
-//! The figure of merit is the router's own CPU time from `/proc`, which the load of engines and clients does
-//! not distort. Engines stamp every event on the machine's monotonic clock, so a hop is the time from the
-//! engine's write to the client's read.
+//! The main figure is the router's own CPU time from `/proc`, which the load of engines and clients does not
+//! distort. Engines add the time of the machine's monotonic clock to every event, so a hop is the time from
+//! the engine's write to the client's read.
 
 use std::{
     io::Write as _,
@@ -34,35 +34,36 @@ use scenario::Scenario;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Rounds; figures are medians over them, ratios are taken within a round.
+    /// Number of rounds. Figures are medians over the rounds, and ratios are taken within a round.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Scenarios by letter [default: all].
     #[arg(long, value_delimiter = ',')]
     scenarios: Vec<String>,
-    /// Share of each scenario's requests to send, for a quick look.
+    /// Share of each scenario's requests to send, for a quick measurement.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Python environments with vllm-router, sglang-router or ai-dynamo. Those that are installed run in the
-    /// same rounds. The scenarios that count tokens have vllm-router with `kv_aware` and Dynamo's frontend in
-    /// KV mode in front of mockers. Dynamo has `DYN_TOKENIZER=fastokens` and `DYN_TOKENIZER_CACHE=1` unless
-    /// the environment says otherwise.
+    /// Python environments with vllm-router, sglang-router or ai-dynamo. The routers that are installed run
+    /// in the same rounds. The scenarios that count tokens run vllm-router with `kv_aware`, and Dynamo's
+    /// frontend in KV mode in front of mockers. Dynamo runs with `DYN_TOKENIZER=fastokens` and
+    /// `DYN_TOKENIZER_CACHE=1` unless the environment says otherwise.
     #[arg(long, value_name = "VENV", value_delimiter = ',')]
     rivals: Vec<PathBuf>,
-    /// Directory with another build of `pointsman`: both builds run in every round, and the ratios are
-    /// printed.
+    /// Directory with another build of `pointsman`: both builds run in every round, and the ratios of their
+    /// figures are printed.
     #[arg(long, value_name = "DIR")]
     versus: Option<PathBuf>,
     /// Model directory with tokenizer.json; required by the scenarios that count tokens.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
-    /// Clients speak TLS to the routers, over HTTP/1.1. Engines stay plain, so there is no direct row.
+    /// Use TLS between clients and routers, over HTTP/1.1. Engines do not use TLS, so there is no row for
+    /// direct calls.
     #[arg(long)]
     tls: bool,
-    /// Clients send tokens (JWT, ES256). The gateway verifies them; nginx does not.
+    /// Let clients send tokens (JWT, ES256). The gateway verifies them; nginx does not.
     #[arg(long, value_name = "TOKENS")]
     jwt: Option<jwt::Tokens>,
-    /// File to which one JSON line a router and scenario is appended.
+    /// File to append one line of JSON to, for each router and scenario.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
 }
@@ -116,10 +117,10 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Scenarios that show the gateway what its hot paths are: each shape of request and answer.
+/// Scenarios that exercise the gateway's hot paths: each shape of request and answer.
 const SHAPES: [&str; 8] = ["a", "b", "c", "d", "e", "e2", "f", "g"];
 
-/// Has the gateway of `bin` serve a scenario of each shape, and end as on SIGTERM.
+/// Sends a scenario of each shape to the gateway of `bin`, and ends it with SIGTERM.
 pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
     let programs = Programs {
         bin: bin.to_owned(),
@@ -141,27 +142,27 @@ pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the routers' programs are.
+/// Paths of the routers' programs.
 #[derive(Debug)]
 struct Programs {
     bin: PathBuf,
     versus: Option<PathBuf>,
     rivals: Rivals,
     tokenizer: Option<PathBuf>,
-    /// Clients speak TLS to the routers.
+    /// Whether clients use TLS to the routers.
     tls: bool,
-    /// Clients send tokens.
+    /// Way in which clients send tokens, if they do.
     jwt: Option<jwt::Tokens>,
 }
 
 impl Programs {
-    /// Routers that are installed and can serve the scenario.
+    /// Returns the routers that are installed and can serve the scenario.
     fn routers(&self, scenario: &Scenario) -> Vec<Router> {
         let installed = |router: &Router| match router {
             Router::Versus => self.versus.is_some(),
             Router::Nginx => routers::nginx_program().is_some(),
             Router::Direct => !self.tls,
-            // They are measured without TLS and tokens only.
+            // Rivals are measured only without TLS and tokens.
             other if (self.tls || self.jwt.is_some()) && other.is_rival() => false,
             other => !other.is_rival() || self.rivals.python(*other).is_some(),
         };
@@ -169,7 +170,7 @@ impl Programs {
     }
 }
 
-/// Figures of one round by router.
+/// Figures of one round, by router.
 type Round = Vec<(&'static str, Figures)>;
 
 async fn one_round(

@@ -1,5 +1,6 @@
-//! `bench index`: the prefix index beside the concurrent tree of NVIDIA Dynamo's KV router. `tests/oracle` is
-//! a workspace of its own, because the other router brings a hundred crates and pins its tokio.
+//! `bench index`: compares the prefix index with the concurrent tree of NVIDIA Dynamo's KV router.
+//! `tests/oracle` is a separate workspace, because the other router needs a hundred crates and a fixed
+//! version of tokio.
 
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use crate::{fleet, sh};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Arguments of the bench; `cargo xtask bench index -- --help` lists them.
+    /// Arguments of the bench. `cargo xtask bench index -- --help` lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<String>,
 }

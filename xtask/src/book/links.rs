@@ -1,4 +1,5 @@
-//! Links of a built book: each leads to a file of the book, and to an element with the name behind `#`.
+//! Checks the links of a built book. The target of a link must be a file of the book, with an element that
+//! has the name after `#`.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,10 +9,10 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-/// Pages that repeat others: the whole book for printers, and the contents for browsers without scripts.
+/// Pages that repeat others: the whole book for printing, and the contents for browsers without scripts.
 const REPEATED: [&str; 3] = ["print.html", "toc.html", "404.html"];
 
-/// Returns the number of links in the book; lists those that lead nowhere.
+/// Returns the number of links in the book. An error lists the links without a target.
 pub(super) fn check(book: &Path) -> anyhow::Result<usize> {
     let mut pages = Vec::new();
     html_files(book, &mut pages)?;
@@ -52,7 +53,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
     fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))
 }
 
-/// Values of an attribute in the order of the text.
+/// Returns the values of an attribute, in the order of the text.
 fn values<'t>(text: &'t str, attribute: &str) -> impl Iterator<Item = &'t str> {
     let begin = format!(" {attribute}=\"");
     let mut rest = text;
@@ -68,7 +69,7 @@ fn is_local(link: &str) -> bool {
     !link.is_empty() && !link.contains("://") && !link.starts_with("mailto:") && !link.starts_with("data:")
 }
 
-/// What is wrong with a link of `page`.
+/// Returns the problem of a link of `page`.
 fn problem(
     book: &Path,
     page: &Path,
@@ -88,7 +89,7 @@ fn problem(
     (!known).then_some("names a heading that does not exist")
 }
 
-/// Resolves `.` and `..` without asking the file system.
+/// Resolves `.` and `..` without reading the file system.
 pub(super) fn normal(path: &Path) -> PathBuf {
     let mut out = PathBuf::new();
     for part in path.components() {

@@ -1,8 +1,8 @@
-//! Pages of the book that lie elsewhere in the repository.
+//! Pages of the book whose text is in another directory of the repository.
 //!
-//! `docs/BENCHMARKS.md` includes `BENCHMARKS.md`, whose links are right where that lies. Includes are
-//! replaced here, and each link is written as the book's page needs it. A link to a file that is not a page
-//! of the book becomes its text.
+//! `docs/BENCHMARKS.md` includes `BENCHMARKS.md`, whose links are relative to its own directory. This module
+//! replaces each include with the text of the file, and makes each link relative to the book's page. A link
+//! to a file that is not a page of the book is replaced with its text.
 
 use std::{
     collections::HashMap,
@@ -17,10 +17,10 @@ use serde_json::Value;
 use super::links::normal;
 use crate::sh;
 
-/// Where a file of the repository is in the book: its page, and its heading if the page has several files.
+/// For each file of the repository in the book: its page, and its heading if the page includes several files.
 type Places = HashMap<PathBuf, (PathBuf, String)>;
 
-/// Reads the book that mdbook has loaded from stdin, and writes it with other text to stdout.
+/// Reads the book that mdbook sends on stdin, and writes it with changed text to stdout.
 pub(super) fn preprocess() -> anyhow::Result<()> {
     let mut input = String::new();
     std::io::stdin().read_to_string(&mut input).context("could not read the book of mdbook")?;
@@ -38,7 +38,7 @@ pub(super) fn preprocess() -> anyhow::Result<()> {
     std::io::stdout().write_all(book.to_string().as_bytes()).context("could not answer mdbook")
 }
 
-/// Calls `visit` with the path below docs/ and the text of each page.
+/// Calls `visit` with the path relative to docs/ and the text of each page.
 fn each_page(
     part: &mut Value,
     visit: &mut dyn FnMut(&Path, &mut String) -> anyhow::Result<()>,
@@ -55,7 +55,7 @@ fn each_page(
     }
 }
 
-/// The file that a line includes, from the root of the repository.
+/// Returns the file that a line includes, relative to the root of the repository.
 fn included(page: &Path, line: &str) -> Option<PathBuf> {
     let name = line.trim().strip_prefix("{{#include ")?.strip_suffix("}}")?;
     Some(normal(&Path::new("docs").join(page).parent()?.join(name.trim())))
@@ -69,13 +69,13 @@ fn find_places(page: &Path, text: &str, places: &mut Places) {
             heading.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("# ")));
         places.insert(file, (page.to_owned(), heading.map(anchor).unwrap_or_default()));
     }
-    // The page from which the book begins.
+    // The book begins with this page.
     for index in ["README.md", "docs/SUMMARY.md"] {
         places.entry(index.into()).or_insert_with(|| ("introduction.md".into(), String::new()));
     }
 }
 
-/// The anchor of a heading.
+/// Returns the anchor of a heading.
 fn anchor(title: &str) -> String {
     let kept = title
         .to_lowercase()
@@ -104,7 +104,7 @@ fn rewritten(page: &Path, text: &str, places: &Places) -> anyhow::Result<String>
     Ok(out)
 }
 
-/// The text of `file` with its links as `page` needs them.
+/// Returns the text of `file` with its links changed for `page`.
 fn with_links(text: &str, file: &Path, page: &Path, places: &Places) -> String {
     let (mut out, mut block) = (String::new(), false);
     let mut code = false;
@@ -146,7 +146,7 @@ fn add_link(out: &mut String, target: &str, file: &Path, page: &Path, places: &P
     }
     let path = normal(&file.parent().unwrap_or(Path::new("")).join(name));
     let place = places.get(&path);
-    // A picture lies beside the pages.
+    // Pictures are beside the pages.
     let picture =
         path.strip_prefix("docs").ok().filter(|path| path.extension().is_some_and(|end| end != "md"));
     let (to, anchor) = match (place, picture) {
@@ -166,7 +166,7 @@ fn add_link(out: &mut String, target: &str, file: &Path, page: &Path, places: &P
     out.push_str(&format!("]({up}{to}{anchor})"));
 }
 
-/// Where the text of a link begins that ends with `out`.
+/// Returns the start of the text of the link that ends at the end of `out`.
 fn begin_of_link(out: &str) -> Option<usize> {
     let mut depth = 0_usize;
     for (at, byte) in out.bytes().enumerate().rev() {

@@ -1,4 +1,5 @@
-//! Width of lines of Rust: rustfmt wraps neither comments nor string literals, so this check does.
+//! Width of lines of Rust: rustfmt wraps neither comments nor string literals, so this module checks their
+//! width.
 
 use anyhow::{Context as _, ensure};
 
@@ -6,9 +7,9 @@ use crate::sh;
 
 /// Largest width of a line, columns.
 const LIMIT: usize = 110;
-/// Largest width of a line that contains a part of a string, columns: rustfmt leaves such lines as they are.
+/// Largest width of a line that contains a part of a string, columns. rustfmt does not change such lines.
 const LIMIT_WITH_STRING: usize = 140;
-/// Lines that are printed at most.
+/// Maximum number of lines that are printed.
 const SHOWN: usize = 100;
 
 /// Returns an error that lists the lines which are too long.
@@ -32,7 +33,7 @@ pub(super) fn run() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Lines beyond the limit, with their number of columns.
+/// Returns the lines beyond the limit, with their number of columns.
 fn too_long(text: &str) -> impl Iterator<Item = (usize, usize)> {
     let numbered = text.lines().enumerate().filter(|(_, line)| !unbreakable(line));
     numbered.filter_map(|(number, line)| {
@@ -43,7 +44,7 @@ fn too_long(text: &str) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Whether a line cannot be wrapped: it contains a URL, a raw string, or a literal that is longer than half a
-/// line, as captured requests and expected answers are.
+/// line, such as a captured request or an expected answer.
 fn unbreakable(line: &str) -> bool {
     let url = line.contains("http://") || line.contains("https://");
     let raw = line.contains("r#\"");

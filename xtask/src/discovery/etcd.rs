@@ -1,4 +1,4 @@
-//! The real etcd, over its JSON gateway.
+//! The real etcd, through its JSON gateway.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) struct Etcd {
     process: Option<Process>,
     dir: PathBuf,
-    /// Of clients, and of other servers.
+    /// Port for clients, and port for other servers.
     pub(crate) ports: [u16; 2],
     client: Client,
 }
@@ -62,7 +62,7 @@ impl Etcd {
     }
 }
 
-/// The section of the configuration of a gateway that reaches etcd at this port.
+/// Returns the section of a gateway's configuration for an etcd at this port.
 pub(crate) fn section(port: u16) -> String {
     format!("[[discovery.etcd]]\nname = \"a\"\nendpoints = [\"http://127.0.0.1:{port}\"]\nprefix = \"/w/\"\n")
 }
@@ -81,14 +81,14 @@ impl Server for Etcd {
     }
 
     async fn fail(&mut self) -> anyhow::Result<()> {
-        // SIGKILL, as in a crash.
+        // Dropping the process sends SIGKILL, as in a crash.
         self.process = None;
         Ok(())
     }
 
     async fn recover(&mut self) -> anyhow::Result<()> {
         self.spawn().await?;
-        // A revision of its own: one that was compacted before is refused.
+        // This makes a new revision, because etcd refuses to compact a revision that was compacted before.
         let mark = json!({ "key": BASE64.encode("compacted"), "value": "" });
         let written = self.call("/v3/kv/put", mark).await?;
         let revision = written["header"]["revision"].as_str().context("etcd told no revision")?.to_owned();

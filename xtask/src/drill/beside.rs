@@ -1,4 +1,4 @@
-//! A steady load of well-behaved clients beside which cases run, and what each case costs.
+//! A steady load of well-behaved clients that runs during the cases, and the cost of each case.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -8,7 +8,7 @@ use crate::{
     proc,
 };
 
-/// A running load, and the process that serves it.
+/// A running load, and the gateway process that serves it.
 pub(super) struct Beside {
     pid: u32,
     recorder: Arc<Recorder>,
@@ -16,16 +16,16 @@ pub(super) struct Beside {
     failed: Cell<usize>,
 }
 
-/// What a case cost.
+/// Cost of a case.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cost {
     /// Resident memory before the case, megabytes.
     pub(super) before_mb: f64,
-    /// Peak of it meanwhile.
+    /// Peak of resident memory during the case, megabytes.
     pub(super) peak_mb: f64,
     /// p99 of the steady load's requests, milliseconds; NaN when none was answered.
     pub(super) p99_ms: f64,
-    /// Requests of the steady load that failed meanwhile.
+    /// Number of requests of the steady load that failed during the case.
     pub(super) failed: usize,
 }
 
@@ -36,7 +36,7 @@ impl Beside {
         Ok(Self { pid: fleet.gateway.pid(), recorder, running, failed: Cell::new(0) })
     }
 
-    /// Begins a case. Returns the memory before it.
+    /// Begins a case. Returns the resident memory before it, megabytes.
     pub(super) fn begin(&self) -> anyhow::Result<f64> {
         self.take();
         let before_mb = proc::resident_mb(self.pid);
@@ -44,7 +44,7 @@ impl Beside {
         Ok(before_mb)
     }
 
-    /// Ends a case.
+    /// Ends a case. Returns its cost.
     pub(super) fn end(&self, before_mb: f64) -> anyhow::Result<Cost> {
         let answers = self.recorder.take();
         let failed = answers.iter().filter(|answer| answer.failed()).count();
@@ -58,7 +58,7 @@ impl Beside {
         self.failed.set(self.failed.get() + failed);
     }
 
-    /// Ends the load. Returns how many requests were sent and failed, and the first problems.
+    /// Ends the load. Returns the numbers of sent and of failed requests, and the first problems.
     pub(super) async fn stop(self) -> (u64, usize, Vec<String>) {
         let Self { recorder, running, failed, .. } = self;
         running.stop().await;

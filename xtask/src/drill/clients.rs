@@ -1,5 +1,6 @@
-//! Clients that are malformed, slow, do not read, or leave, each group beside a well-behaved client: what the
-//! group saw, the gateway's peak memory, the other client's p99, and the time until everything is free again.
+//! Clients that send malformed requests, are slow, do not read, or disconnect. Each group runs while a
+//! well-behaved client sends requests. The results are the answers to the group, the gateway's peak memory,
+//! the other client's p99, and the time until the gateway has released everything.
 
 use std::{
     future::Future,
@@ -27,12 +28,12 @@ mod sockets;
 use fountain::Fountain;
 use sockets::raise_file_limit;
 
-/// Largest p99 of the well-behaved client, milliseconds.
+/// Maximum p99 of the well-behaved client, milliseconds.
 const P99_MS: f64 = 250.0;
-/// Longest time until everything that a group held is free again.
+/// Maximum time until everything that a group held is released.
 const RECOVERY: Duration = Duration::from_secs(15);
 
-/// Short times, so that every deadline is met within seconds.
+/// Short timeouts, so that every deadline is reached within seconds.
 const CONFIG: &str = r#"
 [timeouts]
 request = "60s"
@@ -48,29 +49,29 @@ tokenizer = "TOKENIZER"
 tokenizer_timeout = "500ms"
 "#;
 
-/// What a group of clients works with.
+/// Addresses and processes that a group of clients uses.
 struct Target {
     fleet: Fleet,
     address: Address,
     scale: f64,
 }
 
-/// What a group saw.
+/// Results of a group.
 struct Seen {
-    /// What was sent.
+    /// What the group sent.
     sent: String,
-    /// What should come of it.
+    /// Expected result.
     expected: &'static str,
-    /// What came of it.
+    /// Observed result.
     seen: String,
     passed: bool,
-    /// Whether others are refused meanwhile: the limit of connections is reached.
+    /// Whether the gateway refuses other clients meanwhile, because the limit of connections is reached.
     refuses_others: bool,
-    /// Limit of the growth of the gateway's memory, megabytes.
+    /// Maximum growth of the gateway's memory, megabytes.
     memory_mb: f64,
 }
 
-/// Runs the groups whose names contain a text, those of HTTP/2 with TLS.
+/// Runs the groups whose names contain a text. The groups for HTTP/2 use TLS.
 pub(super) async fn run(only: &str, scale: f64, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     raise_file_limit()?;
     let head = ["group", "sent", "expected", "seen", "memory", "p99 of others", "recovery", "verdict"];
@@ -90,7 +91,7 @@ pub(super) async fn run(only: &str, scale: f64, bin: &Path, checks: &mut Checks)
     Ok(())
 }
 
-/// Starts an engine, one whose answers do not end, and the gateway.
+/// Starts an engine, an engine whose answers do not end, and the gateway.
 async fn start(bin: &Path, dir: &Path, tls: bool, scale: f64) -> anyhow::Result<(Target, Fountain)> {
     let spec = EngineSpec::new(
         "vllm",
@@ -144,7 +145,7 @@ impl<'a> Groups<'a> {
         self.group("http2: pings, unread", http2::pings).await
     }
 
-    /// Runs one group beside the well-behaved client.
+    /// Runs one group, together with the well-behaved client.
     async fn group<F: Future<Output = anyhow::Result<Seen>>>(
         &mut self,
         name: &str,
@@ -186,23 +187,23 @@ impl<'a> Groups<'a> {
 }
 
 impl Target {
-    /// Number of clients of a group whose full size is `full`.
+    /// Returns the number of clients of a group whose full size is `full`.
     fn count(&self, full: u32) -> usize {
         let count = (f64::from(full) * self.scale).ceil() as usize;
         count.max(1)
     }
 
-    /// Address of the clients' listener.
+    /// Returns the address of the listener for clients.
     fn clients(&self) -> String {
         self.fleet.gateway.listening()
     }
 
-    /// Sum of a metric over the samples with these labels.
+    /// Returns the sum of a metric over the samples with these labels.
     async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> anyhow::Result<f64> {
         Ok(metrics_text::sum_with(&self.fleet.metrics().await?, name, labels))
     }
 
-    /// Waits until a counter has grown by `wanted` since it was `before`. Returns by how much it has.
+    /// Waits until a counter has grown by `wanted` since it was `before`. Returns by how much it has grown.
     async fn growth(
         &self,
         name: &str,
@@ -227,7 +228,7 @@ impl Seen {
     }
 }
 
-/// Waits until no more is in flight than the well-behaved client has; `None`: not in time.
+/// Waits until only requests of the well-behaved client are in flight. Returns `None` if this takes too long.
 async fn recovered(fleet: &Fleet) -> Option<Duration> {
     let started = Instant::now();
     while started.elapsed() < RECOVERY {

@@ -1,5 +1,6 @@
-//! Engines that misbehave in some eighty ways, on every leg, beside healthy ones. Requests end in time and
-//! whole or with one error, no answer reaches another request, and a worker that recovers serves again.
+//! Engines that misbehave in about eighty ways, on every leg, next to healthy engines. Requests must end in
+//! time, with a whole answer or one error. No answer may reach another request, and a worker that recovers
+//! must serve again.
 
 use std::{collections::BTreeMap, path::Path, time::Duration};
 
@@ -18,7 +19,7 @@ mod proxy;
 
 use group::{Group, Row};
 
-/// Largest peak of the gateway's resident memory, megabytes.
+/// Maximum resident memory of the gateway, megabytes.
 const MEMORY_MB: f64 = 700.0;
 
 const CONFIG: &str = r#"
@@ -34,7 +35,7 @@ interval = "300ms"
 timeout = "300ms"
 "#;
 
-/// The legs: name in the table, dialect and role of the worker that misbehaves.
+/// The legs: name in the table, and dialect and role of the worker that misbehaves.
 const LEGS: [(&str, [&str; 2]); 6] = [
     ("aggregated (vLLM)", ["vllm", "aggregated"]),
     ("aggregated (SGLang)", ["sglang", "aggregated"]),
@@ -44,7 +45,7 @@ const LEGS: [(&str, [&str; 2]); 6] = [
     ("decode (SGLang)", ["sglang", "decode"]),
 ];
 
-/// Kinds that end or stop whole processes.
+/// Kinds in which whole processes are stopped or killed.
 const STOPPED: &str = "the process is stopped (SIGSTOP) and goes on";
 const KILLED: &str = "the process is killed (SIGKILL) and restarts";
 const OTHER_MODEL: &str = "the process restarts with another model";
@@ -101,7 +102,7 @@ async fn run_group(
         let row = group.run_killed(fleet, bin, dir).await?;
         rows.insert((last + 1, group.name), (KILLED, row));
     }
-    // Other legs need two workers of the model to go on.
+    // On other legs, a group needs two workers of the model.
     if wanted(OTHER_MODEL) && group.name.starts_with("aggregated") {
         let row = group.run_other_model(fleet, bin, dir).await?;
         rows.insert((last + 2, group.name), (OTHER_MODEL, row));

@@ -1,5 +1,5 @@
-//! `hostile`: bad policies installed one after another in a real gateway under a steady load. No request may
-//! fail, each policy has to end as specified, and repeating the whole list may not cost memory.
+//! `hostile`: installs bad policies one after another in a real gateway under a steady load. No request may
+//! fail, each policy must end as specified, and repeating the whole list must not use more memory.
 
 use std::{
     cell::{Cell, RefCell},
@@ -24,17 +24,17 @@ mod verdict;
 use cases::Guests;
 use run::Run;
 
-/// The load of well-behaved clients meanwhile.
+/// The load of well-behaved clients during the cases.
 const LOAD: Load = Load { arrivals: Arrivals::Paced(500.0, 16), ..STEADY };
-/// Passes over the list.
+/// Number of passes over the list.
 const ROUNDS: u32 = 3;
 /// Number of generated files, in the first round.
 const GENERATED: u32 = 500;
-/// Round after which memory may not grow. The first rounds meet every kind of failure and compile the largest
-/// guests for the first time, so allocator caches and pages of the binary grow once. A leak grows in every
-/// round.
+/// Round after which memory must not grow. The first rounds meet every kind of failure and compile the
+/// largest guests for the first time, so allocator caches and pages of the binary grow once. A leak grows in
+/// every round.
 const SETTLED: usize = 2;
-/// Largest allowed growth of resident memory from then on, as a share.
+/// Largest allowed growth of resident memory after that round, as a share.
 const GROWTH: f64 = 0.05;
 
 const CONFIG: &str = r#"
@@ -96,7 +96,7 @@ pub(super) async fn run(only: &str, seed: u64, bin: &Path, checks: &mut Checks) 
     Ok(())
 }
 
-/// Two prefill and two decode engines, and the gateway.
+/// Starts two prefill and two decode engines, and the gateway.
 async fn start(bin: &Path, dir: &Path) -> anyhow::Result<Fleet> {
     let flags = "--overhead-ms 1 --prefill-ms-per-token 0 --itl-ms 1";
     let engines = ["prefill", "decode"].map(|role| vec![EngineSpec::new("vllm", role, flags); 2]).concat();

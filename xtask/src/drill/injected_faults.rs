@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-/// Name under which an engine counts a fault.
+/// Returns the name under which an engine counts a fault.
 pub(super) fn label(fault: &Value) -> String {
     let kind = fault["kind"].as_str().unwrap_or_default();
     fault["status"].as_u64().map_or_else(|| kind.to_owned(), |status| format!("{kind}-{status}"))
 }
 
-/// Every kind of fault, each with an equal part of `share`.
+/// Returns every kind of fault, each with an equal part of `share`.
 pub(super) fn faults(share: f64) -> Vec<Value> {
     let mut kinds = vec![
         json!({ "kind": "refuse" }),

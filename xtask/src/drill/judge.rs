@@ -1,4 +1,4 @@
-//! Compares what a scenario recorded with what must hold.
+//! Compares the record of a scenario with its requirements.
 
 use std::{collections::BTreeMap, fmt::Display, time::Duration};
 
@@ -13,7 +13,7 @@ use crate::{
     table::Checks,
 };
 
-/// Prints a row for each requirement, and what helps to explain it.
+/// Prints a row for each requirement, and figures that help to explain it.
 pub(super) fn judge(holds: &[Hold], record: &Record, checks: &mut Checks) {
     for phase in &record.phases {
         let answers = || phase.counted.iter();
@@ -111,7 +111,7 @@ fn handoffs(hold: &Hold, record: &Record, checks: &mut Checks) {
 fn share_of(load: &str, expected: f64, error: f64, record: &Record, checks: &mut Checks) {
     let complete =
         record.phases.iter().flat_map(|phase| &phase.counted).filter(|one| one.end == End::Complete);
-    // The weight of an output token is two, that of the short prompts hardly counts.
+    // An output token has the weight two. The weight of the short prompts is negligible.
     let cost = |answer: &Answer| 2.0 * f64::from(answer.tokens) + 8.0;
     let (mut own, mut all) = (0.0, 0.0);
     for answer in complete {
@@ -159,7 +159,8 @@ fn happened(end: Happened, record: &Record, checks: &mut Checks) {
     checks.check(what, count, count > 0);
 }
 
-/// Requests with neither end nor error. One that a killed gateway took with it is shown.
+/// Checks the number of requests that have neither an end nor an error. Requests that a killed gateway cut
+/// off are shown separately.
 fn lost(record: &Record, checks: &mut Checks) {
     let neither = record.answers().filter(|answer| answer.end == End::Neither);
     let killed = |answer: &&Answer| {
@@ -200,7 +201,7 @@ fn noticed(limit: f64, record: &Record, checks: &mut Checks) {
     checks.check(&what, format!("{p50:.1} / {p99:.1} ms"), p99 < limit);
 }
 
-/// Complete answers a second.
+/// Returns the number of complete answers a second.
 pub(super) fn goodput(phase: &PhaseRecord) -> f64 {
     let served = phase.counted.iter().filter(|answer| answer.end == End::Complete).count();
     number(served) / phase.seconds
@@ -239,7 +240,7 @@ impl Growth {
             Limit::Count(limit) => (after - before, limit, format!("{before:.0} / {after:.0}")),
         };
         let place = format!("from {:.0} % of the time to its end", self.from * 100.0);
-        // A comparison with NaN is false: without readings nothing passes.
+        // A comparison with NaN is false, so the check fails if there are no readings.
         checks.check(&format!("{:?}, {place} (limit +{limit})", self.figure), shown, grown <= limit);
         if self.figure == Figure::Threads {
             let names = readings.iter().flat_map(|(_, reading)| reading.threads.keys());
@@ -307,7 +308,7 @@ fn heals(limit: u64, record: &Record, checks: &mut Checks) {
         format!("{}: {:.2} / {:.2} s", times.len(), median(times.clone()), quantile(&times, 1.0))
     };
     for (fault, times) in &record.notices {
-        // A network that is silent is noticed when an answer to a ping is overdue.
+        // The gateway notices a silent network only when an answer to a ping is overdue.
         let limit = if fault == "NetworkToNats" { 30 } else { limit };
         let passed = times.iter().all(|took| *took <= limit as f64);
         checks.check(&format!("{fault}: noticed, p50 / max (limit {limit} s)"), spread(times), passed);

@@ -1,4 +1,4 @@
-//! The processes of a scenario: engines, etcd, NATS, gateways. Each can be taken away and brought back.
+//! The processes of a scenario: engines, etcd, NATS, gateways. Each can be stopped and restarted.
 
 use std::{
     cell::RefCell,
@@ -26,37 +26,37 @@ use crate::{
     poll, sh,
 };
 
-/// Longest time until everything is whole after the start.
+/// Maximum time after the start until everything works.
 const START: Duration = Duration::from_secs(60);
-/// Longest wait for what has to be noticed while something is away, unless it has a limit of its own.
+/// Maximum time until the gateways notice that something is away, unless a fault has a limit of its own.
 const NOTICE: Duration = Duration::from_secs(30);
 
-/// Everything that runs.
+/// All processes of a scenario.
 pub(crate) struct Rig {
     bin: PathBuf,
     dir: TempDir,
     source: Source,
     config: String,
     pub(super) engines: Vec<Engine>,
-    /// The engine that the file of workers leaves out.
+    /// Position of the engine that the file of workers leaves out.
     left_out: Option<usize>,
     nats: Option<Nats>,
     etcd: Option<Etcd>,
-    /// The last gateway's networks.
+    /// Proxies through which the last gateway reaches etcd and NATS.
     to_nats: Option<StoppingProxy>,
     to_etcd: Option<StoppingProxy>,
     certificates: Option<Certificates>,
-    /// Policies that are installed in turn.
+    /// Policies to install in turn.
     pub(super) policies: Vec<Vec<u8>>,
     pub(super) gateways: Vec<Option<Gateway>>,
     /// Number of gateways started so far.
     started: u32,
 }
 
-/// An engine, which may be away.
+/// An engine, which may be stopped.
 pub(super) struct Engine {
     spec: EngineSpec,
-    /// Address of its first start.
+    /// Address that the engine had at its first start.
     address: String,
     pub(super) process: Option<Process>,
 }
@@ -68,7 +68,7 @@ pub(super) struct Gateway {
 }
 
 impl Rig {
-    /// Starts everything, and waits until it is whole.
+    /// Starts all processes, and waits until everything works.
     pub(crate) async fn start(spec: &FleetSpec, bin: &Path) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("pointsman-drill-").tempdir()?;
         let policies = spec.policies.iter().map(|name| GuestBuild::new(&sh::root(), name).build());
@@ -115,12 +115,12 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Gateways that run.
+    /// Returns the running gateways.
     pub(crate) fn fleets(&self) -> impl Iterator<Item = &Fleet> {
         self.gateways.iter().flatten().map(|gateway| &gateway.fleet)
     }
 
-    /// The first gateway.
+    /// Returns the first gateway.
     pub(super) fn fleet(&self) -> anyhow::Result<&Fleet> {
         self.fleets().next().context("no gateway runs")
     }
@@ -128,7 +128,7 @@ impl Rig {
     pub(super) async fn start_engine(&mut self, place: usize) -> anyhow::Result<()> {
         let (bin, dir, source) = (&self.bin, self.dir.path(), self.source);
         let engine = self.engines.get_mut(place).context("an engine without a place")?;
-        // A source that names engines by file may find one at another address.
+        // A source that names engines in a file can find a restarted engine at another address.
         let again = !engine.address.is_empty() && source != Source::File;
         let listen = if again { engine.address.as_str() } else { "127.0.0.1:0" };
         let process = engine.spec.start_at(bin, dir, place + 1, listen)?;
@@ -148,7 +148,7 @@ impl Rig {
         }
     }
 
-    /// Writes the file of workers without one of the engines.
+    /// Writes the file of workers without the engine at `place`.
     pub(super) fn leave_out(&mut self, place: Option<usize>) -> anyhow::Result<()> {
         self.left_out = place;
         self.write_workers()
@@ -225,7 +225,8 @@ impl Rig {
         config
     }
 
-    /// Changes the queue's timeout in the file of the first gateway, and has it read again.
+    /// Changes the queue's timeout in the file of the first gateway, and makes the gateway read the file
+    /// again.
     pub(super) async fn reload_config(&self, turn: u64) -> anyhow::Result<()> {
         let text = format!("[queue]\ntimeout = '{}s'\n", 10 + turn % 2);
         let config = self.gateway_config(0).replace("[queue]\n", &text);
@@ -242,8 +243,8 @@ impl Rig {
         self.certificates.as_ref().context("the scenario has no TLS")?.renew()
     }
 
-    /// Takes something away. `leaves`: an engine is also removed from etcd, if that is there. Returns the
-    /// instance of the gateway that was killed.
+    /// Causes a fault. With `leaves`, a killed engine is also removed from etcd, if the scenario uses etcd.
+    /// Returns the instance of the gateway that was killed.
     pub(super) async fn fail(
         &mut self,
         fault: Fault,
@@ -254,7 +255,7 @@ impl Rig {
             Fault::Engine => {
                 self.kill_engine(place);
                 if let (true, Some(etcd)) = (leaves, &mut self.etcd) {
-                    // Fails while etcd is away: then the engine stays registered.
+                    // This fails while etcd is stopped, and the engine then stays registered.
                     let _ = etcd.delete(place as u64 + 1).await;
                 }
             }
@@ -270,7 +271,7 @@ impl Rig {
         Ok(None)
     }
 
-    /// Brings back what was taken away. A gateway comes last: it waits for its engines.
+    /// Repairs a fault. A gateway starts last, because it waits for its engines.
     pub(super) async fn repair(
         &mut self,
         faults: &[Fault],
@@ -293,7 +294,7 @@ impl Rig {
         Ok(())
     }
 
-    /// Waits until gateways show that something is away. Returns how long that took after it went.
+    /// Waits until the gateways show that something is away. Returns the time from the fault until then.
     pub(super) async fn notices(&self, fault: Fault) -> anyhow::Result<Duration> {
         let began = Instant::now();
         match fault {
@@ -323,7 +324,8 @@ impl Rig {
         Ok(began.elapsed())
     }
 
-    /// Waits until each gateway has all engines, and knows the load of all others. Returns how long it took.
+    /// Waits until each gateway has all engines and knows the load of all other gateways. Returns how long it
+    /// took.
     pub(super) async fn whole(&self, limit: Duration) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let (others, engines) = (self.gateways.len() - 1, self.engines.len());
@@ -346,7 +348,7 @@ impl Rig {
         Ok(began.elapsed())
     }
 
-    /// States of the engines that answer.
+    /// Returns the states of the engines that answer.
     pub(crate) async fn states(&self) -> Vec<Value> {
         let mut states = Vec::new();
         for process in self.engines.iter().filter_map(|engine| engine.process.as_ref()) {
@@ -356,7 +358,7 @@ impl Rig {
     }
 }
 
-/// Waits until what a path of the admin listener answers fits.
+/// Waits until the answer to a path of the admin listener fulfils a condition.
 async fn until(
     fleet: &Fleet,
     path: &str,

@@ -1,4 +1,5 @@
-//! Runs a scenario: phases of requests, changes meanwhile, and a look at everything at the end.
+//! Runs a scenario: phases with requests, changes during the phases, and readings of all processes at the
+//! end.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -23,12 +24,12 @@ use crate::{
     table::Checks,
 };
 
-/// What the command line changes.
+/// Settings from the command line.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Options {
-    /// Time of the last phase; `None`: the scenario's own.
+    /// Duration of the last phase, minutes; `None` for the scenario's own.
     pub(super) minutes: Option<f64>,
-    /// Share of the requests of loads that end.
+    /// Factor on the number of requests of loads with a fixed number.
     pub(super) scale: f64,
     /// Seed of random faults.
     pub(super) seed: u64,
@@ -36,14 +37,14 @@ pub(super) struct Options {
 
 /// Number of readings of the gateway's process in a phase.
 const READINGS: u32 = 100;
-/// Receipts that are read at once: more than come between two reads.
+/// Number of receipts that are read at once. It is larger than the number of new receipts between two reads.
 const RECEIPTS: u32 = 3_500;
-/// Longest time until a request is as quick as before.
+/// Maximum time until a request is as fast as before.
 const RECOVERY: Duration = Duration::from_secs(10);
 const SMALL: &str =
     r#"{"model":"tiny","max_tokens":20,"messages":[{"role":"user","content":"a small question"}]}"#;
 
-/// Runs a scenario with the programs of a directory, and judges it.
+/// Runs a scenario with the programs of a directory, and judges its record.
 pub(super) async fn run(
     scenario: &Scenario,
     bin: &Path,
@@ -68,12 +69,12 @@ pub(super) async fn run(
 struct Run {
     rig: Rig,
     recorder: Arc<Recorder>,
-    /// Loads of each gateway, by its place.
+    /// Loads of each gateway, by its position.
     loads: Vec<Vec<Running>>,
     record: Record,
     options: Options,
     random: StdRng,
-    /// Number of changes so far.
+    /// Number of changes made so far.
     turn: usize,
 }
 
@@ -148,7 +149,7 @@ impl Run {
         phase.loads.iter().map(start).collect()
     }
 
-    /// Whether something has not been taken away yet that must be.
+    /// Whether a fault that the phase must cause is still to come.
     fn is_pending(&self, changes: &Changes) -> bool {
         matches!(changes, Changes::Each { faults, .. } if self.turn < faults.len())
     }
@@ -157,7 +158,7 @@ impl Run {
         self.loads.iter_mut().flatten().all(Running::is_over)
     }
 
-    /// Makes the change that is due. Returns when the next one is.
+    /// Makes the change that is due. Returns the time of the next change.
     async fn change(&mut self, phase: &Phase, due: Instant) -> anyhow::Result<Instant> {
         match phase.changes {
             Changes::None | Changes::EngineFaults(_) => {}
@@ -216,7 +217,7 @@ impl Run {
         }
     }
 
-    /// Takes things away for a time, brings them back, and waits until everything is whole.
+    /// Causes faults, repairs them after a time, and waits until everything works again.
     async fn take_away(
         &mut self,
         phase: &Phase,
@@ -268,7 +269,7 @@ impl Run {
         Ok(())
     }
 
-    /// Has every engine meet these faults.
+    /// Sets these faults in every engine.
     async fn inject(&self, faults: &[Value]) -> anyhow::Result<()> {
         for process in self.rig.engines.iter().filter_map(|engine| engine.process.as_ref()) {
             process.client().post("/sim/faults", json!(faults).to_string()).await?;
@@ -276,7 +277,8 @@ impl Run {
         Ok(())
     }
 
-    /// How often each kind of fault fired, summed over the engines. A kind that never did is there with 0.
+    /// Returns how often each kind of fault occurred, summed over the engines. A kind that never occurred has
+    /// 0.
     async fn fired(&self) -> anyhow::Result<std::collections::BTreeMap<String, u64>> {
         let mut fired: std::collections::BTreeMap<_, _> =
             faults(1.0).iter().map(|fault| (label(fault), 0)).collect();
@@ -290,7 +292,7 @@ impl Run {
         Ok(fired)
     }
 
-    /// Looks at everything once requests have ended.
+    /// Reads the state of all processes after all requests have ended.
     async fn at_rest(&mut self, scenario: &Scenario, idle: Duration) -> anyhow::Result<()> {
         let Self { rig, record, .. } = self;
         let holds = || scenario.holds.iter();
@@ -327,7 +329,7 @@ impl Run {
     }
 }
 
-/// Time until the first change of a phase.
+/// Returns the time until the first change of a phase.
 fn first_change(changes: &Changes) -> Duration {
     match changes {
         Changes::Cycle { every, .. } => *every,
@@ -336,7 +338,7 @@ fn first_change(changes: &Changes) -> Duration {
     }
 }
 
-/// Returns one fault, or in one of three cases two.
+/// Returns one fault, or two faults in one of three cases.
 fn draw(random: &mut StdRng, faults: &[Fault]) -> Vec<Fault> {
     let count = if random.random_range(0..3) == 0 { 2 } else { 1 };
     let mut drawn = Vec::new();
@@ -347,7 +349,7 @@ fn draw(random: &mut StdRng, faults: &[Fault]) -> Vec<Fault> {
     drawn
 }
 
-/// Returns how long it takes until a request is served within `limit`; `None`: too long.
+/// Returns how long it takes until a request is served within `limit`; Returns `None` if it takes too long.
 async fn recovery(fleet: &Fleet, limit: Duration) -> Option<Duration> {
     let start = Instant::now();
     while start.elapsed() < RECOVERY {
@@ -359,7 +361,7 @@ async fn recovery(fleet: &Fleet, limit: Duration) -> Option<Duration> {
     None
 }
 
-/// Time of one served request; a long one when it is not served.
+/// Returns the time of one request, or a long time if it is not served.
 async fn time_of_one(fleet: &Fleet) -> Duration {
     let started = Instant::now();
     match fleet.client.outcome(CHAT, SMALL, false).await {

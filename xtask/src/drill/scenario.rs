@@ -1,4 +1,4 @@
-//! What a scenario is made of: a fleet, requests over time, what changes meanwhile, and what must hold.
+//! Parts of a scenario: a fleet, requests over time, changes during the requests, and requirements.
 
 use std::time::Duration;
 
@@ -8,31 +8,31 @@ use crate::load::Load;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scenario {
     pub(crate) fleet: FleetSpec,
-    /// Phases in turn. `--minutes` replaces the time of the last one.
+    /// Phases in their order. `--minutes` replaces the duration of the last phase.
     pub(crate) phases: &'static [Phase],
-    /// Time without requests before engines are judged, seconds: leases end in it.
+    /// Time without requests before engines are judged, seconds. Leases end during it.
     pub(crate) rest: u64,
     pub(crate) holds: &'static [Hold],
 }
 
-/// Engines, gateways, and what is between them.
+/// Engines, gateways, and the servers between them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FleetSpec {
     pub(crate) engines: &'static [Engines],
     pub(crate) gateways: usize,
-    /// How gateways find their engines.
+    /// Way in which gateways find their engines.
     pub(crate) source: Source,
-    /// Gateways tell each other their load over the real NATS.
+    /// Whether gateways exchange their load over the real NATS.
     pub(crate) nats: bool,
-    /// Clients speak TLS.
+    /// Whether clients use TLS.
     pub(crate) tls: bool,
-    /// TOML of each gateway.
+    /// Further configuration of each gateway, TOML.
     pub(crate) config: &'static str,
-    /// Policies that are installed in turn, by the names of their crates.
+    /// Policies to install in turn, as the names of their crates.
     pub(crate) policies: &'static [&'static str],
 }
 
-/// Equal engines.
+/// A group of equal engines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Engines {
     pub(crate) count: usize,
@@ -40,136 +40,140 @@ pub(crate) struct Engines {
     pub(crate) role: &'static str,
     /// Flags of `pointsman-sim`.
     pub(crate) flags: &'static str,
-    /// Fields of the worker; empty for none.
+    /// Further fields of the worker's description; may be empty.
     pub(crate) worker: &'static str,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// `--worker` flags.
+    /// Workers are given as `--worker` flags.
     Flags,
-    /// A file of workers.
+    /// Workers are in a file.
     File,
-    /// The real etcd.
+    /// Workers are registered in the real etcd.
     Etcd,
 }
 
-/// Requests for a time, and what changes meanwhile.
+/// Requests for a time, and changes during that time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Phase {
     pub(crate) name: &'static str,
-    /// One set of these for each gateway.
+    /// Loads that each gateway gets.
     pub(crate) loads: &'static [Load],
-    /// Factor on the rate of the loads: multiples of the answers a second of the phase before. 0: none.
+    /// Rate of the loads, as a multiple of the answers a second of the previous phase; 0 for the loads' own
+    /// rates.
     pub(crate) times_peak: f64,
-    /// Seconds at most; it ends sooner when all loads are over.
+    /// Maximum duration, seconds. The phase ends earlier if all loads have ended.
     pub(crate) seconds: u64,
-    /// Seconds at the beginning that do not count.
+    /// Duration of the beginning that does not count, seconds.
     pub(crate) warm_up: u64,
     pub(crate) changes: Changes,
 }
 
-/// What changes while requests run.
+/// Changes while requests run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Changes {
     None,
-    /// A share of all legs meets a fault of every kind that the simulated engine has.
+    /// A share of all legs gets a fault of some kind. All kinds that the simulated engine has occur.
     EngineFaults(f64),
-    /// One change after the other, again and again.
+    /// The changes are made one after another, repeatedly.
     Cycle {
         every: Duration,
         steps: &'static [Change],
     },
-    /// Something is taken away at random, also two at once, and brought back.
+    /// Random faults are caused, also two at once, and repaired.
     Random {
         faults: &'static [Fault],
         calm: Duration,
     },
-    /// Each is taken away for a time, its absence is noticed, and it is brought back.
+    /// Each fault is caused, the gateways notice it, and it is repaired.
     Each {
         faults: &'static [Fault],
         away: Duration,
     },
 }
 
-/// A change that is no fault.
+/// A change that is not a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Change {
-    /// The source leaves out an engine, another one in each round.
+    /// The source leaves out an engine, a different one in each round.
     LeaveOut,
-    /// The source names all engines.
+    /// The source lists all engines again.
     PutBack,
     /// The listener's certificate is replaced.
     Certificate,
     /// A setting is changed, and the file is read again.
     Config,
-    /// An engine is killed, another one in each round.
+    /// An engine is killed, a different one in each round.
     KillEngine,
     /// The killed engine starts again.
     RestartEngine,
-    /// The next policy is renamed into place.
+    /// The next policy is renamed into its place in the policy directory.
     Policy(&'static str),
 }
 
-/// Something that is taken away.
+/// Something that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     Engine,
     Nats,
     Etcd,
     Gateway,
-    /// The last gateway's network to NATS.
+    /// The last gateway's network connection to NATS.
     NetworkToNats,
-    /// The last gateway's network to etcd.
+    /// The last gateway's network connection to etcd.
     NetworkToEtcd,
 }
 
-/// What must hold at the end. Times are milliseconds where the name does not say otherwise.
+/// A requirement for the end of a scenario. Times are in milliseconds unless stated otherwise.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Hold {
     /// Some requests ended in each of these ways.
     Happened(&'static [Happened]),
-    /// No answer has neither an end nor one valid error, except those that a killed gateway took with it.
+    /// Every answer has an end or one valid error, except the answers that a killed gateway cut off.
     NoneLost,
     /// At most this share of the requests ended with one valid error.
     Errors(f64),
-    /// Every error ended within so many seconds after an engine was killed.
+    /// Every error ended within this number of seconds after an engine was killed.
     ErrorsExplained(u64),
-    /// No request took longer, seconds.
+    /// No request took longer than this, seconds.
     Slowest(u64),
-    /// No booking is left after so many seconds.
+    /// No booking is left after this number of seconds.
     NoBookings(u64),
-    /// These counters of the engines are zero: name and JSON pointer.
+    /// These counters of the engines are zero, each given by a name and a JSON pointer.
     EnginesZero(&'static [(&'static str, &'static str)]),
     /// Every kind of fault was injected.
     EveryFault,
     /// No committed handoff was lost.
     HandoffsKept,
-    /// Engines pulled as many handoffs as were committed.
+    /// The engines pulled as many handoffs as were committed.
     HandoffsPulled,
-    /// p99 from a client's disconnect to its engine's notice, and every engine noticed.
+    /// The engines noticed every disconnect of a client. The p99 of the time until then is below this.
     Noticed(f64),
-    /// Answers a second of the last phase, as a share of those of the first.
+    /// The answers a second of the last phase are at least this share of those of the first phase.
     Goodput(f64),
-    /// Requests of the last phase ended whole or with this status, which is answered with this p99.
+    /// Every request of the last phase ended with a whole answer or with this status. The p99 of the time of
+    /// such refusals is below this.
     Refusals(u16, f64),
-    /// Seconds until a request takes at most twice as long as in the beginning, and 50 ms.
+    /// A request takes at most twice as long as at the beginning, plus 50 ms, within this number of seconds.
     Recovers(u64),
-    /// A figure of the gateway's process grows by no more than a limit, between two parts of the last phase.
+    /// A figure of the gateway's process grows by no more than a limit between two parts of the last phase.
     Growth(Growth),
-    /// At least this share of the changes was applied; one may be missing.
+    /// At least this share of the changes was applied. One more may be missing.
     Applied(f64),
-    /// p99.9 of decisions near a swap of policies, as a multiple of that of the others.
+    /// The p99.9 of decisions near a swap of policies is at most this multiple of the p99.9 of other
+    /// decisions.
     NearSwaps(f64),
-    /// Share of the served tokens of a load, and the largest deviation.
+    /// A load gets this share of the served tokens, with this largest deviation.
     Share(&'static str, f64, f64),
-    /// p99 of the time to the first token of a load, last phase over first.
+    /// The p99 of a load's time to first token in the last phase is at most this multiple of that in the
+    /// first phase.
     FirstTokens(&'static str, f64),
-    /// Seconds until everything is whole again after each fault.
+    /// Everything works again within this number of seconds after each fault.
     Heals(u64),
 }
 
-/// An end that has to occur.
+/// A result that must occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Happened {
     Complete,
@@ -177,7 +181,7 @@ pub(crate) enum Happened {
     Left,
 }
 
-/// Growth of a figure from `[from, from + window]` to `[1 - window, 1]` of the last phase.
+/// Growth of a figure between the parts `[from, from + window]` and `[1 - window, 1]` of the last phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Growth {
     pub(crate) figure: Figure,

@@ -1,5 +1,5 @@
-//! A scenario that must fail does fail: over doubles of the programs that misbehave in one way each, and by
-//! records that fall short of one requirement each.
+//! Tests that scenarios which must fail do fail: with doubles of the programs that each misbehave in one way,
+//! and with records that each miss one requirement.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use crate::{
     table::Checks,
 };
 
-/// How the double of the gateway and of its engine misbehaves.
+/// Error of the double of the gateway and of its engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flaw {
     None,
@@ -42,15 +42,15 @@ enum Flaw {
     LostBooking,
     /// An engine holds the blocks of a handoff.
     StrandedHandoff,
-    /// Some streams end without an end mark.
+    /// Some streams end without the mark of the end.
     NoEnd,
-    /// Some streams end with bytes that are no event.
+    /// Some streams end with bytes that are not an event.
     Garbage,
     /// Half of the requests get a valid error.
     Errors,
-    /// One answer comes late.
+    /// One answer is late.
     Slow,
-    /// Refusals come late.
+    /// Refusals are late.
     SlowRefusals,
 }
 
@@ -96,7 +96,7 @@ async fn a_scenario_fails_by_each_flaw_of_the_gateway_and_passes_without() {
         (&SCENARIO, Flaw::Garbage, 1),
         (&SCENARIO, Flaw::Errors, 1),
         (&SCENARIO, Flaw::Slow, 1),
-        // No request is refused, and their p99 is unknown.
+        // No request is refused, so the p99 of refusals is unknown.
         (&REFUSED, Flaw::None, 2),
         (&REFUSED, Flaw::SlowRefusals, 1),
     ] {
@@ -142,7 +142,7 @@ async fn double(flaw: Flaw) -> String {
     address
 }
 
-/// Serves one request after the other.
+/// Serves one request after another.
 async fn serve(mut stream: TcpStream, flaw: Flaw, turns: &AtomicUsize) -> Option<()> {
     let mut bytes = Vec::new();
     loop {
@@ -229,7 +229,7 @@ fn phase(name: &'static str, counted: Vec<Answer>) -> PhaseRecord {
     PhaseRecord { name, seconds: 10.0, counted, others: Vec::new(), readings }
 }
 
-/// A record that meets every requirement of [`requirements`].
+/// Returns a record that meets every requirement of [`requirements`].
 fn sound() -> Record {
     let left = End::Left(Some(("id".to_owned(), 1_000_000)));
     let answers = || {
@@ -269,15 +269,15 @@ const fn growth(figure: Figure, limit: Limit) -> Hold {
     Hold::Growth(Growth { figure, from: 0.25, window: 0.25, limit })
 }
 
-/// Makes a record fall short.
+/// Changes a record so that it misses a requirement.
 type Shortfall = fn(&mut Record);
 
-/// Each requirement, with a change of the record that misses it.
+/// Returns each requirement, with a change of the record that misses it.
 fn requirements() -> Vec<(Hold, Shortfall)> {
     vec![
         (Hold::Happened(&[Happened::Complete, Happened::Left]), |record| record.phases.clear()),
         (Hold::NoneLost, |record| last(record).counted.push(answered("light", End::Neither, 1))),
-        // A gateway that was killed later explains nothing.
+        // A gateway that was killed later does not explain the loss.
         (Hold::NoneLost, |record| {
             record.gateway_kills.insert(1, Instant::now() + Duration::from_secs(60));
             last(record).others.push(answered("light", End::Neither, 1));

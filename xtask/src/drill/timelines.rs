@@ -40,7 +40,7 @@ const fn with(engines: Engines, worker: &'static str) -> Engines {
     Engines { worker, ..engines }
 }
 
-/// Counters of engines that are zero when nothing leaked.
+/// Counters of engines that are zero if nothing leaked.
 const LEAKS: [(&str, &str); 4] = [
     ("sequences still running", "/running"),
     ("sequences still waiting", "/waiting"),
@@ -60,9 +60,9 @@ const LEAKS_AND_STRANDED: &[(&str, &str)] = &[
 
 const FAULTY: &str = "--room-wait-s 300 --overhead-ms 1 --prefill-ms-per-token 0.01 --itl-ms 1 --lease-s 6";
 
-/// 10,000 requests while 5 % of all legs meet a fault. A prefill that hangs is left to end when its request
-/// is over (E1.2): the deadlines of engines bound it. A decode engine that fails before it pulls leaves the
-/// blocks to their lease: a handoff is dispatched once.
+/// 10,000 requests while faults affect 5 % of all legs. When a request has ended, its hanging prefill may
+/// continue (E1.2); the deadlines of engines limit it. When a decode engine fails before it pulls, the blocks
+/// stay until their lease ends, because a handoff is dispatched only once.
 pub(super) const FAULTS: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[
@@ -94,7 +94,7 @@ pub(super) const FAULTS: Scenario = Scenario {
         Hold::Errors(0.2),
         Hold::NoneLost,
         Hold::Slowest(20),
-        // The prefill of the last request that ended, and its lease (E4.3).
+        // The wait covers the prefill of the last request that ended, and its lease (E4.3).
         Hold::NoBookings(4 + 6 + 2),
         Hold::HandoffsKept,
         Hold::EnginesZero(LEAKS_AND_DEAD),
@@ -104,7 +104,7 @@ pub(super) const FAULTS: Scenario = Scenario {
 const SLOW: &str =
     "--overhead-ms 20 --prefill-ms-per-token 0 --itl-ms 2 --jitter 0 --load-factor 1 --record 10000";
 
-/// How soon the decode engine notices that the client of a stream left.
+/// Measures how soon the decode engine notices that the client of a stream disconnected.
 pub(super) const DISCONNECT_NOTICE: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[engines(1, "vllm", "prefill", SLOW), engines(1, "vllm", "decode", SLOW)],
@@ -133,7 +133,8 @@ const LEAVING_SOME_WHOLE: Load = Load {
 };
 const LEASED: &str = "--lease-s 5 --overhead-ms 20 --prefill-ms-per-token 0.05 --itl-ms 5";
 
-/// Committed handoffs are consumed when clients leave, on engines that count them strictly.
+/// Checks that committed handoffs are consumed when clients disconnect, on engines that count handoffs
+/// strictly.
 pub(super) const DISCONNECT_VLLM: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[engines(2, "vllm", "prefill", LEASED), engines(2, "vllm", "decode", LEASED)],
@@ -165,9 +166,9 @@ pub(super) const DISCONNECT_SGLANG: Scenario = Scenario {
     ..DISCONNECT_VLLM
 };
 
-/// Ten times as many requests as two engines with five places can serve. A prompt takes no time: while one is
-/// computed, the engine's other requests stand still, and its capacity would depend on whether requests begin
-/// together. Refused requests are answered at once: the queue is full.
+/// Ten times as many requests as two engines with five places each can serve. Prompts take no time, because
+/// an engine's other requests stop while it computes a prompt, and its capacity would then depend on whether
+/// requests begin together. Requests are refused at once when the queue is full.
 pub(super) const OVERLOAD: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[with(
@@ -208,7 +209,7 @@ pub(super) const OVERLOAD: Scenario = Scenario {
 };
 
 /// 1,000 reloads of two good policies in turn under 500 requests a second. Receipts fill their buffer during
-/// the first tenth, so they do not count as growth.
+/// the first tenth of the phase, so they do not count as growth.
 pub(super) const RELOADS: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[engines(1, "vllm", "aggregated", "--overhead-ms 1 --prefill-ms-per-token 0 --itl-ms 1")],
@@ -235,12 +236,12 @@ pub(super) const RELOADS: Scenario = Scenario {
 
 /// A decode leg takes about 250 ms, so five engines with two places each serve 40 requests a second.
 const SOAKED: &str = "--overhead-ms 10 --itl-ms 12 --prefill-ms-per-token 0";
-/// Where a figure of a soak is compared: buffers are full in the second quarter.
+/// Compares a figure of a soak between the second quarter, when buffers are full, and the last one.
 const fn quarters(figure: Figure, limit: Limit) -> Hold {
     Hold::Growth(Growth { figure, from: 0.25, window: 0.25, limit })
 }
 
-/// Half of what the engines can serve, for hours, while everything changes.
+/// Half of the load that the engines can serve, for hours, while everything changes.
 pub(super) const SOAK: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[
@@ -249,7 +250,7 @@ pub(super) const SOAK: Scenario = Scenario {
         ],
         source: Source::File,
         tls: true,
-        // Receipts are kept in little memory: their buffers are full within the first quarter.
+        // Receipts get little memory, so that their buffers are full within the first quarter.
         config: "[decisions]\nkeep = 2000\nbytes = 2097152\n[probe]\ninterval = '500ms'\n\
                  [queue]\nlimit = 100\n[discovery]\ndrain = '5s'\nremoval_share = 1.0\n",
         policies: &["policy-least-loaded", "policy-kv-aware"],

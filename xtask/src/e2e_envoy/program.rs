@@ -1,4 +1,4 @@
-//! The program Envoy: where it is, and a process of it with the configuration of `deploy/envoy`.
+//! Finds the program Envoy, and starts it with the configuration of `deploy/envoy`.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,11 +17,11 @@ use crate::{
 
 /// Environment variable with the path of the program.
 const PROGRAM: &str = "POINTSMAN_ENVOY";
-/// Limit of the time until Envoy has found both gateways healthy.
+/// Maximum time until Envoy has found both gateways healthy.
 const READY: Duration = Duration::from_secs(30);
 
-/// Returns the program: that of the environment variable, or the one of a venv under target/, into which it
-/// is installed.
+/// Returns the program of the environment variable. Without the variable, installs the program into a virtual
+/// environment under target/ and returns it.
 pub(super) fn find() -> anyhow::Result<PathBuf> {
     if let Some(given) = std::env::var_os(PROGRAM) {
         return Ok(given.into());
@@ -36,7 +36,7 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
     Ok(program)
 }
 
-/// Returns what the program says of its version.
+/// Returns the version that the program prints.
 pub(super) fn version(program: &Path) -> anyhow::Result<String> {
     let output = Command::new(program).arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -46,7 +46,7 @@ pub(super) fn version(program: &Path) -> anyhow::Result<String> {
     Ok(version.unwrap_or("unknown").to_owned())
 }
 
-/// Starts Envoy with two gateways as pickers. Returns it with the address for clients.
+/// Starts Envoy with two gateways as endpoint pickers. Returns the process, and the address for clients.
 pub(super) async fn start(
     program: &Path,
     dir: &Path,
@@ -68,7 +68,7 @@ pub(super) async fn start(
     let mut command = Command::new(program);
     command.arg("-c").arg(&config).args(["--concurrency", "1", "--log-level", "warning"]);
     command.arg("--disable-hot-restart");
-    // The program of PyPI starts Envoy as its child.
+    // The program from PyPI starts Envoy as a child process.
     let envoy = Process::logging("envoy", command, dir, End::KillTree)?;
     let admin = Client::new(&format!("127.0.0.1:{admin}"));
     let path = "/stats?filter=cluster.pointsman.membership_healthy";

@@ -1,5 +1,5 @@
-//! An unpacked image, and the runtime's configuration of its containers. They are made from what the image
-//! says, not from what this repository knows of it.
+//! An unpacked image, and the runtime's configuration of its containers. Both are made only from the image's
+//! own configuration, not from this repository.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{digest::sha256, sh};
 /// Network of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Network {
-    /// One with nothing but a loopback device.
+    /// A separate network with only a loopback device.
     Own,
     Host,
 }
@@ -31,7 +31,7 @@ pub(super) struct Bundle {
 }
 
 impl Bundle {
-    /// Unpacks the archive of a layout. Every digest is checked.
+    /// Unpacks the archive of a layout, and checks every digest.
     pub(super) fn unpack(image: &Path, dir: &Path) -> anyhow::Result<Self> {
         let (layout, root) = (dir.join("layout"), dir.join("root"));
         extract(&[], image, &layout)?;
@@ -40,7 +40,7 @@ impl Bundle {
         let image: Value = serde_json::from_slice(&fs::read(blob(&layout, &manifest["config"])?)?)?;
         let layers = manifest["layers"].as_array().context("the manifest lists no layers")?;
         for layer in layers {
-            // Owners by number: this machine has other users.
+            // Owners are set by number, because this machine has other users.
             extract(&["--gzip", "--numeric-owner"], &blob(&layout, layer)?, &root)?;
         }
         let config = image["config"].clone();
@@ -50,28 +50,28 @@ impl Bundle {
         Ok(Self { root, user: number(user)?, group: number(group)?, config })
     }
 
-    /// Number of the user that the image names.
+    /// Returns the number of the user that the image names.
     pub(super) fn user(&self) -> u32 {
         self.user
     }
 
-    /// The image's own command.
+    /// Returns the image's own command.
     pub(super) fn command(&self) -> Vec<String> {
         [strings(&self.config["Entrypoint"]), strings(&self.config["Cmd"])].concat()
     }
 
-    /// The image's entry point with other arguments.
+    /// Returns the image's entry point with other arguments.
     pub(super) fn program(&self, arguments: &[&str]) -> Vec<String> {
         let arguments = arguments.iter().map(|argument| (*argument).to_owned()).collect();
         [strings(&self.config["Entrypoint"]), arguments].concat()
     }
 
-    /// The commands of policy authors.
+    /// Returns the command `pointsman policy` with arguments, for policy authors.
     pub(super) fn tool(&self, arguments: &[&str]) -> Vec<String> {
         self.program(&[&["policy"], arguments].concat())
     }
 
-    /// The command of the image's health check.
+    /// Returns the command of the image's health check.
     pub(super) fn health_check(&self) -> anyhow::Result<Vec<String>> {
         let test = strings(&self.config["Healthcheck"]["Test"]);
         let (kind, command) = test.split_first().context("the image has no health check")?;
@@ -83,8 +83,8 @@ impl Bundle {
         self.config["StopSignal"].as_str().unwrap_or("SIGTERM").to_owned()
     }
 
-    /// Writes the configuration of a container and returns its directory. `mounts`: files and directories of
-    /// this machine with their paths inside, read-only.
+    /// Writes the configuration of a container and returns its directory. `mounts` are files and directories
+    /// of this machine with their paths in the container; they are mounted read-only.
     pub(super) fn write(
         &self,
         dir: &Path,
@@ -157,7 +157,7 @@ fn strings(list: &Value) -> Vec<String> {
     list.filter_map(|word| word.as_str().map(str::to_owned)).collect()
 }
 
-/// Path of the blob that a descriptor names, when it has that digest and size.
+/// Returns the path of the blob that a descriptor names, if the blob has that digest and size.
 fn blob(layout: &Path, descriptor: &Value) -> anyhow::Result<PathBuf> {
     let digest = descriptor["digest"].as_str().and_then(|digest| digest.strip_prefix("sha256:"));
     let digest = digest.context("a descriptor has no SHA-256")?;

@@ -1,5 +1,5 @@
-//! Containers under crun or runc. Their state is in a directory of this command, so no other container is
-//! touched.
+//! Containers under crun or runc. Their state is in a directory of this command, so other containers are not
+//! affected.
 
 use std::{
     fs,
@@ -35,19 +35,19 @@ pub(super) struct Container<'a> {
     process: Process,
 }
 
-/// What the kernel says of a container's first process.
+/// What the kernel reports about a container's first process.
 #[derive(Debug)]
 pub(super) struct FirstProcess {
-    /// Number of its user.
+    /// Number of the process's user.
     pub(super) user: String,
-    /// Effective capabilities, hexadecimal.
+    /// Effective capabilities of the process, hexadecimal.
     pub(super) capabilities: String,
     pub(super) has_read_only_root: bool,
 }
 
 impl Runtime {
-    /// Returns the first runtime that can run the image's program here. crun needs cgroups of one version,
-    /// for example.
+    /// Returns the first runtime that can run the image's program here. For example, crun needs cgroups of
+    /// one version only.
     pub(super) fn find(wanted: Option<&str>, bundle: &Bundle, dir: &Path) -> anyhow::Result<Self> {
         let command = bundle.program(&["--version"]);
         let config = bundle.write(dir, "version", &command, &[], Network::Own)?;
@@ -71,7 +71,7 @@ impl Runtime {
         &self.name
     }
 
-    /// Runs a container to its end.
+    /// Runs a container until it ends.
     pub(super) fn run(&self, id: &str, bundle: &Path) -> anyhow::Result<Output> {
         self.command("run").arg("--bundle").arg(bundle).arg(id).output().with_context(|| self.not_started())
     }
@@ -112,7 +112,7 @@ impl Runtime {
 }
 
 impl Container<'_> {
-    /// Client of an address that the gateway announced.
+    /// Returns a client for an address that the gateway announced.
     pub(super) fn client(&self, name: &str) -> Client {
         Client::new(self.process.announced[name].as_str().unwrap_or_default())
     }
@@ -127,12 +127,12 @@ impl Container<'_> {
         sh::run(self.runtime.command("kill").arg(&self.id).arg(signal))
     }
 
-    /// How it ended, once it has.
+    /// Returns how the container ended, or `None` if it still runs.
     pub(super) fn ended(&mut self) -> anyhow::Result<Option<ExitStatus>> {
         self.process.ended()
     }
 
-    /// Reads from `/proc` what its first process may do.
+    /// Reads the rights of its first process from `/proc`.
     pub(super) fn process(&self) -> anyhow::Result<FirstProcess> {
         let state = self.runtime.command("state").arg(&self.id).output();
         let state = state.with_context(|| self.runtime.not_started())?;

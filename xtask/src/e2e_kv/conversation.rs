@@ -1,4 +1,4 @@
-//! A multi-turn conversation: each turn repeats everything before it.
+//! A conversation with several turns, each of which repeats all earlier ones.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -20,7 +20,7 @@ enum Kind {
     Completion,
 }
 
-/// Holds a conversation of so many turns. It begins like the others on its subject.
+/// Runs a conversation with this number of turns. It begins like the other conversations on its subject.
 pub(super) async fn hold(
     client: &Client,
     seed: u64,
@@ -55,7 +55,7 @@ pub(super) async fn hold(
                 "tool_calls": [{ "id": "call-1", "type": "function", "function": call }] }));
             messages.push(json!({ "role": "tool", "tool_call_id": "call-1", "content": "set" }));
         }
-        // A user reads before the next question; the engine's KV events arrive in the meantime.
+        // This is the time in which a user reads the answer. The engine's KV events arrive in it.
         tokio::time::sleep(Duration::from_millis(150)).await;
     }
     Ok(())

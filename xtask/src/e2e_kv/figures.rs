@@ -7,16 +7,16 @@ use crate::{
     sh,
 };
 
-/// How one router did.
+/// Results of one router.
 #[derive(Debug)]
 pub(super) struct Figures {
     requests: u64,
-    /// Conversations that failed.
+    /// Number of conversations that failed.
     pub(super) failed: u64,
     equal: f64,
     over: f64,
     under: f64,
-    /// Prompts without token ids.
+    /// Number of prompts without token ids.
     pub(super) not_tokenized: f64,
     prompt_tokens: f64,
     cached_tokens: f64,
@@ -40,12 +40,12 @@ impl Figures {
         }
     }
 
-    /// Share of the predictions that were equal to the engine's report.
+    /// Returns the share of the predictions that were equal to the engine's report.
     pub(super) fn equal_share(&self) -> f64 {
         self.equal / (self.equal + self.over + self.under).max(1.0)
     }
 
-    /// Share of prompt tokens that the engines found in their caches.
+    /// Returns the share of prompt tokens that the engines found in their caches.
     pub(super) fn hit_rate(&self) -> f64 {
         self.cached_tokens / self.prompt_tokens.max(1.0)
     }

@@ -1,4 +1,4 @@
-//! Requests that arrive at random times, many with a common beginning, at a random gateway each.
+//! Requests that arrive at random times, each at a random gateway, many of them with a common beginning.
 
 use std::time::Duration;
 
@@ -7,20 +7,20 @@ use serde_json::json;
 
 use crate::{client::Client, load::at_times};
 
-/// Common beginnings.
+/// Number of common beginnings.
 const GROUPS: usize = 32;
-/// Characters of a common beginning.
+/// Length of a common beginning, characters.
 const COMMON: usize = 6_000;
 
 /// One request.
 pub(super) struct Planned {
     at: Duration,
-    /// Chooses the gateway.
+    /// Random number that chooses the gateway.
     draw: usize,
     body: String,
 }
 
-/// What the clients saw.
+/// Results of the clients.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     /// Times to the first token, milliseconds.
@@ -39,7 +39,7 @@ pub(super) fn plan(seed: u64, rate: f64, time: Duration) -> Vec<Planned> {
         if at > time.as_secs_f64() {
             return plan;
         }
-        // Some beginnings are more common than others.
+        // Some common beginnings occur more often than others.
         let group = random.random_range(0..GROUPS).min(random.random_range(0..GROUPS));
         let own = random.random_range(200..800);
         let beginning = beginnings.get(group).map_or("", String::as_str);

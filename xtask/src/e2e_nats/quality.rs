@@ -1,4 +1,4 @@
-//! One gateway, three that tell each other their load, and three that do not, under the same load.
+//! Compares one gateway, three gateways that exchange their load, and three that do not, under the same load.
 
 use std::{path::Path, time::Duration};
 
@@ -16,12 +16,12 @@ use crate::{
     table::Checks,
 };
 
-/// Largest deviation of three gateways that tell each other their load from one.
+/// Largest difference between three gateways that exchange their load and one gateway, as a share.
 const LIMIT: f64 = 0.05;
 /// Time between two readings of the engines' load.
 const SAMPLE: Duration = Duration::from_millis(200);
 
-/// How gateways run.
+/// Way in which the gateways run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
     One,
@@ -29,14 +29,14 @@ enum Case {
     Apart,
 }
 
-/// What a case achieved.
+/// Results of a case.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
-    /// Mean of the busiest engine's requests over the engines' mean.
+    /// Mean of the busiest engine's number of requests divided by the mean of all engines.
     imbalance: f64,
     /// Share of prompt tokens that engines found in their caches.
     hit_rate: f64,
-    /// Milliseconds.
+    /// 90th percentile of the time to first token, milliseconds.
     ttft_p90: f64,
 }
 
@@ -69,8 +69,7 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
 }
 
 async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(Figures, Seen)> {
-    // Engines whose caches hold about a third of the prompts' common beginnings each: where a request goes
-    // matters.
+    // Each engine's cache holds about a third of the common beginnings, so the choice of the engine matters.
     let spec = FleetSpec {
         gateways: if case == Case::One { 1 } else { 3 },
         nats: case == Case::Exchange,
@@ -101,7 +100,7 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
     Ok((figures, seen))
 }
 
-/// Returns the busiest engine's requests over the mean, when there is more than one for each engine.
+/// Returns the busiest engine's number of requests divided by the mean, if the mean is at least one.
 fn imbalance(states: &[Value]) -> Option<f64> {
     let count = |state: &Value, key: &str| state.get(key).and_then(Value::as_f64).unwrap_or(0.0);
     let loads: Vec<f64> = states.iter().map(|one| count(one, "running") + count(one, "waiting")).collect();

@@ -15,17 +15,17 @@ pub(crate) struct Installed {
     model: PathBuf,
 }
 
-/// How an engine is started.
+/// Way in which an engine is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// With KV events.
+    /// A plain engine, with KV events.
     Plain,
     Prefill,
     Decode,
 }
 
 impl Installed {
-    /// Uses a venv, which is created first when it does not exist.
+    /// Uses a virtual environment, which is created if it does not exist.
     pub(crate) fn at(venv: &Path) -> anyhow::Result<Self> {
         let venv = Venv::at(venv);
         install::ensure(&venv)?;

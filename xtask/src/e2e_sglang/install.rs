@@ -1,16 +1,16 @@
 //! Installs SGLang 0.5.23 on a machine without a GPU.
 //!
-//! SGLang's kernels are a wheel for GPUs, so a small module of this repository stands in their place, and one
+//! SGLang's kernels exist only as a wheel for GPUs, so a small module of this repository replaces them. One
 //! branch of the prefill engine that needs CUDA is left out.
 
 use crate::{real_engines::Venv, sh};
 
 const SGLANG: &str = "sglang==0.5.23";
-/// What SGLang imports on CPU. Its own list has packages that need CUDA.
+/// Packages that SGLang imports on CPU. SGLang's own list contains packages that need CUDA.
 const REQUIREMENTS: &str = include_str!("requirements.txt");
 const KERNELS: &str = include_str!("sgl_kernel.py");
 
-/// Installs what a venv lacks.
+/// Installs what a virtual environment lacks.
 pub(crate) fn ensure(venv: &Venv) -> anyhow::Result<()> {
     if !venv.has("sglang torch transformers mooncake tokenizers") {
         sh::status("installing SGLang (about 7 GB)");

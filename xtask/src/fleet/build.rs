@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use crate::sh;
 
-/// Directory of everything that is built.
+/// Returns the directory of all build results.
 pub(crate) fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| sh::root().join("target"), PathBuf::from)
 }
 
-/// A program, and the package that builds it.
+/// A program, with the package that builds it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
@@ -20,11 +20,11 @@ pub(crate) struct Program {
 pub(crate) const GATEWAY: Program = Program { name: "pointsman", package: "pointsman-gateway" };
 /// The simulated engine.
 pub(crate) const ENGINE: Program = Program { name: "pointsman-sim", package: "pointsman-sim" };
-/// `compare` and `trace`.
+/// The program with `compare` and `trace`.
 pub(crate) const LAB: Program = Program { name: "pointsman-lab", package: "pointsman-lab-cli" };
-/// The commands of policy authors.
+/// The program with the commands for policy authors.
 pub(crate) const POLICY: Program = Program { name: "pointsman-policy", package: "pointsman-policy-tools" };
-/// `import` and `top`.
+/// The program with `import` and `top`.
 pub(crate) const TOOLS: Program = Program { name: "pointsman-tools", package: "pointsman-tools" };
 
 /// Builds the gateway and the engine with a profile and returns their directory.
@@ -34,7 +34,7 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
 
 /// Builds programs with a profile and returns their directory.
 ///
-/// With `POINTSMAN_BIN=DIR` in the environment nothing is built, and the binaries of that directory are used.
+/// If the environment has `POINTSMAN_BIN=DIR`, nothing is built, and the programs in that directory are used.
 pub(crate) fn build_programs(profile: &str, programs: &[Program]) -> anyhow::Result<PathBuf> {
     if let Some(bin) = std::env::var_os("POINTSMAN_BIN") {
         return Ok(bin.into());
@@ -42,7 +42,7 @@ pub(crate) fn build_programs(profile: &str, programs: &[Program]) -> anyhow::Res
     let mut cargo = sh::cargo();
     cargo.args(["build", "--profile", profile, "--locked"]);
     if profile == "dev" {
-        // With the features of the whole workspace, so that the tests use what is compiled here.
+        // The build uses the features of the whole workspace, so that the tests reuse its results.
         cargo.arg("--workspace").args(programs.iter().flat_map(|program| ["--bin", program.name]));
     } else {
         cargo.args(programs.iter().flat_map(|program| ["--package", program.package]));

@@ -1,17 +1,17 @@
-//! The first requests of a trace, with arrivals that differ.
+//! The first requests of a trace, moved to different arrival times.
 
 use std::{path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
-/// Tokens of a block of the trace.
+/// Number of tokens in a block of the trace.
 const BLOCK: usize = 512;
 
 /// One request of a Mooncake trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Request {
-    /// Arrival, milliseconds.
+    /// Time of arrival, milliseconds.
     timestamp: f64,
     pub(super) input_length: u64,
     pub(super) output_length: u64,
@@ -30,8 +30,8 @@ impl Request {
     }
 }
 
-/// Reads `count` requests. Mooncake's times are rounded to seconds: those that came at the same time are
-/// spread over the time to the next ones, so that their order is the same everywhere.
+/// Reads `count` requests. Mooncake's times are rounded to seconds. Requests with the same time are spread
+/// over the time to the next one, so that their order is the same everywhere.
 pub(super) fn read(path: &Path, count: usize, speed: f64) -> anyhow::Result<Vec<Request>> {
     ensure!(speed.is_finite() && speed > 0.0, "--speed is {speed}: expected a number above 0");
     let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()))?;

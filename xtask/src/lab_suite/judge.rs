@@ -1,23 +1,23 @@
-//! Compares the figures of two arms, pair by pair, and judges a cell. Knows numbers and no files.
+//! Compares the figures of two arms, pair by pair, and judges a cell. It works on numbers and reads no files.
 
 use std::collections::BTreeMap;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 use serde::Serialize;
 
-/// Resamples of the bootstrap.
+/// Number of resamples of the bootstrap.
 const RESAMPLES: usize = 2_000;
-/// Ratio up to which a figure counts as not worse.
+/// Largest ratio at which a figure counts as not worse.
 const TOLERANCE: f64 = 1.02;
 /// Ratio above which a figure counts as lost.
 const LOST: f64 = 1.05;
-/// Width of an interval from which on the cell gets more seeds.
+/// Width of an interval above which the cell gets more seeds.
 const WIDE: f64 = 0.05;
 
 /// Figures of an arm, one value for each seed.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Figures {
-    /// Mean and 90th percentile of the time to first token, and mean of the whole time, milliseconds.
+    /// Mean and 90th percentile of the time to first token, and mean of the time to last token, milliseconds.
     pub(super) ttft_mean: Vec<f64>,
     pub(super) ttft_p90: Vec<f64>,
     pub(super) e2e_mean: Vec<f64>,
@@ -28,11 +28,11 @@ pub(super) struct Figures {
 /// Figures by arm.
 pub(super) type Arms = BTreeMap<String, Figures>;
 
-/// How much worse one arm is than another in a figure: 1.1 is 10 % worse.
+/// How much worse one arm is than another in a figure; 1.1 means 10 % worse.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Ratio {
     pub(super) mean: f64,
-    /// The 95 % interval of the paired bootstrap.
+    /// Bounds of the 95 % interval of the paired bootstrap.
     pub(super) low: f64,
     pub(super) high: f64,
 }
@@ -47,9 +47,9 @@ pub(super) struct Against {
 /// Judgement of a cell.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Judgement {
-    /// Against the rival with the least mean TTFT.
+    /// Comparison with the rival that has the lowest mean TTFT.
     pub(super) ttft: Against,
-    /// Against the rival with the most goodput.
+    /// Comparison with the rival that has the highest goodput.
     pub(super) goodput: Against,
 }
 
@@ -59,9 +59,9 @@ pub(super) const NAMES: [&str; 4] = ["TTFT mean", "TTFT p90", "E2E mean", "goodp
 /// Verdict on a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// No interval reaches beyond 2 % worse.
+    /// No interval extends beyond 2 % worse.
     Holds,
-    /// An interval reaches beyond, and no figure is 5 % worse.
+    /// An interval extends beyond that, and no figure is more than 5 % worse.
     Misses,
     /// A figure is more than 5 % worse.
     Loses,
@@ -121,7 +121,7 @@ impl Against {
                 Ratio::of(&ours.ttft_mean, &rival.ttft_mean),
                 Ratio::of(&ours.ttft_p90, &rival.ttft_p90),
                 Ratio::of(&ours.e2e_mean, &rival.e2e_mean),
-                // Less goodput is worse.
+                // Lower goodput is worse.
                 Ratio::of(&rival.goodput, &ours.goodput),
             ],
         }
@@ -129,12 +129,12 @@ impl Against {
 }
 
 impl Ratio {
-    /// The ratio of the means, and its interval: pairs are drawn with replacement.
+    /// Returns the ratio of the means, and its interval from pairs that are drawn with replacement.
     fn of(above: &[f64], below: &[f64]) -> Self {
         let pairs: Vec<(f64, f64)> = above.iter().copied().zip(below.iter().copied()).collect();
         let ratio = |sums: (f64, f64)| match sums {
             (above, below) if above.max(below) <= 0.0 => 1.0,
-            // Something against nothing.
+            // A value is compared with zero.
             (above, below) => above / below.max(1e-9),
         };
         let add = |sums: (f64, f64), pair: &(f64, f64)| (sums.0 + pair.0, sums.1 + pair.1);
@@ -155,12 +155,12 @@ impl Ratio {
     }
 }
 
-/// Mean; 0 without values.
+/// Returns the mean; 0 without values.
 pub(super) fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// Geometric mean; 1 without values.
+/// Returns the geometric mean; 1 without values.
 pub(super) fn geometric_mean(values: &[f64]) -> f64 {
     let logs: f64 = values.iter().map(|value| value.ln()).sum();
     if values.is_empty() { 1.0 } else { (logs / values.len() as f64).exp() }

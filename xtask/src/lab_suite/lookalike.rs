@@ -1,30 +1,30 @@
-//! Traces that resemble Mooncake's public ones, so that the matrix needs no file that is not in the
-//! repository.
+//! Traces that resemble Mooncake's public ones, so that the matrix needs only files of the repository.
 //!
 //! | trace | requests/hour | mean prompt | mean answer | cached by an endless cache |
 //! | --- | --- | --- | --- | --- |
 //! | conversation, public | 12,031 | 12,035 | 343 | 0.40 |
 //! | synthetic, public | 3,993 | 15,325 | 149 | 0.66 |
 //!
-//! A test compares the generated ones with these figures (Mooncake, FAST '25, table 3).
+//! A test compares the generated traces with these figures (Mooncake, FAST '25, table 3).
 
 use std::fmt::Write as _;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 
-/// Tokens of a block.
+/// Number of tokens in a block.
 pub(super) const BLOCK: u32 = 512;
-/// Tokens of a prompt at most.
+/// Maximum number of tokens of a prompt.
 const MAX_PROMPT: u32 = 120_000;
 
-/// Sessions whose prompts begin with the prompt and the answer of the turn before.
+/// Sessions whose prompts begin with the prompt and the answer of the previous turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lookalike {
-    /// Blocks at the beginning of every prompt.
+    /// Number of blocks at the beginning of every prompt.
     shared_blocks: u32,
-    /// Tokens of the first prompt of a session; smaller ones more often, as the other ranges (log-uniform).
+    /// Range of the number of tokens of a session's first prompt. Small numbers come more often, as in the
+    /// other ranges (log-uniform).
     first: (f64, f64),
-    /// Tokens that a later turn adds to the answer before it.
+    /// Range of the number of tokens that a later turn adds to the previous answer.
     more: (f64, f64),
     answer: (f64, f64),
     /// Mean number of turns (geometric).
@@ -57,7 +57,7 @@ impl Lookalike {
     pub(super) fn generate(&self, requests: usize, rate: f64, seed: u64) -> Result<String, std::fmt::Error> {
         let mut rng = SmallRng::seed_from_u64(seed);
         let (mut start, mut lines, mut fresh) = (0.0, Vec::new(), u64::from(self.shared_blocks));
-        // Enough sessions that the turns of later ones cannot be among the first requests.
+        // There must be so many sessions that no turn of a later session can be among the first requests.
         while lines.len() < 2 * requests {
             self.session(&mut rng, start, &mut fresh, &mut lines);
             start += exponential(&mut rng, self.turns / rate);
@@ -78,7 +78,7 @@ impl Lookalike {
         let (mut at, mut input) = (start, self.shared_blocks * BLOCK + between(rng, self.first));
         while input <= MAX_PROMPT {
             let output = between(rng, self.answer);
-            // The last block is full of other tokens in the next turn, so that it is not shared.
+            // In the next turn, the last block contains further tokens, so it is not shared.
             let full = (input / BLOCK) as usize;
             while blocks.len() < full {
                 blocks.push(next(fresh));
@@ -97,7 +97,7 @@ impl Lookalike {
 
 /// One request.
 struct Line {
-    /// Arrival, seconds.
+    /// Time of arrival, seconds.
     at: f64,
     input: u32,
     output: u32,
@@ -109,7 +109,7 @@ fn next(fresh: &mut u64) -> u64 {
     *fresh
 }
 
-/// A whole number from `low` to `high`, small ones more often (log-uniform).
+/// Returns a whole number from `low` to `high`; small numbers come more often (log-uniform).
 fn between(rng: &mut SmallRng, (low, high): (f64, f64)) -> u32 {
     (low.ln() + (high / low).ln() * rng.random::<f64>()).exp() as u32
 }

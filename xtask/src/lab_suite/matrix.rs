@@ -1,4 +1,4 @@
-//! The cells of the matrix: what traffic meets which fleet. Knows files and no results.
+//! The cells of the matrix: combinations of traffic and fleet. This module reads files and uses no results.
 
 use std::{fmt::Write as _, path::Path, process::Command};
 
@@ -7,24 +7,24 @@ use serde::Deserialize;
 
 use super::lookalike::{self, Lookalike};
 
-/// Tokens that the cache of an engine holds.
+/// Number of tokens that the cache of an engine holds.
 const CACHE_TOKENS: u32 = 524_288;
-/// Tokens of a block of `trace generate`; agents have those of Mooncake's traces.
+/// Number of tokens in a block of `trace generate`. Traces of agents have Mooncake's size of blocks.
 const SMALL_BLOCK: u32 = 64;
-/// The step time of equal engines and of fast ones, and that of engines that take twice as long.
+/// Step time of equal engines and of fast ones, and step time of engines that take twice as long.
 const LINEAR: [&str; 2] = [
     "{ linear = { c0 = 6.0, c1 = 0.02, c2 = 0.00005, c3 = 0.02, c4 = 0.0 } }",
     "{ linear = { c0 = 12.0, c1 = 0.04, c2 = 0.0001, c3 = 0.04, c4 = 0.0 } }",
 ];
 
-/// The file `matrix.toml`.
+/// Content of `matrix.toml`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Matrix {
     cell: Vec<Cell>,
 }
 
-/// One combination of traffic and fleet. `matrix.toml` says what the keys mean.
+/// One combination of traffic and fleet. `matrix.toml` explains the keys.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Cell {
@@ -74,13 +74,13 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Cell>> {
 }
 
 impl Cell {
-    /// Rate of `trace generate` at which the search for the capacity begins.
+    /// Returns the rate of `trace generate` with which the search for the capacity begins.
     pub(super) fn start_rate(&self) -> anyhow::Result<f64> {
         let each = if self.traffic == Traffic::Agents { 0.02 } else { 1.0 };
         self.engine_count().map(|count| each * f64::from(count))
     }
 
-    /// Number of aggregated engines, or of prefill and of decode engines.
+    /// Returns the number of aggregated engines, or the numbers of prefill and of decode engines.
     fn counts(&self) -> anyhow::Result<(u32, Option<u32>)> {
         let parsed = match self.engines.split_once('+') {
             Some((prefill, decode)) => prefill.parse().and_then(|one| Ok((one, Some(decode.parse()?)))),
@@ -98,7 +98,7 @@ impl Cell {
         self.engines.contains('+')
     }
 
-    /// Tokens of a block of the trace and of the engines.
+    /// Returns the number of tokens in a block of the trace and of the engines.
     pub(super) fn block_tokens(&self) -> u32 {
         match self.traffic {
             Traffic::Chat | Traffic::SystemPrompts | Traffic::Documents => SMALL_BLOCK,
@@ -106,7 +106,7 @@ impl Cell {
         }
     }
 
-    /// The fleet file.
+    /// Returns the text of the fleet file.
     pub(super) fn fleet(&self) -> anyhow::Result<String> {
         let (first, second) = self.counts()?;
         ensure!(!self.unequal || self.step_time == "linear", "unequal engines need step-time = \"linear\"");

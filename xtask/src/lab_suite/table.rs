@@ -7,7 +7,7 @@ use super::{
     judge::{Against, Verdict, geometric_mean, mean},
 };
 
-/// Share of the cells that have to hold.
+/// Minimum share of the cells that must hold.
 const SHARE: f64 = 0.9;
 
 /// Returns the lines to print.
@@ -24,7 +24,7 @@ pub(super) fn lines(measured: &[Measured], ours: &str) -> Vec<String> {
     lines
 }
 
-/// Fails when too few cells hold or a figure is lost.
+/// Returns an error when too few cells hold or a figure is lost.
 pub(super) fn check(measured: &[Measured]) -> anyhow::Result<()> {
     let lost: Vec<&str> = with(measured, Verdict::Loses).map(|one| one.cell.name.as_str()).collect();
     ensure!(lost.is_empty(), "more than 5 % worse than a rival: {}", lost.join(", "));

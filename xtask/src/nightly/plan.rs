@@ -1,4 +1,4 @@
-//! The rows of the nightly run: the scenarios of `drill`, and what else CI has no time for.
+//! The rows of the nightly run: the scenarios of `drill`, and the other checks that take too long for CI.
 
 use std::process::Command;
 
@@ -10,28 +10,28 @@ use crate::{ci, drill, e2e_image, e2e_wheel, fleet, page, sh};
 #[derive(Clone, Copy)]
 pub(super) struct Row {
     pub(super) name: &'static str,
-    /// Time limit.
+    /// Time limit, minutes.
     pub(super) minutes: u64,
     pub(super) purpose: &'static str,
     pub(super) needs: Needs,
     pub(super) run: Run,
 }
 
-/// What a row needs on the machine.
+/// Requirements of a row on the machine.
 #[derive(Clone, Copy)]
 pub(super) enum Needs {
-    /// Programs in PATH.
+    /// Programs that must be in PATH.
     Programs(&'static [&'static str]),
-    /// Returns what is missing.
+    /// Function that returns what is missing.
     Ask(fn() -> Option<String>),
 }
 
-/// What a row runs. Each command has to succeed.
+/// What a row runs. Every command must succeed.
 #[derive(Clone, Copy)]
 pub(super) enum Run {
     Xtask(&'static [&'static [&'static str]]),
     Script(&'static [&'static str]),
-    /// A scenario of `drill`, and the minutes of its last phase.
+    /// A scenario of `drill`, with the duration of its last phase in minutes.
     Drill(Option<&'static str>),
     Make(fn() -> Vec<Command>),
 }
@@ -43,9 +43,9 @@ const fn row(name: &'static str, minutes: u64, needs: Needs, run: Run, purpose: 
     Row { name, minutes, purpose, needs, run }
 }
 
-/// The first requests of Mooncake's conversation trace.
+/// File with the first requests of Mooncake's conversation trace.
 const TRACE: &str = "tests/fixtures/mooncake_conversation_400.jsonl";
-/// Names a Python with NVIDIA Dynamo.
+/// Environment variable that names a Python with NVIDIA Dynamo.
 const DYNAMO: &str = "POINTSMAN_DYNAMO_PYTHON";
 const PYTHON: Needs = Programs(&["python3"]);
 const VLLM: Needs = Ask(|| no_engine("venv-vllm", "e2e-vllm"));
@@ -111,8 +111,8 @@ const ROWS: &[Row] = &[
         "the admin page in Chromium"),
 ];
 
-/// Tests of the index's memory: package, file and name. Each runs in a process of its own, so that none
-/// counts another's memory.
+/// Tests of the index's memory: package, file and name. Each test runs in its own process, so that it does
+/// not measure the memory of another test.
 const MEMORY_TESTS: [(&str, &str, &str); 6] = [
     ("pointsman-workers", "churn", "h4_workers_that_join_and_leave_leak_nothing"),
     ("pointsman-workers", "churn", "h4_five_thousand_workers_join_and_leave_at_once"),
@@ -123,12 +123,12 @@ const MEMORY_TESTS: [(&str, &str, &str); 6] = [
 ];
 
 impl Row {
-    /// Cells of `--list`.
+    /// Returns the cells of the row for `--list`.
     pub(super) fn describe(&self) -> Vec<String> {
         vec![self.name.to_owned(), format!("{} min", self.minutes), self.purpose.to_owned()]
     }
 
-    /// Reason why the row cannot run on this machine.
+    /// Returns the reason why the row cannot run on this machine.
     pub(super) fn missing(&self) -> Option<String> {
         match self.needs {
             Programs(programs) => first_missing(programs),
@@ -151,19 +151,19 @@ impl Row {
     }
 }
 
-/// All rows: scenarios first, but for the longest.
+/// Returns all rows: first the scenarios, except the longest, which comes last.
 pub(super) fn rows() -> Vec<Row> {
     let scenarios = drill::ROWS.iter().map(|one| {
         let (needs, run) = (Programs(one.needs), Run::Drill(one.nightly));
         Row { name: one.name, minutes: one.minutes, purpose: one.purpose, needs, run }
     });
     let mut rows: Vec<Row> = scenarios.chain(ROWS.iter().copied()).collect();
-    // The longest one last: a hosted runner may end before it does.
+    // The longest row comes last, because a hosted runner may stop before its end.
     rows.sort_by_key(|row| row.name == "soak");
     rows
 }
 
-/// Rows by name, all when no name is given.
+/// Returns rows by name, or all rows when no name is given.
 pub(super) fn choose(names: &[String]) -> anyhow::Result<Vec<Row>> {
     let rows = rows();
     for name in names {
@@ -174,7 +174,8 @@ pub(super) fn choose(names: &[String]) -> anyhow::Result<Vec<Row>> {
     Ok(rows.into_iter().filter(wanted).collect())
 }
 
-/// This program with other arguments. A row is a process, so that its time limit can end it.
+/// Returns a command that runs this program with other arguments. Each row is a process, so that its time
+/// limit can end it.
 fn xtask(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap_or_else(|_| "xtask".into()));
     command.args(args);
@@ -203,7 +204,8 @@ fn no_dynamo() -> Option<String> {
     std::env::var_os(DYNAMO).is_none().then(|| format!("{DYNAMO} names no Python with NVIDIA Dynamo"))
 }
 
-/// Real engines are gigabytes, which no nightly run installs by itself.
+/// Returns what to do if an engine is not installed. Real engines need gigabytes, so a nightly run does not
+/// install them.
 fn no_engine(venv: &str, command: &str) -> Option<String> {
     let found = sh::root().join("target").join(venv).is_dir();
     (!found).then(|| format!("target/{venv} is missing: `cargo xtask {command}` installs it"))
@@ -221,7 +223,7 @@ mod tests {
 
     /// Commands that CI runs, and `nightly` itself.
     const IN_CI: [&str; 6] = ["setup", "ci", "test", "book", "spec", "nightly"];
-    /// Commands that a row reaches in another way: `package` counts with `profile`.
+    /// Commands that a row runs indirectly: `package` counts with `profile`.
     const BY_OTHERS: [(&str, &str); 3] =
         [("drill", "faults"), ("profile", "package"), ("lab-dynamo", "lab-dynamo")];
 

@@ -1,4 +1,4 @@
-//! One build of a commit.
+//! A build of a commit.
 
 use std::{
     env, fs,
@@ -12,18 +12,18 @@ use anyhow::{Context as _, ensure};
 use super::{Commit, contents::Contents, image, name, remove, wheel};
 use crate::sh;
 
-/// Commit and profile to build.
+/// The commit, the profile and the settings of a build.
 pub(super) struct Build<'a> {
     pub(super) commit: &'a Commit,
     pub(super) profile: &'a str,
     /// Counts for profile-guided optimisation.
     pub(super) counts: Option<&'a Path>,
-    /// Linker in place of the usual one.
+    /// Linker that replaces the default one.
     pub(super) linker: Option<&'a Path>,
 }
 
-/// The programs of a release: name, package, directory of its manifest. The first one starts the others, and
-/// writes the manual pages and completions of all.
+/// The programs of a release: name, package, and directory of the manifest. The first one starts the others,
+/// and writes the manual pages and completions of all.
 pub(super) const PROGRAMS: [(&str, &str, &str); 4] = [
     ("pointsman", "pointsman-gateway", "host/gateway"),
     ("pointsman-lab", "pointsman-lab-cli", "host/lab-cli"),
@@ -31,10 +31,10 @@ pub(super) const PROGRAMS: [(&str, &str, &str); 4] = [
     ("pointsman-tools", "pointsman-tools", "host/tools"),
 ];
 
-/// Programs of the image, as of `deploy/container/Dockerfile`.
+/// Programs of the image, as in `deploy/container/Dockerfile`.
 pub(super) const IMAGE_PROGRAMS: [&str; 2] = ["pointsman", "pointsman-policy"];
 
-/// What a build made.
+/// Files that a build made.
 #[derive(Debug)]
 pub(super) struct Files {
     pub(super) programs: Vec<PathBuf>,
@@ -42,7 +42,7 @@ pub(super) struct Files {
     image: PathBuf,
     wheel: PathBuf,
     sboms: Vec<PathBuf>,
-    /// Directories of this machine that no file may name.
+    /// Directories of this machine that must not occur in any file.
     pub(super) mapped: Vec<PathBuf>,
 }
 
@@ -51,12 +51,12 @@ struct Dirs {
     source: PathBuf,
     target: PathBuf,
     cargo_home: PathBuf,
-    /// What the programs wrote: manual pages and completions; and the changelog.
+    /// Directory of the changelog and of the manual pages and completions that the programs wrote.
     generated: PathBuf,
 }
 
 impl Files {
-    /// What is published, in the order of `SHA256SUMS`.
+    /// Returns the files to publish, in the order of `SHA256SUMS`.
     pub(super) fn all(&self) -> Vec<&Path> {
         self.programs
             .iter()
@@ -68,7 +68,8 @@ impl Files {
 }
 
 impl Build<'_> {
-    /// Clones the commit into a directory and builds it there. `home`: cargo's home, unless the usual one.
+    /// Clones the commit into a directory and builds it there. `home` is cargo's home, if it is not the
+    /// default one.
     pub(super) fn run(&self, dir: &Path, home: Option<&Path>) -> anyhow::Result<Files> {
         let (source, target) = (dir.join("source"), dir.join("target"));
         remove(&source)?;
@@ -80,7 +81,7 @@ impl Build<'_> {
         checkout.arg("-C").arg(&source).args(["checkout", "--quiet", "--detach", &self.commit.hash]);
         sh::run(&mut checkout)?;
         let cargo_home = home.map_or_else(usual_cargo_home, |home| Ok(home.to_owned()))?;
-        // The one profile whose directory has another name.
+        // This is the only profile whose directory has another name.
         let profile_dir = target.join(if self.profile == "dev" { "debug" } else { self.profile });
         let dirs = Dirs { source, target, cargo_home, generated: profile_dir.join("package") };
         let mapped = self.mapped(&dirs)?;
@@ -105,7 +106,8 @@ impl Build<'_> {
         })
     }
 
-    /// Directories, and what stands for them in the files. rustc takes the last one that fits.
+    /// Returns directories, and the text that replaces each in the files. rustc uses the last one that
+    /// matches.
     fn mapped(&self, dirs: &Dirs) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let rustc = |arguments: &[&str]| -> anyhow::Result<String> {
             let mut rustc = command("rustc", &dirs.source);
@@ -124,7 +126,7 @@ impl Build<'_> {
         ])
     }
 
-    /// A cargo command in the clone whose output depends on the commit and the toolchain only.
+    /// Returns a cargo command in the clone, whose output depends only on the commit and the toolchain.
     fn cargo(&self, dirs: &Dirs, mapped: &[(PathBuf, String)]) -> Command {
         let each = |flag: &str| -> Vec<String> {
             mapped.iter().map(|(from, to)| format!("{flag}={}={to}", from.display())).collect()
@@ -151,7 +153,7 @@ impl Build<'_> {
         command.env("SOURCE_DATE_EPOCH", &self.commit.time).env("TZ", "UTC").env("LC_ALL", "C.UTF-8")
     }
 
-    /// Writes what the package has besides the programs and files of the repository.
+    /// Writes the files of the package that are neither programs nor files of the repository.
     fn generate(&self, binary: &Path, dirs: &Dirs) -> anyhow::Result<()> {
         let generated = &dirs.generated;
         let pointsman = |arguments: &[&str]| -> anyhow::Result<Vec<u8>> {
@@ -236,10 +238,10 @@ impl Build<'_> {
     }
 }
 
-/// Who answers for the package. The manifest of the gateway repeats it.
+/// Maintainer of the package. The manifest of the gateway repeats this line.
 const MAINTAINER: &str = "The Pointsman maintainers <maintainers@pointsman.dev>";
 
-/// A command in a clone, with the toolchain that its `rust-toolchain.toml` names.
+/// Returns a command that runs in a clone, with the toolchain that its `rust-toolchain.toml` names.
 fn command(program: &str, source: &Path) -> Command {
     let mut command = Command::new(program);
     command.current_dir(source).env_remove("RUSTUP_TOOLCHAIN").env_remove("RUSTFLAGS").env_remove("CARGO");
@@ -251,7 +253,7 @@ fn usual_cargo_home() -> anyhow::Result<PathBuf> {
     env::var_os("CARGO_HOME").map(PathBuf::from).or_else(home).context("neither CARGO_HOME nor HOME is set")
 }
 
-/// Makes a cargo home at another path that shares the downloads of the usual one.
+/// Makes a cargo home at another path that shares the downloads of the default one.
 pub(super) fn link_cargo_home(dir: &Path) -> anyhow::Result<()> {
     let usual = usual_cargo_home()?;
     fs::create_dir_all(dir)?;

@@ -1,4 +1,4 @@
-//! The commit that is packaged.
+//! The commit to package.
 
 use std::process::Command;
 
@@ -7,11 +7,11 @@ use anyhow::{Context as _, ensure};
 use super::contents::Release;
 use crate::sh;
 
-/// The commit that is checked out, and what is called after it.
+/// The checked-out commit, with the versions and times that are derived from it.
 #[derive(Debug)]
 pub(super) struct Commit {
     pub(super) hash: String,
-    /// Seconds since 1970.
+    /// Time of the commit, seconds since 1970.
     pub(super) time: String,
     /// Version of the binary: `0.1.0+6032306ab12c`.
     pub(super) version: String,
@@ -39,7 +39,7 @@ impl Commit {
         })
     }
 
-    /// What an image says of the commit.
+    /// Returns the data about the commit for an image.
     pub(super) fn release(&self) -> anyhow::Result<Release> {
         Ok(Release {
             version: self.version.clone(),

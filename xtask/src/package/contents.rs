@@ -1,8 +1,8 @@
-//! What an image and a wheel are made from.
+//! Contents of an image and of a wheel.
 
 use std::path::{Path, PathBuf};
 
-/// What labels and metadata say of the commit.
+/// Data about the commit in labels and metadata.
 #[derive(Clone, Debug)]
 pub(crate) struct Release {
     pub(crate) version: String,
@@ -14,14 +14,14 @@ pub(crate) struct Release {
     pub(crate) created: String,
 }
 
-/// Files that are not the same for every build.
+/// Files that differ between builds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Contents<'a> {
     /// Stripped programs.
     pub(crate) programs: &'a [PathBuf],
     /// Lists of the crates in each program.
     pub(crate) documents: &'a [PathBuf],
-    /// Root of the sources.
+    /// Root directory of the sources.
     pub(crate) source: &'a Path,
     pub(crate) release: &'a Release,
 }

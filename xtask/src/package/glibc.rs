@@ -1,4 +1,4 @@
-//! The oldest glibc that a program runs with: the highest version among the symbols that it wants.
+//! Finds the oldest glibc with which a program runs: the highest version of the symbols that it needs.
 
 use std::{fmt, path::Path, process::Command, str::FromStr};
 
@@ -43,7 +43,7 @@ pub(crate) fn needed(program: &Path) -> anyhow::Result<Glibc> {
     highest(&text).with_context(|| format!("the versions of the symbols in {shown}"))
 }
 
-/// The highest version in the section of needed versions.
+/// Returns the highest version in the section of needed versions.
 fn highest(readelf: &str) -> anyhow::Result<Glibc> {
     let mut highest = None;
     for name in readelf.lines().filter_map(|line| line.split_once("Name: GLIBC_")) {

@@ -1,5 +1,5 @@
-//! An OCI image without a base image: the programs with the libraries that they link, root certificates, the
-//! configuration. No daemon is needed, and the same programs give the same bytes.
+//! An OCI image without a base image: it contains the programs, their libraries, root certificates and the
+//! configuration. No container daemon is needed, and equal programs give equal bytes.
 
 use std::{fs, path::Path};
 
@@ -14,17 +14,17 @@ mod tree;
 use super::contents::{Contents, Release};
 use tree::Tree;
 
-/// Root certificates of Debian's `ca-certificates`. Those that an administrator added to the build machine
-/// are elsewhere, so that no image trusts them.
+/// Root certificates of Debian's `ca-certificates`. Certificates that an administrator added to the build
+/// machine are in another directory, so no image trusts them.
 const CERTIFICATES: &str = "/usr/share/ca-certificates/mozilla";
 
-/// Names the distribution of this machine, which the libraries come from.
+/// File that names the distribution of this machine, from which the libraries come.
 const OS_RELEASE: &str = "/etc/os-release";
 
 /// Numeric user and group of the process.
 const USER: u64 = 65532;
 
-/// Writes the image as the archive of an OCI layout. `work` keeps files that are in the making.
+/// Writes the image as the archive of an OCI layout. `work` is a directory for temporary files.
 pub(crate) fn write(contents: Contents<'_>, work: &Path, output: &Path) -> anyhow::Result<()> {
     let files = files(contents).context("collecting the files of the image")?;
     let layer = layer::pack(&files, contents.release.time, work).context("packing the image's layer")?;
@@ -33,7 +33,7 @@ pub(crate) fn write(contents: Contents<'_>, work: &Path, output: &Path) -> anyho
     fs::write(output, archive).with_context(|| format!("writing {}", output.display()))
 }
 
-/// Name of the image's file.
+/// Returns the name of the image's file.
 pub(crate) fn file_name(release: &Release) -> String {
     format!("pointsman_{}_{}.oci.tar", release.version, config::architecture())
 }
@@ -50,11 +50,11 @@ fn files(contents: Contents<'_>) -> anyhow::Result<Tree> {
     }
     let certificates = certificates(Path::new(CERTIFICATES))?;
     tree.file("etc/ssl/certs/ca-certificates.crt", certificates, 0o644);
-    // Scanners choose the list of vulnerabilities by it.
+    // Scanners use this file to choose the list of vulnerabilities.
     tree.copy("etc", Path::new(OS_RELEASE), 0o644)?;
     for package in libraries::packages(&libraries)? {
         tree.file(&format!("usr/share/doc/{}/copyright", package.name), package.copyright, 0o644);
-        // Scanners look here for the versions of what has no package manager.
+        // Scanners read the versions of packages here, because the image has no package manager.
         tree.file(&format!("var/lib/dpkg/status.d/{}", package.name), package.status, 0o644);
     }
     for document in contents.documents {
@@ -72,10 +72,10 @@ fn files(contents: Contents<'_>) -> anyhow::Result<Tree> {
     tree.file("etc/group", format!("root:x:0:\npointsman:x:{USER}:\n"), 0o644);
     tree.file("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n", 0o644);
     tree.directory("tmp", 0o1777, 0);
-    // Compiled policies; all that the process writes. A tmpfs or a volume covers it when the root is
-    // read-only.
+    // The process writes only compiled policies, in this directory. If the root is read-only, a tmpfs or a
+    // volume is mounted over it.
     tree.directory("var/cache/pointsman", 0o700, USER);
-    // Where a runtime mounts: it cannot make directories in a root that is read-only.
+    // A runtime mounts at these directories, which it cannot create in a read-only root.
     for mounted in ["dev", "proc", "sys"] {
         tree.directory(mounted, 0o755, 0);
     }

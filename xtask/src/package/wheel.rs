@@ -1,7 +1,8 @@
 //! A wheel with the programs, which pip and uv install without a compiler.
 //!
-//! maturin takes programs that are built already, but builds one itself, and its tag ignores what the others
-//! need (1.16 gave `manylinux_2_28` to a wheel with a program for 2.34). So the wheel is written here.
+//! maturin accepts existing programs, but always builds one itself, and its tag ignores the needs of the
+//! other programs (version 1.16 gave the tag `manylinux_2_28` to a wheel with a program for 2.34). This
+//! module therefore writes the wheel itself.
 
 use std::{
     fs,
@@ -20,11 +21,11 @@ use super::{
     glibc::{self, Glibc},
 };
 
-/// Files of the wheel, in the order of the archive: path, content, whether it is a program.
+/// Files of the wheel, in the order of the archive: path, content, and whether the file is a program.
 type Files = Vec<(String, Vec<u8>, bool)>;
 
-/// Writes the wheel into a directory and returns its path. Its tag says the oldest glibc that all programs
-/// run with.
+/// Writes the wheel into a directory and returns its path. Its tag names the oldest glibc with which all
+/// programs run.
 pub(crate) fn write(contents: Contents<'_>, dir: &Path) -> anyhow::Result<PathBuf> {
     let needed = contents.programs.iter().map(|program| glibc::needed(program));
     let needed = needed.collect::<anyhow::Result<Vec<_>>>()?.into_iter().max();
@@ -47,7 +48,7 @@ pub(crate) fn write(contents: Contents<'_>, dir: &Path) -> anyhow::Result<PathBu
     Ok(wheel)
 }
 
-/// The tag of a wheel for any Python 3, and for machines with this glibc or a later one.
+/// Returns the tag of a wheel for any Python 3, and for machines with this glibc or a later one.
 fn tag(glibc: Glibc) -> String {
     format!("py3-none-manylinux_{}_{}_{}", glibc.major, glibc.minor, std::env::consts::ARCH)
 }
@@ -86,7 +87,7 @@ fn metadata(version: &str) -> String {
     )
 }
 
-/// Digest and size of each file; the list itself has none.
+/// Returns the list of files with digest and size. The list's own entry has neither.
 fn record(files: &Files, own: &str) -> String {
     let line = |(path, content, _): &(String, Vec<u8>, bool)| {
         let digest = BASE64_URL_SAFE_NO_PAD.encode(Sha256::digest(content));
@@ -101,7 +102,7 @@ fn zip(dir: &Path, names: &[&str], output: &Path) -> anyhow::Result<()> {
     let list = dir.with_extension("list");
     fs::write(&list, names.join("\n"))?;
     let mut zip = Command::new("zip");
-    // An archive has local times.
+    // An archive contains local times.
     zip.current_dir(dir).env("TZ", "UTC").args(["-X", "-9", "--quiet", "--names-stdin"]).arg(output);
     let zip = zip.stdin(Stdio::from(fs::File::open(&list)?)).output();
     let zip = zip.context("could not start zip: install it with `apt install zip`")?;
@@ -148,7 +149,7 @@ mod tests {
         assert!(made[0] == made[1] && made[0].starts_with(b"PK"));
     }
 
-    /// The name is not the project's in PyPI: anyone could publish a package under it.
+    /// The project does not own this name in PyPI, so anyone could publish a package under it.
     #[test]
     fn no_document_installs_a_package_of_that_name_from_an_index() {
         for file in sh::tracked_files(".md").unwrap() {

@@ -1,4 +1,4 @@
-//! A linker for an older glibc than this machine's: zig has the symbols of each one.
+//! A linker for an older glibc than this machine's. zig contains the symbols of each glibc.
 
 use std::{
     fs,
@@ -10,10 +10,11 @@ use std::{
 use super::glibc::Glibc;
 use crate::sh;
 
-/// zig in PyPI. Another version writes other bytes.
+/// zig from PyPI. Another version writes other bytes.
 const PACKAGE: &str = "ziglang==0.17.1";
 
-/// Installs zig into a venv of the target directory, and returns a program that links for this glibc.
+/// Installs zig into a virtual environment in the target directory. Returns a program that links for this
+/// glibc.
 pub(super) fn linker(target: &Path, glibc: Glibc) -> anyhow::Result<PathBuf> {
     let venv = target.join("venv-zig");
     let python = venv.join("bin/python");
@@ -30,7 +31,7 @@ pub(super) fn linker(target: &Path, glibc: Glibc) -> anyhow::Result<PathBuf> {
     Ok(linker)
 }
 
-/// zig takes the target in place of `-m64`.
+/// zig needs the target instead of `-m64`.
 fn script(python: &Path, glibc: Glibc) -> String {
     let (python, arch) = (python.display(), std::env::consts::ARCH);
     format!(

@@ -1,5 +1,5 @@
-//! Checks of a prefill and a decode engine behind the gateway: answers token by token, clients that leave, a
-//! decode engine that dies.
+//! Checks of a prefill and a decode engine behind the gateway: equal answers token by token, clients that
+//! disconnect, and a decode engine that is killed.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 
-/// Prompts of different lengths, some with a common prefix.
+/// Returns prompts of different lengths, some with a common prefix.
 pub(crate) fn prompt(turn: usize) -> String {
     let subject = ["trains", "points", "signals", "sidings", "junctions"][turn % 5];
     let mut text = format!("Tell about {subject}. ");
@@ -26,7 +26,7 @@ pub(crate) fn prompt(turn: usize) -> String {
     text
 }
 
-/// A completion of a prompt, or of a list of prompts.
+/// Returns the body of a completion for a prompt or a list of prompts.
 pub(crate) fn body(prompt: &Value, stream: bool, tokens: u32) -> Value {
     json!({
         "model": "tiny", "prompt": prompt, "stream": stream, "max_tokens": tokens, "temperature": 0,
@@ -34,7 +34,7 @@ pub(crate) fn body(prompt: &Value, stream: bool, tokens: u32) -> Value {
     })
 }
 
-/// Answers of one engine, by which those of a pair are judged.
+/// Returns the answers of one engine, with which those of a pair are compared.
 pub(crate) async fn answers(client: &Client, prompts: &[String]) -> anyhow::Result<Vec<Vec<u64>>> {
     let mut all = Vec::new();
     for prompt in prompts {
@@ -63,7 +63,7 @@ pub(crate) async fn compare(
     Ok(())
 }
 
-/// Compares the answers to lists of two prompts with those of one engine, and looks at their ids.
+/// Compares the answers to lists of two prompts with those of one engine, and checks their ids.
 pub(crate) async fn batches(
     client: &Client,
     prompts: &[String],
@@ -84,7 +84,7 @@ pub(crate) async fn batches(
     Ok(())
 }
 
-/// Token ids of an answer.
+/// Returns the token ids of an answer.
 async fn whole(client: &Client, prompt: &str) -> anyhow::Result<Vec<u64>> {
     let answer = client.post(COMPLETIONS, body(&json!(prompt), false, 16).to_string()).await?;
     let answer: Value = serde_json::from_str(&answer)?;
@@ -119,8 +119,8 @@ async fn next_json(stream: &mut Streaming) -> anyhow::Result<Option<Value>> {
     Ok(None)
 }
 
-/// Disconnects at random times: while prefill runs, between the legs, and within the stream. With `lists`,
-/// every third client sends a list of two prompts.
+/// Disconnects at random times: during prefill, between the legs, and during the stream. With `lists`, every
+/// third client sends a list of two prompts.
 pub(crate) async fn leave_early(
     client: &Client,
     count: usize,
@@ -142,7 +142,7 @@ pub(crate) async fn leave_early(
     Ok(())
 }
 
-/// Waits until the engines hold nothing by these gauges, at most for `limit`. Returns what they still hold.
+/// Waits until these gauges of the engines are zero, at most for `limit`. Returns their sum.
 pub(crate) async fn held(engines: &[&RealEngine], gauges: &[&str], limit: Duration) -> anyhow::Result<f64> {
     let deadline = Instant::now() + limit;
     loop {
@@ -159,7 +159,7 @@ pub(crate) async fn held(engines: &[&RealEngine], gauges: &[&str], limit: Durati
     }
 }
 
-/// Kills the decode engine in a stream, which has to end with one error event.
+/// Kills the decode engine during a stream, which must then end with one error event.
 pub(crate) async fn kill_mid_stream(
     client: &Client,
     decode: &mut RealEngine,

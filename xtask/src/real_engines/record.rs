@@ -1,4 +1,4 @@
-//! Writes what a real engine answers into files, which tests read as fixtures.
+//! Writes the answers of a real engine into files, which tests read as fixtures.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder of a directory, which is created.
+    /// Returns a recorder for a directory, and creates the directory.
     pub(crate) fn new(dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(dir)?;
         Ok(Self { dir: dir.to_owned() })

@@ -1,5 +1,5 @@
-//! What each command with real engines begins with: programs, directory, prompts, and the answers of one
-//! plain engine.
+//! First steps of each command with real engines: programs, directory, prompts, and the answers of one plain
+//! engine.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Builds what the run needs. `engine` names its directory.
+    /// Builds the programs of the run. `engine` names its directory.
     pub(crate) fn begin(engine: &str, options: &Options) -> anyhow::Result<Self> {
         ensure!(options.prompts > 0, "--prompts 0 compares nothing: pass at least 1");
         setup::run()?;
@@ -44,8 +44,8 @@ impl Session {
         fleet::gateway(&self.bin, self.dir.path(), PATIENT, workers).await
     }
 
-    /// Returns the answers of one plain engine, which is also tried as the only `worker` of a gateway, and
-    /// that gateway.
+    /// Returns the answers of one plain engine, and a gateway with this engine as its only `worker`. Also
+    /// tests that gateway.
     pub(crate) async fn plain_answers(
         &mut self,
         engine: &RealEngine,

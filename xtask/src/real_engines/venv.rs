@@ -1,4 +1,4 @@
-//! Python environments with an engine, made with `uv` on first use.
+//! Python environments with an engine, created with `uv` on first use.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,22 +18,22 @@ pub(crate) struct Venv {
 }
 
 impl Venv {
-    /// The environment at a path. It need not exist.
+    /// Returns the environment at a path. It need not exist.
     pub(crate) fn at(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
 
-    /// Path of a program of the environment.
+    /// Returns the path of a program in the environment.
     pub(crate) fn program(&self, name: &str) -> PathBuf {
         self.root.join("bin").join(name)
     }
 
-    /// Python of the environment.
+    /// Returns a command for the environment's Python.
     pub(crate) fn python(&self) -> Command {
         Command::new(self.program("python"))
     }
 
-    /// Whether these modules can be found. They are not loaded, which takes long.
+    /// Whether these modules can be found. The modules are not loaded, because that takes long.
     pub(crate) fn has(&self, modules: &str) -> bool {
         let script = "import importlib.util as u, sys\n\
                       sys.exit(any(u.find_spec(name) is None for name in sys.argv[1].split()))";
@@ -55,16 +55,16 @@ impl Venv {
         sh::run(install.args(["--only-binary", ":all:"]).args(args))
     }
 
-    /// Installs wheels with the requirements of a text, which is kept in the environment.
+    /// Installs wheels from a list of requirements, which is also stored in the environment.
     pub(crate) fn install_list(&self, list: &str) -> anyhow::Result<()> {
         let file = self.root.join("requirements.txt");
         std::fs::write(&file, list)?;
         self.install(&["--requirement", &file.display().to_string()])
     }
 
-    /// Directory of the installed packages.
+    /// Returns the directory of the installed packages.
     pub(crate) fn packages(&self) -> anyhow::Result<PathBuf> {
-        // Packages put libraries beside it.
+        // Packages put libraries into the same directory.
         let names = std::fs::read_dir(self.root.join("lib"))?.filter_map(|entry| Some(entry.ok()?.path()));
         let mut packages = names.map(|path| path.join("site-packages"));
         packages
@@ -72,7 +72,7 @@ impl Venv {
             .context("the environment has no directory lib/python*/site-packages")
     }
 
-    /// Replaces a text of an installed file, unless it is replaced already.
+    /// Replaces a text in an installed file, unless it is already replaced.
     pub(crate) fn patch(&self, file: &str, from: &str, to: &str) -> anyhow::Result<()> {
         let path = self.packages()?.join(file);
         let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -83,7 +83,7 @@ impl Venv {
         Ok(std::fs::write(&path, text.replacen(from, to, 1))?)
     }
 
-    /// Directory of the tiny model, which is made on first use.
+    /// Returns the directory of the tiny model, which is created on first use.
     pub(crate) fn model(&self) -> anyhow::Result<PathBuf> {
         let model = self.root.join("tiny-model");
         if !model.join("tokenizer.json").is_file() {

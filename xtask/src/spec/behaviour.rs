@@ -1,4 +1,4 @@
-//! Rules and clauses of docs/behaviour.md.
+//! Reads the rules and clauses of docs/behaviour.md.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +19,10 @@ pub(super) struct Clause {
     pub(super) deviates: bool,
 }
 
-/// Number of characters of a text that are shown.
+/// Number of characters of a clause's text that are shown.
 const SHOWN: usize = 90;
 
-/// Reads the rules in the order of the document, and what is wrong with their ids.
+/// Reads the rules in the order of the document, and the problems with their ids.
 pub(super) fn read(document: &str) -> (Vec<Rule>, Vec<String>) {
     let (mut rules, mut problems, mut deviations) = (Vec::<Rule>::new(), Vec::new(), BTreeSet::new());
     let mut section = "";
@@ -78,7 +78,7 @@ fn is_rule(text: &str) -> bool {
     !digits.is_empty() && digits.len() <= 2 && digits.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Adds a clause to its rule, which stands before it.
+/// Adds a clause to its rule. The rule must come before it.
 fn add(rules: &mut [Rule], id: &str, text: &str, problems: &mut Vec<String>) {
     let clause = Clause { id: id.to_owned(), text: begin(text), deviates: false };
     let of = id.split_once('.').map_or("", |(rule, _)| rule);
@@ -88,7 +88,7 @@ fn add(rules: &mut [Rule], id: &str, text: &str, problems: &mut Vec<String>) {
     }
 }
 
-/// Id and text of a list item, or of a table's row that begins with the id of a clause.
+/// Returns the id and the text of a list item, or of a table row that begins with the id of a clause.
 fn item(line: &str) -> Option<(&str, &str)> {
     let trimmed = line.trim_start();
     if let Some(item) = trimmed.strip_prefix("- ") {
@@ -99,12 +99,12 @@ fn item(line: &str) -> Option<(&str, &str)> {
     Some((id, text.trim_matches([' ', '|'])))
 }
 
-/// First cell of a table's row.
+/// Returns the first cell of a table row.
 fn first_cell(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix('|')?.split('|').next().map(str::trim)
 }
 
-/// Codes in the last column of the table of errors. Each is a rule with itself as the only clause.
+/// Returns the codes in the last column of the table of errors. Each code is a rule, and its own only clause.
 fn error_codes(line: &str) -> Vec<Rule> {
     let row = line.strip_prefix('|').map(|row| row.trim_end_matches([' ', '|']));
     let codes = row.and_then(|row| row.rsplit('|').next()).unwrap_or_default();

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, ops::RangeInclusive};
 #[derive(Debug)]
 pub(super) struct Function {
     pub(super) name: String,
-    /// From its `fn` to its closing brace, counted from 0.
+    /// Lines from its `fn` to its closing brace, counted from 0.
     pub(super) lines: RangeInclusive<usize>,
-    /// Whether an ordinary run of the tests runs it as a test.
+    /// Whether a normal run of the tests runs it as a test.
     is_test: bool,
 }
 
@@ -21,7 +21,8 @@ pub(super) fn functions(lines: &[&str]) -> Vec<Function> {
     found.collect()
 }
 
-/// Names of the tests that are the function or call it, directly or through functions of the same file.
+/// Returns the name of the function if it is a test, and the names of the tests that call it directly or
+/// through functions of the same file.
 pub(super) fn tests_that_call(function: &Function, functions: &[Function], lines: &[&str]) -> Vec<String> {
     let (mut tests, mut seen) = (BTreeSet::new(), BTreeSet::new());
     let mut open = vec![function];
@@ -52,7 +53,7 @@ fn mentions(line: &str, name: &str) -> bool {
     })
 }
 
-/// Name of the function that begins on a line.
+/// Returns the name of the function that begins on a line.
 fn name(line: &str) -> Option<String> {
     let (before, after) = line.split_once("fn ")?;
     let qualifiers = ["pub", "pub(crate)", "pub(super)", "async", "const", "unsafe"];
@@ -64,7 +65,7 @@ fn name(line: &str) -> Option<String> {
     (!name.is_empty()).then_some(name)
 }
 
-/// Line of the closing brace, which has the indentation of the function's first line.
+/// Returns the line of the closing brace, which is indented like the function's first line.
 fn end(lines: &[&str], start: usize) -> Option<usize> {
     let first = lines.get(start)?;
     if first.ends_with('}') {

@@ -15,7 +15,7 @@ pub(super) struct Mark {
     pub(super) tests: Vec<String>,
 }
 
-/// Finds the marks of a Rust file, and what is wrong with them.
+/// Finds the marks of a Rust file, and the problems with them.
 pub(super) fn marks(file: &str, source: &str) -> (Vec<Mark>, Vec<String>) {
     let lines: Vec<&str> = source.lines().collect();
     let functions = functions(&lines);
@@ -42,7 +42,7 @@ pub(super) fn marks(file: &str, source: &str) -> (Vec<Mark>, Vec<String>) {
     (marks, problems)
 }
 
-/// Clauses that a line names. `None` when it is not such a comment.
+/// Returns the clauses that a line names, or `None` if the line is not a mark.
 fn clauses(line: &str) -> Option<Result<Vec<String>, String>> {
     let text = line.trim_start().strip_prefix("// ")?;
     let first = text.split([' ', ',', ':']).next()?;
@@ -58,7 +58,7 @@ fn clauses(line: &str) -> Option<Result<Vec<String>, String>> {
     })
 }
 
-/// Tests that run the line, or why it proves nothing.
+/// Returns the tests that run the line, or the reason why it proves nothing.
 fn proving_tests(
     file: &str,
     lines: &[&str],

@@ -1,4 +1,4 @@
-//! Who imports whom in a crate, and the circles in it.
+//! Finds the imports between the modules of a crate, and the circles in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,12 +17,12 @@ pub(crate) struct SiblingCircle {
     pub(crate) parent: String,
     /// Names of the children in the circle.
     pub(crate) children: Vec<String>,
-    /// One import for each pair of children.
+    /// One example import for each pair of children.
     pub(crate) examples: Vec<String>,
 }
 
-/// Imports between the files of a crate. A path that goes through a re-export counts as an import of the
-/// defining module.
+/// Returns the imports between the files of a crate. A path that goes through a re-export counts as an import
+/// of the defining module.
 pub(crate) fn imports(krate: &Crate) -> Imports {
     let resolver = Resolver::new(krate);
     let mut edges = Imports::new();
@@ -36,7 +36,7 @@ pub(crate) fn imports(krate: &Crate) -> Imports {
     edges
 }
 
-/// Circles between the subtrees of siblings, at every level.
+/// Returns the circles between the subtrees of siblings, at every level.
 pub(crate) fn sibling_circles(krate: &Crate, imports: &Imports) -> Vec<SiblingCircle> {
     // parent -> (child, child) -> one import that shows the edge
     let mut levels: BTreeMap<Vec<String>, BTreeMap<(String, String), String>> = BTreeMap::new();
@@ -68,8 +68,8 @@ pub(crate) fn sibling_circles(krate: &Crate, imports: &Imports) -> Vec<SiblingCi
     found
 }
 
-/// Strongly connected components of more than one node: a node is in a circle with those it reaches and that
-/// reach it.
+/// Returns the strongly connected components of more than one node. Two nodes are in one component if each
+/// reaches the other.
 fn circles(nodes: usize, edges: &Imports) -> Vec<Vec<usize>> {
     let reach: Vec<BTreeSet<usize>> = (0..nodes).map(|from| reachable(from, edges)).collect();
     let reaches = |a: usize, b: usize| reach.get(a).is_some_and(|reached| reached.contains(&b));
@@ -116,7 +116,7 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// The module that defines what `path` names, seen from module `at`.
+    /// Returns the module that defines the item of `path`, as seen from module `at`.
     fn resolve(&self, at: &[String], path: &[String], depth: usize) -> Option<usize> {
         const MAX_REEXPORTS: usize = 8;
         let mut here = at.to_vec();

@@ -1,4 +1,4 @@
-//! Finds the crates of a tree and their module files. Knows no rule.
+//! Finds the crates of a tree and their module files. It does not know the rules.
 
 use std::{
     fs,
@@ -9,11 +9,11 @@ use anyhow::Context as _;
 
 use super::syntax;
 
-/// One library or binary with its modules, tests left out.
+/// One library or binary with its modules, without tests.
 pub(crate) struct Crate {
     /// Package name; `NAME (bin)` for a binary beside a library.
     pub(crate) name: String,
-    /// Folder of the manifest.
+    /// Directory of the manifest.
     pub(crate) dir: PathBuf,
     manifest: toml::Table,
     /// Every module file; the first is the crate root.
@@ -33,12 +33,12 @@ pub(crate) struct Module {
 }
 
 impl Crate {
-    /// Name of the package.
+    /// Returns the name of the package.
     pub(crate) fn package(&self) -> &str {
         self.name.trim_end_matches(" (bin)")
     }
 
-    /// Names in these tables of the manifest, of every platform.
+    /// Returns the names in these tables of the manifest, for every platform.
     pub(crate) fn dependencies(&self, tables: &[&str]) -> impl Iterator<Item = &str> {
         let platforms = self.manifest.get("target").and_then(toml::Value::as_table).into_iter().flatten();
         let platforms = platforms.filter_map(|(_, platform)| platform.as_table());
@@ -49,7 +49,7 @@ impl Crate {
     }
 }
 
-/// Every crate with a `src` folder below `root`, in order of their folders.
+/// Returns every crate with a `src` directory below `root`, in the order of their directories.
 pub(crate) fn crates(root: &Path) -> anyhow::Result<Vec<Crate>> {
     let mut manifests = Vec::new();
     find_manifests(root, &mut manifests)?;
@@ -88,7 +88,7 @@ fn find_manifests(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads a file and the files of the modules it declares.
+/// Reads a file, and the files of the modules that it declares.
 fn read(file: &Path, path: Vec<String>, root: bool, modules: &mut Vec<Module>) -> anyhow::Result<()> {
     let shown = file.display();
     let text = fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;
@@ -99,7 +99,7 @@ fn read(file: &Path, path: Vec<String>, root: bool, modules: &mut Vec<Module>) -
     let dir = if root || is_mod_rs { file.with_file_name("") } else { file.with_extension("") };
     for name in declared {
         let beside = [dir.join(format!("{name}.rs")), dir.join(&name).join("mod.rs")];
-        // A module that is neither is generated or has a `path` attribute.
+        // A module without such a file is generated or has a `path` attribute.
         if let Some(child) = beside.iter().find(|child| child.is_file()) {
             read(child, [path.clone(), vec![name]].concat(), false, modules)?;
         }
@@ -107,7 +107,7 @@ fn read(file: &Path, path: Vec<String>, root: bool, modules: &mut Vec<Module>) -
     Ok(())
 }
 
-/// Finds every Rust file below a folder, tests included.
+/// Finds every Rust file below a directory, including tests.
 pub(super) fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) -> anyhow::Result<()> {
     for entry in fs::read_dir(dir)? {
         let path = entry?.path();

@@ -1,11 +1,11 @@
-//! The crates that are compiled into each program: how many at most, and which ones never.
+//! The crates that are compiled into each program: their maximum number, and those that are forbidden.
 
 use anyhow::ensure;
 
 use crate::sh;
 
-/// A program, and the largest number of crates in its tree. A change that needs more raises the number here,
-/// and says why in its commit.
+/// Programs, and the maximum number of crates in the tree of each. A change that needs more crates raises the
+/// number here and gives the reason in its commit.
 const PROGRAMS: [(&str, usize); 5] = [
     (DAEMON, 420),
     ("pointsman-policy-tools", 290),
@@ -16,7 +16,7 @@ const PROGRAMS: [(&str, usize); 5] = [
 
 const DAEMON: &str = "pointsman-gateway";
 
-/// Crates that the daemon does without, and the reason.
+/// Crates that the daemon must not contain, and the reason.
 const FORBIDDEN: [(&str, &[&str]); 5] = [
     ("a simulator", &["pointsman-lab", "pointsman-lab-cli", "pointsman-sim", "pointsman-rig"]),
     ("an importer", &["pointsman-import", "saphyr-parser", "pointsman-tools"]),
@@ -28,7 +28,7 @@ const FORBIDDEN: [(&str, &[&str]); 5] = [
     ("a plotting library", &["plotters", "charming", "poloto"]),
 ];
 
-/// Asks cargo for each tree. Returns a line for each that is too large or has what it must not have.
+/// Asks cargo for each tree. Returns a line for each tree that is too large or contains a forbidden crate.
 pub(super) fn broken() -> anyhow::Result<Vec<String>> {
     let mut broken = Vec::new();
     for (package, limit) in PROGRAMS {
@@ -53,11 +53,12 @@ fn judge(package: &str, limit: usize, crates: &[String]) -> Vec<String> {
     broken
 }
 
-/// Names of the crates of a package with its default features; each version counts.
+/// Returns the names of the crates of a package with its default features. Each version counts.
 fn tree(package: &str) -> anyhow::Result<Vec<String>> {
     let mut cargo = sh::cargo();
     cargo.args(["tree", "--package", package, "--edges", "normal", "--locked", "--prefix", "none"]);
-    // Of the program alone, also where builds take the features of the whole workspace.
+    // This variable is removed so that the tree has the features of this program only, not those of the
+    // workspace.
     cargo.env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
     let output = cargo.output()?;
     let problem = String::from_utf8_lossy(&output.stderr);

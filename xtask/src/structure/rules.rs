@@ -1,5 +1,5 @@
 //! The rules: crate edges, no circles between siblings, no thread-locals, no unused public items, file sizes.
-//! Those of `crates/` are in [`super::standalone`].
+//! The rules for `crates/` are in [`super::standalone`].
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -11,8 +11,8 @@ use super::{
     shown, standalone, syntax,
 };
 
-/// Crates of the product that each crate of `host` may depend on, without `pointsman-`. A crate that is
-/// missing here may depend on none.
+/// Names, without `pointsman-`, of the crates of this product that each crate of `host` may depend on. A
+/// crate that is missing here may depend on none of them.
 const EDGES: &[(&str, &str)] = &[
     (
         "gateway",
@@ -41,13 +41,13 @@ const EDGES: &[(&str, &str)] = &[
     ("tools", "admin-cli cli import"),
 ];
 
-/// Files of `host` that may keep a buffer pool, or a handler of the platform, for each thread.
+/// Files of `host` that may use thread-locals, for a buffer pool or a handler of the platform.
 const THREAD_LOCALS: &[&str] = &["host/policy-runtime/src/", "host/routing/src/buffers.rs"];
 
-/// Longest file, tests left out.
+/// Maximum number of lines of a file, without tests.
 const MAX_FILE_LINES: usize = 400;
 
-/// Every broken rule, as a line for a person.
+/// Returns every broken rule, as a line for the user.
 pub(crate) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String>> {
     let mut broken = Vec::new();
     for krate in crates {
@@ -70,7 +70,7 @@ pub(crate) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String
     Ok(broken)
 }
 
-/// Lines of a file without its inline test modules.
+/// Returns the number of lines of a file without its inline test modules.
 fn lines(module: &Module) -> usize {
     let tests = module.syntax.items.iter().filter_map(|item| match item {
         syn::Item::Mod(tests) if syntax::is_test(&tests.attrs) => {
@@ -104,8 +104,7 @@ fn edges(root: &Path, crates: &[Crate], broken: &mut Vec<String>) {
     }
 }
 
-/// Public items of the binary crate that no other crate, test or bench names, and no other public item
-/// mentions.
+/// Finds the public items of the binary crate that no other crate, test, bench or public item mentions.
 fn unused_public_items(root: &Path, crates: &[Crate], broken: &mut Vec<String>) -> anyhow::Result<()> {
     let own = root.join("host/gateway/src");
     let mut names = BTreeSet::new();

@@ -1,5 +1,5 @@
-//! The crates of `crates/`: code that other projects can take. They depend on each other and on third
-//! parties, read no file outside of their folders, and do not name the gateway.
+//! The crates of `crates/`: code that other projects can take. These crates depend only on each other and on
+//! third-party crates, read no file outside of their directories, and do not name the gateway.
 
 use std::{
     collections::BTreeSet,
@@ -12,14 +12,14 @@ use super::{
     shown,
 };
 
-/// Folder of these crates.
+/// Directory of these crates.
 const FOLDER: &str = "crates";
 /// Tables of a manifest that name other crates.
 const DEPENDENCIES: [&str; 3] = ["dependencies", "dev-dependencies", "build-dependencies"];
 /// Words that their files must not contain.
 const WORDS: [&str; 2] = ["pointsman", "gateway"];
 
-/// Every broken rule, as a line for a person.
+/// Returns every broken rule, as a line for the user.
 pub(super) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String>> {
     let folder = root.join(FOLDER);
     let (own, others): (Vec<_>, Vec<_>) = crates.iter().partition(|krate| krate.dir.starts_with(&folder));
@@ -45,13 +45,13 @@ pub(super) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String
     Ok(broken)
 }
 
-/// What is wrong with the text of a file of such a crate.
+/// Returns the problems in the text of a file of such a crate.
 fn problems(file: &Path, text: &str) -> Vec<String> {
     let lower = text.to_lowercase();
     let words = WORDS.into_iter().filter(|word| lower.contains(word));
     let mut problems: Vec<String> =
         words.map(|word| format!("contains `{word}`; it has to make sense without the gateway")).collect();
-    // Folders between the crate's own and the file's.
+    // Number of directories between the crate's own directory and the file.
     let depth = file.parent().map_or(0, |parent| parent.components().count());
     let leaves = |path: &&str| {
         let ups = Path::new(path).components().take_while(|part| matches!(part, Component::ParentDir));

@@ -1,5 +1,4 @@
-//! What the checks read from a syntax tree: declared modules, names that a module imports, and paths it
-//! mentions.
+//! Reads the input of the checks from a syntax tree: declared modules, imported names, and mentioned paths.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +13,7 @@ pub(crate) struct Import {
     pub(crate) path: Vec<String>,
 }
 
-/// Modules that have a file of their own and are no tests.
+/// Returns the modules that have a file of their own and are not tests.
 pub(crate) fn declared_modules(file: &syn::File) -> Vec<String> {
     let declared = file.items.iter().filter_map(|item| match item {
         Item::Mod(module) if module.content.is_none() && !is_test(&module.attrs) => {
@@ -33,7 +32,7 @@ pub(crate) fn is_test(attrs: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Names that the module's own `use` items bring in.
+/// Returns the names that the module's own `use` items import.
 pub(crate) fn imports(file: &syn::File) -> Vec<Import> {
     let mut imports = Vec::new();
     for item in &file.items {
@@ -46,7 +45,8 @@ pub(crate) fn imports(file: &syn::File) -> Vec<Import> {
     imports
 }
 
-/// Paths that begin with `crate`, `super` or `self` anywhere in the file outside tests, `use` items included.
+/// Returns the paths that begin with `crate`, `super` or `self`, from the whole file except tests. Paths of
+/// `use` items are included.
 pub(crate) fn mentioned(file: &syn::File) -> Vec<Vec<String>> {
     let mut paths: Vec<_> = imports(file).into_iter().map(|import| import.path).collect();
     for item in &file.items {
@@ -63,7 +63,7 @@ pub(crate) fn mentioned(file: &syn::File) -> Vec<Vec<String>> {
     paths
 }
 
-/// Names of the public items of a module.
+/// Returns the names of the public items of a module.
 pub(crate) fn public_items(file: &syn::File) -> Vec<String> {
     let name = |item: &Item| {
         let (vis, ident) = match item {
@@ -81,7 +81,7 @@ pub(crate) fn public_items(file: &syn::File) -> Vec<String> {
     file.items.iter().filter_map(name).collect()
 }
 
-/// Names that the public items of a module mention in fields, variants and signatures.
+/// Returns the names that the public items of a module mention in fields, variants and signatures.
 pub(crate) fn public_mentions(file: &syn::File) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for item in &file.items {
@@ -106,7 +106,7 @@ fn signatures(block: &syn::ItemImpl, names: &mut BTreeSet<String>) {
         match item {
             ImplItem::Fn(item) if is_public(&item.vis) => idents(item.sig.to_token_stream(), names),
             ImplItem::Const(item) if is_public(&item.vis) => idents(item.ty.to_token_stream(), names),
-            // Associated types of a trait that a public type implements.
+            // Associated types of a trait that a public type implements count, too.
             ImplItem::Type(item) => idents(item.ty.to_token_stream(), names),
             _ => {}
         }

@@ -1,4 +1,4 @@
-//! sslscan: which protocols and ciphers a listener accepts.
+//! sslscan: lists the protocols and ciphers that a listener accepts.
 
 use std::process::Command;
 
@@ -6,12 +6,12 @@ use anyhow::Context as _;
 
 use crate::{sh, table::Checks};
 
-/// Protocols that no listener accepts.
+/// Protocols that no listener may accept.
 const OLD: [&str; 4] = ["SSLv2", "SSLv3", "TLSv1.0", "TLSv1.1"];
-/// Bits of the weakest cipher.
+/// Minimum number of bits of a cipher.
 const MIN_BITS: u32 = 128;
 
-/// Returns the report.
+/// Runs sslscan and returns its report.
 pub(super) fn scan(address: &str) -> anyhow::Result<String> {
     sh::status(&format!("$ sslscan {address}"));
     let output = Command::new("sslscan").args(["--no-colour", address]).output();
@@ -58,8 +58,8 @@ pub(super) fn judge(report: &str, only_tls13: bool, checks: &mut Checks) {
     checks.check("sslscan heartbleed", bleeds, !bleeds);
 }
 
-/// Bits and name of the cipher of a line such as
-/// `Accepted  TLSv1.2  256 bits  ECDHE-ECDSA-AES256-GCM-SHA384`.
+/// Returns the bits and the name of the cipher in a line such as `Accepted  TLSv1.2  256 bits
+/// ECDHE-ECDSA-AES256-GCM-SHA384`.
 fn cipher(line: &str) -> Option<(u32, &str)> {
     let mut words = line.split_whitespace();
     words.next().filter(|first| ["Preferred", "Accepted"].contains(first))?;

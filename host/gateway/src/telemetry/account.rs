@@ -1,5 +1,5 @@
-//! Record of one request: when it ends, updates metrics and decisions and writes one line of the access log.
-//! It never contains prompt text.
+//! Record of one request. When the request ends, the record updates metrics and decisions, and writes one
+//! line of the access log. It never contains prompt text.
 
 use std::sync::Arc;
 
@@ -39,15 +39,15 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Account {
     metrics: Arc<Metrics>,
-    /// The id the client knows the request by.
+    /// Id by which the client knows the request.
     pub request_id: String,
     /// The endpoint that the client called.
     pub endpoint: Endpoint,
     model: ModelName,
-    /// Whether a worker serves the model. Other names are not used as metric labels: clients could send any
-    /// number.
+    /// Whether a worker serves the model. Other names are not used as metric labels, because clients could
+    /// send any number of them.
     model_is_served: bool,
-    /// Whether the request leaves no record.
+    /// Whether the request leaves no record, because it was a preview.
     discarded: bool,
     started: Instant,
     first_token: Option<Instant>,
@@ -55,19 +55,19 @@ pub(crate) struct Account {
     tokens: u32,
     /// Whether tokens were counted since the engine last reported their number.
     counted: bool,
-    /// When the last KV block of the output began, and the tokens until then.
+    /// Start of the newest KV block of the output, and the number of tokens until then.
     block_began: Option<(Instant, u32)>,
     usage: Option<Usage>,
     predicted_tokens: u32,
     /// Whether the index was searched for cached blocks.
     predicted: bool,
-    /// Tokens in a block, when the prompt's tokens are exact, so that the prediction can be judged.
+    /// Number of tokens in a block if the prompt's tokens are exact, so that the prediction can be compared.
     exact_block: Option<u32>,
     receipts: Vec<Receipt>,
     /// Decisions by which a slot refused the request.
     refusals: Vec<RefusedDecision>,
     prompt_tokens: u32,
-    /// Tokens in a block of the index.
+    /// Number of tokens in a block of the index.
     block_tokens: u32,
     /// Whether `prompt_tokens` was estimated from bytes.
     prompt_tokens_estimated: bool,
@@ -75,30 +75,30 @@ pub(crate) struct Account {
     decisions: Option<Arc<Decisions>>,
     learning: Option<Arc<Learning>>,
     stats: Option<Arc<DecisionStats>>,
-    /// Counts the request as its tenant's until it ends.
+    /// Keeps the request counted for its tenant until it ends.
     tenant: Option<TenantRequest>,
     /// Metrics of the tenant; `None` until the sender is known.
     tenant_series: Option<Arc<TenantSeries>>,
     outcome: Outcome,
-    /// Why the stream was not continued when its engine failed.
+    /// Reason for which the stream was not continued when its engine failed.
     not_continued: Option<&'static str>,
-    /// The request's part of the bytes that all bodies may take.
+    /// The request's share of the memory limit for all bodies.
     body: Option<Share>,
-    /// The queue's admission.
+    /// Admission by the queue.
     admission: Option<Admission>,
-    /// Reservation of the tenant's limits.
+    /// Reservation of a part of the tenant's limits.
     reservation: Option<Reservation>,
     /// Fields of the access log besides the outcome.
     origin: Option<Arc<Request>>,
-    /// The decision log, with its fields of the request.
+    /// The decision log, and the fields of the request's entry.
     log: Option<LogDraft>,
     /// Spans of the request, if they are recorded.
     trace: Option<Box<RequestTrace>>,
-    /// Whether traces are recorded, and this request's is not.
+    /// Whether traces are recorded but this request's trace is not.
     is_untraced: bool,
-    /// The legs that run.
+    /// Legs that are running.
     open_legs: PerLeg<Option<OpenLeg>>,
-    /// When the legs ran.
+    /// Start and end times of the legs.
     times: LegTimes,
 }
 
@@ -160,8 +160,8 @@ impl Account {
         })
     }
 
-    /// Also records the outcome with the request's decisions, passes it to policies that learn, and adds both
-    /// to the statistics.
+    /// Makes the record also store the outcome with the request's decisions, pass it to policies that learn,
+    /// and add both to the statistics.
     pub(crate) fn records(
         &mut self,
         decisions: &Arc<Decisions>,
@@ -214,7 +214,8 @@ impl Account {
         self.prompt_tokens_estimated = routing_request.prompt_tokens_estimated;
         if receipt.leg.computes_prompt() {
             let block = routing_request.block_size.max(1);
-            // An engine computes at least the last token: it credits the whole blocks of its own before it.
+            // An engine always computes the last token. It reports at most its whole blocks before that token
+            // as cached.
             let own = receipt.engine_block.unwrap_or(block);
             let most = routing_request.prompt_tokens.saturating_sub(1) / own * own / block;
             self.predicted_tokens = receipt.cached_blocks.iter().sum::<u32>().min(most) * block;
@@ -240,7 +241,7 @@ impl Account {
 
     /// Counts output tokens relayed at `now`.
     ///
-    /// Only streams are measured: when the tokens of a whole answer were made, nothing says.
+    /// Only streams are measured, because the times of the tokens of a whole answer are not known.
     pub(crate) fn output(&mut self, tokens: u32, now: Instant) {
         self.tokens += tokens;
         self.counted |= tokens > 0;
@@ -253,7 +254,7 @@ impl Account {
         (self.model, self.model_is_served) = (model.clone(), is_served);
     }
 
-    /// Counts the request as one of its tenant until it ends.
+    /// Counts the request for its tenant until it ends.
     pub(crate) fn of_tenant(&mut self, request: TenantRequest) {
         self.tenant = Some(request);
     }
@@ -263,28 +264,29 @@ impl Account {
         self.tenant_series = Some(series.clone());
     }
 
-    /// Keeps the body's bytes counted until the request ended.
+    /// Keeps the body's bytes counted until the request ends.
     pub(crate) fn holds(&mut self, body: Share) {
         self.body = Some(body);
     }
 
-    /// Tells the access log where the request comes from.
+    /// Sets the origin of the request, for the access log.
     pub(crate) fn of_request(&mut self, request: &Arc<Request>) {
         self.origin = Some(request.clone());
     }
 
-    /// Ends without a record: the request was a preview.
+    /// Ends without a record, because the request was a preview.
     pub(crate) fn discard(mut self: Box<Self>) {
         self.discarded = true;
     }
 
-    /// Returns when the first byte of the request arrived.
+    /// Returns the time at which the first byte of the request arrived.
     #[must_use]
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
-    /// Returns when the last token was relayed, or when the request arrived.
+    /// Returns the time at which the last token was relayed, or at which the request arrived if there is no
+    /// token.
     #[must_use]
     pub(crate) fn last_life(&self) -> Instant {
         self.last_token.unwrap_or(self.started)
@@ -296,8 +298,8 @@ impl Account {
         self.tokens
     }
 
-    /// Takes the usage that an engine reported; it corrects the count, upwards or downwards. An engine may
-    /// report its parts one after another.
+    /// Replaces the counted tokens with the usage that an engine reported. An engine may report the parts of
+    /// the usage one after another.
     pub(crate) fn usage(&mut self, usage: Usage) {
         if let Some(tokens) = usage.completion_tokens {
             (self.tokens, self.counted) = (tokens, false);
@@ -323,14 +325,14 @@ impl Account {
         }
     }
 
-    /// Notes that a block of the output begins at `now`. Returns the mean time between tokens since the last
-    /// one began.
+    /// Records that a block of the output begins at `now`. Returns the mean time between tokens since the
+    /// previous block began.
     pub(crate) fn block_begins(&mut self, now: Instant) -> Option<Duration> {
         let before = self.block_began.replace((now, self.tokens));
         mean(before?, (now, self.tokens))
     }
 
-    /// Returns the mean time between the tokens since the last block began.
+    /// Returns the mean time between the tokens since the newest block began.
     #[must_use]
     pub(crate) fn rest_itl(&self) -> Option<Duration> {
         mean(self.block_began?, (self.last_token?, self.tokens))
@@ -374,7 +376,8 @@ fn micros(time: Duration) -> u32 {
     u32::try_from(time.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// The mean time between the tokens from one moment to another; `None` when no token came.
+/// Returns the mean time between the tokens from one point in time to another, or `None` if there was no
+/// token.
 fn mean((from, before): (Instant, u32), (to, after): (Instant, u32)) -> Option<Duration> {
     let tokens = after.checked_sub(before).filter(|tokens| *tokens > 0)?;
     Some(to.checked_duration_since(from)? / tokens)

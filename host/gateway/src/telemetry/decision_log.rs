@@ -1,7 +1,8 @@
 //! The decision log: requests with their decisions and outcomes, in files for `pointsman trace export`.
 //!
-//! A request costs one allocation and one `try_send`. A thread of its own salts, formats, compresses and
-//! writes. When it is behind, or the disk fails, records are dropped and counted; no request waits.
+//! A request costs one allocation and one `try_send`. A separate thread salts, formats, compresses and writes
+//! the records. When the queue to it is full, or the disk fails, records are dropped and counted. Requests
+//! never wait.
 
 use std::sync::{
     Arc,
@@ -25,14 +26,14 @@ mod writer;
 pub(crate) use entry::{Entry, OverrideEntry};
 use writer::Writer;
 
-/// Requests that wait for the writer.
+/// Maximum number of requests that wait for the writer.
 const MAX_QUEUED: usize = 8_192;
-/// Bytes of the requests that wait for the writer: prompts may have many blocks.
+/// Maximum size of the requests that wait for the writer, bytes. A prompt may have many blocks.
 const MAX_QUEUED_BYTES: usize = 32 * 1024 * 1024;
-/// How often a flush is offered to a full queue.
+/// Interval at which a flush is offered to a full queue.
 const FLUSH_RETRY: Duration = Duration::from_millis(10);
 
-/// Accepts the requests to log. Dropping it ends the writer after what is queued.
+/// Accepts the requests to log. Dropping this ends the writer after it has written the queued requests.
 #[derive(Debug)]
 pub(crate) struct DecisionLog {
     queue: SyncSender<Message>,
@@ -43,13 +44,13 @@ pub(crate) struct DecisionLog {
 /// Messages to the writer.
 enum Message {
     Entry(Box<Entry>),
-    /// Write everything before, then answer.
+    /// Writes everything queued before this message, then answers.
     Flush(oneshot::Sender<()>),
 }
 
 impl DecisionLog {
-    /// Starts a writer of these settings; `None` when they name no directory. `block_tokens` is the size of
-    /// the blocks of [`Entry::prefix`].
+    /// Starts a writer with these settings. Returns `None` when they name no directory. `block_tokens` is the
+    /// size of the blocks of [`Entry::prefix`].
     ///
     /// # Errors
     /// The thread cannot be started. A directory that cannot be written is not an error.
@@ -67,7 +68,7 @@ impl DecisionLog {
         Ok(Some(Arc::new(Self { queue, queued_bytes, metrics: metrics.clone() })))
     }
 
-    /// Queues a request, or drops it and counts that.
+    /// Queues a request, or drops it and counts the drop.
     pub(crate) fn submit(&self, entry: Box<Entry>) {
         let bytes = entry.bytes();
         let before = self.queued_bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Decisions and their outcomes of the last hour, by slot and lane, for the comparison of active, canary and
-//! shadow. Data threads add to it without locks.
+//! Decisions and their outcomes of the last hour, by slot and lane, to compare active, canary and shadow.
+//! Data threads update the statistics without locks.
 
 use std::{
     collections::HashMap,
@@ -22,8 +22,7 @@ pub(crate) use sum::LaneSum;
 /// Longest window in minutes, the current one included.
 pub(crate) const MAX_MINUTES: u64 = 60;
 
-/// Statistics of each slot. The set of slots is fixed at start. A lane takes 120 KB from its first decision
-/// on.
+/// Statistics of each slot. The set of slots is fixed at start. A lane takes 120 KB after its first decision.
 #[derive(Debug)]
 pub(crate) struct DecisionStats {
     begun: Instant,
@@ -48,10 +47,10 @@ pub(crate) enum Count {
     Decisions,
     Fallbacks,
     Sheds,
-    /// Decisions that a shadow made, too, and those of them in which it chose the same.
+    /// Decisions for which a shadow decided, too, and those in which the shadow made the same choice.
     Compared,
     Agreed,
-    /// Prompt blocks of the decisions whose cached blocks were looked up, and those expected to be cached.
+    /// Prompt blocks of the decisions for which the index was searched, and the blocks expected to be cached.
     PromptBlocks,
     CachedBlocks,
     /// Decisions whose requests ended with status 500 or above.
@@ -70,16 +69,16 @@ pub(crate) struct Decided {
     pub(crate) is_shed: bool,
     /// Whether its request ended with status 500 or above.
     pub(crate) is_failed: bool,
-    /// Whether a shadow agrees; `None`: there was none.
+    /// Whether a shadow agrees; `None` if there was no shadow.
     pub(crate) agrees: Option<bool>,
-    /// Blocks of the prompt, and those expected to be cached at the choice.
+    /// Number of blocks of the prompt, and number of those expected to be cached, at the time of the choice.
     pub(crate) blocks: Option<(u32, u32)>,
     /// TTFT, ITL and E2E of a request that was served.
     pub(crate) times: [Option<Duration>; TIMES],
 }
 
 impl DecisionStats {
-    /// Empty statistics of these slots.
+    /// Returns empty statistics of these slots.
     #[must_use]
     pub(crate) fn new(slots: &Slots) -> Self {
         let mut by_model: HashMap<ModelName, HashMap<SlotKind, SlotStats>> = HashMap::new();
@@ -91,7 +90,7 @@ impl DecisionStats {
         Self { begun: Instant::now(), shared: Default::default(), by_model }
     }
 
-    /// Counts a decision about a request of a model.
+    /// Counts a decision about a request for a model.
     pub(crate) fn note(&self, model: &ModelName, kind: SlotKind, lane: Lane, decided: &Decided) {
         let own = self.by_model.get(model).and_then(|own| own.get(&kind));
         let Some(lanes) = own.or_else(|| self.shared(kind)) else { return };
@@ -101,16 +100,16 @@ impl DecisionStats {
         let Some(minute) = minutes.get(usize::try_from(number % MAX_MINUTES).unwrap_or_default()) else {
             return;
         };
-        // The first thread in a new minute empties the place. An addition by another thread at that moment
-        // may be lost.
+        // The first thread in a new minute empties the cell. An addition by another thread at that time may
+        // be lost.
         if minute.number.swap(number, Ordering::Relaxed) != number {
             minute.clear();
         }
         minute.add(decided);
     }
 
-    /// Sums the last minutes of a lane, the current one included. `model`: of the slot; `None` for a shared
-    /// slot.
+    /// Sums the last minutes of a lane, the current one included. `model` is the model of the slot, or `None`
+    /// for a shared slot.
     #[must_use]
     pub(crate) fn sum(&self, model: Option<&ModelName>, kind: SlotKind, lane: Lane, minutes: u64) -> LaneSum {
         let lanes = match model {

@@ -1,7 +1,7 @@
 //! `/metrics`: every metric of the gateway in the OpenMetrics text format.
 //!
-//! Counters of requests are in [`Metrics`]. Values that other parts keep anyway are read by collectors when
-//! they are asked for, so no event is counted twice. `prometheus_client` writes all of them.
+//! Counters of requests are in [`Metrics`]. Collectors read the values that other parts of the gateway keep,
+//! at the time of a scrape, so no event is counted twice. `prometheus_client` writes all of them.
 
 use std::{
     collections::HashSet,
@@ -45,13 +45,13 @@ pub(crate) struct Sources {
     pub(crate) policies: Arc<PolicyManager>,
     /// Outcomes for policies that learn.
     pub(crate) learning: Arc<Learning>,
-    /// Where workers come from.
+    /// Sources of workers.
     pub(crate) fleet: Arc<Fleet>,
-    /// Models of the configuration. Models that workers serve are known, too.
+    /// Models of the configuration. The models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
-    /// The exchange with other gateways.
+    /// Figures of the exchange with other gateways.
     pub(crate) replicas: ReplicaFigures,
 }
 
@@ -60,12 +60,13 @@ pub(crate) struct Sources {
 pub(crate) enum TextFormat {
     /// OpenMetrics 1.0, with exemplars.
     OpenMetrics,
-    /// Prometheus 0.0.4, which knows no exemplars.
+    /// Prometheus 0.0.4, which does not support exemplars.
     Prometheus,
 }
 
 impl TextFormat {
-    /// Returns the format that a scraper accepts: OpenMetrics, unless it asks for another one only.
+    /// Returns the format that a scraper accepts: OpenMetrics, unless the scraper accepts only another
+    /// format.
     #[must_use]
     pub(crate) fn accepted(headers: &HeaderMap) -> Self {
         let mut accepted =

@@ -6,7 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// How a request of a proxy was answered: `picked`, `refused`, or `own` for an answer of the gateway itself.
+/// How the gateway answered a proxy: `picked`, `refused`, or `own` for an answer of the gateway itself.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ResultLabels {
     result: &'static str,
@@ -27,12 +27,12 @@ pub(crate) struct ExtProcMetrics {
 }
 
 impl ExtProcMetrics {
-    /// Counts a request that a proxy began to ask about.
+    /// Counts a request about which a proxy began to ask.
     pub(crate) fn begun(&self) {
         self.streams.inc();
     }
 
-    /// Counts the end of such a request.
+    /// Counts the end of a request about which a proxy asked.
     pub(crate) fn ended(&self) {
         self.streams.dec();
     }

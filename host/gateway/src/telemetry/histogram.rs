@@ -1,8 +1,8 @@
-//! Buckets of times, eight in an octave: a quantile has an error below 5 %.
+//! Buckets of times. Each octave has eight buckets, so a quantile has an error below 5 %.
 
 use tokio::time::Duration;
 
-/// Buckets in an octave.
+/// Number of buckets in an octave.
 const STEPS: f64 = 8.0;
 /// Number of buckets: 20 octaves, from 0.1 ms to 105 s.
 pub(crate) const BUCKETS: usize = 160;

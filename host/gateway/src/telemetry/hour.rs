@@ -1,6 +1,6 @@
-//! The last hour, minute by minute, for operators: load of the gateway, and of each worker.
+//! The last hour, minute by minute, for operators: the load of the gateway and of each worker.
 //!
-//! A timer takes one sample a minute. Requests pay nothing for it. Memory is bounded: 60 samples of about 150
+//! A timer takes one sample a minute, at no cost for requests. Memory is bounded: 60 samples of about 150
 //! bytes, and 60 of 20 bytes for each of at most 10,000 workers (12 MB).
 
 use std::{
@@ -17,11 +17,11 @@ use super::{live_stats::LiveSummary, metrics::Metrics};
 
 /// Number of samples that are kept.
 const MINUTES: usize = 60;
-/// Limit of the workers whose samples are kept.
+/// Maximum number of workers whose samples are kept.
 const MAX_WORKERS: usize = 10_000;
-/// Number of samples since which the legs of a worker are counted.
+/// Number of the last samples over which the legs of a worker are counted.
 const LEG_MINUTES: usize = 5;
-/// KV usage of an engine that does not report it.
+/// Value of the KV usage if the engine does not report it.
 const UNKNOWN: u16 = u16::MAX;
 
 /// Samples of the last hour.
@@ -47,7 +47,7 @@ pub(crate) struct Minute {
     counts: TokenCounts,
 }
 
-/// What was counted of tokens since the start.
+/// Numbers of tokens since the start.
 #[derive(Clone, Copy, Debug, Default)]
 struct TokenCounts {
     prompt: u64,
@@ -57,7 +57,7 @@ struct TokenCounts {
     at_ms: u64,
 }
 
-/// Tokens between two moments.
+/// Rates of tokens between two points in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct TokenRates {
     /// Share of the prompt tokens that engines reported as cached; `None` without prompts.
@@ -68,13 +68,13 @@ pub(crate) struct TokenRates {
     output_tokens_per_second: f64,
 }
 
-/// One minute of a worker, its ranks together.
+/// One minute of a worker, over all its ranks.
 #[derive(Clone, Copy, Debug)]
 struct WorkerMinute {
-    /// Legs since the worker joined.
+    /// Number of legs since the worker joined.
     legs: u32,
     in_flight: u32,
-    /// Largest moving average of its ranks, microseconds.
+    /// Largest moving average of the time to first token over the worker's ranks, microseconds.
     ttft_us: u32,
     error_ppm: u32,
     /// Thousandths of the KV cache in use, or [`UNKNOWN`].
@@ -84,7 +84,7 @@ struct WorkerMinute {
 /// The samples of a worker, oldest first.
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct WorkerHour {
-    /// Legs in the minute before each sample.
+    /// Number of legs in the minute before each sample.
     legs: Vec<u32>,
     in_flight: Vec<u32>,
     kv_usage: Vec<Option<f64>>,
@@ -142,14 +142,14 @@ impl Hour {
         hour
     }
 
-    /// Returns the tokens since the sample before the last one: one to two minutes.
+    /// Returns the rates of tokens since the sample before the last one, which is one to two minutes ago.
     pub(crate) fn token_rates(&self, metrics: &Metrics, at_ms: u64) -> TokenRates {
         let gateway = self.gateway.lock();
         let before = gateway.iter().rev().nth(1).map(|minute| minute.counts).unwrap_or_default();
         TokenCounts::of(metrics, at_ms).since(before)
     }
 
-    /// Returns a function that gives the legs of a worker in the last four to five minutes.
+    /// Returns a function that returns the number of legs of a worker in the last four to five minutes.
     pub(crate) fn recent_legs(&self) -> impl Fn(&Arc<Worker>) -> u32 {
         let workers = self.workers.lock();
         let before = |minutes: &VecDeque<WorkerMinute>| {
@@ -162,7 +162,8 @@ impl Hour {
     }
 }
 
-/// Legs between two counts, which wrap. A worker that was replaced under its id counts from 0 again.
+/// Returns the number of legs between two counts, which wrap around. A worker that was replaced under its id
+/// counts from 0 again.
 fn legs_between(before: u32, now: u32) -> u32 {
     let legs = now.wrapping_sub(before);
     if legs > u32::MAX / 2 { now } else { legs }
@@ -183,7 +184,7 @@ impl TokenCounts {
     fn since(self, before: Self) -> TokenRates {
         let prompt = self.prompt.saturating_sub(before.prompt);
         let share = |count: u64| (prompt > 0).then(|| (count as f64 / prompt as f64).min(1.0));
-        // Without a sample before, the first minute is not over.
+        // Without an earlier sample, the gateway is in its first minute.
         let since_ms =
             if before.at_ms == 0 { 60_000 } else { self.at_ms.saturating_sub(before.at_ms).max(1) };
         TokenRates {
@@ -211,7 +212,7 @@ impl WorkerMinute {
     }
 }
 
-/// Returns the legs of a worker since it joined; wraps around.
+/// Returns the number of legs of a worker since it joined. The number wraps around.
 fn legs(worker: &Arc<Worker>) -> u32 {
     let ranks = worker.candidates();
     ranks.iter().map(|candidate| candidate.load().booked_requests() as u32).fold(0, u32::wrapping_add)

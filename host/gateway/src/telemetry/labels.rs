@@ -1,4 +1,4 @@
-//! Label values that others choose: names of models and policies.
+//! Label values that come from outside: names of models and policies.
 
 use std::{
     fmt::{self, Write as _},
@@ -18,7 +18,7 @@ pub(crate) struct TraceLabel {
     pub(crate) trace_id: String,
 }
 
-/// A label value that may contain any character; `prometheus_client` writes values as they are.
+/// A label value that may contain any character; `prometheus_client` writes values without escaping them.
 pub(super) struct Escaped<'a>(pub(super) &'a str);
 
 impl EncodeLabelValue for Name {

@@ -14,11 +14,11 @@ const GOOD_TTFT: Duration = Duration::from_secs(2);
 /// Longest mean time between tokens of a request that counts for goodput.
 const GOOD_ITL: Duration = Duration::from_millis(50);
 
-/// The last minute, second by second. Data threads add to it without locks.
+/// The last minute, second by second. Data threads update it without locks.
 #[derive(Debug)]
 pub struct LiveStats {
     begun: Instant,
-    /// One more than the window: the current second is still written.
+    /// One second more than the window, because the current second is still being written.
     seconds: Box<[Second]>,
 }
 
@@ -42,7 +42,7 @@ pub struct LiveSummary {
     pub requests_per_second: f64,
     /// Requests per second that did not fail, with a time to first token of at most 2 s and a mean time
     /// between tokens of at most 50 ms: the default limits of `pointsman compare`. Answers that are not
-    /// streamed have no such times, and count.
+    /// streamed have no such times, and always count.
     pub goodput_per_second: f64,
     /// Requests that ended with status 500 or above, per second.
     pub errors_per_second: f64,
@@ -95,7 +95,7 @@ impl LiveStats {
     pub fn note(&self, status: u16, ttft: Option<Duration>, itl: Option<Duration>) {
         let number = self.begun.elapsed().as_secs();
         let Some(second) = self.seconds.get(place(number)) else { return };
-        // The first thread in a new second empties the slot. An addition of another thread at that moment may
+        // The first thread in a new second empties the cell. An addition by another thread at that time may
         // be lost.
         if second.number.swap(number, Ordering::Relaxed) != number {
             second.clear();

@@ -1,8 +1,8 @@
 //! Counters and histograms of requests, decisions and legs.
 //!
-//! Label values are bounded: models are those of the registry, policies those that the operator installed,
-//! tenants those that the configuration names, and all others come from a fixed list. A generation is not a
-//! label, because each reload of a slot would add series.
+//! Label values are bounded: models are those of the registry, policies are those that the operator
+//! installed, tenants are those that the configuration names, and all other values come from a fixed list. A
+//! generation is not a label, because each reload of a slot would add series.
 
 use std::{
     sync::{Arc, LazyLock, atomic::AtomicU64},
@@ -30,17 +30,17 @@ use super::{
     unrouted::Unrouted,
 };
 
-/// Upper bounds of the time to the first token, in seconds: those of vLLM, so that quantiles compare.
+/// Upper bounds of the time to first token, in seconds. They are vLLM's, so that quantiles can be compared.
 const TTFT_BUCKETS: [f64; 22] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
     80.0, 160.0, 640.0, 2560.0,
 ];
-/// Upper bounds of the time between tokens, in seconds: those of vLLM from 10 ms on.
+/// Upper bounds of the time between tokens, in seconds. From 10 ms on, they are vLLM's.
 const ITL_BUCKETS: [f64; 22] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     10.0, 20.0, 40.0, 80.0,
 ];
-/// Upper bounds of the duration of requests, in seconds: those of vLLM from 0.3 s on.
+/// Upper bounds of the duration of requests, in seconds. From 0.3 s on, they are vLLM's.
 const DURATION_BUCKETS: [f64; 25] = [
     0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
@@ -63,7 +63,7 @@ type BySource = Family<SourceLabels, Histogram, fn() -> Histogram>;
 
 /// Label value of models that no worker serves.
 pub(crate) static OTHER: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("other"));
-/// Outcome of a leg that the gateway ended.
+/// Outcome label of a leg that the gateway ended.
 pub(crate) const CANCELLED: &str = "cancelled";
 /// Label value of a slot without a policy.
 pub(crate) static NATIVE: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from("native"));
@@ -90,7 +90,7 @@ pub struct DecisionLabels {
     pub policy: Name,
     /// Lane that decided: `active` or `canary`.
     pub lane: &'static str,
-    /// What decided.
+    /// Kind of the decider, such as `policy`, `fallback` or `session`.
     pub decider: &'static str,
 }
 
@@ -123,10 +123,10 @@ pub struct AdminLabels {
     pub status: u16,
 }
 
-/// Where a figure comes from.
+/// Source of a figure.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct SourceLabels {
-    /// `usage` as the engine reported it; otherwise how the gateway got it.
+    /// `usage` if the engine reported the figure; otherwise the way in which the gateway got it.
     pub source: &'static str,
 }
 
@@ -137,7 +137,7 @@ pub struct ReasonLabels {
     pub reason: &'static str,
 }
 
-/// Metrics that requests count.
+/// Metrics that the handling of requests updates.
 #[derive(Debug)]
 pub struct Metrics {
     /// Requests by how they ended.
@@ -176,22 +176,22 @@ pub struct Metrics {
     pub(crate) leg_seconds: Family<LegLabels, Histogram, fn() -> Histogram>,
     /// Retries by leg.
     pub retries: Family<ReasonLabels, Counter>,
-    /// Streams whose engine failed: `continued`, `failed`, or why they were not continued.
+    /// Streams whose engine failed: `continued`, `failed`, or the reason for which they were not continued.
     pub continuations: Family<ReasonLabels, Counter>,
     /// Completed handoffs by result.
     pub handoffs: Family<ReasonLabels, Counter>,
-    /// Requests that broke two workers (`quarantined`), and equal ones afterwards (`refused`).
+    /// Requests that broke two workers (`quarantined`), and later requests equal to them (`refused`).
     pub poison_requests: Family<ReasonLabels, Counter>,
     /// Prompts that a configured tokenizer could not encode, by reason.
     pub not_tokenized: Family<ReasonLabels, Counter>,
     /// Predictions of cached blocks from exact tokens, compared with the engine's report: `equal`, `over`,
     /// `under`.
     pub predictions: Family<ReasonLabels, Counter>,
-    /// Whether predictions are right, by model; for the log.
+    /// Whether the predictions of each model are right, for the log.
     pub prediction_checks: PredictionChecks,
-    /// Share of the time by which estimates of answers that are not streamed were wrong.
+    /// Relative error of the estimated duration of answers that are not streamed.
     pub(crate) whole_estimate_errors: Histogram,
-    /// Bookings released because no token came for too long.
+    /// Bookings released because no token arrived for too long.
     pub expired_bookings: Counter,
     /// Wrong keys by listener: `clients` or `admin`.
     pub wrong_keys: Family<ReasonLabels, Counter>,
@@ -199,9 +199,9 @@ pub struct Metrics {
     pub(crate) key_set_fetches: Family<ReasonLabels, Counter>,
     /// Changes through the operators' listener, refused ones included.
     pub admin_changes: Family<AdminLabels, Counter>,
-    /// Prompt tokens, as engines report them.
+    /// Prompt tokens, as reported by engines.
     pub prompt_tokens: Counter,
-    /// Prompt tokens that engines found cached.
+    /// Prompt tokens that engines reported as cached.
     pub cached_tokens: Counter,
     /// Prompt tokens that routing expected to be cached.
     pub predicted_tokens: Counter,
@@ -213,18 +213,18 @@ pub struct Metrics {
     pub(crate) decision_log_records: Counter,
     /// Bytes that were written to the decision log, compressed.
     pub(crate) decision_log_bytes: Counter,
-    /// Requests that the decision log lacks: the writer was behind (`queue`), or the disk failed (`disk`).
+    /// Requests missing in the decision log: the queue was full (`queue`), or the disk failed (`disk`).
     pub(crate) decision_log_dropped: Family<ReasonLabels, Counter>,
-    /// Spans that the collector took.
+    /// Spans that the collector accepted.
     pub(crate) trace_spans_exported: Counter,
-    /// Spans that were recorded and not exported, by reason.
+    /// Spans that were recorded but not exported, by reason.
     pub(crate) trace_spans_dropped: Family<ReasonLabels, Counter>,
-    /// TLS of the listeners.
+    /// TLS metrics of the listeners.
     pub(crate) tls: TlsMetrics,
-    /// The endpoint picker.
+    /// Metrics of the endpoint picker.
     #[cfg(feature = "ext-proc")]
     pub(crate) ext_proc: ExtProcMetrics,
-    /// Requests, tokens and waits of tenants.
+    /// Requests, tokens and queue times of tenants.
     pub(crate) tenants: TenantFamilies,
     /// The last minute, for operators.
     pub live_stats: LiveStats,
@@ -341,12 +341,12 @@ impl Metrics {
         self.tenants.register(registry);
     }
 
-    /// Counts a leg.
+    /// Counts a leg that ended.
     pub fn leg(&self, leg: &'static str, engine: &'static str, outcome: &'static str) {
         self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
     }
 
-    /// Observes how long a leg took that was sent.
+    /// Observes the duration of a leg that was sent.
     pub(crate) fn leg_took(
         &self,
         leg: &'static str,
@@ -393,7 +393,7 @@ impl Metrics {
     }
 }
 
-/// Seconds, for histograms.
+/// Returns a duration in seconds, for histograms.
 #[must_use]
 pub(crate) fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()

@@ -11,7 +11,8 @@ use pointsman_workers::ModelName;
 
 /// Number of predictions that are judged together.
 const WINDOW: u32 = 100;
-/// Number of these that may be wrong. The model recovers when no more than half as many are.
+/// Number of these predictions that may be wrong. The model recovers when at most half of this number is
+/// wrong.
 const TOLERATED: u32 = 10;
 
 /// Latest predictions of each model.
@@ -20,7 +21,7 @@ pub struct PredictionChecks(Mutex<HashMap<ModelName, Window>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// One bit for each prediction, the newest lowest: 1 if it was wrong.
+    /// One bit for each prediction, 1 if it was wrong. The newest prediction has the lowest bit.
     differed: u128,
     seen: u32,
     warned: bool,

@@ -1,5 +1,5 @@
-//! Metrics of tenants. A label names a tenant only when the configuration does: tokens of an identity
-//! server and proxies may name any number of others.
+//! Metrics of tenants. A label names a tenant only if the configuration names it, because tokens of an
+//! identity server and proxies may name any number of other tenants.
 
 use std::{
     collections::HashMap,
@@ -16,9 +16,10 @@ use tokio::time::Duration;
 
 use super::labels::Name;
 
-/// Tenants with series of their own until the daemon ends, those of earlier configurations included.
+/// Maximum number of tenants with their own series, until the daemon ends. Tenants of earlier configurations
+/// count, too.
 const MAX_NAMES: usize = 1_000;
-/// Upper bounds of the time in the queue, in seconds: few, because each tenant has them.
+/// Upper bounds of the time in the queue, in seconds. They are few, because each tenant has a histogram.
 const QUEUE_BUCKETS: [f64; 8] = [0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 
 /// Label value of tenants that the configuration does not name.
@@ -37,14 +38,14 @@ struct EndLabels {
     code: &'static str,
 }
 
-/// The families, and the tenants that have series.
+/// The metric families, and the tenants that have series.
 #[derive(Debug)]
 pub(crate) struct TenantFamilies {
     requests: Family<EndLabels, Counter>,
     prompt_tokens: Family<TenantLabels, Counter>,
     output_tokens: Family<TenantLabels, Counter>,
     queue: Family<TenantLabels, Histogram, fn() -> Histogram>,
-    /// Locked when a configuration comes into force.
+    /// Locked only when a configuration comes into force.
     named: Mutex<HashMap<Arc<str>, Arc<TenantSeries>>>,
 }
 
@@ -66,7 +67,8 @@ pub(crate) struct TenantMetrics {
 }
 
 impl TenantMetrics {
-    /// Returns the series of a tenant; `None` if the request has none.
+    /// Returns the series of a tenant that the configuration names, those of all other tenants, or for `None`
+    /// those of requests without a tenant.
     #[must_use]
     pub(crate) fn of(&self, tenant: Option<&str>) -> &Arc<TenantSeries> {
         tenant.map_or(&self.none, |tenant| self.named.get(tenant).unwrap_or(&self.other))

@@ -1,20 +1,20 @@
-//! Requests of each tenant that are now in the gateway, for the fact `tenant-active-requests`.
+//! Number of current requests of each tenant, for the fact `tenant-active-requests`.
 
 use std::{collections::HashMap, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Number of parts that are locked separately.
+/// Number of parts that have separate locks.
 const SHARDS: usize = 16;
 
-/// Number of requests by the hash of their tenant. A tenant without a request takes no memory, so the number
-/// of requests in flight bounds the table.
+/// Number of requests by the hash of their tenant. A tenant without a request has no entry, so the number of
+/// requests in flight limits the table.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     shards: [Mutex<HashMap<u64, u32>>; SHARDS],
 }
 
-/// One request of a tenant. Dropping it ends the count.
+/// One request of a tenant. Dropping it ends its count.
 #[derive(Debug)]
 pub(crate) struct TenantRequest {
     tenants: Arc<Tenants>,
@@ -28,7 +28,7 @@ impl Tenants {
         TenantRequest { tenants: self.clone(), tenant }
     }
 
-    /// Returns the number of requests of a tenant.
+    /// Returns the number of current requests of a tenant.
     #[must_use]
     pub(crate) fn active(&self, tenant: u64) -> u32 {
         self.shard(tenant).lock().get(&tenant).copied().unwrap_or(0)

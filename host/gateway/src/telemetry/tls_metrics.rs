@@ -1,4 +1,4 @@
-//! Metrics of TLS on the listeners and towards engines.
+//! Metrics of TLS on the listeners and on connections to engines.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -6,7 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// A listener: `clients` or `operators`; `engines` for connections to them.
+/// A listener, `clients` or `operators`, or `engines` for connections to engines.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ListenerLabels {
     listener: &'static str,
@@ -19,7 +19,7 @@ struct FailureLabels {
     reason: &'static str,
 }
 
-/// Another content of the files.
+/// A change of the files.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ReloadLabels {
     listener: &'static str,

@@ -2,7 +2,7 @@
 //!
 //! A request that is not recorded costs one branch. A recorded request has its spans in a [`RequestTrace`],
 //! which its account owns. Threads share nothing until the request ends. Then the whole trace goes to the
-//! exporter in one message. When that is behind, the trace is dropped and counted.
+//! exporter in one message. When the queue is full, the trace is dropped and counted.
 
 use std::sync::{
     Arc,
@@ -29,7 +29,7 @@ mod span;
 pub(crate) use request_trace::{Ending, RequestTrace};
 pub(crate) use span::{Attributes, LegTarget};
 
-/// Decides which requests are recorded, and takes their traces.
+/// Decides which requests are recorded, and receives their traces.
 #[derive(Debug)]
 pub(crate) struct Traces {
     /// A request is recorded when the lower 63 bits of its trace id are below this.
@@ -43,7 +43,7 @@ pub(crate) struct Traces {
 #[derive(Debug)]
 struct Queue {
     sender: mpsc::UnboundedSender<Message>,
-    /// Spans in the queue and in the export that is under way.
+    /// Number of spans in the queue and in the current export.
     waiting: Arc<AtomicUsize>,
     /// Limit of `waiting`.
     limit: usize,
@@ -54,12 +54,12 @@ struct Queue {
 #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "there is no exporter"))]
 enum Message {
     Trace(Box<RequestTrace>),
-    /// Export everything before, then answer.
+    /// Exports everything queued before this message, then answers.
     Flush(oneshot::Sender<()>),
 }
 
 impl Traces {
-    /// Starts an exporter of these settings; `None` when they name no endpoint.
+    /// Starts an exporter with these settings. Returns `None` when they name no endpoint.
     ///
     /// # Errors
     /// The thread cannot be started.
@@ -85,8 +85,8 @@ impl Traces {
         })))
     }
 
-    /// Begins the trace of a request whose first byte arrived at `started`; `None` if it is not recorded.
-    /// Strangers' traces do not decide what is recorded.
+    /// Begins the trace of a request whose first byte arrived at `started`. Returns `None` if it is not
+    /// recorded. The trace of an untrusted client has no influence on this.
     pub(crate) fn begin(
         self: &Arc<Self>,
         headers: &HeaderMap,
@@ -130,7 +130,7 @@ impl Metrics {
     }
 }
 
-/// Returns the bound for a share of the 63-bit numbers.
+/// Returns the number below which this share of the 63-bit numbers lies.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

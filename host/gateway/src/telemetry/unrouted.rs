@@ -8,13 +8,13 @@ use pointsman_routing::Outcome;
 use pointsman_workers::ModelName;
 use serde::Serialize;
 
-/// Number of requests that are kept.
+/// Maximum number of requests that are kept.
 const MAX_REQUESTS: usize = 64;
-/// Bytes that are kept of a client's text: the id of a request, the name of a model.
+/// Maximum length of a client's text that is kept, bytes: the id of a request, or the name of a model.
 const MAX_TEXT_BYTES: usize = 128;
 
-/// The last requests that failed without a recorded decision. Never more than 64, each with 128 bytes of its
-/// texts.
+/// The last requests that failed without a recorded decision. There are at most 64 of them, with at most 128
+/// bytes of each text.
 #[derive(Debug, Default)]
 pub(crate) struct Unrouted(Mutex<VecDeque<UnroutedRequest>>);
 
@@ -27,7 +27,7 @@ pub(crate) struct UnroutedRequest {
 }
 
 impl Unrouted {
-    /// Adds a request that failed. It is left out when another thread adds or reads one at this moment.
+    /// Adds a failed request. The request is left out if another thread adds or reads one at the same time.
     pub(crate) fn push(&self, id: &str, model: &ModelName, outcome: &Outcome) {
         let Some(mut requests) = self.0.try_lock() else { return };
         if requests.len() == MAX_REQUESTS {

@@ -1,4 +1,4 @@
-//! How servers are reached: the API key, and TLS.
+//! Access to servers: the API key, and TLS.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,11 @@ use super::target::Target;
 /// Environment variable that holds the API key.
 const API_KEY: &str = "OPENAI_API_KEY";
 
-/// How servers are reached.
+/// Access to servers.
 #[derive(Debug, Args)]
 pub(super) struct AccessArgs {
-    /// PEM file with the authorities of servers with https:// [default: those that this machine trusts].
+    /// PEM file with the certificate authorities for servers with https:// [default: those that this machine
+    /// trusts].
     #[arg(long, value_name = "FILE")]
     tls_ca: Option<PathBuf>,
     /// PEM file with the certificate to show to servers.
@@ -25,7 +26,7 @@ pub(super) struct AccessArgs {
 }
 
 impl AccessArgs {
-    /// Returns a client of `url`.
+    /// Returns a client for the server at `url`.
     pub(super) fn target(&self, url: &str) -> anyhow::Result<Target> {
         Target::new(url, API_KEY, self.setup(url)?)
     }

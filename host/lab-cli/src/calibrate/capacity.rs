@@ -1,4 +1,4 @@
-//! Limits of an engine's scheduler and cache: what it reports, what the arguments say, defaults.
+//! Limits of an engine's scheduler and cache, from the engine's report, the arguments or the defaults.
 
 use pointsman_cli::print;
 use pointsman_lab::calibrate::{Capacity, KnownCapacity};
@@ -7,19 +7,19 @@ use serde_json::Value;
 
 use super::target::{Target, TargetError};
 
-/// Limits from the command line, which win over what the engine reports.
+/// Limits from the command line, which override those that the engine reports.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(super) struct CapacityArgs {
-    /// KV blocks of an engine [default: what it reports].
+    /// Number of KV blocks of an engine [default: the engine's report].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     blocks: Option<u32>,
-    /// Tokens of a KV block [default: what the engine reports].
+    /// Number of tokens in a KV block [default: the engine's report].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     block_tokens: Option<u32>,
-    /// Sequences that run at once [default: what the engine reports].
+    /// Maximum number of sequences that run at once [default: the engine's report].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     max_num_seqs: Option<u32>,
-    /// Tokens of one step [default: what the engine reports].
+    /// Maximum number of tokens in one step [default: the engine's report].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     max_batched_tokens: Option<u32>,
 }
@@ -33,13 +33,13 @@ struct Reported {
 }
 
 impl CapacityArgs {
-    /// Returns the limits of the command line.
+    /// Returns the limits from the command line.
     pub(super) fn given(self) -> KnownCapacity {
         let Self { blocks, block_tokens, max_num_seqs, max_batched_tokens } = self;
         KnownCapacity { block_tokens, blocks, max_num_seqs, max_batched_tokens }
     }
 
-    /// Finds the limits of an engine. Warns of each that is a guess.
+    /// Finds the limits of an engine. Prints a warning for each limit that is assumed.
     pub(super) async fn find(self, target: &Target) -> anyhow::Result<Capacity> {
         let reported = Reported::read(target).await?;
         let mut guesses = String::new();
@@ -59,13 +59,14 @@ impl CapacityArgs {
 }
 
 impl Reported {
-    /// Asks in the ways of vLLM and SGLang. Values that an engine does not report stay unknown.
+    /// Asks the engine in the ways of vLLM and of SGLang. Values that the engine does not report stay
+    /// unknown.
     async fn read(target: &Target) -> Result<Self, TargetError> {
         let mut found = Self::default();
         if let Some(body) = target.get("/metrics").await? {
             found.facts = probe::facts_of_vllm_metrics(&body);
         }
-        // vLLM's /server_info needs VLLM_SERVER_DEV_MODE=1; SGLang's old name is /get_server_info.
+        // vLLM's /server_info needs VLLM_SERVER_DEV_MODE=1. /get_server_info is SGLang's old name.
         for path in ["/server_info?config_format=json", "/get_server_info"] {
             let Ok(Some(body)) = target.get(path).await else { continue };
             let info: Value = serde_json::from_slice(&body).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Plan of the requests to each engine.
+//! Plans the requests to each engine.
 
 use std::fmt::Write as _;
 
@@ -9,15 +9,15 @@ use serde::Deserialize;
 
 use super::target::Target;
 
-/// Requests before the first measurement of a phase: the first ones fill caches and pools.
+/// Number of requests before the first measurement of a phase. They fill caches and pools.
 pub(super) const WARM_UP: u32 = 2;
-/// Share of the requests for the check.
+/// Share of the requests that check the result.
 const MIX_SHARE: f64 = 0.4;
-/// Maximum number of requests of the check.
+/// Maximum number of requests that check the result.
 const MAX_MIX: u32 = 100;
-/// Share of the requests for the link of a pair.
+/// Share of the requests that measure the link of a pair.
 const PAIR_SHARE: f64 = 0.1;
-/// Share of the requests to each engine of a pair while the other is idle, when both are also measured
+/// Share of the requests to each engine of a pair while the other engine is idle, if both are also measured
 /// together.
 const ALONE_SHARE: f64 = 0.06;
 
@@ -34,34 +34,34 @@ pub(super) struct Phase {
 pub(super) enum Kind {
     /// Bursts for the step time of an engine.
     Engine(Role, Capacity),
-    /// Lone requests to an engine of a pair whose other engine is idle, as for the link.
+    /// Lone requests to an engine of a pair while the other engine is idle, to measure the link.
     Alone(Role),
     /// Bursts for the step time of an engine of a pair, while the other engine gets bursts too.
     Together(Role, Capacity),
     /// Lone requests through a pair. The decode engine counts the transferred bytes.
     Pair(Box<Target>),
-    /// The requests of the check.
+    /// The requests that check the result.
     Mix,
 }
 
 /// Numbers of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Budget {
-    /// Requests in each engine's bursts.
+    /// Number of requests in each engine's bursts.
     pub(super) engine: u32,
-    /// Lone requests to each engine, while the other is idle.
+    /// Number of lone requests to each engine while the other is idle.
     pub(super) alone: u32,
-    /// Lone requests through a pair.
+    /// Number of lone requests through a pair.
     pub(super) pair: u32,
-    /// Requests of the check.
+    /// Number of requests that check the result.
     pub(super) mix: u32,
 }
 
-/// The model that is measured.
+/// The model to measure.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) model: String,
-    /// Prompt and output tokens of a request at most.
+    /// Maximum length of a request, prompt and output tokens.
     pub(super) max_length: Option<u32>,
 }
 
@@ -77,7 +77,8 @@ struct Model {
 }
 
 impl Budget {
-    /// Divides `requests` among the phases of one engine or of a pair, which may be measured together.
+    /// Divides `requests` among the phases of one engine or of a pair, whose engines may be measured
+    /// together.
     pub(super) fn of(requests: u32, engines: usize, together: bool) -> Self {
         let share = |share: f64| (f64::from(requests) * share) as u32;
         let mix = share(MIX_SHARE).min(MAX_MIX);
@@ -89,15 +90,15 @@ impl Budget {
 }
 
 impl Kind {
-    /// Returns the number of requests before the first measurement: the engines of a pair that is measured
-    /// together are warm from the phase before.
+    /// Returns the number of requests before the first measurement. The engines of a pair that is measured
+    /// together were warmed up by the phase before.
     pub(super) fn warm_up(&self) -> u32 {
         if matches!(self, Self::Mix | Self::Together(..)) { 0 } else { WARM_UP }
     }
 }
 
 impl Server {
-    /// Asks for the models.
+    /// Asks the server for its models.
     pub(super) async fn find(target: &Target, wanted: Option<&str>) -> anyhow::Result<Self> {
         let url = target.url();
         let body = target.get("/v1/models").await?;
@@ -118,7 +119,7 @@ impl Server {
     }
 }
 
-/// The plan, for the person who starts it.
+/// Returns the plan as text for the user.
 pub(super) fn text(phases: &[Phase], model: &str, max_seconds: u64) -> String {
     let mut text = format!("plan for model {model}:\n");
     let (mut all, mut most, mut together) = ((0, 0, 0), 1, 0);

@@ -1,4 +1,4 @@
-//! Sends the planned requests and collects what they took.
+//! Sends the planned requests and collects the times that they took.
 
 use std::cell::{Cell, RefCell};
 
@@ -13,14 +13,14 @@ use super::target::{Target, TargetError};
 /// Token ids of prompts. Small ids are special tokens in many vocabularies, and every vocabulary has more
 /// than a thousand.
 const TOKEN_IDS: std::ops::Range<u32> = 100..1_000;
-/// Requests that may fail. More mean that the server is not fit to be measured.
+/// Maximum number of requests that may fail. With more failures, the server is not fit to be measured.
 const MAX_FAILURES: u32 = 3;
-/// Pause between bursts: the server becomes idle.
+/// Pause between bursts, in which the server becomes idle.
 const SETTLE: Duration = Duration::from_millis(100);
-/// Time of a request when none was measured, for the pauses of the mix.
+/// Assumed time of a request if none was measured. It determines the pauses of the mix.
 const TYPICAL: Duration = Duration::from_millis(500);
 
-/// A run of measurements within its limits.
+/// A run of measurements, with its limits.
 pub(super) struct Run {
     model: String,
     pub(super) bar: ProgressBar,
@@ -35,7 +35,7 @@ impl Run {
         Self { model, bar, rng, failures: Cell::new(0), succeeded: Cell::new(false) }
     }
 
-    /// Sends the bursts one after another, until `is_over`. Appends what was measured to `out`.
+    /// Sends the bursts one after another until `is_over` returns true. Appends the measurements to `out`.
     pub(super) async fn bursts(
         &self,
         target: &Target,
@@ -54,7 +54,7 @@ impl Run {
             for answer in answers {
                 samples.extend(answer?);
             }
-            // Without one of its requests a burst is another experiment, with a load that was not measured.
+            // A burst in which a request failed is another experiment, with a load that was not measured.
             if samples.len() == burst.requests as usize {
                 samples.sort_by(|left, right| left.at_ms.total_cmp(&right.at_ms));
                 out.borrow_mut().push(Experiment { samples });
@@ -87,7 +87,8 @@ impl Run {
         join_all((0..design.users).map(user)).await.into_iter().collect()
     }
 
-    /// Measures one request with a prompt of its own. `None` when it failed as few others did.
+    /// Measures one request with its own prompt. Returns `None` when the request failed and the limit of
+    /// failures is not reached.
     async fn one(
         &self,
         target: &Target,

@@ -1,4 +1,4 @@
-//! Runs the phases one after another, until they are over, the time is, or Ctrl-C.
+//! Runs the phases one after another, until all have ended, the time is used up, or the user presses Ctrl-C.
 
 use std::{
     cell::{Cell, RefCell},
@@ -17,7 +17,7 @@ use super::{
     target::{Target, TargetError},
 };
 
-/// Share of the time after which no burst begins, so that some is left for the mix.
+/// Share of the time after which no burst begins, to leave time for the mix.
 const BURST_SHARE: f64 = 0.6;
 /// Counter of the bytes that a vLLM engine received over NIXL.
 const TRANSFERRED: &str = "vllm:nixl_bytes_transferred_sum";
@@ -25,14 +25,14 @@ const TRANSFERRED: &str = "vllm:nixl_bytes_transferred_sum";
 /// Measurements so far. An interruption keeps them.
 #[derive(Default)]
 struct Collected {
-    /// Experiments of each phase, by engine.
+    /// Experiments of each phase, for each engine.
     engines: Vec<RefCell<Vec<Experiment>>>,
     pair: RefCell<Vec<Experiment>>,
     bytes_per_token: RefCell<Option<u64>>,
     mix: RefCell<Vec<Sample>>,
 }
 
-/// Sends everything that is planned, for at most `limit`.
+/// Sends all planned requests, for at most `limit`.
 pub(super) async fn measure(
     phases: &[Phase],
     model: String,
@@ -63,7 +63,7 @@ pub(super) async fn measure(
 async fn all(phases: &[Phase], run: &Run, limit: Duration, out: &Collected) -> Result<(), TargetError> {
     let bursts_end = Instant::now() + limit.mul_f64(BURST_SHARE);
     let is_together = |phase: &Phase| matches!(phase.kind, Kind::Together(..));
-    // Phases with bursts that are yet to come. Requests that run together take the time of one.
+    // Number of phases with bursts that have not begun. Phases that run together count once.
     let mut to_come =
         phases.iter().filter(|phase| !matches!(phase.kind, Kind::Mix) && !is_together(phase)).count();
     to_come += usize::from(phases.iter().any(is_together));
@@ -73,7 +73,7 @@ async fn all(phases: &[Phase], run: &Run, limit: Duration, out: &Collected) -> R
             run.mix(&phase.target, &phase.design, typical(&out.engines), &out.mix).await?;
             continue;
         }
-        // The time that is left is divided evenly among the phases that follow.
+        // The remaining time is divided evenly among the remaining phases.
         let left = bursts_end.saturating_duration_since(Instant::now());
         let until = Instant::now() + left / u32::try_from(to_come.max(1)).unwrap_or(u32::MAX);
         to_come = to_come.saturating_sub(1);
@@ -101,8 +101,8 @@ async fn all(phases: &[Phase], run: &Run, limit: Duration, out: &Collected) -> R
     Ok(())
 }
 
-/// Sends the bursts of several engines at the same time. It ends for all with the first that is through: what
-/// the others would measure from then on is not joint load.
+/// Sends the bursts of several engines at the same time. It ends for all engines when the first one has no
+/// burst left, because later measurements would not be under joint load.
 async fn together(
     run: &Run,
     phases: &[(&Phase, &RefCell<Vec<Experiment>>)],
@@ -115,7 +115,7 @@ async fn together(
         first_is_over.set(true);
         ended
     });
-    // A failure ends the measurement at once.
+    // A failure at one engine ends the measurement of all engines at once.
     try_join_all(each).await.map(|_| ())
 }
 
@@ -143,7 +143,7 @@ fn typical(engines: &[RefCell<Vec<Experiment>>]) -> Option<Duration> {
     times.get(times.len() / 2).map(|milliseconds| Duration::from_secs_f64(milliseconds / 1e3))
 }
 
-/// Reads the engine's count of transferred bytes.
+/// Reads the engine's counter of transferred bytes.
 async fn transferred(decode: &Target) -> Option<f64> {
     let body = decode.get("/metrics").await.ok().flatten()?;
     let text = std::str::from_utf8(&body).ok()?;
@@ -155,7 +155,7 @@ async fn transferred(decode: &Target) -> Option<f64> {
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "positive and finite")]
 fn bytes_per_token(before: Option<f64>, after: Option<f64>, pair: &[Experiment]) -> Option<u64> {
     let tokens: f64 = pair.iter().flat_map(|one| &one.samples).map(|sample| f64::from(sample.isl)).sum();
-    // A counter appears with its first value.
+    // The counter is absent until it has its first value.
     let bytes = (after? - before.unwrap_or(0.0)) / tokens;
     (bytes.is_finite() && bytes >= 1.0).then(|| bytes.round() as u64)
 }
@@ -185,7 +185,7 @@ impl Collected {
     }
 }
 
-/// Shows progress on standard error. Shows nothing when that is not a terminal.
+/// Shows progress on standard error. Shows nothing when standard error is not a terminal.
 fn progress_bar(requests: u64) -> ProgressBar {
     let style =
         ProgressStyle::with_template("measuring [{bar:40}] {pos} of {len} requests ({elapsed}, {eta} left)");

@@ -1,4 +1,4 @@
-//! An engine or a gateway that is measured, over the OpenAI API.
+//! An engine or a gateway that is measured through the OpenAI API.
 
 use anyhow::Context as _;
 use pointsman_http_client::{Setup, whole};
@@ -15,21 +15,21 @@ use tokio::time::{Duration, Instant};
 
 /// Maximum size of an answer that is not streamed, bytes.
 const MAX_BODY: usize = 8 * 1024 * 1024;
-/// Maximum length of the server's own text in an error message, characters.
+/// Maximum length of the server's text in an error message, characters.
 const MAX_TEXT: usize = 300;
-/// Time that a question about facts may take.
+/// Maximum time of a question about facts.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A server of the OpenAI API.
+/// A server with the OpenAI API.
 #[derive(Debug)]
 pub(super) struct Target {
     http: Client,
     url: String,
-    /// Environment variable of the API key, for messages.
+    /// Name of the environment variable with the API key, for messages.
     key_name: String,
 }
 
-/// Why a request gave no measurement.
+/// Reason for which a request gave no measurement.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TargetError {
     #[error("{0}: not the address of an HTTP server; expected http://HOST:PORT or https://HOST:PORT")]
@@ -73,7 +73,7 @@ struct Details {
     cached_tokens: Option<u32>,
 }
 
-/// Times of a stream.
+/// Times of a stream's tokens.
 #[derive(Default)]
 struct Seen {
     first: Option<Instant>,
@@ -82,8 +82,8 @@ struct Seen {
 }
 
 impl Target {
-    /// Creates a client of `url`. The value of the environment variable `key_name` goes into the
-    /// `Authorization` header.
+    /// Creates a client for the server at `url`. The value of the environment variable `key_name` goes into
+    /// the `Authorization` header.
     pub(super) fn new(url: &str, key_name: &str, mut setup: Setup) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
         let parsed = url.parse::<Url>().ok();
@@ -104,7 +104,7 @@ impl Target {
         &self.url
     }
 
-    /// Reads a document. `None` when the server has none at this path.
+    /// Reads a document. Returns `None` when the server has no document at this path.
     pub(super) async fn get(&self, path: &str) -> Result<Option<Vec<u8>>, TargetError> {
         let answer = async {
             let response = self.send(self.http.get(format!("{}{path}", self.url))).await?;
@@ -166,7 +166,7 @@ impl Target {
         })
     }
 
-    /// Returns an answer that streams events; anything else is an error.
+    /// Returns an answer that streams events. Any other answer is an error.
     async fn checked(&self, response: Response) -> Result<Response, TargetError> {
         let status = response.status();
         if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
@@ -223,7 +223,7 @@ fn beginning(body: &[u8]) -> String {
     String::from_utf8_lossy(body).chars().take(MAX_TEXT).collect()
 }
 
-/// An error with its innermost cause, which says what happened.
+/// Formats an error with its innermost cause, which says what happened.
 fn with_cause(error: &(dyn std::error::Error + 'static)) -> String {
     if let Some(problem) = tls_problem(error) {
         return problem;

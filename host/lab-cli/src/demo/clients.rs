@@ -1,4 +1,4 @@
-//! Clients of the demo, each of which sends the next request of the trace.
+//! Clients of the demo. Each sends the next request of the trace.
 
 use std::{
     sync::{
@@ -16,14 +16,14 @@ use tokio::{
 
 use pointsman_rig::client::{Client, Streamed};
 
-/// Clients at once.
+/// Number of concurrent clients.
 const CLIENTS: usize = 12;
 
 /// Outcomes of the clients' requests.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) outcomes: Vec<Streamed>,
-    /// Streams that ended with the killed worker, because the gateway could not continue them.
+    /// Number of streams that ended with the killed worker, because the gateway could not continue them.
     pub(super) cut: usize,
 }
 
@@ -40,7 +40,7 @@ struct Shared {
     answered: AtomicUsize,
     kill_begun: AtomicBool,
     kill_done: AtomicBool,
-    /// Whether the story is still going on: clients repeat the trace until it is over.
+    /// Whether events are still to come. Until then, clients repeat the trace.
     repeat: AtomicBool,
 }
 
@@ -62,7 +62,7 @@ impl Clients {
         Self { shared, tasks }
     }
 
-    /// Waits until so many requests were answered, 50 s at most.
+    /// Waits until this number of requests was answered, at most 50 s.
     pub(super) async fn until_answered(&self, requests: usize) {
         let started = Instant::now();
         while self.shared.answered.load(Ordering::SeqCst) < requests
@@ -72,14 +72,14 @@ impl Clients {
         }
     }
 
-    /// Kills a worker. Requests that ran meanwhile may be cut.
+    /// Kills a worker. Requests that run at that time may be cut.
     pub(super) fn during_kill(&self, kill: impl FnOnce()) {
         self.shared.kill_begun.store(true, Ordering::SeqCst);
         kill();
         self.shared.kill_done.store(true, Ordering::SeqCst);
     }
 
-    /// Ends the clients once the whole trace was sent.
+    /// Ends the clients after the whole trace was sent.
     pub(super) async fn finish(&mut self) -> Seen {
         self.shared.repeat.store(false, Ordering::SeqCst);
         let mut seen = Seen::default();

@@ -1,4 +1,4 @@
-//! Events of the demo, and what each has to cause.
+//! Events of the demo, and the expected effect of each.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) enum Step {
     Kill,
 }
 
-/// Events, each after this percentage of the requests was answered.
+/// The events. Each happens after this percentage of the requests was answered.
 pub(super) const STORY: [(usize, Step); 5] =
     [(15, Step::Swap), (25, Step::Garbage), (35, Step::Loop), (70, Step::SwapAgain), (85, Step::Kill)];
 /// Longest wait for the effect of an event. A busy machine takes seconds to compile a policy.
@@ -27,7 +27,7 @@ const EFFECT: Duration = Duration::from_secs(60);
 /// Name of the worker that is killed.
 pub(super) const VICTIM: &str = "vllm-decode-4";
 
-/// One event in the final table.
+/// An event, as a row of the final table.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
     pub(super) done: &'static str,
@@ -37,7 +37,7 @@ pub(super) struct Row {
 }
 
 impl Step {
-    /// Shown beside the progress bar.
+    /// Returns the text beside the progress bar.
     pub(super) fn message(self) -> &'static str {
         match self {
             Self::Swap => "installed policy least-loaded for prefill",
@@ -49,7 +49,7 @@ impl Step {
     }
 }
 
-/// Waits until an event has had its effect, or for 60 s. The final table shows whether it had.
+/// Waits until an event has had its effect, or for 60 s. The final table shows whether it had the effect.
 pub(super) async fn settle(step: Step, fleet: &Fleet) -> anyhow::Result<()> {
     let started = Instant::now();
     while !happened(step, &fleet.slot("prefill").await?, &fleet.slot("decode").await?) {
@@ -71,7 +71,7 @@ fn happened(step: Step, prefill: &Value, decode: &Value) -> bool {
     }
 }
 
-/// Collects what happened from the gateway and the clients.
+/// Collects the results of the events from the gateway and the clients.
 pub(super) async fn rows(fleet: &Fleet, seen: &Seen) -> anyhow::Result<Vec<Row>> {
     Ok(judge(&fleet.slot("prefill").await?, &fleet.slot("decode").await?, seen))
 }
@@ -109,19 +109,19 @@ fn judge(prefill: &Value, decode: &Value, seen: &Seen) -> Vec<Row> {
     ]
 }
 
-/// Requests that failed and could have been served.
+/// Returns the number of requests that failed although they could have been served.
 fn failed(seen: &Seen) -> usize {
     seen.outcomes.iter().filter(|outcome| outcome.problem.is_some()).count().saturating_sub(seen.cut)
 }
 
-/// Message of a slot's first refusal of this kind.
+/// Returns the message of a slot's first refusal of this kind.
 fn refusal(slot: &Value, kind: &str) -> Option<String> {
     let all = slot["refusals"].as_array()?;
     let found = all.iter().find(|refusal| refusal["kind"] == kind)?;
     Some(found["message"].as_str().unwrap_or_default().to_owned())
 }
 
-/// Returns an error that lists the events which did not end as they must.
+/// Returns an error that lists the events which did not end as expected.
 pub(super) fn verdict(rows: &[Row], seen: &Seen) -> anyhow::Result<()> {
     let failed: Vec<&str> = rows.iter().filter(|row| !row.passed).map(|row| row.done).collect();
     let problem = seen.outcomes.iter().find_map(|outcome| outcome.problem.as_deref()).unwrap_or("none");

@@ -1,4 +1,4 @@
-//! The tables at the end. Every figure comes from the processes' own `/metrics` or from the clients' clocks.
+//! The tables at the end. Every figure comes from the `/metrics` of a process or from the clock of a client.
 
 use std::path::Path;
 
@@ -62,7 +62,7 @@ fn figures(seen: &Seen) -> Vec<Vec<String>> {
     .to_vec()
 }
 
-/// Share of prompt tokens that the prefill engines found in their caches.
+/// Returns the share of prompt tokens that the prefill engines found in their caches.
 async fn cache_hits(fleet: &Fleet) -> String {
     let (mut hits, mut queries) = (0.0, 0.0);
     for engine in fleet.engines.iter().filter(|engine| engine.name.contains("prefill")) {
@@ -74,7 +74,7 @@ async fn cache_hits(fleet: &Fleet) -> String {
     format!("{:.1} % of {queries} tokens", if queries > 0.0 { 100.0 * hits / queries } else { 0.0 })
 }
 
-/// Prints commands to go on with.
+/// Prints commands for next steps.
 pub(super) fn next_steps() {
     terminal::print("\nTry next:");
     let steps = [
@@ -87,7 +87,7 @@ pub(super) fn next_steps() {
     columns(&rows).iter().for_each(|line| terminal::print(line));
 }
 
-/// Commands to try on a running fleet. `swap`: a policy, and the folder to put it into.
+/// Returns commands to try on a running fleet. `swap` is a policy file, and the directory to copy it to.
 pub(super) fn commands(client: &str, admin: &str, swap: (&Path, &Path)) -> Vec<String> {
     let body =
         r#"{"model":"tiny","stream":true,"max_tokens":8,"messages":[{"role":"user","content":"hello"}]}"#;

@@ -1,49 +1,50 @@
-//! Which requests to send: bursts that isolate the terms of the step time, and a mix to check the result.
+//! Plans the requests to send: bursts that isolate the terms of the step time, and a mix that checks the
+//! result.
 //!
 //! A lone prompt of `n` tokens takes the overhead and `c0 + c1 + c2*n + c3*n + c4*n^2` (once for each chunk)
 //! until its first token. Its further tokens take `c0 + c1 + c2*kv + c3 + c4` each. Bursts of `B` prompts
-//! give steps with `B` sequences, and steps that mix prompts with decoding. Varying length and concurrency
-//! separates the terms.
+//! give steps with `B` sequences, and steps that mix prompts with decoding. Varying the length and the
+//! concurrency separates the terms.
 
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng, seq::SliceRandom as _};
 use serde::Serialize;
 
-/// Number of prompt lengths of lone requests.
+/// Number of prompt lengths that lone requests have.
 const LENGTHS: u32 = 6;
-/// Times that each burst is sent, if the limit of requests allows.
+/// Number of times that each burst is sent, if the limit of requests allows it.
 const REPEATS: usize = 3;
-/// Share of the KV capacity that a burst fills at most: preemption would measure something else.
+/// Largest share of the KV capacity that a burst fills, so that no sequence is preempted.
 const MAX_KV_SHARE: f64 = 0.8;
 
-/// Limits of the requests.
+/// Limits of the planned requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DesignLimits {
-    /// Requests of all bursts.
+    /// Maximum number of requests in all bursts.
     pub burst_requests: u32,
-    /// Requests of the mix.
+    /// Number of requests in the mix.
     pub mix_requests: u32,
-    /// Requests at the same time.
+    /// Maximum number of concurrent requests.
     pub max_concurrency: u32,
     /// Shortest prompt, tokens.
     pub min_prompt: u32,
     /// Longest prompt, tokens.
     pub max_prompt: u32,
-    /// Output tokens of a request of a burst.
+    /// Number of output tokens of a request in a burst.
     pub output_tokens: u32,
-    /// Tokens that the KV cache holds.
+    /// Number of tokens that the KV cache holds.
     pub kv_tokens: u64,
-    /// Seed of lengths, order and pauses.
+    /// Seed of the lengths, the order and the pauses.
     pub seed: u64,
 }
 
-/// Requests that are sent at the same time to an idle engine.
+/// Requests that are sent to an idle engine at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Burst {
     /// Number of requests.
     pub requests: u32,
-    /// Prompt tokens of each.
+    /// Number of prompt tokens of each request.
     pub isl: u32,
-    /// Output tokens of each.
+    /// Number of output tokens of each request.
     pub osl: u32,
 }
 
@@ -58,14 +59,14 @@ pub struct MixRequest {
     pub pause: f64,
 }
 
-/// All requests.
+/// All planned requests.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Design {
-    /// Requests that the coefficients are fitted to, in this order.
+    /// Requests to which the coefficients are fitted, in the order of sending.
     pub bursts: Vec<Burst>,
-    /// Requests of the check.
+    /// Requests that check the result.
     pub mix: Vec<MixRequest>,
-    /// Users of the mix: each sends its next request after the answer to the one before, and a pause.
+    /// Users of the mix: each waits for the answer to its request, pauses, and sends the next one.
     pub users: u32,
 }
 
@@ -82,13 +83,13 @@ pub fn design(limits: &DesignLimits) -> Design {
             bursts.push(burst);
         }
     }
-    // A drift of the machine must not look like an effect of the length.
+    // The order is random, so that a drift of the machine does not look like an effect of the length.
     bursts.shuffle(&mut rng);
     let mix = (0..limits.mix_requests).map(|_| mix_request(limits, &mut rng)).collect();
     Design { bursts, mix, users: limits.max_concurrency }
 }
 
-/// Prompt lengths from shortest to longest, each by the same factor above the one before.
+/// Prompt lengths from shortest to longest, each longer than the one before by the same factor.
 fn lengths(min: u32, max: u32) -> Vec<u32> {
     let steps = f64::from(LENGTHS - 1);
     let factor = (f64::from(max) / f64::from(min)).powf(1.0 / steps);
@@ -99,7 +100,8 @@ fn lengths(min: u32, max: u32) -> Vec<u32> {
     lengths
 }
 
-/// Lone requests of each length; then bursts of 2, 4, 8 and so on with short, middle and long prompts.
+/// Returns lone requests of each length, then bursts of 2, 4, 8 and so on with short, middle and long
+/// prompts.
 fn candidates(limits: &DesignLimits, lengths: &[u32]) -> Vec<Burst> {
     let osl = limits.output_tokens;
     let lone = lengths.iter().map(|isl| Burst { requests: 1, isl: *isl, osl });
@@ -120,7 +122,8 @@ fn candidates(limits: &DesignLimits, lengths: &[u32]) -> Vec<Burst> {
     lone.chain(bursts).filter(fits).collect()
 }
 
-/// Log-uniform lengths, so that short prompts are as frequent as long ones, and exponential pauses.
+/// Draws a request: log-uniform lengths, so that short prompts are as frequent as long ones, and an
+/// exponential pause.
 fn mix_request(limits: &DesignLimits, rng: &mut SmallRng) -> MixRequest {
     let mut log_uniform = |min: u32, max: u32| {
         let (low, high) = (f64::from(min).ln(), f64::from(max).ln());
@@ -133,7 +136,7 @@ fn mix_request(limits: &DesignLimits, rng: &mut SmallRng) -> MixRequest {
 }
 
 impl Design {
-    /// Returns the number of requests, of prompt tokens and of output tokens.
+    /// Returns the numbers of requests, prompt tokens and output tokens.
     #[must_use]
     pub fn totals(&self) -> (u32, u64, u64) {
         let bursts = self.bursts.iter().map(|burst| (burst.requests, burst.isl, burst.osl));

@@ -1,4 +1,4 @@
-//! Errors of predicted against measured times.
+//! Errors of the predicted times, compared with the measured ones.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::stats::{mean, quantile};
 /// Errors of one figure over the requests that were not fitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Errors {
-    /// Requests.
+    /// Number of requests.
     pub requests: usize,
     /// Median of the measured values, ms.
     pub measured_p50_ms: f64,
@@ -18,9 +18,9 @@ pub struct Errors {
     pub median_percent: f64,
     /// 90th percentile of the absolute percentage errors.
     pub p90_percent: f64,
-    /// Mean of predicted less measured, as a share of the measured mean, percent.
+    /// Mean of the predicted minus the measured values, percent of the measured mean.
     pub bias_percent: f64,
-    /// Pearson's correlation of predicted and measured; `None` when one of them does not vary.
+    /// Pearson's correlation of predicted and measured values; `None` when either does not vary.
     pub pearson_r: Option<f64>,
 }
 
@@ -33,11 +33,11 @@ pub struct HeldOut {
     pub itl: Errors,
     /// Time to last token.
     pub e2e: Errors,
-    /// Requests that the model could not serve.
+    /// Number of requests that the model could not serve.
     pub not_served: usize,
 }
 
-/// Takes the measured and the predicted value of a figure.
+/// Returns the measured and the predicted value of a figure.
 type Figures = dyn Fn(&Sample, &Predicted) -> Option<(f64, f64)>;
 
 impl HeldOut {

@@ -1,4 +1,4 @@
-//! The fit of an engine's step time and of a link's transfer time.
+//! Fits an engine's step time and a link's transfer time.
 
 use pointsman_sim::core::{BatchLimits, PromptKv};
 use pointsman_workers::Role;
@@ -15,13 +15,14 @@ use crate::{
     stats::quantile,
 };
 
-/// Number of times that the schedule is computed again with the coefficients of the round before.
+/// Maximum number of rounds; each computes the schedule again with the coefficients of the round before.
 const ROUNDS: usize = 30;
-/// Relative change of a coefficient below which schedule and coefficients agree.
+/// Relative change of a coefficient below which the rounds end.
 const SETTLED: f64 = 1e-6;
-/// A duration counts at least this much in a relative error, milliseconds: the resolution of a client.
+/// Smallest duration by which an error is divided to get a relative error, milliseconds: the resolution of a
+/// client.
 const LEAST_SCALE_MS: f64 = 1.0;
-/// Bandwidth of a transfer whose bytes take no time that could be measured, 10^9 bytes a second.
+/// Bandwidth of a transfer whose bytes take no measurable time, 10^9 bytes a second.
 const UNLIMITED_GB_S: f64 = 10_000.0;
 
 /// A fitted figure.
@@ -55,11 +56,11 @@ pub struct TermFit {
     pub value: f64,
     /// Its standard error, ms; `None` when the value is 0.
     pub standard_error: Option<f64>,
-    /// Whether the probes determine it. Otherwise it is fixed at 0.
+    /// Whether the requests determine it. Otherwise it is fixed at 0.
     pub identified: bool,
 }
 
-/// Coefficients of an engine, ms.
+/// Coefficients of an engine, milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Coefficients {
     /// Time of a request outside of steps.
@@ -73,15 +74,16 @@ pub struct Coefficients {
 pub struct Fit {
     /// The figures.
     pub terms: Vec<TermFit>,
-    /// Requests that were fitted.
+    /// Number of requests that were fitted.
     pub requests: usize,
-    /// Requests that were left out: they do not fit into the engine's KV cache, or hit the prefix cache.
+    /// Number of requests that were not fitted, because they do not fit into the engine's KV cache or hit its
+    /// prefix cache.
     pub left_out: usize,
 }
 
 pub(super) const ENGINE_TERMS: [Term; 6] =
     [Term::RequestOverhead, Term::C0, Term::C1, Term::C2, Term::C3, Term::C4];
-/// Columns that win when the probes cannot distinguish two: c0, c3, overhead, c1, c2, c4.
+/// Order of preference when the requests cannot distinguish two columns: c0, c3, overhead, c1, c2, c4.
 pub(super) const ENGINE_ORDER: [usize; 6] = [1, 4, 0, 2, 3, 5];
 
 impl Fit {
@@ -103,13 +105,14 @@ impl Fit {
     }
 }
 
-/// Fits an engine's coefficients to what clients measured. `group` gives the limits of the engine. `None`
-/// when no request can be used.
+/// Fits an engine's coefficients to what clients measured. `group` gives the limits of the engine. Returns
+/// `None` when no request can be used.
 #[must_use]
 pub fn fit_engine(experiments: &[Experiment], group: &EngineGroup, block_tokens: u32) -> Option<Fit> {
     let usable: Vec<Experiment> = experiments.iter().filter(|one| is_usable(one)).cloned().collect();
     let all: usize = experiments.iter().map(|one| one.samples.len()).sum();
-    // The schedule of a lone request hardly depends on the coefficients: they start from those.
+    // The schedule of a lone request hardly depends on the coefficients, so the fit starts with lone
+    // requests.
     let lone: Vec<Experiment> = usable.iter().filter(|one| one.samples.len() == 1).cloned().collect();
     let mut solution = None;
     for part in [&lone, &usable] {
@@ -144,7 +147,8 @@ pub(super) fn settled(before: &[f64; 6], after: &[f64; 6]) -> bool {
     before.iter().zip(after).all(|(before, after)| (before - after).abs() <= SETTLED * before.abs().max(1e-6))
 }
 
-/// Whether the model knows what the engine computed: it does not know what was in the prefix cache.
+/// Whether the model knows which tokens the engine computed: it does not know the content of the prefix
+/// cache.
 fn is_usable(experiment: &Experiment) -> bool {
     !experiment.samples.is_empty() && experiment.samples.iter().all(|sample| sample.cached == 0)
 }
@@ -157,7 +161,7 @@ fn rows(
     coefficients: [f64; 6],
 ) -> Vec<Row<6>> {
     let [overhead, c0, c1, c2, c3, c4] = coefficients;
-    // The requests of the bursts are whole, also those to a prefill engine.
+    // The bursts are complete requests, also those to a prefill engine.
     let limits = BatchLimits { prefill_only: false, ..group.limits(block_tokens) };
     let mut rows = Vec::new();
     for experiment in experiments {
@@ -174,8 +178,9 @@ fn rows(
     rows
 }
 
-/// Errors are relative to the larger of the measured and the predicted time: a time that was measured much
-/// too short (tokens that waited somewhere and came together) must not outweigh all others.
+/// Makes an equation whose error is relative to the larger of the measured and the predicted time. A time
+/// that was measured much too short, because tokens were delayed and arrived together, must not outweigh all
+/// others.
 pub(super) fn row(features: Features, measured_ms: f64, coefficients: &[f64; 6]) -> Row<6> {
     let predicted: f64 = features.iter().zip(coefficients).map(|(weight, value)| weight * value).sum();
     Row { features, value: measured_ms, scale: measured_ms.max(predicted).max(LEAST_SCALE_MS) }
@@ -195,9 +200,9 @@ pub(super) fn terms<const N: usize>(solution: &Solution<N>, names: [Term; N]) ->
 }
 
 /// Fits the links of a fleet whose engines are fitted, to lone requests through a prefill and decode pair:
-/// what the engines leave unexplained of the time to first token is the transfer. It is short beside a
-/// prompt's computation, of which the model may be wrong by more: `prefill` has lone requests to the prefill
-/// engine, and those of a prompt's length replace the model.
+/// the transfer is the part of the time to first token that the engines do not explain. It is short compared
+/// with the computation of a prompt, for which the model's error may be larger. `prefill` contains lone
+/// requests to the prefill engine, and those of the same prompt length correct the model.
 #[must_use]
 pub fn fit_links(
     lone: &[Sample],

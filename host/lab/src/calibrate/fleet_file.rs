@@ -47,7 +47,7 @@ fn engines(text: &mut String, group: &EngineGroup) {
     }
 }
 
-/// Rounds to five significant digits: more than a measurement has.
+/// Rounds to five significant digits, which are more than a measurement has.
 fn rounded(value: f64) -> f64 {
     format!("{value:.4e}").parse().unwrap_or(value)
 }

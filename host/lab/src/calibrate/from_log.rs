@@ -1,5 +1,5 @@
-//! Calibration from a decision log: what ran together on each engine follows from the requests that
-//! overlapped there. The last part of the log is not fitted; the errors are those on it.
+//! Calibration from a decision log: requests that overlapped on an engine ran together there. The last part
+//! of the log is not fitted; it gives the errors.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,33 +28,33 @@ mod legs;
 #[cfg(test)]
 mod tests;
 
-/// Requests of the log that are used unless an argument says otherwise: the last ones.
+/// Default number of requests that are used, the last ones of the log.
 const DEFAULT_REQUESTS: usize = 5_000;
-/// Share of the requests that is fitted; the rest, the last ones, is the check.
+/// Share of the requests that is fitted; the last requests check the result.
 const FITTED_SHARE: f64 = 0.75;
-/// Median error of the check, percent, from which on the model is of no use.
+/// Median error of the check, percent, above which the model is of no use.
 const POOR: f64 = 30.0;
-/// Least legs that an engine's coefficients are fitted to.
+/// Minimum number of legs to which an engine's coefficients are fitted.
 const LEAST_LEGS: usize = 20;
 
-/// Which part of a decision log is fitted.
+/// The part of a decision log to fit.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LogArgs {
     /// Fit the decision log of a gateway (`decisions.log_dir`, or one of its files) instead of measuring.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["url", "from", "dry_run", "prefill", "decode"])]
     pub log: Option<PathBuf>,
-    /// Only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
+    /// Use only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
     #[arg(long, requires = "log", value_parser = moment)]
     pub since: Option<u64>,
-    /// Only requests that arrived before this time.
+    /// Use only requests that arrived before this time.
     #[arg(long, requires = "log", value_parser = moment)]
     pub until: Option<u64>,
-    /// Leave malformed lines of the log out, and count them.
+    /// Skip malformed lines of the log, and count them.
     #[arg(long, requires = "log")]
     pub skip_bad: bool,
 }
 
-/// The requests of a log that may be fitted.
+/// Requests of a log that may be fitted.
 struct Logged {
     requests: Vec<LoggedRequest>,
     block_tokens: u32,
@@ -99,7 +99,8 @@ fn read_log(path: &Path, args: &LogArgs, max: usize) -> anyhow::Result<Logged> {
                 return;
             }
             block_tokens = header.block_tokens;
-            // Shared parts of prompts are not needed, because the log has the cached tokens.
+            // The shared parts of prompts are not needed, because the log contains the numbers of cached
+            // tokens.
             request.blocks = LoggedBlocks::default();
             kept.push_back(request);
             if kept.len() > max {
@@ -128,7 +129,8 @@ fn read_log(path: &Path, args: &LogArgs, max: usize) -> anyhow::Result<Logged> {
     Ok(Logged { requests: kept.into(), block_tokens, warnings })
 }
 
-/// Returns the requests to the engines that serve the model, whatever they asked for: they ran together.
+/// Returns all requests to the engines that serve the model, also those for other models, because they ran
+/// together.
 fn of_model(
     path: &Path,
     requests: Vec<LoggedRequest>,
@@ -204,7 +206,7 @@ fn calibrate_requests(requests: &[LoggedRequest], capacity: Capacity) -> Result<
     Ok(Calibration { fleet, engines: fits, links, held_out, warnings })
 }
 
-/// Limits of what is known about the link.
+/// Returns the warning about what the log does not say of the link.
 fn link_warning(is_fitted: bool) -> &'static str {
     if is_fitted {
         "link: the log does not contain the KV bytes of a token; bytes_per_token is a default value, and the \
@@ -216,7 +218,7 @@ fn link_warning(is_fitted: bool) -> &'static str {
     }
 }
 
-/// Remark about the check, if it needs one.
+/// Returns a warning about the check, if it needs one.
 fn check_warning(held_out: Option<&HeldOut>) -> Option<String> {
     let Some(found) = held_out else {
         return Some("nothing was kept back: the errors of this fleet are not known".to_owned());

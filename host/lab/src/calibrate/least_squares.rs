@@ -1,9 +1,9 @@
 //! Non-negative least squares with few unknowns, robust to outliers.
 //!
-//! `nnls` has no standard errors and does not say which unknowns the rows determine; `nalgebra` would replace
-//! the elimination only (decision record 54).
+//! The crate `nnls` has no standard errors and does not say which unknowns the rows determine; `nalgebra`
+//! would replace only the elimination (decision record 54).
 
-/// An equation `sum(features[i] * x[i]) = value`, whose residual counts relative to `scale`.
+/// An equation `sum(features[i] * x[i]) = value`, whose residual is divided by `scale`.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row<const N: usize> {
     pub(super) features: [f64; N],
@@ -17,21 +17,23 @@ pub(super) struct Solution<const N: usize> {
     pub(super) values: [f64; N],
     /// Standard errors; `None` for an unknown that is 0.
     pub(super) errors: [Option<f64>; N],
-    /// Unknowns that the rows determine. The others are 0.
+    /// Whether the rows determine each unknown. The others are 0.
     pub(super) identified: [bool; N],
 }
 
-/// Residuals beyond this number of standard deviations count linearly (Huber, 95 % efficiency).
+/// Number of standard deviations beyond which residuals count linearly (Huber, 95 % efficiency).
 const HUBER: f64 = 1.345;
-/// Times that the weights of outliers are computed.
+/// Number of times that the weights of outliers are computed.
 const REWEIGHTINGS: usize = 20;
-/// A column is determined when this share of its length is not a combination of the columns before it.
+/// Share of a column's length that must be independent of the columns before it for the column to count as
+/// determined.
 const LEAST_INDEPENDENT: f64 = 0.01;
-/// Smallest standard deviation of relative residuals: below it, rows without noise would all be outliers.
+/// Smallest standard deviation of relative residuals. With a smaller one, all rows without noise would be
+/// outliers.
 const LEAST_DEVIATION: f64 = 1e-6;
 
-/// Solves the rows for unknowns of 0 or more. Columns that come early in `order` win over columns that are a
-/// combination of them.
+/// Solves the rows for unknowns of 0 or more. Columns that come early in `order` are preferred to columns
+/// that are a combination of them.
 pub(super) fn solve<const N: usize>(rows: &[Row<N>], order: &[usize]) -> Solution<N> {
     let scaled: Vec<([f64; N], f64)> = rows
         .iter()
@@ -64,7 +66,7 @@ fn deviation(residuals: &[f64]) -> f64 {
     (1.4826 * crate::stats::quantile(&sizes, 0.5)).max(LEAST_DEVIATION)
 }
 
-/// Finds the columns that are no combination of others, by Gram and Schmidt's method.
+/// Finds the columns that are not a combination of others, by Gram and Schmidt's method.
 fn identified<const N: usize>(rows: &[([f64; N], f64)], order: &[usize]) -> [bool; N] {
     let mut found = [false; N];
     let mut basis: Vec<Vec<f64>> = Vec::new();
@@ -72,7 +74,7 @@ fn identified<const N: usize>(rows: &[([f64; N], f64)], order: &[usize]) -> [boo
         let mut vector: Vec<f64> =
             rows.iter().map(|(row, _)| row.get(*column).copied().unwrap_or(0.0)).collect();
         let length = norm(&vector);
-        // Twice, against rounding.
+        // The projection is subtracted twice, against rounding errors.
         for unit in basis.iter().chain(&basis) {
             let along: f64 = vector.iter().zip(unit).map(|(a, b)| a * b).sum();
             vector.iter_mut().zip(unit).for_each(|(value, unit)| *value -= along * unit);
@@ -93,8 +95,8 @@ fn norm(vector: &[f64]) -> f64 {
     vector.iter().map(|value| value * value).sum::<f64>().sqrt()
 }
 
-/// Solves weighted least squares with values of 0 or more, by trying every set of positive unknowns: with `N`
-/// below ten these are a few hundred small systems, and the result is exact.
+/// Solves weighted least squares with values of 0 or more, by trying every set of positive unknowns. With `N`
+/// below ten, these are a few hundred small systems. The result is exact.
 fn non_negative<const N: usize>(
     rows: &[([f64; N], f64)],
     weights: &[f64],
@@ -139,7 +141,7 @@ fn solve_normal<const N: usize>(
     free: &[bool; N],
 ) -> Option<[f64; N]> {
     let places: Vec<usize> = (0..N).filter(|at| free.get(*at) == Some(&true)).collect();
-    // Scaled to a diagonal of ones: the columns differ by many orders of magnitude.
+    // The system is scaled to a diagonal of ones, because the columns differ by many orders of magnitude.
     let scale = |at: usize| normal.get(at).and_then(|row| row.get(at)).map(|value| value.sqrt());
     let mut system: Vec<Vec<f64>> = Vec::new();
     for row in &places {
@@ -158,7 +160,8 @@ fn solve_normal<const N: usize>(
     Some(values)
 }
 
-/// Gauss and Jordan's elimination with pivots. Each line ends with its right side.
+/// Solves a system by Gauss and Jordan's elimination with pivots. The last element of each row is its right
+/// side.
 fn eliminate(mut system: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     let size = system.len();
     for at in 0..size {
@@ -183,7 +186,7 @@ fn eliminate(mut system: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     system.iter().map(|line| line.last().copied()).collect()
 }
 
-/// Standard errors of the positive values.
+/// Returns the standard errors of the positive values.
 #[expect(clippy::cast_precision_loss, reason = "numbers of rows stay far below 2^53")]
 fn standard_errors<const N: usize>(
     rows: &[([f64; N], f64)],

@@ -1,4 +1,5 @@
-//! Predicts measured requests with the lab: router, legs, links and engines as in `pointsman compare`.
+//! Predicts measured requests with the lab, which uses the router, legs, links and engines of `pointsman
+//! compare`.
 
 use super::{Predicted, Sample, errors::HeldOut};
 use crate::{
@@ -9,12 +10,13 @@ use crate::{
     trace::{Trace, TraceRequest},
 };
 
-/// Predicts each request. `None` for one that the fleet cannot serve. No prompt shares a prefix with another.
+/// Predicts the times of each request, or `None` for a request that the fleet cannot serve. No two prompts
+/// share a prefix.
 ///
 /// # Errors
 /// The fleet is not valid.
 pub fn predict(fleet: &Fleet, samples: &[Sample]) -> Result<Vec<Option<Predicted>>, RunError> {
-    // The lab wants requests by time of arrival.
+    // The lab expects requests in the order of their arrival.
     let mut order: Vec<usize> = (0..samples.len()).collect();
     order.sort_by(|left, right| {
         let at = |place: &usize| samples.get(*place).map_or(0.0, |sample| sample.at_ms);
@@ -48,7 +50,7 @@ pub fn predict(fleet: &Fleet, samples: &[Sample]) -> Result<Vec<Option<Predicted
     Ok(predicted)
 }
 
-/// Predicts requests that were not fitted, and compares with what was measured.
+/// Predicts requests that were not fitted, and compares the prediction with the measurement.
 ///
 /// # Errors
 /// The fleet is not valid.

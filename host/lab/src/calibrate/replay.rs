@@ -1,5 +1,5 @@
-//! One engine model under measured arrivals: which work lies between a request's arrival, its first and its
-//! last token.
+//! Runs one engine model with measured arrivals, to find the work from a request's arrival to its first
+//! token, and from there to its last.
 
 use std::sync::Arc;
 
@@ -10,28 +10,28 @@ use super::Sample;
 /// Weights of a request's overhead and of `c0..c4` in a duration.
 pub(super) type Features = [f64; 6];
 
-/// The overhead of one request.
+/// Features of one request's overhead.
 const OVERHEAD: Features = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
 
-/// The work of one request. The model's times follow from it and the coefficients.
+/// Work of one request. The coefficients turn it into the model's times.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Work {
-    /// Time from its arrival to its first token.
+    /// Work from its arrival to its first token.
     pub(super) ttft: Features,
-    /// Time from its first to its last token.
+    /// Work from its first to its last token.
     pub(super) decode: Features,
 }
 
 /// A request that arrives at an engine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Arrival {
-    /// When it arrives, milliseconds from the start.
+    /// Time of arrival, milliseconds from the start.
     pub(super) at_ms: f64,
     /// Prompt tokens.
     pub(super) isl: u32,
     /// Output tokens.
     pub(super) osl: u32,
-    /// Where the KV of its prompt comes from.
+    /// Source of the KV of its prompt.
     pub(super) kv: PromptKv,
 }
 
@@ -41,7 +41,8 @@ impl Arrival {
         Self { at_ms: sample.at_ms, isl: sample.isl, osl: sample.osl, kv: PromptKv::Computed }
     }
 
-    /// When the scheduler has it. KV that was received comes to a request that was accepted before.
+    /// Returns the time at which the scheduler gets it. Received KV belongs to a request that the engine
+    /// accepted earlier.
     fn scheduled_ms(&self, overhead_ms: f64) -> f64 {
         if self.has_overhead() { self.at_ms + overhead_ms } else { self.at_ms }
     }
@@ -59,7 +60,8 @@ struct Open {
     done: bool,
 }
 
-/// Runs requests through an engine that is idle at first. `None` for a request that does not fit into it.
+/// Runs requests through an engine that is idle at first. The result is `None` for a request that does not
+/// fit into the engine.
 pub(super) fn replay(
     requests: &[Arrival],
     limits: BatchLimits,
@@ -87,7 +89,7 @@ pub(super) fn replay(
             replay.submit(number);
         }
         let Some(milliseconds) = replay.engine.begin_step() else {
-            // Idle until the next arrival.
+            // The engine is idle until the next arrival.
             let Some((at, _)) = arrivals.peek() else { break };
             now = *at;
             continue;
@@ -95,7 +97,7 @@ pub(super) fn replay(
         let step = features(&replay.engine.step_work());
         let end = now + milliseconds.clamp(1e-6, 1e9);
         replay.add_to_active(step);
-        // A request that comes within a step waits for the rest of it.
+        // A request that arrives within a step waits for the end of the step.
         while let Some((at, number)) = arrivals.next_if(|(at, _)| *at < end) {
             replay.submit(number);
             replay.add(number, step, (end - at) / (end - now));
@@ -108,12 +110,12 @@ pub(super) fn replay(
     replay.open.iter().map(|request| request.done.then_some(request.work)).collect()
 }
 
-/// An engine and the requests that it runs.
+/// An engine, and the requests that it runs.
 struct Replay<'a> {
     engine: BatchEngine,
     requests: &'a [Arrival],
     open: Vec<Open>,
-    /// Requests that were submitted and have not ended.
+    /// Submitted requests that have not ended.
     active: Vec<usize>,
 }
 
@@ -168,7 +170,7 @@ impl Open {
     }
 }
 
-/// The weights of `c0..c4` in the duration of a step.
+/// Returns the weights of `c0..c4` in the duration of a step.
 #[expect(clippy::cast_precision_loss, reason = "numbers of tokens stay far below 2^53")]
 fn features(work: &StepWork) -> Features {
     let (kv, new) = (work.context_tokens as f64, work.new_tokens as f64);

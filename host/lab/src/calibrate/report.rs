@@ -1,4 +1,4 @@
-//! From measurements to a fleet and its errors.
+//! Makes a fleet, with its errors, from measurements.
 
 use std::fmt::Write as _;
 
@@ -22,11 +22,11 @@ use crate::{
 pub struct Capacity {
     /// Tokens of a KV block.
     pub block_tokens: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     pub blocks: u32,
-    /// Sequences that run at once.
+    /// Maximum number of sequences that run at once.
     pub max_num_seqs: u32,
-    /// Tokens of one step.
+    /// Maximum number of tokens in one step.
     pub max_batched_tokens: u32,
 }
 
@@ -38,16 +38,17 @@ pub struct EngineMeasurements {
     pub role: Role,
     /// Its limits.
     pub capacity: Capacity,
-    /// Requests of one engine, or beside the load of the other engine of the pair.
+    /// Requests to one engine, alone or during load on the other engine of the pair.
     pub experiments: Vec<Experiment>,
-    /// Lone requests while the other engine of the pair was idle, when `experiments` ran beside its load.
+    /// Lone requests that ran while the other engine of the pair was idle, if `experiments` ran during load
+    /// on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alone: Vec<Experiment>,
 }
 
 impl EngineMeasurements {
-    /// Returns the terms that are fitted. In traffic, an engine works now beside the other one and now
-    /// without.
+    /// Returns the experiments that are fitted, with and without load on the other engine, because in traffic
+    /// both occur.
     fn all(&self) -> Vec<Experiment> {
         self.experiments.iter().chain(&self.alone).cloned().collect()
     }
@@ -59,15 +60,15 @@ impl EngineMeasurements {
 pub struct Measurements {
     /// One aggregated engine, or a prefill and a decode engine.
     pub engines: Vec<EngineMeasurements>,
-    /// Lone requests through the pair.
+    /// Lone requests that went through the pair.
     pub pair: Vec<Sample>,
-    /// KV bytes of a token, by the engine's count of transferred bytes.
+    /// KV bytes of a token, from the engine's counter of transferred bytes.
     pub bytes_per_token: Option<u64>,
-    /// Requests for the check, from the start of the mix.
+    /// Requests that check the result; their times count from the start of the mix.
     pub mix: Vec<Sample>,
 }
 
-/// A calibrated fleet with its errors.
+/// A calibrated fleet, with its errors.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Calibration {
     /// The fleet: one engine of each role.
@@ -76,26 +77,26 @@ pub struct Calibration {
     pub engines: Vec<(Role, Fit)>,
     /// The fit of the link.
     pub links: Option<Vec<TermFit>>,
-    /// Errors on the mix; `None` without a mix.
+    /// Errors on the mix; `None` if there was no mix.
     pub held_out: Option<HeldOut>,
-    /// Warnings for readers of the figures.
+    /// Warnings about the figures.
     pub warnings: Vec<String>,
 }
 
-/// Ratio of a step's time with load on the other engine to its time without, from which on the report
+/// Ratio of a step's time with load on the other engine to its time without load, above which the report
 /// mentions it.
 const SLOWED: f64 = 1.1;
 
-/// Why nothing can be fitted.
+/// Reason for which nothing can be fitted.
 #[derive(Debug, thiserror::Error)]
 pub enum CalibrateError {
-    /// No measurement of an engine can be used.
+    /// No measurement of this engine can be used.
     #[error("{0} engine: no measured request can be used for the fit")]
     NoSamples(&'static str),
-    /// No request of a log can be used; why, by reason.
+    /// No request of a log can be used, for these reasons.
     #[error("fitting the log: none of its requests can be used: {0}; log streamed requests that end well")]
     NoneOfLog(String),
-    /// The engines of a pair have different blocks.
+    /// The engines of a pair have blocks of different sizes.
     #[error(
         "the prefill engine has blocks of {0} tokens and the decode engine of {1}: the lab simulates one size"
     )]
@@ -108,9 +109,9 @@ pub enum CalibrateError {
     TooFew {
         /// The role.
         role: &'static str,
-        /// Legs that can be fitted.
+        /// Number of legs that can be fitted.
         found: usize,
-        /// Legs that are needed.
+        /// Minimum number of legs.
         least: usize,
     },
     /// The fitted fleet cannot be simulated.
@@ -152,8 +153,8 @@ pub fn calibrate(measured: &Measurements) -> Result<Calibration, CalibrateError>
     Ok(calibration)
 }
 
-/// Returns the fleet whose engines work one at a time, as they do for a lone request through a pair, and what
-/// to say of the difference.
+/// Returns the fleet whose engines run one at a time, as they do for a lone request through a pair, and a
+/// warning about the difference.
 fn alone(measured: &Measurements, fleet: &Fleet, fits: &[(Role, Fit)]) -> (Fleet, Vec<String>) {
     let (mut alone, mut slowed) = (fleet.clone(), Vec::new());
     let groups = alone.engines.iter_mut().zip(&measured.engines).zip(fits);
@@ -172,7 +173,7 @@ fn alone(measured: &Measurements, fleet: &Fleet, fits: &[(Role, Fit)]) -> (Fleet
     (alone, slowed)
 }
 
-/// Time of a step that gives one sequence a token.
+/// Returns the time of a step that gives one token to one sequence, milliseconds.
 fn decode_step_ms(fit: &Fit) -> f64 {
     let [c0, c1, _, c3, c4] = fit.coefficients().step;
     c0 + c1 + c3 + c4
@@ -189,21 +190,21 @@ impl Measurements {
     }
 }
 
-/// Limits of an engine as far as they are known.
+/// The known limits of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KnownCapacity {
     /// Tokens of a KV block.
     pub block_tokens: Option<u32>,
-    /// KV blocks.
+    /// Number of KV blocks.
     pub blocks: Option<u32>,
-    /// Sequences that run at once.
+    /// Maximum number of sequences that run at once.
     pub max_num_seqs: Option<u32>,
-    /// Tokens of one step.
+    /// Maximum number of tokens in one step.
     pub max_batched_tokens: Option<u32>,
 }
 
 impl KnownCapacity {
-    /// Assumes the limits that are not known, and reports each with its flag.
+    /// Fills in default values for unknown limits, and reports each of them with its flag.
     pub fn or_assumed(self, tell: &mut dyn FnMut(&str, u32)) -> Capacity {
         let mut choose = |flag: &str, known: Option<u32>, assumed: u32| {
             known.unwrap_or_else(|| {
@@ -269,7 +270,7 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
     warnings
 }
 
-/// Tells which figures are 0, and why.
+/// Returns warnings that name the figures that are 0, and the reasons.
 pub(super) fn term_warnings(engines: &[(Role, Fit)], links: Option<&[TermFit]>) -> Vec<String> {
     let of_engine = |(role, fit): &(Role, Fit)| {
         let part = format!("{} engine", role.as_str());
@@ -279,7 +280,7 @@ pub(super) fn term_warnings(engines: &[(Role, Fit)], links: Option<&[TermFit]>) 
     engines.iter().flat_map(of_engine).chain(links).collect()
 }
 
-/// Explains a term that is 0.
+/// Explains why a term is 0.
 fn about(part: &str, fit: &TermFit) -> Option<String> {
     let name = fit.term.name();
     if !fit.identified {

@@ -33,7 +33,7 @@ fn plan() -> Design {
     })
 }
 
-/// Lets the lab serve requests, as if it were a real engine.
+/// Lets the lab serve requests as if it were a real engine.
 fn measured(fleet: &Fleet, mut samples: Vec<Sample>) -> Vec<Sample> {
     let predicted = predict(fleet, &samples).unwrap();
     for (sample, predicted) in samples.iter_mut().zip(predicted) {
@@ -49,7 +49,7 @@ fn sample(at_ms: f64, isl: u32, osl: u32) -> Sample {
 
 fn experiments(fleet: &Fleet, plan: &Design) -> Vec<Experiment> {
     let bursts = plan.bursts.iter().map(|burst| {
-        // Requests of a burst leave a client shortly after each other.
+        // A client sends the requests of a burst shortly one after another.
         let samples = (0..burst.requests).map(|number| sample(f64::from(number) * 0.4, burst.isl, burst.osl));
         Experiment { samples: measured(fleet, samples.collect()) }
     });
@@ -169,7 +169,7 @@ fn a_model_that_is_wrong_about_prompts_does_not_hide_the_link() {
     let engine = Fleet { engines: vec![group(Role::Aggregated)], ..fleet.clone() };
     let prefill: Vec<Sample> =
         lengths.into_iter().flat_map(|isl| measured(&engine, vec![sample(0.0, isl, 1)])).collect();
-    // Prompts take 20 % less than the model of the prefill engine says.
+    // Prompts take 20 % less time than the model of the prefill engine predicts.
     let [c0, c1, c2, c3, c4] = TRUTH;
     let mut wrong = Fleet { links: Links::default(), ..fleet };
     wrong.engines[0].step_time = StepTimeSpec::Linear { c0, c1, c2, c3: c3 * 1.2, c4: c4 * 1.2 };

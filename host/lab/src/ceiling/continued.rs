@@ -1,20 +1,21 @@
-//! Which prompts continue others: the turns of a conversation, with or without a name of the session.
+//! Finds the prompts that continue other prompts: the turns of a conversation, whether or not the trace names
+//! the session.
 
 use std::collections::HashMap;
 
 use crate::prepared::Prepared;
 
-/// Requests that are returned for one request at most.
+/// Maximum number of requests returned for one request.
 const MAX_AFTER: usize = 256;
 
-/// The requests whose prompts begin with the whole prompt of another, by that one.
+/// For each request, the requests whose prompts begin with its whole prompt.
 #[derive(Debug, Default)]
 pub(super) struct Continued(HashMap<u32, Vec<u32>>);
 
 impl Continued {
     pub(super) fn of(prepared: &[Prepared]) -> Self {
         let mut continued = Self::default();
-        // The last request whose prompt ends with a block.
+        // The newest request whose prompt ends with each block.
         let mut ends: HashMap<u64, u32> = HashMap::new();
         for (number, prepared) in (0..).zip(prepared) {
             let before = prepared.chain.iter().rev().find_map(|hash| ends.get(hash).copied());
@@ -26,7 +27,7 @@ impl Continued {
         continued
     }
 
-    /// Returns the requests that continue a request's prompt, those that continue these, and so on.
+    /// Returns the requests that continue a request's prompt, and those that continue their prompts in turn.
     pub(super) fn after(&self, number: u32) -> Vec<u32> {
         let (mut found, mut place) = (vec![number], 0);
         while let Some(next) = found.get(place).copied().filter(|_| found.len() <= MAX_AFTER) {

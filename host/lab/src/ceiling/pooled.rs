@@ -1,33 +1,34 @@
-//! All engines as one machine: how long prompts wait when work is conserved.
+//! Models all engines as one machine, to bound how long prompts wait when no capacity is left unused.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-/// A prompt for the machine.
+/// A prompt that the machine computes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Job {
     /// Number of the request.
     pub(super) number: usize,
-    /// When it can start, milliseconds.
+    /// Earliest start, milliseconds.
     pub(super) release: f64,
-    /// Tokens to compute, at least 1.
+    /// Number of tokens to compute, at least 1.
     pub(super) tokens: u32,
 }
 
-/// A job with the tokens that are left.
+/// A job that has started, with its remaining tokens.
 #[derive(Debug)]
 struct Open {
     tokens: u32,
     place: usize,
     left: f64,
-    /// Integral of the time over the computed tokens.
+    /// Integral of the time over the tokens that are computed already.
     moment: f64,
 }
 
 /// Runs the jobs on a machine that computes `rate` tokens a millisecond, always the shortest job first.
-/// Returns the busy periods. Each has its jobs with the mean time at which the machine computed their tokens.
+/// Returns the busy periods. Each busy period has its jobs, with the mean time at which the machine computed
+/// the tokens of each job.
 ///
-/// Among all schedules this one has the least sum of these mean times: an exchange of two pieces of work
-/// shows it (Goemans, 1997; Chou, Queyranne and Simchi-Levi, 2006, for machines in parallel).
+/// Of all schedules, this one has the smallest sum of these mean times, as an exchange argument shows
+/// (Goemans, 1997; Chou, Queyranne and Simchi-Levi, 2006, for machines in parallel).
 pub(super) fn busy_periods(mut jobs: Vec<Job>, rate: f64) -> Vec<Vec<(Job, f64)>> {
     jobs.sort_by(|a, b| a.release.total_cmp(&b.release).then(a.number.cmp(&b.number)));
     let mut periods = Vec::new();

@@ -1,4 +1,4 @@
-//! A mean time to first token that no policy can beat. docs/compare.md has the proof.
+//! A mean time to first token that no policy can beat. docs/compare.md contains the proof.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -16,15 +16,15 @@ use crate::{
     trace::Trace,
 };
 
-/// The bound is lowered by this share, because a simulation rounds times to nanoseconds.
+/// Share by which the bound is lowered, because a simulation rounds times to nanoseconds.
 const ROUNDING: f64 = 1e-6;
 
 /// Lower bounds of all requests of a run, milliseconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Relaxation {
-    /// Least time to first token of each request, whatever the others do.
+    /// Least time to first token of each request, whatever other requests do.
     alone: Vec<f64>,
-    /// Requests that arrive at the same time with every arm, as jobs of one machine.
+    /// Requests whose arrival does not depend on the arm, as jobs of one machine.
     jobs: Vec<Job>,
     arrivals: Vec<f64>,
     machine: Machine,
@@ -32,31 +32,31 @@ pub(crate) struct Relaxation {
     behind: Vec<f64>,
 }
 
-/// All engines that compute prompts, as one machine.
+/// All engines that compute prompts, modelled as one machine.
 #[derive(Clone, Debug)]
 struct Machine {
-    /// Tokens a millisecond.
+    /// Rate at which it computes, tokens a millisecond.
     rate: f64,
     engines: Vec<LeastTimes>,
 }
 
-/// The request of a tree of [`Waits`] that has a block first.
+/// The first request of a tree of [`Waits`] that contains a block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct First {
     tree: usize,
-    /// No request of the tree arrives earlier, milliseconds.
+    /// Time before which no request of the tree arrives, milliseconds.
     earliest: f64,
     number: usize,
-    /// Whether all others of the tree that have the block wait for this request.
+    /// Whether all other requests of the tree that contain the block wait for this one.
     others_wait: bool,
 }
 
-/// The two trees that may have a block first.
+/// For each block, the two trees in which it can appear first.
 type Holders = HashMap<u64, [Option<First>; 2]>;
 
 impl Relaxation {
-    /// Returns the bounds of a trace on a fleet. `outcomes` are those of any arm with the same seed: they
-    /// have the arrivals.
+    /// Returns the bounds of a trace on a fleet. `outcomes` are those of any arm with the same seed, and give
+    /// the arrivals.
     pub(crate) fn of(
         trace: &Trace,
         prepared: &[Prepared],
@@ -78,7 +78,7 @@ impl Relaxation {
         for (number, (request, prepared)) in requests.take(outcomes.len()) {
             let isl = request.input_tokens.max(1);
             let at = relaxation.arrivals.get(number).copied().unwrap_or_default();
-            // A step computes the last token of each prompt.
+            // An engine always computes the last token of a prompt.
             let usable = ((isl - 1) / fleet.block_tokens.max(1)) as usize;
             let blocks = || prepared.chain.iter().take(usable);
             let since: Vec<f64> = blocks().map(|hash| since(&holders, *hash, number, waits)).collect();
@@ -94,7 +94,7 @@ impl Relaxation {
         relaxation
     }
 
-    /// Returns the bound of the mean over the requests that count; 0 without any.
+    /// Returns the bound of the mean over the requests for which `counts` is true; 0 if there are none.
     #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
     pub(crate) fn mean_ms(&self, counts: impl Fn(usize) -> bool) -> f64 {
         let alone = |number: usize| self.alone.get(number).copied().unwrap_or_default();
@@ -106,8 +106,8 @@ impl Relaxation {
         if count == 0 { 0.0 } else { (in_all + more) / count as f64 * (1.0 - ROUNDING) }
     }
 
-    /// Returns by how much the sum grows when jobs wait for each other. Of each busy period the larger bound
-    /// counts: both hold for any set of requests.
+    /// Returns by how much the sum grows because jobs wait for each other. Two bounds hold for any set of
+    /// requests; the larger one is used for each busy period.
     fn queueing(&self, jobs: Vec<Job>) -> f64 {
         let periods = busy_periods(jobs, self.machine.rate);
         let more = periods.iter().map(|period| {
@@ -139,11 +139,11 @@ impl Machine {
     }
 }
 
-/// The ways that a request can take through a fleet.
+/// The ways in which a fleet can serve a request.
 struct Ways<'a> {
     fleet: &'a Fleet,
     groups: Vec<(Role, f64, LeastTimes)>,
-    /// Least time between an arrival and the queue of an engine that computes prompts.
+    /// Least time from an arrival to the queue of an engine that computes prompts.
     overhead_ms: f64,
 }
 
@@ -159,8 +159,8 @@ impl<'a> Ways<'a> {
         Self { fleet, groups, overhead_ms }
     }
 
-    /// Whether an engine may compute a prompt that another did not compute before. A decode engine may,
-    /// unless both legs are enforced.
+    /// Whether an engine of this role may compute a prompt that no other engine computed before. A decode
+    /// engine may, unless the configuration enforces both legs.
     fn computes_prompts(fleet: &Fleet, role: Role) -> bool {
         role == Role::Prefill || !fleet.routing.enforce_disagg
     }
@@ -173,7 +173,7 @@ impl<'a> Ways<'a> {
         role != Role::Prefill && Self::computes_prompts(self.fleet, role)
     }
 
-    /// Time from the end of a remote prompt to the first token.
+    /// Returns the time from the end of a remote prefill to the first token.
     fn transfer_ms(&self, isl: u32) -> f64 {
         let decode = self.over(|role| role == Role::Decode, |ms, times| ms + times.decode_ms(isl));
         milliseconds(self.fleet.links.transfer(isl)) + decode
@@ -208,7 +208,7 @@ fn holders(prepared: &[Prepared], waits: &Waits, arrivals: &[f64]) -> Holders {
     holders
 }
 
-/// Keeps the two trees of which a request may arrive first.
+/// Keeps the two trees whose requests may arrive first.
 fn add(holders: &mut [Option<First>; 2], new: First, waits: &Waits) {
     if let Some(known) = holders.iter_mut().flatten().find(|known| known.tree == new.tree) {
         known.others_wait &= waits.is_after(new.number, known.number);
@@ -226,20 +226,20 @@ fn add(holders: &mut [Option<First>; 2], new: First, waits: &Waits) {
     }
 }
 
-/// Whether no other request may have a block computed for it before `number` arrives. Of equal arrivals the
-/// first of the trace counts: each block is the work of one request at most.
+/// Whether no other request can have this block computed before `number` arrives. Of requests that arrive at
+/// the same time, the first in the trace counts, so each block is computed for one request only.
 fn is_first(holders: &Holders, hash: u64, number: usize) -> bool {
     holders.get(&hash).and_then(|both| both[0]).is_none_or(|first| first.number == number)
 }
 
-/// Returns the earliest time at which another request than `number` may have had a block computed.
+/// Returns the earliest time at which a request other than `number` may have had the block computed.
 fn since(holders: &Holders, hash: u64, number: usize, waits: &Waits) -> f64 {
     let of = |first: &First| {
         if first.tree == waits.root(number) {
             let is_new = first.number == number && first.others_wait;
             if is_new { f64::INFINITY } else { f64::NEG_INFINITY }
         } else if waits.waits(number) {
-            // When it arrives depends on the policy: every other tree may have been served before.
+            // The arrival depends on the policy: requests of every other tree may have been served before.
             f64::NEG_INFINITY
         } else {
             first.earliest
@@ -248,8 +248,8 @@ fn since(holders: &Holders, hash: u64, number: usize, waits: &Waits) -> f64 {
     holders.get(&hash).map_or(f64::INFINITY, |both| least(both.iter().flatten().map(of)))
 }
 
-/// Returns the least time to first token: for each number of cached blocks the time until these may be in a
-/// cache, and the time to compute the others, of which the longer counts.
+/// Returns the least time to first token: for each number of cached blocks, the larger of the time until a
+/// cache can contain them and the time to compute the other blocks.
 fn alone(since: &[f64], at: f64, least_ms: impl Fn(usize) -> f64) -> f64 {
     let mut cached = since.iter().take_while(|since| **since <= at).count();
     let mut bound = least_ms(cached);

@@ -1,5 +1,5 @@
-//! Runs requests on chosen engines without routing: the same engines, links and arrivals as a run, in a state
-//! that can be copied at any time.
+//! Runs requests on chosen engines without routing: with the engines, links and arrivals of a run. The state
+//! can be copied at any time.
 
 use std::{
     cmp::Reverse,
@@ -19,19 +19,19 @@ use crate::{
     trace::Trace,
 };
 
-/// What does not change between replays.
+/// Data that all replays of a run share.
 pub(crate) struct Scene<'a> {
     pub(super) trace: &'a Trace,
     pub(super) prepared: &'a [Prepared],
     pub(super) fleet: &'a Fleet,
     pub(super) roles: Vec<Role>,
-    /// Earliest arrivals, and those that do not wait for another request in their order.
+    /// Earliest arrival of each request, and the order of those that do not wait for another request.
     pub(super) arrivals: Vec<Duration>,
     pub(super) order: Vec<u32>,
     pub(super) waits: &'a Waits,
 }
 
-/// The part of a request that an engine runs.
+/// Part of a request that one engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Prefill,
@@ -54,7 +54,7 @@ struct Engine {
     link_free: Duration,
 }
 
-/// A request that has no first token yet.
+/// A request that does not have its first token yet.
 #[derive(Clone, Copy)]
 struct Waiting {
     at: Duration,
@@ -64,17 +64,17 @@ struct Waiting {
 /// The state of a replay.
 #[derive(Clone)]
 pub(super) struct World {
-    /// Engines that are not simulated are absent.
+    /// Engines by position; `None` for an engine that is not simulated.
     engines: Vec<Option<Engine>>,
     events: BinaryHeap<Reverse<(Duration, u64, Event)>>,
     planned: u64,
     now: Duration,
-    /// Position of the next arrival in the scene's order.
+    /// Position of the next arrival in the order of arrivals.
     next: usize,
     waiting: HashMap<u32, Waiting>,
-    /// Number of the answers that a request still waits for, if it has some of them.
+    /// Number of answers that a request still waits for, if it has received some of them.
     missing: HashMap<usize, u32>,
-    /// Arrivals that still count, and requests that count and have no first token.
+    /// Number of requests whose time to first token still has to be counted, arrived or not.
     to_count: u32,
     counted: u32,
     /// Sum of the times to first token of the requests that count.
@@ -109,7 +109,7 @@ impl<'a> Scene<'a> {
         Self { trace, prepared, fleet, roles, arrivals, order, waits }
     }
 
-    /// Whether engines do not depend on each other once every request has its engine.
+    /// Whether engines are independent of each other once every request has its engine.
     pub(super) fn is_separable(&self) -> bool {
         self.waits.is_empty() && self.roles.iter().all(|role| *role == Role::Aggregated)
     }
@@ -133,7 +133,7 @@ impl<'a> Scene<'a> {
 }
 
 impl World {
-    /// Returns idle engines before the first arrival.
+    /// Returns the state before the first arrival: all engines are idle.
     pub(super) fn new(scene: &Scene<'_>) -> Self {
         let fleet = scene.fleet;
         let engine = |group: &crate::fleet::EngineGroup| {
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    /// Copies the world with one engine only.
+    /// Copies the state with one engine only.
     pub(super) fn only(&self, engine: u32) -> Self {
         let is_of =
             |event: &Event| matches!(event, Event::Queued(of, ..) | Event::StepEnd(of) if *of == engine);
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// Begins to count the times to first token of the next `arrivals` requests.
+    /// Starts counting the times to first token of the next `arrivals` requests.
     pub(super) fn count_next(&mut self, arrivals: u32) {
         (self.to_count, self.counted, self.ttft, self.steps) = (arrivals, 0, Duration::ZERO, 0);
         self.waiting.values_mut().for_each(|waiting| waiting.counts = false);
@@ -191,7 +191,7 @@ impl World {
     }
 
     /// Runs until every request that counts has its first token, or the sum of their times exceeds `limit`.
-    /// Returns whether it did not.
+    /// Returns whether the sum stayed within `limit`.
     pub(super) fn run_counted(&mut self, scene: &Scene<'_>, places: &[Place], limit: Duration) -> bool {
         while self.to_count > 0 || self.counted > 0 {
             if self.ttft > limit {
@@ -205,7 +205,7 @@ impl World {
         self.ttft <= limit
     }
 
-    /// Returns the next event. Arrivals come before other events of the same time, as they were planned
+    /// Returns the next event. Arrivals come before other events of the same time, because they were planned
     /// first.
     fn peek(&self, scene: &Scene<'_>) -> Option<(Duration, Event)> {
         let event = self.events.peek().map(|Reverse((at, _, event))| (*at, *event));
@@ -287,7 +287,7 @@ impl World {
         tokens.clear();
         if let Some(of) = self.engine(engine) {
             of.core.end_step(&mut tokens);
-            // A replay does not use the events of the cache. Taking them keeps their list short.
+            // A replay does not use the cache events. Taking them keeps their list short.
             of.core.take_changes();
         }
         for token in &tokens {
@@ -356,12 +356,12 @@ impl World {
         of.core.prompt_tokens_ahead(&prepared.chain, request.input_tokens)
     }
 
-    /// Returns the number of engines that are simulated.
+    /// Returns the number of simulated engines.
     pub(super) fn simulated(&self) -> u64 {
         self.engines.iter().flatten().count() as u64
     }
 
-    /// Returns the sequences of an engine.
+    /// Returns the number of sequences on an engine.
     pub(super) fn sequences(&self, engine: u32) -> u32 {
         let of = self.engines.get(engine as usize).and_then(Option::as_ref);
         of.map_or(u32::MAX, |of| of.core.sequences().0 + of.core.sequences().1)

@@ -1,10 +1,11 @@
 //! The clairvoyant search: an assignment of requests to engines that beats every arm.
 //!
-//! It starts with the assignment of the best arm. Request by request, it tries other engines for the one that
-//! arrives, alone or with the later requests that continue its prompt, simulates what follows with the
-//! assignment that it has for the others, over a horizon of arrivals, and keeps what gives the least sum of
-//! times to first token (a rollout: Bertsekas, Tsitsiklis and Wu, 1997). It repeats this while its budget
-//! lasts. It counts engine steps, not time, so that equal inputs give equal results.
+//! It starts with the assignment of the best arm. For each request that arrives, it tries other engines, for
+//! this request alone or together with the later requests that continue its prompt. It simulates the next
+//! arrivals, up to a horizon, with the current assignment of the other requests. It keeps the engines with
+//! the smallest sum of times to first token (a rollout: Bertsekas, Tsitsiklis and Wu, 1997). It repeats this
+//! until its budget is used up. The budget is in engine steps, not in time, so equal inputs give equal
+//! results.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -16,26 +17,26 @@ use super::{
 };
 use crate::{monitor::Monitor, outcome::Place, run::RunError};
 
-/// Arrivals that a choice is judged by, for each engine that may compute the prompt.
+/// Number of arrivals over which a choice is judged, for each engine that may compute the prompt.
 const HORIZON_OF_ENGINE: u32 = 6;
-/// The least and the largest horizon.
+/// Smallest and largest horizon, arrivals.
 const HORIZONS: (u32, u32) = (24, 512);
-/// Engines that are tried for a request at most.
+/// Maximum number of engines that are tried for a request.
 const MAX_TRIED: usize = 8;
-/// Copying an engine counts as this number of its steps.
+/// Cost of copying an engine, in steps of that engine.
 const STEPS_OF_COPY: u64 = 32;
-/// Passes over the trace at most.
+/// Maximum number of passes over the trace.
 const MAX_PASSES: u32 = 20;
 
-/// Steps that a search may simulate.
+/// Number of steps that a search may simulate.
 struct Budget {
     left: u64,
-    /// Steps that this pass may have taken so far.
+    /// Number of steps that the current pass may have used so far.
     allowed: u64,
     used: u64,
 }
 
-/// An assignment that is improved, and what improving it may cost.
+/// An assignment that is being improved, and the budget for it.
 struct Search<'s, 'a> {
     scene: &'s Scene<'a>,
     arms: &'s [Vec<Place>],
@@ -45,14 +46,15 @@ struct Search<'s, 'a> {
     budget: Budget,
 }
 
-/// Requests that move to a place together.
+/// Requests that move together to other engines.
 struct Move {
     requests: Vec<u32>,
     to: Place,
 }
 
 /// Searches for an assignment with the least mean time to first token. `arms` are the assignments of the
-/// arms, the best first. `runs` limits the simulated steps, as a multiple of the steps of one run.
+/// arms, the best arm first. `runs` limits the number of simulated steps, as a multiple of the steps of one
+/// run.
 ///
 /// # Errors
 /// [`RunError::Interrupted`]
@@ -82,7 +84,7 @@ pub(crate) fn search(
         if ttft < best_ttft {
             (best, best_ttft) = (search.places.clone(), ttft);
         } else {
-            // What gained within the horizon cost more behind it.
+            // The changes reduced the sum within the horizon but increased it after the horizon.
             search.horizon = search.horizon.saturating_mul(2);
         }
         if search.budget.left == 0 || search.budget.used == 0 {
@@ -93,7 +95,7 @@ pub(crate) fn search(
 }
 
 impl Search<'_, '_> {
-    /// Improves the places of the requests in the order of their arrival. Returns the sum of their times to
+    /// Improves the engines of the requests in the order of their arrival. Returns the sum of their times to
     /// first token.
     fn pass(&mut self, monitor: &Monitor) -> Result<Duration, RunError> {
         let mut world = World::new(self.scene);
@@ -104,7 +106,7 @@ impl Search<'_, '_> {
             if monitor.is_stopped() {
                 return Err(RunError::Interrupted);
             }
-            // The budget is spread over the trace.
+            // Spreads the budget over the trace.
             self.budget.allowed = self.budget.left.saturating_mul(done) / requests;
             if self.budget.used < self.budget.allowed {
                 let moves = self.moves(&world, number);
@@ -132,8 +134,9 @@ impl Search<'_, '_> {
         }
     }
 
-    /// Returns the moves to try: to places of the arms, and to those with the least to compute before the
-    /// first token; alone, and with the later requests that continue the prompt on the same engines.
+    /// Returns the moves to try: to the engines that the arms chose, and to the engines that have the least
+    /// to compute before the first token. Each move is tried for the request alone, and together with the
+    /// later requests that continue its prompt on the same engines.
     fn moves(&self, world: &World, number: u32) -> Vec<Move> {
         let present = self.place(number);
         let mut with_later = vec![number];
@@ -149,7 +152,7 @@ impl Search<'_, '_> {
         moves
     }
 
-    /// Returns the move after which the sum over all engines is less than it is now, and least.
+    /// Returns the move after which the sum over all engines is smallest, if it is smaller than now.
     fn best_of_all<'m>(&mut self, world: &World, moves: &'m [Move]) -> Option<&'m Move> {
         let mut least = self.sum(world.clone(), Duration::MAX).unwrap_or(Duration::MAX);
         let mut best = None;
@@ -163,8 +166,8 @@ impl Search<'_, '_> {
         best
     }
 
-    /// As [`Self::best_of_all`], when engines do not depend on each other: a move changes the sums of two
-    /// engines, each of which is simulated alone.
+    /// Like [`Self::best_of_all`], for engines that are independent of each other. A move then changes the
+    /// sums of two engines only, and each of them is simulated alone.
     fn best_by_engine<'m>(&mut self, world: &World, number: u32, moves: &'m [Move]) -> Option<&'m Move> {
         let from = self.place(number).decode;
         let (mut now, mut without) = (HashMap::new(), HashMap::new());
@@ -188,7 +191,7 @@ impl Search<'_, '_> {
         best
     }
 
-    /// Applies a move. Returns what it replaced.
+    /// Applies a move. Returns the engines that the requests had before.
     fn replace(&mut self, one: &Move) -> Vec<Place> {
         let before = one.requests.iter().map(|number| self.place(*number)).collect();
         self.apply(one);
@@ -205,7 +208,7 @@ impl Search<'_, '_> {
         self.sum(world.only(engine), Duration::MAX).unwrap_or_default().as_secs_f64()
     }
 
-    /// Returns the sum of the times to first token over the horizon; `None` beyond `limit`.
+    /// Returns the sum of the times to first token over the horizon; `None` if it exceeds `limit`.
     fn sum(&mut self, mut world: World, limit: Duration) -> Option<Duration> {
         world.count_next(self.horizon);
         let ended = world.run_counted(self.scene, &self.places, limit);
@@ -214,7 +217,7 @@ impl Search<'_, '_> {
     }
 }
 
-/// Returns places for a request, without the present one.
+/// Returns other engines for a request, without the current ones.
 fn candidates(
     scene: &Scene<'_>,
     world: &World,

@@ -62,7 +62,7 @@ fn fleet() -> impl Strategy<Value = Fleet> {
     (engines, any::<bool>(), 0_u32..3).prop_map(|(engines, enforce_disagg, wait)| {
         let mut fleet = Fleet { block_tokens: BLOCK, engines, ..Fleet::default() };
         fleet.routing.enforce_disagg = enforce_disagg;
-        // Some worlds refuse requests.
+        // Some generated fleets refuse requests.
         if wait == 0 {
             fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(4));
             fleet.queue.limit = 5;
@@ -71,7 +71,7 @@ fn fleet() -> impl Strategy<Value = Fleet> {
     })
 }
 
-/// Prompts that share prefixes, in sessions or without, in bursts or with pauses.
+/// Generates prompts that share prefixes, in sessions or without, in bursts or with pauses.
 fn trace() -> impl Strategy<Value = Trace> {
     let request = (0_u64..400, 1_u32..1_300, 1_u32..60, 0_u64..5, 0_u32..5, proptest::option::of(0_u64..200));
     (proptest::collection::vec(request, 2..40), any::<bool>(), 0_u64..4).prop_map(|(all, closed, gap)| {

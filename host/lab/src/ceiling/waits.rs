@@ -1,19 +1,19 @@
-//! Which requests of a trace wait for the end of others.
+//! Finds the requests of a trace that wait for the end of other requests.
 
 use std::collections::HashMap;
 
 use crate::trace::{Order, Trace};
 
-/// Who waits for whom. A request waits only for requests before it in the trace.
+/// The requests that wait for others. A request waits only for earlier requests of the trace.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
-    /// Requests that wait for a request.
+    /// For each request, the requests that wait for it.
     followers: HashMap<usize, Vec<usize>>,
-    /// The last of the requests that a request waits for, and their number.
+    /// For each request, the last request that it waits for, and the number of requests that it waits for.
     before: HashMap<usize, (usize, u32)>,
-    /// First request of each request's tree, in which the parent is the last request that one waits for.
+    /// Root of each request's tree. The parent of a request is the last request that it waits for.
     roots: Vec<usize>,
-    /// Places of the trees' requests in depth-first order, and the sizes of their subtrees.
+    /// Positions of the requests of the trees in depth-first order, and the sizes of their subtrees.
     starts: Vec<usize>,
     sizes: Vec<usize>,
 }
@@ -40,7 +40,7 @@ impl Waits {
                 *of_parent += size;
             }
         }
-        // The next free place in each subtree; behind the last request, of all trees.
+        // `free` is the next free position in each subtree, and `next` the next free position for a new tree.
         let (mut free, mut next) = (vec![0; requests], 0);
         self.starts = vec![0; requests];
         for number in 0..requests {
@@ -55,7 +55,7 @@ impl Waits {
         }
     }
 
-    /// Whether no request waits.
+    /// Whether no request waits for another.
     pub(crate) fn is_empty(&self) -> bool {
         self.before.is_empty()
     }
@@ -74,12 +74,13 @@ impl Waits {
         self.followers.get(&number).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the request without which none of the tree arrives.
+    /// Returns the root of the request's tree. No request of the tree arrives before the root.
     pub(crate) fn root(&self, number: usize) -> usize {
         self.roots.get(number).copied().unwrap_or(number)
     }
 
-    /// Whether `number` arrives after the end of `before`, however requests are served. `false` may be wrong.
+    /// Whether `number` arrives after the end of `before`, whatever the policy decides. `true` is certain,
+    /// `false` is not.
     pub(crate) fn is_after(&self, number: usize, before: usize) -> bool {
         let of = |values: &[usize], number: usize| values.get(number).copied().unwrap_or_default();
         let start = of(&self.starts, before);
@@ -93,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_requests_of_a_tree_come_after_those_that_they_wait_for() {
-        // 0 <- 2 <- 5, 2 <- 3, and 5 waits for 3, too; 1 <- 4.
+        // Request 2 waits for 0, 3 waits for 2, 5 waits for 0 and 2, and 4 waits for 1.
         let mut waits = Waits::default();
         for (number, last, count) in [(2, 0, 1), (3, 2, 1), (5, 2, 2), (4, 1, 1)] {
             waits.before.insert(number, (last, count));

@@ -51,47 +51,47 @@ Ctrl-C ends the runs; the report then has the seeds that are over.
 Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable; 130 after
 Ctrl-C.")]
 pub struct CompareArgs {
-    /// Trace: Mooncake JSONL, also as AIPerf writes sessions, Qwen usage JSONL, Azure LLM inference CSV or
+    /// Trace: Mooncake JSONL (also AIPerf's form for sessions), Qwen usage JSONL, Azure LLM inference CSV or
     /// BurstGPT CSV.
     #[arg(long)]
     trace: PathBuf,
-    /// Format of the trace [default: by its first line].
+    /// Format of the trace [default: found from its first line].
     #[arg(long)]
     format: Option<Format>,
-    /// Tokens of the blocks that the trace's `hash_ids` name [default: 512; 16 for Qwen's traces].
+    /// Number of tokens in a block of the trace's `hash_ids` [default: 512; 16 for Qwen's traces].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     trace_block: Option<u32>,
-    /// Leave malformed lines out, and count them.
+    /// Skip malformed lines, and count them.
     #[arg(long)]
     skip_bad: bool,
     /// Use only this many requests from the start of the trace.
     #[arg(long)]
     limit: Option<usize>,
-    /// Fleet file (TOML). More than one: the comparison is repeated with each.
+    /// Fleet file (TOML). With more than one, the comparison is repeated for each.
     #[arg(long, conflicts_with = "engines")]
     fleet: Vec<PathBuf>,
-    /// That many aggregated engines with default values, instead of a fleet file.
+    /// Number of aggregated engines with default values, in place of a fleet file.
     #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     engines: u32,
-    /// Formula of the step time: repeats everything with it, for each time that it is given.
+    /// Formula of the step time. May be repeated; the comparison is repeated with each formula.
     #[arg(long, value_name = "NAME", value_parser = step_time)]
     step_time: Vec<StepTimeSpec>,
-    /// A way to route; give it several times.
+    /// A way to route. May be repeated.
     #[arg(long = "arm", required = true)]
     arms: Vec<String>,
-    /// Seeds: each arm runs once with each.
+    /// Number of seeds. Each arm runs once with each seed.
     #[arg(long, default_value = "3", value_parser = clap::value_parser!(u64).range(1..=1_000))]
     seeds: u64,
-    /// The first seed.
+    /// First seed.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Each request arrives at its time in the trace (open loop), a turn at the earliest when its client has
-    /// the answer before it. Without this flag, a turn with a `delay` arrives that delay after the answer
-    /// before it (closed loop).
+    /// Let each request arrive at its time in the trace (open loop), but a turn not before its client has the
+    /// previous answer. Without this flag, a turn with a `delay` arrives that delay after the previous answer
+    /// (closed loop).
     #[arg(long)]
     fixed_schedule: bool,
-    /// Arrivals come this many times faster than in the trace; pauses of a session stay as they are. More
-    /// than one: goodput over load.
+    /// Factor by which arrivals are faster than in the trace; pauses within a session do not change. With
+    /// more than one, the report shows goodput over load.
     #[arg(long, default_value = "1", value_delimiter = ',', value_parser = positive)]
     speed: Vec<f64>,
     /// Move each arrival by a random time up to this many milliseconds, for traces with rounded times.
@@ -103,16 +103,16 @@ pub struct CompareArgs {
     /// Limit of the mean inter-token latency for goodput, milliseconds.
     #[arg(long, default_value = "50", value_parser = positive)]
     slo_itl_ms: f64,
-    /// Find the highest load that keeps the SLO, for each arm and seed, by bisection, and say which arm
-    /// carries most and by how much.
+    /// Find the highest load that keeps the SLO, for each arm and seed, by bisection, and say which arm keeps
+    /// the SLO at the highest load, and by how much.
     #[arg(long)]
     max_load: bool,
-    /// Share of the requests that have to keep both limits, for --max-load.
+    /// Share of the requests that must keep both limits, for --max-load.
     #[arg(long, default_value = "0.95", value_parser = share)]
     slo_share: f64,
     /// Search for an assignment of requests to engines that beats every arm, with knowledge of the future:
-    /// simulate at most as many engine steps as this number of runs. Percentages of its mean TTFT are in the
-    /// report.
+    /// simulate at most as many engine steps as this number of runs has. The report gives its mean TTFT as a
+    /// percentage of each arm's.
     #[arg(long, value_name = "RUNS|off", default_value = "off", value_parser = clairvoyant)]
     clairvoyant: u32,
     /// Figure that ranks the arms.
@@ -124,7 +124,7 @@ pub struct CompareArgs {
     /// Write the report as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Runs at the same time [default: one for each core].
+    /// Maximum number of concurrent runs [default: one for each core].
     #[arg(long)]
     threads: Option<NonZeroUsize>,
 }
@@ -150,7 +150,7 @@ impl CompareArgs {
     /// # Errors
     /// An argument, a file or a policy is not usable.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
-        // A path that cannot be written is reported before the runs, not after them.
+        // A file that cannot be written is reported before the runs, not after them.
         self.html.iter().chain(&self.json).try_for_each(|path| check_folder(path))?;
         let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
         let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
@@ -174,8 +174,8 @@ impl CompareArgs {
         Ok(if monitor.is_stopped() { ExitCode::from(progress::INTERRUPTED) } else { ExitCode::SUCCESS })
     }
 
-    /// Number of requests of all runs. A search for the highest load counts with the most runs that it may
-    /// need.
+    /// Returns the number of requests of all runs. For a search for the highest load, the maximum number of
+    /// its runs counts.
     fn requests(&self, trace: &Trace, fleets: usize) -> u64 {
         let searches = if self.max_load { MAX_RUNS as usize } else { 0 };
         let arms = self.arms.len() + usize::from(self.clairvoyant > 0);
@@ -215,7 +215,7 @@ impl CompareArgs {
         Ok(Study::new(comparisons, loads, self.rank_by))
     }
 
-    /// The fleets by name, each with its own step times and then with those of `--step-time`.
+    /// Returns the fleets by name, each with its own step times and then with those of `--step-time`.
     fn fleets(&self) -> anyhow::Result<Vec<(String, Fleet)>> {
         let mut fleets = Vec::new();
         for path in &self.fleet {
@@ -273,7 +273,7 @@ fn check_folder(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a file as a whole or not at all.
+/// Writes a file completely, or leaves it as it was.
 fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");

@@ -1,4 +1,4 @@
-//! Progress on standard error, and the end by Ctrl-C.
+//! Shows progress on standard error, and stops the runs on Ctrl-C.
 
 use std::{
     io::{IsTerminal as _, Write as _},
@@ -12,17 +12,17 @@ use tokio::time::Instant;
 
 use crate::monitor::Monitor;
 
-/// Exit code of a command that a signal ended: 128 and the number of SIGINT.
+/// Exit code of a command that SIGINT ended: 128 plus the number of the signal.
 pub(super) const INTERRUPTED: u8 = 130;
-/// How often the bar of a terminal is drawn.
+/// Interval at which the bar on a terminal is drawn.
 const BAR_INTERVAL: Duration = Duration::from_millis(200);
-/// How often a line is written where there is no terminal.
+/// Interval at which a line is written if there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Shows how many requests are over: a bar on a terminal, else a line now and then.
+/// Shows how many requests have ended: as a bar on a terminal, otherwise as a line now and then.
 #[derive(Debug)]
 pub(super) struct Progress {
-    /// Closed when the work is over.
+    /// Dropped when the work has ended.
     end: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -51,7 +51,7 @@ impl Drop for Progress {
     }
 }
 
-/// Waits, and returns whether the work goes on.
+/// Waits for an interval. Returns whether the work is still going on.
 fn wait(ended: &mpsc::Receiver<()>, interval: Duration) -> bool {
     ended.recv_timeout(interval) == Err(mpsc::RecvTimeoutError::Timeout)
 }

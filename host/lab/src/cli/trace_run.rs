@@ -22,28 +22,28 @@ use crate::{
 /// Arguments of `trace run`.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The trace.
+    /// Trace file.
     file: PathBuf,
-    /// Tokens of the blocks that `hash_ids` name [default: 512; 16 for Qwen's traces].
+    /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     trace_block: Option<u32>,
     /// Fleet file (TOML).
     #[arg(long)]
     fleet: PathBuf,
-    /// The way to route, as for `compare`.
+    /// Way to route, as for `compare`.
     #[arg(long)]
     arm: String,
-    /// Seed.
+    /// Seed of the random numbers.
     #[arg(long, default_value = "1")]
     seed: u64,
-    /// Each request arrives at its time in the trace, as for `compare`.
+    /// Let each request arrive at its time in the trace, as for `compare`.
     #[arg(long)]
     fixed_schedule: bool,
-    /// Seeds of decisions that a gateway made, to break ties as it did: JSON lines
-    /// {"request": 0, "leg": "aggregated", "seed": 7}. `request` counts the trace's requests from 0.
+    /// Seeds of decisions that a gateway made, with which ties are broken as the gateway broke them. JSON
+    /// lines: {"request": 0, "leg": "aggregated", "seed": 7}. `request` counts the trace's requests from 0.
     #[arg(long)]
     draws: Option<PathBuf>,
-    /// Where to write the requests' outcomes, as JSON lines.
+    /// File to write the requests' outcomes to, as JSON lines.
     #[arg(short, long)]
     output: PathBuf,
 }

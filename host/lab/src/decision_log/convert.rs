@@ -9,17 +9,17 @@ use crate::trace::{Trace, TraceRequest};
 /// Requests that were left out of a trace, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
-    /// Another model, or another time.
+    /// Requests of another model, or from another time.
     pub(super) filtered: u64,
-    /// No worker was chosen: what the answer would have been is not known.
+    /// Requests without a chosen worker: their answers are not known.
     pub(super) unserved: u64,
-    /// Failed before the first token.
+    /// Requests that failed before the first token.
     pub(super) failed: u64,
-    /// The record has no prompt tokens, such as one of a WebSocket session.
+    /// Records without prompt tokens, such as those of WebSocket sessions.
     pub(super) no_prompt: u64,
 }
 
-/// A request of the trace, before ids are numbered.
+/// A request of the trace whose blocks have no numbers yet.
 struct Kept {
     arrived_at_us: u64,
     ended_at_us: u64,
@@ -27,7 +27,7 @@ struct Kept {
     block_tokens: u32,
 }
 
-/// Collects requests.
+/// Collects the requests of a trace.
 #[derive(Default)]
 pub(super) struct Converter {
     kept: Vec<Kept>,
@@ -35,7 +35,7 @@ pub(super) struct Converter {
 }
 
 impl Converter {
-    /// Takes a request, unless a rule leaves it out.
+    /// Adds a request, unless a rule leaves it out.
     pub(super) fn add_request(&mut self, header: &FileHeader, request: LoggedRequest) {
         let left_out = &mut self.left_out;
         let chosen = request.decisions.iter().any(|decision| decision.worker.is_some());
@@ -71,7 +71,7 @@ impl Converter {
     pub(super) fn trace(mut self, name: String, block_tokens: u32, skipped: u64) -> Trace {
         self.kept.sort_by_key(|kept| kept.arrived_at_us);
         let mut numbers = Numbers::default();
-        // When the newest request of each session ended.
+        // Time at which the newest request of each session ended.
         let mut ends: HashMap<u64, u64> = HashMap::new();
         let mut requests = Vec::with_capacity(self.kept.len());
         for kept in self.kept {
@@ -81,7 +81,7 @@ impl Converter {
                 let latest = ends.get(&session).copied().unwrap_or_default();
                 ends.insert(session, kept.ended_at_us.max(latest))
             });
-            // A request that arrived before the one before it ended did not wait for it.
+            // A request that arrived before the previous one ended did not wait for it.
             let delay = before.and_then(|before| kept.arrived_at_us.checked_sub(before));
             requests.push(TraceRequest {
                 at: Duration::from_micros(kept.arrived_at_us),
@@ -103,7 +103,7 @@ impl Converter {
     }
 }
 
-/// Numbers blocks in the order in which they appear: the trace shows no id of the log.
+/// Numbers blocks in the order in which they appear: the trace contains no id of the log.
 #[derive(Default)]
 struct Numbers {
     known: HashMap<(u64, u32), u64>,
@@ -111,8 +111,8 @@ struct Numbers {
 }
 
 impl Numbers {
-    /// Returns the numbers of a prompt's blocks. A block is named by the first logged id at or behind its
-    /// end. Blocks behind the last id, and the partial one at the end, are shared with no request.
+    /// Returns the numbers of a prompt's blocks. A block gets its number from the first logged id at or after
+    /// its end. Blocks after the last id, and a partial block at the end, are not shared with any request.
     fn blocks(&mut self, kept: &Kept, block_tokens: u32) -> Vec<u64> {
         let tokens = kept.request.input_tokens;
         let own_blocks = block_tokens / kept.block_tokens.max(1);

@@ -20,37 +20,38 @@ use super::{
 };
 use crate::trace::Trace;
 
-/// Arguments of `trace export`.
+/// Directory of the decision log (`decisions.log_dir` of the gateway), or one of its files.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// Directory of the decision log (`decisions.log_dir` of the gateway), or one of its files.
+    /// File to write the trace to.
     log: PathBuf,
-    /// Where to write the trace.
+    /// Use only requests of this model.
     #[arg(short, long)]
     output: PathBuf,
     /// Only requests of this model.
     #[arg(long)]
     model: Option<String>,
-    /// Only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
+    /// Use only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
     #[arg(long, value_parser = moment)]
     since: Option<u64>,
-    /// Only requests that arrived before this time.
+    /// Use only requests that arrived before this time.
     #[arg(long, value_parser = moment)]
     until: Option<u64>,
-    /// Tokens of the blocks in the trace, a multiple of the gateway's `routing.block_size` [default: that].
+    /// Number of tokens in a block of the trace, a multiple of the gateway's `routing.block_size` [default:
+    /// that size].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     trace_block: Option<u32>,
-    /// Leave malformed lines out, and count them.
+    /// Skip malformed lines, and count them.
     #[arg(long)]
     skip_bad: bool,
 }
 
-/// Contents of the slots during the exported requests.
+/// Policies and workers of the slots during the exported requests.
 #[derive(Debug, Default)]
 struct Seen {
     /// Number of decisions, by lane, slot and policy.
     policies: BTreeMap<(&'static str, String, Ran), u64>,
-    /// Workers that were chosen, by slot.
+    /// Chosen workers, by slot.
     workers: BTreeMap<String, BTreeSet<(u64, u32)>>,
 }
 
@@ -163,7 +164,8 @@ impl Seen {
         }
     }
 
-    /// The fleet of the simulation, to be completed: step times and cache sizes are not in the log.
+    /// Returns the fleet file of the simulation. The user has to complete it, because the log does not
+    /// contain step times and cache sizes.
     fn fleet(&self, block_tokens: u32) -> String {
         let mut text = format!(
             "Describe your engines in fleet.toml (docs/compare.md), beginning with:\n\n  block_tokens = {block_tokens}\n"
@@ -177,7 +179,7 @@ impl Seen {
         text
     }
 
-    /// One arm for each lane, with the policy that its slots ran most.
+    /// Returns one arm for each lane, with the policy that its slots ran most often.
     fn arms(&self) -> String {
         let mut text = String::new();
         for lane in ["active", "canary", "shadow"] {
@@ -197,7 +199,8 @@ impl Seen {
 
 impl Ran {
     fn of(decision: &LoggedDecision) -> Self {
-        // The native mode is the reason of a native decision; sessions and pins say nothing of the slot.
+        // The reason of a native decision is the native mode. Decisions by sessions and pins do not depend on
+        // the slot.
         let native = || match decision.decider.as_str() {
             "native" => decision.reason.clone(),
             _ => None,
@@ -206,7 +209,8 @@ impl Ran {
         Self { name, digest: decision.digest.clone() }
     }
 
-    /// The policy as a part of `--arm`: a file has to be named by the user.
+    /// Returns the policy as a part of `--arm`. The user has to name the file of a policy that is not built
+    /// in.
     fn part(&self) -> String {
         let is_file = self.digest.is_some() && pointsman_embedded_policies::by_name(&self.name).is_none();
         if is_file { format!("./{}.wasm", self.name) } else { self.name.clone() }

@@ -10,23 +10,24 @@ use pointsman_decision_log::{FILE_PREFIX, FILE_SUFFIX, FileHeader, LOG_NAME, LOG
 
 use crate::trace::{TraceError, parse_line};
 
-/// Limit of the length of a line, bytes. The gateway writes at most some 100 KB.
+/// Maximum length of a line, bytes. The gateway writes lines of about 100 KB at most.
 const MAX_LINE: u64 = 4 * 1024 * 1024;
-/// Limit of the window of a zstd frame, as a power of two. The gateway's frames need 2^18.
+/// Maximum window of a zstd frame, as a power of two. The gateway's frames need 2^18.
 const MAX_WINDOW_LOG: u32 = 24;
 
-/// Findings besides the requests.
+/// Numbers that describe the files that were read.
 #[derive(Debug, Default)]
 pub(crate) struct ReadStats {
-    /// Files.
+    /// Number of files.
     pub(crate) files: usize,
-    /// Malformed lines, and ends of files that cannot be decompressed, that were left out.
+    /// Number of skipped parts: malformed lines, and ends of files that cannot be decompressed.
     pub(crate) skipped: u64,
-    /// Files that end within a frame, because the gateway was killed or still writes.
+    /// Number of files that end within a frame, because the gateway was killed or is still writing.
     pub(crate) cut_files: u64,
 }
 
-/// Returns the files of a log in the order in which they were written. `path` is its directory, or one file.
+/// Returns the files of a log in the order in which they were written. `path` is the log's directory or one
+/// of its files.
 pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
     let io = |error| TraceError::Io { file: path.display().to_string(), error };
     if !std::fs::metadata(path).map_err(io)?.is_dir() {
@@ -42,7 +43,7 @@ pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
             found.push(entry.path());
         }
     }
-    // Names begin with the time.
+    // A file's name begins with the time.
     found.sort();
     Ok(found)
 }
@@ -51,7 +52,7 @@ pub(crate) fn files(path: &Path) -> Result<Vec<PathBuf>, TraceError> {
 ///
 /// # Errors
 /// [`TraceError`] names the file, the line and the field. With `skip_bad`, malformed lines are counted and
-/// left out.
+/// skipped.
 pub(crate) fn read(
     path: &Path,
     skip_bad: bool,
@@ -84,7 +85,7 @@ pub(crate) fn read(
                 break;
             }
             Err(error) => {
-                // The rest of this file cannot be read: a frame has no marker to search for.
+                // The rest of this file cannot be read, because a frame has no marker to search for.
                 let problem =
                     format!("cannot be decompressed: {error}; --skip-bad leaves the rest of the file out");
                 if !skip_bad {

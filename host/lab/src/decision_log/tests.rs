@@ -95,13 +95,13 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
     let (text, trace) = export(directory.path(), &[]).unwrap();
     assert_eq!(trace.block_tokens, 16);
     let blocks: Vec<&[u64]> = trace.requests.iter().map(|request| &request.blocks[..]).collect();
-    // In order of arrival, with ids of its own; a partial block at the end has an id that no other has.
+    // Requests are in the order of arrival, with new ids. A partial block at the end has an id of its own.
     assert_eq!(blocks, [&[0, 1, 2][..], &[0, 1, 3], &[4], &[0, 5, 6]]);
     let at: Vec<u128> = trace.requests.iter().map(|request| request.at.as_millis()).collect();
     assert_eq!(at, [0, 350, 400, 1_000]);
     let delays: Vec<_> =
         trace.requests.iter().map(|request| request.delay.map(|delay| delay.as_millis())).collect();
-    // The first ended after 100 ms; the early one did not wait for the second.
+    // The first request ended after 100 ms. The early request did not wait for the second one.
     assert_eq!(delays, [None, Some(250), None, None]);
     let second = &trace.requests[1];
     assert_eq!((second.priority, second.tenant_hash, second.model.as_deref()), (2.0, Some(3), Some("m")));
@@ -109,7 +109,7 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
     let command = "--fleet fleet.toml \\\n      --arm active=kv-aware \\\n      --arm shadow=./mine.wasm";
     assert!(text.contains(command) && text.contains("--trace-block 16"), "{text}");
     assert!(text.contains("role = \"aggregated\"\n  count = 1"), "{text}");
-    // Blocks of 32 tokens: a longer block is named by its end.
+    // Blocks of 32 tokens: the number of a longer block follows from its last id.
     let (_, coarse) = export(directory.path(), &["--trace-block", "32"]).unwrap();
     let blocks: Vec<&[u64]> = coarse.requests.iter().map(|request| &request.blocks[..]).collect();
     assert_eq!(blocks, [&[0, 1][..], &[0, 2], &[3], &[4, 5]]);
@@ -235,7 +235,7 @@ fn only_files_of_a_log_are_read_in_order() {
     assert_eq!(names, ["decisions-1.jsonl.zst", "decisions-2.jsonl.zst"]);
     let mut stats = ReadStats::default();
     reader::read(&found[0], false, &mut stats, |_, _| {}).unwrap();
-    // Killed before the first frame was written.
+    // The gateway was killed before it wrote the first frame.
     assert_eq!((stats.files, stats.skipped, stats.cut_files), (1, 0, 1));
     let error = reader::files(&directory.path().join("none")).unwrap_err().to_string();
     assert!(error.contains("none: No such file"), "{error}");

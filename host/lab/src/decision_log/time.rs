@@ -1,9 +1,9 @@
-//! Moments on the command line.
+//! Reads points in time from the command line.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Reads a moment as microseconds since the Unix epoch: `2026-01-31T12:00:00Z`, or `90s`, `15m`, `2h`, `7d`
-/// before now.
+/// Reads a point in time, `2026-01-31T12:00:00Z` or an age of `90s`, `15m`, `2h` or `7d`. Returns
+/// microseconds since the Unix epoch.
 pub(crate) fn moment(text: &str) -> Result<u64, String> {
     let error = || {
         format!(

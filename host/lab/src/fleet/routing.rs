@@ -1,5 +1,5 @@
-//! How the gateway of a simulation is configured: the keys of the daemon that change how requests run, and
-//! the engines that go away.
+//! Configuration of a simulation's gateways: the daemon's keys that change how requests run, and the outages
+//! of engines.
 
 use std::time::Duration;
 
@@ -8,31 +8,32 @@ use pointsman_orchestration::{HandoffKind, LegOrder, RetryPolicy, SplitRules};
 use pointsman_routing::BusyByLeg;
 use serde::{Deserialize, Serialize};
 
-/// Longest time of a key, seconds.
+/// Largest value of a time, seconds.
 const MAX_S: f64 = 31_622_400.0;
-/// Limit of the number of outages.
+/// Maximum number of outages.
 const MAX_OUTAGES: usize = 10_000;
-/// Limit of the number of gateways. Each has a prefix index of its own.
+/// Maximum number of gateways. Each has a prefix index of its own.
 const MAX_GATEWAYS: u32 = 64;
 /// Longest delay of a message between gateways.
 const MAX_DELAY: Duration = Duration::from_secs(3_600);
 
-/// `[routing]`: as in the daemon's configuration, and the handoff that its engines would determine.
+/// `[routing]`: as in the daemon's configuration, with the kind of handoff, which real engines would
+/// determine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Routing {
-    /// How the two legs of a request are tied: `completed` (vLLM with NIXL), `bootstrap` (SGLang) or
-    /// `addressed` (vLLM with P2P NCCL).
+    /// How the decode leg of a request finds the KV of its prefill leg: `completed` (vLLM with NIXL),
+    /// `bootstrap` (SGLang) or `addressed` (vLLM with P2P NCCL).
     pub handoff: HandoffKind,
     /// Which leg is routed first.
     pub order: LegOrder,
     /// Refuse a request without a prefill worker instead of prefilling locally.
     pub enforce_disagg: bool,
-    /// Number of further attempts of a request, over all legs.
+    /// Number of further attempts of a request, over all of its legs.
     pub retries: u32,
-    /// Prefill locally after remote prefill failed for good; ignored with `enforce_disagg`.
+    /// Prefill locally when all attempts of remote prefill have failed; ignored with `enforce_disagg`.
     pub local_fallback: bool,
-    /// How long each session stays bound to its workers; 0: sessions are not bound.
+    /// How long each session stays bound to its workers; 0 means that sessions are not bound.
     #[serde(with = "humantime_serde")]
     pub session_affinity: Duration,
     /// Thresholds beyond which a worker is busy, by leg.
@@ -43,9 +44,9 @@ pub struct Routing {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Queue {
-    /// Number of requests that may wait; 0: none.
+    /// Maximum number of requests that wait; 0 means that no request waits.
     pub limit: usize,
-    /// How long a request may wait.
+    /// Maximum time that a request waits.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
 }
@@ -56,9 +57,9 @@ pub struct Queue {
 pub struct GatewayGroup {
     /// Number of gateways.
     pub count: u32,
-    /// Whether they send each other their bookings, as with `[replicas]` of the daemon.
+    /// Whether gateways send each other their bookings, as with `[replicas]` of the daemon.
     pub exchange: bool,
-    /// Time between two batches of bookings; 0 sends each change at once.
+    /// Time between two batches of bookings; 0 means that each change is sent at once.
     #[serde(with = "humantime_serde")]
     pub interval: Duration,
     /// Time from sending a message to its arrival at the other gateways.
@@ -75,20 +76,20 @@ pub struct Probe {
     pub interval: Duration,
 }
 
-/// `[[outages]]`: an engine goes away, loses its requests and its cache, and comes back.
+/// `[[outages]]`: an engine is away for a time. It loses its requests and its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outage {
     /// Position of the engine in the fleet, from 0.
     pub engine: u32,
-    /// When it goes away, seconds from the start of the run.
+    /// Start of the outage, seconds from the start of the run.
     pub from_s: f64,
-    /// How long it stays away, seconds.
+    /// Duration of the outage, seconds.
     pub for_s: f64,
 }
 
 impl Default for Routing {
-    /// The daemon's defaults.
+    /// Returns the daemon's defaults.
     fn default() -> Self {
         Self {
             handoff: HandoffKind::Completed,
@@ -103,21 +104,22 @@ impl Default for Routing {
 }
 
 impl Default for Queue {
-    /// The daemon's defaults.
+    /// Returns the daemon's defaults.
     fn default() -> Self {
         Self { limit: 0, timeout: Duration::from_secs(30) }
     }
 }
 
 impl Default for GatewayGroup {
-    /// One gateway. Several gateways send each other their bookings at the daemon's interval.
+    /// Returns one gateway. If a file sets several, they send each other their bookings at the daemon's
+    /// interval.
     fn default() -> Self {
         Self { count: 1, exchange: true, interval: Duration::from_millis(5), delay: Duration::ZERO }
     }
 }
 
 impl Default for Probe {
-    /// The daemon's default.
+    /// Returns the daemon's default.
     fn default() -> Self {
         Self { interval: Duration::from_secs(2) }
     }
@@ -129,7 +131,7 @@ impl Routing {
         SplitRules::new(self.enforce_disagg, RetryPolicy { order, retries, local_fallback, continuations: 0 })
     }
 
-    /// Returns what is wrong with the values.
+    /// Returns the problems of the values.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let wrong = |(leg, thresholds): (&pointsman_workers::Leg, &pointsman_routing::BusyThresholds)| {
             let (key, problem) = thresholds.check().err()?;
@@ -144,7 +146,7 @@ impl Routing {
 }
 
 impl Queue {
-    /// Returns what is wrong with the values.
+    /// Returns the problems of the values.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let long = self.timeout.as_secs_f64() > MAX_S;
         long.then(|| too_long("queue.timeout", self.timeout)).into_iter().collect()
@@ -152,7 +154,7 @@ impl Queue {
 }
 
 impl GatewayGroup {
-    /// Returns what is wrong with the values.
+    /// Returns the problems of the values.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let within = (1..=MAX_GATEWAYS).contains(&self.count);
         let problem =
@@ -174,7 +176,7 @@ impl GatewayGroup {
 }
 
 impl Probe {
-    /// Returns what is wrong with the values.
+    /// Returns the problems of the values.
     pub(super) fn problems(&self) -> Vec<Problem> {
         let within = (Duration::from_millis(10)..=Duration::from_secs(3_600)).contains(&self.interval);
         let problem = || {
@@ -185,7 +187,7 @@ impl Probe {
     }
 }
 
-/// Returns what is wrong with the outages of a fleet of `engines` engines.
+/// Returns the problems of the outages of a fleet with `engines` engines.
 pub(super) fn problems_of_outages(outages: &[Outage], engines: u64) -> Vec<Problem> {
     if outages.len() > MAX_OUTAGES {
         return vec![Problem::new(

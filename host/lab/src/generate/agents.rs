@@ -1,6 +1,6 @@
-//! Sessions of coding agents. All begin with one system prompt, those of a group continue with the group's
-//! tools and repository, and each turn adds the answer before it and the result of a tool. Sub-agents fork a
-//! session.
+//! Sessions of coding agents. All sessions begin with one system prompt, and the sessions of a group continue
+//! with the group's tools and repository. Each turn adds the previous answer and the result of a tool.
+//! Sub-agents fork a session.
 //!
 //! Sources: `docs/compare.md`, "Coding agents".
 
@@ -14,47 +14,47 @@ use crate::{
     trace::{TraceRequest, nominal_time},
 };
 
-/// Tokens of a block in a trace of agents: that of Mooncake's and AIPerf's traces.
+/// Number of tokens in a block of a trace of agents, as in Mooncake's and AIPerf's traces.
 pub const BLOCK: u32 = 512;
-/// Tokens of the system prompt, which all sessions share.
+/// Number of tokens of the system prompt, which all sessions share.
 pub const SYSTEM_TOKENS: u32 = 63 * BLOCK;
-/// Tokens of a group's tools and repository, which the group's sessions share.
+/// Number of tokens of a group's tools and repository, which the group's sessions share.
 pub const GROUP_TOKENS: u32 = 20 * BLOCK;
-/// Tokens of a prompt at most. A session ends before its prompt would be longer.
+/// Maximum number of tokens of a prompt. A session ends before its prompt would be longer.
 pub const MAX_PROMPT_TOKENS: u32 = 200_000;
-/// Tokens of a session's own at its first turn: files that it opens, and the task.
+/// Number of a session's own tokens at its first turn: the files that it opens, and the task.
 pub const FIRST_TOKENS: Spread = Spread { mean: 15_000.0, median: 5_000.0, low: 200.0, high: 50_000.0 };
-/// Tokens of a tool's result, or of what a person writes.
+/// Number of tokens of a tool's result, or of a person's message.
 pub const RESULT_TOKENS: Spread = Spread { mean: 6_000.0, median: 4_000.0, low: 200.0, high: 19_000.0 };
-/// Tokens of an answer.
+/// Number of tokens of an answer.
 pub const ANSWER_TOKENS: Spread = Spread { mean: 1_000.0, median: 800.0, low: 60.0, high: 5_500.0 };
-/// Milliseconds that a tool takes.
+/// Time that a tool takes, milliseconds.
 pub const TOOL_PAUSE_MS: Spread = Spread { mean: 5_000.0, median: 2_000.0, low: 100.0, high: 65_000.0 };
-/// Milliseconds that a person takes.
+/// Time that a person takes, milliseconds.
 pub const HUMAN_PAUSE_MS: Spread = Spread { mean: 30_000.0, median: 15_000.0, low: 100.0, high: 65_000.0 };
-/// Share of the pauses that are a tool's.
+/// Share of the pauses in which a tool runs.
 pub const TOOL_SHARE: f64 = 0.7;
-/// Turns of a sub-agent, at least and at most.
+/// Smallest and largest number of turns of a sub-agent.
 pub const CHILD_TURNS: (u32, u32) = (2, 6);
-/// Sub-agents that one turn starts at most.
+/// Maximum number of sub-agents that one turn starts.
 pub const MAX_CHILDREN: u32 = 3;
 
-/// Zipf's exponent of the sizes of groups.
+/// Exponent of the Zipf distribution of the sizes of groups.
 const GROUP_EXPONENT: f64 = 0.6;
-/// Probability that a session ends after a turn: the first value with an empty context, half as much more
-/// with a full one.
+/// Probability that a session ends after a turn with an empty context. With a full context it is 1.5 times as
+/// high.
 const END: f64 = 0.05;
 /// Probability that a turn starts sub-agents.
 const FORK: f64 = 0.05;
-/// Draws outside of a range that are repeated at most.
+/// Maximum number of draws of a value, if earlier draws are out of its range.
 const MAX_DRAWS: u32 = 100;
 
 /// A log-normal distribution within a range.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// Mean, without the range.
+    /// Mean before the range is applied.
     pub mean: f64,
-    /// Median, without the range.
+    /// Median before the range is applied.
     pub median: f64,
     /// Least value.
     pub low: f64,
@@ -65,7 +65,7 @@ pub struct Spread {
 impl Spread {
     fn draw(&self, rng: &mut SmallRng) -> u32 {
         let sigma = (2.0 * (self.mean / self.median).ln()).max(0.0).sqrt();
-        // Fails for a standard deviation that is not finite only.
+        // `LogNormal::new` fails only for a standard deviation that is not finite.
         let value = LogNormal::new(self.median.ln(), sigma).map_or(self.median, |distribution| {
             let mut draws = (0..MAX_DRAWS).map(|_| distribution.sample(rng));
             draws.find(|value| (self.low..=self.high).contains(value)).unwrap_or(self.median)
@@ -74,11 +74,10 @@ impl Spread {
     }
 }
 
-/// The text that a session's next prompt begins with.
+/// The text with which a session's next prompt begins.
 struct Context {
     tokens: u32,
-    /// Identities of its blocks, the last and partial one included. A block keeps its identity while it
-    /// fills.
+    /// Ids of its blocks, including a partial last block. A block keeps its id while it fills.
     blocks: Vec<u64>,
 }
 
@@ -96,7 +95,7 @@ impl Context {
         self.blocks.extend(fresh.blocks(more * BLOCK, BLOCK));
     }
 
-    /// Returns a context that goes on differently from here. The full blocks are shared.
+    /// Returns a context that shares the full blocks with this one and continues differently.
     fn fork(&self, fresh: &mut Fresh) -> Self {
         let full = (self.tokens / BLOCK) as usize;
         let blocks = self.blocks.iter().take(full).copied().collect();
@@ -106,7 +105,7 @@ impl Context {
     }
 }
 
-/// What starts a turn.
+/// Beginning of a turn.
 #[derive(Default)]
 struct Turn {
     at_ms: u64,
@@ -125,9 +124,10 @@ struct Generator<'a> {
     limit: usize,
 }
 
-/// Generates sessions until there are as many requests as asked for. The last session may be cut.
+/// Generates sessions until there are as many requests as the workload asks for. The last session may be
+/// incomplete.
 pub(super) fn sessions(rng: &mut SmallRng, workload: &Workload, groups: u32) -> Vec<TraceRequest> {
-    // The blocks before are those of the system prompt and of the groups.
+    // The smaller ids are those of the system prompt and of the groups.
     let fresh = Fresh(u64::from(SYSTEM_TOKENS / BLOCK) + u64::from(groups) * u64::from(GROUP_TOKENS / BLOCK));
     let mut generator = Generator { rng, fresh, groups, requests: Vec::new(), limit: workload.requests };
     let mut at = 0.0_f64;
@@ -179,7 +179,7 @@ impl Generator<'_> {
         }
     }
 
-    /// Generates a sub-agent, and returns when it ends and the tokens of its last answer.
+    /// Generates a sub-agent. Returns the time at which it ends, and the tokens of its last answer.
     fn child(&mut self, parent: &str, number: u32, context: &Context, start_ms: u64) -> (u64, u32) {
         let name = format!("{parent}-sub-{number}");
         let mut context = context.fork(&mut self.fresh);
@@ -204,8 +204,8 @@ impl Generator<'_> {
         last
     }
 
-    /// Generates a request, and returns when it ends and the tokens of its answer, which the context has
-    /// then.
+    /// Generates a request, and adds its answer to the context. Returns the time at which it ends, and the
+    /// tokens of its answer.
     fn turn(&mut self, session: &str, context: &mut Context, turn: Turn) -> (u64, u32) {
         context.grow(turn.new_tokens, &mut self.fresh);
         let answer = ANSWER_TOKENS.draw(self.rng);
@@ -221,7 +221,7 @@ impl Generator<'_> {
             ..TraceRequest::default()
         });
         context.grow(answer, &mut self.fresh);
-        // The times in the trace, which only a fixed schedule uses.
+        // Only a fixed schedule uses the times of the trace.
         let took = nominal_time(turn.new_tokens, answer);
         (turn.at_ms + took.as_millis() as u64, answer)
     }

@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 /// Colours of the arms on a light page, in order and then again from the first. Found by a search over 4,096
-/// colours for those whose least distance is largest in the eyes of everyone: 0.11 in Oklab, where Petroff's
-/// ten colours (2021) have 0.06 and Tol's `muted` has 0.05. The test below has the measure.
+/// colours for those with the largest minimum distance, also for people with a colour vision deficiency: 0.11
+/// in Oklab. Petroff's ten colours (2021) have 0.06, and Tol's `muted` has 0.05. The test below measures it.
 const LIGHT: [&str; 10] = [
     "#1111ff", "#550055", "#bb4466", "#9977ee", "#6611aa", "#223300", "#00aa00", "#cc77aa", "#8855aa",
     "#884400",
 ];
-/// The same on a dark page: 0.12.
+/// Colours of the arms on a dark page, with a minimum distance of 0.12.
 const DARK: [&str; 10] = [
     "#4499ff", "#dd7700", "#eeddcc", "#885588", "#88ff22", "#bb3333", "#998899", "#7733ff", "#eeaa77",
     "#aabbee",
@@ -19,12 +19,12 @@ const LIGHT_PAGE: [&str; 6] = ["#ffffff", "#1a1a1a", "#555555", "#d9d9d9", "#eef
 const DARK_PAGE: [&str; 6] = ["#16181c", "#e8e8e8", "#a8adb5", "#3a3f47", "#1d2a36", "#3a2f10"];
 const NAMES: [&str; 6] = ["page", "text", "faint", "line", "lead", "warning"];
 
-/// Returns the colour of an arm by its place.
+/// Returns the colour of the arm at a position.
 pub(super) fn colour(place: usize) -> String {
     format!("var(--arm-{})", place % LIGHT.len())
 }
 
-/// Returns the rules that define the variables.
+/// Returns the CSS rules that define the variables.
 pub(super) fn rules() -> String {
     let mut css = String::from(":root{color-scheme:light dark;");
     declare(&mut css, &LIGHT_PAGE, &LIGHT);
@@ -49,7 +49,7 @@ mod tests {
 
     type Rgb = [f64; 3];
 
-    /// Linear light of the three channels, 0 to 1.
+    /// Returns the linear light of the three channels, 0 to 1.
     fn linear(hex: &str) -> Rgb {
         [1, 3, 5].map(|at| {
             let value = f64::from(u8::from_str_radix(&hex[at..at + 2], 16).unwrap()) / 255.0;
@@ -61,7 +61,7 @@ mod tests {
         matrix.map(|row| row.iter().zip(rgb).map(|(a, b)| a * b).sum::<f64>())
     }
 
-    /// What people without one kind of cones see (Machado, Oliveira, Fernandes 2009, severity 1).
+    /// Matrices of what people without one kind of cones see (Machado, Oliveira, Fernandes 2009, severity 1).
     const DEFICIENCIES: [(&str, [[f64; 3]; 3]); 4] = [
         ("none", [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]),
         (
@@ -90,7 +90,7 @@ mod tests {
         ),
     ];
 
-    /// Coordinates in Oklab (Ottosson 2020), in which distances are those that people see.
+    /// Returns coordinates in Oklab (Ottosson 2020), in which distances match those that people see.
     fn oklab(rgb: Rgb) -> Rgb {
         let lms = times(
             [
@@ -114,7 +114,7 @@ mod tests {
         linear(hex).iter().zip([0.2126, 0.7152, 0.0722]).map(|(a, b)| a * b).sum()
     }
 
-    /// Ratio of contrast as WCAG 2 defines it.
+    /// Returns the ratio of contrast as WCAG 2 defines it.
     fn contrast(a: &str, b: &str) -> f64 {
         let [a, b] = [luminance(a), luminance(b)];
         (a.max(b) + 0.05) / (a.min(b) + 0.05)

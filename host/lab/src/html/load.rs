@@ -1,4 +1,4 @@
-//! Results of all comparisons of a study: the ranking in each, and figures over load.
+//! Results of all comparisons of a study: the ranking in each comparison, and figures over load.
 
 use std::fmt::Write as _;
 
@@ -33,7 +33,7 @@ pub(super) fn rankings(html: &mut String, study: &Study) {
 fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> String {
     let place = report.arms.iter().position(|arm| arm.label == ranked.label).unwrap_or_default();
     let is_first = number == 0;
-    // Arms that nothing tells apart from the first share its place.
+    // Arms that do not differ measurably from the first share its rank.
     let rank = if ranked.is_tied() { 1 } else { number + 1 };
     let half = |half: Option<f64>, decimals: usize| {
         half.map_or_else(String::new, |half| format!(" ± {half:.decimals$}"))
@@ -58,7 +58,7 @@ fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> St
     )
 }
 
-/// Comparisons that differ in their speed only, with at least two speeds.
+/// Returns groups of comparisons that differ only in their speed, with at least two speeds each.
 fn by_speed(study: &Study) -> Vec<Vec<&Comparison>> {
     let mut groups: Vec<Vec<&Comparison>> = Vec::new();
     for report in &study.comparisons {
@@ -79,7 +79,7 @@ fn by_speed(study: &Study) -> Vec<Vec<&Comparison>> {
     groups
 }
 
-/// Draws figures over load.
+/// Draws each figure over load.
 pub(super) fn plots(html: &mut String, study: &Study) {
     type Pick = fn(&ArmReport) -> f64;
     let plots: [(&str, &str, bool, Pick); 4] = [

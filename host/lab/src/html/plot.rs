@@ -1,13 +1,13 @@
 //! Line plots as inline SVG: axes with units, a grid, and a legend.
 //!
-//! `plotters` writes fixed colours and whole pixels, where the page has a light and a dark set of colours as
-//! CSS variables, and `charming` needs a script (decision record 54).
+//! `plotters` writes fixed colours and whole pixels, but the page has a light and a dark set of colours as
+//! CSS variables. `charming` needs a script (decision record 54).
 
 use std::fmt::Write as _;
 
 use super::{colours::colour, escape};
 
-/// Size of the area of the lines, pixels.
+/// Size of the plot area, pixels.
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 210.0;
 /// Space for the title, the axes' labels and the legend.
@@ -15,9 +15,9 @@ const LEFT: f64 = 58.0;
 const TOP: f64 = 26.0;
 const BOTTOM: f64 = 44.0;
 const LEGEND: f64 = 150.0;
-/// Longest name in a legend, letters.
+/// Maximum length of a name in a legend, characters.
 const MAX_NAME: usize = 18;
-/// Dashes of the arms, so that colour is not all that tells them apart.
+/// Dash patterns of the arms, so that arms differ in more than their colour.
 const DASHES: [&str; 5] = ["", "7 3", "2 2", "9 3 2 3", "4 2"];
 
 /// One axis.
@@ -26,11 +26,12 @@ pub(super) struct Axis<'a> {
     /// Name with the unit.
     pub(super) label: &'a str,
     pub(super) logarithmic: bool,
-    /// Fixed ends; otherwise those of the values, and 0 if the axis is linear.
+    /// Fixed ends. Without them the axis ends at the smallest and largest value, and a linear axis includes
+    /// 0.
     pub(super) range: Option<(f64, f64)>,
 }
 
-/// One arm's line; its place decides colour and dashes.
+/// Line of one arm. The arm's position decides the colour and the dashes.
 #[derive(Clone, Debug)]
 pub(super) struct Line<'a> {
     pub(super) name: &'a str,
@@ -66,7 +67,7 @@ impl Scale {
         })
     }
 
-    /// Position of a value, 0 to 1.
+    /// Returns the position of a value on the axis, 0 to 1.
     fn at(&self, value: f64) -> f64 {
         let at = if self.logarithmic {
             (value.max(1e-12) / self.low).ln() / (self.high / self.low).ln()
@@ -89,7 +90,7 @@ impl Scale {
     }
 }
 
-/// The numbers 1, 2 and 5 times a power of ten between two others.
+/// Returns the numbers between two others that are 1, 2 or 5 times a power of ten.
 fn steps(low: f64, high: f64) -> impl Iterator<Item = f64> {
     let first = low.log10().floor() as i32;
     let powers = (first..first + 14).map(|power| 10_f64.powi(power));
@@ -106,7 +107,7 @@ fn round_up(value: f64) -> f64 {
     steps(value, value * 10.0).next().unwrap_or(value)
 }
 
-/// Draws the lines. Without a value there is no plot.
+/// Draws the lines. Draws nothing if there is no value.
 pub(super) fn lines(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line<'_>]) -> String {
     let points = || lines.iter().flat_map(|line| line.points.iter().copied());
     let scales = Scale::of(x, points().map(|(x, _)| x)).zip(Scale::of(y, points().map(|(_, y)| y)));
@@ -190,7 +191,7 @@ fn legend(svg: &mut String, lines: &[Line<'_>]) {
     }
 }
 
-/// Returns a name cut to what a plot has space for.
+/// Returns a name, shortened to the space that a plot has for it.
 pub(super) fn short(name: &str) -> String {
     let mut short: String = name.chars().take(MAX_NAME).collect();
     if name.chars().count() > MAX_NAME {
@@ -200,12 +201,12 @@ pub(super) fn short(name: &str) -> String {
 }
 
 fn stroke(place: usize) -> String {
-    // Where colours begin again, dashes do not.
+    // When the colours repeat, the dashes are other ones.
     let dash = DASHES.get((place + place / 10) % DASHES.len()).copied().unwrap_or("");
     format!("style=\"stroke:{}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"", colour(place))
 }
 
-/// A tick's number, without needless zeros.
+/// Formats a tick's number without trailing zeros.
 fn number(value: f64) -> String {
     let text = format!("{value:.3}");
     let short = text.trim_end_matches('0').trim_end_matches('.');

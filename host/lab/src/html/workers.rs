@@ -1,11 +1,11 @@
-//! Share of requests by worker, as one bar of segments for each arm.
+//! Draws the share of requests by worker, as one bar of segments for each arm.
 
 use std::fmt::Write as _;
 
 use super::{colours::colour, escape};
 use crate::report::{ArmReport, Comparison, RoleShares};
 
-/// Workers that have a segment of their own; the others share one.
+/// Maximum number of workers with a segment of their own; the others share one.
 const MAX_SEGMENTS: usize = 40;
 /// Left end and width of the bars, and the height of a row, pixels.
 const LEFT: f64 = 170.0;

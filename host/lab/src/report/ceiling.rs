@@ -1,11 +1,11 @@
-//! The ceiling of the hit rate: one cache for all engines that never evicts.
+//! Upper bound of the hit rate: one cache for all engines that never evicts.
 
 use std::collections::HashSet;
 
 use crate::{prepared::Prepared, trace::Trace};
 
-/// Returns the share of prompt tokens that such a cache would have, 0 to 1, in blocks of `block_tokens`. Like
-/// an engine, it computes the last token of each prompt.
+/// Returns the share of prompt tokens that such a cache would hold, 0 to 1, in blocks of `block_tokens`. The
+/// last token of each prompt counts as computed, as in an engine.
 #[expect(clippy::cast_precision_loss, reason = "numbers of tokens stay below 2^53")]
 pub(super) fn endless_cache_hit_rate(trace: &Trace, prepared: &[Prepared], block_tokens: u32) -> f64 {
     let mut seen: HashSet<u64> = HashSet::new();

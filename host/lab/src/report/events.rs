@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{run::RunResult, stats::mean};
 
-/// Points of a curve over time.
+/// Number of points of a curve over time.
 const POINTS: u32 = 120;
 
 /// Events of an arm over the seeds.
@@ -16,12 +16,13 @@ pub struct Events {
     /// The busiest engine's requests divided by the mean of all engines: virtual time in seconds, and the
     /// mean over the seeds. 1 is even.
     pub imbalance_over_time: Vec<(f64, f64)>,
-    /// Calls of policies without a usable answer a run, by the reason.
+    /// Mean number of calls of policies without a usable answer in a run, by reason.
     pub fallbacks: BTreeMap<&'static str, f64>,
-    /// Slots whose last decisions all chose one engine while others got nothing: the most such decisions of a
-    /// run.
+    /// Slots whose last decisions all chose the same one of several engines, with the largest number of such
+    /// decisions in a run.
     pub one_sided: BTreeMap<SlotKind, u64>,
-    /// Runs that went on without the policies, because these exceeded their CPU time again and again.
+    /// Number of runs that continued without the policies, because these had exceeded their CPU time too
+    /// often.
     pub withdrawn_runs: usize,
 }
 
@@ -71,7 +72,7 @@ fn count_per_run(count: u64, runs: usize) -> f64 {
     count as f64 / runs.max(1) as f64
 }
 
-/// Means over all runs, in spans of equal length.
+/// Returns the means over all runs, in intervals of equal length.
 fn curve(runs: &[RunEvents]) -> Vec<(f64, f64)> {
     let all = || runs.iter().flat_map(|run| &run.imbalance);
     let span = all().map(|(at, _)| *at).fold(0.0, f64::max) / f64::from(POINTS);

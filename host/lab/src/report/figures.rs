@@ -1,4 +1,4 @@
-//! Figures of an arm: over the requests of a run, and then over the seeds.
+//! Figures of an arm: first over the requests of a run, then over the seeds.
 
 use serde::Serialize;
 use tokio::time::Duration;
@@ -10,7 +10,7 @@ use crate::{
     stats::{half_interval, mean, quantile},
 };
 
-/// A figure over the seeds.
+/// A figure, over the seeds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// Mean.
@@ -22,7 +22,7 @@ pub struct Figure {
     pub values: Vec<f64>,
 }
 
-/// Declares the figures once, for one run and over the seeds.
+/// Declares the figures once, both for one run and for all seeds.
 macro_rules! figures {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         /// The figures of an arm. Latencies are in milliseconds and cover complete requests.
@@ -51,7 +51,7 @@ figures! {
     itl_p50,
     itl_p90,
     itl_p99,
-    /// Mean over all intervals between tokens, so that a long answer weighs more than a short one.
+    /// Mean over all intervals between tokens, in which a long answer counts more than a short one.
     itl_over_tokens,
     e2e_mean,
     e2e_p50,
@@ -63,14 +63,14 @@ figures! {
     slo_share,
     /// Share of prompt tokens that were cached, 0 to 1.
     hit_rate,
-    /// Mean over time of the busiest engine's requests divided by the mean of all.
+    /// Mean over time of the busiest engine's requests divided by the mean of all engines.
     imbalance,
     preemptions,
     /// Requests that a policy refused, or that found every worker busy.
     shed,
     /// Requests without an eligible worker.
     no_worker,
-    /// Requests whose engines failed, without a retry that helped.
+    /// Requests whose engines failed, and for which no retry succeeded.
     failed,
     /// Legs that were routed again after a failure.
     retries,
@@ -151,18 +151,18 @@ impl Figure {
         Self { mean: mean(&values), plus_minus: half_interval(&values), values }
     }
 
-    /// Whether the 95 % confidence interval excludes zero. `None`: one seed.
+    /// Whether the 95 % confidence interval excludes zero. `None` with one seed.
     #[must_use]
     pub fn excludes_zero(&self) -> Option<bool> {
         self.plus_minus.map(|half| self.mean.abs() > half)
     }
 
-    /// Returns the differences to another figure with equal seeds.
+    /// Returns this figure minus another one, seed by seed.
     pub(crate) fn less(&self, other: &Self) -> Self {
         Self::of(self.values.iter().zip(&other.values).map(|(value, other)| value - other).collect())
     }
 
-    /// Returns the ends of the confidence interval; `None`: one seed.
+    /// Returns the ends of the confidence interval, or `None` with one seed.
     pub(crate) fn interval(&self) -> Option<(f64, f64)> {
         self.plus_minus.map(|half| (self.mean - half, self.mean + half))
     }
@@ -220,7 +220,8 @@ pub(crate) fn slo_share(result: &RunResult, slo: Slo) -> f64 {
     number(good(result, slo)) / number(result.outcomes.len().max(1))
 }
 
-/// Number of requests that kept both limits. A request of one token has no inter-token latency.
+/// Returns the number of requests that kept both limits. A request with one output token has no inter-token
+/// latency.
 fn good(result: &RunResult, slo: Slo) -> usize {
     let keeps = |outcome: &&Outcome| {
         let itl = outcome.itl().is_none_or(|itl| milliseconds(itl) <= slo.itl_ms);

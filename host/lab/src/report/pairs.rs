@@ -1,4 +1,4 @@
-//! Decisions that differ between two arms, and what they cost.
+//! Finds the decisions that differ between two arms, and their cost.
 
 use std::cmp::Reverse;
 
@@ -11,7 +11,8 @@ use crate::{
     run::RunResult,
 };
 
-/// Decisions that are listed for each direction: those that cost most and those that saved most.
+/// Number of decisions that are listed for each direction: those with the highest cost and those with the
+/// largest saving.
 const LISTED: usize = 5;
 
 /// How the decisions of two arms differ, over all seeds. Differences are the second arm's value minus the
@@ -22,15 +23,16 @@ pub struct PairDifference {
     pub first: String,
     /// Second arm.
     pub second: String,
-    /// Requests that went to other engines, or ended otherwise.
+    /// Requests that went to other engines, or ended in another way.
     pub requests: Figure,
-    /// Their share of all requests, 0 to 1.
+    /// These requests as a share of all requests, 0 to 1.
     pub share: f64,
-    /// Mean difference of the time to first token over those of them that both arms completed, milliseconds.
+    /// Mean difference of the time to first token over those of these requests that both arms completed,
+    /// milliseconds.
     pub ttft_ms: Figure,
     /// Mean difference of the time to last token over the same requests, milliseconds.
     pub e2e_ms: Figure,
-    /// The decisions of the first seed that cost and saved most time to first token.
+    /// Decisions of the first seed that cost or saved the most time to first token.
     pub examples: Vec<DecisionCost>,
 }
 
@@ -39,19 +41,19 @@ pub struct PairDifference {
 pub struct DecisionCost {
     /// Number of the request in the trace, from 0.
     pub request: usize,
-    /// Its arrival, seconds.
+    /// Arrival of the request, seconds.
     pub at_s: f64,
-    /// Its prompt tokens.
+    /// Number of prompt tokens of the request.
     pub prompt_tokens: u32,
     /// Engine that computed the prompt, by its position in the fleet, for both arms.
     pub engines: [u32; 2],
-    /// Prompt tokens that this engine had cached.
+    /// Number of prompt tokens that this engine had cached, for both arms.
     pub cached_tokens: [u32; 2],
-    /// Time to first token, milliseconds.
+    /// Time to first token, milliseconds, for both arms.
     pub ttft_ms: [f64; 2],
 }
 
-/// The same for one seed.
+/// Differences between the decisions of two arms, for one seed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct PairSeed {
     all: usize,
@@ -106,7 +108,7 @@ impl PairSeed {
     }
 }
 
-/// Keeps the decisions that cost most, and then those that saved most.
+/// Returns the decisions with the highest cost, then those with the largest saving.
 fn most(mut costs: Vec<DecisionCost>) -> Vec<DecisionCost> {
     let cost = |one: &DecisionCost| ((one.ttft_ms[1] - one.ttft_ms[0]) * 1e3) as i64;
     costs.sort_by_key(|one| Reverse(cost(one)));

@@ -1,4 +1,4 @@
-//! How much of what is possible each arm reaches: its mean time to first token beside two bounds.
+//! Compares the mean time to first token of each arm with two bounds.
 
 use serde::Serialize;
 use tokio::time::Duration;
@@ -13,12 +13,13 @@ use crate::{
     run::{RunError, RunOptions, RunResult, run_assigned},
 };
 
-/// The bounds of the mean time to first token.
+/// Two bounds of the mean time to first token.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Possible {
-    /// No policy is faster, milliseconds. It covers the requests that some arm completed.
+    /// Mean time to first token that no policy can beat, milliseconds. It covers the requests that some arm
+    /// completed.
     pub relaxation_ttft_ms: Figure,
-    /// What a search found that knows the future; absent when it was off or ended without a result.
+    /// Result of a search that knows the future; absent when the search was off or ended without a result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clairvoyant: Option<Clairvoyant>,
 }
@@ -26,20 +27,20 @@ pub struct Possible {
 /// The result of the clairvoyant search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Clairvoyant {
-    /// Mean time to first token of its assignment, milliseconds.
+    /// Mean time to first token of the assignment that it found, milliseconds.
     pub ttft_ms: Figure,
-    /// Limit of the steps that it simulated, as a multiple of those of one run.
+    /// Limit of the number of steps that it simulated, as a multiple of the steps of one run.
     pub runs: u32,
-    /// The best arm that it does not beat. Then there is no percentage.
+    /// Best arm, if the search did not beat it. Then there is no percentage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_beaten: Option<String>,
 }
 
-/// The bounds of one seed, and what a search starts with.
+/// Bounds of one seed, and the assignments with which a search starts.
 #[derive(Clone, Debug)]
 pub(super) struct SeedBounds {
     relaxation_ms: f64,
-    /// The bound over the requests that each arm completed, percent of the arm's mean.
+    /// Bound over the requests that each arm completed, percent of the arm's mean.
     percents: Vec<f64>,
     arrivals: Vec<Duration>,
     /// Assignments of the arms that completed every request in one attempt, the fastest first.
@@ -58,7 +59,7 @@ impl SeedBounds {
             let (bound, mean) = (bounds.mean_ms(|number| is_complete(result, number)), mean_ttft_ms(result));
             if mean > 0.0 { bound / mean * 100.0 } else { 0.0 }
         };
-        // Only a search needs more than the figures.
+        // The outcomes are kept only if a search needs them.
         let searches = plan.clairvoyant > 0;
         let mut starts: Vec<&RunResult> =
             results.iter().filter(|result| searches && is_whole(result)).collect();
@@ -72,8 +73,8 @@ impl SeedBounds {
         }
     }
 
-    /// Returns the mean time to first token of the best assignment that a search finds. `None` when no arm
-    /// completed every request, or the assignment does not.
+    /// Returns the mean time to first token of the best assignment that a search finds. Returns `None` when
+    /// no arm completed every request, or when the best assignment does not complete every request.
     fn search(
         &self,
         plan: &Plan<'_>,
@@ -88,7 +89,7 @@ impl SeedBounds {
         let waits = Waits::of(plan.trace);
         let scene = Scene::of(plan.trace, prepared, plan.fleet, options, &self.arrivals, &waits);
         let places = search(&scene, &self.starts, plan.clairvoyant, monitor)?;
-        // Its figure is that of a run with the gateway's own code, as the arms' figures are.
+        // The figure comes from a run of the gateway's own code, as the figures of the arms do.
         let result = run_assigned(&places, plan.trace, prepared, plan.fleet, options, monitor)?;
         Ok(is_whole(&result).then(|| mean_ttft_ms(&result)))
     }
@@ -104,13 +105,13 @@ impl Possible {
         Self { relaxation_ttft_ms: Figure::of(relaxation), clairvoyant: None }
     }
 
-    /// Returns the relaxation's mean as a percentage of that of the arm at `place`.
+    /// Returns the relaxation's mean as a percentage of the mean of the arm at position `place`.
     pub(super) fn percent(seeds: &[&SeedBounds], place: usize) -> Figure {
         Figure::of(seeds.iter().filter_map(|seed| seed.percents.get(place).copied()).collect())
     }
 }
 
-/// Searches with every seed. Adds the result to the comparison, or a warning.
+/// Searches with every seed. Adds the result or a warning to the comparison.
 pub(super) fn add_clairvoyant(
     comparison: &mut Comparison,
     plan: &Plan<'_>,
@@ -161,7 +162,7 @@ pub(super) fn add_clairvoyant(
     Ok(())
 }
 
-/// Whether the arm's mean is over every request.
+/// Whether the arm completed every request, so that its mean covers all of them.
 fn completes_all(arm: &ArmReport) -> bool {
     let figures = &arm.figures;
     [&figures.shed, &figures.no_worker, &figures.failed, &figures.too_large]

@@ -1,4 +1,4 @@
-//! Which arm is best, by how much, and how sure that is.
+//! Ranks the arms: which one is best, by how much, and how certain that is.
 
 use serde::Serialize;
 
@@ -26,20 +26,20 @@ pub enum RankBy {
     Goodput,
 }
 
-/// An arm's place in the ranking.
+/// An arm with its position in the ranking.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Ranked {
     /// Name of the arm.
     pub label: String,
-    /// The figure that ranks it.
+    /// Value of the figure that ranks the arms.
     pub value: Figure,
-    /// How much worse it is than the best arm, percent of the best arm's value. Seeds are compared in pairs:
-    /// the interval is that of the differences with equal seeds. Zero for the best arm.
+    /// How much worse the arm is than the best arm, percent of the best arm's value; zero for the best arm.
+    /// Seeds are compared in pairs, so the interval covers the differences of equal seeds.
     pub worse_percent: Figure,
 }
 
 impl RankBy {
-    /// Returns its name with the unit.
+    /// Returns the figure's name with the unit.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl RankBy {
         }
     }
 
-    /// Whether more of the figure is better.
+    /// Whether a larger value of the figure is better.
     #[must_use]
     pub fn more_is_better(self) -> bool {
         self == Self::Goodput
@@ -80,26 +80,27 @@ impl RankBy {
 }
 
 impl Ranked {
-    /// Whether the interval of the difference to the best arm excludes zero. `None`: one seed.
+    /// Whether the interval of the difference to the best arm excludes zero. `None` with one seed.
     #[must_use]
     pub fn is_sure(&self) -> Option<bool> {
         self.worse_percent.excludes_zero()
     }
 
-    /// Whether nothing tells it apart from the best arm: the interval of the difference includes zero. With
-    /// one seed, an equal value.
+    /// Whether the arm does not differ measurably from the best arm: the interval of the difference includes
+    /// zero. With one seed, whether the values are equal.
     #[must_use]
     pub fn is_tied(&self) -> bool {
         !self.is_sure().unwrap_or(self.worse_percent.mean > 0.0)
     }
 }
 
-/// Returns the arms of a ranking that nothing tells apart from the first.
+/// Returns the arms of a ranking that do not differ measurably from the first.
 pub(crate) fn tied(ranking: &[Ranked]) -> impl Iterator<Item = &Ranked> {
     ranking.iter().skip(1).filter(|ranked| ranked.is_tied())
 }
 
-/// Returns how much worse `values` are than those of `best` with equal seeds, percent of the latter.
+/// Returns how much worse `values` are than those of `best` with equal seeds, percent of the values of
+/// `best`.
 pub(crate) fn worse_percent(values: &[f64], best: &[f64], more_is_better: bool) -> Figure {
     let worse = values.iter().zip(best).map(|(value, best)| {
         let difference = if more_is_better { best - value } else { value - best };

@@ -92,7 +92,7 @@ fn arms_that_differ_less_than_their_noise_are_told() {
 
 #[test]
 fn each_arm_has_the_share_of_every_worker_and_a_warning_when_one_gets_most() {
-    // A formula that sends everything to one worker.
+    // A formula that sends every request to one worker.
     let one = r#"one=formula@{"cost": "worker_id == 1 ? 0 : 1"}"#;
     let report = compared(&["round-robin", one], 2);
     let [even, one] = [&report.arms[0], &report.arms[1]].map(|arm| &arm.workers[0]);
@@ -118,7 +118,7 @@ fn a_stop_before_the_first_seed_is_an_error_and_after_it_a_report_with_fewer_see
     assert!(error.starts_with("interrupted before the first seed"), "{error}");
     let monitor = Monitor::default();
     let report = std::thread::scope(|scope| {
-        // 200 requests a seed.
+        // Each seed has 200 requests.
         scope.spawn(|| {
             while monitor.requests() < 1_000 {
                 std::thread::yield_now();
@@ -160,7 +160,7 @@ fn each_arm_has_its_share_of_what_is_possible_and_of_the_search_when_it_beats_al
             bound.mean, found.ttft_ms.mean
         )
     );
-    // A budget below one step finds nothing, and says so.
+    // A search with a budget below one step finds nothing and reports that.
     let none = with(&["kv", "random"], 1, |plan| {
         let one = plan.trace.clone().truncated(1);
         compare(&Plan { clairvoyant: 1, trace: &one, ..*plan }, &Monitor::default()).unwrap()
@@ -170,7 +170,7 @@ fn each_arm_has_its_share_of_what_is_possible_and_of_the_search_when_it_beats_al
     let told = |part: &str| none.warnings.iter().any(|warning| warning.contains(part));
     assert!(told(&format!("found nothing better than \"{not_beaten}\"")), "{:?}", none.warnings);
     assert!(crate::text::bounds(&none.possible).contains("not found, "), "{:?}", none.possible);
-    // Without the search, a report is the same except for its results.
+    // Without the search, a report differs only in the search's results.
     let mut off = with_budget(0);
     assert_eq!(off.possible.clairvoyant, None);
     off.possible.clairvoyant = searched.possible.clairvoyant.clone();

@@ -2,10 +2,10 @@
 
 use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied};
 
-/// A fleet that needs this much longer than the trace lasts does not keep up.
+/// Ratio of a run's duration to the trace's duration above which the fleet counts as overloaded.
 const OVERLOADED: f64 = 1.2;
 
-/// `last` is the second in which the last request is expected.
+/// Returns the warnings. `last` is the time at which the last request is expected, seconds.
 pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<String> {
     let mut warnings = Vec::new();
     if comparison.skipped_lines > 0 {
@@ -53,7 +53,7 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
              nothing; a policy balances when it reads the load (`active-requests`) and breaks ties by the call's seed"
         ));
     }
-    // The last decisions say more than the shares do.
+    // For a slot whose last decisions all chose one engine, that warning says more than the shares.
     let others = arm.workers.iter().filter(|one| !arm.events.one_sided.contains_key(&one.slot()));
     for one in others.filter(|one| one.one_gets_most()) {
         let (workers, role) = (one.workers.len(), one.role.as_str());
@@ -89,7 +89,7 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
     warnings
 }
 
-/// Tells when two arms made equal decisions, and which setting had no effect.
+/// Says that two arms made equal decisions, and names the setting that had no effect.
 fn equal(pair: &PairDifference, comparison: &Comparison) -> Option<String> {
     if pair.requests.mean > 0.0 {
         return None;
@@ -111,8 +111,8 @@ fn equal(pair: &PairDifference, comparison: &Comparison) -> Option<String> {
     })
 }
 
-/// `a@{"x": 1}+b` without the settings behind the `@` of each part: a JSON object, which ends where its
-/// braces close.
+/// Returns an arm such as `a@{"x": 1}+b` without its settings. The settings of a part are the JSON object
+/// after its `@`, up to the closing brace.
 fn without_settings(parts: &str) -> String {
     let mut names = String::new();
     let (mut depth, mut in_settings) = (0_u32, false);
@@ -131,7 +131,7 @@ fn without_settings(parts: &str) -> String {
     names
 }
 
-/// Names the arms that nothing tells apart from the one with the best mean.
+/// Names the arms that do not differ measurably from the one with the best mean.
 fn no_difference(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     let best = comparison.ranking.first()?;
     let arms: Vec<String> = tied(&comparison.ranking).map(|ranked| format!("\"{}\"", ranked.label)).collect();

@@ -12,36 +12,36 @@ use crate::{
     stats::mean,
 };
 
-/// Requests that a role has to serve before its shares say anything.
+/// Number of requests that a role must have served before its shares are judged.
 const LEAST_REQUESTS: f64 = 10.0;
 
-/// How the requests that the workers of a role served are spread over them.
+/// How the requests of a role are distributed over its workers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RoleShares {
     /// The role.
     pub role: Role,
-    /// Complete requests that its workers served; mean over the seeds.
+    /// Number of complete requests that its workers served; mean over the seeds.
     pub requests: f64,
     /// Workers of the role, by their position in the fleet, from 0.
     pub workers: Vec<u32>,
-    /// Share of these requests that each of them served, 0 to 1; means over the seeds.
+    /// Share of these requests that each worker served, 0 to 1; means over the seeds.
     pub shares: Vec<f64>,
-    /// Share of the busiest worker of each seed, 0 to 1.
+    /// Share of the worker that was busiest in each seed, 0 to 1.
     pub busiest: Figure,
 }
 
-/// The roles of a fleet's workers, by their position.
+/// Returns the role of each worker, by its position in the fleet.
 pub(super) fn roles(fleet: &Fleet) -> Vec<Role> {
     let group = |group: &EngineGroup| std::iter::repeat_n(group.role, group.count as usize);
     fleet.engines.iter().flat_map(group).collect()
 }
 
-/// Requests that each worker served in one run, by its position in the fleet.
+/// Number of requests that each worker served in one run, by its position in the fleet.
 #[derive(Clone, Debug)]
 pub(super) struct RunCounts(Vec<u64>);
 
 impl RunCounts {
-    /// Counts a request once at each worker that it ran on.
+    /// Counts each request once at each worker that it ran on.
     pub(super) fn of(result: &RunResult, workers: usize) -> Self {
         let mut counts = vec![0; workers];
         let mut count = |worker: u32| {
@@ -61,7 +61,7 @@ impl RunCounts {
 }
 
 impl RoleShares {
-    /// Returns the shares by role; a role without a request has none.
+    /// Returns the shares by role. A role without requests has none.
     pub(super) fn over(roles: &[Role], runs: &[RunCounts]) -> Vec<Self> {
         let of = |role: Role| {
             let workers: Vec<u32> =
@@ -80,7 +80,7 @@ impl RoleShares {
         [Role::Aggregated, Role::Prefill, Role::Decode].into_iter().filter_map(of).collect()
     }
 
-    /// The requests of a run, and the share of each of the workers.
+    /// Returns the number of requests of a run, and the share of each of the workers.
     #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
     fn of_run(workers: &[u32], RunCounts(counts): &RunCounts) -> (f64, Vec<f64>) {
         let of = |worker: &u32| counts.get(*worker as usize).copied().unwrap_or_default() as f64;
@@ -88,20 +88,20 @@ impl RoleShares {
         (all, workers.iter().map(|worker| of(worker) / all.max(1.0)).collect())
     }
 
-    /// Returns the share of each worker when all get the same.
+    /// Returns the share of each worker if all served the same number of requests.
     #[must_use]
     pub fn even(&self) -> f64 {
         1.0 / f64::from(u32::try_from(self.workers.len().max(1)).unwrap_or(u32::MAX))
     }
 
-    /// Returns the share above which the busiest worker gets most of the requests: halfway between an even
-    /// share and everything, `(1 + 1/n) / 2` for `n` workers.
+    /// Returns the share above which the busiest worker counts as getting most of the requests: halfway
+    /// between an even share and all of them, `(1 + 1/n) / 2` for `n` workers.
     #[must_use]
     pub fn most(&self) -> f64 {
         f64::midpoint(1.0, self.even())
     }
 
-    /// Whether one worker gets most of the requests while others could have them.
+    /// Whether one worker gets most of the requests although there are other workers.
     #[must_use]
     pub fn one_gets_most(&self) -> bool {
         self.workers.len() > 1 && self.requests >= LEAST_REQUESTS && self.busiest.mean > self.most()
@@ -116,7 +116,7 @@ impl RoleShares {
         }
     }
 
-    /// Returns the workers by their position, and their shares, the largest first.
+    /// Returns the workers by their position, with their shares, the largest share first.
     pub(crate) fn sorted(&self) -> Vec<(u32, f64)> {
         let mut sorted: Vec<(u32, f64)> =
             self.workers.iter().copied().zip(self.shares.iter().copied()).collect();
@@ -137,14 +137,14 @@ mod tests {
 
     #[test]
     fn one_gets_most_halfway_between_an_even_share_and_everything() {
-        // Two workers: 75 %. Four: 62.5 %.
+        // The threshold is 75 % with two workers and 62.5 % with four.
         assert!(!shares(&[&[75, 25]]).one_gets_most() && shares(&[&[76, 24]]).one_gets_most());
         assert!(
             !shares(&[&[62, 13, 13, 12]]).one_gets_most() && shares(&[&[63, 13, 12, 12]]).one_gets_most()
         );
-        // One worker has no other, and nine requests say nothing.
+        // One worker is never judged, and neither are nine requests.
         assert!(!shares(&[&[100]]).one_gets_most() && !shares(&[&[9, 0]]).one_gets_most());
-        // Another worker in each seed.
+        // In each seed another worker is the busiest.
         let turns = shares(&[&[90, 10], &[10, 90]]);
         assert!(turns.one_gets_most() && turns.shares == [0.5, 0.5] && turns.requests > 99.0, "{turns:?}");
     }

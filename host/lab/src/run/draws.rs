@@ -1,4 +1,4 @@
-//! Random draws of decisions that a gateway made, for a run that repeats them.
+//! Random draws of a gateway's decisions, for a run that repeats the decisions.
 
 use std::{collections::HashMap, path::Path};
 
@@ -16,10 +16,10 @@ use crate::{
     trace::Trace,
 };
 
-/// Seeds of recorded decisions by request (its place in the trace) and leg.
+/// Seeds of recorded decisions, by the request's position in the trace and the leg.
 pub type Draws = HashMap<(usize, Leg), u64>;
 
-/// Why draws cannot be read.
+/// Reason for which draws cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum DrawsError {
     /// The file cannot be read.
@@ -65,8 +65,8 @@ pub(crate) fn read(path: &Path) -> Result<Draws, DrawsError> {
         .collect()
 }
 
-/// As [`super::run`], with the seeds of decisions that a gateway made: where both see the same, both choose
-/// the same, also between equal workers.
+/// Like [`super::run`], with the seeds of decisions that a gateway made. With the same input, both make the
+/// same choice, also between equal workers.
 ///
 /// # Errors
 /// [`RunError`] when the arm or the fleet is not valid.
@@ -93,7 +93,7 @@ pub(super) fn run_one(
     run_lab(arm, trace, prepared, fleet, options, monitor, |lab| lab.draws = draws)
 }
 
-/// Runs a trace with given engines for each request: no policy decides.
+/// Runs a trace with given engines for each request; no policy decides.
 ///
 /// # Errors
 /// [`RunError`] when the fleet is not valid.

@@ -10,12 +10,12 @@ use tokio::time::Duration;
 use super::{Event, Lab, flight::Flight, gateway::Gateway};
 use crate::outcome::{Ended, Outcome};
 
-/// Calls over the limit of CPU time after which a run goes on without the policy. Each takes as long as the
-/// limit, and in production such a policy is rolled back.
+/// Number of calls over the limit of CPU time after which a run continues without the policies. Each such
+/// call takes the whole limit. In production such a policy is rolled back.
 const MAX_TIMEOUTS: u32 = 16;
 
 impl Lab<'_> {
-    /// Ends a request that was not planned.
+    /// Ends a request that no leg was planned for.
     pub(super) fn refuse(&mut self, number: usize, ended: Ended) {
         let Some(request) = self.trace.requests.get(number) else { return };
         let outcome = Outcome {
@@ -35,7 +35,7 @@ impl Lab<'_> {
         self.close(number, outcome);
     }
 
-    /// Ends a request whose legs are over.
+    /// Ends a request whose legs have ended.
     pub(super) fn end(&mut self, number: usize) {
         self.free(number, Leg::Prefill);
         self.free(number, Leg::Decode);
@@ -85,8 +85,8 @@ impl Lab<'_> {
         }
     }
 
-    /// Plans a request that waited for answers. A session goes on after a refusal or a failure, too: its
-    /// client has an answer, if a bad one.
+    /// Plans a request that waited for answers. A session continues after a refusal or a failure, because its
+    /// client then has an answer, too.
     fn plan_next(&mut self, number: usize) {
         let Some(request) = self.trace.requests.get(number) else { return };
         let mut at = self.now + request.delay.unwrap_or_default();
@@ -107,7 +107,7 @@ impl Lab<'_> {
             first |=
                 self.gateways.of_mut(number).learning.submit(source(receipt.slot, receipt.lane), observed);
         }
-        // A decode override is judged by the leg that answered, or was to.
+        // A decode override is judged by the leg that answered, or that would have answered.
         let answering = flight.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
         if let (Some(decided), Some(receipt)) = (flight.decode_override, answering) {
             let observed = ObservedOutcome {
@@ -152,14 +152,14 @@ impl Lab<'_> {
         }
     }
 
-    /// Delivers outcomes to the policies of a gateway that learn.
+    /// Delivers outcomes to the learning policies of a gateway.
     pub(super) fn learn(&mut self, gateway: usize) {
         let (now_us, rng) = (self.now_us(), &mut self.rng);
         self.gateways.at_mut(gateway).learning.deliver(|| Moment { now_us, seed: rng.random() });
     }
 
-    /// Goes on without a policy that exceeds its limit of CPU time again and again: a simulation has no
-    /// policy manager that would roll it back.
+    /// Continues without policies if one exceeds its limit of CPU time too often. A simulation has no policy
+    /// manager that would roll it back.
     pub(super) fn withdraw_loops(&mut self) {
         let failures =
             self.gateways.iter_mut().flat_map(|gateway| std::iter::from_fn(|| gateway.next_failure()));

@@ -1,12 +1,12 @@
-//! Events of a run, in the order of time.
+//! Events of a run, ordered by time.
 
 use bytes::Bytes;
 use pointsman_sim::core::Sequence;
 use prefix_index::events::Batch;
 use tokio::time::Duration;
 
-/// Something that happens at a time. Engines are named by their position; those that may have gone away since
-/// also by their incarnation.
+/// Something that happens at a point in time. An event names an engine by its position. If the engine may
+/// have been away since, the event also names the engine's incarnation.
 pub(super) enum Event {
     /// A request arrives.
     Arrival(usize),
@@ -20,25 +20,25 @@ pub(super) enum Event {
     KvEvents(usize, u32, Box<Batch>),
     /// Load figures of all engines are read.
     Scrape,
-    /// The wait of this number of a request is over.
+    /// The wait of a request with this number of waits has ended.
     Retry(usize, u32),
     /// The lease of a handoff ends.
     LeaseEnd(usize, u64),
-    /// An engine goes away.
+    /// An outage of an engine begins.
     Leaves(usize),
-    /// An engine comes back.
+    /// An outage of an engine ends.
     Returns(usize),
     /// The health of an engine is checked.
     Check(usize),
-    /// Gateways send what changed of their bookings.
+    /// Gateways send the changes of their bookings.
     SendBookings,
-    /// A message of a gateway reaches the others.
+    /// A gateway's message reaches the other gateways.
     BookingsArrive(usize, Bytes),
     /// Outcomes are delivered to the policies of a gateway.
     Learn(usize),
 }
 
-/// An event in the order of the loop.
+/// An event with its position in the order of events.
 pub(super) struct Planned {
     pub(super) at: Duration,
     pub(super) order: u64,

@@ -1,5 +1,5 @@
-//! Exchange of bookings between gateways. Messages of the production encoder reach the others after a delay
-//! and go through the production tables.
+//! Exchange of bookings between gateways. Messages come from the production encoder, reach the other gateways
+//! after a delay, and are applied by the production tables.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use tokio::time::{Duration, Instant};
 use super::{Event, Lab};
 use crate::fleet::Fleet;
 
-/// Changed bookings that wait for the next batch, at most.
+/// Maximum number of changed bookings that wait for the next batch.
 const JOURNAL_LENGTH: usize = 1 << 20;
-/// Bounds that no run meets.
+/// Limits that are larger than any run needs.
 const LIMITS: PeerLimits = PeerLimits { peers: 1_024, bookings: 1 << 24, hashes: 1 << 30 };
-/// Time at which every gateway began.
+/// Start time of every gateway, as their messages give it.
 const INCARNATION: u64 = 1;
 const LEASE_MS: u64 = 300_000;
 
-/// One gateway's part in the exchange.
+/// State of one gateway in the exchange.
 pub(super) struct Exchange {
     outbox: Outbox,
     peers: Peers,
-    /// Virtual time before which it sends no batch.
+    /// Virtual time before which the gateway sends no further batch.
     next_batch: Duration,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Exchange {
 pub struct ExchangedMessages {
     /// Number of messages.
     pub messages: u64,
-    /// Their bytes, without those of NATS.
+    /// Number of their bytes, without those of NATS.
     pub bytes: u64,
 }
 
@@ -42,7 +42,7 @@ fn name(place: usize) -> Arc<str> {
     format!("gateway-{place}").into()
 }
 
-/// A registry and, if gateways exchange their bookings, the outbox of these.
+/// Returns a registry, and the outbox of its bookings if gateways exchange them.
 pub(super) fn registry(fleet: &Fleet) -> (Registry, Option<Outbox>) {
     if !fleet.gateways.exchange_bookings() {
         return (Registry::default(), None);
@@ -60,10 +60,10 @@ impl Exchange {
         Self { outbox, peers, next_batch: Duration::ZERO }
     }
 
-    /// Applies a message of the gateway at `from`.
+    /// Applies a message from the gateway at position `from`.
     fn receive(&mut self, from: usize, message: &[u8], index: &PrefixIndex) {
         let now = Instant::now();
-        // The messages come from the encoder of this process: none is refused.
+        // This process encoded the message, so none is refused.
         for effect in self.peers.receive(&name(from), message, now).unwrap_or_default() {
             if let Effect::Sent { worker, rank, prefix } = effect {
                 index.record(worker, rank, prefix.hashes(), now);
@@ -73,7 +73,7 @@ impl Exchange {
 }
 
 impl Lab<'_> {
-    /// Sends what changed at once, or with the next batch of each gateway.
+    /// Sends a change at once, or with the next batch of each gateway.
     pub(super) fn send_first_change(&mut self) {
         if !self.fleet.gateways.exchange_bookings() {
             return;
@@ -85,7 +85,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Sends the batches that are due, and plans the next ones while requests run.
+    /// Sends the batches that are due, and plans the next ones if requests run.
     pub(super) fn send_bookings(&mut self) {
         self.send_batches();
         self.telling = !self.flights.is_empty();
@@ -121,7 +121,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Gives a message to every gateway but its sender.
+    /// Delivers a message to every gateway except its sender.
     pub(super) fn receive_bookings(&mut self, from: usize, message: &[u8]) {
         for (_, gateway) in self.gateways.iter_mut().enumerate().filter(|(place, _)| *place != from) {
             if let Some(exchange) = &mut gateway.exchange {

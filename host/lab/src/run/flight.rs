@@ -12,7 +12,7 @@ use tokio::{
 
 use crate::{engines::RANK, outcome::Ended};
 
-/// The part of a request that an engine runs. The sequence's tag contains it.
+/// Part of a request that one engine runs. The tag of the sequence contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// The prefill leg of a pair.
@@ -24,7 +24,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// Returns the leg that the part is.
+    /// Returns the leg to which the part belongs.
     pub(super) fn leg(self) -> Leg {
         match self {
             Self::Prefill => Leg::Prefill,
@@ -34,10 +34,10 @@ impl Part {
     }
 }
 
-/// Number of attempts that tags can distinguish.
+/// Number of attempts that tags distinguish.
 const ATTEMPTS: u64 = 16;
 
-/// Returns the tag of a request's part: its number, the attempt and the part.
+/// Returns the tag of a request's part, which contains the request's number, the attempt and the part.
 pub(super) fn tag(number: usize, attempt: u32, part: Part) -> u64 {
     (number as u64 * ATTEMPTS + u64::from(attempt) % ATTEMPTS) * 4 + part as u64
 }
@@ -56,32 +56,32 @@ pub(super) fn part_of(tag: u64) -> Part {
     }
 }
 
-/// One leg with its worker.
+/// One leg and its worker.
 #[derive(Debug)]
 pub(super) struct LegRun {
     /// Position of the engine.
     pub(super) engine: usize,
     pub(super) candidate: Candidate,
     pub(super) booking: Option<Booking>,
-    /// The sequence that the engine runs or will run; `None`: nothing was sent, or the leg is over.
+    /// The sequence that the engine runs or will run; `None` if nothing was sent or the leg has ended.
     pub(super) tag: Option<u64>,
-    /// When it was sent to the engine.
+    /// Time at which it was sent to the engine.
     pub(super) sent: Duration,
 }
 
-/// Blocks of a finished prefill that wait for the decode engine.
+/// Blocks of a finished prefill that the decode engine has not read yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Held {
     /// Position of the engine.
     pub(super) engine: usize,
     pub(super) tag: u64,
-    /// When the lease ends.
+    /// Time at which the lease ends.
     pub(super) until: Duration,
-    /// Whether the engine went away, and the blocks with it.
+    /// Whether the engine lost the blocks in an outage.
     pub(super) lost: bool,
 }
 
-/// The decision of a decode override that learns, until its outcome is known.
+/// The decision of a decode override that learns, kept until its outcome is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Override {
     pub(super) lane: Lane,
@@ -89,36 +89,36 @@ pub(super) struct Override {
     pub(super) by_policy: bool,
 }
 
-/// A request that runs.
+/// A running request.
 #[derive(Debug)]
 pub(super) struct Flight {
     pub(super) at: Duration,
     pub(super) arrived: Instant,
     pub(super) request: RoutingRequest,
-    /// Hashes of the prompt's blocks, as engines know them.
+    /// Hashes of the prompt's blocks, as the engines know them.
     pub(super) chain: Arc<[u64]>,
     pub(super) legs: Legs,
     pub(super) actions: VecDeque<Action>,
     pub(super) attempts: Attempts,
     pub(super) runs: PerLeg<Option<LegRun>>,
-    /// The decode candidate for which the decode override decided on local prefill.
+    /// The decode candidate for which the decode override chose local prefill.
     pub(super) planned: Option<CandidateId>,
     pub(super) held: Option<Held>,
-    /// The place that is kept for decode while prefill runs.
+    /// The place in the queue that is reserved for decode while prefill runs.
     pub(super) place: Option<ReservedPlace>,
-    /// Number of waits, so that the end of an earlier one is ignored.
+    /// Number of waits so far. The end of an earlier wait is ignored.
     pub(super) waits: u32,
     /// Completes when the queue wakes the request.
     pub(super) woken: Option<Pin<Box<OwnedNotified>>>,
-    /// The queue's admission, once a worker was found.
+    /// Admission by the queue, once a worker was found.
     pub(super) admission: Option<Admission>,
-    /// The first failure.
+    /// First failure of a leg.
     pub(super) cause: Option<Ended>,
-    /// Whether the client gets that failure.
+    /// Whether the client receives that failure.
     pub(super) failed: bool,
     pub(super) first_token: Option<Duration>,
     pub(super) last_token: (Duration, u32),
-    /// Prompt tokens that were cached where the prompt was computed.
+    /// Number of prompt tokens that the engine which computed the prompt had cached.
     pub(super) cached: u32,
     pub(super) fell_back: bool,
     pub(super) receipts: Vec<Receipt>,
@@ -160,7 +160,7 @@ impl Flight {
         }
     }
 
-    /// Returns the other leg's candidate, if it is chosen.
+    /// Returns the candidate of the other leg, if one is chosen.
     pub(super) fn other_leg(&self, leg: Leg) -> Option<CandidateId> {
         let other = self.runs[leg.partner()?].as_ref();
         other
@@ -168,7 +168,7 @@ impl Flight {
             .map(|run| (run.candidate.worker.id(), RANK))
     }
 
-    /// Returns what a leg knows of the handoff.
+    /// Returns what is known of the handoff when this leg is routed.
     pub(super) fn pairing(&self, leg: Leg) -> Pairing {
         if leg != Leg::Decode {
             return Pairing::default();
@@ -179,7 +179,7 @@ impl Flight {
         Pairing { is_first, reserved, committed, other_pin: None }
     }
 
-    /// Returns the engines that computed the prompt and generated the answer, by position.
+    /// Returns the positions of the engines that computed the prompt and generated the answer.
     pub(super) fn engines(&self) -> (usize, usize) {
         let engine = |run: &Option<LegRun>| run.as_ref().map(|run| run.engine);
         let (prefill, decode) = (engine(&self.runs.prefill), engine(&self.runs.answering));
@@ -188,7 +188,7 @@ impl Flight {
         (prefill, decode.unwrap_or(prefill))
     }
 
-    /// Notes the cached tokens of the part that computes the prompt.
+    /// Records the cached tokens of the part that computes the prompt.
     pub(super) fn admitted(&mut self, tag: u64, cached: u32) {
         if part_of(tag) != Part::Decode {
             self.cached = cached;

@@ -1,5 +1,5 @@
-//! The gateways of a run. Each routes its share of the requests with what it knows itself. They share the
-//! engines.
+//! The gateways of a run. Each gateway routes its share of the requests with its own knowledge. All gateways
+//! share the engines.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,12 +27,12 @@ use crate::{
 pub(super) struct Gateway {
     pub(super) router: Router,
     pub(super) snapshot: Arc<Snapshot>,
-    /// The engines as this gateway knows them, by position.
+    /// Engines as this gateway knows them, by position.
     pub(super) workers: Vec<Watched>,
     pub(super) queue: Arc<AdmissionQueue>,
     pub(super) sessions: Sessions,
     pub(super) learning: BatchedLearning,
-    /// Its part in the exchange of bookings; `None` if there is no exchange.
+    /// State of the gateway in the exchange of bookings; `None` if there is no exchange.
     pub(super) exchange: Option<Exchange>,
     /// Failed calls of policies.
     failures: UnboundedReceiver<SlotEvent>,
@@ -40,7 +40,7 @@ pub(super) struct Gateway {
     pub(super) woken: WakeList,
 }
 
-/// An engine with the health checks of one gateway.
+/// An engine, with the health checks that one gateway makes.
 pub(super) struct Watched {
     pub(super) worker: Arc<Worker>,
     pub(super) checks: HealthChecks,
@@ -84,12 +84,12 @@ impl Gateway {
         })
     }
 
-    /// Takes the failures of policies that exceeded their limit of CPU time.
+    /// Returns the next failure of a policy that exceeded its limit of CPU time.
     pub(super) fn next_failure(&mut self) -> Option<SlotEvent> {
         self.failures.try_recv().ok()
     }
 
-    /// Returns the slots that sent their last requests all to one engine, with the number of these decisions.
+    /// Returns the slots whose last decisions all chose one engine, with the number of these decisions.
     pub(super) fn one_sided(&self) -> impl Iterator<Item = (SlotKind, u64)> + '_ {
         let only =
             |slot: &Arc<Slot>| Some((slot.kind(), slot.snapshot().active.choices.only_choice()?.decisions));
@@ -112,7 +112,8 @@ impl Gateways {
         Ok(Self { first, others, seed })
     }
 
-    /// Returns the slots that sent their last requests all to one engine: the most decisions of any gateway.
+    /// Returns the slots whose last decisions all chose one engine, with the largest number of such decisions
+    /// at any gateway.
     pub(super) fn one_sided(&self) -> BTreeMap<SlotKind, u64> {
         let mut slots = BTreeMap::new();
         for (kind, decisions) in std::iter::once(&self.first).chain(&self.others).flat_map(Gateway::one_sided)
@@ -123,7 +124,7 @@ impl Gateways {
         slots
     }
 
-    /// Returns the position of the gateway that a request comes to: a load balancer chooses it at random.
+    /// Returns the position of the gateway that receives a request. A load balancer chooses it at random.
     pub(super) fn place_of(&self, number: usize) -> usize {
         let mut mixed = self.seed ^ (number as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed = (mixed ^ (mixed >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
@@ -131,12 +132,12 @@ impl Gateways {
         usize::try_from(mixed % (self.others.len() as u64 + 1)).unwrap_or_default()
     }
 
-    /// Returns the gateway that a request comes to.
+    /// Returns the gateway that receives a request.
     pub(super) fn of(&self, number: usize) -> &Gateway {
         self.at(self.place_of(number))
     }
 
-    /// As [`Gateways::of`].
+    /// Like [`Gateways::of`], mutably.
     pub(super) fn of_mut(&mut self, number: usize) -> &mut Gateway {
         self.at_mut(self.place_of(number))
     }
@@ -146,7 +147,7 @@ impl Gateways {
         place.checked_sub(1).and_then(|place| self.others.get(place)).unwrap_or(&self.first)
     }
 
-    /// As [`Gateways::at`].
+    /// Like [`Gateways::at`], mutably.
     pub(super) fn at_mut(&mut self, place: usize) -> &mut Gateway {
         place.checked_sub(1).and_then(|place| self.others.get_mut(place)).unwrap_or(&mut self.first)
     }
@@ -164,7 +165,7 @@ impl Gateways {
         std::iter::once(&mut self.first).chain(&mut self.others)
     }
 
-    /// Returns an engine as each gateway knows it.
+    /// Returns an engine as each of the gateways knows it.
     pub(super) fn watched(&mut self, place: usize) -> impl Iterator<Item = &mut Watched> {
         self.iter_mut().filter_map(move |gateway| gateway.workers.get_mut(place))
     }

@@ -1,4 +1,4 @@
-//! Engines that go away and come back, as routing notices it: failed legs, health checks and load figures.
+//! Outages of engines, and how routing notices them: failed legs, health checks and load figures.
 
 use pointsman_orchestration::{Event as LegEvent, Failed};
 use pointsman_sim::core::BatchEngine;
@@ -14,22 +14,22 @@ use crate::{
     outcome::Ended,
 };
 
-/// Samples of the imbalance that a result has at most.
+/// Maximum number of samples of the imbalance in a result.
 const MAX_SAMPLES: usize = 2_000;
 
-/// How an engine fails a leg.
+/// Way in which an engine fails a leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// It refuses the connection.
     Connect,
     /// It closes the connection while it handles the request.
     Broken,
-    /// It answers with a status of 5xx.
+    /// It answers with a status 5xx.
     Status,
 }
 
 impl Fault {
-    /// Kind of the failure, as the gateway classifies the failed call.
+    /// Returns the kind of the failure, as the gateway classifies the failed call.
     fn failed(self) -> Failed {
         let began = self != Self::Connect;
         Failed { retryable: true, refused: false, began, broke: began, continuable: false }
@@ -41,7 +41,7 @@ impl Fault {
 pub(super) struct Imbalance {
     sum: f64,
     count: u64,
-    /// One in this many samples is kept.
+    /// Only every sample with a number divisible by this is kept.
     every: u64,
     kept: Vec<(Duration, f64)>,
 }
@@ -72,7 +72,7 @@ impl Imbalance {
 }
 
 impl Lab<'_> {
-    /// Plans the outages of the fleet.
+    /// Plans the outages that the fleet file lists.
     pub(super) fn plan_outages(&mut self) {
         for outage in &self.fleet.outages {
             let engine = outage.engine as usize;
@@ -86,7 +86,7 @@ impl Lab<'_> {
         self.engines.get(place).is_some_and(|engine| engine.outages > 0)
     }
 
-    /// An engine goes away: its requests break, and its cache is lost.
+    /// Begins an outage: the engine's requests break, and its cache is lost.
     pub(super) fn leave(&mut self, place: usize) {
         let Some(engine) = self.engines.get_mut(place) else { return };
         engine.outages += 1;
@@ -138,15 +138,15 @@ impl Lab<'_> {
         }
     }
 
-    /// An engine is back, with an empty cache. A health check has to find it.
+    /// Ends an outage: the engine is back with an empty cache. Routing notices it at the next health check.
     pub(super) fn come_back(&mut self, place: usize) {
         if let Some(engine) = self.engines.get_mut(place) {
             engine.outages = engine.outages.saturating_sub(1);
         }
     }
 
-    /// Fails a leg as the gateway does: its worker's record, the workers that are not tried again, its
-    /// booking.
+    /// Handles the failure of a leg as the gateway does: records it for the worker, excludes the worker from
+    /// further attempts, and ends the booking.
     pub(super) fn leg_failed(&mut self, number: usize, leg: Leg, fault: Fault) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.cause.get_or_insert(Ended::Failed);
@@ -170,7 +170,7 @@ impl Lab<'_> {
         self.report(number, LegEvent::Failed(leg, fault.failed()));
     }
 
-    /// Plans the check that a failed request asks for.
+    /// Plans the health check that a failed request causes.
     fn request_check(&mut self, place: usize) {
         let Some(engine) = self.engines.get(place) else { return };
         let gap = MIN_REQUESTED_GAP.min(self.fleet.probe.interval);
@@ -187,7 +187,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Checks the health of an engine that went away. Others would pass.
+    /// Checks the health of an engine that was away. Other engines would pass.
     pub(super) fn check(&mut self, place: usize) {
         let Some(engine) = self.engines.get_mut(place) else { return };
         if engine.next_check != Some(self.now) {
@@ -211,7 +211,7 @@ impl Lab<'_> {
         self.plan_check(place, self.now + self.fleet.probe.interval);
     }
 
-    /// Gives routing the load figures of all engines, as they were read `age` ago.
+    /// Reports the load figures of all engines to routing, as readings of `age` ago.
     #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
     pub(super) fn read_loads(&mut self, age: Duration) {
         let (mut most, mut all) = (0, 0);

@@ -1,5 +1,5 @@
 //! Performs the actions of a request's legs. The order of legs, retries, pauses, the queue and sessions are
-//! the gateway's own (`pointsman_orchestration`), and the decisions are the production router's.
+//! the gateway's own (`pointsman_orchestration`), and the production router makes the decisions.
 
 use pointsman_orchestration::{
     Action, AdmissionRequest, AfterRefusal, Attempts, Entry, Event as LegEvent, HandoffKind, Legs, Lost,
@@ -19,7 +19,7 @@ use crate::{
     outcome::Ended,
 };
 
-/// How a request is going to be run.
+/// Whether a request runs on one worker or on two.
 struct RequestPlan {
     shape: Shape,
     planned: Option<pointsman_routing::CandidateId>,
@@ -67,7 +67,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Decides between one worker and two.
+    /// Chooses between one worker and two.
     fn plan_request(&mut self, number: usize, request: &RoutingRequest) -> Result<RequestPlan, Ended> {
         let snapshot = &self.gateways.of(number).snapshot;
         let local = !snapshot.pool(&self.model, Leg::Aggregated).is_empty();
@@ -131,7 +131,7 @@ impl Lab<'_> {
         }
     }
 
-    /// The time as policies see it, microseconds since the Unix epoch.
+    /// Returns the current time as policies see it, microseconds since the Unix epoch.
     pub(super) fn now_us(&self) -> u64 {
         EPOCH_US + u64::try_from(self.now.as_micros()).unwrap_or(u64::MAX)
     }
@@ -157,8 +157,8 @@ impl Lab<'_> {
                 Action::FallBackToLocal => self.local_fallbacks += 1,
                 Action::Fail(_) | Action::FailDeadline => flight.failed = true,
                 Action::Finish => self.end(number),
-                // An abort comes with a cancellation. The others concern the bytes of the answer.
-                // A lost handoff holds its blocks until the lease ends.
+                // An abort comes together with a cancellation. The other actions concern the bytes of the
+                // answer. A lost handoff holds its blocks until the lease ends.
                 Action::Abort(_)
                 | Action::Relay
                 | Action::Continue
@@ -177,7 +177,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Chooses and books the leg's worker. `place` is the place in the queue that the request has.
+    /// Chooses and books the leg's worker. `place` is the request's place in the queue.
     pub(super) fn route(&mut self, number: usize, leg: Leg, place: Option<Queued>) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let parking = Parking {
@@ -200,7 +200,7 @@ impl Lab<'_> {
         let seed = self.draws.get(&(number, leg)).copied().unwrap_or(drawn);
         let Some(flight) = self.flights.get_mut(&number) else { return };
         if flight.attempts.begin(flight.legs.attempt()) {
-            // A new attempt uses nothing of the one before.
+            // A new attempt uses nothing of the previous one.
             flight.place = None;
             if let Some(held) = flight.held.take() {
                 self.strand(held);
@@ -240,7 +240,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Reserves a place for decode, before its prefill runs.
+    /// Reserves a place for the decode leg before its prefill runs.
     fn reserve(&mut self, number: usize, place: Option<Queued>) {
         let Some(flight) = self.flights.get(&number) else { return };
         let query = Query {
@@ -360,7 +360,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Waits for what the attempts of a request say: a pause, or a place in the queue.
+    /// Waits as the request's state requires: for a pause, or for a place in the queue.
     fn wait(&mut self, number: usize) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let Some(waiting) = flight.attempts.waiting() else { return };
@@ -375,7 +375,7 @@ impl Lab<'_> {
         self.plan(self.now + left, Event::Retry(number, waits));
     }
 
-    /// Routes a request whose wait is over.
+    /// Routes a request whose wait has ended.
     pub(super) fn resume(&mut self, number: usize) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.waits += 1;
@@ -387,7 +387,7 @@ impl Lab<'_> {
     }
 }
 
-/// The request as the queue sees it. Bodies have no size here.
+/// Returns the request as the queue sees it. Bodies have no size in a simulation.
 fn to_admit<'a>(model: &'a ModelName, request: &'a RoutingRequest, arrived: Instant) -> AdmissionRequest<'a> {
     AdmissionRequest { model, request, pin: None, arrived, bytes: 0 }
 }

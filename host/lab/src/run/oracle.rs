@@ -1,4 +1,4 @@
-//! The oracle: chooses with knowledge that no router has.
+//! The oracle: chooses workers with knowledge that no router has.
 
 use pointsman_sim::core::{PromptKv, Sequence};
 use pointsman_workers::{Leg, WorkerId};
@@ -7,7 +7,7 @@ use tokio::time::Duration;
 use super::{Lab, flight::Part, serving::step_duration};
 use crate::{engines, engines::RANK};
 
-/// Tag of the sequence in a prediction. No request has it.
+/// Tag of the sequence in a prediction. No request uses it.
 const PROBE: u64 = u64::MAX;
 
 impl Lab<'_> {
@@ -25,12 +25,12 @@ impl Lab<'_> {
     ///
     /// The oracle knows the true content of every cache, every queue, the remaining tokens of every sequence
     /// and the output length of this request. It runs a copy of each engine's model until the leg has its
-    /// last token; of a prefill leg it adds the transfer behind those that wait for the same link. It
-    /// minimises the finish time of one leg after the other. A transfer depends on the prefill engine alone,
-    /// so that choosing the legs in this order loses little against choosing them together.
+    /// last token; for a prefill leg it adds the transfer, after the transfers that wait for the same link.
+    /// It minimises the finish time of each leg in turn. A transfer depends only on the prefill engine, so
+    /// choosing the legs one after the other is hardly worse than choosing them together.
     ///
-    /// It is not a proof of optimality: it does not know arrivals, does not weigh what a request costs the
-    /// others, and never waits for a better moment. A policy can beat it, above all under high load.
+    /// The choice is not optimal. The oracle does not know later arrivals, ignores what a request costs other
+    /// requests, and never delays a request. A policy can be better, above all under high load.
     fn earliest(&self, number: usize, leg: Leg) -> Option<WorkerId> {
         let (request, flight) = (self.trace.requests.get(number)?, self.flights.get(&number)?);
         let tried = flight.attempts.tried();
@@ -59,7 +59,8 @@ impl Lab<'_> {
         let received = flight.held.and_then(|held| self.engines.get(held.engine));
         let kv_at = received.map_or(self.now, |engine| engine.link_free.max(self.now) + transfer);
         let submit_at = if part == Part::Decode { kv_at } else { self.now };
-        // Engines with few sequences first: their finish times end the predictions of the others early.
+        // Engines with few sequences come first: their early finish times limit the predictions for the other
+        // engines.
         let mut places: Vec<(u32, usize, WorkerId)> = candidates
             .filter_map(|candidate| {
                 let id = candidate.worker.id();
@@ -86,8 +87,8 @@ impl Lab<'_> {
 }
 
 impl engines::Engine {
-    /// Returns when the engine would give the last token of a sequence that is submitted at `submit_at`, if
-    /// nothing else arrives. `None` if it does not end before `limit`.
+    /// Returns the time at which the engine would emit the last token of a sequence that is submitted at
+    /// `submit_at`, if nothing else arrives. Returns `None` if the sequence does not end before `limit`.
     fn finish_of(
         &self,
         sequence: &Sequence,
@@ -117,7 +118,7 @@ impl engines::Engine {
             }
             match core.begin_step() {
                 Some(milliseconds) => ends = Some(at + step_duration(milliseconds)),
-                // Nothing to do before the sequence arrives.
+                // The engine has nothing to do before the sequence arrives.
                 None if waits.is_some() => at = submit_at,
                 None => return None,
             }

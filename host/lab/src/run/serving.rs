@@ -1,4 +1,4 @@
-//! Engines at work: steps, tokens, transfers of KV, and leases.
+//! Runs the engines: steps, tokens, transfers of KV, and leases.
 
 use pointsman_orchestration::{Event as LegEvent, HandoffKind};
 use pointsman_sim::core::{PromptKv, Sequence, Token};
@@ -13,10 +13,10 @@ use super::{
 };
 use crate::engines::{self, RANK};
 
-/// Longest step, seconds: a formula may be absurd, but time has to stay a time.
+/// Longest step, seconds. It keeps time finite if a formula returns an absurd value.
 const MAX_STEP_S: f64 = 86_400.0;
 
-/// Returns the duration of a step. It takes time, however small a formula says it is.
+/// Returns the duration of a step. It is never zero, even if a formula says so.
 pub(crate) fn step_duration(milliseconds: f64) -> Duration {
     Duration::from_secs_f64((milliseconds / 1e3).clamp(1e-9, MAX_STEP_S))
 }
@@ -100,7 +100,7 @@ impl Lab<'_> {
         self.start_step(place);
     }
 
-    /// Applies the KV events of an engine. Legs of an engine that went away since are lost.
+    /// Applies the KV events of an engine. Events from before an outage are lost.
     pub(super) fn apply_events(&self, place: usize, incarnation: u32, batch: Batch) {
         let Some(engine) = self.engines.get(place) else { return };
         if engine.incarnation == incarnation {
@@ -113,7 +113,7 @@ impl Lab<'_> {
         }
     }
 
-    /// Takes a token of an engine: bookings grow, figures are learnt, legs end.
+    /// Handles a token of an engine: updates bookings and figures, and ends legs.
     fn token(&mut self, place: usize, token: &Token) {
         let number = flight::request_of(token.tag);
         let part = flight::part_of(token.tag);
@@ -193,7 +193,7 @@ impl Lab<'_> {
         self.perform(number);
     }
 
-    /// Sends the KV of a finished prefill over its engine's link, behind the transfers before it.
+    /// Sends the KV of a finished prefill over its engine's link, after the earlier transfers.
     pub(super) fn transfer(&mut self, number: usize) {
         let (Some(request), Some(flight)) = (self.trace.requests.get(number), self.flights.get(&number))
         else {
@@ -208,7 +208,7 @@ impl Lab<'_> {
         self.plan(at, Event::Transferred(number, tag));
     }
 
-    /// The KV has arrived: the prefill engine releases its blocks and the decode engine starts.
+    /// Handles the arrival of KV: the prefill engine releases its blocks, and the decode engine starts.
     pub(super) fn transferred(&mut self, number: usize, tag: u64) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         let decode = flight.runs.answering.as_ref().filter(|decode| decode.tag == Some(tag));
@@ -231,7 +231,7 @@ impl Lab<'_> {
         self.start_step(held.engine);
     }
 
-    /// A handoff that no decode engine reads: its blocks stay in use until the lease ends.
+    /// Records a handoff that no decode engine reads. Its blocks stay in use until the lease ends.
     pub(super) fn strand(&mut self, held: Held) {
         if !held.lost {
             self.stranded += 1;

@@ -13,7 +13,7 @@ fn fleet(groups: &[(Role, u32)]) -> Fleet {
 }
 
 fn workload(requests: usize) -> Trace {
-    // More prompts than requests that each engine gets: who shares an engine matters.
+    // There are more different prompts than requests on each engine, so the sharing of engines matters.
     let shape = Shape::SystemPrompts { prompts: 60 };
     generate(&Workload { shape, requests, rate: 8.0, burstiness: 1.0, seed: 5 })
 }
@@ -67,7 +67,8 @@ fn a_pair_computes_the_prompt_on_one_engine_and_the_answer_on_another() {
 
 #[test]
 fn one_request_on_an_idle_engine_takes_what_the_formulas_say() {
-    // 1,000 new tokens in one step that also emits: prefill and decode part; then 4 decode steps.
+    // 1,000 new tokens take one step, which also emits a token: a prefill and a decode part. Then 4 decode
+    // steps follow.
     let request = TraceRequest { input_tokens: 1_000, output_tokens: 5, ..TraceRequest::default() };
     let trace = Trace { block_tokens: 64, requests: vec![request], ..Trace::default() };
     let fleet = fleet(&[(Role::Aggregated, 1)]);
@@ -164,7 +165,7 @@ fn absurd_step_times_end_as_times() {
     let step_time = crate::fleet::StepTimeSpec::Linear { c0: most, c1: most, c2: most, c3: most, c4: most };
     fleet.engines.iter_mut().for_each(|group| group.step_time = step_time);
     fleet.links.bytes_per_token = u64::MAX;
-    // A step takes a day: with a reading a second, the test would read load figures a million times.
+    // A step takes a day. With one reading a second, the test would read load figures a million times.
     fleet.scrape_interval_ms = 1e6;
     let result = run(&Arm::parse("kv").unwrap(), &workload(3), &fleet, RunOptions::default()).unwrap();
     assert!(result.outcomes.iter().all(|outcome| outcome.ttft >= Duration::from_secs(2 * 86_400)));
@@ -188,7 +189,8 @@ fn a_request_that_nothing_will_end_is_an_error_and_no_endless_loop() {
 
 #[test]
 fn a_policy_with_state_begins_each_run_with_an_empty_state() {
-    // The component of `round-robin` counts its decisions in the state: 301 end in the middle of a round.
+    // The component of `round-robin` counts its decisions in the state. 301 decisions end in the middle of a
+    // round.
     let workspace = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let bytes = pointsman_guest_build::GuestBuild::new(&workspace, "policy-round-robin").build().unwrap();
     let file = tempfile::NamedTempFile::new().unwrap();

@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 
 use super::Lab;
 
-/// Numbers of the requests whose turn may have come, in order.
+/// Numbers of the requests that may be admitted now, in order.
 #[derive(Debug, Default)]
 pub(super) struct WakeList(Arc<Mutex<VecDeque<usize>>>);
 
-/// Puts one request on the list when it is woken.
+/// Adds one request to the list when the queue wakes it.
 struct WakeOne {
     number: usize,
     list: Arc<Mutex<VecDeque<usize>>>,
@@ -46,7 +46,7 @@ impl Lab<'_> {
         self.gateways.iter().find_map(|gateway| gateway.woken.pop())
     }
 
-    /// Routes the requests in the queue whose turn has come.
+    /// Routes the requests that the queue has woken.
     pub(super) fn resume_woken(&mut self) {
         while let Some(number) = self.next_woken() {
             let waker = self.gateways.of(number).woken.waker(number);

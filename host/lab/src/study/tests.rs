@@ -48,7 +48,8 @@ fn the_first_paragraph_says_which_arm_by_how_much_and_how_sure() {
     assert!(stays.contains("all 2 comparisons") || stays.starts_with("Of 2 comparisons: "), "{text}");
 }
 
-/// A comparison whose arms have these differences to the first, percent, in each of three seeds.
+/// Returns a comparison whose arms differ from the first arm by these percentages, one for each of three
+/// seeds.
 fn with_differences(differences: &[[f64; 3]]) -> Comparison {
     let mut comparison = compared(1.0, StepTimeSpec::Dynamo);
     let ranked = |(number, worse): (usize, &[f64; 3])| Ranked {
@@ -85,7 +86,7 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     let equal = &summary(&[with_differences(&[zero, zero])])[0];
     assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
 
-    // Several comparisons: a difference in all, in none, in one.
+    // Several comparisons: a difference in all of them, in none, or in one.
     let sure = with_differences(&[zero, [10.0, 11.0, 12.0]]);
     let unsure = with_differences(&[zero, [3.0, -1.0, 1.0]]);
     assert_eq!(summary(&[sure.clone(), sure.clone()])[1], "It is the best in all 2 comparisons.");
@@ -119,7 +120,7 @@ fn ten_arms_have_ten_colours_and_the_ranking_says_where_there_is_no_difference()
     let comparison = compare(&plan, &Monitor::default()).unwrap();
     let page = html::page(&Study::new(vec![comparison], Vec::new(), RankBy::TtftP90));
     let squares = |place: usize| page.matches(&format!("color:var(--arm-{place})\">&#9632;")).count();
-    // In the ranking and above the figures.
+    // Each colour appears in the ranking and above the figures.
     assert!((0..10).all(|place| squares(place) == 2), "{page}");
     assert_eq!(page.matches("<td>no difference found</td>").count(), 9);
     assert!(page.contains("@media(prefers-color-scheme:dark)"), "{page}");
@@ -127,7 +128,7 @@ fn ten_arms_have_ten_colours_and_the_ranking_says_where_there_is_no_difference()
         page.matches("worker ").count() > 10,
         page.contains("Share of requests of 4 aggregated workers")
     );
-    // No attribute of the page has a colour of its own.
+    // No attribute of the page sets a colour of its own.
     let body = &page[page.find("<body>").unwrap()..];
     assert!(!body.contains("\"#") && !body.contains(":#"), "{body}");
 }
@@ -149,7 +150,7 @@ fn the_page_has_every_plot_with_names_escaped_and_loads_nothing() {
     ] {
         assert!(page.contains(part), "{part}");
     }
-    // Without the search there is no row of it.
+    // Without the search, the page has no row for it.
     assert!(!page.contains("of the clairvoyant search, %"));
     for forbidden in ["http://", "https://", "<script", "<link", "four <engines>", "NaN", "inf"] {
         assert!(!page.contains(forbidden), "{forbidden}");
@@ -169,7 +170,7 @@ fn a_ranking_that_changes_by_more_than_noise_is_told() {
     };
     if order(&first) == order(&other) {
         assert!(ranking_changes(&[first.clone(), other.clone()], RankBy::TtftP90).is_empty());
-        // Exchanges the arms of the second report.
+        // The arms of the second report are exchanged.
         let (a, b) = (other.ranking[0].label.clone(), other.ranking[1].label.clone());
         (other.ranking[0].label, other.ranking[1].label) = (b, a);
     }

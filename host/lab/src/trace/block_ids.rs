@@ -1,9 +1,9 @@
-//! Identities of the blocks of a prompt.
+//! Ids of the blocks of a prompt.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-/// Identities of the blocks of a prompt. The turns of a session can share one list, of which each has the
-/// beginning.
+/// Ids of the blocks of a prompt. The turns of a session can share one list; each turn uses the beginning of
+/// it.
 #[derive(Clone, Default)]
 pub struct BlockIds {
     all: Arc<[u64]>,
@@ -11,7 +11,7 @@ pub struct BlockIds {
 }
 
 impl BlockIds {
-    /// Returns the first `count` of a list.
+    /// Returns the first `count` ids of a list.
     pub(crate) fn first(all: &Arc<[u64]>, count: usize) -> Self {
         Self { all: all.clone(), count: count.min(all.len()) }
     }

@@ -1,5 +1,5 @@
 //! BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`; a newer release has
-//! a session id behind the timestamp.
+//! a session id after the timestamp.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ pub(super) fn line(text: &str) -> Result<Option<TraceRequest>, String> {
         return Ok(None);
     }
     let fields: Vec<&str> = text.split(',').collect();
-    // With a session id there are seven fields.
+    // Files with a session id have seven fields.
     let shift = usize::from(fields.len() >= 7);
     let field = |place: usize| fields.get(place).copied();
     let at = field(0).unwrap_or_default().trim();
@@ -24,7 +24,7 @@ pub(super) fn line(text: &str) -> Result<Option<TraceRequest>, String> {
     Ok(Some(TraceRequest {
         at,
         input_tokens,
-        // Failed requests have no answer.
+        // A failed request has no answer; it counts as one token.
         output_tokens: output.max(1),
         session: session.map(str::to_owned),
         model: field(1 + shift).map(|model| model.trim().to_owned()),

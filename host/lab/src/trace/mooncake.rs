@@ -1,4 +1,4 @@
-//! Mooncake's JSONL, with the further keys that our export writes.
+//! Mooncake's JSONL, with the further keys that `trace export` writes.
 
 use std::io::Write;
 
@@ -44,7 +44,7 @@ fn is_false(join: &bool) -> bool {
     !*join
 }
 
-/// Reads lines, and knows the sessions of the lines before.
+/// Reads lines, and checks each against the sessions of the earlier lines.
 #[derive(Default)]
 pub(super) struct Reader(Sessions);
 
@@ -56,7 +56,7 @@ impl ReadLines for Reader {
         let request = TraceRequest {
             at: milliseconds("timestamp", line.timestamp)?,
             input_tokens,
-            // An answer has at least one token.
+            // An answer of 0 tokens counts as one token.
             output_tokens: tokens("output_length", line.output_length, 0)?.max(1),
             blocks: line.hash_ids.into(),
             session: line.session_id.map(SessionId::text),

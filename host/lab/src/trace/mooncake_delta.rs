@@ -1,5 +1,5 @@
-//! Mooncake's JSONL with the turns of a session as differences, as AIPerf's agentic datasets have them. The
-//! prompt of a turn is the prompt before it, the answer to that, and what the line adds.
+//! Mooncake's JSONL in which a later turn of a session has only what it adds, as in AIPerf's agentic
+//! datasets. The prompt of a turn is the previous prompt, the answer to it, and what the line adds.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
     tokens,
 };
 
-/// Largest id of a block. Larger ones are given to the blocks that the file does not name.
+/// Largest block id that a file may contain. Blocks that the file does not name get larger ids.
 const MAX_BLOCK_ID: u64 = 1 << 62;
 
 #[derive(Deserialize)]
@@ -27,19 +27,20 @@ struct Line {
 
 /// A session while the file is read.
 struct Session {
-    /// Blocks of the first prompt. Those behind it contain answers, so that no other session has them.
+    /// Blocks of the first prompt. Later blocks contain answers, so no other session shares them.
     first_blocks: Vec<u64>,
-    /// Its requests: place among all, and tokens of the whole prompt.
+    /// Its requests: the position in the trace, and the number of tokens of the whole prompt.
     requests: Vec<(usize, u32)>,
-    /// Tokens of the newest prompt with its answer.
+    /// Number of tokens of the newest prompt and its answer.
     tokens: u32,
     /// Number of its requests.
     turns: u32,
-    /// When the newest answer ends if nothing slows it down.
+    /// Time at which the newest answer ends if no other load delays it.
     end: Duration,
 }
 
-/// Reads lines. A request gets its blocks when all lines are read: the turns of a session share one list.
+/// Reads lines. Requests get their blocks after all lines are read, because the turns of a session share one
+/// list.
 #[derive(Default)]
 pub(super) struct Reader {
     numbers: HashMap<String, usize>,

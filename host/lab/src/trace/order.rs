@@ -1,5 +1,5 @@
-//! Which requests of a trace wait for the answers of others: the turns of a session, forks of a session, and
-//! the turns that wait for these.
+//! Finds the requests of a trace that wait for the answers to others: the turns of a session, the forks of a
+//! session, and the turns that wait for forks.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,21 +8,21 @@ use rand::{SeedableRng as _, rngs::SmallRng};
 use super::Trace;
 use crate::arrivals::interval;
 
-/// The requests that wait, by number. A request waits only for requests before it in the trace, so that there
-/// are no circles.
+/// The requests that wait, by number. A request waits only for requests before it in the trace, so there are
+/// no cycles.
 #[derive(Debug, Default)]
 pub(crate) struct Order {
-    /// Requests that wait for a request.
+    /// For each request, the requests that wait for it.
     followers: HashMap<usize, Vec<usize>>,
     /// Number of answers that a request still waits for.
     missing: HashMap<usize, usize>,
 }
 
 impl Order {
-    /// Finds what the requests of a trace wait for.
+    /// Finds the requests that each request of a trace waits for.
     pub(crate) fn of(trace: &Trace) -> Self {
         let mut order = Self::default();
-        // The newest request of each session, and the sessions that were forked since then.
+        // The newest request of each session, and the sessions that were forked after it.
         let mut newest: HashMap<&str, usize> = HashMap::new();
         let mut forked: HashMap<&str, Vec<&str>> = HashMap::new();
         for (number, request) in trace.requests.iter().enumerate() {
@@ -55,14 +55,15 @@ impl Order {
         self.missing.contains_key(&number)
     }
 
-    /// Returns each request that waits, with a request that it waits for: that one first.
+    /// Returns each request that waits, each time with one request that it waits for. That one comes first in
+    /// the pair.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.followers
             .iter()
             .flat_map(|(before, followers)| followers.iter().map(|number| (*before, *number)))
     }
 
-    /// Returns the requests for which the end of this one was the last answer that was missing.
+    /// Ends a request. Returns the requests that waited for no other answer than this one's.
     pub(crate) fn end(&mut self, number: usize) -> Vec<usize> {
         let mut followers = self.followers.remove(&number).unwrap_or_default();
         followers.retain(|follower| {
@@ -75,8 +76,9 @@ impl Order {
 }
 
 impl Trace {
-    /// Returns the seconds in which the requests arrive that wait for no answer, at the trace's own speed.
-    /// With a fixed schedule, those in which all arrive. `speed` scales this time.
+    /// Returns the time in which all requests that do not wait for an answer arrive, seconds at the trace's
+    /// own speed. With a fixed schedule, returns the time in which all requests arrive. `speed` scales this
+    /// time.
     pub(crate) fn arrivals_s(&self, fixed_schedule: bool) -> f64 {
         if fixed_schedule {
             return self.last_s();
@@ -86,15 +88,15 @@ impl Trace {
         starts.map(|(_, request)| request.at).max().unwrap_or_default().as_secs_f64()
     }
 
-    /// Returns the second in which the last request arrives at a speed, when answers take as long as the
-    /// trace's times say.
+    /// Returns the time at which the last request arrives at a speed, seconds, if answers take as long as in
+    /// the trace.
     pub(crate) fn expected_end_s(&self, speed: f64, fixed_schedule: bool) -> f64 {
         let arrivals = self.arrivals_s(fixed_schedule);
         arrivals / speed + (self.last_s() - arrivals).max(0.0)
     }
 
-    /// Lets `rate` sessions begin a second, at random times. The other requests keep their distance from the
-    /// start of their session. A request without a session is one of its own.
+    /// Starts `rate` sessions a second, at random times. The other requests keep their distance from the
+    /// start of their session. A request without a session counts as a session of its own.
     #[must_use]
     pub(crate) fn with_starts(mut self, rate: f64, seed: u64) -> Self {
         let mut order = Order::of(&self);

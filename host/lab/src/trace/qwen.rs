@@ -14,7 +14,7 @@ use super::{
     tokens,
 };
 
-/// `parent_chat_id` of a conversation's first request.
+/// Value of `parent_chat_id` in the first request of a conversation.
 const NO_PARENT: i64 = -1;
 
 #[derive(Deserialize)]
@@ -39,24 +39,24 @@ fn first_turn() -> u32 {
     1
 }
 
-/// A conversation: the requests with one root.
+/// A conversation: the requests with the same root.
 struct Conversation {
-    /// Its first request.
+    /// Id of its first request.
     root: i64,
     turns: u32,
-    /// Tokens of the newest prompt with its answer.
+    /// Number of tokens of the newest prompt and its answer.
     tokens: u32,
-    /// Arrival of the newest request, and when its answer ends if nothing slows it down.
+    /// Arrival of the newest request, and the time at which its answer ends if no other load delays it.
     newest: (Duration, Duration),
 }
 
-/// Reads lines, and knows the requests of the lines before.
+/// Reads lines, and finds the conversation of each in the earlier lines.
 #[derive(Default)]
 pub(super) struct Reader {
-    /// Conversation of each request, by its place in `conversations`.
+    /// For each request, the position of its conversation in `conversations`.
     chats: HashMap<i64, usize>,
     conversations: Vec<Conversation>,
-    /// Parents that no line had. Their conversations began before the trace.
+    /// Parents that are not in the file. Their conversations began before the trace.
     missing: HashSet<i64>,
 }
 
@@ -96,7 +96,7 @@ impl ReadLines for Reader {
 }
 
 impl Reader {
-    /// Returns the place of the conversation that a request continues, or `None` if it begins one.
+    /// Returns the position of the conversation that a request continues, or `None` if it begins one.
     fn conversation(&mut self, chat: i64, parent: i64, at: Duration) -> Result<Option<usize>, String> {
         if chat < 0 {
             return Err(format!("`chat_id` is {chat}; expected 0 or more"));

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::TraceRequest;
 
-/// Limit of the length of a session's id, bytes.
+/// Maximum length of a session's id, bytes.
 const MAX_ID: usize = 256;
-/// Limit of the number of sessions of a file.
+/// Maximum number of sessions in a file.
 const MAX_SESSIONS: usize = 10_000_000;
-/// Limit of the number of turns of a session.
+/// Maximum number of turns in a session.
 pub(super) const MAX_TURNS: u32 = 100_000;
 
 /// A session's id in JSON.
@@ -30,7 +30,7 @@ impl SessionId {
     }
 }
 
-/// The sessions of the lines that were read.
+/// The sessions of the lines read so far.
 #[derive(Default)]
 pub(super) struct Sessions(HashMap<String, Session>);
 
@@ -41,7 +41,7 @@ struct Session {
 }
 
 impl Sessions {
-    /// Checks what a request says of its session, and counts it.
+    /// Checks the session fields of a request, and counts the request.
     pub(super) fn check(&mut self, request: &TraceRequest) -> Result<(), String> {
         let Some(name) = request.session.as_deref() else {
             return match (&request.parent, request.join) {
@@ -82,7 +82,7 @@ pub(super) fn check_id(field: &str, id: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that there may be another session.
+/// Checks that the file may contain another session.
 pub(super) fn check_count(sessions: usize) -> Result<(), String> {
     if sessions >= MAX_SESSIONS {
         return Err(format!(
@@ -93,7 +93,7 @@ pub(super) fn check_count(sessions: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns the number of turns with another one.
+/// Returns the number of turns after one more.
 pub(super) fn next_turn(turns: u32) -> Result<u32, String> {
     if turns >= MAX_TURNS {
         return Err(format!("`session_id` has more than {MAX_TURNS} requests; split the session"));

@@ -1,4 +1,4 @@
-//! When the turns of a session arrive: after the answers of the arm that serves them, or at the times of the
+//! Arrivals of the turns of a session: after the answers of the arm that serves them, or at the times of the
 //! trace.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "a test")]
@@ -12,7 +12,7 @@ use pointsman_lab::{
 };
 use pointsman_workers::Role;
 
-/// Engines whose steps take this many milliseconds.
+/// Returns engines whose steps take this number of milliseconds.
 fn fleet(engines: u32, step_ms: f64) -> Fleet {
     let step_time = StepTimeSpec::Linear { c0: step_ms, c1: 0.0, c2: 0.0, c3: 0.0, c4: 0.0 };
     let group = EngineGroup { step_time, blocks: 65_536, ..EngineGroup::new(Role::Aggregated, engines) };
@@ -54,7 +54,7 @@ fn a_turn_arrives_later_in_a_slow_arm_by_what_the_answer_before_it_took_longer()
         assert_eq!(outcomes[1].at, end(&outcomes[0]) + Duration::from_secs(3));
     }
     let slower = slow.outcomes[0].e2e - fast.outcomes[0].e2e;
-    // Ten tokens, a step each.
+    // Ten tokens take one step each.
     assert_eq!(slower, Duration::from_millis(450));
     assert_eq!(slow.outcomes[1].at - fast.outcomes[1].at, slower);
 }
@@ -120,7 +120,7 @@ fn agents_have_one_request_in_flight_and_equal_seeds_give_equal_runs() {
     let shape = Shape::Agents { groups: 4 };
     let trace = generate(&Workload { shape, requests: 300, rate: 0.5, burstiness: 1.0, seed: 3 });
     assert!(trace.requests.iter().any(|request| request.join));
-    // Faster than the trace's times are made for, so that a fixed schedule is later.
+    // The engines are faster than those of the trace, so a fixed schedule is later.
     let fleet = fleet(4, 10.0);
     let closed = result(&trace, &fleet, RunOptions::default());
     assert!(closed == result(&trace, &fleet, RunOptions::default()));

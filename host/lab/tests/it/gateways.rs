@@ -12,7 +12,7 @@ use pointsman_lab::{
 use pointsman_workers::Role;
 
 fn fleet(gateways: GatewayGroup) -> Fleet {
-    // Load figures that are read rarely: bookings tell engines apart.
+    // Load figures are read rarely, so only bookings show differences between engines.
     let engines = vec![EngineGroup::new(Role::Aggregated, 16)];
     Fleet { block_tokens: 64, engines, scrape_interval_ms: 5_000.0, gateways, ..Fleet::default() }
 }
@@ -43,7 +43,7 @@ fn gateways_that_do_not_tell_their_bookings_route_worse_than_one_and_runs_repeat
     assert!(mean_ttft(&eight) > mean_ttft(&one), "{:?} {:?}", mean_ttft(&eight), mean_ttft(&one));
     assert!(mean_ttft(&eight) > mean_ttft(&informed), "{:?} {:?}", mean_ttft(&eight), mean_ttft(&informed));
     assert_eq!(informed, result(told));
-    // A booking begins, its prefill completes, and it ends.
+    // A booking changes three times: it begins, its prefill completes, and it ends.
     let requests = informed.outcomes.len() as u64;
     assert!(
         informed.exchanged.messages > requests && informed.exchanged.bytes > 50 * requests,

@@ -1,4 +1,4 @@
-//! Whole simulations, and documents whose figures follow from them, in one program.
+//! Simulations of whole fleets, and documents whose figures follow from them, in one program.
 
 mod closed_loop;
 mod gateways;

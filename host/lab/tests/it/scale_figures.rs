@@ -1,13 +1,13 @@
-//! The figures of docs/scale.md follow from its unit costs: each row of a result is computed again.
+//! Checks that the figures of docs/scale.md follow from its unit costs: computes each row of a result again.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "a test and its helpers")]
 
 use std::collections::BTreeMap;
 
-/// Values, by name.
+/// Values by their name.
 type Values = BTreeMap<String, f64>;
 
-/// Cells of the rows of all tables whose first column has this title.
+/// Returns the cells of the rows of all tables whose first column has this title.
 fn rows(page: &str, title: &str) -> Vec<Vec<String>> {
     let cells = |line: &str| -> Vec<String> {
         line.trim_matches('|').split('|').map(|cell| cell.trim().trim_matches('`').to_owned()).collect()

@@ -1,5 +1,5 @@
-//! What a gateway does beside routing, in a simulation: the queue, sessions, retries, engines that go away,
-//! handoffs of every kind, learning, and policies that fail.
+//! The gateway's functions besides routing, in a simulation: the queue, sessions, retries, outages of
+//! engines, handoffs of every kind, learning, and failing policies.
 
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, missing_docs, reason = "a test")]
 
@@ -34,7 +34,7 @@ fn chat(requests: usize) -> Trace {
     generate(&Workload { shape, requests, rate: 4.0, burstiness: 1.0, seed: 2 })
 }
 
-/// `count` equal requests that arrive together.
+/// Returns `count` equal requests that arrive together.
 fn burst(count: usize) -> Trace {
     let request = TraceRequest { input_tokens: 2_000, output_tokens: 20, ..TraceRequest::default() };
     Trace { block_tokens: 64, requests: vec![request; count], ..Trace::default() }
@@ -71,7 +71,7 @@ fn a_request_waits_in_the_queue_while_every_worker_is_busy_and_the_first_in_is_t
     let waits: Vec<Duration> = queued.outcomes.iter().take(7).map(|outcome| outcome.queued).collect();
     assert!(waits.is_sorted() && waits[0].is_zero() && waits[6] > waits[1], "{waits:?}");
     let first = queued.outcomes[0];
-    // The place is free in the very moment in which the request before ends.
+    // The place becomes free at the moment at which the previous request ends.
     assert!(waits[1] >= first.e2e && waits[1] < first.e2e + Duration::from_millis(1), "{waits:?} {first:?}");
     assert_eq!(queued, result("kv", &burst(10), &fleet));
 }
@@ -121,7 +121,7 @@ fn requests_of_an_engine_that_goes_away_are_tried_on_another_one() {
     // Requests whose first token had been sent cannot be retried.
     let failed = ended(&retried, Ended::Failed);
     assert_eq!(ended(&retried, Ended::Complete) + failed, 300);
-    // Routing notices it: while the engine is away, no request starts there.
+    // Routing notices the outage: while the engine is away, no request starts there.
     let away = |outcome: &&Outcome| {
         (Duration::from_secs(6)..Duration::from_secs(15)).contains(&outcome.at) && outcome.decode_engine == 0
     };
@@ -215,7 +215,7 @@ fn the_oracle_is_faster_than_a_random_choice_and_serves_pairs() {
 fn outcomes_reach_a_policy_that_learns() {
     let file = tempfile::Builder::new().suffix(".wasm").tempfile().unwrap();
     std::fs::write(file.path(), pointsman_test_guests::LEARNED_TTFT).unwrap();
-    // One engine is four times as slow. The policy sees no load: it can only learn it.
+    // One engine is four times as slow. The policy does not see load, so it has to learn this.
     let mut fleet = fleet(&[(Role::Aggregated, 2), (Role::Aggregated, 1)]);
     if let Some(slow) = fleet.engines.get_mut(1) {
         slow.request_overhead_ms = 4_000.0;
@@ -230,7 +230,7 @@ fn outcomes_reach_a_policy_that_learns() {
     assert!(learned * 3 < random, "{learned} {random}");
 }
 
-/// Runs the hostile guest in a mode. All requests have to be served, by the fallback if need be.
+/// Runs the hostile guest in a mode. Every request must be served, if necessary by the fallback.
 fn hostile(mode: &str) -> RunResult {
     let file = tempfile::Builder::new().suffix(".wasm").tempfile().unwrap();
     std::fs::write(file.path(), pointsman_test_guests::HOSTILE).unwrap();

@@ -1,9 +1,9 @@
-//! Continuous batching: an engine that works in steps, with chunked prefill, paged KV, a prefix cache and
-//! preemption, as vLLM's scheduler has them.
+//! Continuous batching: an engine that runs step by step, with chunked prefill, paged KV, a prefix cache and
+//! preemption, like vLLM's scheduler.
 //!
-//! A step takes the running sequences in order, one token each or a chunk of their prompt, and then admits
-//! waiting ones while tokens of the step's budget are left. When blocks run out, the sequence that was
-//! admitted last is preempted: it loses its blocks and computes them again later.
+//! A step first runs the admitted sequences in order, with one token or a chunk of the prompt each. It then
+//! admits waiting sequences while the step's budget of tokens lasts. When blocks run out, the sequence that
+//! was admitted last is preempted: it loses its blocks and computes them again later.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -23,13 +23,13 @@ mod sequence;
 /// Counters since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchCounts {
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// Prompt tokens of admitted sequences. A preempted sequence counts once.
+    /// Number of prompt tokens of admitted sequences. A preempted sequence counts once.
     pub prompt_tokens: u64,
     /// Prompt tokens that were cached.
     pub cached_tokens: u64,
-    /// Preemptions.
+    /// Number of preemptions.
     pub preemptions: u64,
 }
 
@@ -44,9 +44,9 @@ pub struct BatchEngine {
     /// Admitted sequences that await KV from another engine.
     fetching: Vec<Running>,
     in_step: bool,
-    /// Work of the step that began last.
+    /// Work of the newest step.
     work: StepWork,
-    /// Cached prompt tokens of sequences by tag, at their first admission in the present step.
+    /// Cached prompt tokens of the sequences that were first admitted in the current step, by tag.
     admitted: Vec<(u64, u32)>,
     counts: BatchCounts,
     /// Finished prefills whose blocks stay until another engine has read them, by tag.
@@ -84,15 +84,15 @@ impl BatchEngine {
         self.waiting.push_back(Running::new(sequence));
     }
 
-    /// Starts a step. Returns its duration in milliseconds; `None` when there is nothing to do or a step
-    /// runs.
+    /// Starts a step. Returns its duration in milliseconds, or `None` when there is nothing to do or a step
+    /// is already running.
     pub fn begin_step(&mut self) -> Option<f64> {
         if self.in_step {
             return None;
         }
         let mut budget = self.limits.max_batched_tokens;
         let preempted = self.schedule_running(&mut budget);
-        // A preempted sequence does not come back in the same step, unless nothing else is left to do.
+        // A preempted sequence is not admitted again in the same step, unless nothing else is left to do.
         if !preempted || self.running.is_empty() {
             self.admit(&mut budget);
         }
@@ -106,13 +106,13 @@ impl BatchEngine {
         Some(self.time.milliseconds(&work))
     }
 
-    /// Returns what the step that began last computes.
+    /// Returns the work of the newest step.
     #[must_use]
     pub fn step_work(&self) -> StepWork {
         self.work
     }
 
-    /// Ends the step that runs. Appends its tokens to `out`.
+    /// Ends the running step. Appends its tokens to `out`.
     pub fn end_step(&mut self, out: &mut Vec<Token>) {
         self.in_step = false;
         let mut place = 0;
@@ -135,35 +135,35 @@ impl BatchEngine {
         }
     }
 
-    /// Takes the sequences that were admitted since the last call, with their cached prompt tokens.
+    /// Returns the sequences that were admitted since the last call, with their cached prompt tokens.
     pub fn take_admitted(&mut self) -> Vec<(u64, u32)> {
         std::mem::take(&mut self.admitted)
     }
 
-    /// Takes the changes of the cache since the last call.
+    /// Returns the changes of the cache since the last call.
     pub fn take_changes(&mut self) -> VecDeque<CacheChange> {
         self.pool.take_changes()
     }
 
-    /// Returns the sequences that run and wait. Sequences that await KV count as waiting.
+    /// Returns the numbers of running and waiting sequences. A sequence that awaits KV counts as waiting.
     #[must_use]
     pub fn sequences(&self) -> (u32, u32) {
         (count(self.running.len()), count(self.waiting.len() + self.fetching.len()))
     }
 
-    /// Returns the finished sequences whose blocks are not yet pinned or released.
+    /// Returns the number of finished sequences whose blocks are not yet pinned or released.
     #[must_use]
     pub fn held(&self) -> u32 {
         count(self.pinned.len())
     }
 
-    /// Returns the sequences in the queue.
+    /// Returns the number of sequences in the queue.
     #[must_use]
     pub fn queued(&self) -> u32 {
         count(self.waiting.len())
     }
 
-    /// Returns whether a step runs.
+    /// Returns whether a step is running.
     #[must_use]
     pub fn in_step(&self) -> bool {
         self.in_step
@@ -180,13 +180,13 @@ impl BatchEngine {
             && blocks + u64::from(isl.div_ceil(self.limits.block_size)) <= u64::from(self.pool.free())
     }
 
-    /// Returns the blocks in use.
+    /// Returns the number of blocks in use.
     #[must_use]
     pub fn used_blocks(&self) -> u32 {
         self.pool.used()
     }
 
-    /// Returns the blocks that were evicted from the cache.
+    /// Returns the number of blocks that were evicted from the cache.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.pool.evicted()
@@ -215,7 +215,7 @@ impl BatchEngine {
             let target = running.computed + want;
             let mut here = true;
             while !self.grow(place, target) {
-                // The last one loses its blocks; its tokens of this step are free again.
+                // The last sequence loses its blocks, and its tokens in this step become free again.
                 let Some(victim) = self.running.pop() else { break };
                 preempted = true;
                 *budget += victim.scheduled;
@@ -243,8 +243,8 @@ impl BatchEngine {
             let cached = self.cached_blocks(next);
             let cached_tokens = cached * self.limits.block_size;
             let received = next.receives() && !next.preempted;
-            // KV that another engine computed needs memory, but no computation: the last token is computed
-            // here.
+            // KV that another engine computed needs memory but no computation, except for the last token,
+            // which this engine computes.
             let computed = match next.sequence.kv {
                 _ if received => next.sequence.isl - 1,
                 PromptKv::Cached(tokens) if !next.preempted => {
@@ -276,7 +276,8 @@ impl BatchEngine {
         }
     }
 
-    /// Moves the first of the queue into the batch, with the blocks of it that are cached. Returns its place.
+    /// Moves the first sequence of the queue into the batch, with its cached blocks. Returns its position in
+    /// the batch.
     fn admit_next(&mut self, cached: u32, computed: u32) -> Option<usize> {
         let mut next = self.waiting.pop_front()?;
         for position in 0..cached {
@@ -289,21 +290,22 @@ impl BatchEngine {
             self.counts.cached_tokens += u64::from(cached_tokens.min(next.sequence.isl));
             self.admitted.push((next.sequence.tag, cached_tokens));
         } else if next.receives() {
-            // Its KV was lost with its blocks: it is computed here.
+            // The KV was lost with the blocks, so this engine computes it.
             next.sequence.kv = PromptKv::Computed;
         }
         self.running.push(next);
         Some(self.running.len() - 1)
     }
 
-    /// Cached blocks of a sequence that can be used: its last known token is always computed.
+    /// Returns the number of cached blocks that a sequence can use. Its last known token is always computed.
     fn cached_blocks(&self, waiting: &Running) -> u32 {
         let most = (waiting.known_tokens() - 1) / self.limits.block_size;
         let run = self.pool.cached_run((0..most).map(|position| waiting.hash(position)));
         u32::try_from(run).unwrap_or(u32::MAX)
     }
 
-    /// Number of the cached blocks that are free: sharing them makes them unavailable to others.
+    /// Returns how many of the cached blocks are unused. When the sequence shares them, they can no longer be
+    /// allocated.
     fn idle_among(&self, waiting: &Running, cached: u32) -> u32 {
         let idle = (0..cached).filter(|position| self.pool.is_idle(waiting.hash(*position))).count();
         u32::try_from(idle).unwrap_or(u32::MAX)

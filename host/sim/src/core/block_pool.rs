@@ -1,4 +1,5 @@
-//! Blocks of paged KV memory: shared by hash, allocated one by one, evicted least recently used first.
+//! Blocks of paged KV memory: shared by hash, allocated one by one, and evicted in the order of their last
+//! use.
 //!
 //! Follows vLLM's pool: an unused block stays cached in the free queue until it is allocated again.
 
@@ -35,7 +36,7 @@ pub enum CacheChange {
 struct Block {
     hash: Option<u64>,
     holders: u32,
-    /// Neighbours in the free queue, while the block is unused.
+    /// Neighbours in the free queue; valid while the block is unused.
     before: u32,
     after: u32,
 }
@@ -45,7 +46,7 @@ struct Block {
 pub struct BlockPool {
     blocks: Vec<Block>,
     by_hash: HashMap<u64, BlockId>,
-    /// Ends of the free queue: the first is allocated next.
+    /// Ends of the free queue. The first block is allocated next.
     first: u32,
     last: u32,
     free: u32,
@@ -72,7 +73,7 @@ impl BlockPool {
         }
     }
 
-    /// Returns how many blocks from the start of a prompt are cached.
+    /// Returns the number of consecutive blocks from the start of a prompt that are cached.
     pub fn cached_run(&self, hashes: impl Iterator<Item = u64>) -> usize {
         hashes.take_while(|hash| self.by_hash.contains_key(hash)).count()
     }
@@ -111,7 +112,7 @@ impl BlockPool {
         Some(id)
     }
 
-    /// Allocates `count` blocks and appends them to `out`; nothing when there are not as many.
+    /// Allocates `count` blocks and appends them to `out`; allocates none when there are fewer.
     pub fn allocate(&mut self, count: u32, out: &mut Vec<BlockId>) -> bool {
         if count > self.free {
             return false;
@@ -131,7 +132,7 @@ impl BlockPool {
         true
     }
 
-    /// Adds a held block to the cache, unless an equal one is there.
+    /// Adds a held block to the cache, unless the cache already has an equal one.
     pub fn publish(&mut self, id: BlockId, hash: u64, parent: Option<u64>, tag: u64, position: u32) {
         if self.by_hash.contains_key(&hash) {
             return;
@@ -153,7 +154,7 @@ impl BlockPool {
         }
     }
 
-    /// Takes the changes since the last call, oldest first.
+    /// Returns the changes since the last call, oldest first.
     pub fn take_changes(&mut self) -> VecDeque<CacheChange> {
         std::mem::take(&mut self.changes)
     }

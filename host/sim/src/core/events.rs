@@ -9,18 +9,18 @@ use super::{BatchEngine, CacheChange, Job, Object};
 pub enum CacheEvent {
     /// A block was stored.
     Stored {
-        /// Its sequence hash.
+        /// Sequence hash of the block.
         hash: u64,
-        /// Sequence hash of the block before.
+        /// Sequence hash of the previous block.
         parent: Option<u64>,
-        /// Its tokens.
+        /// Token ids of the block.
         tokens: Vec<u32>,
-        /// Multimodal objects in it: hash, and offset from its first token.
+        /// Multimodal objects in the block: hash, and offset from the block's first token.
         objects: Vec<(u64, i64)>,
     },
     /// A block was evicted.
     Removed {
-        /// Its sequence hash.
+        /// Sequence hash of the block.
         hash: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Random factors of durations.
+//! Random factors for durations.
 
 use rand::RngExt;
 
@@ -15,7 +15,7 @@ impl Jitter {
         if self.0 <= 0.0 {
             return 1.0;
         }
-        // Box-Muller; 1 - u keeps the logarithm's argument above 0.
+        // Box-Muller transform. `1 - u` keeps the logarithm's argument above 0.
         let radius = (-2.0 * (1.0 - rng.random::<f64>()).ln()).sqrt();
         let normal = radius * (std::f64::consts::TAU * rng.random::<f64>()).cos();
         1.0 + (normal * self.0).clamp(-Self::MAX, Self::MAX)

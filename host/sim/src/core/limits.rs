@@ -3,11 +3,11 @@
 /// Limits of the scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Sequences that run at once.
+    /// Maximum number of sequences that run at once.
     pub max_num_seqs: u32,
-    /// Tokens of one step (chunked prefill).
+    /// Maximum number of tokens in one step (chunked prefill).
     pub max_batched_tokens: u32,
-    /// KV blocks.
+    /// Number of KV blocks.
     pub blocks: u32,
     /// Tokens per block.
     pub block_size: u32,

@@ -64,7 +64,7 @@ impl Pins {
         self.live.insert(name, Pin { blocks, fingerprint, pulled: false, until });
     }
 
-    /// Pulls a handoff. Its blocks are released when the transfer is over.
+    /// Pulls a handoff. Its blocks are released when the transfer has ended.
     pub fn pull(&mut self, now: Duration, name: &str, ask: &Ask<'_>) -> Pull {
         let Some((name, pin)) =
             self.live.get_key_value(name).map(|(key, _)| Arc::clone(key)).and_then(|key| {
@@ -105,8 +105,8 @@ impl Pins {
         Some(pin.blocks)
     }
 
-    /// Ends leases and transfers that are over at `now`. Returns the blocks, and whether they were never
-    /// pulled.
+    /// Ends the leases and transfers that have expired at `now`. Returns their blocks, and whether these were
+    /// never pulled.
     pub fn expire(&mut self, now: Duration) -> Vec<(Vec<BlockId>, bool)> {
         let mut over = Vec::new();
         while self.deadlines.first().is_some_and(|(until, _)| *until <= now) {
@@ -119,7 +119,7 @@ impl Pins {
         over
     }
 
-    /// Returns the time of the next end.
+    /// Returns the time of the next expiry.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.deadlines.first().map(|(until, _)| *until)
@@ -142,7 +142,8 @@ impl Pins {
     }
 }
 
-/// Returns the names of blocks for other engines. Block 0 is the engines' null block, so they start at 1.
+/// Returns the block numbers that other engines see. Block 0 is the null block of the engines, so numbers
+/// start at 1.
 pub(super) fn names(blocks: &[BlockId]) -> impl Iterator<Item = u32> {
     blocks.iter().map(|id| id + 1)
 }

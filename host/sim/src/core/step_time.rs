@@ -22,19 +22,19 @@ pub struct StepWork {
     /// Number of pairs of a new prompt token and an earlier token of its sequence, which is the work of the
     /// prompts' attention.
     pub prompt_pairs: f64,
-    /// Sequences past their prompt, which compute one token each.
+    /// Sequences that have completed their prompt. Each computes one token.
     pub decoding: u32,
-    /// Sum of their context lengths, tokens.
+    /// Sum of the context lengths of these sequences, tokens.
     pub decoding_context_tokens: u64,
     /// Sequences whose prompt ends in this step, so that they emit their first token.
     pub first_tokens: u32,
     /// Sequences that emit a token at the end of the step.
     pub emitting: u32,
-    /// Sum of their context lengths, tokens.
+    /// Sum of the context lengths of these sequences, tokens.
     pub emitting_context_tokens: u64,
     /// KV capacity of the engine, tokens.
     pub capacity_tokens: u64,
-    /// Whether the engine only computes prompts: its first token needs no decode pass.
+    /// Whether the engine only computes prompts. Its first token then needs no decode pass.
     pub prefill_only: bool,
 }
 
@@ -47,20 +47,21 @@ impl StepWork {
         self.context_tokens += u64::from(context);
     }
 
-    /// Counts `prompt` of the `new` tokens of a sequence, behind `before` others, as those of its prompt.
+    /// Counts `prompt` of a sequence's `new` tokens as tokens of its prompt, which follow `before` earlier
+    /// tokens.
     pub(super) fn add_prompt(&mut self, prompt: u32, new: u32, before: u32) {
         self.prompt_tokens += u64::from(prompt);
         self.prompt_pairs += f64::from(new) * (f64::from(before) + (f64::from(new) - 1.0) / 2.0);
     }
 
-    /// Counts a sequence as one past its prompt.
+    /// Counts a sequence that has completed its prompt.
     pub(super) fn add_decoding(&mut self, context: u32) {
         self.decoding += 1;
         self.decoding_context_tokens += u64::from(context);
     }
 }
 
-/// Formula for the duration of a step. Durations are in milliseconds.
+/// Formula for the duration of a step, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepTime {
     /// `c0 + c1*B + c2*sum(kv) + c3*sum(n) + c4*sum(n^2)`.
@@ -76,17 +77,16 @@ pub enum StepTime {
         /// Milliseconds per squared number of new tokens.
         c4: f64,
     },
-    /// An engine known by its time to first token and its inter-token latency:
-    /// `(overhead, if a prompt ends + per_token * prompt tokens + itl, if a sequence decodes)`, times
-    /// `1 + slowdown * (B - 1)`.
+    /// An engine described by its time to first token and its inter-token latency: `(overhead, if a prompt
+    /// ends + per_token * prompt tokens + itl, if a sequence decodes)`, times `1 + slowdown * (B - 1)`.
     Latencies {
-        /// Milliseconds of a prefill, besides those of its tokens.
+        /// Milliseconds of a prefill, in addition to those of its tokens.
         overhead: f64,
         /// Milliseconds per new prompt token.
         per_token: f64,
         /// Milliseconds of a decode step with one sequence.
         itl: f64,
-        /// Part of the duration that each further sequence adds.
+        /// Share of the duration that each further sequence adds.
         slowdown: f64,
     },
     /// The built-in polynomial of NVIDIA Dynamo's mocker (1.6, `perf_model.rs`), with `x` the new prompt
@@ -96,15 +96,17 @@ pub enum StepTime {
     /// `max(1, -25.74 p^2 + 54.01 p + 5.74)` when a sequence emits and the engine decodes.
     Dynamo,
     /// DistServe's fit for OPT-13B on one A100 80 GB (LLMServe/DistServe, `simdistserve/estimators`:
-    /// `time_estimator.py` and `profile_data/profiler-a100-80g.distserve.json`, tensor parallelism 1).
-    /// A step with prompts: `18.1025 + 0.101912 sum(n) + 7.12226e-6 sum(n^2)` over the prompts' new tokens,
-    /// and 1 ms that `time_estimator.py` adds for each pipeline stage. A step that only decodes, with batch
-    /// size `B` and `kv` context tokens: `19.9347 + 6.26936e-4 sum(kv) + 0.0385070 B` below 95 sequences,
-    /// `7.16619 + 5.79800e-4 sum(kv) + 0.158311 B` from 95 on. In a step with both, theirs takes no time for
-    /// the decoding sequences; ours adds the decoding formula without its constant.
+    /// `time_estimator.py` and `profile_data/profiler-a100-80g.distserve.json`, tensor parallelism 1). A step
+    /// with prompts: `18.1025 + 0.101912 sum(n) + 7.12226e-6 sum(n^2)` over the prompts' new tokens, and 1 ms
+    /// that `time_estimator.py` adds for each pipeline stage. A step that only decodes, with batch size `B`
+    /// and `kv` context tokens: `19.9347 + 6.26936e-4 sum(kv) + 0.0385070 B` below 95 sequences, `7.16619 +
+    /// 5.79800e-4 sum(kv) + 0.158311 B` from 95 on. In a step with prompts and decoding sequences,
+    /// DistServe's formula counts no time for the decoding sequences; this one adds the decoding formula
+    /// without its constant.
     DistServeOpt13bA100,
     /// The roofline of BLIS (inference-sim/inference-sim, `sim/latency/roofline.go`) for Llama 3.1 8B in
-    /// bfloat16 on one H100 SXM: the larger of computing time and memory time of a step. See `Roofline`.
+    /// bfloat16 on one H100 SXM: the larger of the time for computing and the time for memory in a step. See
+    /// `Roofline`.
     BlisLlama8bH100,
 }
 
@@ -126,7 +128,7 @@ struct Roofline {
     mlp: f64,
     /// Operations per second.
     peak: f64,
-    /// Share of the peak that prompts and decoding reach.
+    /// Shares of the peak that prompts and decoding reach.
     utilization: (f64, f64),
     /// Bytes per second.
     bandwidth: f64,
@@ -144,13 +146,13 @@ impl Roofline {
         bandwidth: 3.35e12,
     };
 
-    /// Operations of a new token.
+    /// Returns the operations for a new token.
     fn token_operations(&self) -> f64 {
         let Self { hidden, layers, keys, mlp, .. } = *self;
         layers * (4.0 * hidden * (hidden + keys + mlp) + 2.0 * hidden)
     }
 
-    /// Operations of a pair of a new token and a token before it.
+    /// Returns the operations for a pair of a new token and an earlier token.
     fn pair_operations(&self) -> f64 {
         self.layers * (4.0 * self.hidden + 5.0 * self.heads)
     }
@@ -159,12 +161,12 @@ impl Roofline {
         2.0 * self.layers * 2.0 * self.hidden * (self.hidden + self.keys + self.mlp)
     }
 
-    /// Bytes of a token of KV.
+    /// Returns the bytes of KV for a token.
     fn kv_bytes(&self) -> f64 {
         4.0 * self.layers * self.keys
     }
 
-    /// Bytes of the activations of a new token.
+    /// Returns the bytes of activations for a new token.
     fn activation_bytes(&self) -> f64 {
         2.0 * self.layers * self.hidden
     }
@@ -184,10 +186,10 @@ impl Roofline {
     }
 }
 
-/// DistServe's fit for OPT-13B on A100; see [`StepTime::DistServeOpt13bA100`].
+/// Returns DistServe's fit for OPT-13B on A100; see [`StepTime::DistServeOpt13bA100`].
 #[expect(clippy::cast_precision_loss, reason = "numbers of tokens stay far below 2^53")]
 fn distserve_opt_13b(work: &StepWork) -> f64 {
-    /// Batch size from which the second fit of decoding holds.
+    /// Batch size from which the second decoding formula applies.
     const LARGE_BATCH: u32 = 95;
     let (constant, token, sequence) = if work.decoding < LARGE_BATCH {
         (19.934_702_624_895_458, 0.000_626_935_652_435_058_3, 0.038_506_977_408_283_98)
@@ -204,7 +206,8 @@ fn distserve_opt_13b(work: &StepWork) -> f64 {
     18.102_546_474_863_72 + 1.0 + prompts + decoding
 }
 
-/// Dynamo's decode step, by the context of the emitting sequences as a share of the KV capacity.
+/// Returns the duration of Dynamo's decode step, from the context of the emitting sequences as a share of the
+/// KV capacity.
 fn dynamo_decode(share: f64) -> f64 {
     let p = share.min(1.0);
     (-25.74 * p * p + 54.01 * p + 5.74).max(1.0)
@@ -353,8 +356,8 @@ mod tests {
             decoding_context_tokens: context,
             ..StepWork::default()
         };
-        // get_prefill_time(prefill_len_list=[1000]), get_decode_time(10, token_generated_list=[500] * 10) and
-        // get_decode_time(100, token_generated_list=[500] * 100).
+        // Values of get_prefill_time(prefill_len_list=[1000]), get_decode_time(10, token_generated_list=[500]
+        // * 10) and get_decode_time(100, token_generated_list=[500] * 100).
         let table = [
             (prompt(1_000), 128.137_068_059),
             (decode(10, 5_000), 23.454_450_661),
@@ -376,7 +379,7 @@ mod tests {
             new_tokens: 1,
             ..StepWork::default()
         };
-        // 10.2 GB of weights and 131 MB of KV at 3.35 TB/s.
+        // The step moves 10.2 GB of weights and 131 MB of KV at 3.35 TB/s.
         let found = StepTime::BlisLlama8bH100.milliseconds(&decode);
         assert!((found - ROOFLINE_DECODE_MS).abs() < 1e-6, "{found}");
         let prompt = StepWork {
@@ -391,8 +394,8 @@ mod tests {
         assert!((found - ROOFLINE_PROMPT_MS).abs() < 1e-6, "{found}");
     }
 
-    /// rooflineStepTime of BLIS before it cuts to whole microseconds: one decoding sequence with 1,000
-    /// tokens of context, and a prompt of 4,096 tokens.
+    /// Result of BLIS's rooflineStepTime before it truncates to whole microseconds: one decoding sequence
+    /// with 1,000 tokens of context, and a prompt of 4,096 tokens.
     const ROOFLINE_DECODE_MS: f64 = 3.084182849;
     const ROOFLINE_PROMPT_MS: f64 = 103.806473648;
 }

@@ -22,7 +22,7 @@ fn whole(seed: u64, full_blocks: u64, out: u32) -> Job {
     }
 }
 
-/// A prompt of 33 tokens that is computed for another engine.
+/// Returns a prompt of 33 tokens that is computed for another engine.
 fn prefill() -> Job {
     Job { keeps_blocks: true, ..whole(1, 2, 1) }
 }
@@ -115,7 +115,7 @@ fn a_lone_request_has_the_configured_latencies_and_a_batch_is_slower() {
     assert_eq!(step(&mut core), Some((Duration::from_micros(33_400), vec![0])));
     assert_eq!(step(&mut core), Some((Duration::from_millis(12), vec![0])));
     core.submit(&whole(2, 1, 4)).unwrap();
-    // A step with the prompt of one sequence and a token of the other: (33.4 ms + 12 ms) * 1.5.
+    // The step contains the prompt of one sequence and a token of the other: (33.4 ms + 12 ms) * 1.5.
     assert_eq!(step(&mut core), Some((Duration::from_micros(68_100), vec![0, 1])));
     assert_eq!(step(&mut core), Some((Duration::from_millis(18), vec![0, 1])));
     assert_eq!(core.transfer(17), Duration::from_micros(85));

@@ -1,4 +1,4 @@
-//! Tokens of about four bytes. They are equal on every engine, so that a prefill/decode pair generates the
+//! Tokens of about four bytes. They are equal on every engine, so a prefill and decode pair generates the
 //! same output as one engine.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ const EMPTY: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Size of the vocabulary, as in an 8B model.
 const VOCABULARY: u64 = 128_000;
 const BYTES_PER_TOKEN: usize = 4;
-/// Placeholder of an image. Every image takes as many of them.
+/// Placeholder token of an image. Every image has the same number of placeholders.
 const IMAGE_TOKEN: u32 = 127_999;
 const IMAGE_TOKENS: u32 = 40;
 
@@ -36,7 +36,7 @@ pub enum Piece<'a> {
 pub struct Object {
     /// Hash of its content.
     pub hash: u64,
-    /// Its first token.
+    /// Position of its first token.
     pub offset: u32,
     /// Number of its tokens.
     pub len: u32,
@@ -134,19 +134,19 @@ impl Prompt {
         self.tokens.iter().copied().chain(answer).collect()
     }
 
-    /// Returns texts and ids of the tokens of output number `choice`. Each depends on all tokens before it,
-    /// as with a real model and a temperature of 0, so that an answer goes on in the same way when its
-    /// beginning is the end of another prompt. Further choices differ from their first token on.
+    /// Returns the texts and ids of the tokens of output number `choice`. Each token depends on all tokens
+    /// before it, as with a real model at temperature 0. An answer therefore continues in the same way when
+    /// its beginning is the end of another prompt. Other choices differ from the first token on.
     pub fn output(&self, choice: u32) -> Output {
         let state = self.fingerprint;
         Output { state: if choice == 0 { state } else { mix(state, u64::from(choice)) } }
     }
 }
 
-/// The tokens of an output, without an end.
+/// The tokens of an output, without end.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
-    /// State of everything before the next token.
+    /// State after all earlier tokens.
     state: u64,
 }
 
@@ -154,7 +154,7 @@ impl Iterator for Output {
     type Item = (&'static str, u32);
 
     fn next(&mut self) -> Option<Self::Item> {
-        // The state's last step is a product: its high bits depend on all of it.
+        // The last step of the state is a product, so its high bits depend on the whole state.
         let draw = usize::try_from(self.state >> 59).unwrap_or(0);
         let word = WORDS.get(draw).copied().unwrap_or(" arc");
         let token = token_of(word.as_bytes());
@@ -163,7 +163,7 @@ impl Iterator for Output {
     }
 }
 
-/// Returns the state behind these tokens.
+/// Returns the state after these tokens.
 fn after(state: u64, tokens: &[u32]) -> u64 {
     tokens.iter().fold(state, |state, token| mix(state, u64::from(*token)))
 }

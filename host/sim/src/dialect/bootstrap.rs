@@ -20,18 +20,20 @@ use crate::{
 
 pub(super) struct Bootstrap;
 
-/// Host of a transfer without a partner, with which the engine warms up (`FAKE_BOOTSTRAP_HOST`).
+/// Host name that marks a transfer without a partner, which the engine uses for its warm-up
+/// (`FAKE_BOOTSTRAP_HOST`).
 const NO_PARTNER: &str = "2.2.2.2";
 /// Largest number of a bootstrap room, which is a signed 64-bit integer in the engine.
 const MAX_ROOM: u64 = i64::MAX as u64;
 
-/// Link of a prefill: waits for its decode, computes, waits until the KV was transferred.
+/// A prefill sequence's part of the handoff: waits for its decode leg, computes, and waits until the KV was
+/// transferred.
 struct Giver {
     engine: Arc<Engine>,
     seat: PrefillSeat,
 }
 
-/// Link of a decode: waits for the prefill in its bootstrap room.
+/// A decode sequence's part of the handoff: waits for the prefill leg in its bootstrap room.
 struct Taker {
     engine: Arc<Engine>,
     host: String,
@@ -40,8 +42,8 @@ struct Taker {
     transfer_fails: bool,
 }
 
-/// The pinned blocks of a prefill whose transfer is not over. Dropping it releases them, as the engine does
-/// at once when one of the legs is aborted or fails (`disaggregation/prefill.py`,
+/// Pinned blocks of a prefill whose transfer has not ended. Dropping this releases the blocks, as the engine
+/// does when one of the legs is aborted or fails (`disaggregation/prefill.py`,
 /// `handle_inflight_transfer_failure`).
 struct Pinned {
     engine: Arc<Engine>,
@@ -67,7 +69,7 @@ impl Handshake for Bootstrap {
             Role::Aggregated => Leg::Aggregated,
         };
         match (&body.bootstrap_room, leg) {
-            // The engine ignores the room. A gateway that sends one is wrong, which the counter shows.
+            // The engine ignores the room. A gateway that sends one has an error, which the counter shows.
             (Some(_), Leg::Aggregated) => {
                 engine.counters.handoff(HandoffResult::Wrong);
                 Ok(leg)
@@ -92,7 +94,7 @@ impl Handshake for Bootstrap {
             return Ok(Box::new(Local));
         }
         let first = item(body.bootstrap_room.as_ref(), index)?.copied();
-        // A single room belongs to the first item of a batch.
+        // A single room is the room of the first item of a batch.
         let next = if matches!(body.bootstrap_room, Some(OneOrMany::One(_))) { index as u64 } else { 0 };
         let room = first
             .and_then(|room| room.checked_add(next))
@@ -120,14 +122,14 @@ impl Handshake for Bootstrap {
     }
 
     fn prefill_answer(&self) -> Option<(u32, Finish)> {
-        // The first token is transferred with the KV. The requested output length concerns the decode engine
-        // only.
+        // The first token is transferred with the KV. The requested output length applies only to the decode
+        // engine.
         Some((1, Finish::Length))
     }
 }
 
-/// Returns the value of one prompt: the single value, or the element of an array, which may be longer than
-/// the batch.
+/// Returns the value for one prompt: the single value, or an element of an array. The array may be longer
+/// than the batch.
 fn item<T>(values: Option<&OneOrMany<T>>, index: usize) -> Result<Option<&T>, Failure> {
     match values {
         None => Ok(None),
@@ -189,7 +191,7 @@ impl Link for Taker {
             let ask = Ask::Join { room: self.room, fingerprint: prompt.fingerprint() };
             let reply = self.engine.side.ask(&self.host, self.port, &ask).await;
             if self.room == 0 {
-                // The engine marks metadata that have not arrived with this number.
+                // The engine uses this number to mark metadata that have not arrived.
                 self.engine.clock.sleep(self.engine.config.room_wait).await;
             }
             let (result, failure) = match reply {

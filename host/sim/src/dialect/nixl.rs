@@ -1,5 +1,5 @@
-//! vLLM's handoff with NIXL: the prefill response contains parameters, and the decode pulls the blocks that
-//! they name.
+//! vLLM's handoff with NIXL: the prefill response contains parameters, and the decode engine pulls the blocks
+//! that they name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,16 +50,18 @@ struct Params {
     remote_prefill_cached_tokens: u32,
 }
 
-/// Link of a prefill: pins its blocks, and returns parameters if the response can contain them.
+/// A prefill sequence's part of the handoff: pins its blocks, and returns parameters if the response can
+/// contain them.
 struct Giver {
     engine: Arc<Engine>,
     request_id: String,
-    /// A stream or one of several sequences returns no parameters, but pins its blocks all the same.
+    /// Whether the response contains the parameters. A stream, or one of several sequences, returns none but
+    /// still pins its blocks.
     tells: bool,
     missing_field: Option<String>,
 }
 
-/// Link of a decode: pulls the blocks.
+/// A decode sequence's part of the handoff: pulls the blocks.
 struct Taker {
     engine: Arc<Engine>,
     host: String,

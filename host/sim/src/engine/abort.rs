@@ -1,7 +1,7 @@
 //! Aborts requests by the id in their body (SGLang's `rid`).
 //!
-//! An id that no request in progress has is ignored. Otherwise every request whose id begins with it ends:
-//! the engine's front looks for the id itself, its scheduler for the beginning.
+//! The engine's front end ignores an id that no current request has. Otherwise its scheduler ends every
+//! request whose id begins with this id.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -22,7 +22,7 @@ pub(crate) struct AbortGuard {
 }
 
 impl Aborts {
-    /// Enters the items of a request by their ids; `None` when one of them is in use.
+    /// Registers the items of a request by their ids. Returns `None` when one of the ids is in use.
     pub(crate) fn enter(engine: &Arc<super::Engine>, ids: Vec<String>) -> Option<AbortGuard> {
         let mut live = engine.aborts.live.lock();
         if ids.iter().any(|id| live.contains_key(id)) {
@@ -34,7 +34,8 @@ impl Aborts {
         Some(AbortGuard { engine: Arc::clone(engine), ids, tokens })
     }
 
-    /// Aborts the items whose id begins with `id`, if one has exactly this id, or all. Returns their number.
+    /// Aborts all items, or those whose id begins with `id` if one of them has exactly this id. Returns their
+    /// number.
     pub(crate) fn abort(&self, id: &str, all: bool) -> usize {
         let live = self.live.lock();
         if !all && !live.contains_key(id) {
@@ -46,7 +47,7 @@ impl Aborts {
 }
 
 impl AbortGuard {
-    /// Token of an item. An item without an id of its own cannot be aborted.
+    /// Returns the token of an item. An item without an id of its own cannot be aborted.
     pub(crate) fn token(&self, item: usize) -> CancellationToken {
         self.tokens.get(item).cloned().unwrap_or_default()
     }

@@ -1,5 +1,5 @@
-//! The engine's clock: wall-clock time, accelerated. The rest of the crate reads engine time and sleeps only
-//! through it.
+//! The engine's clock: accelerated wall-clock time. The rest of the crate uses it for every reading of the
+//! time and for every sleep.
 
 use std::time::Duration;
 

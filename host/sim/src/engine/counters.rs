@@ -32,11 +32,11 @@ pub(crate) enum HandoffResult {
 pub struct Handoffs {
     /// Pulled for the first time.
     pub pulled: u64,
-    /// Pulled again, or bootstrap room used twice.
+    /// Pulled again, or the bootstrap room was used twice.
     pub reused: u64,
-    /// Wrong prompt, blocks or engine, or unknown handoff.
+    /// Wrong prompt, wrong blocks, wrong engine, or unknown handoff.
     pub wrong: u64,
-    /// Parameters missing or incomplete.
+    /// The parameters were missing or incomplete.
     pub missing: u64,
     /// Pulled after the lease had expired, or the other leg never arrived.
     pub expired: u64,
@@ -64,12 +64,12 @@ pub(crate) struct Counters {
     disconnects: Mutex<VecDeque<Disconnect>>,
 }
 
-/// A client that left before the end of its answer.
+/// A client that disconnected before the end of its answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disconnect {
     /// The answer's `id`.
     pub id: String,
-    /// When the engine noticed, nanoseconds of the monotonic clock.
+    /// Time at which the engine noticed it, nanoseconds of the monotonic clock.
     pub at_ns: u64,
 }
 
@@ -132,7 +132,7 @@ impl Counters {
         self.sum(Outcome::Disconnected)
     }
 
-    /// By `leg/outcome`.
+    /// Returns the number of requests by `leg/outcome`.
     pub(crate) fn requests(&self) -> HashMap<String, u64> {
         self.by_outcome()
             .into_iter()
@@ -164,7 +164,7 @@ impl Handoffs {
     }
 }
 
-/// Nanoseconds of the machine's monotonic clock, which other processes can read too.
+/// Returns the nanoseconds of the machine's monotonic clock, which other processes can read, too.
 pub(crate) fn monotonic_nanos() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! KV events: what the prefix cache stores and evicts, published over ZMQ as the real engines do.
+//! KV events: the blocks that the prefix cache stores and evicts, published over ZMQ as by the real engines.
 //!
-//! vLLM (0.32) sends maps, one for all blocks of a prompt. SGLang (0.5) sends arrays, one for each page.
+//! vLLM (0.32) sends one map for all blocks of a prompt. SGLang (0.5) sends one array for each page.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tokio::{
@@ -12,7 +12,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{config::Dialect, core::CacheEvent};
 
-/// Messages that a slow subscriber may be behind; it then misses some, as with ZMQ's high-water mark.
+/// Maximum number of messages that wait for a slow subscriber. It misses further ones, as with ZMQ's
+/// high-water mark.
 const QUEUE: usize = 4_096;
 /// Start of the greeting of ZMTP 3.0 with the mechanism NULL; zeros follow, up to 64 bytes.
 const GREETING: &[u8; 16] = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL";
@@ -58,7 +59,7 @@ impl Publisher {
         let _ = self.messages.send(message.freeze());
     }
 
-    /// Groups blocks that follow one another. SGLang reports each on its own.
+    /// Groups blocks that follow one another. SGLang reports each block separately.
     fn runs<'a>(&self, events: &'a [CacheEvent]) -> Vec<&'a [CacheEvent]> {
         let follows = |a: &CacheEvent, b: &CacheEvent| match (a, b) {
             (CacheEvent::Stored { hash, .. }, CacheEvent::Stored { parent, .. }) => *parent == Some(*hash),
@@ -84,7 +85,7 @@ impl Publisher {
                 tokens(run, out);
                 text(out, "block_size");
                 number(out, self.block_size.into());
-                // Neither has a default, so that vLLM writes both in every event.
+                // Neither field has a default, so vLLM writes both in every event.
                 for field in ["lora_id", "lora_name"] {
                     text(out, field);
                     out.put_u8(0xc0);
@@ -137,7 +138,7 @@ impl Publisher {
     }
 }
 
-/// Accepts subscribers until `stop` is cancelled. `subscribe` returns the messages from now on.
+/// Accepts subscribers until `stop` is cancelled. `subscribe` returns all later messages.
 pub(crate) async fn serve(
     listener: TcpListener,
     subscribe: impl Fn() -> Receiver<Bytes>,
@@ -160,7 +161,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Sends every message to one subscriber, whatever topics it asks for.
+/// Sends every message to one subscriber, whatever topics it subscribes to.
 async fn feed(mut stream: TcpStream, mut messages: Receiver<Bytes>) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut greeting = [0; 64];
@@ -176,7 +177,7 @@ async fn feed(mut stream: TcpStream, mut messages: Receiver<Bytes>) -> std::io::
     let mut ignored = [0; 1_024];
     loop {
         tokio::select! {
-            // READY and SUBSCRIBE of the peer.
+            // Reads READY and SUBSCRIBE from the peer.
             count = read.read(&mut ignored) => if count? == 0 { return Ok(()) },
             message = messages.recv() => match message {
                 Ok(message) => write.write_all(&message).await?,
@@ -187,7 +188,7 @@ async fn feed(mut stream: TcpStream, mut messages: Receiver<Bytes>) -> std::io::
     }
 }
 
-/// Appends a ZMTP frame with these flags (1: more frames follow, 4: a command).
+/// Appends a ZMTP frame. The flags are 1 if more frames follow, and 4 for a command.
 fn frame(out: &mut BytesMut, flags: u8, body: &[u8]) {
     match u8::try_from(body.len()) {
         Ok(len) => {

@@ -1,8 +1,8 @@
-//! SGLang's bootstrap rooms, in which the prefill and the decode of one request meet. Part of the prefill
-//! engine.
+//! SGLang's bootstrap rooms, in which the prefill leg and the decode leg of one request meet. The prefill
+//! engine manages the rooms.
 //!
-//! A bootstrap room may be used once. A second leg of the same kind, or a reused room, fails all its legs,
-//! because it crashes both schedulers of the real engine.
+//! A bootstrap room may be used once. If a second leg of the same kind arrives, or a room is reused, all legs
+//! of the room fail, because this crashes both schedulers of the real engine.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -37,7 +37,7 @@ enum Phase {
     Failed(RoomFailure),
 }
 
-/// Why the legs did not meet.
+/// Reason for which the legs did not meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RoomFailure {
     Duplicate,
@@ -174,7 +174,7 @@ impl Drop for Seat {
         }
         let met = *meeting.borrow();
         inner.live.remove(&self.room);
-        // The other leg may still arrive late, and then has to fail.
+        // The other leg may still arrive later, and must then fail.
         if met.prefill && met.decode {
             inner.remember(self.room);
         }

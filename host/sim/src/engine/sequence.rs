@@ -23,18 +23,18 @@ pub(crate) enum Finish {
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) prompt: Prompt,
-    /// Number of this output among those of the same prompt.
+    /// Number of this output among the outputs of the same prompt.
     pub(crate) choice: u32,
     /// Index in the response.
     pub(crate) index: u32,
     /// Number of words; 0 for an immediate EOS.
     pub(crate) words: u32,
     pub(crate) finish: Finish,
-    /// Whether the answer stalls: the sequence keeps its blocks until the client has left.
+    /// Whether the answer stalls: the sequence keeps its blocks until the client disconnects.
     pub(crate) stalls: bool,
 }
 
-/// A token, or the end without a token.
+/// A token, or the end of a sequence without a token.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Step {
     pub(crate) index: u32,
@@ -45,7 +45,7 @@ pub(crate) struct Step {
     pub(crate) completion: u32,
     /// Number of prompt tokens that were not computed by this engine.
     pub(crate) cached: u32,
-    /// With the last token: handoff parameters for the response, as JSON.
+    /// Handoff parameters for the response, as JSON; only with the last token.
     pub(crate) params: Option<String>,
 }
 
@@ -89,12 +89,12 @@ pub(crate) trait Link: Send {
         false
     }
 
-    /// Called before the sequence is submitted.
+    /// Runs before the sequence is submitted.
     fn arrive(&mut self) -> BoxFuture<'_, Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Called after admission: determines the source of the KV and pulls it. `transfer` is the duration of
+    /// Runs after admission. Determines the source of the KV and pulls the KV. `transfer` is the duration of
     /// the transfer.
     fn fetch<'a>(
         &'a mut self,
@@ -102,7 +102,7 @@ pub(crate) trait Link: Send {
         transfer: Duration,
     ) -> BoxFuture<'a, Result<Source, Failure>>;
 
-    /// Called after the last token: hands over the KV. Returns handoff parameters for the response, as JSON.
+    /// Runs after the last token. Hands over the KV. Returns handoff parameters for the response, as JSON.
     fn give<'a>(&'a mut self, given: Given<'a>) -> BoxFuture<'a, Result<Option<String>, Failure>>;
 }
 
@@ -123,7 +123,7 @@ impl Link for Local {
 pub(crate) struct Sequence {
     engine: Arc<Engine>,
     plan: Plan,
-    /// The tokens that were not sent yet.
+    /// Tokens that were not sent yet.
     output: Output,
     link: Box<dyn Link>,
     ticket: Option<Ticket>,
@@ -166,7 +166,8 @@ impl Sequence {
         self.link.decides_status()
     }
 
-    /// Runs until the KV is available or being transferred. [`Sequence::next`] reports an abort in between.
+    /// Runs until the KV is available or is being transferred. If the sequence is aborted meanwhile,
+    /// [`Sequence::next`] reports it.
     pub(crate) async fn prepare(&mut self) -> Result<(), Failure> {
         let stop = self.stop.clone();
         tokio::select! {

@@ -1,7 +1,8 @@
 //! Side channel between engines for KV transfers: JSON lines over TCP, one reply per request.
 //!
 //! It models NIXL's side channel and SGLang's bootstrap server, whose bytes the gateway never sees. A join is
-//! answered when the bootstrap room has its result. Closing the connection earlier leaves the bootstrap room.
+//! answered when the bootstrap room has its result. A client that closes its connection earlier leaves the
+//! bootstrap room.
 
 use std::{collections::HashMap, io, sync::Arc, time::Duration};
 
@@ -26,8 +27,8 @@ use crate::core;
 pub(crate) enum Ask {
     /// NIXL: pulls the blocks of a finished prefill.
     Pull {
-        /// Version of the decode engine. The handshake refuses another one, as NIXL's compatibility hash
-        /// does.
+        /// Version of the decode engine. The handshake refuses a version other than the prefill engine's, as
+        /// NIXL's compatibility hash does.
         version: String,
         engine_id: String,
         request_id: String,
@@ -70,7 +71,7 @@ impl Client {
             self.keep(key, wire);
             return Ok(reply);
         }
-        // There is no pooled connection, or its engine was replaced.
+        // There is no pooled connection, or the engine behind it was replaced.
         let stream = TcpStream::connect((host, port)).await?;
         stream.set_nodelay(true)?;
         let mut wire = BufReader::new(stream);
@@ -113,7 +114,7 @@ pub(crate) async fn serve(
             accepted = listener.accept() => accepted,
         };
         let Ok((stream, _)) = accepted else {
-            // Probably out of file descriptors: wait for some to be closed.
+            // The process has probably run out of file descriptors: wait until some are closed.
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };
@@ -139,7 +140,8 @@ async fn converse(engine: &Arc<Engine>, stream: TcpStream) -> io::Result<()> {
             Ask::Join { room, fingerprint } => {
                 let joined = tokio::select! {
                     joined = rooms::join(engine, room, fingerprint) => joined,
-                    // The decode engine sends nothing while it waits, so readable means that it disconnected.
+                    // The decode engine sends nothing while it waits. If the connection becomes readable, the
+                    // engine has disconnected.
                     _ = wire.fill_buf() => Err(RoomFailure::DecodeLeft),
                 };
                 joined_reply(joined)

@@ -1,4 +1,4 @@
-//! The engine at work: step after step, and the tickets of the sequences that wait for their tokens.
+//! Runs the engine step after step, and gives the sequences their tokens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ pub(crate) struct Ticket {
 }
 
 impl Engine {
-    /// The KV that a sequence awaited has arrived, with or without the first token.
+    /// Records that the KV which a sequence awaited has arrived, with or without the first token.
     fn receive(&self, id: JobId, first_token: bool) {
         let mut scheduler = self.scheduler.lock();
         if let Some(token) = scheduler.core.receive(id, first_token) {
@@ -29,7 +29,7 @@ impl Engine {
 
     /// Computes step after step until `stop` is cancelled.
     pub(crate) async fn run(&self, stop: CancellationToken) {
-        // The end of the previous step, while steps follow one another: late wake-ups do not accumulate.
+        // End of the previous step, if the next one follows directly. Late wake-ups then do not accumulate.
         let mut previous = None;
         let mut tokens = Vec::new();
         loop {
@@ -48,7 +48,7 @@ impl Engine {
                 () = self.abandoned() => None,
             };
             self.end_step(&mut tokens);
-            // A step may take no time at all.
+            // A step may have a duration of zero.
             tokio::task::yield_now().await;
         }
     }
@@ -79,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// Waits until every sequence of the present step has left.
+    /// Waits until every sequence of the current step has left.
     async fn abandoned(&self) {
         while !self.scheduler.lock().core.steps_for_none() {
             self.work.notified().await;
@@ -98,7 +98,7 @@ impl Ticket {
         self.progress.wait_for(|progress| progress.produced >= number).await.ok().map(|_| ())
     }
 
-    /// The KV that the sequence awaited has arrived.
+    /// Records that the KV which the sequence awaited has arrived.
     pub(crate) fn receive(&self, first_token: bool) {
         self.engine.receive(self.id, first_token);
     }

@@ -22,12 +22,12 @@ use crate::{
 
 pub(super) const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
 
-/// Time for the bytes before a cut to be sent, because bytes that are not flushed when a body fails are lost.
+/// Time in which the bytes before a cut are sent, because a failed body loses the bytes that are not flushed.
 const FLUSH: Duration = Duration::from_millis(20);
 
 type Steps = SelectAll<BoxStream<'static, Result<Step, Failure>>>;
 
-/// Sequences of a request in progress. Dropping it stops them all.
+/// Sequences of a request in progress. Dropping this stops them all.
 pub(super) struct Answer {
     engine: Arc<Engine>,
     shape: &'static dyn Shape,
@@ -53,7 +53,7 @@ struct Events {
     end: Option<End>,
 }
 
-/// Next step when the queue is empty.
+/// What follows when the queue is empty.
 #[derive(Clone, Copy)]
 enum End {
     Close(Outcome),
@@ -99,7 +99,7 @@ impl Answer {
         if self.aborted { Outcome::Aborted } else { Outcome::Ok }
     }
 
-    /// Returns the usage: each prompt once, and all outputs.
+    /// Returns the usage, in which each prompt counts once and every output counts.
     fn usage(&self) -> Usage {
         let size = self.engine.config.block_size;
         let per_prompt = self.cached.iter().step_by(self.meta.n.max(1) as usize);
@@ -113,7 +113,7 @@ impl Answer {
         }
     }
 
-    /// Returns the usage inside a chunk, which concerns the chunk's own output.
+    /// Returns the usage in a chunk, which covers only the chunk's own output.
     fn running_usage(&self, index: u32, completion: u32) -> Option<Usage> {
         let prompt = self.meta.prompts.get((index / self.meta.n.max(1)) as usize)?;
         self.meta.continuous_usage.then_some(Usage { prompt: prompt.isl(), completion, ..Usage::default() })
@@ -172,13 +172,13 @@ impl Events {
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         loop {
             if let Some(bytes) = self.queue.pop_front() {
-                // Count the outcome with the last bytes, because the client may disconnect as soon as it has
-                // them.
+                // The outcome is counted together with the last bytes, because the client may disconnect as
+                // soon as it receives them.
                 if let (true, Some(End::Close(outcome))) = (self.queue.is_empty(), self.end) {
                     self.flight.end(outcome);
                 }
                 if self.answer.engine.config.stamp {
-                    // hyper writes what it has as soon as the body is not ready.
+                    // hyper writes the bytes that it has when the body is not ready.
                     tokio::task::yield_now().await;
                     return Some(Ok(stamped(&bytes)));
                 }
@@ -262,7 +262,7 @@ impl Events {
     }
 }
 
-/// An event with the time of its write as its last field.
+/// Returns an event with the time at which it is written as its last field.
 fn stamped(event: &Bytes) -> Bytes {
     match event.strip_suffix(b"}\n\n") {
         Some(open) => {

@@ -1,4 +1,5 @@
-//! `/v1/audio/transcriptions` and `/v1/audio/translations`: a form with a file; the text names its size.
+//! `/v1/audio/transcriptions` and `/v1/audio/translations`: the request is a form with a file, and the
+//! answer's text contains the size of the file.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -16,7 +17,7 @@ use serde_json::json;
 use super::{answer::EVENT_STREAM, json as answer, pooling::faulted, refuse};
 use crate::{engine::Engine, failure::Failure, server::Conn};
 
-/// A form.
+/// Fields of the form.
 #[derive(Default)]
 struct Asked {
     model: String,

@@ -1,6 +1,5 @@
-//! SGLang's abort endpoint, vLLM's of the sleep mode, and the model's own endpoints `/sim/state`,
-//! `/sim/faults`,
-//! `/sim/requests` and `/sim/disconnects`.
+//! SGLang's abort endpoint, vLLM's endpoints of the sleep mode, and the model's own endpoints `/sim/state`,
+//! `/sim/faults`, `/sim/requests` and `/sim/disconnects`.
 
 use std::sync::Arc;
 

@@ -151,7 +151,7 @@ async fn start(
     Ok(Answer::new(engine, meta, sequences, abort))
 }
 
-/// Carries out the faults that do not involve the engine.
+/// Carries out the faults that need nothing from the engine.
 pub(super) async fn act_out(
     engine: &Engine,
     shape: &dyn Shape,
@@ -192,8 +192,8 @@ pub(super) async fn act_out(
     None
 }
 
-/// Returns the id of a response, of SGLang one for each item. vLLM and OpenAI: the request's id or a random
-/// one, with a prefix. SGLang: the body's `rid`.
+/// Returns the ids of a response: SGLang has one for each item, the other engines one in all. vLLM and OpenAI
+/// use the request's id or a random one, with a prefix. SGLang uses the body's `rid`.
 fn response_ids(dialect: Dialect, api: Api, headers: &HeaderMap, body: &Body) -> Vec<String> {
     if dialect == Dialect::Sglang {
         return body.item_ids();

@@ -1,5 +1,4 @@
-//! `/metrics`: those of the engine's metrics that a gateway reads, and the model's own with the prefix
-//! `sim_`.
+//! `/metrics`: the engine's metrics that a gateway reads, and the model's own metrics with the prefix `sim_`.
 
 use std::{fmt::Write as _, sync::Arc};
 
@@ -18,7 +17,7 @@ use crate::{
     server::Conn,
 };
 
-/// Formats the Prometheus text, with HELP and TYPE for each family.
+/// Builds the Prometheus text, with HELP and TYPE for each family.
 struct Exposition(String);
 
 pub(super) async fn metrics(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
@@ -89,7 +88,7 @@ fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
         config.block_size, config.blocks
     );
     if config.role != Role::Aggregated {
-        // With the NIXL connector, vLLM has its metrics from the start.
+        // With the NIXL connector, vLLM exports these metrics from the start.
         out.family("vllm:nixl_num_failed_transfers", "counter", "Number of failed NIXL KV Cache transfers.");
         let _ = writeln!(out.0, "vllm:nixl_num_failed_transfers_total{labels} 0.0");
     }
@@ -156,7 +155,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         return 0.0;
     }
-    // Exact up to 2^53 tokens.
+    // The conversion is exact up to 2^53 tokens.
     #[expect(clippy::cast_precision_loss, reason = "a share for a gauge")]
     let share = part as f64 / whole as f64;
     share

@@ -57,7 +57,7 @@ pub(super) async fn rerank(
     let mut order: Vec<(usize, f64)> = scored.enumerate().collect();
     order.sort_by(|left, right| right.1.total_cmp(&left.1));
     let text = |index: usize| asked.documents.get(index).cloned().unwrap_or_default();
-    // SGLang answers with a list.
+    // SGLang's answer is a list.
     let body = if engine.config.dialect == Dialect::Sglang {
         let one =
             |(index, score): (usize, f64)| json!({ "score": score, "document": text(index), "index": index });

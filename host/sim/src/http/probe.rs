@@ -22,7 +22,8 @@ use crate::{
     server::Conn,
 };
 
-/// How long SGLang waits in `/health` before it looks whether the scheduler has answered, in wall-clock time.
+/// Time that SGLang waits in `/health` before it checks whether the scheduler has answered, in wall-clock
+/// time.
 const SGLANG_HEALTH_WAIT: Duration = Duration::from_secs(1);
 
 pub(super) async fn health(State(engine): State<Arc<Engine>>, Extension(conn): Extension<Conn>) -> Response {
@@ -96,7 +97,8 @@ pub(super) async fn render(
     .await
 }
 
-/// Answers with the output of `write` for the tokens of a request.
+/// Handles vLLM's `/v1/chat/completions/render`: returns the tokens of a chat, with the keys that routers
+/// read.
 async fn tokens_of(
     engine: &Arc<Engine>,
     conn: &Conn,
@@ -119,7 +121,7 @@ async fn tokens_of(
     }
 }
 
-/// Handles vLLM's `/detokenize`: the model has no text for ids, so each becomes a word.
+/// Answers with the result of `write` for the tokens of a request.
 pub(super) async fn detokenize(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,

@@ -1,4 +1,5 @@
-//! `/v1/realtime`: a WebSocket. It greets, echoes messages, and transcribes committed audio.
+//! `/v1/realtime`: a WebSocket. The server sends a greeting, echoes messages, and transcribes committed
+//! audio.
 
 use std::sync::Arc;
 

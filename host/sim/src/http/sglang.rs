@@ -1,4 +1,4 @@
-//! SGLang's own endpoints, as version 0.5.23 has them: `/server_info`, `/model_info`, `/v1/loads` and
+//! SGLang's own endpoints, as in version 0.5.23: `/server_info`, `/model_info`, `/v1/loads` and
 //! `/pd_role_switch`.
 
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::{
     server::Conn,
 };
 
-/// Handles `/server_info`: start arguments, which a switch of roles does not change, and state.
+/// Handles `/server_info`: returns the start arguments, which a switch of roles does not change, and the
+/// state.
 pub(super) async fn server_info(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
@@ -53,7 +54,7 @@ pub(super) async fn server_info(
         "disaggregation_mode": mode(config.role),
         "disaggregation_bootstrap_port": bootstrap_port,
         "enable_pd_role_switch": config.role_switch,
-        // Start arguments that were not given; the state below has what they came to.
+        // Start arguments that were not given. The state below contains their resulting values.
         "max_running_requests": null,
         "max_total_tokens": null,
         "max_total_num_tokens": capacity(&engine),
@@ -65,7 +66,7 @@ pub(super) async fn server_info(
     }))
 }
 
-/// Handles `/model_info`, which has the role of the moment.
+/// Handles `/model_info`, which contains the current role.
 pub(super) async fn model_info(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,

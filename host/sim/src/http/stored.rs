@@ -1,4 +1,4 @@
-//! Responses that the engine stored: it knows its own only.
+//! Responses that the engine stored. Each engine finds only its own.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(super) async fn cancel(State(engine): State<Arc<Engine>>, Path(id): Path<Str
     super::json(StatusCode::OK, stored(&id, "cancelled").to_string())
 }
 
-/// vLLM's answer to an id that it does not have.
+/// Returns vLLM's answer to an unknown id.
 pub(super) fn not_found(id: &str) -> Response {
     let message = format!("Response with id '{id}' not found.");
     let error = json!({ "message": message, "type": "invalid_request_error", "param": null, "code": 404 });

@@ -1,4 +1,4 @@
-//! The messages of a body, and the parts of a prompt that they are.
+//! The messages of a body, as parts of a prompt.
 
 use serde::Deserialize;
 
@@ -23,7 +23,7 @@ pub(super) enum Content {
 pub(super) struct Part {
     #[serde(default)]
     text: Option<String>,
-    /// vLLM takes an object; other forms are not modelled.
+    /// vLLM accepts an object; other forms are not modelled.
     #[serde(default)]
     image_url: Option<ImageUrl>,
 }

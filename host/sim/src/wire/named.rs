@@ -115,7 +115,7 @@ impl Shape for Responses {
     }
 }
 
-/// An event's data: the type, then the fields.
+/// Returns an event's data: the type, then the fields.
 fn event(name: &str, fields: Value) -> String {
     let rest = fields.to_string();
     let rest = rest.strip_prefix('{').filter(|rest| *rest != "}");
@@ -125,7 +125,7 @@ fn event(name: &str, fields: Value) -> String {
     }
 }
 
-/// The bytes of an event, whose data begins with its type.
+/// Returns the bytes of an event, whose data begins with its type.
 fn named(data: &str) -> String {
     let name = data.strip_prefix(r#"{"type":""#).and_then(|rest| rest.split('"').next()).unwrap_or("error");
     format!("event: {name}\ndata: {data}\n\n")
@@ -147,7 +147,7 @@ fn tokens(usage: Usage) -> Value {
     json!({ "input_tokens": usage.prompt, "output_tokens": usage.completion })
 }
 
-/// Adds what every event of a part names.
+/// Adds the fields that every event of a part contains.
 fn of_part(mut fields: Value) -> Value {
     if let Some(fields) = fields.as_object_mut() {
         let place = [("item_id", json!("msg_1")), ("output_index", json!(0)), ("content_index", json!(0))];

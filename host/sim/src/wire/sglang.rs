@@ -1,5 +1,5 @@
-//! SGLang's format (0.5.23 with `--enable-cache-report`): the finish reason of a chat is in a chunk of its
-//! own, and errors are flat objects.
+//! SGLang's format (0.5.23 with `--enable-cache-report`). The finish reason of a chat is in a separate chunk,
+//! and errors are flat objects.
 
 use super::{Choice, Meta, Shape, Usage, json};
 use crate::{
@@ -56,7 +56,7 @@ impl Shape for Sglang {
     }
 }
 
-/// A chat's chunk leaves out fields that are not set, apart from the reasoning.
+/// Returns a chat's chunk, which omits fields that are not set, except the reasoning.
 fn piece(meta: &Meta, text: Option<&str>) -> String {
     match text {
         Some(text) if meta.chat => {

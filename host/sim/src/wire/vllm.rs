@@ -1,4 +1,4 @@
-//! vLLM 0.32's format, as recorded: same keys in the same order.
+//! vLLM 0.32's format, as recorded, with the same keys in the same order.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,7 @@ impl Shape for Vllm {
         let ids = meta.ids(step.token.as_slice());
         let mut out = meta.chunk_head();
         let _ = if meta.chat {
-            // Only the last chunk has `stop_reason`, which is null.
+            // Only the last chunk contains `stop_reason`, which is null.
             let stop = if step.finish.is_some() { r#""stop_reason":null,"# } else { "" };
             write!(
                 out,

@@ -69,7 +69,7 @@ async fn a_decode_waits_for_its_prefill_and_streams_then() {
 #[tokio::test]
 async fn a_prefill_that_leaves_fails_its_decode_at_once() {
     let (prefill, decode) = pair().await;
-    // A long prefill, so that it can leave in the middle.
+    // The prefill is long, so that its client can disconnect in the middle.
     let slow =
         start_with(Dialect::Sglang, Role::Prefill, |config| config.overhead = Duration::from_secs(60)).await;
     drop(prefill);
@@ -109,7 +109,7 @@ async fn a_decode_that_leaves_fails_its_prefill() {
 #[tokio::test]
 async fn a_bootstrap_room_used_twice_fails_all_its_legs() {
     let (prefill, decode) = pair().await;
-    // An id may be in use once, whatever the room.
+    // An id may be used once at a time, whatever the room.
     let again = |body: &Value| {
         let mut again = body.clone();
         again["rid"] = json!("again");
@@ -140,7 +140,8 @@ async fn every_wait_has_a_deadline() {
     let fast = |config: &mut pointsman_sim::SimConfig| config.speedup = 3000.0;
     let prefill = start_with(Dialect::Sglang, Role::Prefill, fast).await;
     let decode = start_with(Dialect::Sglang, Role::Decode, fast).await;
-    // A prefill alone waits for 30 s, a decode alone for 300 s; accelerated 3,000 times.
+    // A prefill leg without its decode leg waits for 30 s, and a decode leg without its prefill leg for 300
+    // s, accelerated 3,000 times.
     let alone = post(&prefill, PATH, &body(&prefill, 14)).await;
     assert_eq!(alone.status, 500);
     assert_eq!(prefill.state().stranded, 1);
@@ -167,7 +168,8 @@ async fn a_batch_has_a_room_and_an_id_for_each_prompt() {
         (&json!(4), &json!(6))
     );
     assert_eq!(decode.state().handoffs.pulled, 2);
-    // A single value stands for the batch: the same host and port, and rooms from this one on.
+    // A single value applies to the whole batch: all items have the same host and port, and rooms from this
+    // number on.
     let mut single = body.clone();
     for (key, value) in [("bootstrap_host", json!("127.0.0.1")), ("bootstrap_port", json!(port))] {
         single[key] = value;

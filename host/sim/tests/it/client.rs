@@ -1,4 +1,5 @@
-//! A raw HTTP client: one connection per request, raw bytes, and whether the response ended as announced.
+//! A raw HTTP client, with one connection per request. It returns raw bytes, and whether the response ended
+//! as announced.
 
 use std::{io, net::SocketAddr, time::Duration};
 
@@ -121,7 +122,7 @@ pub(crate) async fn silent(stream: &mut TcpStream, ms: u64) -> bool {
     tokio::time::timeout(Duration::from_millis(ms), stream.read(&mut buffer)).await.is_err()
 }
 
-/// Waits for a state, because disconnects are noticed with a delay.
+/// Waits until the engine has a state, because it notices disconnects with a delay.
 pub(crate) async fn eventually(sim: &SimHandle, what: &str, is: impl Fn(&SimState) -> bool) {
     for _ in 0..2000 {
         if is(&sim.state()) {

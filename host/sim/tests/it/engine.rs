@@ -277,7 +277,7 @@ async fn durations_follow_the_model_and_the_speedup() {
     let mut body = chat("hi");
     body["max_tokens"] = json!(6);
     post(&sim, CHAT, &body).await;
-    // 10 s + 5 * 2 s, accelerated a hundred times.
+    // The request takes 10 s + 5 * 2 s, accelerated a hundred times.
     let took = before.elapsed();
     assert!(took >= Duration::from_millis(195), "{took:?}");
     assert!(took < Duration::from_secs(10), "{took:?}");
@@ -288,7 +288,7 @@ async fn the_next_turn_of_a_conversation_finds_the_answer_cached() {
     let sim = start(Dialect::Vllm, Role::Aggregated).await;
     let question = "x".repeat(4 * 32);
     let mut first = chat(&question);
-    // The last token's KV is not computed: of 33 tokens, 32 can be cached.
+    // The last token's KV is not computed, so 32 of 33 tokens can be cached.
     first["max_tokens"] = json!(33);
     let answer = post(&sim, CHAT, &first).await.answer();
     let message = |role: &str, content: &str| json!({"role": role, "content": content});

@@ -1,4 +1,4 @@
-//! Checks before a measurement that counts tokens: every router does the same work.
+//! Checks, before a measurement that counts tokens, that every router does the same work.
 
 use std::time::Duration;
 
@@ -10,15 +10,16 @@ use tokio::time::{sleep, timeout};
 use super::{clients::headers, jwt::authorization, prompts::Bodies, routers::Running, scenario::Scenario};
 use crate::client::{CHAT, LIMIT};
 
-/// Prompts that are sent twice.
+/// Number of prompts that are sent twice.
 const PROMPTS: u64 = 6;
-/// Of so many the second answer must come from a worker that has the prompt: one event may be late on a busy
-/// machine. A router that chose one of four workers at random would pass one check in 200.
+/// Number of prompts whose second answer must come from a worker that has the prompt in its cache. One event
+/// may be late on a busy machine. A router that chose one of four workers at random would pass one check in
+/// 200.
 const FOUND: usize = 5;
-/// Time in which an engine's event about a new prompt reaches the router.
+/// Maximum time until an engine's event about a new prompt reaches the router.
 const EVENT_DELAY: Duration = Duration::from_millis(300);
 
-/// Sends new prompts twice each. Each answer must have as many tokens as were asked for. Behind a router that
+/// Sends new prompts twice each. Each answer must have the requested number of tokens. Behind a router that
 /// follows tokens, the second answer must come from an engine that has the prompt in its cache.
 pub(super) async fn answers(scenario: &Scenario, router: &Running) -> anyhow::Result<()> {
     let (bodies, wanted) = (Bodies::new(scenario), u64::from(scenario.events.max(1)));

@@ -10,16 +10,16 @@ use crate::{
     proc::monotonic_nanos,
 };
 
-/// What clients measured.
+/// Measurements of clients.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
-    /// From sending a request to its first event, or to the whole answer.
+    /// Times from sending a request to its first event, or to the whole answer.
     pub(super) ttft_ns: Vec<f64>,
-    /// From the engine's write of an event to the client's read.
+    /// Times from the engine's write of an event to the client's read.
     pub(super) hops_ns: Vec<f64>,
-    /// Events that carry a stamp.
+    /// Number of events with the time of their write.
     pub(super) events: u64,
-    /// Pieces in which streams arrived.
+    /// Number of pieces in which streams arrived.
     pub(super) chunks: u64,
 }
 
@@ -35,7 +35,7 @@ pub(super) async fn post(
     whole.unwrap_or_else(|_| bail!("an answer did not end within {LIMIT:?}"))
 }
 
-/// The headers of a request.
+/// Returns the headers of a request.
 pub(super) fn headers(authorization: &str) -> Vec<(&str, &str)> {
     if authorization.is_empty() { Vec::new() } else { vec![("authorization", authorization)] }
 }
@@ -71,7 +71,7 @@ async fn exchange(client: &Client, authorization: &str, body: Bytes, seen: &mut 
     Ok(())
 }
 
-/// Time at which the engine wrote the event, nanoseconds of the monotonic clock.
+/// Returns the time at which the engine wrote the event, nanoseconds of the monotonic clock.
 fn stamp(event: &str) -> Option<u64> {
     let (_, rest) = event.rsplit_once("\"t\":\"")?;
     rest.split('"').next()?.parse().ok()
@@ -82,7 +82,7 @@ fn nanos(value: u64) -> f64 {
 }
 
 impl Seen {
-    /// Adds what another client measured.
+    /// Adds the measurements of another client.
     pub(super) fn add(&mut self, other: Self) {
         self.ttft_ns.extend(other.ttft_ns);
         self.hops_ns.extend(other.hops_ns);

@@ -1,4 +1,5 @@
-//! Simulated engines behind the routers: no model time, and every event stamped with the time of its write.
+//! Simulated engines behind the routers: they need no model time, and add the time of its write to every
+//! event.
 
 use std::path::Path;
 
@@ -11,7 +12,7 @@ pub(super) struct Engines {
     pub(super) prefill: Vec<Engine>,
     /// Decode engines of pairs, or engines that serve whole requests.
     pub(super) serving: Vec<Engine>,
-    /// Engines for clients that make the calls of both legs themselves. Empty unless the scenario has pairs.
+    /// Engines for clients that make the calls of both legs themselves; empty unless the scenario has pairs.
     pub(super) relayed: Vec<Engine>,
 }
 
@@ -21,7 +22,7 @@ pub(super) struct Engine {
     pub(super) address: String,
     pub(super) bootstrap_port: u64,
     pub(super) flag: String,
-    /// Port on which it publishes what its cache holds; 0 when it does not.
+    /// Port on which it publishes the content of its cache, or 0.
     pub(super) kv_events_port: u64,
     _process: Process,
 }
@@ -31,8 +32,8 @@ impl Engines {
         Self::with_flags(scenario, bin, dir, "")
     }
 
-    /// Starts engines that tell routers the tokens of a prompt and what their caches hold, as vLLM does with
-    /// `--enable-scale-out` and KV events.
+    /// Starts engines that report the tokens of a prompt and the content of their caches to routers, as vLLM
+    /// does with `--enable-scale-out` and KV events.
     pub(super) fn with_tokens(scenario: &Scenario, bin: &Path, dir: &Path) -> anyhow::Result<Self> {
         Self::with_flags(scenario, bin, dir, "--scale-out --kv-events-port 0 --kv-events-topic=")
     }
@@ -63,7 +64,7 @@ impl Engines {
             };
         let none = Vec::new;
         Ok(match scenario.shape {
-            // A thousand workers are a thousand paths of one engine.
+            // One engine with a thousand paths acts as a thousand workers.
             Shape::Aggregated { workers } if workers > 16 => Self {
                 prefill: none(),
                 serving: start(1, "vllm", "aggregated", "--any-prefix")?,
@@ -83,12 +84,12 @@ impl Engines {
         })
     }
 
-    /// Engines that a router without knowledge of legs relays to.
+    /// Returns the engines to which a router without knowledge of legs relays.
     pub(super) fn relay_targets(&self) -> &[Engine] {
         if self.relayed.is_empty() { &self.serving } else { &self.relayed }
     }
 
-    /// `--worker` flags of the gateway.
+    /// Returns the `--worker` flags of the gateway.
     pub(super) fn worker_flags(&self, shape: Shape) -> Vec<String> {
         match (shape, self.serving.first()) {
             (Shape::Aggregated { workers }, Some(engine)) if workers > 16 => (0..workers)

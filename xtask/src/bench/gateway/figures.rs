@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Round, routers::Router, scenario::Scenario};
 use crate::{sh, stats::median};
 
-/// Figures of one run. NaN stands for a figure that the scenario does not have.
+/// Figures of one run. NaN marks a figure that the scenario does not have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Figures {
     pub(super) cpu_per_1000_s: f64,
@@ -16,14 +16,14 @@ pub(super) struct Figures {
     pub(super) hop_p99_us: f64,
     pub(super) events_per_chunk: f64,
     pub(super) per_second: f64,
-    /// Largest sample in the second half of the run.
+    /// Largest sample of resident memory in the second half of the run, megabytes.
     pub(super) rss_mb: f64,
-    /// Before the first request.
+    /// Resident memory before the first request, megabytes.
     pub(super) idle_mb: f64,
 }
 
 impl Figures {
-    /// Shows the most important figures in one line.
+    /// Returns the most important figures in one line.
     pub(super) fn short(&self) -> String {
         format!(
             "CPU {:.3} s/1000, TTFT p50 {:.3} ms, hop p50 {:.0} us, {:.0}/s, RSS {:.1} MB (idle {:.1})",
@@ -81,7 +81,7 @@ fn line(router: &'static str, rounds: &[Round]) -> Value {
     })
 }
 
-/// A figure of each round in which the router ran.
+/// Returns a figure for each round in which the router ran.
 pub(super) fn values(rounds: &[Round], router: &str, figure: fn(&Figures) -> f64) -> Vec<f64> {
     let of_router = rounds.iter().flatten().filter(|(name, _)| *name == router);
     of_router.map(|(_, figures)| figure(figures)).collect()

@@ -15,17 +15,17 @@ use serde_json::json;
 
 const ISSUER: &str = "https://identity.example";
 const AUDIENCE: &str = "pointsman";
-/// Life of a token, seconds: longer than a run.
+/// Lifetime of a token, seconds. It is longer than a run.
 const LIFE: u64 = 3_600;
-/// Tokens that are signed in advance: more than a scenario has clients.
+/// Number of tokens that are signed in advance. It is larger than a scenario's number of clients.
 const CLIENTS: u64 = 512;
 
 /// How long a client keeps a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Tokens {
-    /// Each client sends its own token with all its requests, which the gateway remembers as verified.
+    /// Each client sends one token with all its requests. The gateway remembers it as verified.
     PerClient,
-    /// Each request has a token of its own, whose signature the gateway verifies.
+    /// Each request has its own token, whose signature the gateway verifies.
     PerRequest,
 }
 
@@ -33,11 +33,11 @@ pub(super) enum Tokens {
 pub(super) struct Issuer {
     pair: EcdsaKeyPair,
     random: SystemRandom,
-    /// One for each client; empty when each request has its own.
+    /// One token for each client; empty when each request has its own.
     of_clients: Vec<String>,
 }
 
-/// The header `authorization` of a client's request; empty when clients send no tokens.
+/// Returns the header `authorization` of a client's request; empty when clients send no tokens.
 pub(super) fn authorization(issuer: Option<&Issuer>, client: u64, request: u64) -> anyhow::Result<String> {
     issuer.map_or(Ok(String::new()), |issuer| issuer.authorization(client, request))
 }
@@ -70,7 +70,8 @@ impl Issuer {
         ))
     }
 
-    /// The header `authorization` of a client's request; `request` counts the requests of all clients.
+    /// Returns the header `authorization` of a client's request. `request` counts the requests of all
+    /// clients.
     fn authorization(&self, client: u64, request: u64) -> anyhow::Result<String> {
         let kept = self.of_clients.get(usize::try_from(client)? % self.of_clients.len().max(1));
         let token = kept.map_or_else(|| self.sign(client, request), |token| Ok(token.clone()))?;

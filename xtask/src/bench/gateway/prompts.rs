@@ -4,26 +4,26 @@ use bytes::Bytes;
 
 use super::scenario::{Prompts, Scenario};
 
-/// Turns of a conversation.
+/// Number of turns of a conversation.
 const TURNS: u64 = 20;
-/// What a turn adds: a question and an answer of this many bytes each.
+/// Number of bytes that a turn adds, once for the question and once for the answer.
 const TURN_BYTES: usize = 1_250;
-/// Bytes at the start of a prompt that make it distinct: less than the text of a block in bytes.
+/// Number of bytes at the start of a prompt that make it distinct. A block of text is longer.
 const NEW_START: usize = 48;
-/// Where the prompt of a body begins.
+/// Text after which the prompt of a body begins.
 const START: &str = "prompt ";
-/// What stands between two messages of a conversation, and behind the last one.
+/// Text between two messages of a conversation, and after the last one.
 const END: &str = r#""}]}"#;
 
-/// Makes the body of each request.
+/// Returns the body of each request.
 #[derive(Debug)]
 pub(super) struct Bodies {
     prompts: Prompts,
     /// Bodies whose prompts differ in their first words.
     written: Vec<Bytes>,
-    /// No two runs send the same new words.
+    /// Seed that gives each run other new words.
     seed: u64,
-    /// Bytes of a conversation's first turn.
+    /// Number of bytes of a conversation's first turn.
     first_turn: usize,
 }
 
@@ -38,7 +38,7 @@ impl Bodies {
         Self { prompts: scenario.prompts, written, seed: rand::random(), first_turn: scenario.prompt_bytes }
     }
 
-    /// Long prompts that no earlier run sent, to fill a prefix index.
+    /// Returns long prompts that no earlier run sent, to fill a prefix index.
     pub(super) fn to_fill() -> Self {
         Self {
             prompts: Prompts::Distinct,
@@ -48,7 +48,7 @@ impl Bodies {
         }
     }
 
-    /// The body of request `turn` of a run, which `client` sends as its `own`th.
+    /// Returns the body of request `turn` of a run, which is the `own`th request of `client`.
     pub(super) fn of(&self, turn: u64, client: u64, own: u64) -> Bytes {
         let place = usize::try_from(turn).unwrap_or(0) % self.written.len().max(1);
         let written = self.written.get(place).cloned().unwrap_or_default();
@@ -61,7 +61,7 @@ impl Bodies {
     }
 
     fn turn(&self, client: u64, own: u64) -> Bytes {
-        // A client's twenty turns share their text, and no other conversation has it.
+        // The twenty turns of a conversation share their text. No other conversation has this text.
         let seed = self.seed ^ (client << 40) ^ (own / TURNS) << 8;
         let (text, ends) = conversation(self.first_turn, seed);
         let end = ends.get(usize::try_from(own % TURNS).unwrap_or(0)).copied().unwrap_or(text.len());
@@ -86,7 +86,8 @@ pub(super) fn prompt(turn: usize, bytes: usize) -> String {
     text
 }
 
-/// A body of `first` bytes and twenty turns, whose text consists of English words, and the ends of its turns.
+/// Returns a body of `first` bytes and twenty turns, whose text consists of English words, and the ends of
+/// its turns.
 fn conversation(first: usize, seed: u64) -> (String, Vec<usize>) {
     let mut words = Words(seed);
     let mut text =
@@ -104,7 +105,7 @@ fn conversation(first: usize, seed: u64) -> (String, Vec<usize>) {
     (text, ends)
 }
 
-/// Words in a random order, the same for the same number.
+/// Words in a random order, which depends only on the number.
 #[derive(Debug)]
 struct Words(u64);
 
@@ -126,13 +127,14 @@ impl Words {
     }
 }
 
-/// A linear congruential generator (Knuth, MMIX): quick without optimisation, and good enough for letters.
+/// A linear congruential generator (Knuth, MMIX): it is fast without optimisation, and random enough for
+/// letters.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     *state
 }
 
-/// Replaces the prompt of a body, or its first `most` bytes, by random words of the same length.
+/// Replaces at most the first `most` bytes of a body's prompt with random words of the same length.
 fn with_random_words(body: &[u8], seed: u64, most: usize) -> Bytes {
     let mut body = body.to_vec();
     let start = body.windows(START.len()).position(|window| window == START.as_bytes()).unwrap_or(0);

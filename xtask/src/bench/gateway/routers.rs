@@ -1,4 +1,4 @@
-//! The routers that are compared, as real processes.
+//! The compared routers, as real processes.
 
 use std::{path::Path, process::Command, sync::Arc, time::Duration};
 
@@ -26,7 +26,7 @@ pub(super) use rivals::Rivals;
 /// A kind of router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Router {
-    /// No router: clients call an engine.
+    /// No router: clients call an engine directly.
     Direct,
     /// Debian's nginx with one worker process.
     Nginx,
@@ -40,11 +40,11 @@ pub(super) enum Router {
     VllmKvAware,
     /// SGLang's router, in Rust.
     Sglang,
-    /// NVIDIA Dynamo's frontend, in front of mockers of its own instead of the simulated engines.
+    /// NVIDIA Dynamo's frontend, in front of its own mockers instead of the simulated engines.
     Dynamo,
 }
 
-/// Engines that a rival has for itself. They end with it.
+/// Engines that belong to one rival and end with it.
 #[derive(Debug, Default)]
 struct OwnEngines {
     _simulated: Option<Engines>,
@@ -55,16 +55,16 @@ struct OwnEngines {
 #[derive(Debug)]
 pub(super) struct Running {
     pub(super) kind: Router,
-    /// Client of the router.
+    /// Client that calls the router.
     pub(super) client: Client,
-    /// Signs the tokens that clients send.
+    /// Issuer that signs the tokens of clients.
     pub(super) issuer: Option<Arc<Issuer>>,
-    /// Client of the gateway's admin port.
+    /// Client that calls the gateway's admin port.
     pub(super) admin: Option<Client>,
     /// Resident memory before the first request, megabytes.
     pub(super) idle_mb: f64,
     process: Option<Process>,
-    /// Engines of its own, whose CPU time is not counted.
+    /// Its own engines, whose CPU time is not counted.
     _engines: OwnEngines,
     _dir: tempfile::TempDir,
 }
@@ -98,17 +98,18 @@ impl Router {
         matches!(self, Self::Vllm | Self::VllmKvAware | Self::Sglang | Self::Dynamo)
     }
 
-    /// Whether it prefers the worker that has a prompt's tokens in its cache.
+    /// Whether the router prefers the worker that has a prompt's tokens in its cache.
     pub(super) fn follows_tokens(self) -> bool {
         matches!(self, Self::Pointsman | Self::Versus | Self::VllmKvAware | Self::Dynamo)
     }
 
-    /// Whether it sends both legs of a request itself.
+    /// Whether the router makes the calls of both legs itself.
     pub(super) fn knows_legs(self) -> bool {
         !matches!(self, Self::Direct | Self::Nginx)
     }
 
-    /// Whether it supports the scenario: a rival knows its own engine's handshake, and no workers on paths.
+    /// Whether the router supports the scenario. A rival supports only the handshake of its own engine, and
+    /// no workers on paths.
     pub(super) fn can_serve(self, scenario: &Scenario) -> bool {
         if self.is_rival() && scenario.tokens != self.follows_tokens() {
             return false;
@@ -182,17 +183,17 @@ impl Router {
 }
 
 impl Running {
-    /// CPU time used so far.
+    /// Returns the CPU time used so far.
     pub(super) fn cpu_time(&self) -> CpuTime {
         self.process.as_ref().map(|process| CpuTime::of(process.pid())).unwrap_or_default()
     }
 
-    /// Lets the router end by itself when it is dropped, instead of killing it.
+    /// Makes the router end normally when it is dropped, instead of killing it.
     pub(super) fn end_on_sigterm(&mut self) {
         self.process.iter_mut().for_each(|process| process.set_end(End::Terminate));
     }
 
-    /// Resident memory, megabytes.
+    /// Returns the resident memory, megabytes.
     pub(super) fn resident_mb(&self) -> f64 {
         self.process.as_ref().map_or(0.0, |process| proc::resident_mb(process.pid()))
     }
@@ -218,7 +219,7 @@ async fn gateway(
     Ok((fleet.gateway.listening(), fleet.gateway))
 }
 
-/// TLS as the gateway offers it: versions 1.2 and 1.3, and tickets.
+/// Returns the TLS settings of nginx that equal the gateway's: versions 1.2 and 1.3, and tickets.
 fn nginx_tls(tls: &Certificates) -> String {
     format!(
         " ssl_certificate {}; ssl_certificate_key {}; ssl_protocols TLSv1.2 TLSv1.3; ssl_session_tickets on;",
@@ -227,7 +228,7 @@ fn nginx_tls(tls: &Certificates) -> String {
     )
 }
 
-/// Path of nginx, when it is installed.
+/// Returns the path of nginx, if it is installed.
 pub(super) fn nginx_program() -> Option<&'static str> {
     ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists())
 }

@@ -28,23 +28,23 @@ use crate::{
     stats::{quantile, sorted},
 };
 
-/// Most prompts of 220 KB that are sent to fill an index; it is full after about 1,000.
+/// Maximum number of prompts of 220 KB that are sent to fill an index. The index is full after about 1,000.
 const FILL_REQUESTS: u64 = 20_000;
 
-/// What the clients of a run share.
+/// Data that the clients of a run share.
 struct Work {
     client: Client,
     issuer: Option<Arc<Issuer>>,
     bodies: Bodies,
-    /// Sent before each request to a router that does not know legs.
+    /// Body that is sent before each request to a router that does not know legs.
     prefill: Option<Bytes>,
-    /// Number of requests that began.
+    /// Number of requests that have begun.
     begun: AtomicU64,
     seen: Mutex<Seen>,
     failed: Mutex<Option<anyhow::Error>>,
 }
 
-/// Sends `scale` of the scenario's requests.
+/// Sends the share `scale` of the scenario's requests.
 pub(super) async fn run(scenario: &Scenario, router: &Running, scale: f64) -> anyhow::Result<Figures> {
     let requests = ((scenario.requests as f64 * scale) as u64).max(1);
     let work = Arc::new(Work::new(scenario, router));
@@ -128,7 +128,8 @@ impl Work {
     }
 }
 
-/// Fails if the gateway routed a request by bytes: a tokenizer without a chat template counts nothing.
+/// Returns an error if the gateway routed a request by bytes, as it does when the tokenizer has no chat
+/// template.
 async fn all_in_tokens(router: &Running) -> anyhow::Result<()> {
     let Some(admin) = &router.admin else { return Ok(()) };
     let metrics = admin.get("/metrics").await?;
@@ -138,7 +139,7 @@ async fn all_in_tokens(router: &Running) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sends long new prompts until the gateway's prefix index evicts. Other routers have none.
+/// Sends long new prompts until the gateway's prefix index evicts blocks. Does nothing for other routers.
 pub(super) async fn fill(router: &Running) -> anyhow::Result<()> {
     let Some(admin) = &router.admin else { return Ok(()) };
     let (bodies, mut unused) = (Bodies::to_fill(), Seen::default());

@@ -1,10 +1,10 @@
-//! Load shapes that routers are measured under.
+//! Load shapes with which routers are measured.
 
 use std::time::Duration;
 
 use crate::load::Arrivals;
 
-/// What stands behind the router.
+/// Engines behind the router.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
     /// Workers that serve whole requests.
@@ -13,23 +13,24 @@ pub(super) enum Shape {
     Disaggregated(Handshake),
 }
 
-/// How the engines of a pair find each other's KV.
+/// Way in which the engines of a pair find each other's KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handshake {
     Vllm,
     Sglang,
 }
 
-/// What the prompts of a run have in common.
+/// Relation between the prompts of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prompts {
-    /// The same 16 prompts over and over: the index has them, and so has a cache of tokens.
+    /// The same 16 prompts are repeated. The index and a cache of tokens contain them.
     Repeated,
-    /// Each begins with new words, so that no block of it is known. What follows is always the same text.
+    /// Each prompt begins with new words, so none of its blocks is known. The text after these words is
+    /// always the same.
     Distinct,
-    /// Each consists of new random words.
+    /// Each prompt consists of new random words.
     NewWords,
-    /// Each client holds conversations of 20 turns: every turn repeats the earlier ones and adds to them.
+    /// Each client has conversations of 20 turns. Every turn repeats the earlier ones and adds to them.
     Conversations,
 }
 
@@ -39,17 +40,17 @@ pub(super) struct Scenario {
     pub(super) name: &'static str,
     pub(super) description: &'static str,
     pub(super) shape: Shape,
-    /// Time between events of a stream.
+    /// Time between two events of a stream.
     pub(super) pace: Duration,
-    /// Events of a stream; 0: the answer is not streamed.
+    /// Number of events of a stream; 0 if the answer is not streamed.
     pub(super) events: u32,
     pub(super) load: Arrivals,
     pub(super) requests: u64,
     pub(super) prompt_bytes: usize,
     pub(super) prompts: Prompts,
-    /// The gateway counts tokens, which requires `--tokenizer`.
+    /// Whether the gateway counts tokens, which requires `--tokenizer`.
     pub(super) tokens: bool,
-    /// Before the measurement, long new prompts fill the gateway's prefix index up to its limit.
+    /// Whether long new prompts fill the gateway's prefix index up to its limit before the measurement.
     pub(super) fill: bool,
 }
 
@@ -199,7 +200,7 @@ const ALL: [Scenario; 16] = [
     },
 ];
 
-/// Scenarios by name, all when no name is given; those that count tokens only with a tokenizer.
+/// Returns scenarios by name, or all if no name is given. Those that count tokens need a tokenizer.
 pub(super) fn choose(names: &[String], tokenizer: bool) -> Vec<&'static Scenario> {
     const SCENARIOS: &[Scenario] = &ALL;
     let wanted = |one: &&Scenario| {
@@ -208,7 +209,7 @@ pub(super) fn choose(names: &[String], tokenizer: bool) -> Vec<&'static Scenario
     SCENARIOS.iter().filter(wanted).collect()
 }
 
-/// Names of all scenarios.
+/// Returns the names of all scenarios.
 pub(super) fn names() -> String {
     ALL.map(|scenario| scenario.name).join(", ")
 }

@@ -3,19 +3,19 @@
 use super::{Round, figures::Figures, routers::Router};
 use crate::{sh, stats::median};
 
-/// This build's figures over those of the other build.
+/// Figures of this build divided by those of the other build.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Comparison {
     scenario: &'static str,
-    /// CPU time of each round, this build over the other.
+    /// CPU time of this build divided by that of the other, for each round.
     cpu: Vec<f64>,
     ttft_p50: f64,
     hop_p50: f64,
     memory: f64,
 }
 
-/// Takes each ratio within a round, so that a disturbance hits both builds alike, and then the median of the
-/// rounds.
+/// Computes each ratio within a round, so that a disturbance affects both builds, and then the median over
+/// the rounds.
 pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
     let ratios = |figure| ratios(rounds, "versus", figure);
     Comparison {
@@ -27,7 +27,7 @@ pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
     }
 }
 
-/// Prints this build's CPU time over that of each rival.
+/// Prints this build's CPU time divided by that of each rival.
 pub(super) fn print_rivals(rounds: &[Round]) {
     rival_lines(rounds).iter().for_each(|line| sh::print(line));
 }
@@ -49,7 +49,7 @@ fn rival_lines(rounds: &[Round]) -> Vec<String> {
     Router::ALL.into_iter().filter(|router| router.is_rival()).filter_map(line).collect()
 }
 
-/// This build's figure over that of another router, of each round in which both ran.
+/// Returns this build's figure divided by that of another router, for each round in which both ran.
 fn ratios(rounds: &[Round], router: &str, figure: fn(&Figures) -> f64) -> Vec<f64> {
     let of = |round: &Round, router: &str| {
         round.iter().find(|(name, _)| *name == router).map(|(_, figures)| figure(figures))
@@ -58,7 +58,7 @@ fn ratios(rounds: &[Round], router: &str, figure: fn(&Figures) -> f64) -> Vec<f6
     pairs.map(|(this, other)| this / other).collect()
 }
 
-/// Lowest and highest value.
+/// Returns the lowest and the highest value.
 fn range(values: &[f64]) -> [f64; 2] {
     [values.iter().copied().fold(f64::NAN, f64::min), values.iter().copied().fold(f64::NAN, f64::max)]
 }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        // The second round was disturbed: both builds took ten times as long.
+        // The second round was disturbed, and both builds took ten times as long.
         let rounds = [(1.1, 1.0), (11.0, 10.0), (0.9, 1.0)].map(|(this, other)| {
             vec![("nginx", figures(5.0)), ("pointsman", figures(this)), ("versus", figures(other))]
         });

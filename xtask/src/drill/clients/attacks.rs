@@ -1,4 +1,4 @@
-//! The groups of clients. Each is bounded in number, bytes and time.
+//! The groups of clients. Each group has a limit of clients, bytes and time.
 
 use std::{future::Future, time::Duration};
 
@@ -21,12 +21,12 @@ use super::{
 use crate::client::CHAT;
 
 const COMPLETIONS: &str = "/v1/completions";
-/// Longest wait for the end of one client.
+/// Maximum time for the end of one client.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Clients of a group that work at the same time.
+/// Maximum number of concurrent clients of a group.
 const AT_ONCE: usize = 64;
 
-/// Runs `client` `count` times, some at once.
+/// Runs `client` `count` times, with a limit of concurrent runs.
 async fn each<T, F: Future<Output = T>>(count: usize, client: impl Fn(usize) -> F) -> Vec<T> {
     stream::iter(0..count).map(client).buffer_unordered(AT_ONCE).collect().await
 }
@@ -35,7 +35,7 @@ fn failed(outcome: anyhow::Result<String>) -> String {
     outcome.unwrap_or_else(|error| format!("{error:#}"))
 }
 
-/// Requests of endless streams that are never read.
+/// Sends requests for endless streams that are never read.
 pub(super) async fn silent_readers(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(2_000);
     let body = r#"{"model":"endless","stream":true,"messages":[{"role":"user","content":"x"}]}"#;
@@ -52,7 +52,7 @@ pub(super) async fn silent_readers(target: &Target) -> anyhow::Result<Seen> {
     Ok(Seen::new(format!("{connected} streams"), "each ended after client_write", seen, memory_mb))
 }
 
-/// Requests without a key or a body, whose answers are never read.
+/// Sends requests without a key or a body, whose answers are never read.
 pub(super) async fn pipelined(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(8);
     let requests = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n".repeat(1_000);
@@ -76,7 +76,7 @@ pub(super) async fn pipelined(target: &Target) -> anyhow::Result<Seen> {
     Ok(Seen::new(format!("{count} x 1,000,000 requests"), "ended after client_write", seen, 32.0))
 }
 
-/// Readers of the operators' events that never read.
+/// Opens the operators' event stream and never reads it.
 pub(super) async fn silent_event_readers(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(32).min(32);
     let admin = target.fleet.admin_address();
@@ -92,7 +92,7 @@ pub(super) async fn silent_event_readers(target: &Target) -> anyhow::Result<Seen
     Ok(Seen::new(format!("{count} readers"), "each ended after client_write", seen, 32.0))
 }
 
-/// Bodies of 31 MB of which the last byte never comes.
+/// Sends bodies of 31 MB without their last byte.
 pub(super) async fn slow_uploads(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(20);
     let (length, address) = (31_000_000, target.clients());
@@ -119,7 +119,7 @@ pub(super) async fn slow_uploads(target: &Target) -> anyhow::Result<Seen> {
     ))
 }
 
-/// Bodies that arrive one byte a second.
+/// Sends bodies at one byte a second.
 pub(super) async fn trickled_bodies(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(1_000);
     let (address, head) = (target.clients(), post(CHAT, 100_000));
@@ -137,7 +137,7 @@ pub(super) async fn trickled_bodies(target: &Target) -> anyhow::Result<Seen> {
     Ok(Seen::new(format!("{count} x 1 B/s"), "408 below min_body_rate", seen, 64.0))
 }
 
-/// Bodies in segments of one byte.
+/// Sends bodies in segments of one byte.
 pub(super) async fn one_byte_segments(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(40);
     let segments = 5_000;
@@ -158,7 +158,8 @@ pub(super) async fn one_byte_segments(target: &Target) -> anyhow::Result<Seen> {
     Ok(Seen::new(format!("{count} x {segments} segments"), "400, no page for a segment", seen, 64.0))
 }
 
-/// Prompts of clients that leave at once. Prompts of 6 KB beside them are encoded in time.
+/// Sends large prompts from clients that disconnect at once. Prompts of 6 KB must be encoded in time
+/// meanwhile.
 pub(super) async fn abandoned_prompts(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(30);
     let number = rand::rng().random::<u32>();
@@ -204,7 +205,7 @@ fn megabytes(bytes: usize) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// Number of completions that the engine received.
+/// Returns the number of completions that the engine received.
 async fn generations(target: &Target) -> anyhow::Result<usize> {
     let mut count = 0;
     for engine in &target.fleet.engines {
@@ -214,7 +215,7 @@ async fn generations(target: &Target) -> anyhow::Result<usize> {
     Ok(count)
 }
 
-/// Requests that are not HTTP, or bad HTTP.
+/// Sends bytes that are not HTTP, or malformed HTTP.
 pub(super) async fn malformed(target: &Target) -> anyhow::Result<Seen> {
     let head = |field: &str| format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\n{field}\r\n\r\n");
     let many: String = (0..500).map(|number| format!("x-{number}: y\r\n")).collect();
@@ -247,7 +248,7 @@ pub(super) async fn malformed(target: &Target) -> anyhow::Result<Seen> {
     Ok(Seen::new(format!("{count} requests"), "400, 413 or 431 before the end", seen, 32.0))
 }
 
-/// Streams whose clients leave after a random time.
+/// Opens streams whose clients disconnect after a random time.
 pub(super) async fn departing(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(1_000);
     let body = json!({
@@ -274,7 +275,7 @@ pub(super) async fn departing(target: &Target) -> anyhow::Result<Seen> {
     Ok(Seen::new(format!("{count} streams"), "no booking and no sequence left", seen, 64.0))
 }
 
-/// More connections than `limits.connections`, without a request.
+/// Opens more connections than `limits.connections`, without a request.
 pub(super) async fn idle_connections(target: &Target) -> anyhow::Result<Seen> {
     let (count, address) = (3_000, target.clients());
     let refused = [("reason", "too_many")];

@@ -1,5 +1,6 @@
-//! An engine of the model `endless` that never ends a stream. A stream has 50 large events a second, about
-//! 36 KB, if its reader takes them: what its client does not read fills the kernel's buffers within seconds.
+//! An engine of the model `endless` that never ends a stream. A stream has 50 large events a second, about 36
+//! KB, as long as its client reads them. Data that the client does not read fills the kernel's buffers within
+//! seconds.
 
 use std::time::Duration;
 
@@ -12,14 +13,14 @@ use tokio::{
 const EVENT: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"}}]}\n\n";
 const MODELS: &str = r#"{"object":"list","data":[{"id":"endless","object":"model"}]}"#;
 
-/// Events of one write.
+/// Number of events in one write.
 const EVENTS: usize = 5;
-/// Repetitions of the text in one event.
+/// Number of repetitions of the text in one event.
 const WORDS: usize = 110;
 /// Pause between two writes.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A running engine; it ends when it is dropped.
+/// A running engine. Dropping it ends the engine.
 pub(super) struct Fountain {
     address: String,
     _tasks: JoinSet<()>,
@@ -28,7 +29,8 @@ pub(super) struct Fountain {
 impl Fountain {
     pub(super) async fn start() -> anyhow::Result<Self> {
         let socket = TcpSocket::new_v4()?;
-        // Thousands of streams wait at once: the kernel's default would hold megabytes for each.
+        // Thousands of streams wait at the same time, and the kernel's default would buffer megabytes for
+        // each.
         socket.set_send_buffer_size(16 * 1024)?;
         socket.bind("127.0.0.1:0".parse()?)?;
         let listener = socket.listen(4096)?;
@@ -38,7 +40,7 @@ impl Fountain {
         Ok(Self { address, _tasks: tasks })
     }
 
-    /// The `--worker` flag of the engine.
+    /// Returns the `--worker` flag for the engine.
     pub(super) fn worker_flag(&self, id: u32) -> String {
         format!("id={id},role=aggregated,engine=openai,url=http://{},model=endless", self.address)
     }

@@ -1,4 +1,5 @@
-//! Clients that speak HTTP/2 and misbehave. They write the frames themselves: no library would send them.
+//! Clients that speak HTTP/2 and misbehave. They write the frames themselves, because no library sends such
+//! frames.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +12,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use super::{Seen, Target, number, sockets};
 use crate::client::{CHAT, trusting};
 
-/// Longest time for the end of one client.
+/// Maximum time for the end of one client.
 const LIMIT: Duration = Duration::from_secs(20);
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Types of frames (RFC 9113, section 6).
@@ -25,10 +26,10 @@ const END_STREAM: u8 = 0x1;
 const END_HEADERS: u8 = 0x4;
 /// `SETTINGS_INITIAL_WINDOW_SIZE` 0.
 const NO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
-/// Streams that each client of [`closed_windows`] opens.
+/// Number of streams that each client of [`closed_windows`] opens.
 const STREAMS: u32 = 50;
 
-/// Requests that are reset at once.
+/// Sends requests and resets each at once.
 pub(super) async fn rapid_reset(target: &Target) -> anyhow::Result<Seen> {
     let requests = (0..5_000_u32).flat_map(|count| {
         let stream = count * 2 + 1;
@@ -38,10 +39,10 @@ pub(super) async fn rapid_reset(target: &Target) -> anyhow::Result<Seen> {
     flood(target, 50, "5,000 requests, each reset", "flood", &requests.collect::<Vec<u8>>()).await
 }
 
-/// A head without an end.
+/// Sends a head that never ends.
 pub(super) async fn continuation(target: &Target) -> anyhow::Result<Seen> {
     let mut frames = frame(HEADERS, 0, 1, &post());
-    // A literal field, never indexed: a name of one byte and a value of a hundred.
+    // A literal field without indexing, with a name of one byte and a value of a hundred.
     let field = [&[0x10, 1, b'x', 100][..], &[b'y'; 100]].concat();
     for _ in 0..500 {
         frames.extend(frame(CONTINUATION, 0, 1, &field.repeat(150)));
@@ -49,19 +50,19 @@ pub(super) async fn continuation(target: &Target) -> anyhow::Result<Seen> {
     flood(target, 50, "8 MB of CONTINUATION", "flood", &frames).await
 }
 
-/// Settings that are to be acknowledged, by clients that do not read.
+/// Sends settings that the gateway must acknowledge, from clients that do not read.
 pub(super) async fn settings(target: &Target) -> anyhow::Result<Seen> {
     let frames = frame(SETTINGS, 0, 0, &NO_WINDOW).repeat(200_000);
     flood(target, 50, "200,000 SETTINGS, answers unread", "write_timeout", &frames).await
 }
 
-/// Pings that are to be answered, by clients that do not read.
+/// Sends pings that the gateway must answer, from clients that do not read.
 pub(super) async fn pings(target: &Target) -> anyhow::Result<Seen> {
     let frames = frame(PING, 0, 0, &[0; 8]).repeat(200_000);
     flood(target, 50, "200,000 pings, answers unread", "write_timeout", &frames).await
 }
 
-/// Streams of an endless answer whose windows stay closed.
+/// Opens streams of an endless answer whose windows stay closed.
 pub(super) async fn closed_windows(target: &Target) -> anyhow::Result<Seen> {
     let count = target.count(20);
     let (metric, slow) = ("pointsman_requests_total", ("code", "client_too_slow"));
@@ -105,7 +106,7 @@ async fn flood(
     let clients = join_all((0..count).map(|_| async {
         let mut client = connect(target).await?;
         client.write_all(&start).await?;
-        // The gateway ends the connection before all is sent.
+        // The gateway ends the connection before everything is sent.
         let _ = timeout(LIMIT, client.write_all(frames)).await;
         anyhow::Ok(client)
     }));
@@ -132,7 +133,7 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     [&length[..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
-/// Fields of a POST to the chat endpoint, of HPACK's static table where it has them.
+/// Returns the fields of a POST to the chat endpoint, from HPACK's static table where possible.
 fn post() -> Vec<u8> {
     let (method, scheme, path) = (0x83, 0x87, 0x04);
     let length = u8::try_from(CHAT.len()).unwrap_or(u8::MAX);

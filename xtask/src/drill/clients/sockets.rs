@@ -9,13 +9,13 @@ use tokio::{
     time::timeout,
 };
 
-/// Raises the limit of open files: thousands of clients run in this process.
+/// Raises the limit of open files, because thousands of clients run in this process.
 pub(super) fn raise_file_limit() -> anyhow::Result<()> {
     let maximum = getrlimit(Resource::Nofile).maximum;
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// Connects with a small receive buffer: what the client does not read stays with the gateway.
+/// Connects with a small receive buffer, so that data which the client does not read stays in the gateway.
 pub(super) async fn connect(address: &str) -> anyhow::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(4 * 1024)?;
@@ -31,7 +31,8 @@ pub(super) async fn send(address: &str, bytes: &[u8]) -> anyhow::Result<TcpStrea
     Ok(stream)
 }
 
-/// Reads to the end for at most `limit`. Returns the status of the answer, or `reset`, `closed` or `silent`.
+/// Reads until the end, at most for `limit`. Returns the status of the answer, or `reset`, `closed` or
+/// `silent`.
 pub(super) async fn outcome(stream: &mut TcpStream, limit: Duration) -> String {
     let mut answer = Vec::new();
     let ended = timeout(limit, stream.read_to_end(&mut answer)).await;
@@ -44,7 +45,7 @@ pub(super) async fn outcome(stream: &mut TcpStream, limit: Duration) -> String {
     }
 }
 
-/// Returns `3 x 408, 1 x 503`.
+/// Returns the outcomes with their numbers, such as `3 x 408, 1 x 503`.
 pub(super) fn counted(outcomes: &[String]) -> String {
     let mut counts = std::collections::BTreeMap::<&str, usize>::new();
     for outcome in outcomes {
@@ -53,7 +54,7 @@ pub(super) fn counted(outcomes: &[String]) -> String {
     counts.iter().map(|(what, count)| format!("{count} x {what}")).collect::<Vec<_>>().join(", ")
 }
 
-/// The head of a POST with a JSON body of `length` bytes.
+/// Returns the head of a POST with a JSON body of `length` bytes.
 pub(super) fn post(path: &str, length: usize) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n"

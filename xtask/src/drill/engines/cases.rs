@@ -1,4 +1,5 @@
-//! What engines do wrong: one row for each kind, with the legs on which it is tried and what clients may see.
+//! Errors of engines: one row for each kind, with the legs on which it is tested and the results that clients
+//! may get.
 
 use std::time::Duration;
 
@@ -13,29 +14,29 @@ pub(super) enum Step {
     /// Sends the same bytes until the connection fails.
     Repeat(Vec<u8>),
     Pause(Duration),
-    /// Keeps the connection open until its other end closes it.
+    /// Keeps the connection open until the other side closes it.
     Hang,
     Close,
     Reset,
 }
 
-/// The engine's own answer: its body without framing.
+/// The engine's own answer; its body is without framing.
 #[derive(Clone, Debug)]
 pub(super) struct Answer {
     pub(super) stream: bool,
     pub(super) body: Vec<u8>,
 }
 
-/// How an engine misbehaves.
+/// Way in which an engine misbehaves.
 #[derive(Clone, Debug)]
 pub(super) enum Script {
-    /// The same answer for every request; the engine does not see it.
+    /// The same answer to every request; the engine does not get the request.
     Steps(Vec<Step>),
-    /// The engine's own answer, changed.
+    /// The engine's own answer with a change.
     Edit(fn(&Answer) -> Vec<Step>),
 }
 
-/// Which requests meet a script.
+/// Requests to which a script applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Target {
     Generation,
@@ -44,14 +45,14 @@ pub(super) enum Target {
     Abort,
 }
 
-/// What clients may see.
+/// Results that clients may get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// Every request is served: the answer is sound, or another worker takes over.
+    /// Every request is served, because the answer is sound or another worker takes over.
     Served,
-    /// Requests that meet the script may end with one valid error.
+    /// Requests to which the script applies may end with one valid error.
     OneError,
-    /// Streams that meet the script may end with one valid error; other requests are served.
+    /// Streams to which the script applies may end with one valid error; other requests are served.
     StreamError,
 }
 
@@ -75,7 +76,7 @@ impl Target {
     }
 }
 
-/// Marks bytes that must reach no client.
+/// Mark in bytes that must not reach any client.
 pub(super) const SMUGGLED: &str = "SMUGGLED";
 
 fn text(text: impl Into<String>) -> Step {
@@ -95,19 +96,19 @@ fn chunked(answer: &Answer) -> Step {
     head(answer, "transfer-encoding: chunked\r\n")
 }
 
-/// The answer with its length.
+/// Returns the answer with the header for its length.
 fn whole(answer: &Answer, body: &[u8]) -> Vec<Step> {
     vec![head(answer, &format!("content-length: {}\r\n", body.len())), Step::Send(body.to_vec())]
 }
 
-/// The answer's first event, or the first half of a whole body.
+/// Returns the answer's first event, or the first half of a body that is not streamed.
 fn beginning(answer: &Answer) -> &[u8] {
     let end = answer.body.windows(2).position(|pair| pair == b"\n\n").map(|end| end + 2);
     let end = end.filter(|_| answer.stream).unwrap_or(answer.body.len() / 2);
     answer.body.get(..end).unwrap_or_default()
 }
 
-/// The beginning of the answer, and then other steps.
+/// Returns the beginning of the answer, followed by other steps.
 fn begun(answer: &Answer, then: Vec<Step>) -> Vec<Step> {
     [vec![chunked(answer), chunk(beginning(answer))], then].concat()
 }
@@ -121,7 +122,7 @@ fn edited(answer: &Answer, edit: impl Fn(&str) -> String) -> Vec<Step> {
     whole(answer, body.as_bytes())
 }
 
-/// Rows of cases that answer the same bytes whatever is asked.
+/// Returns the cases that send the same bytes as the answer to every request.
 #[expect(clippy::too_many_lines, reason = "a table of answers")]
 fn steps() -> Vec<(&'static str, Vec<Step>)> {
     let json = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n";
@@ -218,7 +219,7 @@ fn steps() -> Vec<(&'static str, Vec<Step>)> {
     ]
 }
 
-/// Rows of cases about what the gateway asks besides generations.
+/// Returns the cases for requests of the gateway other than generations.
 fn side_calls() -> Vec<(&'static str, Target, Vec<Step>)> {
     let page = || vec![text("HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\n<html>")];
     vec![
@@ -235,13 +236,13 @@ fn side_calls() -> Vec<(&'static str, Target, Vec<Step>)> {
     ]
 }
 
-/// All cases.
+/// Returns all cases.
 pub(super) fn all() -> Vec<Case> {
     let steps = steps().into_iter().map(|(name, steps)| Case {
         name,
         target: Target::Generation,
         script: Script::Steps(steps),
-        // Nothing was passed on: another worker serves the request.
+        // The client has received nothing, so another worker serves the request.
         expected: match name {
             "an error event first" => Expected::StreamError,
             // The engine refuses the request itself.

@@ -1,4 +1,5 @@
-//! One leg of one dialect: a worker that misbehaves, a healthy worker beside it, and the other leg's worker.
+//! One leg of one dialect: a worker that misbehaves, a healthy worker of the same role, and the worker of the
+//! other leg.
 
 use std::{path::Path, time::Duration};
 
@@ -18,15 +19,15 @@ use crate::{
     fleet::{EngineSpec, Fleet, Process},
 };
 
-/// Requests of one row; half of them are streamed.
+/// Number of requests of one row; half of them are streamed.
 const REQUESTS: u64 = 8;
-/// Requests at once.
+/// Number of concurrent requests.
 const AT_ONCE: usize = 4;
-/// Batches until at least one request meets a script.
+/// Maximum number of batches until a script has applied to at least one request.
 const BATCHES: u32 = 4;
-/// A request that takes longer hangs.
+/// Time after which a request counts as hanging.
 const HANG: Duration = Duration::from_secs(20);
-/// Longest time until a worker that behaves again serves requests.
+/// Maximum time until a worker that behaves again serves requests.
 const RECOVERY: Duration = Duration::from_secs(25);
 
 /// The engines that serve one model.
@@ -43,25 +44,25 @@ pub(super) struct Group {
     healthy: Process,
     healthy_id: u64,
     _others: Vec<Process>,
-    /// `--worker` flags of all of them.
+    /// `--worker` flags of all engines of the group.
     pub(super) workers: Vec<String>,
 }
 
-/// What came of one case on one leg.
+/// Result of one case on one leg.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Row {
     pub(super) requests: u64,
-    /// Requests that met the misbehaviour.
+    /// Number of requests to which the script applied.
     pub(super) hits: u64,
     pub(super) errors: u64,
     pub(super) errors_allowed: u64,
     /// Answers that are neither whole nor one valid error, or carry bytes of another answer.
     pub(super) desyncs: Vec<String>,
-    /// `None`: the worker did not come back.
+    /// Time until the worker served again; `None` if it did not.
     pub(super) recovery: Option<Duration>,
 }
 
-/// The engines of a model.
+/// Returns the settings of an engine of a model.
 fn spec(dialect: &str, role: &str, model: &str) -> EngineSpec {
     let flags = "--overhead-ms 2 --prefill-ms-per-token 0.01 --itl-ms 2 --lease-s 3 --room-wait-s 5";
     EngineSpec::new(dialect, role, &format!("--model {model} {flags}"))
@@ -97,7 +98,7 @@ impl Group {
         Ok(Self { name, dialect, role, model, proxy, proxied_id, healthy, healthy_id, _others, workers })
     }
 
-    /// Starts the healthy worker again, with a model, on its address.
+    /// Starts the healthy worker again on its address, with a model.
     fn restart(&mut self, bin: &Path, dir: &Path, model: &str) -> anyhow::Result<()> {
         let (listen, place) = (self.healthy.listening(), usize::try_from(self.healthy_id)?);
         self.healthy.stop();
@@ -105,12 +106,12 @@ impl Group {
         Ok(())
     }
 
-    /// Whether a case can happen on this leg.
+    /// Whether a case is possible on this leg.
     pub(super) fn has(&self, case: &Case) -> bool {
         case.target != Target::Abort || self.dialect == "sglang"
     }
 
-    /// Runs one case: requests while the worker misbehaves, and then until it serves again.
+    /// Runs one case: sends requests while the worker misbehaves, and then until it serves again.
     pub(super) async fn run(&self, fleet: &Fleet, case: &Case, turn: u64) -> anyhow::Result<Row> {
         let mut row = Row::default();
         let before = self.proxy.hits();
@@ -131,7 +132,7 @@ impl Group {
         Ok(row)
     }
 
-    /// Stops the healthy worker's process with SIGSTOP while requests wait for it, and lets it go on later.
+    /// Stops the healthy worker's process with SIGSTOP while requests wait for it, and continues it later.
     pub(super) async fn run_stopped(&self, fleet: &Fleet) -> anyhow::Result<Row> {
         let mut row = Row::default();
         self.healthy.signal("-STOP");
@@ -149,10 +150,11 @@ impl Group {
             self.healthy.signal("-KILL");
         };
         tokio::join!(self.requests(fleet, 910_000, &mut row), kill);
-        // Streams that had begun end with an error.
+        // Streams that have begun end with an error.
         row.errors_allowed = AT_ONCE as u64;
         self.healthy.stop();
-        // A prefill engine of SGLang announces its bootstrap port, which the worker's description fixes.
+        // The bootstrap port of an SGLang prefill engine would change, but the worker's description contains
+        // it.
         if (self.dialect, self.role) == ("sglang", "prefill") {
             row.recovery = Some(Duration::ZERO);
             return Ok(row);
@@ -162,8 +164,8 @@ impl Group {
         Ok(row)
     }
 
-    /// Restarts the healthy worker with another model, and then with its own. Recovery is the longer of the
-    /// two times until the gateway lists the right models.
+    /// Restarts the healthy worker with another model, and then with its own. The time of recovery is the
+    /// longer of the two times until the gateway lists the right models.
     pub(super) async fn run_other_model(
         &mut self,
         fleet: &Fleet,
@@ -205,7 +207,7 @@ impl Group {
         }
     }
 
-    /// A request of its own; `pin` names the worker that has to serve it.
+    /// Returns the body of a distinct request. `pin` names the worker that has to serve it.
     fn body(&self, turn: u64, streams: bool, pin: Option<u64>) -> String {
         let key = match self.role {
             "prefill" => "prefill_worker_id",
@@ -233,12 +235,13 @@ impl Group {
         }
     }
 
-    /// Time until a worker serves a request that is pinned to it.
+    /// Returns the time until a worker serves a request that is pinned to it.
     async fn recovery(&self, fleet: &Fleet, worker: u64) -> anyhow::Result<Option<Duration>> {
         let started = Instant::now();
         let mut turn = 990_000;
         while started.elapsed() < RECOVERY {
-            // A request that is pinned to a decode worker which is out would leave blocks of its prefill.
+            // A request that is pinned to an ineligible decode worker would leave blocks of its prefill
+            // behind.
             if !is_eligible(&fleet.admin.json("/workers").await?, worker) {
                 sleep(Duration::from_millis(50)).await;
                 continue;
@@ -255,14 +258,14 @@ impl Group {
     }
 }
 
-/// Sends a request; whether its status is a success, and its whole text.
+/// Sends a request. Returns whether its status is a success, and the whole text of the answer.
 async fn exchange(client: &Client, body: String) -> anyhow::Result<(bool, String)> {
     let (parts, body) = client.send(Method::POST, CHAT, &[], Bytes::from(body)).await?.into_parts();
     let text = body.collect().await?.to_bytes();
     Ok((parts.status.is_success(), String::from_utf8_lossy(&text).into_owned()))
 }
 
-/// The events of a stream with LF only, and without the fields that the verdict does not know.
+/// Returns the events of a stream with LF only, and without the fields that the verdict does not check.
 fn normal(text: &str) -> String {
     let text = text.replace("\r\n", "\n").replace('\r', "\n");
     let is_known = |line: &&str| !["event:", "id:", "retry:"].iter().any(|field| line.starts_with(field));

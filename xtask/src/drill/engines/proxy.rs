@@ -1,6 +1,6 @@
-//! A proxy in front of one simulated engine that misbehaves on demand, byte by byte.
+//! A proxy in front of one simulated engine, which can misbehave in every byte of an answer.
 //!
-//! It serves one request on each connection. Without a script, it passes everything on unchanged.
+//! It serves one request on each connection. Without a script, it forwards everything unchanged.
 
 use std::{
     net::SocketAddr,
@@ -21,14 +21,14 @@ use tokio::{
 
 use super::cases::{Answer, Script, Step, Target};
 
-/// Longest time that a step may take: the gateway gives up sooner.
+/// Maximum time of a step. The gateway gives up earlier.
 const LIMIT: Duration = Duration::from_secs(30);
 /// Size of the pieces of a slow answer, bytes.
 const DRIP_BYTES: usize = 40;
-/// Pauses between the pieces of a slow answer.
+/// Pause between two pieces of a slow answer.
 const DRIP: Duration = Duration::from_millis(1);
 
-/// A running proxy. Dropping it closes everything.
+/// A running proxy. Dropping it closes all its connections.
 #[derive(Debug)]
 pub(super) struct Proxy {
     pub(super) address: SocketAddr,
@@ -41,7 +41,7 @@ struct Shared {
     /// Address of the engine.
     engine: String,
     script: Mutex<Option<(Target, Script)>>,
-    /// Requests that met the script.
+    /// Number of requests to which the script applied.
     hits: AtomicU64,
 }
 
@@ -73,12 +73,12 @@ impl Proxy {
         Ok(Self { address, shared, task })
     }
 
-    /// Misbehaves from now on, or passes everything on.
+    /// Starts to misbehave, or to forward everything if there is no script.
     pub(super) fn misbehave(&self, script: Option<(Target, Script)>) {
         *self.shared.script.lock() = script;
     }
 
-    /// Number of requests that met a script so far.
+    /// Returns the number of requests to which a script applied.
     pub(super) fn hits(&self) -> u64 {
         self.shared.hits.load(Ordering::Relaxed)
     }
@@ -107,7 +107,7 @@ async fn serve(mut client: TcpStream, proxy: &Shared) -> Option<()> {
     Some(())
 }
 
-/// Performs a step; `None` when the connection is over.
+/// Performs a step. Returns `None` when the connection has ended.
 async fn act(client: &mut TcpStream, step: Step) -> Option<()> {
     match step {
         Step::Send(bytes) => client.write_all(&bytes).await.ok(),
@@ -140,7 +140,7 @@ async fn act(client: &mut TcpStream, step: Step) -> Option<()> {
     }
 }
 
-/// Passes a request and its answer on, until either side closes its connection.
+/// Forwards a request and its answer until either side closes its connection.
 async fn pass_on(mut client: TcpStream, proxy: &Shared, request: &Request) -> Option<()> {
     let mut engine = TcpStream::connect(&proxy.engine).await.ok()?;
     engine.set_nodelay(true).ok()?;
@@ -152,7 +152,7 @@ async fn pass_on(mut client: TcpStream, proxy: &Shared, request: &Request) -> Op
                 Ok(read @ 1..) => client.write_all(buffer.get(..read)?).await.ok()?,
                 _ => return None,
             },
-            // The client left: the engine has to notice.
+            // The client has disconnected, and the engine must notice it.
             _ = client.read(&mut ignored) => return None,
         }
     }
@@ -171,13 +171,13 @@ async fn real_answer(proxy: &Shared, request: &Request) -> Option<Answer> {
     Some(Answer { stream: text.contains("text/event-stream"), body })
 }
 
-/// The request with a header that ends the connection after the answer.
+/// Returns the request with a header that ends the connection after the answer.
 fn closing(request: &Request) -> Vec<u8> {
     let (head, body) = request.bytes.split_at(request.head - 2);
     [head, b"connection: close\r\n", body].concat()
 }
 
-/// The data of a chunked body.
+/// Returns the data of a chunked body.
 fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut data = Vec::new();
     loop {

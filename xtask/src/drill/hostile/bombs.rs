@@ -1,4 +1,4 @@
-//! Files that are small and cost their reader much, and files that a generator made.
+//! Small files that are expensive to read, and generated files.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
 
 use super::cases::{Case, Content, Expected, Guests, PREFILL, case};
 
-/// Bytes that a generated module is made of. More give larger modules.
+/// Number of bytes from which a module is generated. More bytes give larger modules.
 const SEED_BYTES: usize = 8_192;
 
-/// Bombs for the parser, for the compiler, and for the instance pool.
+/// Returns files that overload the parser, the compiler or the instance pool.
 pub(super) fn cases(guests: &Guests) -> Vec<Case> {
     let [good, _] = &guests.good;
     let with = |module: &[u8]| bombs::with_module(good, module);
@@ -53,8 +53,8 @@ pub(super) fn cases(guests: &Guests) -> Vec<Case> {
     cases
 }
 
-/// `count` files by a generator: modules, modules within a good policy, and a good policy with a few other
-/// bytes.
+/// Returns `count` generated files: modules, modules within a good policy, and good policies with a few
+/// changed bytes.
 pub(super) fn generated(guests: &Guests, seed: u64, count: u32) -> Vec<Case> {
     let [good, _] = &guests.good;
     let mut random = SmallRng::seed_from_u64(seed);
@@ -74,11 +74,11 @@ fn module(random: &mut SmallRng) -> Vec<u8> {
     let mut seed = vec![0; SEED_BYTES];
     random.fill_bytes(&mut seed);
     let module = wasm_smith::Module::new(wasm_smith::Config::default(), &mut Unstructured::new(&seed));
-    // A seed without a module is a file of random bytes.
+    // If no module can be generated, the file contains random bytes.
     module.map_or(seed, |module| module.to_bytes())
 }
 
-/// A policy of which up to eight bytes differ.
+/// Returns a policy with up to eight changed bytes.
 fn mutant(good: &[u8], random: &mut SmallRng) -> Vec<u8> {
     let mut bytes = good.to_vec();
     for _ in 0..random.random_range(1..=8_u32) {

@@ -1,43 +1,44 @@
-//! The bad policies and how each has to end.
+//! The bad policies, and the required end of each.
 
 use anyhow::{Context as _, ensure};
 use pointsman_guest_build::{GuestBuild, Target};
 
 use crate::sh;
 
-/// What is installed in the policy directory.
+/// Content to install in the policy directory.
 pub(super) enum Content {
     Bytes(Vec<u8>),
     /// A named pipe without a writer.
     Pipe,
-    /// A link to a file of the kernel whose reading blocks.
+    /// A link to a kernel file that blocks its reader.
     KernelFile,
-    /// Content that changes this often, in two slots at once, before it stays.
+    /// Content that changes this number of times, in two slots at once, before it stays.
     Changing {
         times: u32,
         pause: std::time::Duration,
     },
 }
 
-/// How a case has to end.
+/// Required end of a case.
 pub(super) enum Expected {
-    /// Refused with this kind; the last good policy continues to serve.
+    /// The policy is refused with this kind, and the last good policy continues to serve.
     Refused(&'static str),
-    /// Admitted, then its calls fail in one of these ways and the fallback serves. It is rolled back and
-    /// quarantined.
+    /// The policy is admitted. Then its calls fail in one of these ways, and the fallback serves. The policy
+    /// is rolled back and quarantined.
     RolledBack(Vec<&'static str>),
-    /// Listed as a file that belongs to no slot.
+    /// The file is listed as one that belongs to no slot.
     Stray,
-    /// Serves: limits keep it harmless.
+    /// The policy serves, and limits make it harmless.
     Serves,
-    /// Refused for any reason, serves, or was rolled back: what a generated file does is not known.
+    /// The policy is refused for any reason, serves, or is rolled back. For generated files the end is not
+    /// known.
     Any,
 }
 
 /// One bad policy.
 pub(super) struct Case {
     pub(super) name: String,
-    /// File name in the policy directory.
+    /// Name of the file in the policy directory.
     pub(super) file: &'static str,
     pub(super) content: Content,
     pub(super) expected: Expected,
@@ -45,19 +46,20 @@ pub(super) struct Case {
 
 use Expected::{Refused, RolledBack, Serves, Stray};
 
-/// An export, its guest and slot file, and its own deeds with the failure that each causes.
+/// An export, its guest, the file of its slot, and the misbehaviours that only it has, each with the failure
+/// that it causes.
 type World<'a> = (&'a str, &'a [u8], &'static str, &'a [(&'a str, &'static str)]);
 
 const SCRIPT: &str = "pointsman-rogue:good 0";
-/// Good calls of an instance before a deed that has to pass admission: more than the probe makes, and so few
-/// that one failure after them exceeds the share that a probation allows.
+/// Number of good calls of an instance before a misbehaviour that has to pass admission. It is larger than
+/// the number of calls in a probe, and so small that one failure exceeds the share that a probation allows.
 const LATER: u32 = 14;
 pub(super) const PREFILL: &str = "prefill.wasm";
-/// This slot grants `state`.
+/// The slot of this file grants `state`.
 const DECODE: &str = "decode.wasm";
 const OVERRIDE: &str = "decode-override.wasm";
 
-/// The guests that the cases are made of.
+/// The guests from which the cases are made.
 pub(super) struct Guests {
     selector: Vec<u8>,
     scorer: Vec<u8>,
@@ -69,7 +71,7 @@ pub(super) struct Guests {
     wasi: Vec<u8>,
     sockets: Vec<u8>,
     core: Vec<u8>,
-    /// `least-loaded` and `conditional-disagg`.
+    /// The built-in policies `least-loaded` and `conditional-disagg`.
     pub(super) good: [Vec<u8>; 2],
 }
 
@@ -94,7 +96,7 @@ impl Guests {
         })
     }
 
-    /// A policy that fills the state of its slot.
+    /// Returns a policy that fills the state of its slot.
     pub(super) fn flood(&self) -> anyhow::Result<Vec<u8>> {
         scripted(&self.stateful, "state-flood", LATER)
     }
@@ -124,8 +126,8 @@ fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
     out
 }
 
-/// All cases, grouped by slot. Content that was rolled back is never admitted again, so each round has its
-/// own.
+/// Returns all cases, grouped by slot. Content that was rolled back is never admitted again, so each round
+/// has different content.
 pub(super) fn all(guests: &Guests, round: u32) -> anyhow::Result<Vec<Case>> {
     let mut cases = files(guests);
     cases.extend(introductions(guests)?);
@@ -141,7 +143,7 @@ pub(super) fn all(guests: &Guests, round: u32) -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Files that are not a policy, or not one for their slot.
+/// Returns files that are not a policy, or not a policy for their slot.
 fn files(guests: &Guests) -> Vec<Case> {
     let Guests { selector, stateful, sockets, planner, filter, core, .. } = guests;
     let half = |bytes: &[u8]| bytes.get(..bytes.len() / 2).unwrap_or_default().to_vec();
@@ -185,7 +187,7 @@ fn files(guests: &Guests) -> Vec<Case> {
     cases
 }
 
-/// Policies that fail in `describe` or `configure`.
+/// Returns policies that fail in `describe` or `configure`.
 fn introductions(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let table = [
         ("describe-trap", "configure"),
@@ -207,8 +209,8 @@ fn introductions(guests: &Guests) -> anyhow::Result<Vec<Case>> {
         .collect()
 }
 
-/// Policies that fail in calls: once at once, where the probe meets the failure, and once later, where
-/// requests do.
+/// Returns policies that fail in calls. Each fails in one case at once, in the probe, and in another case
+/// later, in a request.
 fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let common = [
         ("trap", "trap"),
@@ -229,7 +231,7 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     ];
     let scorer = [("nan", "invalid"), ("infinite", "invalid"), ("short", "invalid"), ("huge", "invalid")];
     let filter = [("unsorted", "invalid"), ("twice", "invalid"), ("beyond", "invalid"), ("huge", "invalid")];
-    // `decide` only answers yes or no; the others are failures of `decode-config`.
+    // `decide` only answers yes or no. The other cases are failures of `decode-config`.
     let planner =
         [("config-loop", "timeout"), ("config-trap", "trap"), ("nan", "invalid"), ("negative", "invalid")];
     let worlds: [World<'_>; 4] = [
@@ -265,7 +267,8 @@ fn answers(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Policies that fail while they learn: the probe refuses them, and a later failure harms no request.
+/// Returns policies that fail while they learn. The probe refuses a policy that fails at once; a later
+/// failure must not affect a request.
 fn learners(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let mut cases = Vec::new();
     for deed in ["observe-trap", "observe-loop", "observe-hoard"] {
@@ -279,7 +282,8 @@ fn learners(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// How a deed may end: on a slow core the deadline stops long work before it fails by itself.
+/// Returns the possible failures of a misbehaviour. On a slow core, the deadline stops long work before it
+/// fails by itself.
 fn ends(deed: &str, failure: &'static str) -> Vec<&'static str> {
     match deed {
         "long-error" | "huge" => vec![failure, "invalid", "timeout"],
@@ -288,7 +292,7 @@ fn ends(deed: &str, failure: &'static str) -> Vec<&'static str> {
     }
 }
 
-/// Policies that limits make harmless.
+/// Returns policies that limits make harmless.
 fn harmless(guests: &Guests) -> anyhow::Result<Vec<Case>> {
     let table = [
         ("select: leaks 12 KiB a call", PREFILL, &guests.selector, "leak"),

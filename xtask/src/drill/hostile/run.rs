@@ -1,4 +1,4 @@
-//! Installs a case, waits for its end, and compares that with what is specified.
+//! Installs a case, waits for its end, and compares the end with the required one.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,41 +19,41 @@ use super::{
 };
 use crate::{digest::sha256, fleet::Fleet, metrics_text::samples, poll, proc::Memory, sh};
 
-/// Longest time in which a case has to end as specified.
+/// Maximum time until a case has ended as required.
 const LIMIT: Duration = Duration::from_secs(60);
 const RELOADS: &str = "pointsman_policy_reloads_total";
 const CALLS: &str = "pointsman_policy_calls_total";
 
-/// The fleet that cases are run against.
+/// The fleet on which the cases run.
 pub(super) struct Run {
     pub(super) fleet: Fleet,
     pub(super) guests: Guests,
     /// Number of the next good file.
     pub(super) next: Cell<u32>,
-    /// Digests of the cases' files that were installed.
+    /// Digests of the files that cases have installed.
     pub(super) seen: RefCell<HashSet<String>>,
 }
 
-/// What a row may cost at most: growth of the gateway's peak memory in megabytes, p99 of requests meanwhile
-/// in milliseconds, time until the next good file serves.
+/// Limits of a row: growth of the gateway's peak memory in megabytes, p99 of requests during the case in
+/// milliseconds, and time until the next good file serves.
 const PEAK_MB: f64 = 150.0;
 const P99_MS: f64 = 250.0;
 const GOOD_AFTER: Duration = Duration::from_secs(5);
 
-/// What identifies the content that a case installed.
+/// Data that identify the content which a case installed.
 struct Installed {
     digest: String,
-    /// Wall clock in milliseconds before the file was renamed.
+    /// Wall-clock time before the file was renamed, milliseconds.
     at_ms: u64,
-    /// Calls that had failed in the expected way before.
+    /// Number of calls that had failed in the expected way before.
     failures: u64,
     /// Whether the same file was installed in an earlier round.
     again: bool,
 }
 
 impl Run {
-    /// Swaps good policies a few times and fills the slot's state to its limit. Returns the memory after
-    /// that.
+    /// Swaps good policies a few times, and fills the slot's state to its limit. Returns the memory
+    /// afterwards.
     pub(super) async fn warm_up(&self) -> anyhow::Result<Memory> {
         sh::status("warming up");
         self.install_and_wait("decode.wasm", &self.guests.flood()?).await?;
@@ -69,7 +69,7 @@ impl Run {
         self.settled().await
     }
 
-    /// Returns the memory once good policies have served for a while: the smallest of ten samples.
+    /// Returns the memory after good policies have served for a while: the smallest of ten samples.
     pub(super) async fn settled(&self) -> anyhow::Result<Memory> {
         self.install_good().await?;
         sleep(Duration::from_secs(5)).await;
@@ -82,8 +82,8 @@ impl Run {
         Ok(smallest)
     }
 
-    /// Runs a case and then a good file. Returns its row and whether it ended as specified, within the
-    /// bounds, without a failed request.
+    /// Runs a case and then a good file. Returns the row of the case, and whether it ended as required,
+    /// within the limits and without a failed request.
     pub(super) async fn row(&self, case: &Case, beside: &Beside) -> (Vec<String>, bool) {
         let (cells, passed) = match self.measured(case, beside).await {
             Ok((Evidence { policies, metrics }, cost, good_after)) => {
@@ -121,14 +121,14 @@ impl Run {
         Ok(begun.elapsed())
     }
 
-    /// Other content of the same behaviour.
+    /// Returns other content with the same behaviour.
     fn fresh(&self, policy: &[u8]) -> Vec<u8> {
         let number = self.next.get();
         self.next.set(number + 1);
         [policy, &[0, 6, 1, b'g'], &number.to_le_bytes()].concat()
     }
 
-    /// Changes the content of two slots all the time. Returns the digest of the last one.
+    /// Keeps changing the content of two slots. Returns the digest of the last content.
     async fn change(&self, times: u32, pause: Duration) -> anyhow::Result<String> {
         let [selector, _] = &self.guests.good;
         let mut last = Vec::new();
@@ -172,7 +172,7 @@ impl Run {
         self.until(file, |slot| Ok((slot["digest"] == digest).then_some(()))).await
     }
 
-    /// Reads the state of a file's slot until it has what `find` looks for.
+    /// Reads the state of a file's slot until `find` returns a value.
     async fn until<T>(
         &self,
         file: &str,
@@ -213,7 +213,7 @@ impl Run {
                 let staged = self.fleet.policies.join(".link");
                 symlink("/proc/kmsg", &staged)?;
                 std::fs::rename(staged, self.fleet.policies.join(case.file))?;
-                // It is read as an empty file.
+                // The gateway reads it as an empty file.
                 Ok(sha256(b""))
             }
             Content::Changing { .. } => Ok(String::new()),
@@ -235,7 +235,7 @@ impl Run {
 
     async fn refused(&self, case: &Case, kind: &str, installed: &Installed) -> anyhow::Result<Evidence> {
         let record = self.refusal(case, installed).await?;
-        // From the second round on, a file that ended its compiler is not compiled again.
+        // From the second round on, a file that crashed its compiler is not compiled again.
         let kind = if kind == "compiler_died" && installed.again { "quarantined" } else { kind };
         ensure!(record["kind"] == kind, "{}: {}", record["kind"], record["message"]);
         ensure!(
@@ -270,7 +270,7 @@ impl Run {
         Ok(Evidence { policies: refusal_cell(&record), metrics })
     }
 
-    /// Waits until it served well over a thousand calls, of which fewer than 1 % may fail.
+    /// Waits until the policy has served well over a thousand calls, of which fewer than 1 % may fail.
     async fn serves(&self, case: &Case, digest: &str) -> anyhow::Result<Evidence> {
         let (started, lines) = (Instant::now(), self.log_lines()?);
         let served = |slot: &Value| -> anyhow::Result<_> {
@@ -311,7 +311,7 @@ impl Run {
         Ok(Evidence { policies: "listed among the strays".to_owned(), metrics })
     }
 
-    /// Calls of the case's slot that failed in one of the expected ways.
+    /// Returns the number of calls of the case's slot that failed in one of the expected ways.
     async fn failures(&self, case: &Case) -> anyhow::Result<u64> {
         let Expected::RolledBack(failures) = &case.expected else { return Ok(0) };
         let slot = case.file.trim_end_matches(".wasm");
@@ -323,7 +323,7 @@ impl Run {
         Ok(whole(calls.map(|sample| sample.value).sum()))
     }
 
-    /// Value of the counter of reloads with this result and kind, which has to exist.
+    /// Returns the value of the counter of reloads with this result and kind, which must exist.
     async fn reloads(&self, result: &str, kind: &str) -> anyhow::Result<u64> {
         let metrics = self.fleet.metrics().await?;
         let found = samples(&metrics, RELOADS)

@@ -1,17 +1,17 @@
-//! Cells of the table: what was expected, and what the gateway reported.
+//! Cells of the table: the expected end, and the gateway's report.
 
 use serde_json::Value;
 
 use super::cases::Expected;
 
-/// What the gateway reported about a case.
+/// The gateway's report about a case.
 pub(super) struct Evidence {
     pub(super) policies: String,
     pub(super) metrics: String,
 }
 
 impl Expected {
-    /// Cell of the expected end.
+    /// Returns the cell of the expected end.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Refused(kind) => format!("refused: {kind}"),
@@ -23,7 +23,7 @@ impl Expected {
     }
 }
 
-/// Cell of a refusal: its kind and the beginning of its message.
+/// Returns the cell of a refusal: its kind and the beginning of its message.
 pub(super) fn refusal_cell(record: &Value) -> String {
     let message = record["message"].as_str().unwrap_or_default();
     let printable = |c| if c == '|' || char::is_control(c) { ' ' } else { c };

@@ -1,4 +1,4 @@
-//! Two tenants, one of which sends twenty times as much.
+//! Two tenants, one of which sends twenty times as many requests.
 
 use super::{
     super::scenario::{FleetSpec, Hold, Phase, Scenario},
@@ -6,7 +6,8 @@ use super::{
 };
 use crate::load::{Arrivals, Kind::Stream, Load, STEADY};
 
-/// Two tenants, one of which sends twenty times as much. Both always wait, and get tokens by their weights.
+/// Two tenants, one of which sends twenty times as many requests. Both always have waiting requests, and get
+/// tokens in proportion to their weights.
 pub(in super::super) const EQUAL: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[with(
@@ -44,8 +45,8 @@ pub(in super::super) const WEIGHTED: Scenario = Scenario {
     ..EQUAL
 };
 
-/// The light tenant asks for less than its share; the heavy one always waits. Each engine runs one request at
-/// a time: only the wait for a place differs, not the pace of an engine that shares its steps.
+/// The light tenant sends less than its share, and the heavy one always has waiting requests. Each engine
+/// runs one request at a time, so that only the wait for a place differs, not the speed of an engine.
 pub(in super::super) const FIRST_TOKENS: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[with(
@@ -73,7 +74,7 @@ pub(in super::super) const FIRST_TOKENS: Scenario = Scenario {
     ..EQUAL
 };
 
-/// Clients of a tenant; requests have a third of `tokens` to all of them.
+/// Returns the clients of a tenant. A request has between a third of `tokens` and `tokens` output tokens.
 const fn tenant(name: &'static str, clients: u32, tokens: u32) -> Load {
     Load {
         name,

@@ -1,4 +1,4 @@
-//! Three gateways that tell each other their load.
+//! Three gateways that exchange their load.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::load::{Arrivals, Kind::Stream, Load, STEADY};
 const ASKING: Load = Load { arrivals: Arrivals::Rate(12.5), kinds: &[Stream], tokens: (30, 30), ..STEADY };
 const WHOLE_AGAIN: &[Hold] =
     &[Hold::Happened(&[Happened::Complete]), Hold::Heals(15), Hold::NoneLost, Hold::NoBookings(30)];
-/// Probes that notice a killed engine soon, and a source whose workers may leave one by one.
+/// Probes that notice a killed engine soon, and a source from which workers may leave one by one.
 const CHAOTIC: &str = "[probe]\ninterval = '500ms'\n[discovery]\ndrain = '2s'\nremoval_share = 1.0\n\
                        [server]\nthreads = 1\n";
 
-/// Three gateways that find their engines through the real etcd and tell each other their load over the real
-/// NATS, while one or two of everything are taken away.
+/// Three gateways that find their engines through the real etcd and exchange their load over the real NATS,
+/// while one or two processes or networks at a time fail.
 pub(in super::super) const CHAOS: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[
@@ -46,12 +46,12 @@ pub(in super::super) const CHAOS: Scenario = Scenario {
         ..PHASE
     }],
     rest: 0,
-    // etcd's and NATS's clients wait between two attempts.
+    // The clients of etcd and NATS pause between two attempts.
     holds: WHOLE_AGAIN,
 };
 
-/// An engine, NATS and a gateway are killed and a network is cut, one after the other, for longer than a
-/// lease (3 s): gateways say so, and agree again soon.
+/// An engine, NATS and a gateway are killed and a network is cut, one after another, for longer than a lease
+/// (3 s). The gateways must report each fault, and agree again soon after its repair.
 pub(crate) const REPLICAS: Scenario = Scenario {
     fleet: FleetSpec {
         engines: &[engines(

@@ -1,5 +1,4 @@
-//! The configuration of an image: user, command, ports, labels. It says what `deploy/container/Dockerfile`
-//! says.
+//! The configuration of an image: user, command, ports, labels. It agrees with `deploy/container/Dockerfile`.
 
 use serde_json::{Value, json};
 
@@ -7,11 +6,11 @@ use super::{super::contents::Release, USER};
 
 const TITLE: &str = "Pointsman";
 const DESCRIPTION: &str = "Gateway for disaggregated LLM serving";
-/// Pointsman, glibc, libgcc and the root certificates.
+/// Licences of Pointsman, glibc, libgcc and the root certificates.
 const LICENSES: &str =
     "Apache-2.0 AND LGPL-2.1-or-later AND GPL-3.0-or-later WITH GCC-exception-3.1 AND MPL-2.0";
 const PROGRAM: &str = "/usr/bin/pointsman";
-/// Nanoseconds of a second, the unit of a health check's times.
+/// Number of nanoseconds in a second. The times of a health check are in nanoseconds.
 const SECOND: u64 = 1_000_000_000;
 
 /// Returns the configuration of an image with one layer.
@@ -31,9 +30,10 @@ pub(super) fn config(release: &Release, diff_id: &str) -> Value {
             "Cmd": ["serve", "--config", "/etc/pointsman/pointsman.toml", "--listen", "0.0.0.0:8080"],
             "WorkingDir": "/",
             "Labels": labels(release),
-            // SIGTERM drains: a runtime has to wait for more than `timeouts.drain` (30 s) before it kills.
+            // SIGTERM starts the drain. A runtime has to wait longer than `timeouts.drain` (30 s) before it
+            // kills the process.
             "StopSignal": "SIGTERM",
-            // Docker reads this; Kubernetes has probes of its own.
+            // Docker uses this. Kubernetes has its own probes.
             "Healthcheck": {
                 "Test": ["CMD", PROGRAM, "health"],
                 "Interval": 10 * SECOND,
@@ -46,7 +46,7 @@ pub(super) fn config(release: &Release, diff_id: &str) -> Value {
     })
 }
 
-/// Labels of the image, which are the annotations of its manifest, too.
+/// Returns the labels of the image, which are also the annotations of its manifest.
 pub(super) fn labels(release: &Release) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": TITLE,
@@ -56,14 +56,14 @@ pub(super) fn labels(release: &Release) -> Value {
         "org.opencontainers.image.revision": release.revision,
         "org.opencontainers.image.created": release.created,
     });
-    // `repository` of the workspace, once it has one.
+    // The value is `repository` of the workspace, once that is set.
     if let Some(source) = option_env!("CARGO_PKG_REPOSITORY").filter(|source| !source.is_empty()) {
         labels["org.opencontainers.image.source"] = source.into();
     }
     labels
 }
 
-/// Architecture of this machine, as OCI names it.
+/// Returns the architecture of this machine, as OCI names it.
 pub(super) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -79,7 +79,7 @@ mod tests {
     use super::{super::super::contents::Release, config};
     use crate::sh;
 
-    /// The argument of an instruction in the last stage of the Dockerfile.
+    /// Returns the argument of an instruction in the last stage of the Dockerfile.
     fn instruction(keyword: &str) -> String {
         let text = std::fs::read_to_string(sh::root().join("deploy/container/Dockerfile")).unwrap();
         let text = text.replace("\\\n", " ");

@@ -12,17 +12,17 @@ use crate::digest::sha256;
 #[derive(Debug)]
 pub(super) struct Layer {
     pub(super) gzipped: Vec<u8>,
-    /// Digest of the archive before it is compressed.
+    /// Digest of the uncompressed archive.
     pub(super) diff_id: String,
 }
 
-/// Packs the files, all with one time. `gzip` compresses the archive in a file of `work`.
+/// Packs the files, all with the same time. `gzip` compresses the archive in a file of `work`.
 pub(super) fn pack(files: &Tree, time: u64, work: &Path) -> anyhow::Result<Layer> {
     let tar = archive(files, time)?;
     let diff_id = format!("sha256:{}", sha256(&tar));
     let file = work.join("layer.tar");
     fs::write(&file, tar).with_context(|| format!("writing {}", file.display()))?;
-    // Neither its name nor a time, and the bytes of one thread.
+    // The archive contains neither its name nor a time, and one thread compresses it.
     let gzip = Command::new("gzip").args(["--no-name", "--best", "--stdout"]).arg(&file).output();
     let gzip = gzip.context("could not start gzip: install it with `apt install gzip`")?;
     ensure!(gzip.status.success(), "gzip failed: {}", String::from_utf8_lossy(&gzip.stderr).trim());
@@ -30,7 +30,7 @@ pub(super) fn pack(files: &Tree, time: u64, work: &Path) -> anyhow::Result<Layer
     Ok(Layer { gzipped: gzip.stdout, diff_id })
 }
 
-/// Returns the files as an archive, all with one time.
+/// Returns the files as an archive, all with the same time.
 pub(super) fn archive(files: &Tree, time: u64) -> anyhow::Result<Vec<u8>> {
     let mut archive = Builder::new(Vec::new());
     for (path, entry) in files.entries() {

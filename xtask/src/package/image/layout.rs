@@ -37,12 +37,12 @@ pub(super) fn archive(layer: Vec<u8>, config: &Value, release: &Release) -> anyh
     layer::archive(&files, release.time)
 }
 
-/// A version as a tag, which has no `+`.
+/// Returns a version as a tag, which must not contain `+`.
 fn tag(version: &str) -> String {
     version.replace('+', "-")
 }
 
-/// JSON with sorted keys, whatever features serde_json is built with.
+/// Returns JSON with sorted keys, whatever the features of serde_json.
 fn bytes(value: &Value) -> Vec<u8> {
     let mut value = value.clone();
     value.sort_all_objects();

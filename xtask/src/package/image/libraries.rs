@@ -1,4 +1,4 @@
-//! Shared libraries of programs, with the loader, and the Debian packages that they come from.
+//! Finds the shared libraries of programs, the loader, and the Debian packages that they come from.
 
 use std::{
     collections::BTreeSet,
@@ -9,19 +9,19 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Has the root certificates.
+/// Package of the root certificates.
 const CERTIFICATES: &str = "ca-certificates";
 
 /// A Debian package.
 #[derive(Debug)]
 pub(super) struct Package {
     pub(super) name: String,
-    /// Its fields: name, version, source.
+    /// Fields of the package: name, version, source.
     pub(super) status: Vec<u8>,
     pub(super) copyright: Vec<u8>,
 }
 
-/// Returns the libraries that programs link, and the loader.
+/// Returns the libraries that the programs link, and the loader.
 pub(super) fn of(programs: &[PathBuf]) -> anyhow::Result<BTreeSet<PathBuf>> {
     let mut libraries = BTreeSet::new();
     for program in programs {
@@ -39,7 +39,7 @@ pub(super) fn of(programs: &[PathBuf]) -> anyhow::Result<BTreeSet<PathBuf>> {
     Ok(libraries)
 }
 
-/// Paths of the output of `ldd`.
+/// Returns the paths in the output of `ldd`.
 fn parse(ldd: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for line in ldd.lines().map(str::trim) {
@@ -47,7 +47,7 @@ fn parse(ldd: &str) -> anyhow::Result<Vec<PathBuf>> {
         if found.starts_with("not found") {
             bail!("ldd does not find one: `{line}`");
         }
-        // The kernel's own library has no path, and a static program says so.
+        // The kernel's own library has no path, and for a static program ldd prints a sentence.
         if let Some(path) = found.split(" (").next().filter(|path| path.starts_with('/')) {
             paths.push(PathBuf::from(path));
         }
@@ -64,9 +64,9 @@ pub(super) fn packages(libraries: &BTreeSet<PathBuf>) -> anyhow::Result<Vec<Pack
     names.into_iter().map(|name| package(&name)).collect()
 }
 
-/// Package that a library comes from, with its architecture: `libc6:amd64`.
+/// Returns the package that a library comes from, with its architecture: `libc6:amd64`.
 fn owner(library: &Path) -> anyhow::Result<String> {
-    // The package names one of the two paths, when /lib is a link.
+    // If /lib is a link, the package names only one of the two paths.
     let paths = [library.to_owned(), library.canonicalize()?];
     let found = paths.iter().find_map(|path| query(&["--search"], path.as_os_str()).ok());
     let found = found.with_context(|| {

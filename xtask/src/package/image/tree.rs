@@ -10,24 +10,24 @@ pub(super) struct Tree {
     entries: BTreeMap<String, Entry>,
 }
 
-/// A file or a directory.
+/// A file or a directory of an image.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Entry {
-    /// Content of a file; a directory has none.
+    /// Content of a file; `None` for a directory.
     pub(super) content: Option<Vec<u8>>,
     pub(super) mode: u32,
-    /// Number of the user and of the group that own it.
+    /// Number of the owning user and group.
     pub(super) owner: u64,
 }
 
 impl Tree {
-    /// Adds a directory and those above it.
+    /// Adds a directory and its parent directories.
     pub(super) fn directory(&mut self, path: &str, mode: u32, owner: u64) {
         self.parents(path);
         self.entries.insert(path.to_owned(), Entry { content: None, mode, owner });
     }
 
-    /// Adds a file of root and the directories above it.
+    /// Adds a file that root owns, and its parent directories.
     pub(super) fn file(&mut self, path: &str, content: impl Into<Vec<u8>>, mode: u32) {
         self.parents(path);
         self.entries.insert(path.to_owned(), Entry { content: Some(content.into()), mode, owner: 0 });
@@ -41,7 +41,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Every entry; a directory comes before what it contains.
+    /// Returns every entry. A directory comes before its contents.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&str, &Entry)> {
         self.entries.iter().map(|(path, entry)| (path.as_str(), entry))
     }

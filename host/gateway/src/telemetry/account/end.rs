@@ -1,4 +1,4 @@
-//! The end of a request: what it adds to the metrics, and its line of the access log.
+//! Handles the end of a request: adds it to the metrics, and writes its line of the access log.
 
 use std::cmp::Ordering;
 
@@ -35,7 +35,7 @@ impl Drop for Account {
 }
 
 impl Account {
-    /// Time to the first token, if there was one.
+    /// Returns the time to first token, if there was a token.
     fn ttft(&self) -> Option<Duration> {
         self.first_token.map(|first| first - self.started)
     }
@@ -59,7 +59,7 @@ impl Account {
         metrics.cached_tokens.inc_by(u64::from(usage.cached_tokens.unwrap_or(0)));
         metrics.predicted_tokens.inc_by(u64::from(self.predicted_tokens));
         if let (Some(block), Some(cached)) = (self.exact_block, usage.cached_tokens) {
-            // Only whole blocks of the gateway's are predicted.
+            // Only whole blocks of the gateway's size are predicted.
             let reason = match (self.predicted_tokens / block).cmp(&(cached / block)) {
                 Ordering::Equal => "equal",
                 Ordering::Greater => "over",

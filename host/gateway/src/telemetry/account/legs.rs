@@ -1,4 +1,4 @@
-//! The legs of a request: when each was sent, and how it ended.
+//! The legs of a request: the time at which each was sent, and how it ended.
 
 use pointsman_workers::Leg;
 use tokio::time::Instant;
@@ -15,7 +15,7 @@ pub(super) struct OpenLeg {
 }
 
 impl Account {
-    /// Notes that a leg was sent.
+    /// Records that a leg was sent.
     pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) {
         let leg = target.leg;
         self.count_cancelled(leg);
@@ -31,7 +31,7 @@ impl Account {
         }
     }
 
-    /// Notes that a leg ended, or why it failed.
+    /// Records that a leg ended, or why it failed.
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
         self.observe_end(leg, outcome.err().unwrap_or("ok"));
         if let Some(trace) = &mut self.trace {
@@ -39,7 +39,7 @@ impl Account {
         }
     }
 
-    /// Notes that the gateway ended a leg.
+    /// Records that the gateway ended a leg.
     pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
         self.count_cancelled(leg);
         if let Some(trace) = &mut self.trace {
@@ -47,7 +47,7 @@ impl Account {
         }
     }
 
-    /// Counts the legs that run when the request ends.
+    /// Counts the legs that are still running when the request ends.
     pub(super) fn count_open_legs(&mut self) {
         self.count_cancelled(Leg::Prefill);
         self.count_cancelled(Leg::Aggregated);
@@ -59,7 +59,7 @@ impl Account {
         }
     }
 
-    /// Observes the time of a leg, if it runs, and ends it.
+    /// Observes the duration of a leg and ends the leg, if it is running.
     fn observe_end(&mut self, leg: Leg, outcome: &'static str) -> Option<OpenLeg> {
         let open = self.open_legs[leg].take()?;
         let now = Instant::now();

@@ -21,14 +21,14 @@ pub(super) struct LogDraft {
 }
 
 impl Account {
-    /// Also writes the request to the decision log, if there is one.
+    /// Makes the record also write the request to the decision log, if there is one.
     pub(crate) fn logging(&mut self, log: Option<&Arc<DecisionLog>>, request: &RoutingRequest) {
         let draft =
             |log: &Arc<DecisionLog>| LogDraft { log: log.clone(), entry: Box::new(Entry::of(request)) };
         self.log = log.map(draft);
     }
 
-    /// Hands the entry over to the log, with the decisions and the outcome.
+    /// Passes the entry to the log, with the decisions and the outcome.
     pub(super) fn log(&mut self) {
         let Some(LogDraft { log, mut entry }) = self.log.take() else { return };
         let duration = self.started.elapsed();
@@ -36,7 +36,7 @@ impl Account {
         let arrived_at = now.saturating_sub(duration);
         entry.arrived_at_us = u64::try_from(arrived_at.as_micros()).unwrap_or(u64::MAX);
         entry.endpoint = self.endpoint.label();
-        // The name of a model that no worker serves is text of the client.
+        // The name of a model that no worker serves comes from the client, and is not written.
         entry.model = if self.model_is_served { self.model.0.clone() } else { OTHER.clone() };
         entry.output_tokens = self.tokens;
         entry.decode_override = self.decode_override.take().and_then(|decided| decided.entry);

@@ -9,7 +9,8 @@ use super::Account;
 use crate::telemetry::{decision_stats::Decided, metrics::SourceLabels};
 
 impl Account {
-    /// Tells how the request ended to the record of decisions, to policies that learn, and to the statistics.
+    /// Reports the end of the request to the record of decisions, to policies that learn, and to the
+    /// statistics.
     pub(super) fn report_decisions(&self) {
         self.record();
         self.teach();
@@ -19,7 +20,7 @@ impl Account {
     /// Adds the outcome to each recorded decision of this request.
     fn record(&self) {
         let is_recorded = self.is_recorded();
-        // While the record of decisions is off, a request that went well costs nothing here.
+        // While decisions are not recorded, a successful request costs nothing here.
         if !is_recorded && self.outcome.code == "ok" {
             return;
         }
@@ -71,7 +72,7 @@ impl Account {
         {
             learning.submit(asked(receipt.slot, receipt.lane), self.observed(receipt, retried));
         }
-        // A decode override is judged by the leg that answered, or was to.
+        // A decode override is judged by the leg that answered, or that would have answered.
         let answering = self.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
         let learning_override = self.decode_override.as_ref().filter(|decided| decided.learns);
         if let (Some(decided), Some(receipt)) = (learning_override, answering) {
@@ -85,14 +86,14 @@ impl Account {
         }
     }
 
-    /// Adds each decision to the statistics of its slot and lane, and the shadow's beside it.
+    /// Adds each decision to the statistics of its slot and lane, together with the shadow's decision.
     fn count_decisions(&self) {
         let Some(stats) = &self.stats else { return };
         let is_served = self.outcome.code == "ok";
         let ttft = self.first_token.map(|first| first - self.started);
         let times = [ttft, self.itl(), Some(self.started.elapsed())];
         for (receipt, retried) in Receipt::with_retried(&self.receipts) {
-            // A shadow that ran beside a canary says nothing of the active generation.
+            // A shadow decision beside a canary does not compare with the active generation.
             let shadow = receipt.shadow.filter(|_| receipt.lane == Lane::Active);
             let prompt = self.prompt_tokens / self.block_tokens.max(1);
             let blocks = |cached: [u32; 3]| (prompt, cached.iter().sum::<u32>().min(prompt));
@@ -141,7 +142,7 @@ impl Account {
         }
     }
 
-    /// Where the number of output tokens comes from; `None` if there is no output.
+    /// Returns the source of the number of output tokens, or `None` if there is no output.
     fn output_source(&self) -> Option<&'static str> {
         if self.counted {
             return Some("counted");
@@ -149,7 +150,7 @@ impl Account {
         self.usage?.completion_tokens.map(|_| "usage")
     }
 
-    /// Adds the lengths of a request that a worker was chosen for to the histograms, and the share of its
+    /// Adds to the histograms the lengths of a request for which a worker was chosen, and the share of its
     /// prompt that was cached.
     pub(super) fn observe_lengths(&self) {
         if self.receipts.is_empty() {

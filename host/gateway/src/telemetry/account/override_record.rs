@@ -12,7 +12,7 @@ pub(crate) struct OverrideRecord {
     pub(super) seed: u64,
     pub(super) learns: bool,
     pub(super) by_policy: bool,
-    /// The policy's decision; `None`: the slot has no policy.
+    /// The policy's decision; `None` if the slot has no policy.
     pub(super) entry: Option<OverrideEntry>,
 }
 

@@ -16,12 +16,12 @@ impl Account {
         self.body.as_ref().map_or(0, Share::amount)
     }
 
-    /// Keeps the queue's admission until the request ended.
+    /// Keeps the queue's admission until the request ends.
     pub(crate) fn admitted(&mut self, admission: Admission) {
         self.admission = Some(admission);
     }
 
-    /// Keeps a reservation of the tenant's limits until the request ended.
+    /// Keeps a reservation of the tenant's limits until the request ends.
     pub(crate) fn reserved(&mut self, reservation: Option<Reservation>) {
         self.reservation = reservation;
     }
@@ -29,7 +29,7 @@ impl Account {
     /// Reserves the tokens that the request may need.
     ///
     /// # Errors
-    /// [`Exceeded`]: which limit, and when to try again.
+    /// [`Exceeded`] names the exceeded limit, and the time of the next try.
     pub(crate) fn reserve_tokens(
         &mut self,
         request: &RoutingRequest,
@@ -47,7 +47,7 @@ impl Account {
         }
     }
 
-    /// Replaces the estimated tokens of the request by those that it used.
+    /// Replaces the request's reserved estimate of tokens with the tokens that it used.
     pub(super) fn settle(&mut self) {
         let (input, output) = self.used_tokens();
         if let Some(mut admission) = self.admission.take() {
@@ -58,8 +58,8 @@ impl Account {
         }
     }
 
-    /// Tokens of the prompt and the output: as the engine reported them, else as they were counted. A request
-    /// that no worker was chosen for used none.
+    /// Returns the tokens of the prompt and the output, as the engine reported them or else as the gateway
+    /// counted them. A request for which no worker was chosen used none.
     pub(super) fn used_tokens(&self) -> (u64, u64) {
         if self.receipts.is_empty() {
             return (0, 0);

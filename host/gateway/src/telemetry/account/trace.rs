@@ -1,4 +1,4 @@
-//! Reports a request to its trace, if it is recorded. Each call costs one branch if it is not.
+//! Reports a request to its trace, if it is recorded. Without a trace, each call costs one branch.
 
 use std::borrow::Cow;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Account {
-    /// Records the request's trace; `None`: the exporter does not take it.
+    /// Sets the request's trace; `None` if the exporter does not record it.
     pub(crate) fn traced(&mut self, trace: Option<Box<RequestTrace>>) {
         self.is_untraced = trace.is_none();
         self.trace = trace;
@@ -26,7 +26,8 @@ impl Account {
         self.trace.is_some()
     }
 
-    /// Returns the trace that the engines' spans belong to. Without the exporter's part it is not sampled.
+    /// Returns the trace that the engines' spans belong to. If this gateway exports traces but does not
+    /// record this one, it is marked as not sampled.
     pub(crate) fn trace_context<'a>(&'a self, request: &'a Request) -> Cow<'a, TraceContext> {
         match &self.trace {
             Some(trace) => Cow::Borrowed(&trace.context),
@@ -42,7 +43,7 @@ impl Account {
         }
     }
 
-    /// Adds the planning, with what the decode override decided.
+    /// Adds the planning stage, with the choice of the decode override.
     pub(crate) fn planned(&mut self, start: Instant) {
         let Some(trace) = &mut self.trace else { return };
         let mut attributes = Attributes::default();
@@ -58,28 +59,28 @@ impl Account {
         trace.stage("plan", start, attributes);
     }
 
-    /// Notes that a leg found no worker after a decision that began at `start`.
+    /// Records that a leg found no worker after a decision that began at `start`.
     pub(crate) fn not_routed(&mut self, leg: Leg, start: Instant, code: &'static str) {
         if let Some(trace) = &mut self.trace {
             trace.not_routed(leg, start, code);
         }
     }
 
-    /// Notes that a leg waits in the `queue`, or for a `pause`.
+    /// Records that a leg waits in the `queue`, or in a `pause`.
     pub(crate) fn waits(&mut self, what: &'static str, leg: Leg) {
         if let Some(trace) = &mut self.trace {
             trace.waits(what, leg);
         }
     }
 
-    /// Notes that the client's answer begins.
+    /// Records that the client's answer begins.
     pub(crate) fn relay_begins(&mut self) {
         if let Some(trace) = &mut self.trace {
             trace.relay_begins();
         }
     }
 
-    /// Returns the label of the request's exemplars, if someone records its trace.
+    /// Returns the label of the request's exemplars, if its trace is recorded here or by the client.
     pub(super) fn exemplar(&self) -> Option<TraceLabel> {
         let context = match &self.trace {
             Some(trace) => Some(&trace.context),
@@ -88,7 +89,7 @@ impl Account {
         context.map(|context| TraceLabel { trace_id: context.id() })
     }
 
-    /// Hands the trace over to the exporter.
+    /// Passes the trace to the exporter.
     pub(super) fn finish_trace(&mut self) {
         let Some(trace) = self.trace.take() else { return };
         trace.finish(&Ending {

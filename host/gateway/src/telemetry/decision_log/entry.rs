@@ -1,4 +1,4 @@
-//! One request on its way to the log, and its form there.
+//! One request on its way to the log, and its logged form.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use tokio::time::Duration;
 
 use super::salt::{Domain, Salt};
 
-/// Bytes that an entry takes besides its prefix.
+/// Number of bytes that an entry takes besides its prefix.
 const BASE_BYTES: usize = 1_024;
 
-/// A request with its decisions and outcome. It shares or takes over what the request had anyway.
+/// A request with its decisions and outcome. It shares data with the request, or takes data over from it.
 #[derive(Debug, Default)]
 pub(crate) struct Entry {
-    /// Microseconds since the Unix epoch.
+    /// Time of arrival, microseconds since the Unix epoch.
     pub arrived_at_us: u64,
     pub endpoint: &'static str,
     /// Name of a model that a worker serves, or `other`.
@@ -57,7 +57,7 @@ pub(crate) struct OverrideEntry {
 }
 
 impl Entry {
-    /// Begins the entry of a request that was measured.
+    /// Begins the entry of a request, once its prompt was measured.
     pub(crate) fn of(request: &RoutingRequest) -> Self {
         Self {
             tenant_hash: request.tenant_hash,

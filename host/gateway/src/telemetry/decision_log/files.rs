@@ -10,7 +10,8 @@ use std::{
 
 use pointsman_decision_log::{FILE_PREFIX, FILE_SUFFIX};
 
-/// Names that are tried for a new file: another gateway may write to the same directory.
+/// Maximum number of names that are tried for a new file, because another gateway may write to the same
+/// directory.
 const MAX_NAMES: u32 = 100;
 
 /// Writes frames to files of bounded size.
@@ -38,8 +39,8 @@ impl Files {
         &self.dir
     }
 
-    /// Whether a frame of this length needs a new file: no file is open, or the open one is full or was
-    /// removed.
+    /// Whether a frame of this length needs a new file, because no file is open, or the open one is full or
+    /// was removed.
     pub(super) fn needs_new(&self, bytes: usize) -> bool {
         self.current.as_ref().is_none_or(|current| {
             let is_full = current.length + bytes as u64 > self.file_bytes;
@@ -47,15 +48,15 @@ impl Files {
         })
     }
 
-    /// Makes the directory.
+    /// Creates the directory.
     ///
     /// # Errors
-    /// It cannot be made.
+    /// The directory cannot be created.
     pub(super) fn make_dir(&self) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)
     }
 
-    /// Begins a new file, whose first frame is `header`. Removes the oldest files, so that the new one may
+    /// Begins a new file, whose first frame is `header`. Removes the oldest files, so that the new file can
     /// grow to its full size.
     ///
     /// # Errors
@@ -81,11 +82,11 @@ impl Files {
     /// Appends a frame.
     ///
     /// # Errors
-    /// It cannot be written. Then the file ends before it, and is not continued.
+    /// The frame cannot be written. The file then ends before this frame and is not continued.
     pub(super) fn append(&mut self, frame: &[u8]) -> io::Result<()> {
         let Some(current) = &mut self.current else { return Err(ErrorKind::NotFound.into()) };
         if let Err(error) = current.file.write_all(frame) {
-            // A part of a frame in the middle of a file would hide what follows.
+            // After an incomplete frame in the middle of a file, the rest of the file could not be read.
             let cut = current.file.set_len(current.length);
             if current.length == 0 && cut.is_ok() {
                 let _ = fs::remove_file(&current.path);
@@ -97,14 +98,14 @@ impl Files {
         Ok(())
     }
 
-    /// Lets every further write fail as on a full disk.
+    /// Makes every further write fail as on a full disk.
     #[cfg(test)]
     pub(super) fn replace_by_full_disk(&mut self) {
         let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
         self.current.as_mut().unwrap().file = full;
     }
 
-    /// Removes the oldest files until a further one fits into the total.
+    /// Removes the oldest files until the total has space for another file.
     fn prune(&self) -> io::Result<()> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -117,7 +118,7 @@ impl Files {
                 found.push((entry.path(), entry.metadata()?.len()));
             }
         }
-        // Names begin with the time.
+        // A file's name begins with the time.
         found.sort();
         let mut total: u64 = found.iter().map(|(_, length)| length).sum();
         for (path, length) in found {

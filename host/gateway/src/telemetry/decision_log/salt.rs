@@ -1,5 +1,5 @@
-//! The secret with which ids in the log are hashed. Without it, a reader of the log could hash a known prompt
-//! and find out whether it was sent.
+//! The secret with which ids in the log are hashed. Without the salt, a reader of the log could hash a known
+//! prompt and find out whether a client sent it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -12,10 +12,10 @@ use sha2::{Digest as _, Sha256};
 
 /// Name of the file with the salt.
 const FILE: &str = "salt";
-/// Bits of an id: every JSON reader keeps integers of 53 bits.
+/// Number of bits of an id. Every JSON reader keeps integers of 53 bits exactly.
 const ID_BITS: u32 = 53;
 
-/// A salt.
+/// A salt, 32 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Salt([u8; 32]);
 
@@ -33,10 +33,10 @@ impl Salt {
         Self(Sha256::digest(text.as_bytes()).into())
     }
 
-    /// Reads the salt of a directory, or makes one and keeps it there.
+    /// Reads the salt of a directory, or creates one and writes it there.
     ///
     /// # Errors
-    /// The file can be neither read nor written, or holds no salt.
+    /// The file can be neither read nor written, or does not contain a salt.
     pub(super) fn of_dir(dir: &Path) -> io::Result<Self> {
         match fs::read_to_string(dir.join(FILE)) {
             Ok(text) => Self::parse(text.trim()).ok_or_else(|| {
@@ -54,7 +54,7 @@ impl Salt {
         }
     }
 
-    /// Writes the salt to the directory, unless there is one.
+    /// Writes the salt to the directory, unless the directory has one.
     ///
     /// # Errors
     /// The file cannot be written. A partly written file is removed.

@@ -69,7 +69,7 @@ async fn requests_are_written_in_frames_that_can_be_read_alone_with_salted_ids()
     assert!(requests.iter().all(|request| request.blocks.ids == *first) && first.len() == 4);
     let hashes: Vec<u64> = entry(0).prefix.hashes().iter().map(|hash| hash.0).collect();
     assert!(first.iter().all(|id| !hashes.contains(id) && *id < 1 << 53), "{first:?}");
-    // A restart keeps the salt; another directory and a configured salt have other ids.
+    // The salt is the same after a restart. Another directory, or a configured salt, gives other ids.
     let (again, _) = start(&settings(&path));
     again.submit(entry(11));
     again.flush(LIMIT).await;
@@ -89,7 +89,7 @@ async fn files_rotate_and_the_oldest_leave_before_the_total_is_exceeded() {
     let mut next = 0;
     for _ in 0..20 {
         for _ in 0..20 {
-            // Ids that do not compress: every prompt is another.
+            // Every prompt is different, so the ids do not compress.
             let tokens: Vec<u32> = (0..16 * 1_000).map(|token| token ^ next).collect();
             let prefix = Prefix::of_tokens(&tokens, 16, &PromptSalt::default(), &[]);
             log.submit(Box::new(Entry { arrived_at_us: next.into(), prefix, ..Entry::default() }));
@@ -118,7 +118,7 @@ async fn a_directory_that_is_removed_or_unusable_costs_records_until_it_can_be_w
     log.flush(LIMIT).await;
     assert_eq!(all(&path).len(), 1, "the directory is made again");
     assert_eq!(fs::read(path.join("salt")).unwrap(), salt, "with its salt");
-    // A file in the place of the directory: nothing can be written.
+    // A file takes the place of the directory, so nothing can be written.
     fs::remove_dir_all(&path).unwrap();
     fs::write(&path, "").unwrap();
     for number in 0..100 {
@@ -157,7 +157,7 @@ fn a_writer_that_is_behind_costs_records_and_no_wait() {
     (0..10).for_each(|number| log.submit(entry(number)));
     assert_eq!(dropped(&metrics, "queue"), 6);
     drop(receiver.try_iter().collect::<Vec<_>>());
-    // Few requests with many blocks are bounded by their bytes.
+    // A few requests with many blocks reach the limit in bytes.
     log.queued_bytes.store(0, Ordering::Relaxed);
     let prefix: Prefix = vec![pointsman_workers::BlockHash(1); MAX_QUEUED_BYTES / 16].into();
     (0..3).for_each(|_| log.submit(Box::new(Entry { prefix: prefix.clone(), ..Entry::default() })));

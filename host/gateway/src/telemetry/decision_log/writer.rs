@@ -19,29 +19,29 @@ use zstd::bulk::Compressor;
 use super::{Entry, Message, files::Files, salt::Salt};
 use crate::{config::DecisionLogSettings, telemetry::metrics::Metrics, version::VERSION};
 
-/// Bytes of lines from which on they are written.
+/// Number of bytes of lines at which they are written.
 const FRAME_BYTES: usize = 256 * 1024;
-/// How long a line may wait to be written: a daemon that is killed loses that much.
+/// Maximum time that a line waits to be written. A killed daemon loses the lines of this time.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
-/// How long nothing is written after the disk failed.
+/// Time for which nothing is written after the disk failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// zstd's default level: 3 to 4 times smaller, at some hundred MB a second.
 const LEVEL: i32 = 3;
 
-/// Collects lines and writes them as frames, each of which can be read alone.
+/// Collects lines and writes them as frames. Each frame can be read without the others.
 pub(super) struct Writer {
     files: Files,
     salt: Option<Salt>,
-    /// Whether the salt is that of the directory.
+    /// Whether the salt belongs to the directory; false for a configured salt.
     keeps_salt: bool,
     compressor: Compressor<'static>,
     block_tokens: u32,
     lines: Vec<u8>,
-    /// Number of lines.
+    /// Number of collected lines.
     records: u64,
-    /// When the lines are written at the latest.
+    /// Latest time at which the lines are written.
     due: Option<Instant>,
-    /// When writing may be tried again, after it failed.
+    /// Earliest time of the next write, after a write failed.
     retry_at: Option<Instant>,
     metrics: Arc<Metrics>,
     queued_bytes: Arc<AtomicUsize>,
@@ -72,7 +72,7 @@ impl Writer {
         })
     }
 
-    /// Writes until every sender is gone.
+    /// Writes until all senders are dropped.
     pub(super) fn run(mut self, queue: &Receiver<Message>) {
         loop {
             let wait = self.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
@@ -109,7 +109,7 @@ impl Writer {
         }
     }
 
-    /// Returns the salt; reads or makes it before the first line.
+    /// Returns the salt. Reads or creates it before the first line.
     fn salt(&mut self) -> io::Result<Salt> {
         if let Some(salt) = &self.salt {
             return Ok(salt.clone());
@@ -120,7 +120,7 @@ impl Writer {
         Ok(salt)
     }
 
-    /// Writes the lines as one frame.
+    /// Writes the collected lines as one frame.
     fn write(&mut self) {
         self.due = None;
         if self.records == 0 {
@@ -153,7 +153,7 @@ impl Writer {
         Ok(frame.len() as u64)
     }
 
-    /// The first frame of a file.
+    /// Returns the first frame of a file.
     fn header(&mut self) -> io::Result<Vec<u8>> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let header = FileHeader {
@@ -168,7 +168,7 @@ impl Writer {
         self.compressor.compress(&line)
     }
 
-    /// Drops the lines. Logs the first failure in a row.
+    /// Drops the collected lines. Logs only the first of consecutive failures.
     fn failed(&mut self, error: &io::Error) {
         self.metrics.log_dropped("disk", self.records);
         self.clear();

@@ -1,4 +1,4 @@
-//! The sum over the last minutes of a lane.
+//! Sum over the last minutes of a lane.
 
 use std::sync::atomic::Ordering;
 
@@ -7,12 +7,12 @@ use serde::Serialize;
 use super::{COUNTS, Count, Minute, TIMES};
 use crate::telemetry::histogram::{BUCKETS, middle_ms, quantile_ms};
 
-/// The last minutes of a lane.
+/// Sum over the last minutes of a lane.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneSum {
     counts: [u64; COUNTS],
     times: [[u64; BUCKETS]; TIMES],
-    /// Decisions of each minute, the current one last.
+    /// Number of decisions in each minute, the current one last.
     pub(crate) minutes: Vec<u64>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Times {
     pub(crate) p50: f64,
     pub(crate) p90: f64,
     pub(crate) p99: f64,
-    /// Points of the distribution: milliseconds, and the share of requests up to there.
+    /// Points of the distribution: milliseconds, and the share of requests up to that time.
     pub(crate) cdf: Vec<(f64, f64)>,
 }
 
@@ -32,7 +32,7 @@ impl LaneSum {
         let length = usize::try_from(window).unwrap_or_default();
         let mut sum = Self { counts: [0; COUNTS], times: [[0; BUCKETS]; TIMES], minutes: vec![0; length] };
         for cell in cells {
-            // A cell that was never used has the largest number.
+            // A cell that was never used contains the largest number.
             let age = now.checked_sub(cell.number.load(Ordering::Relaxed)).filter(|age| *age < window);
             let Some(age) = age.and_then(|age| usize::try_from(age).ok()) else { continue };
             for (sum, count) in sum.counts.iter_mut().zip(&cell.counts) {
@@ -55,7 +55,7 @@ impl LaneSum {
         self.counts.get(which as usize).copied().unwrap_or_default()
     }
 
-    /// Returns one count as a share of another; `None` when that is 0.
+    /// Returns one count as a share of another, or `None` when the other is 0.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
     pub(crate) fn share(&self, part: Count, whole: Count) -> Option<f64> {
@@ -63,7 +63,7 @@ impl LaneSum {
         (whole > 0).then(|| self.count(part) as f64 / whole as f64)
     }
 
-    /// Returns TTFT, ITL and E2E; `None` where nothing was measured.
+    /// Returns TTFT, ITL and E2E, or `None` where nothing was measured.
     #[must_use]
     pub(crate) fn times(&self) -> [Option<Times>; TIMES] {
         self.times.each_ref().map(times)

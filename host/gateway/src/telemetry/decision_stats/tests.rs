@@ -27,7 +27,7 @@ async fn the_sum_covers_the_window_by_slot_and_lane() {
         let sum = stats.sum(model, SlotKind::Decode, Lane::Active, minutes);
         (sum.count(Count::Decisions), sum.minutes.len())
     };
-    // The current minute is empty.
+    // The current minute contains nothing.
     assert_eq!([decode(None, 60), decode(Some(&own), 60), decode(None, 5)], [(59, 60), (59, 60), (4, 5)]);
     let sum = stats.sum(None, SlotKind::Decode, Lane::Active, 60);
     assert_eq!((sum.count(Count::Fallbacks), sum.count(Count::Sheds)), (29, 0));

@@ -15,11 +15,11 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 /// Writes families of one scrape.
 pub(super) struct Families<'a>(pub(super) DescriptorEncoder<'a>);
 
-/// Distribution that something else counted.
+/// A distribution that another part of the gateway counted.
 pub(super) struct Distribution {
     /// Sum of all observations.
     pub(super) sum: f64,
-    /// Upper bounds, rising, each with the number of observations in its bucket; the last bound is
+    /// Upper bounds in ascending order, each with the number of observations in its bucket. The last bound is
     /// `f64::MAX`.
     pub(super) buckets: Vec<(f64, u64)>,
 }
@@ -93,7 +93,7 @@ impl Families<'_> {
     }
 }
 
-/// Help texts end with a full stop, as those of registered metrics do.
+/// Returns a help text with a full stop at its end, as registered metrics have it.
 fn sentence(help: &str) -> String {
     format!("{help}.")
 }

@@ -1,5 +1,5 @@
-//! Rewrites OpenMetrics into the Prometheus text format: counters are named with their suffix, and there are
-//! no units, exemplars and end mark.
+//! Rewrites OpenMetrics into the Prometheus text format: the names of counters include their suffix, and
+//! there are no units, exemplars or end mark.
 
 /// Returns the same metrics in the Prometheus text format.
 pub(super) fn of(open_metrics: &str) -> String {
@@ -20,7 +20,7 @@ pub(super) fn of(open_metrics: &str) -> String {
     out
 }
 
-/// Returns a sample without its exemplar. Values of labels may contain the mark of one.
+/// Returns a sample without its exemplar. Label values may contain the mark of an exemplar.
 fn without_exemplar(line: &str) -> &str {
     let (mut quoted, mut escaped) = (false, false);
     for (place, byte) in line.bytes().enumerate() {

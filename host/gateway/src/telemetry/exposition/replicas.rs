@@ -4,16 +4,16 @@ use std::fmt;
 
 use super::families::Families;
 
-/// Counters of the exchange. All is 0 without one.
+/// Counters of the exchange. All are 0 if there is no exchange.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReplicaFigures {
     pub(crate) connected: bool,
     pub(crate) peers: u64,
     pub(crate) bookings: u64,
     pub(crate) unknown_worker: u64,
-    /// Sent and received.
+    /// Numbers of sent and received messages.
     pub(crate) messages: [u64; 2],
-    /// Sent and received.
+    /// Numbers of sent and received bytes.
     pub(crate) bytes: [u64; 2],
     pub(crate) snapshots: u64,
     pub(crate) lost: u64,
@@ -25,7 +25,7 @@ pub(crate) struct ReplicaFigures {
     pub(crate) expired: u64,
     pub(crate) disconnects: u64,
     pub(crate) state_shared: bool,
-    /// Sent and received.
+    /// Numbers of sent and received changes of state.
     pub(crate) state_changes: [u64; 2],
     pub(crate) state_refused: u64,
     pub(crate) state_unsent: u64,

@@ -1,4 +1,4 @@
-//! Metrics of slots and their policies. The slots count; a decision looks up no label.
+//! Metrics of slots and their policies. The slots hold the counters, so a decision does not look up labels.
 
 use std::{fmt, sync::Arc};
 
@@ -107,7 +107,7 @@ fn encode_trials(out: &mut Families<'_>, status: &ManagerStatus) -> fmt::Result 
     out.counters("pointsman_policy_shadow", help, shadows)
 }
 
-/// Outcomes that learning policies get, and how giving them ended.
+/// Writes the outcomes that learning policies got, and the results of the deliveries.
 fn encode_learning(out: &mut Families<'_>, policies: &PolicyManager, learning: &Learning) -> fmt::Result {
     let counts = learning.counts().map(|(result, count)| (vec![("result", result.to_string())], count));
     let help = "Number of outcomes of decisions for policies that learn, by result";
@@ -123,7 +123,7 @@ fn encode_learning(out: &mut Families<'_>, policies: &PolicyManager, learning: &
     out.counters("pointsman_policy_observations", help, batches)
 }
 
-/// Calls by outcome, and their times.
+/// Writes the calls by outcome, and their durations.
 fn encode_calls(out: &mut Families<'_>, policies: &PolicyManager) -> fmt::Result {
     let lanes = || {
         let each = |slot: &Arc<Slot>| Lane::ALL.map(|lane| (slot.clone(), lane));
@@ -167,7 +167,7 @@ fn of_slot(slot: &Slot) -> Labels {
     labels(slot.kind(), slot.model().map(ModelName::as_str))
 }
 
-/// The labels of a slot; one for all models has no label `model`.
+/// Returns the labels of a slot. A slot for all models has no label `model`.
 fn labels(kind: SlotKind, model: Option<&str>) -> Labels {
     let mut labels = vec![("slot", kind.to_string())];
     labels.extend(model.map(|model| ("model", model.to_owned())));

@@ -6,7 +6,7 @@ use pointsman_discovery::{Fleet, SourceState, SourceStatus};
 
 use super::families::{Families, Labels};
 
-/// Writes the metrics of all sources. Their number is that of the configuration.
+/// Writes the metrics of all sources. The configuration determines the number of sources.
 pub(super) fn encode(out: &mut Families<'_>, fleet: &Fleet) -> fmt::Result {
     let status = fleet.status();
     let sources = || {

@@ -1,4 +1,5 @@
-//! Series that exist at zero before anything is counted: a rate that begins with an event would miss it.
+//! Series that exist at zero before anything is counted: a rate would miss the first event of a series that
+//! begins with it.
 
 use pointsman_workers::ModelName;
 
@@ -9,7 +10,7 @@ use crate::openai::request::Endpoint;
 const EXPECTED_ENDPOINTS: [Endpoint; 2] = [Endpoint::ChatCompletions, Endpoint::Completions];
 
 impl Metrics {
-    /// Creates the series of a model's requests.
+    /// Creates the series for requests of a model.
     pub(crate) fn expect_model(&self, model: &ModelName) {
         for endpoint in EXPECTED_ENDPOINTS {
             let model = Name(model.0.clone());

@@ -1,7 +1,7 @@
 //! The exporter: a thread that sends finished traces to a collector, in batches with a deadline.
 //!
-//! The collector is not trusted to answer: each export has one deadline for all of its attempts, its answer
-//! has a size limit, and what cannot be sent is dropped and counted.
+//! A collector may fail to answer, so each export has one deadline for all its attempts, and the answer has a
+//! size limit. Spans that cannot be sent are dropped and counted.
 
 use std::sync::{
     Arc,
@@ -24,14 +24,15 @@ use super::{
 };
 use crate::{config::Traces as TraceSettings, telemetry::metrics::Metrics};
 
-/// Spans from which an export is sent at once: the message stays below the limits of collectors (4 MiB).
+/// Number of spans at which an export is sent at once, so that the message stays below the limit of
+/// collectors (4 MiB).
 const BATCH_SPANS: usize = 512;
-/// Limit of a collector's answer, bytes.
+/// Maximum size of a collector's answer, bytes.
 const MAX_ANSWER: usize = 64 * 1024;
-/// First pause before an export is tried again; it doubles.
+/// Pause before the first repetition of an export. Each further pause is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
-/// How often a failed export may write a log line.
+/// Minimum time between two log lines about failed exports.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Sends batches to one collector.
@@ -47,7 +48,7 @@ struct Exporter {
     log: LogLimit,
 }
 
-/// Why an attempt failed.
+/// Reason for which an attempt failed.
 enum Failure {
     Connect,
     Broken,
@@ -56,7 +57,7 @@ enum Failure {
     AnswerTooLarge,
 }
 
-/// Starts the exporter's thread. It ends when the queue's sender is dropped and everything is sent.
+/// Starts the exporter's thread. The thread ends when the queue's sender was dropped and everything was sent.
 ///
 /// # Errors
 /// The thread, its runtime or the HTTP client cannot be started.
@@ -130,7 +131,7 @@ impl Exporter {
         }
     }
 
-    /// Sends a batch, again after failures that may pass, until its deadline.
+    /// Sends a batch. Repeats this until the deadline if a failure may be temporary.
     async fn export(&self, batch: &[Box<RequestTrace>], spans: usize) {
         let body = bytes::Bytes::from(self.envelope.request(batch));
         let deadline = Instant::now() + self.timeout;
@@ -170,7 +171,7 @@ impl Exporter {
             BodyError::Broken(_) => Failure::Broken,
             BodyError::TooLarge(_) => Failure::AnswerTooLarge,
         })?;
-        // An answer that is not protobuf, with status 200, says nothing about single spans.
+        // An answer with status 200 that is not protobuf says nothing about individual spans.
         Ok(otlp::rejected_spans(&text))
     }
 
@@ -203,7 +204,7 @@ impl Failure {
     }
 }
 
-/// Waits until a moment; without one, forever.
+/// Waits until a point in time, or forever if there is none.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,

@@ -21,12 +21,12 @@ use crate::{
     version::VERSION,
 };
 
-/// Flags of a span or link: sampled, whether the remote flag is known, and whether the parent is remote.
+/// Flags of a span or link: sampled, remote flag known, parent remote.
 const SAMPLED: u32 = 0x1;
 const HAS_IS_REMOTE: u32 = 0x100;
 const IS_REMOTE: u32 = 0x200;
 
-/// Part that all exports have in common.
+/// The part that all exports have in common.
 #[derive(Debug)]
 pub(super) struct Envelope {
     resource: Resource,
@@ -128,7 +128,7 @@ fn attribute(key: &str, value: &Value) -> KeyValue {
 }
 
 /// Returns the number of spans that the collector rejected, from an `ExportTraceServiceResponse`. An answer
-/// that is not one says nothing about single spans.
+/// of another form counts as 0 rejected spans.
 pub(super) fn rejected_spans(answer: &[u8]) -> usize {
     let response = ExportTraceServiceResponse::decode(answer).unwrap_or_default();
     let partial = response.partial_success.unwrap_or_default();

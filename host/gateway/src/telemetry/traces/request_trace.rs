@@ -30,29 +30,29 @@ use crate::{
     },
 };
 
-/// Limit of the spans of one request: retries and waits add some for each attempt.
+/// Maximum number of spans of one request. Retries and waits add some for each attempt.
 const MAX_SPANS: usize = 64;
 /// `error.type` of a leg that the gateway ended itself.
 const CANCELLED: &str = "cancelled";
 
-/// The trace of a request that is recorded.
+/// The trace of a recorded request.
 #[derive(Debug)]
 pub(crate) struct RequestTrace {
     traces: Arc<Traces>,
     pub(crate) context: TraceContext,
     root: Span,
     started: Instant,
-    /// The wall clock at `started`.
+    /// Wall-clock time at `started`.
     pub(super) started_at: SystemTime,
     pub(super) spans: Vec<SpanRecord>,
-    /// The legs that run.
+    /// Spans of the legs that are running.
     open: PerLeg<Option<SpanRecord>>,
-    /// Event that a leg waits for, and when the wait began.
+    /// Kind and leg of the current wait, and its start.
     wait: Option<(&'static str, Leg, Instant)>,
     relay: Option<Instant>,
     /// Dialect of the last engine.
     engine: Option<&'static str>,
-    /// Spans beyond the limit.
+    /// Number of spans beyond the limit.
     lost: usize,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct RequestTrace {
 #[derive(Debug)]
 pub(crate) struct Ending<'a> {
     pub(crate) endpoint: Endpoint,
-    /// The model, if a worker serves it: other names are text of the client.
+    /// The model, if a worker serves it. Other names come from the client and are not recorded.
     pub(crate) model: Option<&'a Arc<str>>,
     pub(crate) status: u16,
     /// `ok`, or the code of an error.
@@ -96,7 +96,7 @@ impl RequestTrace {
         self.spans.len()
     }
 
-    /// Returns the wall clock at a moment of the request, in nanoseconds since the Unix epoch.
+    /// Returns the wall-clock time at a point in time of the request, in nanoseconds since the Unix epoch.
     #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "there is no exporter"))]
     pub(super) fn unix_nanos(&self, moment: Instant) -> u64 {
         let at = self.started_at + moment.saturating_duration_since(self.started);
@@ -125,7 +125,7 @@ impl RequestTrace {
     }
 
     fn push(&mut self, span: SpanRecord) {
-        // The root is added last and has to fit.
+        // The root span is added last and must fit.
         if self.spans.len() + 1 < MAX_SPANS { self.spans.push(span) } else { self.lost += 1 }
     }
 
@@ -135,7 +135,7 @@ impl RequestTrace {
         self.push(span);
     }
 
-    /// Adds the decision of a leg, which was made now.
+    /// Adds the decision of a leg, which was made just now.
     pub(crate) fn add_decision(&mut self, receipt: &Receipt) {
         self.waited();
         let now = Instant::now();
@@ -154,7 +154,7 @@ impl RequestTrace {
         self.push(SpanRecord { failed: true, ..span });
     }
 
-    /// Notes that a leg waits: in the `queue`, or for a `pause` before a retry.
+    /// Records that a leg waits: in the `queue`, or in a `pause` before a retry.
     pub(crate) fn waits(&mut self, what: &'static str, leg: Leg) {
         if self.wait.is_some_and(|(waits, waiting, _)| waits == what && waiting == leg) {
             return;
@@ -172,7 +172,7 @@ impl RequestTrace {
         }
     }
 
-    /// Notes that a leg was sent with `id` as the parent of the engine's spans.
+    /// Records that a leg was sent with `id` as the parent of the engine's spans.
     pub(crate) fn leg_sent(&mut self, id: Span, target: LegTarget<'_>) {
         self.waited();
         self.leg_ended(target.leg, Err(CANCELLED));
@@ -186,7 +186,7 @@ impl RequestTrace {
         self.open[target.leg] = Some(span);
     }
 
-    /// Notes that a leg ended, or why it failed. A leg that does not run changes nothing.
+    /// Records that a leg ended, or why it failed. Does nothing if the leg is not running.
     pub(crate) fn leg_ended(&mut self, leg: Leg, outcome: Result<(), &'static str>) {
         let Some(mut span) = self.open[leg].take() else { return };
         span.end = Instant::now();
@@ -197,17 +197,17 @@ impl RequestTrace {
         self.push(span);
     }
 
-    /// Notes that the gateway ended a leg itself.
+    /// Records that the gateway ended a leg itself.
     pub(crate) fn leg_cancelled(&mut self, leg: Leg) {
         self.leg_ended(leg, Err(CANCELLED));
     }
 
-    /// Notes that the client's answer begins.
+    /// Records that the client's answer begins.
     pub(crate) fn relay_begins(&mut self) {
         self.relay.get_or_insert_with(Instant::now);
     }
 
-    /// Ends the trace and hands it over to the exporter.
+    /// Ends the trace and passes it to the exporter.
     pub(crate) fn finish(mut self: Box<Self>, ending: &Ending<'_>) {
         self.waited();
         for leg in [Leg::Prefill, Leg::Aggregated] {
@@ -302,7 +302,7 @@ fn named(what: &'static str, leg: Leg) -> Cow<'static, str> {
     Cow::Owned(format!("{what} {}", leg.as_str()))
 }
 
-/// Returns the name of an operation in the semantic conventions; `None`: they have none.
+/// Returns the name of an operation in the semantic conventions; Returns `None` if they do not name it.
 fn operation(endpoint: Endpoint) -> Option<&'static str> {
     match endpoint {
         Endpoint::ChatCompletions | Endpoint::Responses | Endpoint::Messages => Some("chat"),

@@ -1,4 +1,4 @@
-//! One span, as it is kept until the exporter writes it.
+//! One span, kept until the exporter writes it.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::openai::trace_context::{Links, Span};
 
-/// Limit of a text in an attribute, bytes: names of models, workers and policies are shorter.
+/// Maximum length of a text in an attribute, bytes. Normal names of models, workers and policies are shorter.
 const MAX_TEXT: usize = 256;
 
 /// A finished span.
@@ -22,12 +22,12 @@ pub(super) struct SpanRecord {
     pub(super) end: Instant,
     pub(super) attributes: Attributes,
     pub(super) links: Links,
-    /// Moments within the span.
+    /// Named points in time within the span.
     pub(super) events: Vec<(&'static str, Instant)>,
     pub(super) failed: bool,
 }
 
-/// Which side of a call a span is.
+/// The side of a call on which a span is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SpanKind {
     Server,
@@ -63,7 +63,7 @@ impl Attributes {
         }
     }
 
-    /// Adds a text, or the beginning of one that is too long.
+    /// Adds a text, shortened to the maximum length.
     pub(crate) fn text(&mut self, key: &'static str, value: &str) {
         let end = value.floor_char_boundary(MAX_TEXT.min(value.len()));
         self.0.push((key, Value::Text(value.get(..end).unwrap_or_default().to_owned())));
@@ -73,7 +73,7 @@ impl Attributes {
         self.0.push((key, Value::Int(value.into())));
     }
 
-    /// Adds an id, which may be larger than the numbers of the protocol.
+    /// Adds an id, which may exceed the integers of the protocol.
     pub(crate) fn id(&mut self, key: &'static str, value: impl ToString) {
         self.0.push((key, Value::Text(value.to_string())));
     }
@@ -87,18 +87,18 @@ impl Attributes {
     }
 }
 
-/// Where a leg goes.
+/// Target of a leg.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegTarget<'a> {
     pub(crate) leg: Leg,
     pub(crate) candidate: &'a Candidate,
-    /// 0 for the first try.
+    /// Number of the attempt; 0 for the first.
     pub(crate) attempt: u32,
     pub(crate) links: Links,
 }
 
 impl LegTarget<'_> {
-    /// Adds the worker.
+    /// Adds the attributes of the worker.
     pub(super) fn describe(&self, attributes: &mut Attributes) {
         let spec = self.candidate.worker.spec();
         attributes.label("pointsman.leg", self.leg.as_str());

@@ -1,4 +1,4 @@
-//! Which requests are recorded.
+//! Tests which requests are recorded.
 
 use super::*;
 use crate::config::Traces as Raw;
@@ -17,7 +17,7 @@ fn headers(parent: &str) -> HeaderMap {
     headers
 }
 
-/// A `traceparent` whose trace id has these lower 64 bits.
+/// Returns headers with a `traceparent` whose trace id has these lower 64 bits.
 fn parent(low: u64, flags: u8) -> HeaderMap {
     headers(&format!("00-4bf92f3577b34da6{low:016x}-00f067aa0ba902b7-{flags:02x}"))
 }
@@ -33,7 +33,7 @@ async fn m1_the_parent_s_flag_or_the_ratio_decides() {
     let (sampled, not) = (parent(7, 1), parent(7, 0));
     // M1.2
     assert!(recorded(&never, &sampled, HintTrust::Trusted) && !recorded(&always, &not, HintTrust::Trusted));
-    // M1.3: a stranger's trace decides nothing
+    // M1.3: the trace of an untrusted client decides nothing
     assert!(!recorded(&never, &sampled, HintTrust::Ignored) && recorded(&always, &not, HintTrust::Ignored));
     for bad in ["", "00-00000000000000000000000000000000-0000000000000000-00", "00-x-y-01"] {
         assert!(recorded(&always, &headers(bad), HintTrust::Trusted), "{bad}: the ratio decides");

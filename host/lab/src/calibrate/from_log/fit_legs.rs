@@ -1,4 +1,4 @@
-//! The fit of the engines of one role, and of the link between two, to logged legs.
+//! Fits the engines of one role, and the link between two engines, to logged legs.
 
 use pointsman_sim::core::{BatchLimits, PromptKv};
 use pointsman_workers::Role;
@@ -15,17 +15,19 @@ use crate::{
     stats::quantile,
 };
 
-/// Number of times that the schedule is computed again with the coefficients of the round before.
+/// Maximum number of rounds; each computes the schedule again with the coefficients of the round before.
 const ROUNDS: usize = 12;
-/// A figure with a larger relative standard error is treated as 0.
+/// Largest relative standard error of a figure; a figure with a larger one counts as 0.
 const MOST_UNCERTAIN: f64 = 0.5;
-/// Columns of the terms of new tokens, and of their squares.
+/// Columns of the terms of new tokens and of their squares.
 const C3: usize = 4;
 const C4: usize = 5;
-/// The order of columns for engines that compute no prompts: there, new tokens are as many as sequences.
+/// The order of columns for engines that compute no prompts: there, the number of new tokens equals the
+/// number of sequences.
 const DECODE_ORDER: [usize; 6] = [1, 2, 3, 4, 0, 5];
 
-/// Fits the engines of one role to their legs that ended by `until_us`. `None` without such a leg.
+/// Fits the engines of one role to their legs that ended by `until_us`. Returns `None` if there is no such
+/// leg.
 pub(super) fn fit_role(
     engines: &[&Engine],
     limits: BatchLimits,
@@ -54,8 +56,8 @@ pub(super) fn fit_role(
     Some(Fit { terms: terms(&solution?, ENGINE_TERMS), requests: legs, left_out })
 }
 
-/// Solves the rows without the figures that they cannot distinguish from 0. `terms` are the columns of a
-/// number and of its square. Where the rows cannot distinguish the two, the number stays.
+/// Solves the rows, leaving out the figures that the rows cannot distinguish from 0. `terms` are the columns
+/// of a number and of its square. If the rows cannot distinguish these two, only the number is kept.
 fn certain<const N: usize>(rows: &[Row<N>], order: &[usize], terms: Option<(usize, usize)>) -> Solution<N> {
     let mut order = order.to_vec();
     loop {
@@ -76,7 +78,7 @@ fn certain<const N: usize>(rows: &[Row<N>], order: &[usize], terms: Option<(usiz
     }
 }
 
-/// First coefficients: they give a schedule that is near the measured one.
+/// Returns initial coefficients, which give a schedule close to the measured one.
 fn start(engines: &[&Engine]) -> [f64; 6] {
     let median = |value: &dyn Fn(&Leg) -> Option<f64>| {
         let mut values: Vec<f64> = engines
@@ -125,7 +127,8 @@ fn run(arrivals: &[Arrival], limits: BatchLimits, values: [f64; 6]) -> Vec<Optio
     replay(arrivals, limits, overhead, [c0, c1, c2, c3, c4])
 }
 
-/// The fitted model's times of every leg: to the first token, and from there to the last, ms.
+/// Times of every leg in the fitted model: to its first token, and from its first to its last token,
+/// milliseconds.
 struct Model(Vec<Vec<Option<(f64, f64)>>>);
 
 impl Model {
@@ -150,8 +153,8 @@ impl Model {
     }
 }
 
-/// Fits the link: what the decode engine's model leaves unexplained of the time from the end of a prefill to
-/// the first token. `None` when the log does not record that end.
+/// Fits the link to the part of the time from the end of a prefill to the first token that the decode
+/// engine's model does not explain. Returns `None` when the log does not record the ends of prefills.
 pub(super) fn fit_links(
     load: &Load,
     fits: &[(Role, Fit)],
@@ -168,7 +171,8 @@ pub(super) fn fit_links(
         let features = [1.0, f64::from(request.measured.isl)];
         rows.push(Row { features, value: handoff_ms - first_step, scale: handoff_ms.max(1.0) });
     }
-    // When most requests lack the end of their prefill, the few that have one mean something else by it.
+    // If most requests have no end of their prefill, the recorded ends of the others mean something
+    // different.
     if rows.is_empty() || rows.len() * 2 < pairs {
         return None;
     }
@@ -180,7 +184,7 @@ pub(super) fn fit_links(
     Some((links, terms(&solution, [Term::Latency, Term::TransferToken])))
 }
 
-/// Compares the model with the requests from `from_us` on. `None` without such a request.
+/// Compares the model with the requests from `from_us` on. Returns `None` if there is no such request.
 pub(super) fn held_out(
     load: &Load,
     fits: &[(Role, Fit)],

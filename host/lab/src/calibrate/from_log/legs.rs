@@ -1,4 +1,4 @@
-//! The legs that ran on each engine, from logged requests.
+//! Finds the legs that ran on each engine, from logged requests.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,15 @@ use pointsman_workers::Role;
 
 use crate::calibrate::{Sample, replay::Arrival};
 
-/// Share of the time to first token that has to lie between the decisions of a pair: then the second followed
-/// the end of the prefill.
+/// Share of the time to first token that must lie between the two decisions of a pair for the second decision
+/// to count as made after the end of the prefill.
 const SEQUENTIAL_SHARE: f64 = 0.05;
 
-/// A leg on an engine.
+/// A leg that ran on an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Leg {
-    /// When the engine got it, microseconds since the Unix epoch; of KV that was received, the first token.
+    /// Time at which the engine got it, microseconds since the Unix epoch. For a leg that received KV, the
+    /// time of the first token.
     pub(super) at_us: u64,
     pub(super) end_us: u64,
     pub(super) isl: u32,
@@ -25,7 +26,7 @@ pub(super) struct Leg {
     pub(super) ttft_ms: Option<f64>,
     /// Time from its first to its last token, ms.
     pub(super) decode_ms: Option<f64>,
-    /// Whether it says something of the engine. Otherwise it is load only.
+    /// Whether the leg is fitted. Otherwise it only counts as load.
     pub(super) is_fitted: bool,
 }
 
@@ -35,19 +36,19 @@ impl Leg {
     }
 }
 
-/// An engine and what ran on it.
+/// An engine, and the legs that ran on it.
 #[derive(Clone, Debug)]
 pub(super) struct Engine {
     pub(super) role: Role,
     pub(super) legs: Vec<Leg>,
-    /// Times, in microseconds, in which it worked on something of unknown size.
+    /// Intervals in which the engine worked on something of unknown size, microseconds.
     unknown: Vec<(u64, u64)>,
 }
 
-/// Place of an engine, and of a leg on it.
+/// Positions of an engine and of a leg on it.
 pub(super) type Place = (usize, usize);
 
-/// A request whose times are known.
+/// A request with known times.
 #[derive(Clone, Debug)]
 pub(super) struct Observed {
     pub(super) at_us: u64,
@@ -60,18 +61,18 @@ pub(super) struct Observed {
     pub(super) handoff_ms: Option<f64>,
 }
 
-/// Requests that say nothing, by reason.
+/// Requests that cannot be used, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct LeftOut {
     uncounted: u64,
-    /// Requests that are fitted with an estimate of their prompt tokens.
+    /// Number of requests that are fitted with an estimate of their prompt tokens.
     estimated: u64,
     unknown_end: u64,
     not_streamed: u64,
     beside_unknown: u64,
 }
 
-/// Everything that ran.
+/// Everything that ran on the engines.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Load {
     pub(super) engines: Vec<Engine>,
@@ -79,7 +80,7 @@ pub(super) struct Load {
     pub(super) left_out: LeftOut,
     /// First arrival, microseconds since the Unix epoch.
     pub(super) start_us: u64,
-    /// Whether prompt tokens that were estimated from bytes count.
+    /// Whether prompt tokens that were estimated from bytes are used.
     takes_estimates: bool,
     places: HashMap<(String, u64, u32), usize>,
 }
@@ -87,7 +88,7 @@ pub(super) struct Load {
 impl Load {
     pub(super) fn of(requests: &[LoggedRequest]) -> Self {
         let start_us = requests.iter().map(|request| request.arrived_at_us).min().unwrap_or_default();
-        // Where most prompts were not counted, estimates are better than nothing.
+        // If most prompts were not counted, estimates are used.
         let counted = requests.iter().filter(|request| counted_tokens(request).is_some()).count();
         let takes_estimates = counted * 2 < requests.len();
         let mut load = Self { start_us, takes_estimates, ..Self::default() };
@@ -101,7 +102,7 @@ impl Load {
         self.engines.iter().filter(|engine| engine.role == role && !engine.legs.is_empty()).collect()
     }
 
-    /// Returns the arrival after which requests are kept for the check.
+    /// Returns the time from which requests are kept for the check.
     pub(super) fn boundary_us(&self, share: f64) -> u64 {
         let place = whole(f64::from(u32::try_from(self.requests.len()).unwrap_or(u32::MAX)) * share);
         self.requests.get(place).map_or(u64::MAX, |request| request.at_us)
@@ -131,7 +132,7 @@ impl Load {
             let Some(engine) = self.engine(decision) else { continue };
             let at_us = decision.at_us.unwrap_or(arrived).max(arrived);
             if decision.retried {
-                // The engine's work before it failed is not known.
+                // The work that the engine did before it failed is not known.
                 self.mark(engine, at_us, end_us);
             } else if decision.slot == "prefill" {
                 prefill = Some((engine, at_us));
@@ -166,7 +167,7 @@ impl Load {
         self.observe(request, isl, prefill, serving, after(arrived, ttft_ms));
     }
 
-    /// Takes a request whose times and lengths are known.
+    /// Adds a request whose times and lengths are known.
     fn observe(
         &mut self,
         request: &LoggedRequest,
@@ -198,7 +199,7 @@ impl Load {
             }
         };
         let e2e_ms = ttft_ms + decode_ms.unwrap_or_default();
-        // Without a time between tokens, one token is all that is known.
+        // Without a time between tokens, only one output token is known.
         let osl = if decode_ms.is_some() { osl } else { 1 };
         let measured = Sample { at_ms: millis(self.start_us, began), isl, cached, osl, ttft_ms, e2e_ms };
         self.requests.push(Observed { at_us: began, measured, prompt, decode, handoff_ms });
@@ -216,7 +217,7 @@ impl Load {
         }
     }
 
-    /// Fits no leg that ran beside something of unknown size.
+    /// Excludes from the fit every leg that ran together with something of unknown size.
     fn set_aside(&mut self) {
         for engine in &mut self.engines {
             let unknown = merged(std::mem::take(&mut engine.unknown));
@@ -230,13 +231,13 @@ impl Load {
     }
 }
 
-/// Returns the prompt tokens of a request as its engine counted them, else as routing did.
+/// Returns the number of prompt tokens as the engine counted them, or else as routing did.
 fn counted_tokens(request: &LoggedRequest) -> Option<u32> {
     let routed = Some(request.input_tokens).filter(|_| !request.input_estimated);
     request.outcome.prompt_reported.or(routed).filter(|tokens| *tokens > 0)
 }
 
-/// Joins times that overlap.
+/// Joins intervals that overlap.
 fn merged(mut times: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
     times.sort_unstable();
     let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -275,7 +276,7 @@ fn after(start_us: u64, milliseconds: f64) -> u64 {
     start_us.saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
 
-/// Milliseconds from one time in microseconds to another; 0 when that is not later.
+/// Returns the milliseconds from one time in microseconds to another, or 0 if the second is not later.
 #[expect(clippy::cast_precision_loss, reason = "microseconds of a log stay below 2^53")]
 fn millis(from_us: u64, to_us: u64) -> f64 {
     to_us.saturating_sub(from_us) as f64 / 1e3

@@ -12,7 +12,7 @@ use crate::{
 
 const PREFILL: [f64; 6] = [3.0, 8.0, 0.4, 0.0006, 0.05, 0.00002];
 const DECODE: [f64; 6] = [3.0, 10.0, 0.5, 0.0005, 0.0, 0.0];
-/// Latency of the link and its time for a token, ms.
+/// Latency of the link, and its time for a token, milliseconds.
 const LINK: [f64; 2] = [5.0, 0.01];
 const START_US: u64 = 1_700_000_000_000_000;
 const LIMITS: BatchLimits = BatchLimits {
@@ -23,7 +23,7 @@ const LIMITS: BatchLimits = BatchLimits {
     prefill_only: false,
 };
 
-/// How requests of a test vary.
+/// Shape of the requests in a test.
 #[derive(Clone, Copy)]
 struct Traffic {
     count: usize,
@@ -50,7 +50,8 @@ fn arrivals(traffic: Traffic, seed: u64) -> Vec<Arrival> {
     (0..traffic.count).map(one).collect()
 }
 
-/// Times to first token and from there to the last, ms, on an engine with these coefficients.
+/// Returns the times from arrival to the first token and from there to the last, milliseconds, on an engine
+/// with these coefficients.
 fn served(arrivals: &[Arrival], values: [f64; 6]) -> Vec<(f64, f64)> {
     let [overhead, c0, c1, c2, c3, c4] = values;
     let time = |features: [f64; 6]| features.iter().zip(values).map(|(a, b)| a * b).sum();
@@ -94,7 +95,7 @@ fn logged(arrival: &Arrival, ttft_ms: f64, decode_ms: f64, decisions: Vec<Logged
     }
 }
 
-/// What a gateway before one engine logs.
+/// Returns the log of a gateway in front of one engine.
 fn aggregated(traffic: Traffic, worker: u64) -> Vec<LoggedRequest> {
     let arrivals = arrivals(traffic, worker);
     let times = served(&arrivals, PREFILL);
@@ -104,7 +105,7 @@ fn aggregated(traffic: Traffic, worker: u64) -> Vec<LoggedRequest> {
     arrivals.iter().zip(times).map(one).collect()
 }
 
-/// What a gateway before a pair logs. `timed`: whether the decision for decoding follows the prefill.
+/// Returns the log of a gateway in front of a pair. `timed`: whether the decode decision follows the prefill.
 fn pairs(traffic: Traffic, timed: bool) -> Vec<LoggedRequest> {
     let arrivals = arrivals(traffic, 7);
     let prompts: Vec<Arrival> = arrivals.iter().map(|one| Arrival { osl: 1, ..*one }).collect();
@@ -150,7 +151,7 @@ fn assert_near(found: &[f64], truth: &[f64], share: f64) {
 fn the_coefficients_of_engines_are_recovered_from_requests_that_overlapped() {
     let requests = [aggregated(TRAFFIC, 1), aggregated(TRAFFIC, 2)].concat();
     let calibration = fitted(&requests);
-    // Times of a log are whole microseconds, and the schedule follows from the fit: 2 %.
+    // Times in a log are whole microseconds, and the schedule depends on the fit, so 2 % are allowed.
     assert_near(&values(&calibration, Role::Aggregated), &PREFILL, 0.02);
     assert_eq!((calibration.fleet.engines.len(), calibration.fleet.engines[0].count), (1, 2));
     let held_out = calibration.held_out.unwrap();
@@ -164,7 +165,7 @@ fn the_coefficients_of_engines_are_recovered_from_requests_that_overlapped() {
 #[test]
 fn a_gap_and_requests_of_unknown_size_move_the_coefficients_little() {
     let mut requests = aggregated(TRAFFIC, 1);
-    // The log lacks 40 requests in a row, and every 50th that it has failed or was retried.
+    // The log lacks 40 consecutive requests. Every 50th request failed, and one was retried.
     requests.drain(100..140);
     for request in requests.iter_mut().step_by(50) {
         (request.outcome.status, request.output_tokens) = (502, 0);
@@ -174,7 +175,7 @@ fn a_gap_and_requests_of_unknown_size_move_the_coefficients_little() {
     requests[90].input_estimated = true;
     requests[91].outcome.ttft_ms = None;
     let calibration = fitted(&requests);
-    // The load of what is missing is missing in the model: 15 %.
+    // The load of the missing requests is missing in the model, so 15 % are allowed.
     let found = values(&calibration, Role::Aggregated);
     assert_near(&[found[1], found[4]], &[PREFILL[1], PREFILL[4]], 0.15);
     let told = calibration.warnings.join("\n");
@@ -187,7 +188,7 @@ fn a_gap_and_requests_of_unknown_size_move_the_coefficients_little() {
 
 #[test]
 fn what_a_log_does_not_vary_is_fixed_at_0_and_said_so() {
-    // One request at a time, of one length.
+    // The requests run one at a time and have one length.
     let traffic = Traffic { mean_gap_ms: 6e6, isl: (300, 300), cached: false, ..TRAFFIC };
     let calibration = fitted(&aggregated(traffic, 1));
     let fit = &calibration.engines[0].1;
@@ -195,7 +196,7 @@ fn what_a_log_does_not_vary_is_fixed_at_0_and_said_so() {
     assert!(identified("c0") && !identified("c1") && !identified("c4"), "{fit:?}");
     let told = calibration.warnings.join("\n");
     assert!(told.contains("do not vary c1 apart from the other terms; it is fixed at 0"), "{told}");
-    // It still predicts what it saw.
+    // The fit still predicts the requests that it was made from.
     assert!(calibration.held_out.unwrap().e2e.median_percent < 2.0);
 }
 
@@ -203,7 +204,7 @@ fn what_a_log_does_not_vary_is_fixed_at_0_and_said_so() {
 fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_prefill() {
     let traffic = Traffic { count: 600, cached: false, ..TRAFFIC };
     let calibration = fitted(&pairs(traffic, true));
-    // A prompt that is computed alone takes one step: its fixed parts are known as a sum only.
+    // A prompt that is computed alone takes one step, so only the sum of its fixed parts is known.
     let prefill = values(&calibration, Role::Prefill);
     let lone = |[overhead, c0, c1, c2, c3, c4]: [f64; 6]| {
         [
@@ -213,12 +214,12 @@ fn a_pair_and_its_link_are_recovered_when_the_decisions_tell_the_end_of_the_pref
     };
     assert_near(&lone(prefill), &lone(PREFILL), 0.05);
     let decode = values(&calibration, Role::Decode);
-    // The log does not record when KV arrived within a step, so that some sequences are a step early or late:
-    // 10 %.
+    // The log does not record at which point of a step KV arrived, so some sequences start a step early or
+    // late: 10 % are allowed.
     assert_near(&[decode[1], decode[2], decode[3]], &[DECODE[1], DECODE[2], DECODE[3]], 0.1);
     let links = calibration.fleet.links;
     let per_token_ms = links.bytes_per_token as f64 / links.gigabytes_per_second / 1e6;
-    // The log does not record when within a step the KV came: half a decode step either way.
+    // The log does not record at which point of a step the KV arrived: the error is up to half a decode step.
     assert!(
         (links.latency_ms - LINK[0]).abs() < 0.5 * DECODE[1] && (per_token_ms / LINK[1] - 1.0).abs() < 0.2,
         "{links:?}"
@@ -285,7 +286,7 @@ fn a_torn_log_is_read_up_to_the_tear_and_an_empty_or_short_one_says_what_is_miss
 fn estimated_prompts_are_fitted_with_a_warning_and_reported_ones_without() {
     let directory = tempfile::tempdir().unwrap();
     let mut requests = aggregated(TRAFFIC, 1);
-    // Routing took four letters for a token, and the text has three.
+    // Routing assumed four letters for a token, and the text has three.
     let estimate = |request: &mut LoggedRequest| {
         request.outcome.prompt_reported = Some(request.input_tokens);
         (request.input_estimated, request.input_tokens) = (true, request.input_tokens * 3 / 4);
@@ -302,7 +303,7 @@ fn estimated_prompts_are_fitted_with_a_warning_and_reported_ones_without() {
     let calibration = of_log(directory.path(), None, None).unwrap();
     let told = calibration.warnings.join("\n");
     assert!(told.contains("400 requests are fitted with prompt tokens that were estimated"), "{told}");
-    // A token of the estimate takes as long as 4/3 of the engine's.
+    // A token of the estimate takes 4/3 of the time of the engine's token.
     assert_near(&values(&calibration, Role::Aggregated)[4..5], &[PREFILL[4] * 4.0 / 3.0], 0.1);
     assert!(calibration.held_out.unwrap().ttft.median_percent < 5.0, "{}", calibration.table());
 }
@@ -311,7 +312,7 @@ fn estimated_prompts_are_fitted_with_a_warning_and_reported_ones_without() {
 fn requests_of_another_model_count_as_load_only_where_it_runs_on_the_same_engine() {
     let directory = tempfile::tempdir().unwrap();
     let mut requests = aggregated(TRAFFIC, 1);
-    // An adapter on the same engine, and a model on an engine of its own that is ten times slower.
+    // The adapter runs on the same engine. The other model has its own engine, which is ten times slower.
     requests.iter_mut().step_by(3).for_each(|request| request.model = "adapter".into());
     let other = aggregated(Traffic { mean_gap_ms: 900.0, ..TRAFFIC }, 2).into_iter().map(|mut request| {
         request.model = "other".into();

@@ -9,7 +9,7 @@ use crate::{
 const AGENTS: Workload =
     Workload { shape: Shape::Agents { groups: 10 }, requests: 3_000, rate: 0.1, burstiness: 1.0, seed: 7 };
 
-/// The turns of each session, in order.
+/// Returns the turns of each session, in order.
 fn by_session(trace: &Trace) -> HashMap<&str, Vec<&TraceRequest>> {
     let mut sessions: HashMap<&str, Vec<&TraceRequest>> = HashMap::new();
     for request in &trace.requests {
@@ -62,7 +62,7 @@ fn lengths_and_pauses_keep_their_ranges_and_have_the_documented_medians() {
         }
     }
     let close = |value: u32, expected: f64| (f64::from(value) / expected - 1.0).abs() < 0.1;
-    // What the ranges cut off moves the medians by less than 10 %.
+    // Values outside the ranges are drawn again, which moves the medians by less than 10 %.
     assert!(close(median(answers), 800.0) && close(median(results.clone()), 4_000.0));
     assert!(mean(&results) > 4_500.0 && mean(&results) < 6_000.0, "{}", mean(&results));
     assert!(median(pauses.clone()) > 2_000 && median(pauses.clone()) < 5_000, "{}", median(pauses));
@@ -88,7 +88,7 @@ fn all_share_the_system_prompt_groups_their_prefix_and_turns_the_session_so_far(
     assert_eq!(groups.len(), 10);
     let all: usize = groups.values().map(HashSet::len).sum();
     assert_eq!(all, groups.values().flatten().collect::<HashSet<_>>().len(), "a session has one group");
-    // What follows is the session's own.
+    // The following blocks are the session's own.
     let mut owners: HashMap<u64, &str> = HashMap::new();
     for request in &trace.requests {
         let root = request.session.as_deref().unwrap().split("-sub-").next().unwrap();
@@ -113,7 +113,7 @@ fn a_sub_agent_begins_with_its_parent_s_context_and_the_parent_waits_for_it() {
     for turns in &children {
         let parent = &sessions[turns[0].parent.as_deref().unwrap()];
         let before = parent.iter().rfind(|turn| turn.at < turns[0].at).unwrap();
-        // The full blocks of the parent's prompt and answer, which the parent's next turn has as well.
+        // These are the full blocks of the parent's prompt and answer, which the parent's next turn also has.
         let shared = ((before.input_tokens + before.output_tokens) / BLOCK) as usize;
         assert!(turns[0].blocks.starts_with(&before.blocks[..(before.input_tokens / BLOCK) as usize]));
         if let Some(next) = parent.iter().find(|turn| turn.at > before.at) {

@@ -27,13 +27,13 @@ fn a_turn_s_prompt_is_all_before_it_with_the_answers_and_what_the_line_adds() {
     assert_eq!((a[1].blocks.len(), a[2].blocks.len()), (4, 8));
     assert!(a[1].blocks.starts_with(&a[0].blocks) && a[2].blocks.starts_with(&a[1].blocks));
     assert_eq!(b[1].blocks[..2], [0, 1]);
-    // Nothing behind the first prompts is shared, and no id of the file is used for it.
+    // Blocks after the first prompts are shared with no session, and get no id of the file.
     let own: Vec<u64> = a[2].blocks[3..].iter().chain(&b[1].blocks[2..]).copied().collect();
     let distinct: std::collections::HashSet<_> = own.iter().collect();
     assert_eq!((distinct.len(), own.iter().all(|id| *id > 16)), (own.len(), true));
     let delays: Vec<Option<Duration>> = a.iter().map(|turn| turn.delay).collect();
     assert_eq!(delays, [None, Some(Duration::from_micros(12_219_300)), Some(Duration::from_millis(7_563))]);
-    // 1,100 tokens at 20,000 a second, 300 at 60.
+    // 1,100 prompt tokens at 20,000 a second, and 300 output tokens at 60 a second.
     assert_eq!(a[1].at, Duration::from_millis(55 + 5_000) + Duration::from_micros(12_219_300));
     assert_eq!(a[2].output_tokens, 1);
 }
@@ -46,7 +46,7 @@ fn a_turn_without_a_delay_waits_for_its_time_or_not_at_all() {
     let trace = Trace::parse(text.as_bytes(), "t", "t".into(), Some(TraceFormat::MooncakeDelta), None, false);
     let trace = trace.unwrap();
     let delays: Vec<Option<Duration>> = trace.requests.iter().map(|turn| turn.delay).collect();
-    // The answer before it ends 5 + 1,000 ms after the first time.
+    // The answer before it ends 5 + 1,000 ms after the first timestamp.
     assert_eq!(delays, [None, Some(Duration::from_millis(2_995)), Some(Duration::ZERO)]);
     assert_eq!(trace.requests[2].session.as_deref(), Some("7"));
     assert_eq!(trace.requests[2].blocks.len(), 1);

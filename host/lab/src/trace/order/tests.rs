@@ -14,7 +14,7 @@ fn join(session: &str, delay: Option<u64>) -> TraceRequest {
     TraceRequest { join: true, ..turn(session, delay) }
 }
 
-/// Ends the requests in the order of the trace, and returns which ones each end lets go.
+/// Ends the requests in the order of the trace. Returns the requests that each end releases.
 fn released(requests: Vec<TraceRequest>) -> Vec<Vec<usize>> {
     let trace = Trace { requests, ..Trace::default() };
     let mut order = Order::of(&trace);
@@ -22,7 +22,7 @@ fn released(requests: Vec<TraceRequest>) -> Vec<Vec<usize>> {
     std::iter::once(first).chain((0..trace.requests.len()).map(|number| order.end(number))).collect()
 }
 
-/// A case: its name, the requests, and those that may start at once and after the end of each.
+/// A case: its name, the requests, and the requests that may start at once and after the end of each.
 type Case = (&'static str, Vec<TraceRequest>, Vec<Vec<usize>>);
 
 #[test]

@@ -24,10 +24,11 @@ fn chats_with_one_root_are_a_session_with_blocks_of_16_tokens_and_pauses_between
     let sessions: Vec<&str> = trace.requests.iter().map(|one| one.session.as_deref().unwrap()).collect();
     assert_eq!(sessions, ["55", "60", "55", "55", "171", "172"]);
     assert_eq!(trace.requests[2].blocks[..], [1089, 1090, 1091]);
-    // The trace records no ends: 120 tokens take 2 s at 60 a second, and 20 take 1 ms.
+    // The trace does not record the ends of answers: 120 output tokens take 2 s at 60 a second, and 20 new
+    // prompt tokens take 1 ms.
     let delays: Vec<Option<Duration>> = trace.requests.iter().map(|one| one.delay).collect();
     let first = Duration::from_millis(70_000 - 61_114 - 2_001);
-    // A request that came before the nominal end has no pause.
+    // A request that arrived before the nominal end of the answer before it has no pause.
     assert_eq!(delays, [None, None, Some(first), Some(Duration::ZERO), None, None]);
     let at: Vec<u64> = trace.requests.iter().map(|one| one.at.as_millis() as u64).collect();
     assert_eq!(at, [0, 86, 8_886, 9_886, 10_886, 11_886]);

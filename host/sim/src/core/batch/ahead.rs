@@ -1,10 +1,10 @@
-//! How much an engine computes before a new sequence has its first token.
+//! Amount of work that an engine does before a new sequence has its first token.
 
 use super::BatchEngine;
 
 impl BatchEngine {
-    /// Returns the prompt tokens that the engine has to compute until a new sequence has its first token:
-    /// those of the sequences that run and wait, and its own behind the blocks in the cache.
+    /// Returns the prompt tokens that the engine has to compute until a new sequence has its first token: the
+    /// tokens of the running and waiting sequences, and the sequence's own tokens after its cached blocks.
     #[must_use]
     pub fn prompt_tokens_ahead(&self, prompt: &[u64], isl: u32) -> u64 {
         let usable = (isl.saturating_sub(1) / self.limits.block_size.max(1)) as usize;

@@ -8,8 +8,8 @@ use super::{
 use crate::core::block_pool::BlockId;
 
 impl BatchEngine {
-    /// The KV that an admitted sequence awaited has arrived: it joins the batch. With the first token in the
-    /// transfer, returns it.
+    /// Adds an admitted sequence to the batch, after the KV that it awaited has arrived. Returns the first
+    /// token if the transfer contains it.
     pub fn receive(&mut self, tag: u64, first_token: bool) -> Option<Token> {
         let place = self.fetching.iter().position(|fetching| fetching.sequence.tag == tag)?;
         let mut arrived = self.fetching.remove(place);
@@ -56,7 +56,8 @@ impl BatchEngine {
         }
     }
 
-    /// Takes the blocks of a finished prefill's prompt and releases the others. The caller releases them.
+    /// Returns the blocks of a finished prefill's prompt, and releases its other blocks. The caller has to
+    /// release the returned blocks.
     pub fn take_pinned(&mut self, tag: u64, prompt_tokens: u32) -> Option<Vec<BlockId>> {
         let mut blocks = self.pinned.remove(&tag)?;
         let prompt = prompt_tokens.div_ceil(self.limits.block_size) as usize;
@@ -65,7 +66,7 @@ impl BatchEngine {
         Some(blocks)
     }
 
-    /// Releases blocks that were taken.
+    /// Releases blocks that [`Self::take_pinned`] returned.
     pub fn release(&mut self, blocks: &[BlockId]) {
         self.pool.release(blocks);
     }

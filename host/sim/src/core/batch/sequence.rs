@@ -10,8 +10,8 @@ pub enum PromptKv {
     /// The engine computes it.
     #[default]
     Computed,
-    /// The engine computes it except the first tokens, which are in its cache whatever the model's cache
-    /// holds.
+    /// The engine computes it, except this number of first tokens, which count as cached whatever the model's
+    /// cache contains.
     Cached(u32),
     /// Another engine computed it, and it arrived before the sequence was submitted.
     Received,
@@ -23,9 +23,9 @@ pub enum PromptKv {
 /// A sequence to run.
 #[derive(Clone, Debug)]
 pub struct Sequence {
-    /// The caller's name for it; unique among those that run.
+    /// Name of the sequence, chosen by the caller; unique among the running sequences.
     pub tag: u64,
-    /// Sequence hashes of the full blocks: of the prompt, or of prompt and output where the output is known.
+    /// Sequence hashes of the full blocks of the prompt, or of prompt and output if the output is known.
     pub prompt: Arc<[u64]>,
     /// Prompt tokens, at least 1.
     pub isl: u32,
@@ -33,7 +33,8 @@ pub struct Sequence {
     pub osl: u32,
     /// Source of the KV of the prompt.
     pub kv: PromptKv,
-    /// Whether its blocks stay after the last token until they are unpinned, for another engine to read.
+    /// Whether the sequence keeps its blocks after the last token until they are unpinned, so that another
+    /// engine can read them.
     pub keeps_blocks: bool,
 }
 
@@ -52,13 +53,13 @@ pub struct Token {
 pub(super) struct Running {
     pub(super) sequence: Sequence,
     pub(super) blocks: Vec<BlockId>,
-    /// Output tokens so far.
+    /// Number of output tokens so far.
     pub(super) produced: u32,
     /// Tokens whose KV is computed, or will be at the end of the step.
     pub(super) computed: u32,
-    /// New tokens in the present step.
+    /// Number of new tokens in the current step.
     pub(super) scheduled: u32,
-    /// Blocks that were offered to the cache.
+    /// Number of blocks that were offered to the cache.
     pub(super) published: u32,
     pub(super) preempted: bool,
 }
@@ -78,7 +79,7 @@ impl Running {
         matches!(self.sequence.kv, PromptKv::Received | PromptKv::Awaited)
     }
 
-    /// The hash of a full block: a known one, or a unique one of the output.
+    /// Returns the hash of a full block: a known hash, or a unique one for a block of the output.
     pub(super) fn hash(&self, position: u32) -> u64 {
         let tag = self.sequence.tag;
         let output = || mix(tag ^ (u64::from(position) << 40) ^ 0x6f75_7470_7574);

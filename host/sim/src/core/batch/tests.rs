@@ -3,7 +3,7 @@ use super::*;
 const LIMITS: BatchLimits =
     BatchLimits { max_num_seqs: 4, max_batched_tokens: 64, blocks: 16, block_size: 16, prefill_only: false };
 
-/// A millisecond for each new token.
+/// Step time of one millisecond for each new token.
 const TIME: StepTime = StepTime::Linear { c0: 0.0, c1: 0.0, c2: 0.0, c3: 1.0, c4: 0.0 };
 
 fn sequence(tag: u64, isl: u32, osl: u32) -> Sequence {
@@ -33,7 +33,8 @@ fn a_prompt_longer_than_the_budget_is_computed_in_chunks_beside_decodes() {
     engine.end_step(&mut tokens);
     assert_eq!(tokens, [Token { tag: 1, number: 1, last: false }]);
     let rest = run(&mut engine);
-    // One token for sequence 1 and a chunk of 63; then the remaining 37; then a decode of both.
+    // The first step has one token of sequence 1 and a chunk of 63; the next has the remaining 37; then both
+    // decode.
     let expected = [(64.0, vec![1]), (38.0, vec![1, 2]), (2.0, vec![1, 2])];
     assert_eq!(rest, expected);
     assert_eq!((engine.sequences(), engine.counts().preemptions), ((0, 0), 0));
@@ -52,7 +53,7 @@ fn a_cached_prefix_is_not_computed_again_and_the_last_token_always_is() {
 
 #[test]
 fn the_last_admitted_sequence_is_preempted_and_computed_again() {
-    // 16 blocks: two sequences of 7 blocks each grow to 9.
+    // There are 16 blocks: two sequences of 7 blocks each grow to 9.
     let limits = BatchLimits { max_batched_tokens: 256, ..LIMITS };
     let mut engine = BatchEngine::new(limits, TIME);
     engine.submit(sequence(1, 112, 33));

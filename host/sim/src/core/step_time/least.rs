@@ -1,14 +1,15 @@
-//! Lower bounds of the time that prompts and decode steps take, whatever an engine runs beside them.
+//! Lower bounds of the time that prompts and decode steps take, whatever else an engine runs at the same
+//! time.
 //!
 //! A step with new prompt tokens takes at least each of the model's [`Line`]s. A line is a sum of terms that
-//! grow with the work of the step, so that other sequences in the step only add to it.
+//! grow with the work of the step, so other sequences in the step can only increase it.
 
 use super::{Roofline, StepTime, StepWork};
 use crate::core::{BatchLimits, MAX_STEP_MS};
 
 /// A lower bound of a step's duration, milliseconds. A step in which a sequence computes `n` prompt tokens
-/// behind `before` others takes at least
-/// `step + token * n + square * n^2 + pair * n * (before + (n - 1) / 2) + context * (before + n)`.
+/// after `before` earlier ones takes at least `step + token * n + square * n^2 + pair * n * (before + (n - 1)
+/// / 2) + context * (before + n)`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     step: f64,
@@ -21,11 +22,11 @@ struct Line {
 }
 
 impl Line {
-    /// Returns the least time of `tokens` new tokens behind `cached` others, in any number of steps of at
-    /// most `limit` tokens.
+    /// Returns the least time of `tokens` new tokens after `cached` earlier ones, in any number of steps of
+    /// at most `limit` tokens.
     ///
     /// `k` steps take at least `k * step + token * tokens + square * tokens^2 / k`: squares of equal parts
-    /// have the least sum. This is convex in `k`, so that the best whole number is next to the best real one.
+    /// have the least sum. This is convex in `k`, so the best integer is next to the best real number.
     fn prompt(&self, cached: f64, tokens: f64, limit: f64) -> f64 {
         let (fewest, most) = ((tokens / limit).ceil().max(1.0), tokens.max(1.0));
         let squares = self.square * tokens * tokens;
@@ -34,12 +35,12 @@ impl Line {
         let cost = |steps: f64| steps * self.step + squares / steps;
         let steps = cost(best.floor()).min(cost(best.ceil()));
         let pairs = tokens * (cached + (tokens - 1.0) / 2.0);
-        // The last of the steps has the whole prompt as its context.
+        // The context of the last step is the whole prompt.
         let context = self.context * (cached + tokens);
         steps + self.token * tokens + self.pair * pairs + context
     }
 
-    /// Returns the least time of a token in a step of at most `limit` tokens of any number of prompts.
+    /// Returns the least time for a token in a step of at most `limit` tokens of any number of prompts.
     fn each_token(&self, limit: f64) -> f64 {
         let square = if self.squares_the_sum { self.square } else { 0.0 };
         let best = if square > 0.0 { (self.step / square).sqrt().min(limit) } else { limit };
@@ -56,8 +57,8 @@ pub struct LeastTimes {
 }
 
 impl LeastTimes {
-    /// Returns the bounds of an engine. A formula whose steps may exceed the longest step has none: they
-    /// would be cut.
+    /// Returns the bounds of an engine. A formula whose steps may exceed the longest step has no bounds,
+    /// because such steps are cut to the longest step.
     #[must_use]
     pub fn new(time: StepTime, limits: BatchLimits) -> Self {
         let (most, context) = (f64::from(limits.max_batched_tokens), f64::from(limits.blocks));
@@ -92,8 +93,8 @@ impl LeastTimes {
         self.over_lines(|line| line.prompt(cached, tokens, self.most_tokens())) + self.emission_ms(isl)
     }
 
-    /// Returns the least time that the first token adds to the step in which a prompt ends, behind what the
-    /// prompts take.
+    /// Returns the least time that the first token adds to the step in which a prompt ends, in addition to
+    /// the time of the prompts.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "numbers of tokens stay far below 2^53")]
     pub fn emission_ms(&self, isl: u32) -> f64 {
@@ -119,8 +120,8 @@ impl LeastTimes {
         work.add(1, isl);
         work.add_decoding(isl);
         let least = match self.time {
-            // The least constant and the least slopes of the three formulas for a step with a decoding
-            // sequence. From 95 sequences on, the constant is that of 95.
+            // The smallest constant and the smallest slopes of the three formulas for a step with a decoding
+            // sequence. From 95 sequences on, the constant includes the term of 95 sequences.
             StepTime::DistServeOpt13bA100 => {
                 19.102_546_474 + 0.038_506_977 + 0.000_579_800_04 * f64::from(isl)
             }
@@ -129,8 +130,8 @@ impl LeastTimes {
         least.min(MAX_STEP_MS)
     }
 
-    /// Returns the least time of a prompt token in the steps of the engine, whatever shares them: the inverse
-    /// of the largest rate, milliseconds a token.
+    /// Returns the least time of a prompt token in the steps of the engine, whatever else runs in them: the
+    /// inverse of the largest rate, milliseconds a token.
     #[must_use]
     pub fn token_ms(&self) -> f64 {
         self.over_lines(|line| line.each_token(self.most_tokens()))
@@ -159,7 +160,7 @@ impl LeastTimes {
     }
 }
 
-/// Returns lower bounds of the duration of a step with prompts. Each holds alone.
+/// Returns lower bounds of the duration of a step with prompts. Each bound holds by itself.
 fn lines(time: &StepTime) -> [Line; 2] {
     let one = |line| [line, Line::default()];
     match *time {
@@ -222,7 +223,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any mix of prompts, sequences that decode and preempted ones, in batches of any size.
+        /// Tests any mix of prompts, decoding sequences and preempted ones, in batches of any size.
         #[test]
         fn no_engine_is_faster_than_its_least_times(
             time in times(),
@@ -270,7 +271,7 @@ mod tests {
             prefill_only: false,
         };
         for time in [StepTime::Dynamo, StepTime::DistServeOpt13bA100, StepTime::BlisLlama8bH100] {
-            // With DistServe's squares, a longer prompt would be faster in several steps.
+            // With DistServe's square term, a long prompt would be faster in several steps.
             for isl in [10, 1_000, 1_600] {
                 let mut engine = BatchEngine::new(limits, time);
                 let prompt = [].into();
@@ -284,7 +285,7 @@ mod tests {
                 });
                 let took = engine.begin_step().unwrap();
                 let least = LeastTimes::new(time, limits).prompt_ms(0, isl);
-                // The constants of DistServe's fit are cut behind the ninth digit.
+                // The constants of DistServe's fit are truncated after the ninth digit.
                 assert!(
                     (took / least - 1.0).abs() < 1e-6 && took >= least - 1e-6,
                     "{time:?} {isl} {took} {least}"

@@ -1,7 +1,7 @@
-//! NVIDIA Dynamo's frontend in KV mode, at its best: the quicker of its tokenizers, a cache of encoded
-//! prefixes, and no line of log for a request.
+//! NVIDIA Dynamo's frontend in KV mode, with its fastest settings: the faster of its tokenizers, a cache of
+//! encoded prefixes, and no log line for a request.
 //!
-//! It speaks a protocol of its own to its engines. They are Dynamo's mockers, which compute nothing.
+//! It uses its own protocol to its engines. These are Dynamo's mockers, which compute nothing.
 
 use std::{
     path::Path,
@@ -18,12 +18,13 @@ use crate::{
     fleet::{End, Process, free_port},
 };
 
-/// As many mockers as a scenario has engines.
+/// Number of mockers. A scenario has the same number of engines.
 const MOCKERS: usize = 4;
-/// Engine time over real time, so that no prefill takes a millisecond. With 0, which the help calls infinite,
-/// version 1.6.0 runs in real time.
+/// Engine time over real time, so high that every prefill takes less than a millisecond. With 0, which means
+/// infinite in the help text, version 1.6.0 runs in real time.
 const SPEEDUP: &str = "1000000";
-/// Longest start: Python modules of 100 MB are read from the disk, and the frontend loads the vocabulary.
+/// Maximum time to start. Python modules of 100 MB are read from the disk, and the frontend loads the
+/// vocabulary.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 /// A running frontend and its engines.
@@ -78,7 +79,8 @@ impl Dynamo {
     }
 }
 
-/// A Python module of Dynamo that keeps its files in `dir` and listens on loopback only.
+/// Returns a command for a Python module of Dynamo that keeps its files in `dir` and listens only on
+/// loopback.
 fn command(python: &Path, dir: &Path, module: &str) -> Command {
     let mut command = Command::new(python);
     command.args(["-m", module, "--discovery-backend", "file"]);
@@ -104,7 +106,8 @@ fn command(python: &Path, dir: &Path, module: &str) -> Command {
     command
 }
 
-/// Makes a model directory: the files of the tokenizer's, and a `config.json` unless there is one.
+/// Makes a model directory with the files of the tokenizer's directory, and with a `config.json` if there is
+/// none.
 fn model_dir(dir: &Path, tokenizer: &Path) -> anyhow::Result<std::path::PathBuf> {
     let model = dir.join("model");
     std::fs::create_dir_all(&model)?;
@@ -115,7 +118,8 @@ fn model_dir(dir: &Path, tokenizer: &Path) -> anyhow::Result<std::path::PathBuf>
     }
     let config = model.join("config.json");
     if !config.exists() {
-        // Dynamo asks it for the end of an answer and for the longest prompt; mockers compute nothing.
+        // Dynamo reads from this file the token that ends an answer and the longest prompt. Mockers compute
+        // nothing.
         let text = json!({
             "architectures": ["LlamaForCausalLM"], "model_type": "llama", "bos_token_id": 0, "eos_token_id": 1,
             "max_position_embeddings": 1_048_576, "vocab_size": 152_064, "hidden_size": 64,
@@ -126,7 +130,7 @@ fn model_dir(dir: &Path, tokenizer: &Path) -> anyhow::Result<std::path::PathBuf>
     Ok(model)
 }
 
-/// Number of mockers in the answer of `/health`.
+/// Returns the number of mockers in the answer of `/health`.
 fn mockers(health: &Value) -> usize {
     let instances = health["instances"].as_array().into_iter().flatten();
     instances.filter(|instance| instance["endpoint"] == "generate").count()
@@ -183,7 +187,7 @@ mod tests {
         let model = model_dir(dir.path(), tokenizer.path()).unwrap();
         assert_eq!(std::fs::read_to_string(model.join("tokenizer.json")).unwrap(), "{}");
         assert!(std::fs::read_to_string(model.join("config.json")).unwrap().contains("eos_token_id"));
-        // A configuration of the model's own stays.
+        // The model's own configuration is kept.
         std::fs::write(tokenizer.path().join("config.json"), "own").unwrap();
         let model = model_dir(tempfile::tempdir().unwrap().path(), tokenizer.path()).unwrap();
         assert_eq!(model.file_name().unwrap(), "model");

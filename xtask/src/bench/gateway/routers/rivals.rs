@@ -1,5 +1,5 @@
-//! Rivals in Python environments, and the start of vLLM's and SGLang's routers as their documentation says:
-//! round robin, no index; and of vLLM's with its index.
+//! Finds rivals in Python environments. Starts vLLM's and SGLang's routers as their documentation recommends:
+//! with round robin and without an index; and vLLM's router also with its index.
 
 use std::{
     path::{Path, PathBuf},
@@ -32,7 +32,7 @@ const MODULES: [(Router, &[&str]); 4] = [
     (Router::Sglang, &[SGLANG]),
     (Router::Dynamo, &["dynamo.frontend", "dynamo.mocker", "dynamo._core"]),
 ];
-/// Ends with success when a module of that name can be imported.
+/// Script that succeeds if a module of that name can be imported.
 const FIND: &str =
     "import importlib.util as i, sys; sys.exit(not all(i.find_spec(name) for name in sys.argv[1:]))";
 
@@ -41,11 +41,11 @@ const FIND: &str =
 pub(in super::super) struct Rivals(Vec<(Router, PathBuf)>);
 
 impl Rivals {
-    /// Looks into Python environments. Returns an error for one that has no rival.
+    /// Finds rivals in Python environments. Returns an error for an environment without a rival.
     pub(in super::super) fn find(environments: &[PathBuf]) -> anyhow::Result<Self> {
         let mut found = Self::default();
         for environment in environments {
-            // Commands run in the directory of the caller, but a relative program is looked up elsewhere.
+            // Commands run in the caller's directory, but a relative program is searched in another one.
             let python = std::path::absolute(environment.join("bin/python"))?;
             let has = |modules: &[&str]| sh::succeeds(Command::new(&python).args(["-c", FIND]).args(modules));
             let before = found.0.len();
@@ -66,7 +66,7 @@ impl Rivals {
         Ok(found)
     }
 
-    /// The interpreter that runs a rival, when it is installed.
+    /// Returns the interpreter that runs a rival, if the rival is installed.
     pub(in super::super) fn python(&self, router: Router) -> Option<&Path> {
         let found = self.0.iter().find(|(rival, _)| *rival == router);
         found.map(|(_, python)| python.as_path())
@@ -123,7 +123,7 @@ pub(super) async fn start_kv_aware(
     serving(Router::VllmKvAware, command, address, dir).await
 }
 
-/// Makes the command of a router with its address.
+/// Returns the command of a router, with its address.
 fn command(python: &Path, module: &str, policy: &str) -> anyhow::Result<(Command, String)> {
     let port = free_port()?;
     let mut command = Command::new(python);
@@ -144,7 +144,7 @@ async fn serving(
 ) -> anyhow::Result<(String, Process)> {
     let mut process = Process::logging(kind.name(), command, dir, End::Terminate)?;
     process.healthy(&address, Duration::from_secs(60)).await?;
-    // It probes its workers before it sends them requests.
+    // The router probes its workers before it sends them requests.
     tokio::time::sleep(Duration::from_secs(2)).await;
     Ok((address, process))
 }
@@ -155,7 +155,7 @@ mod tests {
 
     use super::{Rivals, Router};
 
-    /// An environment whose interpreter finds the modules that begin with `prefix`.
+    /// Makes an environment whose interpreter finds the modules that begin with `prefix`.
     fn environment(dir: &Path, prefix: &str) -> std::path::PathBuf {
         fs::create_dir_all(dir.join("bin")).unwrap();
         let python = dir.join("bin/python");

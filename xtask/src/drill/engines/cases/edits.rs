@@ -1,10 +1,11 @@
-//! Kinds that change the engine's own answer.
+//! Kinds of errors that change the engine's own answer.
 
 use std::time::Duration;
 
 use super::{Answer, Expected, SMUGGLED, Step, beginning, begun, chunk, chunked, edited, head, text, whole};
 
-/// Returns name, what clients may see, and the change of the engine's own answer.
+/// Returns for each kind its name, the results that clients may get, and the change of the engine's own
+/// answer.
 #[expect(clippy::type_complexity, clippy::too_many_lines, reason = "a table of answers")]
 pub(super) fn all() -> Vec<(&'static str, Expected, fn(&Answer) -> Vec<Step>)> {
     use Expected::{OneError, Served, StreamError};
