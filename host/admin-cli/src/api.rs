@@ -243,6 +243,9 @@ pub struct Worker {
     pub spec: Spec,
     pub models: Vec<String>,
     pub draining: bool,
+    /// Its streams that go on elsewhere, if they are asked to.
+    #[serde(default)]
+    pub moves: Option<Moves>,
     pub ineligible: Option<String>,
     /// Whether its engine has too much to do, and the worker is not chosen for a pause.
     #[serde(default)]
@@ -250,6 +253,17 @@ pub struct Worker {
     pub reason: Option<String>,
     pub engine_load: Option<EngineLoad>,
     pub ranks: Vec<Rank>,
+}
+
+/// The streams of a worker that drains.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Moves {
+    pub moved: u64,
+    pub moving: u64,
+    pub failed: u64,
+    /// Requests that stay until their end, by reason.
+    pub stayed: std::collections::BTreeMap<String, u64>,
 }
 
 /// Values that the operator configured.

@@ -151,7 +151,9 @@ fn ended(outcome: Option<&Outcome>) -> String {
         text.push_str(&format!("; {predicted} cached tokens predicted, {reported} reported by the engine"));
     }
     text.push('.');
-    if end.retried {
+    if end.moved {
+        text.push_str(" The stream left this worker, which drained, and went on elsewhere.");
+    } else if end.retried {
         text.push_str(" The leg was decided again, so this worker did not serve it.");
     }
     text

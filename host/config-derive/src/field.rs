@@ -2,6 +2,7 @@
 
 use proc_macro2::TokenStream as Tokens;
 use quote::quote;
+use syn::ext::IdentExt as _;
 use syn::{Attribute, Expr, ExprRange, GenericArgument, LitStr, PathArguments, Type, Visibility};
 
 /// A field with its attribute `key`.
@@ -64,7 +65,7 @@ impl Field {
         let attrs: Vec<_> = attrs.into_iter().filter(|attr| !attr.path().is_ident("key")).collect();
         let skipped = attrs.iter().any(|attr| attr.path().is_ident("serde") && skips(attr));
         let position = u32::try_from(position).unwrap_or(u32::MAX);
-        Ok(Self { text: name.to_string(), name, vis, ty, attrs, key, skipped, position })
+        Ok(Self { text: name.unraw().to_string(), name, vis, ty, attrs, key, skipped, position })
     }
 
     /// The field with the attributes of serde and schemars.

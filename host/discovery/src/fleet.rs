@@ -8,7 +8,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use pointsman_workers::{Registry, WorkerId, WorkerSpec};
+use pointsman_workers::{Drainer, Registry, WorkerId, WorkerSpec};
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until},
@@ -45,6 +45,8 @@ pub struct FleetRules {
     pub max_workers: usize,
     /// How long the requests of a worker that leaves may run.
     pub drain: Duration,
+    /// Whether its running streams move to other workers.
+    pub moves: bool,
     /// When a removal waits for a second confirmation.
     pub guard: GuardRules,
 }
@@ -247,6 +249,7 @@ impl Fleet {
         for (id, leaving) in changes.leaving {
             if let Some(worker) = registered.get(id) {
                 worker.set_leaving(leaving);
+                worker.move_streams(Drainer::Discovery, leaving && self.rules.moves);
             }
         }
         let gone = members.take_gone(&registered, now);

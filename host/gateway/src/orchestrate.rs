@@ -41,6 +41,7 @@ mod next_event;
 mod outcome;
 mod pending_head;
 mod plan;
+mod planned_move;
 mod prefill_call;
 pub(crate) mod preview;
 #[cfg(feature = "ext-proc")]
@@ -60,6 +61,7 @@ use executor::{Ending, Executor, Reached};
 use leg_run::LegRun;
 use next_event::{Head, Next};
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
+use planned_move::PlannedMove;
 use relay::Answer;
 use whole_estimate::WholeEstimate;
 
@@ -103,6 +105,8 @@ pub(crate) struct Drive {
     /// Whether the worker of a stored response was noted.
     stored: bool,
     planned: Option<CandidateId>,
+    /// Workers for the rest of a stream that is about to leave its own.
+    planned_move: Option<Box<PlannedMove>>,
     /// Cancelled when no leg runs; the first abort makes it.
     over: Option<CancellationToken>,
     /// Progress of an answer that is not streamed.
@@ -188,6 +192,7 @@ impl Drive {
             saw_gone: false,
             stored: false,
             planned: plan.planned,
+            planned_move: None,
             over: None,
             estimate: None,
             released: false,

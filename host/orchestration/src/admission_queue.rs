@@ -170,6 +170,12 @@ impl AdmissionQueue {
         Admit::Now(Admission::unconfirmed(self.clone(), admission_request))
     }
 
+    /// Returns whether requests wait for workers of a leg, so that this one would pass them.
+    #[must_use]
+    pub fn has_line(&self, admission_request: &AdmissionRequest<'_>, leg: Leg) -> bool {
+        self.waiting() > 0 && self.inner.lock().order.has(&admission_request.line(leg, &[]))
+    }
+
     /// Takes a place; `None` when the queue is full. `tried` are workers that the request tried already.
     #[must_use]
     pub fn park(

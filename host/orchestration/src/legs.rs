@@ -17,6 +17,7 @@ use pointsman_workers::{Leg, PerLeg};
 use smallvec::smallvec;
 
 mod failures;
+mod moves;
 mod types;
 
 pub use types::{
@@ -76,6 +77,8 @@ pub struct Legs {
     broken: u32,
     /// The legs are to generate the rest of an answer, and have not sent a token of it.
     resumes: bool,
+    /// How often the stream left a worker that drains.
+    moves: u32,
 }
 
 /// Engines that may break on a request: a request that kills its engine must not visit every worker.
@@ -103,6 +106,7 @@ impl Legs {
             prefill_failed: false,
             broken: 0,
             resumes: false,
+            moves: 0,
         };
         let actions = legs.start();
         (legs, actions)
@@ -112,12 +116,6 @@ impl Legs {
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.finished
-    }
-
-    /// Returns whether the answer may be continued, should its engine fail.
-    #[must_use]
-    pub fn may_ever_continue(&self) -> bool {
-        self.policy.continuations > 0
     }
 
     /// Returns whether a committed handoff has to be sent to a decode worker: ending now would strand it.
@@ -176,6 +174,7 @@ impl Legs {
             Event::FinishSeen => self.finish_seen(),
             Event::Ended => self.ended(),
             Event::Failed(_, failed) => self.decode_failed(failed),
+            Event::Move => self.move_stream(),
             Event::ClientGone => self.client_gone(),
             Event::Deadline => self.deadline(),
         }

@@ -94,6 +94,9 @@ pub struct Receipt {
     /// Whether a policy of the generation observes the outcome.
     #[serde(skip)]
     pub learns: bool,
+    /// Whether the stream left the worker because that drains.
+    #[serde(skip)]
+    pub moved: bool,
     /// The policy's explanation.
     pub reason: Option<String>,
     /// The worker chosen.

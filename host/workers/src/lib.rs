@@ -46,4 +46,6 @@ pub use pool::{CandidateIds, Pool};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
-pub use worker::{Candidate, Health, Ineligible, Pause, Refusal, Reservation, Worker};
+pub use worker::{
+    Candidate, Drainer, Health, Ineligible, MoveCounts, Pause, Refusal, Reservation, StreamMove, Worker,
+};

@@ -211,9 +211,8 @@ impl Registry {
         if !Arc::ptr_eq(&member.worker, worker) {
             return;
         }
-        let completed = self.worker(spec);
-        completed.set_draining(worker.draining());
-        completed.set_leaving(worker.leaving());
+        let mut completed = self.worker(spec);
+        completed.drain_like(worker);
         member.worker = Arc::new(completed);
         self.publish_learned(&members);
     }

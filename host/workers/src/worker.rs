@@ -22,6 +22,7 @@ use crate::{
 
 mod back_pressure;
 mod breaks;
+mod draining;
 mod eligibility;
 mod learned_limit;
 mod progress;
@@ -33,6 +34,8 @@ mod warm_up;
 use back_pressure::BackPressure;
 pub use back_pressure::{Pause, Refusal};
 use breaks::Breaks;
+use draining::Moves;
+pub use draining::{Drainer, MoveCounts, StreamMove};
 pub use eligibility::Ineligible;
 use learned_limit::LearnedLimit;
 pub use reservation::Reservation;
@@ -61,6 +64,8 @@ pub struct Worker {
     draining: AtomicBool,
     /// Whether discovery has it removed when its requests end.
     leaving: AtomicBool,
+    /// Its streams that move elsewhere while it drains.
+    moves: Arc<Moves>,
     /// Whether the engine contradicts the description.
     misconfigured: AtomicBool,
     /// Whether the engine sleeps.
@@ -143,6 +148,7 @@ impl Worker {
             health: AtomicU8::new(0),
             draining: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
+            moves: Arc::default(),
             misconfigured: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             problem: ArcSwapOption::empty(),
@@ -219,30 +225,6 @@ impl Worker {
             self.tell_ranks();
         }
         changed
-    }
-
-    /// Returns whether an operator drains the worker.
-    #[must_use]
-    pub fn draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
-    }
-
-    /// Returns whether the worker leaves when its requests have ended. Then it drains, too.
-    #[must_use]
-    pub fn leaving(&self) -> bool {
-        self.leaving.load(Ordering::Acquire)
-    }
-
-    /// Lets the worker leave, or keeps it. This is independent of the draining that an operator asks for.
-    pub fn set_leaving(&self, leaving: bool) {
-        self.leaving.store(leaving, Ordering::Release);
-        self.tell_ranks();
-    }
-
-    /// Starts or ends draining.
-    pub fn set_draining(&self, draining: bool) {
-        self.draining.store(draining, Ordering::Release);
-        self.tell_ranks();
     }
 
     /// Returns the number of requests booked on all ranks, here and by other gateways.

@@ -13,13 +13,13 @@ use pointsman_tests::{
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
-const CHAT: &str = "/v1/chat/completions";
-const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
 const TOKENS: u32 = 24;
 
 /// A request for a stream of `TOKENS` tokens with usage, of a prompt that fills whole tokens of the engine
 /// model.
-fn body(path: &str, more: Value) -> String {
+pub(crate) fn body(path: &str, more: Value) -> String {
     let mut body = json!({
         "model": "tiny", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": TOKENS,
         "temperature": 0, "ignore_eos": true,
@@ -36,7 +36,7 @@ fn body(path: &str, more: Value) -> String {
     body.to_string()
 }
 
-async fn stream(cluster: &TestCluster, path: &str, more: Value) -> Vec<String> {
+pub(crate) async fn stream(cluster: &TestCluster, path: &str, more: Value) -> Vec<String> {
     let stream = cluster.client.stream(path, &[], body(path, more)).await.unwrap();
     assert_eq!(stream.status, 200);
     tokio::time::timeout(Duration::from_secs(60), stream.all()).await.expect("the stream hung").unwrap()
@@ -44,7 +44,7 @@ async fn stream(cluster: &TestCluster, path: &str, more: Value) -> Vec<String> {
 
 /// The events of a stream as its client sees them, without what differs between two streams of equal
 /// requests: the id, the time, the engine's fingerprint and what was cached.
-fn normal(events: &[String]) -> Vec<String> {
+pub(crate) fn normal(events: &[String]) -> Vec<String> {
     let first: Value = serde_json::from_str(&events[0]).unwrap();
     let (id, created) = (first["id"].as_str().unwrap(), first["created"].to_string());
     let without = |text: String, from: &str, to: char| match text.find(from) {
@@ -63,7 +63,11 @@ fn normal(events: &[String]) -> Vec<String> {
 }
 
 /// A cluster whose engines write a token every few milliseconds.
-async fn cluster(dialect: Dialect, roles: &[Role], change: impl FnOnce(&mut Config)) -> TestCluster {
+pub(crate) async fn cluster(
+    dialect: Dialect,
+    roles: &[Role],
+    change: impl FnOnce(&mut Config),
+) -> TestCluster {
     let sim = |role| SimConfig { itl: Duration::from_millis(3), ..SimConfig::instant(dialect, role) };
     let builder = roles
         .iter()
@@ -71,8 +75,8 @@ async fn cluster(dialect: Dialect, roles: &[Role], change: impl FnOnce(&mut Conf
     builder.start().await.unwrap()
 }
 
-const AGGREGATED: &[Role] = &[Role::Aggregated, Role::Aggregated];
-const PAIRS: &[Role] = &[Role::Prefill, Role::Decode, Role::Decode];
+pub(crate) const AGGREGATED: &[Role] = &[Role::Aggregated, Role::Aggregated];
+pub(crate) const PAIRS: &[Role] = &[Role::Prefill, Role::Decode, Role::Decode];
 
 fn once(kind: FaultKind) -> Vec<Fault> {
     vec![Fault { times: Some(1), ..Fault::always(kind) }]

@@ -65,6 +65,7 @@ mod log_lines;
 mod messages;
 mod metrics;
 mod metrics_reference;
+mod moves;
 mod multimodal;
 mod openapi;
 mod orchestration;

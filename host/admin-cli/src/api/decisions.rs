@@ -91,6 +91,9 @@ pub struct Outcome {
     pub status: u16,
     pub code: String,
     pub retried: bool,
+    /// Whether the stream left the worker because that drains.
+    #[serde(default)]
+    pub moved: bool,
     pub ttft_ms: Option<f64>,
     pub itl_ms: Option<f64>,
     pub output_tokens: Option<u64>,

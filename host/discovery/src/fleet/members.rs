@@ -115,12 +115,17 @@ impl Members {
         let mut gone = Vec::new();
         self.by_id.retain(|id, member| {
             let Some(at) = member.leaves_at.filter(|_| member.unlisted) else { return true };
-            let requests = registered.get(*id).map_or(0, |worker| worker.own_requests());
+            let worker = registered.get(*id);
+            let requests = worker.map_or(0, |worker| worker.own_requests());
             if requests > 0 && now < at {
                 return true;
             }
             if requests > 0 {
                 tracing::warn!(worker = %id, requests, "worker removed with requests in flight: its drain timed out");
+            }
+            if let Some(moves) = worker.and_then(|worker| worker.move_counts()) {
+                let stayed: u32 = moves.stayed.values().sum();
+                tracing::info!(worker = %id, moved = moves.moved, stayed, failed = moves.failed, "worker left");
             }
             gone.push(*id);
             false

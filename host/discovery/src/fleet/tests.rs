@@ -6,6 +6,7 @@ use crate::found::Read;
 const RULES: FleetRules = FleetRules {
     max_workers: 100,
     drain: Duration::from_secs(30),
+    moves: false,
     guard: GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(10) },
 };
 
@@ -18,8 +19,12 @@ struct Fixture {
 
 impl Fixture {
     fn start() -> Self {
+        Self::with(RULES)
+    }
+
+    fn with(rules: FleetRules) -> Self {
         let registry = Arc::new(Registry::default());
-        let fleet = Fleet::new(registry.clone(), RULES);
+        let fleet = Fleet::new(registry.clone(), rules);
         let (source, stop) = (fleet.add_source("etcd:a"), CancellationToken::new());
         Self { fleet, registry, source, stop }
     }
@@ -105,6 +110,22 @@ async fn p1_a_worker_that_comes_back_while_it_drains_is_kept() {
     assert_eq!(worker.ineligible(), None);
     fixture.run(Duration::from_secs(60)).await;
     assert_eq!(fixture.ids(), [1, 2, 3, 4]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn p1_the_streams_of_a_worker_that_leaves_are_asked_to_move_until_it_is_listed_again() {
+    for moves in [false, true] {
+        let fixture = Fixture::with(FleetRules { moves, ..RULES });
+        fixture.present(1..=4);
+        let worker = fixture.worker(4);
+        let _booking = worker.candidates()[0].book(&request());
+        fixture.present(1..=3);
+        // P1.5
+        assert_eq!((worker.leaving(), worker.asks_to_move() != 0), (true, moves));
+        fixture.present(1..=4);
+        // P1.5
+        assert_eq!((worker.leaving(), worker.asks_to_move()), (false, 0));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ fn spec(id: u64) -> WorkerSpec {
 
 fn running() -> (Arc<Leases>, Arc<Registry>, CancellationToken) {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(10) };
-    let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), guard };
+    let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let reporter = fleet.add_source("leases");

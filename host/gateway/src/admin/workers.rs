@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use axum::{
     Extension, Json,
-    extract::{Path, State as Extract, rejection::PathRejection},
+    extract::{
+        Path, Query, State as Extract,
+        rejection::{PathRejection, QueryRejection},
+    },
     http::{HeaderMap, StatusCode},
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use pointsman_workers::{Health, Ineligible, Leg, ModelName, WorkerId, WorkerSpec};
+use pointsman_workers::{Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, WorkerId, WorkerSpec};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
@@ -84,7 +88,8 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 Health::Healthy => "healthy",
                 Health::Unhealthy => "unhealthy",
             },
-            "draining": worker.draining(), "leaving": worker.leaving(), "ineligible": ineligible.map(Ineligible::as_str),
+            "draining": worker.draining(), "leaving": worker.leaving(),
+            "moves": worker.move_counts().filter(|_| age).map(moves), "ineligible": ineligible.map(Ineligible::as_str),
             "paused": worker.pause().is_some(),
             "paused_ms": worker.pause().filter(|_| age).map(|pause| pause.left.as_millis() as u64),
             "stuck": worker.stuck().map(|stuck| {
@@ -101,6 +106,12 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let wanted = |worker: &&Arc<pointsman_workers::Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
+}
+
+/// What became of the streams of a worker that drains.
+fn moves(counts: MoveCounts) -> Value {
+    let MoveCounts { moved, moving, failed, stayed } = counts;
+    json!({ "moved": moved, "moving": moving, "failed": failed, "stayed": stayed })
 }
 
 /// Adds a worker, described as in the configuration. It replaces a worker with the same id that was added
@@ -138,12 +149,25 @@ pub(super) async fn leave(
     no_worker(&headers, id)
 }
 
+/// Query of a drain.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct DrainQuery {
+    /// Whether running streams move to other workers.
+    #[serde(rename = "move")]
+    moves: bool,
+}
+
 pub(super) async fn drain(
     state: Extract<Arc<State>>,
     headers: HeaderMap,
     id: Result<Path<u64>, PathRejection>,
+    query: Result<Query<DrainQuery>, QueryRejection>,
 ) -> Response {
-    set_draining(&state, &headers, id, true)
+    match query {
+        Ok(Query(DrainQuery { moves })) => set_draining(&state, &headers, id, true, moves),
+        Err(error) => invalid(&headers, &error.body_text()),
+    }
 }
 
 pub(super) async fn undrain(
@@ -151,7 +175,7 @@ pub(super) async fn undrain(
     headers: HeaderMap,
     id: Result<Path<u64>, PathRejection>,
 ) -> Response {
-    set_draining(&state, &headers, id, false)
+    set_draining(&state, &headers, id, false, false)
 }
 
 fn set_draining(
@@ -159,6 +183,7 @@ fn set_draining(
     headers: &HeaderMap,
     id: Result<Path<u64>, PathRejection>,
     draining: bool,
+    moves: bool,
 ) -> Response {
     let id = match worker_id(headers, id) {
         Ok(id) => id,
@@ -167,7 +192,9 @@ fn set_draining(
     match state.registry.snapshot().get(id) {
         Some(worker) => {
             worker.set_draining(draining);
-            Json(with_texts(json!({ "id": id, "draining": draining }))).into_response()
+            // Streams move only when the worker gets no new request.
+            worker.move_streams(Drainer::Operator, moves);
+            Json(with_texts(json!({ "id": id, "draining": draining, "move": moves }))).into_response()
         }
         None => no_worker(headers, id),
     }

@@ -29,6 +29,9 @@ pub struct Discovery {
     /// How long the requests of a worker that left its source may run.
     #[key(default = secs(30))]
     pub drain: Duration,
+    /// Whether running streams of a worker that left its source go on with other workers (continuation.md).
+    #[key(default = false)]
+    pub r#move: bool,
     /// Share of a source's workers; the removal of more waits for a second reading.
     #[key(default = 0.5, range = 0.0..=1.0, reason = "is not a share")]
     pub removal_share: f64,
@@ -93,7 +96,7 @@ impl Discovery {
             min_workers: self.removal_min,
             confirm_after: self.confirm_after,
         };
-        FleetRules { max_workers: self.max_workers, drain: self.drain, guard }
+        FleetRules { max_workers: self.max_workers, drain: self.drain, moves: self.r#move, guard }
     }
 
     /// Returns whether any source of workers is configured.

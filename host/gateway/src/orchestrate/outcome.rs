@@ -111,6 +111,9 @@ impl Drive {
         self.served();
         self.handoff_done();
         self.note_stored(body);
+        if self.candidate(self.answering()).is_some_and(|candidate| candidate.worker.asks_to_move() != 0) {
+            self.stays("not_streamed");
+        }
     }
 
     /// Looks at an event of the answer's stream.

@@ -27,6 +27,7 @@ mod answer;
 mod detached;
 mod edit;
 mod limits;
+mod moves;
 mod prefill_answer;
 mod resume;
 mod seam;
@@ -168,7 +169,12 @@ impl Relay {
                     self.count_bytes();
                 }
                 self.read_at = Instant::now();
-                if self.closed { self.skip() } else { self.relay_whole_events() }
+                if self.closed {
+                    self.skip();
+                } else {
+                    self.relay_whole_events();
+                    self.move_if_asked();
+                }
             }
             Ok(false) => self.end(),
             // The client has the whole answer.

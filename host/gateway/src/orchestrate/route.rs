@@ -21,7 +21,7 @@ use crate::{
 
 /// Result of routing a leg.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
-enum Found {
+pub(super) enum Found {
     /// Decode has a place, and is routed when prefill has ended.
     Place(Option<ReservedPlace>),
     Worker(Routed),
@@ -85,21 +85,34 @@ impl Drive {
         }
     }
 
-    /// Asks the router for the leg's worker, or for a place.
-    fn find(&self, leg: Leg, refused: &mut Option<RefusedDecision>) -> Result<Found, RouteError> {
-        let (router, query) = (&self.state.router, self.query(leg));
-        if leg != Leg::Decode {
-            return router.route_noting(&query, &RouterConfigOverride::default(), refused).map(Found::Worker);
+    /// Takes what was found for a stream that moves, or asks the router for the leg's worker or for a place.
+    fn find(&mut self, leg: Leg, refused: &mut Option<RefusedDecision>) -> Result<Found, RouteError> {
+        match self.take_planned(leg) {
+            Some(found) => Ok(found),
+            None => self.ask(leg, &self.query(leg), self.legs.reserves(), refused),
         }
-        let reserves = self.legs.reserves();
+    }
+
+    /// Asks the router for a leg's worker, or reserves a place.
+    pub(super) fn ask(
+        &self,
+        leg: Leg,
+        query: &Query<'_>,
+        reserves: bool,
+        refused: &mut Option<RefusedDecision>,
+    ) -> Result<Found, RouteError> {
+        let router = &self.state.router;
         let purpose = if reserves { Purpose::Preview } else { Purpose::Route };
-        let (over, fallback) = router.decode_config(&query, purpose);
+        let (over, fallback) = match leg {
+            Leg::Decode => router.decode_config(query, purpose),
+            _ => (RouterConfigOverride::default(), None),
+        };
         if reserves {
-            return router.reserve(&query, &over, refused).map(Found::Place);
+            return router.reserve(query, &over, refused).map(Found::Place);
         }
         let metrics = &self.state.metrics;
         fallback.into_iter().for_each(|reason| metrics.fell_back(SlotKind::DecodeOverride, reason));
-        router.route_noting(&query, &over, refused).map(Found::Worker)
+        router.route_noting(query, &over, refused).map(Found::Worker)
     }
 
     /// Gives up a handoff whose prefill engine died, or freed its blocks. Returns whether it did.
@@ -281,7 +294,7 @@ impl Drive {
 }
 
 /// How the request would enter the queue.
-fn parking<'a>(
+pub(super) fn parking<'a>(
     state: &'a State,
     request: &'a Request,
     routing_request: &'a RoutingRequest,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pointsman_orchestration::Admission;
 use pointsman_routing::{Decider, Decisions, Learning, LegTimes, Receipt, RefusedDecision, RoutingRequest};
-use pointsman_workers::{ModelName, PerLeg};
+use pointsman_workers::{Leg, ModelName, PerLeg};
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -82,6 +82,8 @@ pub(crate) struct Account {
     outcome: Outcome,
     /// Reason for which the stream was not continued when its engine failed.
     not_continued: Option<&'static str>,
+    /// Why the stream did not leave a worker that drains.
+    not_moved: Option<&'static str>,
     /// The request's share of the memory limit for all bodies.
     body: Option<Share>,
     /// Admission by the queue.
@@ -148,6 +150,7 @@ impl Account {
             tenant_series: None,
             outcome: Outcome { status: 499, code: "client_closed" },
             not_continued: None,
+            not_moved: None,
             body: None,
             admission: None,
             reservation: None,
@@ -348,6 +351,17 @@ impl Account {
     /// Records why the stream was not continued when its engine failed.
     pub(crate) fn not_continued(&mut self, reason: &'static str) {
         self.not_continued = Some(reason);
+    }
+
+    /// Records that the stream leaves the worker of a leg, which drains.
+    pub(crate) fn moved(&mut self, leg: Leg) {
+        let left = self.receipts.iter_mut().rev().find(|receipt| receipt.leg == leg);
+        left.into_iter().for_each(|receipt| receipt.moved = true);
+    }
+
+    /// Records why the stream did not leave a worker that drains.
+    pub(crate) fn not_moved(&mut self, reason: &'static str) {
+        self.not_moved = Some(reason);
     }
 
     /// Records how the request ended.

@@ -48,7 +48,6 @@ const DURATION_BUCKETS: [f64; 25] = [
 /// Upper bounds of times within the gateway, in seconds.
 const ROUTE_BUCKETS: [f64; 14] =
     [1e-6, 2e-6, 4e-6, 8e-6, 16e-6, 32e-6, 64e-6, 128e-6, 256e-6, 512e-6, 1e-3, 2e-3, 5e-3, 2e-2];
-
 /// Upper bounds of lengths of prompts and outputs, in tokens.
 const TOKEN_BUCKETS: [f64; 12] =
     [16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0, 131_072.0];
@@ -176,8 +175,8 @@ pub struct Metrics {
     pub(crate) leg_seconds: Family<LegLabels, Histogram, fn() -> Histogram>,
     /// Retries by leg.
     pub retries: Family<ReasonLabels, Counter>,
-    /// Streams whose engine failed: `continued`, `failed`, or the reason for which they were not continued.
-    pub continuations: Family<ReasonLabels, Counter>,
+    /// Streams that were to go on elsewhere, by what followed.
+    pub(crate) continuations: Family<continuations::ContinuationLabels, Counter>,
     /// Completed handoffs by result.
     pub handoffs: Family<ReasonLabels, Counter>,
     /// Requests that broke two workers (`quarantined`), and later requests equal to them (`refused`).
@@ -284,6 +283,7 @@ impl Default for Metrics {
     }
 }
 
+mod continuations;
 mod every_series;
 mod expected;
 
@@ -314,7 +314,7 @@ impl Metrics {
             legs "legs" "Number of legs by how they ended",
             leg_seconds "leg_seconds" "Time from sending a leg to its end in seconds, by how it ended",
             retries "retries" "Number of retries by leg",
-            continuations "continuations" "Number of streams whose engine failed after their first token, by what followed: continued, failed, or why they were not continued",
+            continuations "continuations" "Number of streams that were to go on elsewhere because their engine failed (cause failure) or their worker drains (drain), by what followed: continued, moved, failed, or why they did not",
             handoffs "handoffs" "Number of handoffs from prefill to decode by result",
             poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
             not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",

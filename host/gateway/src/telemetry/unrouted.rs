@@ -60,6 +60,7 @@ mod tests {
             status: 429,
             code: "rate_limited",
             retried: false,
+            moved: false,
             ttft: None,
             itl: None,
             output_tokens: 0,

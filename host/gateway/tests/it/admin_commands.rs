@@ -204,6 +204,41 @@ async fn status_shows_a_refused_file_and_a_promotion_says_why_it_cannot_be() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_drain_that_moves_streams_says_what_moved_and_what_stayed() {
+    let engine =
+        SimConfig { itl: Duration::from_millis(20), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let sims = [Sim::start(engine.clone()).await.unwrap(), Sim::start(engine).await.unwrap()];
+    let worker = |(id, sim): (u64, &SimHandle)| {
+        format!("[[workers]]\nid = {id}\nurl = '{}'\nrole = 'aggregated'\nengine = 'vllm'\n", sim.url())
+    };
+    let workers: String = (7..).zip(&sims).map(worker).collect();
+    let daemon = Daemon::start(&format!("[probe]\ninterval = '50ms'\n{workers}"));
+    daemon.ready();
+    // Both requests begin on worker 7.
+    daemon.run(&["drain", "8"]);
+    let send = |body: String| {
+        let address = daemon.listening.clone();
+        thread::spawn(move || http(&address, "POST /v1/chat/completions", &body))
+    };
+    let streamed = chat(200).replace("\"ignore_eos\"", "\"stream\":true,\"ignore_eos\"");
+    let (stream, whole) = (send(streamed), send(chat(100)));
+    while !daemon.run(&["workers", "--json"]).out.contains("\"active_requests\":2") {
+        thread::sleep(Duration::from_millis(20));
+    }
+    daemon.run(&["undrain", "8"]);
+    let done = daemon.run(&["drain", "7", "--move"]);
+    // O1.17
+    assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
+    let last = done.out.lines().last().unwrap();
+    assert!(last.starts_with("worker 7 has no request after "), "{}", done.out);
+    assert!(last.ends_with(" s: 1 streams moved, 1 stayed until their end (1 not_streamed)"), "{}", done.out);
+    // O1.17: how it goes
+    assert!(done.out.contains("worker 7 has 1 requests, 0 are moving: 1 streams moved"), "{}", done.out);
+    assert!(stream.join().unwrap().contains("data: [DONE]"));
+    assert!(whole.join().unwrap().contains("\"finish_reason\""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_drain_waits_for_requests_and_can_be_undone() {
     let (_sim, daemon) = serving(|config| config.itl = Duration::from_millis(20), "").await;
     daemon.ready();

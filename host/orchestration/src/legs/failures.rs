@@ -148,12 +148,15 @@ impl Legs {
     /// Returns whether the rest of a stream may be generated elsewhere: the client has a part of the answer
     /// and still reads, and no finish reason was held back.
     fn may_continue(&self) -> bool {
-        let has_part = self.client == Client::Reading && self.consumed && !self.held;
-        has_part && self.policy.continuations > 0 && self.broken < MAX_BROKEN
+        self.has_part() && self.policy.continuations > 0 && self.broken < MAX_BROKEN
     }
 
-    /// Ends what is left of the legs, and begins anew with the rest of the answer. Nothing is sent before the
-    /// engines of the old legs were told to stop.
+    /// Returns whether the client has a part of the answer and reads on.
+    pub(super) fn has_part(&self) -> bool {
+        self.client == Client::Reading && self.consumed && !self.held
+    }
+
+    /// Ends what is left of the legs, and begins anew with the rest of the answer.
     fn continue_elsewhere(&mut self) -> Actions {
         self.policy.continuations -= 1;
         let mut actions = Actions::new();
@@ -162,7 +165,14 @@ impl Legs {
             actions.push(Action::Abort(self.answering()));
         }
         actions.push(Action::Cancel(self.answering()));
-        actions.extend(self.stop(Leg::Prefill));
+        actions.extend(self.begin_rest());
+        actions
+    }
+
+    /// Begins anew with the rest of an answer, whose answering leg was ended. Nothing is sent before the
+    /// engines of the old legs were told to stop.
+    pub(super) fn begin_rest(&mut self) -> Actions {
+        let mut actions = self.stop(Leg::Prefill);
         actions.push(Action::Continue);
         (self.resumes, self.consumed, self.prefill_failed) = (true, false, false);
         actions.extend(self.start());
@@ -277,7 +287,7 @@ impl Legs {
     }
 
     /// Stops a leg in flight: aborts it by id where the engine can, and closes its connection.
-    fn stop(&mut self, leg: Leg) -> Actions {
+    pub(super) fn stop(&mut self, leg: Leg) -> Actions {
         let running = std::mem::replace(&mut self.state[leg], LegState::Over) == LegState::InFlight;
         if !running {
             return Actions::new();

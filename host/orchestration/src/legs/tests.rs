@@ -733,6 +733,68 @@ fn i14_both_legs_of_a_pair_end_before_they_are_routed_anew() {
     );
 }
 
+#[test]
+fn i15_a_stream_leaves_a_worker_that_drains_twice_and_can_still_be_continued() {
+    let single = Leg::Aggregated;
+    let rest: &[(Event, &[Action])] =
+        &[(E::Routed, &[A::Send(single)]), (E::Head, &[]), (E::Move, &[]), (E::FirstToken, &[])];
+    let moves: &[(Event, &[Action])] = &[(E::Move, &[A::Cancel(single), A::Continue, A::Route(single)])];
+    let begins: &[(Event, &[Action])] = &[
+        (E::Routed, &[A::Send(single)]),
+        // I15.1
+        (E::Move, &[]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+    ];
+    // I15.5
+    let third: &[(Event, &[Action])] = &[(E::Move, &[])];
+    let dies: &[(Event, &[Action])] =
+        &[(E::Failed(single, DIED), &[A::Cancel(single), A::Continue, A::Route(single)])];
+    continued(Shape::Aggregated, 1, &[begins, moves, rest, moves, rest, third, dies].concat());
+}
+
+#[test]
+fn i15_the_legs_of_a_stream_that_moves_are_retried_until_a_token_of_them_came() {
+    let single = Leg::Aggregated;
+    continued(
+        Shape::Aggregated,
+        0,
+        &[
+            (E::Routed, &[A::Send(single)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (E::Move, &[A::Cancel(single), A::Continue, A::Route(single)]),
+            (E::Routed, &[A::Send(single)]),
+            (E::Head, &[]),
+            // I15.8
+            (E::Failed(single, BROKE), &[A::Cancel(single), A::Route(single)]),
+            (E::Routed, &[A::Send(single)]),
+            (E::Failed(single, BROKE), &[A::Cancel(single), A::Fail(single), A::Finish]),
+        ],
+    );
+}
+
+#[test]
+fn i15_a_pair_leaves_when_its_prefill_ended_and_decode_is_aborted_first() {
+    continued(
+        Shape::Remote,
+        1,
+        &[
+            (E::PrefillRouted(BOOTSTRAP), &[A::Route(Leg::Decode)]),
+            (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+            (E::Head, &[A::Relay]),
+            (E::FirstToken, &[]),
+            (E::Move, &[]),
+            (E::PrefillEnded, &[]),
+            (
+                E::Move,
+                // I15.2
+                &[A::Abort(Leg::Decode), A::Cancel(Leg::Decode), A::Continue, A::Route(Leg::Prefill)],
+            ),
+        ],
+    );
+}
+
 /// Next event outside the state machine.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
@@ -763,6 +825,7 @@ struct World {
     /// The rest of an answer is generated elsewhere, and no token of it came.
     resumes: bool,
     continuations: u32,
+    moves: u32,
     answers: u32,
     gone: bool,
     /// Decode requests that carried the present handoff and that an engine took.
@@ -796,6 +859,7 @@ impl World {
             relayed: false,
             resumes: false,
             continuations: 0,
+            moves: 0,
             answers: 0,
             gone: false,
             dispatched: 0,
@@ -937,6 +1001,9 @@ impl World {
                 if self.head { vec![RETRYABLE_SENT, FATAL, BROKE, REFUSED, DIED] } else { failures.to_vec() };
             events.extend(sent.into_iter().map(|failed| E::Failed(Leg::Decode, failed)));
         }
+        if self.decode && self.token && !self.finish && !self.prefill && self.relayed && waits {
+            events.push(E::Move);
+        }
         if waits {
             events.push(E::ClientGone);
         }
@@ -991,6 +1058,7 @@ impl World {
                 }
             }
             E::ClientGone => self.gone = true,
+            E::Move => self.moves += u32::from(self.moves < 2),
             E::Deadline => {}
         }
         Some(event)
@@ -1028,7 +1096,7 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
     }
     assert_eq!(legs.is_finished(), world.finished);
     // I14.3
-    assert!(world.continuations <= retry_policy.continuations);
+    assert!(world.continuations - world.moves <= retry_policy.continuations);
     let served = world.answers + u32::from(world.relayed && world.answers == 0);
     assert!(world.gone || served == 1, "the client got {served} answers");
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());

@@ -107,6 +107,8 @@ pub enum Event {
     FinishSeen,
     /// The decode or aggregated leg's answer is complete.
     Ended,
+    /// The worker that answers drains, and others were found for the rest of its answer.
+    Move,
     /// A leg failed, or the answer of prefill has no usable handoff.
     Failed(Leg, Failed),
     /// The client disconnected.

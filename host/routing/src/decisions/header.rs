@@ -85,6 +85,8 @@ pub struct Outcome {
     pub code: &'static str,
     /// Whether the leg was decided again later, so that this decision's worker did not serve the request.
     pub retried: bool,
+    /// Whether the stream left the worker of this decision, which drains. It was served there until then.
+    pub moved: bool,
     /// Time to first token, from the request's arrival.
     pub ttft: Option<Duration>,
     /// Mean time between tokens.

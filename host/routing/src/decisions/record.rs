@@ -241,8 +241,8 @@ impl Serialize for Outcome {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let millis = |time: Option<Duration>| time.map(|time| time.as_secs_f64() * 1e3);
         json!({
-            "status": self.status, "code": self.code, "retried": self.retried, "ttft_ms": millis(self.ttft),
-            "itl_ms": millis(self.itl), "output_tokens": self.output_tokens,
+            "status": self.status, "code": self.code, "retried": self.retried, "moved": self.moved,
+            "ttft_ms": millis(self.ttft), "itl_ms": millis(self.itl), "output_tokens": self.output_tokens,
             "output_tokens_source": self.output_source, "ended_at_ms": self.ended_at_ms,
             "duration_ms": millis(Some(self.duration)),
             "prompt_tokens": self.prompt_tokens,

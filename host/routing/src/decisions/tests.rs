@@ -244,6 +244,7 @@ fn outcome(output_tokens: u32) -> Outcome {
         status: 200,
         code: "ok",
         retried: false,
+        moved: false,
         ttft: None,
         itl: None,
         output_tokens,

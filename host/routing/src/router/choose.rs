@@ -294,6 +294,7 @@ impl Chosen {
             digest: info.map(|info| info.digest),
             decider: self.decider,
             learns: self.generation.learns,
+            moved: false,
             reason: self.reason,
             worker: self.candidate.worker_id(),
             rank: self.candidate.rank,

@@ -123,7 +123,7 @@ struct Running {
 
 fn run(servers: Vec<SocketAddr>, tracker: &TaskTracker) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(200) };
-    let rules = FleetRules { max_workers: 200, drain: Duration::from_secs(30), guard };
+    let rules = FleetRules { max_workers: 200, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let stop = CancellationToken::new();

@@ -125,7 +125,7 @@ struct Running {
 
 fn run(endpoints: Vec<String>) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(1) };
-    let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), guard };
+    let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -228,6 +228,7 @@ async fn p8_a_watch_from_a_compacted_revision_reads_everything_again() {
         FleetRules {
             max_workers: 9,
             drain: timeout,
+            moves: false,
             guard: GuardRules { share: 0.5, min_workers: 3, confirm_after: timeout },
         },
     );

@@ -18,7 +18,7 @@ struct Running {
 
 fn run(path: &Path) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_millis(50) };
-    let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), guard };
+    let rules = FleetRules { max_workers: 100, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());

@@ -42,7 +42,7 @@ fn config(api: &ApiServer, resource: Resource) -> KubernetesSourceConfig {
 
 fn run(config: KubernetesSourceConfig) -> Running {
     let guard = GuardRules { share: 0.5, min_workers: 3, confirm_after: Duration::from_secs(1) };
-    let rules = FleetRules { max_workers: 2_000, drain: Duration::from_secs(30), guard };
+    let rules = FleetRules { max_workers: 2_000, drain: Duration::from_secs(30), moves: false, guard };
     let registry = Arc::new(Registry::default());
     let fleet = Fleet::new(registry.clone(), rules);
     let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());

@@ -77,7 +77,7 @@ impl Relay {
     }
 
     /// The worker whose answer is relayed.
-    fn worker(&self) -> Option<&Worker> {
+    pub(super) fn worker(&self) -> Option<&Worker> {
         self.drive.candidate(self.drive.answering()).map(|candidate| &*candidate.worker)
     }
 

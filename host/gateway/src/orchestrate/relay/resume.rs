@@ -8,7 +8,7 @@ use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-use super::{Relay, seam::Seam};
+use super::{Relay, moves::Moving, seam::Seam};
 use crate::{
     connectors::connector_for,
     openai::{
@@ -20,7 +20,6 @@ use crate::{
         transcript::Transcript,
     },
     orchestrate::{Drive, executor::Reached},
-    telemetry::metrics::ReasonLabels,
     upstream::{self, CallError},
 };
 
@@ -33,17 +32,18 @@ pub(super) struct Resumption {
     /// `None` if no stream of this kind is continued.
     pub(super) transcript: Option<Box<Transcript>>,
     /// The request for the rest, until the legs are to send it.
-    rest: Option<Arc<Request>>,
+    pub(super) rest: Option<Arc<Request>>,
     /// Where the continuation begins.
     pub(super) seam: Option<Seam>,
     /// How the engine failed.
-    cause: Option<ApiError>,
+    pub(super) cause: Option<ApiError>,
     /// Output tokens that the client had then.
     delivered: u32,
     /// Whether the engine may have broken on this stream alone.
-    is_suspect: bool,
+    pub(super) is_suspect: bool,
     /// Workers for the rest are being found; none of its events came.
     pub(super) is_pending: bool,
+    pub(super) moving: Moving,
 }
 
 impl Resumption {
@@ -73,13 +73,17 @@ impl Relay {
         self.resumption.is_suspect = error.breaks_engine() && !is_silent;
         let event = self.drive.stream_failed(error, self.resumption.rest.is_some());
         self.report(event);
-        if self.resumption.rest.take().is_some() {
+        let was_refused = self.resumption.rest.take().is_some();
+        if self.drive.legs.awaits_rest() {
+            // It failed before its first token, and its legs are retried.
+            self.resumption.is_pending = true;
+        } else if was_refused {
             self.drive.not_continued("exhausted");
         }
     }
 
     /// Whether the client reads a stream that has a token and could be continued.
-    fn is_begun(&self) -> bool {
+    pub(super) fn is_begun(&self) -> bool {
         let reads = !self.detached && !self.drive.gone.is_cancelled();
         reads && self.resumption.transcript.is_some() && self.drive.account.tokens() > 0
     }
@@ -96,6 +100,11 @@ impl Relay {
         if !says_that_the_engine_is_down(error) {
             return Err(error.kind());
         }
+        self.safe_rest(transcript)
+    }
+
+    /// Returns the request for the rest of an answer of which the client got this.
+    pub(super) fn safe_rest(&self, transcript: &Transcript) -> Result<Arc<Request>, Reason> {
         let rest = continuation::rest_of(&self.drive.request, &transcript.delivered()?)?;
         if self.drive.all_engines_continue() { Ok(rest) } else { Err("engine") }
     }
@@ -137,12 +146,15 @@ impl Relay {
         self.splitter = Splitter::default();
         (self.read_at, self.event_at, self.begun) = (now, now, false);
         self.resumption.is_pending = false;
+        self.resumption.moving.changes_worker();
         self.drive.runs.answering.failure = None;
         if let Some(cached) = self.resumption.seam.as_ref().and_then(|seam| seam.cached_tokens) {
             // The prefill of the rest found the first one's prompt in a cache.
             self.drive.cached_tokens = Some(cached);
         }
-        self.drive.note_continued("continued");
+        if !self.resumption.moving.is_under_way() {
+            self.drive.note_continued("continued");
+        }
         let next = self.next_moment();
         self.timer.as_mut().reset(next);
     }
@@ -157,17 +169,20 @@ impl Relay {
             return;
         }
         (self.closed, self.finish_seen, self.resumption.is_pending) = (true, true, false);
-        self.drive.note_continued("continued");
+        if !self.move_succeeded() {
+            self.drive.note_continued("continued");
+        }
     }
 
     /// Returns the error of a stream, with what the client got if it was to be continued.
     pub(super) fn cause_with_delivered(&mut self, cause: ApiError) -> ApiError {
         let Some(first) = self.resumption.cause.take() else { return cause };
         let was_pending = std::mem::take(&mut self.resumption.is_pending);
-        if was_pending {
+        let was_moving = self.move_failed();
+        if was_pending && !was_moving {
             self.drive.note_continued("failed");
         }
-        if !was_pending || cause == ApiError::Deadline {
+        if !was_pending || was_moving || cause == ApiError::Deadline {
             let delivered =
                 self.resumption.transcript.as_ref().and_then(|transcript| transcript.delivered().ok());
             let delivered = delivered.map_or(self.drive.account.tokens(), |delivered| delivered.tokens);
@@ -224,8 +239,8 @@ impl Drive {
     }
 
     /// Counts a stream whose engine failed, by what followed.
-    fn note_continued(&self, result: &'static str) {
-        self.state.metrics.continuations.get_or_create(&ReasonLabels { reason: result }).inc();
+    pub(super) fn note_continued(&self, result: &'static str) {
+        self.state.metrics.continued(result, "failure");
     }
 
     /// Counts a stream that is not continued, and tells its record why.

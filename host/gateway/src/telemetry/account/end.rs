@@ -99,6 +99,8 @@ impl Account {
             cached_tokens,
             ttft_ms = self.ttft().map(|ttft| ttft.as_secs_f64() * 1e3),
             not_continued = self.not_continued,
+            moved = self.receipts.iter().any(|receipt| receipt.moved).then_some(true),
+            not_moved = self.not_moved,
             took_ms = took.as_secs_f64() * 1e3,
             trace = origin.map(|request| self.trace_context(request).id()),
             agent_session = agent.and_then(|agent| agent.session_id.as_deref()),

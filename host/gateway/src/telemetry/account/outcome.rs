@@ -29,6 +29,7 @@ impl Account {
             status: self.outcome.status,
             code: self.outcome.code,
             retried: false,
+            moved: false,
             ttft: self.first_token.map(|first| first - self.started),
             itl: self.itl(),
             output_tokens: self.tokens,
@@ -52,7 +53,7 @@ impl Account {
         }
         for (receipt, retried) in Receipt::with_retried(&self.receipts) {
             if let Some(id) = receipt.id {
-                decisions.outcome(id, Recorded { retried, ..outcome });
+                decisions.outcome(id, Recorded { retried, moved: receipt.moved, ..outcome });
             }
         }
     }

@@ -16,6 +16,7 @@ impl Metrics {
         self.leg_took("prefill", "vllm", "ok", std::time::Duration::ZERO);
         self.expect_lengths();
         self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
+        self.continued("x", "failure");
         self.admin_change(Name(OTHER.clone()), 200);
         self.tenants.ended(self.tenants.named([]).of(None), "ok", 0, 0);
         self.tls.failed("clients", "x");
@@ -29,7 +30,6 @@ impl Metrics {
         let reasons = [
             &self.connections_ended,
             &self.retries,
-            &self.continuations,
             &self.handoffs,
             &self.poison_requests,
             &self.not_tokenized,

@@ -68,6 +68,7 @@ const STATIC: &[(&str, &str)] = &[
     ("replicas.credentials_file", "'DIR/c'"),
     ("discovery.max_workers", "7"),
     ("discovery.drain", "'7s'"),
+    ("discovery.move", "true"),
     ("discovery.removal_share", "0.25"),
     ("discovery.removal_min", "7"),
     ("discovery.confirm_after", "'7s'"),

@@ -1,0 +1,116 @@
+//! Finds workers for the rest of a stream while the worker that drains still serves it: a stream whose rest
+//! no other worker takes stays where it is (I15).
+
+use pointsman_orchestration::{HandoffKind, LegOrder};
+use pointsman_routing::{CandidateId, Pairing, Query, ReservedPlace, Routed};
+use pointsman_workers::Leg;
+
+use super::{
+    Drive, id_of, plan,
+    quarantine::would_be_quarantined,
+    route::{Found, parking},
+};
+
+/// Workers that are booked for the legs of a rest.
+#[derive(Default)]
+pub(super) struct PlannedMove {
+    prefill: Option<Routed>,
+    answering: Option<Routed>,
+    /// The place that is kept for decode while prefill runs.
+    place: Option<ReservedPlace>,
+}
+
+impl Drive {
+    /// Finds and books workers for the rest of the answer. Returns whether there are some.
+    pub(super) fn plan_move(&mut self) -> bool {
+        // Workers joined and left since the request began.
+        self.snapshot = self.state.registry.snapshot();
+        self.planned_move = self.find_others().map(Box::new);
+        self.planned_move.is_some()
+    }
+
+    /// Ends the plan: from now on, legs are routed as always.
+    pub(super) fn end_plan(&mut self) {
+        self.planned_move = None;
+    }
+
+    /// Takes what is planned for the leg that is routed now.
+    pub(super) fn take_planned(&mut self, leg: Leg) -> Option<Found> {
+        let reserves = self.legs.reserves();
+        let planned = self.planned_move.as_mut()?;
+        match leg {
+            Leg::Prefill => planned.prefill.take().map(Found::Worker),
+            Leg::Decode if reserves => Some(Found::Place(planned.place.take())),
+            Leg::Decode | Leg::Aggregated => planned.answering.take().map(Found::Worker),
+        }
+    }
+
+    fn find_others(&self) -> Option<PlannedMove> {
+        let (leaves, answering) = (self.candidate(self.answering())?, self.answering());
+        let mut tried = self.attempts.tried().to_vec();
+        tried.extend(leaves.worker.candidates().iter().map(id_of));
+        let legs: &[Leg] = match answering {
+            Leg::Aggregated => &[Leg::Aggregated],
+            Leg::Prefill | Leg::Decode => &[Leg::Prefill, Leg::Decode],
+        };
+        let is_refused = would_be_quarantined(&self.state, &self.request).is_some();
+        if is_refused || !legs.iter().all(|leg| self.is_free(*leg, &tried)) {
+            return None;
+        }
+        let book = |leg, other| match self.ask(leg, &self.elsewhere(leg, other, &tried), false, &mut None) {
+            Ok(Found::Worker(routed)) => Some(routed),
+            Ok(Found::Place(_)) | Err(_) => None,
+        };
+        let id = |routed: &Routed| Some(id_of(&routed.candidate));
+        if answering == Leg::Aggregated {
+            return Some(PlannedMove { answering: Some(book(answering, None)?), ..PlannedMove::default() });
+        }
+        if self.legs.order() == LegOrder::DecodeFirst {
+            let decode = book(Leg::Decode, None)?;
+            let prefill = book(Leg::Prefill, id(&decode))?;
+            return Some(PlannedMove { prefill: Some(prefill), answering: Some(decode), place: None });
+        }
+        let prefill = book(Leg::Prefill, None)?;
+        let mut planned = PlannedMove::default();
+        if self.executor.traits(&prefill.candidate)?.handoff == HandoffKind::Completed {
+            let query = self.elsewhere(Leg::Decode, id(&prefill), &tried);
+            let Ok(Found::Place(place)) = self.ask(Leg::Decode, &query, true, &mut None) else { return None };
+            planned.place = place;
+        } else {
+            planned.answering = Some(book(Leg::Decode, id(&prefill))?);
+        }
+        planned.prefill = Some(prefill);
+        Some(planned)
+    }
+
+    /// Whether another worker takes a leg at once. A worker that fails is no reason to leave one that works,
+    /// and requests that wait for workers come first (L3).
+    fn is_free(&self, leg: Leg, tried: &[CandidateId]) -> bool {
+        let (state, request) = (&self.state, &self.routing_request);
+        let admission_request = parking(state, &self.request, request, &self.account, leg).admission_request;
+        let is_well = || {
+            let mut others = self.snapshot.pool(&self.request.model, leg).iter();
+            others.any(|candidate| !tried.contains(&id_of(candidate)) && candidate.ineligible().is_none())
+        };
+        // A question without a record: the legs are booked when all of them have a worker.
+        let question = Query { request_id: None, ..self.elsewhere(leg, None, tried) };
+        !state.queue.has_line(&admission_request, leg)
+            && is_well()
+            && self.ask(leg, &question, true, &mut None).is_ok()
+    }
+
+    /// The question for another worker. `other`: the worker of the other leg, if it is known.
+    fn elsewhere<'a>(&'a self, leg: Leg, other: Option<CandidateId>, tried: &'a [CandidateId]) -> Query<'a> {
+        let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
+        let is_first = leg == Leg::Decode && other.is_none();
+        Query {
+            pairing: Pairing { is_first, ..question.pairing },
+            attempt: self.legs.attempt(),
+            explain: self.account.is_traced(),
+            other_leg: other,
+            tried,
+            request_id: Some(&self.account.request_id),
+            ..question
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Counts streams that are to go on elsewhere.
+
+use prometheus_client::encoding::EncodeLabelSet;
+
+use super::Metrics;
+
+/// Labels of a stream that is to go on elsewhere.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub(crate) struct ContinuationLabels {
+    /// What followed.
+    reason: &'static str,
+    /// Why it was to go on elsewhere.
+    cause: &'static str,
+}
+
+impl Metrics {
+    /// Counts a stream. `cause`: `failure` of its engine, or `drain` of its worker.
+    pub(crate) fn continued(&self, reason: &'static str, cause: &'static str) {
+        self.continuations.get_or_create(&ContinuationLabels { reason, cause }).inc();
+    }
+}

@@ -1,0 +1,55 @@
+//! Streams that leave a worker that drains: the rest of the answer is generated elsewhere, as after a
+//! failure.
+
+use super::{Actions, LegOrder, LegState, Legs};
+
+/// How often one stream may leave a worker that drains. Each move computes the prompt again: a stream that
+/// left two of them stays on the third until its end.
+const MAX_MOVES: u32 = 2;
+
+impl Legs {
+    /// Returns whether the answer may be continued, should its engine fail.
+    #[must_use]
+    pub fn may_ever_continue(&self) -> bool {
+        self.policy.continuations > 0
+    }
+
+    /// Returns whether the client waits for the rest of an answer, no token of which came.
+    #[must_use]
+    pub fn awaits_rest(&self) -> bool {
+        self.resumes && !self.finished && !self.only_consumes()
+    }
+
+    /// Returns the leg order.
+    #[must_use]
+    pub fn order(&self) -> LegOrder {
+        self.policy.order
+    }
+
+    /// Returns whether the stream left as many workers as it may.
+    #[must_use]
+    pub fn has_moved_enough(&self) -> bool {
+        self.moves >= MAX_MOVES
+    }
+
+    /// Returns whether the stream may leave its worker now: its client has a part of the answer, and no
+    /// prefill runs for it.
+    #[must_use]
+    pub fn may_move(&self) -> bool {
+        let runs_alone =
+            self.state.answering == LegState::InFlight && self.state.prefill != LegState::InFlight;
+        runs_alone && self.has_part() && !self.has_moved_enough()
+    }
+
+    /// Ends the leg that answers, and begins anew with the rest of the answer. It is no failure, and takes
+    /// none of the continuations and retries.
+    pub(super) fn move_stream(&mut self) -> Actions {
+        if !self.may_move() {
+            return Actions::new();
+        }
+        self.moves += 1;
+        let mut actions = self.stop(self.answering());
+        actions.extend(self.begin_rest());
+        actions
+    }
+}
