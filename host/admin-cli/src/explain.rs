@@ -30,6 +30,10 @@ fn told(one: &Decision) -> impl Iterator<Item = String> {
             format!("Blocks of the prompt expected in its cache: {device} on the device, {host} on the host, {disk} on disk.")
         }),
         shadow(one),
+        one.outcome.as_ref().and_then(stream_failed),
+        one.outcome.as_ref().and_then(|outcome| outcome.continues.as_ref()).map(|before| {
+            format!("It generated the rest of the stream that the engine of decision {before} began.")
+        }),
         Some(ended(one.outcome.as_ref())),
     ];
     sentences.into_iter().flatten().map(|sentence| clean(&sentence).into_owned())
@@ -130,6 +134,48 @@ fn shadow(one: &Decision) -> Option<String> {
         None => "",
     };
     Some(format!("The shadow (generation {}) would have chosen {choice}{agrees}.", shadow.generation))
+}
+
+fn stream_failed(outcome: &Outcome) -> Option<String> {
+    let failed = outcome.stream_failed.as_ref()?;
+    let by = failed.rest.as_ref().map(|rest| format!(" by decision {rest}")).unwrap_or_default();
+    let followed = match (&*failed.result, &failed.why) {
+        ("continued_exact", _) => format!("The rest was generated from the token ids{by}."),
+        ("continued", None) => format!("The rest was generated from the text{by}."),
+        ("continued", Some(why)) => format!("The rest was generated from the text{by}: {}.", explained(why)),
+        ("failed", _) => "No other worker could generate the rest.".to_owned(),
+        (reason, _) => format!("The stream was not continued: {}.", explained(reason)),
+    };
+    Some(format!(
+        "Its engine failed within the stream, after {} output tokens. {followed}",
+        failed.delivered_tokens
+    ))
+}
+
+/// What the code of a reason means.
+fn explained(reason: &str) -> String {
+    let text = match reason {
+        "exhausted" => "it was continued before, or two engines broke on the request",
+        "finished" => "the client had the finish reason",
+        "memory" => "the transcripts of all streams together took their limit of memory",
+        "too_long" => "it is longer than a transcript may be",
+        "engine" => "an engine of the model cannot begin with it",
+        "sampled" => "token ids are of use only at a temperature of 0",
+        "text" => "models.NAME.continuation is not \"exact\"",
+        "no_token_ids" => "the engine listed no token ids",
+        "not_text_only" => "the messages are not only text",
+        "other_content" => "the answer has more than text",
+        "within_a_character" => "it ended within a character",
+        "within_a_stop_string" | "held_back_text" => "it may have ended within a stop string",
+        "ends_with_a_space" => "it ended with a space, which templates trim",
+        "nothing_is_left" => "all tokens of max_tokens had come",
+        "other_field" => "the request has a field whose effect is not known",
+        "last_message" => "the last message is the assistant's",
+        "prompt_is_not_a_text" => "the prompt is not a text",
+        "no_max_tokens" => "the request has no max_tokens",
+        other => return format!("`{other}` (docs/continuation.md)"),
+    };
+    format!("{text} (`{reason}`)")
 }
 
 fn ended(outcome: Option<&Outcome>) -> String {

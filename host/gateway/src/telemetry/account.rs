@@ -22,11 +22,13 @@ mod log;
 mod outcome;
 mod override_record;
 mod quota;
+mod stream_failures;
 mod trace;
 
 use legs::OpenLeg;
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
+use stream_failures::StreamFailure;
 
 use crate::{
     budget::Share,
@@ -82,6 +84,8 @@ pub(crate) struct Account {
     outcome: Outcome,
     /// Why the stream was not continued when its engine failed.
     not_continued: Option<&'static str>,
+    /// Failures of engines within the stream.
+    stream_failures: Vec<StreamFailure>,
     /// The request's part of the bytes that all bodies may take.
     body: Option<Share>,
     /// The queue's admission.
@@ -148,6 +152,7 @@ impl Account {
             tenant_series: None,
             outcome: Outcome { status: 499, code: "client_closed" },
             not_continued: None,
+            stream_failures: Vec::new(),
             body: None,
             admission: None,
             reservation: None,
@@ -341,11 +346,6 @@ impl Account {
     pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         (self.tokens > 1).then(|| between / (self.tokens - 1))
-    }
-
-    /// Records why the stream was not continued when its engine failed.
-    pub(crate) fn not_continued(&mut self, reason: &'static str) {
-        self.not_continued = Some(reason);
     }
 
     /// Records how the request ended.

@@ -1,21 +1,23 @@
 //! Continues a stream whose engine failed: decides whether that is safe, finds workers for the rest of the
 //! answer, and joins their events to the client's stream (I14).
 
-use std::sync::Arc;
-
 use http::Response;
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-use super::{Relay, seam::Seam};
+use super::{
+    Relay,
+    eligible::OFF,
+    seam::{Began, Seam},
+};
 use crate::{
-    connectors::connector_for,
+    connectors::{Connector, connector_for},
     openai::{
         chunk::Reason,
-        continuation,
+        continuation::{self, Form, Rest},
         error::ApiError,
-        request::{Endpoint, Request},
+        request::Endpoint,
         sse::Splitter,
         transcript::Transcript,
     },
@@ -28,12 +30,11 @@ use crate::{
 const OTHERS_BREAK: Duration = Duration::from_millis(200);
 
 /// What a relay keeps to continue its stream.
-#[derive(Default)]
 pub(super) struct Resumption {
-    /// `None` if no stream of this kind is continued.
-    pub(super) transcript: Option<Box<Transcript>>,
+    /// What the client has, or why the stream is never continued.
+    pub(super) transcript: Result<Box<Transcript>, Reason>,
     /// The request for the rest, until the legs are to send it.
-    rest: Option<Arc<Request>>,
+    rest: Option<Box<Rest>>,
     /// Where the continuation begins.
     pub(super) seam: Option<Seam>,
     /// How the engine failed.
@@ -48,9 +49,28 @@ pub(super) struct Resumption {
 
 impl Resumption {
     pub(super) fn of(drive: &Drive) -> Self {
-        let may = drive.legs.may_ever_continue() && drive.request.is_chat();
         let is_chat = drive.request.endpoint == Endpoint::ChatCompletions;
-        Self { transcript: may.then(|| Transcript::new(is_chat)), ..Self::default() }
+        let transcript = drive.form.and_then(|form| {
+            let ids = match form {
+                Form::Text(why) => Err(why),
+                Form::Exact(stop) => Ok(stop),
+            };
+            Transcript::new(is_chat, ids, &drive.state.transcripts).ok_or("memory")
+        });
+        Self {
+            transcript,
+            rest: None,
+            seam: None,
+            cause: None,
+            delivered: 0,
+            is_suspect: false,
+            is_pending: false,
+        }
+    }
+
+    /// Forgets the transcript: no client reads the stream.
+    pub(super) fn is_not_read(&mut self) {
+        self.transcript = Err(OFF);
     }
 }
 
@@ -81,34 +101,48 @@ impl Relay {
     /// Whether the client reads a stream that has a token and could be continued.
     fn is_begun(&self) -> bool {
         let reads = !self.detached && !self.drive.gone.is_cancelled();
-        reads && self.resumption.transcript.is_some() && self.drive.account.tokens() > 0
+        let is_off = matches!(self.resumption.transcript, Err(OFF));
+        reads && !is_off && self.drive.account.tokens() > 0
     }
 
     /// Returns the request for the rest of the answer.
-    fn rest(&self, error: &CallError) -> Result<Arc<Request>, Reason> {
-        let transcript = self.resumption.transcript.as_ref().ok_or("off")?;
+    fn rest(&self, error: &CallError) -> Result<Box<Rest>, Reason> {
         if !self.is_begun() {
             return Err("not_begun");
         }
+        let transcript = self.resumption.transcript.as_ref().map_err(|reason| *reason)?;
         if self.finish_seen {
             return Err("finished");
         }
         if !says_that_the_engine_is_down(error) {
             return Err(error.kind());
         }
-        let rest = continuation::rest_of(&self.drive.request, &transcript.delivered()?)?;
-        if self.drive.all_engines_continue() { Ok(rest) } else { Err("engine") }
+        let mut delivered = transcript.delivered()?;
+        if !self.drive.all_engines(|engine| engine.takes_token_ids()) {
+            delivered.ids = delivered.ids.and(Err("engine"));
+        }
+        let rest = continuation::rest_of(&self.drive.request, &delivered)?;
+        let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
+        // Engines that take token ids continue messages, too.
+        if is_chat && !self.drive.all_engines(|engine| engine.continues_messages()) {
+            return Err("engine");
+        }
+        Ok(Box::new(rest))
     }
 
     /// From now on, the legs generate the rest of the answer.
     pub(super) fn continue_elsewhere(&mut self) {
         let Some(rest) = self.resumption.rest.take() else { return };
-        let Some(transcript) = &self.resumption.transcript else { return };
+        let Ok(transcript) = &mut self.resumption.transcript else { return };
         let Ok(delivered) = transcript.delivered() else { return };
-        let is_chat = rest.endpoint == Endpoint::ChatCompletions;
+        let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
         self.resumption.delivered = delivered.tokens;
-        self.resumption.seam = Some(Seam::new(is_chat, &delivered, self.drive.cached_tokens));
-        self.resumption.cause = Some(self.drive.begin_rest(rest));
+        let origin = rest.origin.as_ref().ok();
+        self.resumption.seam = Some(Seam::new(is_chat, &delivered, origin, self.drive.cached_tokens));
+        if let Some(start) = delivered.ids.ok().map(|ids| ids.start).filter(|_| origin.is_some()) {
+            transcript.goes_back(start);
+        }
+        self.resumption.cause = Some(self.drive.begin_rest(rest, self.resumption.delivered));
         self.resumption.is_pending = true;
     }
 
@@ -142,9 +176,22 @@ impl Relay {
             // The prefill of the rest found the first one's prompt in a cache.
             self.drive.cached_tokens = Some(cached);
         }
-        self.drive.note_continued("continued");
         let next = self.next_moment();
         self.timer.as_mut().reset(next);
+    }
+
+    /// Records from what the rest of the answer began, once its engine told.
+    pub(super) fn note_origin(&mut self) {
+        let Some(began) = self.resumption.seam.as_mut().and_then(Seam::began) else { return };
+        if began == Began::Tokens {
+            self.drive.note_continued("continued_exact", None);
+            return;
+        }
+        if let Ok(transcript) = &mut self.resumption.transcript {
+            transcript.forget_ids();
+        }
+        let why = self.drive.rest.as_ref().map(|rest| rest.origin.as_ref().err().unwrap_or(&"engine"));
+        self.drive.note_continued("continued", why.copied());
     }
 
     /// The rest of the answer ended in its prefill leg.
@@ -156,20 +203,20 @@ impl Relay {
             self.fail_client(&CallError::Protocol(problem).into());
             return;
         }
+        self.note_origin();
         (self.closed, self.finish_seen, self.resumption.is_pending) = (true, true, false);
-        self.drive.note_continued("continued");
     }
 
     /// Returns the error of a stream, with what the client got if it was to be continued.
     pub(super) fn cause_with_delivered(&mut self, cause: ApiError) -> ApiError {
         let Some(first) = self.resumption.cause.take() else { return cause };
         let was_pending = std::mem::take(&mut self.resumption.is_pending);
-        if was_pending {
-            self.drive.note_continued("failed");
+        if was_pending || self.resumption.seam.as_ref().is_some_and(|seam| !seam.has_begun()) {
+            self.drive.note_continued("failed", None);
         }
         if !was_pending || cause == ApiError::Deadline {
-            let delivered =
-                self.resumption.transcript.as_ref().and_then(|transcript| transcript.delivered().ok());
+            let transcript = self.resumption.transcript.as_ref().ok();
+            let delivered = transcript.and_then(|transcript| transcript.delivered().ok());
             let delivered = delivered.map_or(self.drive.account.tokens(), |delivered| delivered.tokens);
             let why = format!("the answer was being continued after: {}", first.message());
             return ApiError::NotContinued { cause: Box::new(cause), delivered, why };
@@ -188,9 +235,13 @@ impl Drive {
         }
     }
 
-    /// Begins the rest of an answer. Returns how its engine failed.
-    fn begin_rest(&mut self, rest: Arc<Request>) -> ApiError {
+    /// Begins the rest of an answer of which the client has `delivered` tokens. Returns how its engine failed.
+    fn begin_rest(&mut self, rest: Box<Rest>, delivered: u32) -> ApiError {
         let cause = self.cause(self.answering());
+        self.account.stream_failed(delivered);
+        if let Ok(origin) = &rest.origin {
+            self.account.generates_again(origin.kept);
+        }
         self.rest = Some(rest);
         // Workers joined and left since the request began.
         self.snapshot = self.state.registry.snapshot();
@@ -198,15 +249,13 @@ impl Drive {
         cause
     }
 
-    /// Whether every worker that may get the rest of the answer can go on with it.
-    fn all_engines_continue(&self) -> bool {
-        let needs = self.request.endpoint == Endpoint::ChatCompletions;
-        let can = |leg: Leg| {
-            let snapshot = self.state.registry.snapshot();
+    /// Whether every worker that may get the rest of the answer can do this.
+    fn all_engines(&self, can: impl Fn(&dyn Connector) -> bool) -> bool {
+        let snapshot = self.state.registry.snapshot();
+        [Leg::Prefill, Leg::Decode, Leg::Aggregated].into_iter().all(|leg| {
             let mut pool = snapshot.pool(&self.request.model, leg).iter();
-            pool.all(|candidate| connector_for(candidate.worker.spec()).continues_messages())
-        };
-        !needs || [Leg::Prefill, Leg::Decode, Leg::Aggregated].into_iter().all(can)
+            pool.all(|candidate| can(connector_for(candidate.worker.spec())))
+        })
     }
 
     /// Whether the engine broke on this stream alone while it serves others: the request may be the reason,
@@ -223,14 +272,17 @@ impl Drive {
         Some(Event::Unroutable)
     }
 
-    /// Counts a stream whose engine failed, by what followed.
-    fn note_continued(&self, result: &'static str) {
+    /// Counts a stream whose engine failed, by what followed, and tells its record. `why`: it was continued from
+    /// text and not from token ids.
+    fn note_continued(&mut self, result: &'static str, why: Option<Reason>) {
         self.state.metrics.continuations.get_or_create(&ReasonLabels { reason: result }).inc();
+        self.account.stream_followed(result, why);
     }
 
     /// Counts a stream that is not continued, and tells its record why.
     fn not_continued(&mut self, reason: Reason) {
-        self.note_continued(reason);
+        self.account.stream_failed(self.account.tokens());
+        self.note_continued(reason, None);
         self.account.not_continued(reason);
     }
 }
