@@ -260,4 +260,48 @@ mod tests {
             assert!(text.contains(sentence), "{sentence}\n{text}");
         }
     }
+
+    #[test]
+    fn i14_both_legs_of_a_stream_that_went_on_elsewhere_are_told() {
+        let outcome = |failed: serde_json::Value, continues: serde_json::Value| {
+            explain(&receipt(|receipt| {
+                receipt["outcome"] = json!({
+                    "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+                    "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
+                    "stream_failed": failed, "continues": continues,
+                });
+            }))
+        };
+        let failed = |result: &str, why: Option<&str>, rest: Option<&str>| {
+            let failed = json!({ "result": result, "why": why, "delivered_tokens": 5, "rest": rest });
+            outcome(failed, serde_json::Value::Null)
+        };
+        let begins = "Its engine failed within the stream, after 5 output tokens. ";
+        let rows = [
+            (
+                failed("continued_exact", None, Some("2")),
+                "The rest was generated from the token ids by decision 2.",
+            ),
+            (failed("continued", None, Some("2")), "The rest was generated from the text by decision 2."),
+            (
+                failed("continued", Some("sampled"), Some("2")),
+                "The rest was generated from the text by decision 2: token ids are of use only at a temperature of 0 \
+                 (`sampled`).",
+            ),
+            (failed("failed", None, None), "No other worker could generate the rest."),
+            (
+                failed("penalties", None, None),
+                "The stream was not continued: `penalties` (docs/continuation.md).",
+            ),
+        ];
+        for (text, sentence) in rows {
+            // I14.15
+            assert!(text.contains(&format!("{begins}{sentence}\n")), "{sentence}\n{text}");
+        }
+        let rest = outcome(serde_json::Value::Null, json!("1"));
+        assert!(
+            rest.contains("It generated the rest of the stream that the engine of decision 1 began.\n"),
+            "{rest}"
+        );
+    }
 }

@@ -84,7 +84,12 @@ impl Relay {
     pub(super) fn fail(&mut self, error: CallError) {
         self.incoming = None;
         let rest = self.rest(&error);
-        if let (Err(reason), true) = (&rest, self.is_begun()) {
+        // The failure of a rest that did not begin is counted when no worker generates it.
+        let counts = !self.rest_is_due();
+        if let Err(reason) = &rest
+            && counts
+            && self.is_begun()
+        {
             self.drive.not_continued(reason);
         }
         self.resumption.rest = rest.ok();
@@ -93,9 +98,14 @@ impl Relay {
         self.resumption.is_suspect = error.breaks_engine() && !is_silent;
         let event = self.drive.stream_failed(error, self.resumption.rest.is_some());
         self.report(event);
-        if self.resumption.rest.take().is_some() {
+        if self.resumption.rest.take().is_some() && counts {
             self.drive.not_continued("exhausted");
         }
+    }
+
+    /// Whether the stream is to be continued, and the client has nothing of the rest.
+    fn rest_is_due(&self) -> bool {
+        self.resumption.seam.as_ref().is_some_and(|seam| !seam.has_begun())
     }
 
     /// Whether the client reads a stream that has a token and could be continued.
@@ -211,13 +221,15 @@ impl Relay {
     pub(super) fn cause_with_delivered(&mut self, cause: ApiError) -> ApiError {
         let Some(first) = self.resumption.cause.take() else { return cause };
         let was_pending = std::mem::take(&mut self.resumption.is_pending);
-        if was_pending || self.resumption.seam.as_ref().is_some_and(|seam| !seam.has_begun()) {
+        if was_pending || self.rest_is_due() {
             self.drive.note_continued("failed", None);
         }
         if !was_pending || cause == ApiError::Deadline {
             let transcript = self.resumption.transcript.as_ref().ok();
             let delivered = transcript.and_then(|transcript| transcript.delivered().ok());
             let delivered = delivered.map_or(self.drive.account.tokens(), |delivered| delivered.tokens);
+            // Tokens may be generated again.
+            let delivered = delivered.max(self.resumption.delivered);
             let why = format!("the answer was being continued after: {}", first.message());
             return ApiError::NotContinued { cause: Box::new(cause), delivered, why };
         }
