@@ -248,3 +248,54 @@ async fn i14_an_engine_that_does_not_begin_from_its_token_ids_ends_the_stream_wi
         cluster.at_rest().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn i14_a_rest_that_fails_before_its_first_token_is_tried_again() {
+    let rests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let engine = async || {
+        let rests = rests.clone();
+        let script = move |request: &RawRequest| {
+            let answer = |body: &str| vec![Act::Send(pointsman_tests::raw_engine::status("200 OK", body))];
+            if request.line.starts_with("GET /v1/models") {
+                return answer(
+                    r#"{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm"}]}"#,
+                );
+            }
+            if request.line.starts_with("GET") {
+                return answer("{}");
+            }
+            let (role, text) = (
+                raw_chunk("tiny", r#"{"role":"assistant","content":""}"#),
+                raw_chunk("tiny", r#"{"content":"a"}"#),
+            );
+            if !request.body.contains("continue_final_message") {
+                return vec![
+                    Act::Send([stream_head(), chunk((role + &text).as_bytes())].concat()),
+                    Act::Close,
+                ];
+            }
+            let events = if rests.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+                role + "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\n"
+            } else {
+                role + &text + "data: [DONE]\n\n"
+            };
+            vec![Act::Send([stream_head(), chunk(events.as_bytes()), chunk(b"")].concat())]
+        };
+        RawEngine::start(script).await.unwrap()
+    };
+    let engines = [engine().await, engine().await, engine().await];
+    let flags =
+        engines.each_ref().map(|engine| format!("role=aggregated,engine=vllm,url=http://{}", engine.address));
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.workers.extend(flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()))
+        })
+        .start()
+        .await
+        .unwrap();
+    let events = stream(&cluster, CHAT, json!({})).await;
+    // I14.4
+    assert_eq!((text_of(&events), &**events.last().unwrap()), ("aa".to_owned(), "[DONE]"), "{events:?}");
+    assert_eq!((continued(&cluster, "continued").await, continued(&cluster, "failed").await), (1.0, 0.0));
+    cluster.at_rest().await.unwrap();
+}

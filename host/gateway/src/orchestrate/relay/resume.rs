@@ -101,6 +101,10 @@ impl Relay {
         if self.resumption.rest.take().is_some() && counts {
             self.drive.not_continued("exhausted");
         }
+        // The legs of the rest are tried once more.
+        let again = !counts && !self.over && !self.detached && self.incoming.is_none();
+        (self.resumption.is_pending, self.resumption.is_suspect) =
+            (self.resumption.is_pending || again, self.resumption.is_suspect && !again);
     }
 
     /// Whether the stream is to be continued, and the client has nothing of the rest.
