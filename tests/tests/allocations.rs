@@ -13,6 +13,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use pointsman_gateway::config::{Config, ContinuationForm, Model};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use pointsman_workers::WorkerSpec;
 use tokio::runtime::Runtime;
@@ -32,14 +33,14 @@ const MAX_OF_REQUEST: u64 = 46;
 const WARM: u32 = 200;
 /// Events counted.
 const COUNTED: u32 = 2_000;
-const EVENT: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"},\"finish_reason\":null}]}\n\n";
+const EVENT: &str = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}]}\n\n";
 const LAST: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
 
 /// An engine that writes an event for each command; `None` is the last.
-fn engine(commands: mpsc::Receiver<Option<()>>) -> SocketAddr {
+fn engine(event: &str, commands: mpsc::Receiver<Option<()>>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let (event, last) = (chunk(EVENT), chunk(LAST) + "0\r\n\r\n");
+    let (event, last) = (chunk(event), chunk(LAST) + "0\r\n\r\n");
     thread::spawn(move || {
         let mut commands = Some(commands);
         for stream in listener.incoming() {
@@ -125,6 +126,10 @@ fn answering_engine() -> SocketAddr {
 
 /// Starts a gateway with one data thread before `engine`, and connects a client.
 fn start(engine: SocketAddr) -> (Runtime, TestCluster, TcpStream) {
+    start_with(engine, |_| {})
+}
+
+fn start_with(engine: SocketAddr, change: impl FnOnce(&mut Config)) -> (Runtime, TestCluster, TcpStream) {
     let worker = format!("role=aggregated,engine=vllm,url=http://{engine}");
     // No probe, load query or re-scan falls into the counted time.
     let rare = Duration::from_secs(600);
@@ -133,6 +138,7 @@ fn start(engine: SocketAddr) -> (Runtime, TestCluster, TcpStream) {
         config.workers.push(WorkerSpec::parse_flag(&worker).unwrap());
         config.server.threads = 1;
         (config.probe.interval, config.probe.load_interval, config.policies.rescan) = (rare, rare, rare);
+        change(config);
     });
     let cluster = runtime.block_on(cluster.start()).unwrap();
     let client = TcpStream::connect(cluster.gateway.address).unwrap();
@@ -175,16 +181,30 @@ fn a_request_allocates_little() {
 
 #[test]
 fn a_relayed_event_allocates_nothing() {
+    events_allocate_nothing(EVENT, "", ContinuationForm::Text);
+}
+
+#[test]
+fn a_relayed_event_with_token_ids_allocates_nothing() {
+    let event = EVENT.replace("\"token_ids\":null", "\"token_ids\":[31337]");
+    events_allocate_nothing(&event, r#","temperature":0"#, ContinuationForm::Exact);
+}
+
+fn events_allocate_nothing(event: &str, field: &str, form: ContinuationForm) {
     let _counting = COUNTING.lock();
     let _profiler = dhat::Profiler::builder().testing().build();
     let (send, commands) = mpsc::channel();
-    let (runtime, cluster, mut client) = start(engine(commands));
-    let body = r#"{"model":"tiny","stream":true,"messages":[{"role":"user","content":"x"}]}"#;
+    let (runtime, cluster, mut client) = start_with(engine(event, commands), |config| {
+        let model = Model { continuation: form, ..Model::default() };
+        config.models.insert("tiny".to_owned(), model);
+    });
+    let body =
+        format!(r#"{{"model":"tiny","stream":true{field},"messages":[{{"role":"user","content":"x"}}]}}"#);
     let head = format!(
         "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    client.write_all((head + body).as_bytes()).unwrap();
+    client.write_all((head + &body).as_bytes()).unwrap();
     let mut buffer = vec![0; 64 * 1024];
     let mut next = |send: &mpsc::Sender<Option<()>>, one: Option<()>| {
         send.send(one).unwrap();
@@ -195,7 +215,7 @@ fn a_relayed_event_allocates_nothing() {
             assert!(read > 0, "the stream was cut");
             length += read;
         }
-        length
+        assert!(!buffer[..length].windows(5).any(|part| part == b"31337"), "the ids are for the gateway");
     };
     for _ in 0..WARM {
         next(&send, Some(()));

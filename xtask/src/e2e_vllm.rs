@@ -10,7 +10,10 @@ use std::{path::PathBuf, time::Duration};
 use serde_json::json;
 
 use crate::{
-    real_engines::{Options, RealEngine, Recorder, Session, checks},
+    real_engines::{
+        Options, RealEngine, Recorder, Session, checks,
+        continuations::{self, Form},
+    },
     sh,
     table::Checks,
 };
@@ -18,7 +21,7 @@ use crate::{
 pub(crate) mod engines;
 mod install;
 
-use engines::{Installed, Part};
+use engines::{Installed, Part, Vllm};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -27,6 +30,9 @@ pub(crate) struct Args {
     venv: PathBuf,
     #[command(flatten)]
     options: Options,
+    /// Streams that run when a plain engine is killed, in each form of continuation; 0: none.
+    #[arg(long, default_value_t = 25)]
+    streams: usize,
 }
 
 /// Time after which vLLM frees blocks that were not pulled.
@@ -51,7 +57,12 @@ pub(crate) async fn run(args: &Args, connector: Connector) -> anyhow::Result<()>
     let leavers = args.options.leavers;
     let mut session = Session::begin("vllm", &args.options)?;
     let installed = Installed::at(&sh::root().join(&args.venv))?;
-    let expected = plain_engine(&installed, &mut session).await?;
+    let (plain, expected) = plain_engine(&installed, &mut session).await?;
+    if connector == Connector::Nixl && args.streams > 0 {
+        continued(&installed, &mut session, plain, args.streams).await?;
+    } else {
+        drop(plain);
+    }
 
     sh::status("starting a prefill and a decode engine (about 3 min)");
     let mut prefill = installed.start("prefill", Part::Prefill(connector), session.dir.path(), BLOCKS)?;
@@ -78,13 +89,37 @@ pub(crate) async fn run(args: &Args, connector: Connector) -> anyhow::Result<()>
     checks.finish()
 }
 
-/// Returns the answers of one plain engine. Also tests this engine as an aggregated worker of the gateway.
-async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::Result<Vec<Vec<u64>>> {
+/// Returns one plain engine and its answers. Also tests this engine as an aggregated worker of the gateway.
+async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::Result<(Vllm, Vec<Vec<u64>>)> {
     sh::status("starting one plain engine (about 90 s)");
     let mut plain = installed.start("plain", Part::Plain, session.dir.path(), BLOCKS)?;
     plain.engine.ready().await?;
     let (expected, _) = session.plain_answers(&plain.engine, plain.as_worker("aggregated")).await?;
-    Ok(expected)
+    Ok((plain, expected))
+}
+
+/// Kills one of two plain engines under streams, twice in each form of continuation.
+async fn continued(
+    installed: &Installed,
+    session: &mut Session,
+    first: Vllm,
+    streams: usize,
+) -> anyhow::Result<()> {
+    let expected = continuations::undisturbed(&first.engine, streams).await?;
+    let mut engines = vec![first];
+    for (turn, form) in [Form::Exact, Form::Text, Form::Exact, Form::Text].into_iter().enumerate() {
+        sh::status(&format!("starting a second plain engine, to be killed (turn {} of 4)", turn + 1));
+        let mut second =
+            installed.start(&format!("plain-{turn}"), Part::Plain, session.dir.path(), BLOCKS)?;
+        second.engine.ready().await?;
+        engines.push(second);
+        let workers: Vec<String> = engines.iter().map(|engine| engine.as_worker("aggregated")).collect();
+        let fleet = session.continuing(form, &workers).await?;
+        let mut dying = engines.remove(0);
+        continuations::read_through_a_kill(&fleet, form, &mut dying.engine, &expected, &mut session.checks)
+            .await?;
+    }
+    Ok(())
 }
 
 async fn transferred(connector: Connector, decode: &RealEngine, checks: &mut Checks) -> anyhow::Result<()> {

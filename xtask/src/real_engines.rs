@@ -10,6 +10,7 @@ use crate::{
 };
 
 pub(crate) mod checks;
+pub(crate) mod continuations;
 mod record;
 mod session;
 mod venv;

@@ -30,6 +30,10 @@ fn told(one: &Decision) -> impl Iterator<Item = String> {
             format!("Blocks of the prompt expected in its cache: {device} on the device, {host} on the host, {disk} on disk.")
         }),
         shadow(one),
+        one.outcome.as_ref().and_then(stream_failed),
+        one.outcome.as_ref().and_then(|outcome| outcome.continues.as_ref()).map(|before| {
+            format!("It generated the rest of the stream that the engine of decision {before} began.")
+        }),
         Some(ended(one.outcome.as_ref())),
     ];
     sentences.into_iter().flatten().map(|sentence| clean(&sentence).into_owned())
@@ -132,6 +136,48 @@ fn shadow(one: &Decision) -> Option<String> {
     Some(format!("The shadow (generation {}) would have chosen {choice}{agrees}.", shadow.generation))
 }
 
+fn stream_failed(outcome: &Outcome) -> Option<String> {
+    let failed = outcome.stream_failed.as_ref()?;
+    let by = failed.rest.as_ref().map(|rest| format!(" by decision {rest}")).unwrap_or_default();
+    let followed = match (&*failed.result, &failed.why) {
+        ("continued_exact", _) => format!("The rest was generated from the token ids{by}."),
+        ("continued", None) => format!("The rest was generated from the text{by}."),
+        ("continued", Some(why)) => format!("The rest was generated from the text{by}: {}.", explained(why)),
+        ("failed", _) => "No other worker could generate the rest.".to_owned(),
+        (reason, _) => format!("The stream was not continued: {}.", explained(reason)),
+    };
+    Some(format!(
+        "Its engine failed within the stream, after {} output tokens. {followed}",
+        failed.delivered_tokens
+    ))
+}
+
+/// What the code of a reason means.
+fn explained(reason: &str) -> String {
+    let text = match reason {
+        "exhausted" => "it was continued before, or two engines broke on the request",
+        "finished" => "the client had the finish reason",
+        "memory" => "the transcripts of all streams together took their limit of memory",
+        "too_long" => "it is longer than a transcript may be",
+        "engine" => "an engine of the model cannot begin with it",
+        "sampled" => "token ids are of use only at a temperature of 0",
+        "text" => "models.NAME.continuation is not \"exact\"",
+        "no_token_ids" => "the engine listed no token ids",
+        "not_text_only" => "the messages are not only text",
+        "other_content" => "the answer has more than text",
+        "within_a_character" => "it ended within a character",
+        "within_a_stop_string" | "held_back_text" => "it may have ended within a stop string",
+        "ends_with_a_space" => "it ended with a space, which templates trim",
+        "nothing_is_left" => "all tokens of max_tokens had come",
+        "other_field" => "the request has a field whose effect is not known",
+        "last_message" => "the last message is the assistant's",
+        "prompt_is_not_a_text" => "the prompt is not a text",
+        "no_max_tokens" => "the request has no max_tokens",
+        other => return format!("`{other}` (docs/continuation.md)"),
+    };
+    format!("{text} (`{reason}`)")
+}
+
 fn ended(outcome: Option<&Outcome>) -> String {
     let Some(end) = outcome else { return "The request is still in flight.".to_owned() };
     let mut text = format!(
@@ -215,5 +261,49 @@ mod tests {
         ] {
             assert!(text.contains(sentence), "{sentence}\n{text}");
         }
+    }
+
+    #[test]
+    fn i14_both_legs_of_a_stream_that_went_on_elsewhere_are_told() {
+        let outcome = |failed: serde_json::Value, continues: serde_json::Value| {
+            explain(&receipt(|receipt| {
+                receipt["outcome"] = json!({
+                    "status": 200, "code": "ok", "retried": true, "ttft_ms": 41.0, "itl_ms": 2.0, "output_tokens": 7,
+                    "duration_ms": 60.0, "cached_tokens": { "predicted": 48, "reported": 32 },
+                    "stream_failed": failed, "continues": continues,
+                });
+            }))
+        };
+        let failed = |result: &str, why: Option<&str>, rest: Option<&str>| {
+            let failed = json!({ "result": result, "why": why, "delivered_tokens": 5, "rest": rest });
+            outcome(failed, serde_json::Value::Null)
+        };
+        let begins = "Its engine failed within the stream, after 5 output tokens. ";
+        let rows = [
+            (
+                failed("continued_exact", None, Some("2")),
+                "The rest was generated from the token ids by decision 2.",
+            ),
+            (failed("continued", None, Some("2")), "The rest was generated from the text by decision 2."),
+            (
+                failed("continued", Some("sampled"), Some("2")),
+                "The rest was generated from the text by decision 2: token ids are of use only at a temperature of 0 \
+                 (`sampled`).",
+            ),
+            (failed("failed", None, None), "No other worker could generate the rest."),
+            (
+                failed("penalties", None, None),
+                "The stream was not continued: `penalties` (docs/continuation.md).",
+            ),
+        ];
+        for (text, sentence) in rows {
+            // I14.15
+            assert!(text.contains(&format!("{begins}{sentence}\n")), "{sentence}\n{text}");
+        }
+        let rest = outcome(serde_json::Value::Null, json!("1"));
+        assert!(
+            rest.contains("It generated the rest of the stream that the engine of decision 1 began.\n"),
+            "{rest}"
+        );
     }
 }

@@ -57,7 +57,7 @@ pub use ext_proc::ExtProc;
 pub use http2::Http2;
 pub use key_digest::KeyDigest;
 pub(crate) use key_digest::{is_key_of, sha256};
-pub use models::{Model, TokenSource};
+pub use models::{ContinuationForm, Model, TokenSource};
 pub use pointsman_config_file::{ConfigErrors, Problem};
 pub use pointsman_orchestration::LegOrder;
 pub use policies::Policies;

@@ -49,13 +49,25 @@ pub(crate) struct LegContext<'a> {
     pub rooms: &'a [u64],
     /// The engine's own parameters from the prefill answer, opaque JSON.
     pub handoff: Option<&'a str>,
+    /// Token ids that the gateway wants, or has.
+    pub ids: TokenIds<'a>,
+}
+
+/// Token ids of a leg whose stream may be continued, or is the rest of one (I14).
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TokenIds<'a> {
+    /// Whether the answer is to list the ids of its tokens.
+    pub wanted: bool,
+    /// The ids of a chat's prompt, a JSON list, in the place of its messages.
+    pub prompt: Option<&'a str>,
 }
 
 impl<'a> LegContext<'a> {
     /// The context of a call without a handoff. `target`: `None` for a part of a pair that is tied together
     /// elsewhere.
     pub(crate) fn alone(token: RequestToken, target: Option<Target<'a>>) -> Self {
-        Self { token, prefill: None, decode: target, engine_id: None, rooms: &[], handoff: None }
+        let ids = TokenIds::default();
+        Self { token, prefill: None, decode: target, engine_id: None, rooms: &[], handoff: None, ids }
     }
 }
 
@@ -139,6 +151,11 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
 
     /// Returns whether the engine can continue the last message of a chat (`continue_final_message`).
     fn continues_messages(&self) -> bool {
+        false
+    }
+
+    /// Returns whether the engine lists the ids of its tokens when asked, and begins from such ids.
+    fn takes_token_ids(&self) -> bool {
         false
     }
 

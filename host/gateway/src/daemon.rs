@@ -23,6 +23,7 @@ use crate::{
     },
     http::{self, DataThread, audience::Audience, connected::Service},
     replicas::Replicas,
+    state::continuations::MAX_TRANSCRIPTS,
     state::open_files::connection_limit,
     state::{Settings, SharedState, State},
     telemetry::{
@@ -352,6 +353,7 @@ fn build(
         http2_requests: Budget::new(settings.limits.http2_requests),
         realtime: Budget::new(settings.limits.realtime_connections),
         body_bytes: Budget::new(settings.limits.body_bytes_in_flight),
+        transcripts: Budget::new(MAX_TRANSCRIPTS),
         sessions: replicas.sessions(),
         response_searches: Budget::new(MAX_RESPONSE_SEARCHES),
         replicas,

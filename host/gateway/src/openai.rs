@@ -18,6 +18,7 @@ pub(crate) mod request_id;
 pub(crate) mod reserved;
 pub(crate) mod seen;
 pub(crate) mod short_text;
+pub(crate) mod token_ids;
 pub(crate) mod trace_context;
 pub(crate) mod transcript;
 

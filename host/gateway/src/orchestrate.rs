@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     connectors::{RequestToken, Target},
-    openai::{error::ApiError, request::Request, trace_context::Span},
+    openai::{chunk::Reason, continuation, error::ApiError, request::Request, trace_context::Span},
     state::State,
     telemetry::account::Account,
     upstream::Upstream,
@@ -80,8 +80,10 @@ pub(crate) struct Drive {
     pub(crate) gone: CancellationToken,
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
-    /// The request for the rest of an answer whose engine failed (I14).
-    rest: Option<Arc<Request>>,
+    /// From what the stream may be continued, or why it never is (I14).
+    form: Result<continuation::Form, Reason>,
+    /// The request for the rest of an answer whose engine failed.
+    rest: Option<Box<continuation::Rest>>,
     /// Whether the leg that answers was sent, and no token of it came.
     awaits_token: bool,
     explain: bool,
@@ -160,6 +162,7 @@ impl Drive {
         if executor.is_proxy() {
             (policy.retries, policy.continuations) = (0, 0);
         }
+        let form = relay::form_of(&state, &request, &routing_request, &mut policy);
         let (legs, actions) = Legs::new(plan.shape, policy);
         let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {
@@ -174,6 +177,7 @@ impl Drive {
             deadline,
             gone,
             cached_tokens: None,
+            form,
             rest: None,
             awaits_token: false,
             explain,

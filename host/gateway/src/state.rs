@@ -24,6 +24,7 @@ pub(crate) mod address_budget;
 pub(crate) mod bad_keys;
 pub(crate) mod caller;
 pub(crate) mod certificates;
+pub(crate) mod continuations;
 pub(crate) mod jwt;
 pub(crate) mod keys;
 pub(crate) mod open_files;
@@ -86,6 +87,8 @@ pub struct State {
     pub(crate) realtime: Arc<Budget>,
     /// Bytes of the bodies of all requests in flight.
     pub body_bytes: Arc<Budget>,
+    /// Bytes of the transcripts of all streams.
+    pub(crate) transcripts: Arc<Budget>,
     /// Workers that sessions are bound to.
     pub(crate) sessions: Arc<Sessions>,
     /// Searches for the workers of stored responses that no gateway knows.

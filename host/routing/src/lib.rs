@@ -37,6 +37,7 @@ pub use context::{DecisionContext, Purpose};
 pub use cost::{CostTerms, cost};
 pub use decisions::{
     DecidedBy, DecisionHeader, DecisionResult, DecisionSummary, Decisions, LegTimes, Outcome, Record,
+    StreamFailed,
 };
 pub use ids::{DecisionId, Generation};
 pub use learning::{BatchedLearning, DecisionSource, Learning};

@@ -201,6 +201,12 @@ impl Body {
         self.messages.as_ref()?.last().filter(|message| message.role == "assistant")
     }
 
+    /// The ids of a chat's prompt that vLLM takes in the place of its messages.
+    fn forwarded_ids(&self) -> Option<Vec<u32>> {
+        let ids = self.kv_transfer_params.as_ref()?.get("prompt_token_ids")?;
+        Vec::deserialize(ids).ok()
+    }
+
     fn max_out(&self) -> Option<u32> {
         self.max_completion_tokens.or(self.max_tokens)
     }
@@ -250,7 +256,9 @@ impl Body {
 
     /// Returns the prompts: one for a chat, any number for a completion.
     pub(crate) fn prompts(&self, chat: bool) -> Result<Vec<Prompt>, Failure> {
-        let prompts = if chat {
+        let prompts = if let Some(ids) = self.forwarded_ids().filter(|_| chat) {
+            vec![Prompt::of_tokens(ids)]
+        } else if chat {
             let messages = self.messages.iter().flatten();
             // A template closes the assistant's last message and begins another one, unless that message is
             // to be continued.

@@ -13,6 +13,8 @@ use pointsman_tests::{
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
+mod exact;
+
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";
 const TOKENS: u32 = 24;

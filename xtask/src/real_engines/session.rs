@@ -7,7 +7,7 @@ use anyhow::ensure;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Options, PATIENT, RealEngine, Recorder, checks};
+use super::{Options, PATIENT, RealEngine, Recorder, checks, continuations::Form};
 use crate::{
     fleet::{self, Fleet},
     setup,
@@ -42,6 +42,11 @@ impl Session {
     /// Starts the gateway in front of engines.
     pub(crate) async fn gateway(&self, workers: &[String]) -> anyhow::Result<Fleet> {
         fleet::gateway(&self.bin, self.dir.path(), PATIENT, workers).await
+    }
+
+    /// Starts a gateway that continues streams in one form.
+    pub(crate) async fn continuing(&self, form: Form, workers: &[String]) -> anyhow::Result<Fleet> {
+        fleet::gateway(&self.bin, self.dir.path(), &form.config(), workers).await
     }
 
     /// Returns the answers of one plain engine, and a gateway with this engine as its only `worker`. Also

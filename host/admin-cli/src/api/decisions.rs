@@ -99,6 +99,17 @@ pub struct Outcome {
     pub output_tokens: Option<u64>,
     pub duration_ms: f64,
     pub cached_tokens: CachedTokens,
+    pub stream_failed: Option<StreamFailed>,
+    pub continues: Option<String>,
+}
+
+/// An engine that failed within a stream.
+#[derive(Clone, Debug, Deserialize)]
+pub struct StreamFailed {
+    pub result: String,
+    pub why: Option<String>,
+    pub delivered_tokens: u64,
+    pub rest: Option<String>,
 }
 
 /// Prompt tokens in the engine's cache.

@@ -34,12 +34,27 @@ pub struct Model {
     /// Overrides routing.continuations for this model.
     #[key(example = "0", range = 0..=8)]
     pub continuations: Option<u32>,
+    /// From what the rest of a stream begins when its engine failed: "text", or "exact": from token ids, where
+    /// the engines are vLLM and the temperature is 0.
+    #[key(example = "\"exact\"")]
+    pub continuation: ContinuationForm,
     /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,
     /// Slots of this model; slots that are left out come from [policies.slots].
     #[key(example = "{ prefill = { builtin = \"least-loaded\" } }", nested, changes = slots::changes)]
     pub slots: BTreeMap<SlotKind, SlotEntry>,
+}
+
+/// From what the rest of a stream begins whose engine failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum ContinuationForm {
+    /// From its text.
+    #[default]
+    Text,
+    /// From its token ids: the gateway asks engines for them.
+    Exact,
 }
 
 /// Source of a model's token ids.

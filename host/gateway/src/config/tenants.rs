@@ -29,6 +29,9 @@ pub struct TenantEntry {
     /// Requests in flight; 0: no limit.
     #[key(example = "0")]
     pub concurrency: Option<u64>,
+    /// How often a stream may be continued when its engine failed, within the model's limit; 0: never.
+    #[key(example = "0", range = 0..=8)]
+    pub continuations: Option<u32>,
     /// Limits of the tenant for one model, besides those for all.
     #[key(example = "\"NAME\"", nested, by_key)]
     pub models: BTreeMap<String, TenantModelEntry>,
@@ -68,6 +71,7 @@ impl TenantEntry {
             input_tokens_per_minute: self.input_tokens_per_minute.or(others.input_tokens_per_minute),
             output_tokens_per_minute: self.output_tokens_per_minute.or(others.output_tokens_per_minute),
             concurrency: self.concurrency.or(others.concurrency),
+            continuations: self.continuations.or(others.continuations),
             models,
         }
     }

@@ -29,6 +29,7 @@ fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<
         engine_id: Some("engine-7"),
         rooms: &[4_611_686_018_427_387_904, 5],
         handoff,
+        ids: TokenIds::default(),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Shared by vLLM's transports: the prefill leg asks for one token that is not streamed, and some requests
 //! cannot be split.
 
+use std::borrow::Cow;
+
+use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use json_splice::{Edit, JsonBody};
 
@@ -63,11 +66,37 @@ pub(super) fn one_token(request: &Request) -> Edit<'_> {
     edit
 }
 
+/// Starts the body of a leg whose stream the client gets.
+pub(super) fn answering<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
+    let edit = clean(request);
+    if context.ids.wanted { edit.set("return_token_ids", "true") } else { edit }
+}
+
+/// The body of a request that runs on one worker.
+pub(super) fn single(request: &Request, context: &LegContext<'_>) -> Bytes {
+    let edit = answering(request, context);
+    match context.ids.prompt {
+        Some(_) => edit.set("kv_transfer_params", with_prompt("{}", context).into_owned()).finish(),
+        None => edit.finish(),
+    }
+}
+
+/// Adds the ids of the prompt to handoff parameters: an engine takes them in the place of the messages
+/// (`renderers/online_renderer.py`, `_reused_prompt_token_ids`). Both legs of a pair need the same prompt.
+pub(super) fn with_prompt<'a>(parameters: &'a str, context: &LegContext<'_>) -> Cow<'a, str> {
+    let open = parameters.trim_end().strip_suffix('}');
+    let (Some(ids), Some(open)) = (context.ids.prompt, open) else { return Cow::Borrowed(parameters) };
+    let comma = if open.trim_end().ends_with('{') { "" } else { "," };
+    Cow::Owned(format!("{open}{comma}\"prompt_token_ids\":{ids}}}"))
+}
+
 /// Puts the prefill answer's parameters where decode looks for them. Parameters that carry bootstrap fields
 /// themselves are a bootstrap (C9).
-pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str) -> Edit<'a> {
-    let fields = JsonBody::parse(bytes::Bytes::copy_from_slice(parameters.as_bytes())).ok();
-    let Some(fields) = fields.filter(is_bootstrap) else { return edit.set("kv_transfer_params", parameters) };
+pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str, context: &LegContext<'_>) -> Edit<'a> {
+    let fields = JsonBody::parse(Bytes::copy_from_slice(parameters.as_bytes())).ok();
+    let Some(fields) = fields.filter(is_bootstrap) else {
+        return edit.set("kv_transfer_params", with_prompt(parameters, context));
+    };
     BOOTSTRAP.iter().fold(edit, |edit, key| match fields.get(key) {
         Some(value) => edit.set(key, value.to_owned()),
         None => edit,

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, Target, clean, vllm};
+use super::{Connector, LegContext, Target, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -27,15 +27,24 @@ impl Connector for VllmMooncake {
         vllm::unsplittable(request)
     }
 
+    fn takes_token_ids(&self) -> bool {
+        true
+    }
+
+    fn single(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        vllm::single(request, context)
+    }
+
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         let ask = json!({
             "do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer_id(context),
         });
-        vllm::prefill(request).set("kv_transfer_params", ask.to_string()).finish()
+        let ask = ask.to_string();
+        vllm::prefill(request).set("kv_transfer_params", vllm::with_prompt(&ask, context)).finish()
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        with_transfer(clean(request), context)
+        with_transfer(vllm::answering(request, context), context)
     }
 
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -61,5 +70,6 @@ fn with_transfer(edit: Edit<'_>, context: &LegContext<'_>) -> Bytes {
         "do_remote_decode": false, "do_remote_prefill": true, "transfer_id": transfer_id(context),
         "remote_engine_id": context.engine_id, "remote_bootstrap_addr": address,
     });
-    edit.set("kv_transfer_params", parameters.to_string()).finish()
+    let parameters = parameters.to_string();
+    edit.set("kv_transfer_params", vllm::with_prompt(&parameters, context)).finish()
 }

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, vllm};
+use super::{Connector, LegContext, PrefillAnswer, Target, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -83,20 +83,31 @@ impl Connector for VllmNixl {
         vllm::unsplittable(request)
     }
 
-    fn prefill(&self, request: &Request, _: &LegContext<'_>) -> Bytes {
-        vllm::prefill(request).set("kv_transfer_params", ASK).finish()
+    fn takes_token_ids(&self) -> bool {
+        true
+    }
+
+    fn single(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        vllm::single(request, context)
+    }
+
+    fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
+        vllm::prefill(request).set("kv_transfer_params", vllm::with_prompt(ASK, context)).finish()
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         match context.handoff {
-            Some(parameters) => vllm::hand_over(clean(request), parameters).finish(),
+            Some(parameters) => {
+                vllm::hand_over(vllm::answering(request, context), parameters, context).finish()
+            }
             // No parameters at all: the worker prefills locally, which is always legal.
-            None => clean(request).finish(),
+            None => vllm::single(request, context),
         }
     }
 
     fn decode_one_token(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        vllm::hand_over(vllm::one_token(request), context.handoff.unwrap_or("null")).finish()
+        let parameters = context.handoff.unwrap_or("null");
+        vllm::hand_over(vllm::one_token(request), parameters, context).finish()
     }
 
     fn headers(&self, context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {

@@ -4,15 +4,19 @@
 
 use std::sync::Arc;
 
-use json_splice::JsonBody;
+use json_splice::{Edit, JsonBody};
 use serde::Deserialize;
 
 use crate::openai::{
     chunk::Reason,
     request::{Endpoint, Request},
     reserved::RESERVED_FIELDS,
-    transcript::Delivered,
+    transcript::{Delivered, StopRules},
 };
+
+mod exact;
+
+pub(crate) use exact::Origin;
 
 /// When a field does not stand in the way.
 enum Allowed {
@@ -98,9 +102,42 @@ const FIELDS: &[(&str, Allowed, Reason)] = &[
     ("prompt_embeds", Never, "prompt_embeds"),
 ];
 
-/// Returns why the streams of this request are not continued; `None` if they may be. The answer so far may
-/// still stand in the way.
-pub(crate) fn refuses(request: &Request) -> Option<Reason> {
+/// From what the rest of an answer may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// From its text only, and why.
+    Text(Reason),
+    /// From its token ids.
+    Exact(StopRules),
+}
+
+/// The request for the rest of an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Rest {
+    pub(crate) request: Arc<Request>,
+    /// The tokens that it begins from; or why it begins from text.
+    pub(crate) origin: Result<Origin, Reason>,
+}
+
+/// Decides before a stream begins whether it may be continued, and from what. `exact`: its model asks for token
+/// ids. The answer may still stand in the way.
+///
+/// # Errors
+/// No stream of this request can be continued.
+pub(crate) fn form_of(request: &Request, exact: bool) -> Result<Form, Reason> {
+    if let Some(reason) = refuses(request) {
+        return Err(reason);
+    }
+    Ok(match exact {
+        false => Form::Text("text"),
+        // The rest of a sampled answer is another one in any case.
+        true if !is_greedy(&request.body) => Form::Text("sampled"),
+        true => Form::Exact(exact::stop_rules(&request.body)),
+    })
+}
+
+/// Returns why the streams of this request are not continued; `None` if they may be.
+fn refuses(request: &Request) -> Option<Reason> {
     if !request.is_chat() {
         return Some("endpoint");
     }
@@ -111,8 +148,7 @@ pub(crate) fn refuses(request: &Request) -> Option<Reason> {
     if let Some(reason) = body.keys().find_map(|key| refuses_field(key, body.get(key).unwrap_or("null"))) {
         return Some(reason);
     }
-    let is_greedy = number(body, "temperature") == Some(0.0);
-    if body.get("seed").is_some_and(|seed| seed != "null") && !is_greedy {
+    if body.get("seed").is_some_and(|seed| seed != "null") && !is_greedy(body) {
         return Some("seed");
     }
     match request.endpoint {
@@ -127,12 +163,13 @@ pub(crate) fn refuses(request: &Request) -> Option<Reason> {
 }
 
 fn refuses_field(key: &str, value: &str) -> Option<Reason> {
-    // The gateway removes reserved fields.
-    if value == "null" || RESERVED_FIELDS.iter().any(|reserved| reserved.eq_ignore_ascii_case(key)) {
+    if value == "null" {
         return None;
     }
     let Some((_, allowed, reason)) = FIELDS.iter().find(|(name, ..)| *name == key) else {
-        return Some("other_field");
+        // The gateway removes reserved fields.
+        let is_reserved = RESERVED_FIELDS.iter().any(|reserved| reserved.eq_ignore_ascii_case(key));
+        return (!is_reserved).then_some("other_field");
     };
     let is_allowed = match allowed {
         Any => true,
@@ -144,81 +181,116 @@ fn refuses_field(key: &str, value: &str) -> Option<Reason> {
 }
 
 /// The answer becomes the last message: a conversation that ends with one of the assistant's has no place for
-/// it.
+/// it. Only the last message is read, because the others may be large.
 fn refuses_messages(body: &JsonBody) -> Option<Reason> {
     #[derive(Deserialize)]
     struct Message {
         #[serde(default)]
         role: String,
     }
-    let Ok(Some(messages)) = body.read::<Vec<Message>>("messages") else { return Some("messages") };
-    match messages.last() {
-        None => Some("messages"),
-        Some(last) if last.role == "assistant" => Some("last_message"),
-        Some(_) => None,
+    let Some(last) = last_message(body) else { return Some("messages") };
+    if memchr::memmem::find(last.as_bytes(), b"assistant").is_none() {
+        return None;
     }
+    match serde_json::from_str::<Message>(last) {
+        Ok(message) => (message.role == "assistant").then_some("last_message"),
+        Err(_) => Some("messages"),
+    }
+}
+
+/// The JSON of the last message; `None` if there is none, or its place is not known.
+fn last_message(body: &JsonBody) -> Option<&str> {
+    let (ends, messages) = (body.object_ends("messages"), body.get("messages")?);
+    let (last, others) = ends.split_last()?;
+    let start = others.last().map_or(1, |end| *end as usize);
+    let is_known = body.counts("messages").items == ends.len();
+    let text = messages.get(start..*last as usize).filter(|_| is_known)?;
+    Some(text.trim_start_matches(|byte: char| byte == ',' || byte.is_ascii_whitespace()))
 }
 
 /// Returns the request for the rest of an answer.
 ///
 /// # Errors
 /// The stream cannot be continued, or not without a risk.
-pub(crate) fn rest_of(request: &Request, delivered: &Delivered<'_>) -> Result<Arc<Request>, Reason> {
+pub(crate) fn rest_of(request: &Request, delivered: &Delivered<'_>) -> Result<Rest, Reason> {
     if let Some(reason) = refuses(request) {
         return Err(reason);
     }
     let quoted = format!("\"{}\"", delivered.json);
     let text: String = serde_json::from_str(&quoted).map_err(|_| "not_text")?;
-    refuses_text(request, &text)?;
-    if delivered.held_back && !stop_strings(&request.body).is_empty() {
-        // The engine holds back what may be the beginning of a stop string: the tokens of the text that was
-        // sent are not known.
-        return Err("held_back_text");
+    match text.chars().last() {
+        None => return Err("no_text"),
+        Some(char::REPLACEMENT_CHARACTER) => return Err("within_a_character"),
+        Some(_) => {}
+    }
+    let from_text = refuses_text(request, &text, delivered.held_back);
+    let exact = delivered.ids.and_then(|ids| exact::origin(request, &ids, &text, from_text.is_none()));
+    let kept = exact.as_ref().map_or(delivered.tokens, |origin| origin.kept);
+    if let (Err(_), Some(reason)) = (&exact, from_text) {
+        return Err(reason);
     }
     let body = &request.body;
-    let left = |key| left_of(body, key, delivered.tokens);
-    let (tokens, completion_tokens) = (left("max_tokens")?, left("max_completion_tokens")?);
-    let min_tokens = number(body, "min_tokens").map(|min| (min - f64::from(delivered.tokens)).max(0.0));
+    let mut edit = within_limits(body, kept)?;
+    if request.endpoint == Endpoint::ChatCompletions {
+        if from_text.is_none() && exact.as_ref().map_or(true, |origin| origin.or_text) {
+            edit = edit
+                .set("messages", with_message(body, &quoted)?)
+                .set("add_generation_prompt", "false")
+                .set("continue_final_message", "true");
+        }
+    } else {
+        let prompt = match &exact {
+            Ok(origin) => origin.ids.clone(),
+            Err(_) => with_text(body, delivered.json)?,
+        };
+        edit = edit.set("prompt", prompt);
+    }
+    let body = JsonBody::parse(edit.finish()).map_err(|_| "not_text")?;
+    Ok(Rest { request: request.with_body(body), origin: exact })
+}
+
+/// The limits of a body, less the tokens that the client has.
+fn within_limits(body: &JsonBody, tokens: u32) -> Result<Edit<'_>, Reason> {
+    let left = |key| left_of(body, key, tokens);
+    let (max_tokens, completion_tokens) = (left("max_tokens")?, left("max_completion_tokens")?);
+    let min_tokens = number(body, "min_tokens").map(|min| (min - f64::from(tokens)).max(0.0));
     let limits = [
-        ("max_tokens", tokens),
+        ("max_tokens", max_tokens),
         ("max_completion_tokens", completion_tokens),
         ("min_tokens", min_tokens.map(|min| min.to_string())),
     ];
-    let edit = limits.into_iter().fold(body.edit(), |edit, (key, value)| match value {
+    Ok(limits.into_iter().fold(body.edit(), |edit, (key, value)| match value {
         Some(value) => edit.set(key, value),
         None => edit,
-    });
-    let edited = if request.endpoint == Endpoint::ChatCompletions {
-        let messages =
-            body.get("messages").and_then(|messages| messages.strip_suffix(']')).ok_or("messages")?;
-        edit.set("messages", format!("{messages},{{\"role\":\"assistant\",\"content\":{quoted}}}]"))
-            .set("add_generation_prompt", "false")
-            .set("continue_final_message", "true")
-            .finish()
-    } else {
-        let prompt = body.get("prompt").and_then(|prompt| prompt.strip_suffix('"'));
-        let prompt = prompt.ok_or("prompt_is_not_a_text")?;
-        edit.set("prompt", format!("{prompt}{}\"", delivered.json)).finish()
-    };
-    let body = JsonBody::parse(edited).map_err(|_| "not_text")?;
-    Ok(request.with_body(body))
+    }))
 }
 
-/// Whether what the client has of the text stands in the way.
-fn refuses_text(request: &Request, text: &str) -> Result<(), Reason> {
-    let Some(last) = text.chars().last() else { return Err("no_text") };
-    if last == char::REPLACEMENT_CHARACTER {
-        return Err("within_a_character");
-    }
+/// The messages with what was delivered as the last one.
+fn with_message(body: &JsonBody, quoted: &str) -> Result<String, Reason> {
+    let messages = body.get("messages").and_then(|messages| messages.strip_suffix(']')).ok_or("messages")?;
+    Ok(format!("{messages},{{\"role\":\"assistant\",\"content\":{quoted}}}]"))
+}
+
+/// The prompt with what was delivered behind it.
+fn with_text(body: &JsonBody, json: &str) -> Result<String, Reason> {
+    let prompt = body.get("prompt").and_then(|prompt| prompt.strip_suffix('"'));
+    Ok(format!("{}{json}\"", prompt.ok_or("prompt_is_not_a_text")?))
+}
+
+/// Whether what the client has of the text keeps the rest from beginning with it.
+fn refuses_text(request: &Request, text: &str, held_back: bool) -> Option<Reason> {
     // Templates and engines may trim a message, and the engine would write the space again.
-    if request.endpoint == Endpoint::ChatCompletions && last.is_whitespace() {
-        return Err("ends_with_a_space");
+    if request.endpoint == Endpoint::ChatCompletions && text.ends_with(char::is_whitespace) {
+        return Some("ends_with_a_space");
     }
+    let stop = stop_strings(&request.body);
     // An engine looks for stop strings in its own output only.
-    if stop_strings(&request.body).iter().any(|stop| ends_within(text, stop)) {
-        return Err("within_a_stop_string");
+    if stop.iter().any(|stop| ends_within(text, stop)) {
+        return Some("within_a_stop_string");
     }
-    Ok(())
+    // The engine holds back what may be the beginning of a stop string: the tokens of the text that was sent
+    // are not known.
+    (held_back && !stop.is_empty()).then_some("held_back_text")
 }
 
 /// Whether `text` ends with a beginning of `stop`.
@@ -243,6 +315,10 @@ fn left_of(body: &JsonBody, key: &str, used: u32) -> Result<Option<String>, Reas
 
 fn has_value(body: &JsonBody, key: &str) -> bool {
     body.get(key).is_some_and(|value| value != "null")
+}
+
+fn is_greedy(body: &JsonBody) -> bool {
+    number(body, "temperature") == Some(0.0)
 }
 
 fn number(body: &JsonBody, key: &str) -> Option<f64> {

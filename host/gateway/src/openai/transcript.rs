@@ -1,26 +1,44 @@
-//! What a client got of a streamed chat or completion so far: the text, and what its events have in common.
+//! What a client got of a streamed chat or completion so far: the text, what its events have in common, and the
+//! token ids if the engine was asked for them.
 //!
 //! Streams that live pay a comparison and a copy of their text for an event, and allocate nothing for it:
-//! most events of an answer differ in their text only, and are recognised by what is around it. Any other
-//! event is read whole. What is not plain text of a single choice makes the transcript unusable.
+//! most events of an answer differ in their text and ids only, and are recognised by what is around these. Any
+//! other event is read whole. What is not plain text of a single choice makes the transcript unusable.
 
-use std::ops::Range;
+use std::sync::Arc;
 
-use crate::openai::{
-    chunk::{Chunk, Reason, place_in},
-    sse,
+use crate::{
+    budget::{Budget, Share},
+    openai::{
+        chunk::{Chunk, Piece, Reason, place_in},
+        sse,
+        token_ids::{self, Lists},
+    },
 };
+
+mod ids;
+
+use ids::Ids;
+pub(crate) use ids::{Start, StopRules};
 
 /// Limit of the text that is kept of one stream, bytes of JSON.
 const MAX_TEXT: usize = 256 * 1024;
+/// Bytes that a transcript takes before it has a text.
+const BEGINS_WITH: usize = 1_024;
+/// Maximum size of the JSON around a text, and of the names that all events share, bytes.
+const MAX_AROUND: usize = 4_096;
+/// Fewest elements by which a list grows.
+const GROWS_BY: usize = 64;
 
 /// The part of a stream that its client has.
 #[derive(Debug)]
 pub(crate) struct Transcript {
     is_chat: bool,
-    /// The bytes of an event before its text and behind it, when it has one token and nothing else.
+    /// The bytes of an event that has one token and nothing else: before its text, behind it, and behind its
+    /// ids.
     before: Vec<u8>,
     behind: Vec<u8>,
+    behind_ids: Vec<u8>,
     /// The text, as it stands between the quotes of JSON.
     text: Vec<u8>,
     tokens: u32,
@@ -29,7 +47,10 @@ pub(crate) struct Transcript {
     names: Option<Names>,
     /// Prompt and output tokens, as an event reported them.
     usage: Option<(u32, u32)>,
-    unusable: Option<Reason>,
+    /// Token ids, or why they are not kept.
+    ids: Result<Ids, Reason>,
+    /// What it takes of the memory of all transcripts, or why it is not kept.
+    kept: Result<Share, Reason>,
 }
 
 /// What all events of an answer share, as JSON.
@@ -48,94 +69,219 @@ pub(crate) struct Delivered<'a> {
     pub(crate) tokens: u32,
     /// Whether a token came without a text: its text may not have been sent.
     pub(crate) held_back: bool,
-    /// Prompt tokens, if an event reported them.
+    /// Prompt tokens, if they are known.
     pub(crate) prompt_tokens: Option<u32>,
     pub(crate) names: &'a Names,
+    /// Token ids, or why they are not known.
+    pub(crate) ids: Result<DeliveredIds<'a>, Reason>,
+}
+
+/// The token ids of an answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DeliveredIds<'a> {
+    pub(crate) prompt: &'a [u32],
+    pub(crate) output: &'a [u32],
+    /// Where the rest begins.
+    pub(crate) start: Start,
 }
 
 impl Transcript {
-    /// Begins the transcript of a chat, or of a completion.
-    pub(crate) fn new(is_chat: bool) -> Box<Self> {
-        Box::new(Self {
+    /// Begins the transcript of a chat, or of a completion. `ids`: the engine was asked for token ids, or why it
+    /// was not. `None` when `memory` is used up.
+    pub(crate) fn new(
+        is_chat: bool,
+        ids: Result<StopRules, Reason>,
+        memory: &Arc<Budget>,
+    ) -> Option<Box<Self>> {
+        let share = memory.reserve(BEGINS_WITH)?;
+        Some(Box::new(Self {
             is_chat,
             before: Vec::new(),
             behind: Vec::new(),
+            behind_ids: Vec::new(),
             text: Vec::new(),
             tokens: 0,
             held_back: false,
             names: None,
             usage: None,
-            unusable: None,
-        })
+            ids: ids.map(Ids::new),
+            kept: Ok(share),
+        }))
     }
 
-    /// Notes an event that the client gets.
-    pub(crate) fn note(&mut self, event: &[u8]) {
-        if self.unusable.is_some() {
-            return;
-        }
-        if let Some(text) = self.text_of_known(event) {
-            self.text.extend_from_slice(text);
-            self.tokens += 1;
-            self.held_back |= text.is_empty();
-        } else if sse::has_data(event)
-            && !sse::is_done(event)
-            && let Err(reason) = self.read(event)
-        {
+    /// Notes an event that the client gets. `lists`: where it has token ids.
+    pub(crate) fn note(&mut self, event: &[u8], lists: &Lists) {
+        let noted = match self.text_of_known(event, lists) {
+            _ if self.kept.is_err() => return,
+            Some(text) => self.note_text(text, 1, event, lists),
+            None if sse::has_data(event) && !sse::is_done(event) => self.read(event, lists),
+            None => Ok(()),
+        };
+        if let Err(reason) = noted {
             self.give_up(reason);
-        }
-        if self.text.len() > MAX_TEXT {
-            self.give_up("too_long");
         }
     }
 
     /// Returns what the client got.
     pub(crate) fn delivered(&self) -> Result<Delivered<'_>, Reason> {
-        if let Some(reason) = self.unusable {
-            return Err(reason);
-        }
+        self.kept.as_ref().map_err(|reason| *reason)?;
         let names = self.names.as_ref().ok_or("no_text")?;
         let json = std::str::from_utf8(&self.text).map_err(|_| "not_text")?;
         let tokens = self.usage.map_or(self.tokens, |(_, output)| output);
-        let prompt_tokens = self.usage.map(|(prompt, _)| prompt);
-        Ok(Delivered { json, tokens, held_back: self.held_back, prompt_tokens, names })
+        let ids = match &self.ids {
+            Ok(ids) if ids.prompt.is_empty() => Err("no_token_ids"),
+            Ok(Ids { prompt, output, .. }) => Ok(DeliveredIds { prompt, output, start: self.start() }),
+            Err(reason) => Err(*reason),
+        };
+        let known = ids.ok().and_then(|ids| u32::try_from(ids.prompt.len()).ok());
+        let prompt_tokens = known.or(self.usage.map(|(prompt, _)| prompt));
+        Ok(Delivered { json, tokens, held_back: self.held_back, prompt_tokens, names, ids })
     }
 
-    /// The text of an event that differs from one before in its text only.
-    fn text_of_known<'a>(&self, event: &'a [u8]) -> Option<&'a [u8]> {
-        if self.before.is_empty() {
+    fn start(&self) -> Start {
+        self.ids.as_ref().map_or(Start::default(), Ids::start)
+    }
+
+    /// The engine of the rest begins at `start`, and generates the tokens behind it again.
+    pub(crate) fn goes_back(&mut self, start: Start) {
+        self.tokens = start.kept;
+        self.usage = None;
+        if let Ok(ids) = &mut self.ids {
+            ids.go_back(start);
+        }
+    }
+
+    /// Keeps the text only: its engine divided it into tokens of its own.
+    pub(crate) fn forget_ids(&mut self) {
+        self.ids = Err("text");
+    }
+
+    /// The text of an event that differs from one before in its text and ids only.
+    fn text_of_known<'a>(&self, event: &'a [u8], lists: &Lists) -> Option<&'a [u8]> {
+        if self.before.is_empty() || lists.prompt.is_some() {
             return None;
         }
-        let text = event.strip_prefix(&self.before[..])?.strip_suffix(&self.behind[..])?;
-        memchr::memchr2(b'"', b'\\', text).is_none().then_some(text)
+        let (head, tail) = around(event, lists);
+        let text = head.strip_prefix(&self.before[..])?.strip_suffix(&self.behind[..])?;
+        let is_text = tail == self.behind_ids && memchr::memchr2(b'"', b'\\', text).is_none();
+        is_text.then_some(text)
     }
 
-    fn read(&mut self, event: &[u8]) -> Result<(), Reason> {
+    fn read(&mut self, event: &[u8], lists: &Lists) -> Result<(), Reason> {
         let chunk = Chunk::read(sse::object(event)).ok_or("not_a_chunk")?;
-        self.names.get_or_insert_with(|| Names {
-            id: chunk.id.to_owned(),
-            created: chunk.created.to_owned(),
-            model: chunk.model.to_owned(),
-        });
+        if self.names.is_none() {
+            let names = [chunk.id, chunk.created, chunk.model];
+            if names.iter().map(|name| name.len()).sum::<usize>() > MAX_AROUND {
+                return Err("too_long");
+            }
+            let [id, created, model] = names.map(str::to_owned);
+            self.names = Some(Names { id, created, model });
+        }
         let usage = chunk.usage.as_ref().and_then(|usage| usage.counts());
         self.usage = usage.or(self.usage);
+        self.with_ids(|ids, share| {
+            let list = lists.prompt.clone().and_then(|place| event.get(place));
+            list.map_or(Ok(()), |list| ids.note_prompt(list, share))
+        })?;
         let Some(piece) = chunk.piece(self.is_chat)? else { return Ok(()) };
-        self.tokens += piece.tokens;
-        let Some(text) = piece.text else { return Ok(()) };
-        self.held_back |= text.is_empty() && piece.tokens > 0;
-        self.text.extend_from_slice(text.as_bytes());
-        let is_plain = piece.tokens == 1 && piece.is_only_text && usage.is_none();
-        if let Some(Range { start, end }) = place_in(event, text).filter(|_| is_plain) {
-            self.before = event.get(..start).unwrap_or_default().to_vec();
-            self.behind = event.get(end..).unwrap_or_default().to_vec();
-        }
+        let Some(text) = piece.text else {
+            return self.note_text(b"", piece.tokens, event, lists);
+        };
+        self.note_text(text.as_bytes(), piece.tokens, event, lists)?;
+        self.learn(event, lists, &piece, usage.is_none());
         Ok(())
     }
 
-    fn give_up(&mut self, reason: Reason) {
-        self.unusable = Some(reason);
-        (self.text, self.before, self.behind) = (Vec::new(), Vec::new(), Vec::new());
+    /// Remembers what is around the text of an event that is a token and nothing else.
+    fn learn(&mut self, event: &[u8], lists: &Lists, piece: &Piece<'_>, is_plain: bool) {
+        let is_plain = is_plain && piece.tokens == 1 && piece.is_only_text && lists.prompt.is_none();
+        let Some(place) = piece.text.and_then(|text| place_in(event, text)).filter(|_| is_plain) else {
+            return;
+        };
+        let (head, tail) = around(event, lists);
+        let (before, behind) = (head.get(..place.start), head.get(place.end..));
+        if let (Some(before), Some(behind)) = (before, behind)
+            && before.len() + behind.len() + tail.len() <= MAX_AROUND
+        {
+            (self.before, self.behind) = (before.to_vec(), behind.to_vec());
+            self.behind_ids = tail.to_vec();
+        }
     }
+
+    /// Notes the text of an event, as JSON, and its ids. `tokens`: their number if it lists no ids.
+    fn note_text(&mut self, text: &[u8], tokens: u32, event: &[u8], lists: &Lists) -> Result<(), Reason> {
+        if self.text.len() + text.len() > MAX_TEXT {
+            return Err("too_long");
+        }
+        let share = self.kept.as_mut().map_err(|reason| *reason)?;
+        grow(&mut self.text, text.len(), share)?;
+        self.text.extend_from_slice(text);
+        self.held_back |= text.is_empty() && tokens > 0;
+        let list = lists.output.clone().and_then(|place| event.get(place));
+        self.tokens += list.map_or(tokens, token_ids::count);
+        self.with_ids(|ids, share| {
+            match list {
+                Some(list) => ids.note(list, share)?,
+                None if tokens > 0 => return Err("no_token_ids"),
+                None => {}
+            }
+            ids.note_text(characters(text), share)
+        })
+    }
+
+    /// Notes ids. The text is kept without them if they cannot be, unless the memory is used up.
+    fn with_ids(
+        &mut self,
+        note: impl FnOnce(&mut Ids, &mut Share) -> Result<(), Reason>,
+    ) -> Result<(), Reason> {
+        let (Ok(ids), Ok(share)) = (&mut self.ids, &mut self.kept) else { return Ok(()) };
+        match note(ids, share) {
+            Err("memory") => Err("memory"),
+            Err(reason) => {
+                self.ids = Err(reason);
+                Ok(())
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn give_up(&mut self, reason: Reason) {
+        (self.kept, self.ids) = (Err(reason), Err(reason));
+        self.text = Vec::new();
+        (self.before, self.behind, self.behind_ids) = (Vec::new(), Vec::new(), Vec::new());
+    }
+}
+
+/// The parts of an event before the ids of its output and behind them.
+fn around<'a>(event: &'a [u8], lists: &Lists) -> (&'a [u8], &'a [u8]) {
+    let Some(place) = &lists.output else { return (event, &[]) };
+    (event.get(..place.start).unwrap_or_default(), event.get(place.end..).unwrap_or_default())
+}
+
+/// Makes room for `more` elements of a list, if the memory of all transcripts allows it.
+fn grow<T>(list: &mut Vec<T>, more: usize, share: &mut Share) -> Result<(), Reason> {
+    let wanted = list.len() + more;
+    if wanted <= list.capacity() {
+        return Ok(());
+    }
+    let wanted = wanted.max(list.capacity() * 2).max(GROWS_BY);
+    if !share.grow((wanted - list.capacity()) * size_of::<T>(), 0) {
+        return Err("memory");
+    }
+    list.reserve_exact(wanted - list.len());
+    Ok(())
+}
+
+/// Number of characters of a text, as it stands between the quotes of JSON.
+fn characters(json: &[u8]) -> u32 {
+    let count = if memchr::memchr(b'\\', json).is_none() {
+        json.iter().filter(|byte| **byte & 0xc0 != 0x80).count()
+    } else {
+        // Seldom: most texts have no escapes.
+        let quoted = [b"\"", json, b"\""].concat();
+        serde_json::from_slice::<String>(&quoted).map_or(0, |text| text.chars().count())
+    };
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use crate::{
     openai::endpoint::Format,
     openai::error::ApiError,
     openai::sse::{self, Seen, Splitter},
+    openai::token_ids::Lists,
     orchestrate::Drive,
     upstream::{self, CallError},
 };
@@ -26,6 +27,7 @@ use crate::{
 mod answer;
 mod detached;
 mod edit;
+mod eligible;
 mod limits;
 mod moves;
 mod prefill_answer;
@@ -43,6 +45,7 @@ const COUNTED_AT_ONCE: usize = 16 * 1024;
 pub(crate) use answer::Answer;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
+pub(crate) use eligible::form_of;
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
 
@@ -215,6 +218,7 @@ impl Relay {
             return;
         };
         let (joined, problem) = seam.join(events);
+        self.note_origin();
         self.relay_joined(&joined);
         if let Some(problem) = problem.filter(|_| self.incoming.is_some()) {
             self.fail(CallError::Protocol(problem));
@@ -237,15 +241,16 @@ impl Relay {
                 self.fail(CallError::of_error_body(sse::object(event)));
                 return;
             }
-            if let Some(transcript) = &mut self.resumption.transcript {
-                transcript.note(event);
+            let lists = if self.drive.wants_ids() { Lists::of(event) } else { Lists::default() };
+            if let Ok(transcript) = &mut self.resumption.transcript {
+                transcript.note(event, &lists);
             }
             let held_before = self.held.is_some();
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
             let edits = seen.kv_transfer_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
-            if begins_hold || edits {
+            if begins_hold || edits || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);
                 if begins_hold {
@@ -254,7 +259,11 @@ impl Relay {
                     self.push(before);
                 }
                 let edited = if edits { edit(event, &seen, cached) } else { None };
-                self.push(edited.as_deref().unwrap_or(event));
+                match edited {
+                    // An edit moves the lists.
+                    Some(edited) => self.push_without_ids(&edited, &Lists::of(&edited)),
+                    None => self.push_without_ids(event, &lists),
+                }
                 from = place.end;
             }
             if self.over {
@@ -352,6 +361,15 @@ impl Relay {
         self.drive.account.ended(cause.status().as_u16(), cause.code());
         // `ended` is final: a failure after the head has status 200 on the wire and its own code in the log.
         self.closed = false;
+    }
+
+    /// Passes an event on without the token ids that the gateway asked for.
+    fn push_without_ids(&mut self, event: &[u8], lists: &Lists) {
+        if !self.drive.wants_ids() {
+            self.push(event);
+        } else if !lists.is_only_ids(event) {
+            lists.hide(event, |part| self.push(part));
+        }
     }
 
     fn push(&mut self, bytes: &[u8]) {

@@ -25,9 +25,9 @@ use super::{
     whole_estimate::WholeEstimate,
 };
 use crate::{
-    connectors::{Connector, LegContext, connector_for, leg_headers},
+    connectors::{Connector, LegContext, TokenIds, connector_for, leg_headers},
     openai::{
-        request::Request,
+        request::{Endpoint, Request},
         trace_context::{Links, Span},
     },
     telemetry::traces::LegTarget,
@@ -56,12 +56,21 @@ impl Drive {
             engine_id: self.engine_id.as_deref(),
             rooms: &self.rooms,
             handoff: self.handoff.as_deref(),
+            ids: self.token_ids(),
         }
+    }
+
+    /// The token ids that the gateway wants of engines, or has for them.
+    fn token_ids(&self) -> TokenIds<'_> {
+        let origin = self.rest.as_ref().and_then(|rest| rest.origin.as_ref().ok());
+        // The ids of a completion are its prompt.
+        let is_chat = self.request.endpoint == Endpoint::ChatCompletions;
+        TokenIds { wanted: self.wants_ids(), prompt: origin.filter(|_| is_chat).map(|origin| &*origin.ids) }
     }
 
     /// The request as engines get it: the client's, or that for the rest of its answer.
     fn leg_request(&self) -> &Request {
-        self.rest.as_ref().unwrap_or(&self.request)
+        self.rest.as_ref().map_or(&self.request, |rest| &rest.request)
     }
 
     /// Sends a leg, or hands it to the proxy. `consume`: for one output token, only to consume the handoff.

@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use super::{
     caller::{Caller, Operator},
     certificates::Certificates,
+    continuations::ContinuationRules,
     keys::Keys,
 };
 use crate::{
@@ -28,6 +29,8 @@ pub(crate) struct Settings {
     pub split: SplitRules,
     /// The same of the models that have rules of their own.
     pub model_splits: BTreeMap<ModelName, SplitRules>,
+    /// Which streams may be continued.
+    pub continuations: ContinuationRules,
     /// Models of the configuration.
     pub models: Vec<ModelName>,
     /// Time limit of a whole request, from its first byte.
@@ -183,6 +186,7 @@ impl Settings {
         Self {
             split,
             model_splits,
+            continuations: ContinuationRules::of(configured),
             models: configured.models.keys().map(|name| ModelName::new(name)).collect(),
             request_timeout: timeouts.request,
             connect_timeout: timeouts.connect,

@@ -22,11 +22,13 @@ mod log;
 mod outcome;
 mod override_record;
 mod quota;
+mod stream_failures;
 mod trace;
 
 use legs::OpenLeg;
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
+use stream_failures::StreamFailure;
 
 use crate::{
     budget::Share,
@@ -84,6 +86,8 @@ pub(crate) struct Account {
     not_continued: Option<&'static str>,
     /// Why the stream did not leave a worker that drains.
     not_moved: Option<&'static str>,
+    /// Failures of engines within the stream.
+    stream_failures: Vec<StreamFailure>,
     /// The request's share of the memory limit for all bodies.
     body: Option<Share>,
     /// Admission by the queue.
@@ -151,6 +155,7 @@ impl Account {
             outcome: Outcome { status: 499, code: "client_closed" },
             not_continued: None,
             not_moved: None,
+            stream_failures: Vec::new(),
             body: None,
             admission: None,
             reservation: None,
@@ -346,11 +351,6 @@ impl Account {
     pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         (self.tokens > 1).then(|| between / (self.tokens - 1))
-    }
-
-    /// Records why the stream was not continued when its engine failed.
-    pub(crate) fn not_continued(&mut self, reason: &'static str) {
-        self.not_continued = Some(reason);
     }
 
     /// Records that the stream leaves the worker of a leg, which drains.

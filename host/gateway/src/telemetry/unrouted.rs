@@ -71,6 +71,8 @@ mod tests {
             cached_reported: None,
             prompt_tokens: 0,
             times: pointsman_routing::LegTimes::default(),
+            stream_failed: None,
+            continues: None,
         };
         let model = ModelName::new(&"m".repeat(1_000));
         for number in 0..100 {

@@ -6,6 +6,7 @@ use pointsman_workers::{DpRank, Leg, ModelName, PerLeg, WorkerId};
 use tokio::time::Duration;
 
 use crate::{
+    ids::DecisionId,
     receipt::{Decider, ShadowResult},
     slot::{NativeMode, ProgramSummary},
 };
@@ -107,6 +108,23 @@ pub struct Outcome {
     pub prompt_tokens: u32,
     /// When the legs of the request ran.
     pub times: LegTimes,
+    /// How the engine of this decision failed within the stream.
+    pub stream_failed: Option<StreamFailed>,
+    /// The decision whose engine failed within the stream, so that this one generated the rest.
+    pub continues: Option<DecisionId>,
+}
+
+/// An engine that failed within a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamFailed {
+    /// What followed: `continued`, `continued_exact`, `failed`, or why the stream was not continued.
+    pub result: &'static str,
+    /// Why it was continued from text and not from token ids.
+    pub why: Option<&'static str>,
+    /// Output tokens that the client had.
+    pub delivered: u32,
+    /// The decision that was to generate the rest.
+    pub rest: Option<DecisionId>,
 }
 
 /// Times of a request's last attempts, microseconds since its first byte arrived. `None`: it did not happen.

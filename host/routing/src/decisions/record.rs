@@ -252,6 +252,11 @@ impl Serialize for Outcome {
                 "answer_sent": from_micros(self.times.sent.answering),
             },
             "cached_tokens": { "predicted": self.cached_predicted, "reported": self.cached_reported },
+            "stream_failed": self.stream_failed.map(|failed| json!({
+                "result": failed.result, "why": failed.why, "delivered_tokens": failed.delivered,
+                "rest": failed.rest,
+            })),
+            "continues": self.continues,
         })
         .serialize(serializer)
     }

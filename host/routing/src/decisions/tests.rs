@@ -255,6 +255,8 @@ fn outcome(output_tokens: u32) -> Outcome {
         cached_reported: None,
         prompt_tokens: 3,
         times: LegTimes { queued: Some(1_500), ..LegTimes::default() },
+        stream_failed: None,
+        continues: None,
     }
 }
 

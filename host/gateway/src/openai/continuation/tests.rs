@@ -3,7 +3,10 @@ use http::HeaderMap;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::openai::{hints::HintTrust, transcript::Names};
+use crate::openai::{
+    hints::HintTrust,
+    transcript::{DeliveredIds, Names, Start},
+};
 
 const NAMES: fn() -> Names =
     || Names { id: "\"a\"".to_owned(), created: "1".to_owned(), model: "\"tiny\"".to_owned() };
@@ -41,8 +44,9 @@ fn rest_with(request: &Request, text: &str, tokens: u32, held_back: bool) -> Res
     let quoted = Value::from(text).to_string();
     let names = NAMES();
     let json = &quoted[1..quoted.len() - 1];
-    let delivered = Delivered { json, tokens, held_back, prompt_tokens: None, names: &names };
-    rest_of(request, &delivered).map(|rest| serde_json::from_slice(rest.body.bytes()).unwrap())
+    let delivered =
+        Delivered { json, tokens, held_back, prompt_tokens: None, names: &names, ids: Err("text") };
+    rest_of(request, &delivered).map(|rest| serde_json::from_slice(rest.request.body.bytes()).unwrap())
 }
 
 #[test]
@@ -162,4 +166,103 @@ fn i14_a_text_that_cannot_be_continued_surely_is_not() {
     // Tokens without a text: the engine may hold a text back for the stop string.
     assert_eq!(rest_with(&chat(stop), "a b", 2, true), Err("held_back_text"));
     assert!(rest_with(&chat(json!({})), "a b", 2, true).is_ok());
+}
+
+/// The rest of an answer of the tokens 1, 2 and 3 to the prompt 7, 8.
+fn exact_rest(
+    request: &Request,
+    text: &str,
+    start: Start,
+) -> Result<(Value, Result<Origin, Reason>), Reason> {
+    let quoted = Value::from(text).to_string();
+    let names = NAMES();
+    let json = &quoted[1..quoted.len() - 1];
+    let ids = Ok(DeliveredIds { prompt: &[7, 8], output: &[1, 2, 3], start });
+    let held_back = start.kept < 3;
+    let delivered = Delivered { json, tokens: 3, held_back, prompt_tokens: Some(2), names: &names, ids };
+    let rest = rest_of(request, &delivered)?;
+    Ok((serde_json::from_slice(rest.request.body.bytes()).unwrap(), rest.origin))
+}
+
+const ALL: Start = Start { kept: 3, again: 0 };
+
+#[test]
+fn i14_the_rest_begins_from_token_ids_where_they_are_known() {
+    let (body, origin) = exact_rest(&completion(json!({"min_tokens": 9})), "abc", ALL).unwrap();
+    // I14.12
+    assert_eq!(body["prompt"], json!([7, 8, 1, 2, 3]));
+    assert_eq!((&body["max_tokens"], &body["min_tokens"]), (&json!(17), &json!(6)));
+    let origin = origin.unwrap();
+    assert_eq!((&*origin.ids, origin.tokens, origin.kept, &*origin.again), ("[7,8,1,2,3]", 5, 3, ""));
+    assert!(!origin.or_text);
+    // A part of the text is generated again.
+    let (body, origin) =
+        exact_rest(&completion(json!({"stop": "xyz"})), "aäc", Start { kept: 1, again: 2 }).unwrap();
+    assert_eq!((&body["prompt"], &body["max_tokens"]), (&json!([7, 8, 1]), &json!(19)));
+    assert_eq!(origin.unwrap().again, "äc");
+    // A chat has its text, too, for engines that ignore ids, where it may be continued so.
+    let (body, origin) = exact_rest(&chat(json!({"max_tokens": 9})), "abc", ALL).unwrap();
+    assert!(origin.unwrap().or_text);
+    assert_eq!((body["messages"].as_array().unwrap().len(), &body["max_tokens"]), (2, &json!(6)));
+    for (more, text, start) in [
+        (json!({}), "abc ", ALL),
+        (json!({"stop": ["cd"]}), "abc", ALL),
+        (json!({}), "abc", Start { kept: 2, again: 0 }),
+        (json!({}), "abc", Start { kept: 3, again: 1 }),
+    ] {
+        let (body, origin) = exact_rest(&chat(more.clone()), text, start).unwrap();
+        assert!(!origin.unwrap().or_text, "{more} {text:?}");
+        assert_eq!(body["messages"].as_array().unwrap().len(), 1, "{more} {text:?}");
+        assert_eq!(body.get("continue_final_message"), None);
+    }
+    assert_eq!(exact_rest(&chat(json!({})), "a\u{fffd}", ALL).unwrap_err(), "within_a_character");
+    assert_eq!(exact_rest(&chat(json!({"max_tokens": 3})), "abc", ALL).unwrap_err(), "nothing_is_left");
+    let again = Start { kept: 2, again: 0 };
+    assert!(exact_rest(&chat(json!({"max_tokens": 3})), "abc", again).is_ok(), "a token is generated again");
+}
+
+#[test]
+fn i14_ids_do_not_stand_for_images() {
+    let image = json!([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:"}}]);
+    let message = |content: Value| json!({"messages": [{"role": "user", "content": content}]});
+    let (body, origin) = exact_rest(&chat(message(image)), "abc", ALL).unwrap();
+    // I14.12
+    assert_eq!(origin.unwrap_err(), "not_text_only");
+    assert_eq!(body["continue_final_message"], json!(true));
+    let parts = json!([{"type": "text", "text": "a"}]);
+    assert!(exact_rest(&chat(message(parts)), "abc", ALL).unwrap().1.is_ok());
+}
+
+#[test]
+fn i14_ids_are_asked_for_where_they_decide_the_rest() {
+    let greedy = json!({"temperature": 0, "stop": ["ab", "äöü"]});
+    let rules = StopRules { overlap: 2, sent_at_once: false };
+    // I14.12
+    assert_eq!(form_of(&chat(greedy.clone()), true), Ok(Form::Exact(rules)));
+    assert_eq!(form_of(&chat(greedy), false), Ok(Form::Text("text")));
+    let at_once = json!({"temperature": 0.0, "stop": "ab", "include_stop_str_in_output": true});
+    let rules = StopRules { overlap: 1, sent_at_once: true };
+    assert_eq!(form_of(&completion(at_once), true), Ok(Form::Exact(rules)));
+    for more in [json!({}), json!({"temperature": 0.1}), json!({"temperature": null})] {
+        assert_eq!(form_of(&chat(more), true), Ok(Form::Text("sampled")));
+    }
+    assert_eq!(form_of(&chat(json!({"temperature": 0, "n": 2})), true), Err("choices"));
+}
+
+#[test]
+fn i14_only_the_last_message_is_read() {
+    let refused = |messages: &str| {
+        let body = format!(r#"{{"model":"m","stream":true,"messages":{messages}}}"#);
+        let rules = HintTrust::Trusted.into();
+        let body = Bytes::from(body);
+        let request = Request::parse(Endpoint::ChatCompletions, &HeaderMap::new(), body, &rules).unwrap();
+        refuses(&request)
+    };
+    let user = r#"{"role":"user","content":"the assistant"}"#;
+    // I14.1
+    assert_eq!(refused(&format!("[{user}]")), None);
+    assert_eq!(refused(&format!("[ {user} , {{\"role\" : \"assistant\"}} ]")), Some("last_message"));
+    assert_eq!(refused(&format!("[{{\"role\":\"assistant\"}},\n{user}]")), None);
+    assert_eq!(refused(&format!("[{user},7]")), Some("messages"));
+    assert_eq!(refused(&format!("[{}]", vec![user; 4_097].join(","))), Some("messages"));
 }

@@ -8,15 +8,13 @@
 //!                                                                           leg, send the new ones
 //! ```
 
-use std::sync::Arc;
-
 use pointsman_orchestration::Event;
 use pointsman_workers::StreamMove;
 use tokio::time::{Duration, Instant};
 
 use super::Relay;
 use crate::{
-    openai::{chunk::Reason, continuation, error::ApiError, request::Request},
+    openai::{chunk::Reason, continuation::Rest, error::ApiError},
     orchestrate::Drive,
 };
 
@@ -84,11 +82,8 @@ impl Relay {
 
     /// Moves the stream: nothing of the old leg ends before workers for the rest were found.
     fn move_elsewhere(&mut self) -> Result<(), Obstacle> {
-        if let Some(reason) = continuation::refuses(&self.drive.request) {
+        if let Err(reason) = &self.resumption.transcript {
             return Err(Obstacle::Stays(reason));
-        }
-        if self.resumption.transcript.is_none() {
-            return Err(Obstacle::Stays("off"));
         }
         if self.drive.legs.has_moved_enough() {
             return Err(Obstacle::Stays("moved_twice"));
@@ -117,8 +112,8 @@ impl Relay {
     }
 
     /// Returns the request for the rest, if the stream can be left here.
-    fn movable_rest(&self) -> Result<Arc<Request>, Obstacle> {
-        let transcript = self.resumption.transcript.as_ref().ok_or(Obstacle::Stays("off"))?;
+    fn movable_rest(&self) -> Result<Box<Rest>, Obstacle> {
+        let transcript = self.resumption.transcript.as_ref().map_err(|reason| Obstacle::Stays(reason))?;
         self.safe_rest(transcript).map_err(|reason| match reason {
             // The next tokens may change it.
             "no_text"

@@ -1,21 +1,24 @@
 //! Continues a stream whose engine failed: decides whether that is safe, finds workers for the rest of the
 //! answer, and joins their events to the client's stream (I14).
 
-use std::sync::Arc;
-
 use http::Response;
 use pointsman_orchestration::{Event, Failed};
 use pointsman_workers::Leg;
 use tokio::time::{Duration, Instant};
 
-use super::{Relay, moves::Moving, seam::Seam};
+use super::{
+    Relay,
+    eligible::OFF,
+    moves::Moving,
+    seam::{Began, Seam},
+};
 use crate::{
-    connectors::connector_for,
+    connectors::{Connector, connector_for},
     openai::{
         chunk::Reason,
-        continuation,
+        continuation::{self, Form, Rest},
         error::ApiError,
-        request::{Endpoint, Request},
+        request::Endpoint,
         sse::Splitter,
         transcript::Transcript,
     },
@@ -27,12 +30,11 @@ use crate::{
 const OTHERS_BREAK: Duration = Duration::from_millis(200);
 
 /// What a relay keeps to continue its stream.
-#[derive(Default)]
 pub(super) struct Resumption {
-    /// `None` if no stream of this kind is continued.
-    pub(super) transcript: Option<Box<Transcript>>,
+    /// What the client has, or why the stream is never continued.
+    pub(super) transcript: Result<Box<Transcript>, Reason>,
     /// The request for the rest, until the legs are to send it.
-    pub(super) rest: Option<Arc<Request>>,
+    pub(super) rest: Option<Box<Rest>>,
     /// Where the continuation begins.
     pub(super) seam: Option<Seam>,
     /// How the engine failed.
@@ -48,9 +50,29 @@ pub(super) struct Resumption {
 
 impl Resumption {
     pub(super) fn of(drive: &Drive) -> Self {
-        let may = drive.legs.may_ever_continue() && drive.request.is_chat();
         let is_chat = drive.request.endpoint == Endpoint::ChatCompletions;
-        Self { transcript: may.then(|| Transcript::new(is_chat)), ..Self::default() }
+        let transcript = drive.form.and_then(|form| {
+            let ids = match form {
+                Form::Text(why) => Err(why),
+                Form::Exact(stop) => Ok(stop),
+            };
+            Transcript::new(is_chat, ids, &drive.state.transcripts).ok_or("memory")
+        });
+        Self {
+            transcript,
+            rest: None,
+            seam: None,
+            cause: None,
+            delivered: 0,
+            is_suspect: false,
+            is_pending: false,
+            moving: Moving::default(),
+        }
+    }
+
+    /// Forgets the transcript: no client reads the stream.
+    pub(super) fn is_not_read(&mut self) {
+        self.transcript = Err(OFF);
     }
 }
 
@@ -64,7 +86,12 @@ impl Relay {
     pub(super) fn fail(&mut self, error: CallError) {
         self.incoming = None;
         let rest = self.rest(&error);
-        if let (Err(reason), true) = (&rest, self.is_begun()) {
+        // The failure of a rest that did not begin is counted when no worker generates it.
+        let counts = !self.rest_is_due();
+        if let Err(reason) = &rest
+            && counts
+            && self.is_begun()
+        {
             self.drive.not_continued(reason);
         }
         self.resumption.rest = rest.ok();
@@ -73,27 +100,33 @@ impl Relay {
         self.resumption.is_suspect = error.breaks_engine() && !is_silent;
         let event = self.drive.stream_failed(error, self.resumption.rest.is_some());
         self.report(event);
-        let was_refused = self.resumption.rest.take().is_some();
-        if self.drive.legs.awaits_rest() {
-            // It failed before its first token, and its legs are retried.
-            self.resumption.is_pending = true;
-        } else if was_refused {
+        if self.resumption.rest.take().is_some() && counts {
             self.drive.not_continued("exhausted");
         }
+        // The legs of the rest are tried once more.
+        let again = !counts && !self.over && !self.detached && self.incoming.is_none();
+        (self.resumption.is_pending, self.resumption.is_suspect) =
+            (self.resumption.is_pending || again, self.resumption.is_suspect && !again);
+    }
+
+    /// Whether the stream is to be continued, and the client has nothing of the rest.
+    fn rest_is_due(&self) -> bool {
+        self.resumption.seam.as_ref().is_some_and(|seam| !seam.has_begun())
     }
 
     /// Whether the client reads a stream that has a token and could be continued.
     pub(super) fn is_begun(&self) -> bool {
         let reads = !self.detached && !self.drive.gone.is_cancelled();
-        reads && self.resumption.transcript.is_some() && self.drive.account.tokens() > 0
+        let is_off = matches!(self.resumption.transcript, Err(OFF));
+        reads && !is_off && self.drive.account.tokens() > 0
     }
 
     /// Returns the request for the rest of the answer.
-    fn rest(&self, error: &CallError) -> Result<Arc<Request>, Reason> {
-        let transcript = self.resumption.transcript.as_ref().ok_or("off")?;
+    fn rest(&self, error: &CallError) -> Result<Box<Rest>, Reason> {
         if !self.is_begun() {
             return Err("not_begun");
         }
+        let transcript = self.resumption.transcript.as_ref().map_err(|reason| *reason)?;
         if self.finish_seen {
             return Err("finished");
         }
@@ -104,20 +137,34 @@ impl Relay {
     }
 
     /// Returns the request for the rest of an answer of which the client got this.
-    pub(super) fn safe_rest(&self, transcript: &Transcript) -> Result<Arc<Request>, Reason> {
-        let rest = continuation::rest_of(&self.drive.request, &transcript.delivered()?)?;
-        if self.drive.all_engines_continue() { Ok(rest) } else { Err("engine") }
+    pub(super) fn safe_rest(&self, transcript: &Transcript) -> Result<Box<Rest>, Reason> {
+        let mut delivered = transcript.delivered()?;
+        if !self.drive.all_engines(|engine| engine.takes_token_ids()) {
+            delivered.ids = delivered.ids.and(Err("engine"));
+        }
+        let rest = continuation::rest_of(&self.drive.request, &delivered)?;
+        let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
+        // Engines that take token ids continue messages, too.
+        if is_chat && !self.drive.all_engines(|engine| engine.continues_messages()) {
+            return Err("engine");
+        }
+        Ok(Box::new(rest))
     }
 
     /// From now on, the legs generate the rest of the answer.
     pub(super) fn continue_elsewhere(&mut self) {
         let Some(rest) = self.resumption.rest.take() else { return };
-        let Some(transcript) = &self.resumption.transcript else { return };
+        let Ok(transcript) = &mut self.resumption.transcript else { return };
         let Ok(delivered) = transcript.delivered() else { return };
-        let is_chat = rest.endpoint == Endpoint::ChatCompletions;
+        let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
         self.resumption.delivered = delivered.tokens;
-        self.resumption.seam = Some(Seam::new(is_chat, &delivered, self.drive.cached_tokens));
-        self.resumption.cause = Some(self.drive.begin_rest(rest));
+        let origin = rest.origin.as_ref().ok();
+        self.resumption.seam = Some(Seam::new(is_chat, &delivered, origin, self.drive.cached_tokens));
+        if let Some(start) = delivered.ids.ok().map(|ids| ids.start).filter(|_| origin.is_some()) {
+            transcript.goes_back(start);
+        }
+        let failed = (!self.resumption.moving.is_under_way()).then_some(self.resumption.delivered);
+        self.resumption.cause = Some(self.drive.begin_rest(rest, failed));
         self.resumption.is_pending = true;
     }
 
@@ -152,11 +199,28 @@ impl Relay {
             // The prefill of the rest found the first one's prompt in a cache.
             self.drive.cached_tokens = Some(cached);
         }
-        if !self.resumption.moving.is_under_way() {
-            self.drive.note_continued("continued");
-        }
         let next = self.next_moment();
         self.timer.as_mut().reset(next);
+    }
+
+    /// Records from what the rest of the answer began, once its engine told.
+    pub(super) fn note_origin(&mut self) {
+        let Some(began) = self.resumption.seam.as_mut().and_then(Seam::began) else { return };
+        let is_move = self.resumption.moving.is_under_way();
+        if began == Began::Text
+            && let Ok(transcript) = &mut self.resumption.transcript
+        {
+            transcript.forget_ids();
+        }
+        if is_move {
+            return;
+        }
+        if began == Began::Tokens {
+            self.drive.note_continued("continued_exact", None);
+            return;
+        }
+        let why = self.drive.rest.as_ref().map(|rest| rest.origin.as_ref().err().unwrap_or(&"engine"));
+        self.drive.note_continued("continued", why.copied());
     }
 
     /// The rest of the answer ended in its prefill leg.
@@ -168,10 +232,9 @@ impl Relay {
             self.fail_client(&CallError::Protocol(problem).into());
             return;
         }
+        self.note_origin();
         (self.closed, self.finish_seen, self.resumption.is_pending) = (true, true, false);
-        if !self.move_succeeded() {
-            self.drive.note_continued("continued");
-        }
+        self.move_succeeded();
     }
 
     /// Returns the error of a stream, with what the client got if it was to be continued.
@@ -179,13 +242,15 @@ impl Relay {
         let Some(first) = self.resumption.cause.take() else { return cause };
         let was_pending = std::mem::take(&mut self.resumption.is_pending);
         let was_moving = self.move_failed();
-        if was_pending && !was_moving {
-            self.drive.note_continued("failed");
+        if (was_pending || self.rest_is_due()) && !was_moving {
+            self.drive.note_continued("failed", None);
         }
         if !was_pending || was_moving || cause == ApiError::Deadline {
-            let delivered =
-                self.resumption.transcript.as_ref().and_then(|transcript| transcript.delivered().ok());
+            let transcript = self.resumption.transcript.as_ref().ok();
+            let delivered = transcript.and_then(|transcript| transcript.delivered().ok());
             let delivered = delivered.map_or(self.drive.account.tokens(), |delivered| delivered.tokens);
+            // Tokens may be generated again.
+            let delivered = delivered.max(self.resumption.delivered);
             let why = format!("the answer was being continued after: {}", first.message());
             return ApiError::NotContinued { cause: Box::new(cause), delivered, why };
         }
@@ -203,9 +268,14 @@ impl Drive {
         }
     }
 
-    /// Begins the rest of an answer. Returns how its engine failed.
-    fn begin_rest(&mut self, rest: Arc<Request>) -> ApiError {
+    /// Begins the rest of an answer. `failed`: its engine failed when the client had this many tokens. Returns
+    /// how.
+    fn begin_rest(&mut self, rest: Box<Rest>, failed: Option<u32>) -> ApiError {
         let cause = self.cause(self.answering());
+        failed.into_iter().for_each(|delivered| self.account.stream_failed(delivered));
+        if let Ok(origin) = &rest.origin {
+            self.account.generates_again(origin.kept);
+        }
         self.rest = Some(rest);
         // Workers joined and left since the request began.
         self.snapshot = self.state.registry.snapshot();
@@ -213,15 +283,13 @@ impl Drive {
         cause
     }
 
-    /// Whether every worker that may get the rest of the answer can go on with it.
-    fn all_engines_continue(&self) -> bool {
-        let needs = self.request.endpoint == Endpoint::ChatCompletions;
-        let can = |leg: Leg| {
-            let snapshot = self.state.registry.snapshot();
+    /// Whether every worker that may get the rest of the answer can do this.
+    fn all_engines(&self, can: impl Fn(&dyn Connector) -> bool) -> bool {
+        let snapshot = self.state.registry.snapshot();
+        [Leg::Prefill, Leg::Decode, Leg::Aggregated].into_iter().all(|leg| {
             let mut pool = snapshot.pool(&self.request.model, leg).iter();
-            pool.all(|candidate| connector_for(candidate.worker.spec()).continues_messages())
-        };
-        !needs || [Leg::Prefill, Leg::Decode, Leg::Aggregated].into_iter().all(can)
+            pool.all(|candidate| can(connector_for(candidate.worker.spec())))
+        })
     }
 
     /// Whether the engine broke on this stream alone while it serves others: the request may be the reason,
@@ -238,14 +306,17 @@ impl Drive {
         Some(Event::Unroutable)
     }
 
-    /// Counts a stream whose engine failed, by what followed.
-    pub(super) fn note_continued(&self, result: &'static str) {
+    /// Counts a stream whose engine failed, by what followed, and tells its record. `why`: it was continued from
+    /// text and not from token ids.
+    fn note_continued(&mut self, result: &'static str, why: Option<Reason>) {
         self.state.metrics.continued(result, "failure");
+        self.account.stream_followed(result, why);
     }
 
     /// Counts a stream that is not continued, and tells its record why.
     fn not_continued(&mut self, reason: Reason) {
-        self.note_continued(reason);
+        self.account.stream_failed(self.account.tokens());
+        self.note_continued(reason, None);
         self.account.not_continued(reason);
     }
 }

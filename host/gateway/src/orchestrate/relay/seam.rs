@@ -5,7 +5,9 @@ use std::{borrow::Cow, ops::Range};
 
 use crate::openai::{
     chunk::{Chunk, ChunkUsage, place_in},
+    continuation::Origin,
     sse,
+    token_ids::Lists,
     transcript::{Delivered, Names},
 };
 
@@ -22,21 +24,61 @@ pub(super) struct Seam {
     pub(super) cached_tokens: Option<u32>,
     /// Whether something of the continuation was passed on.
     begun: bool,
+    /// From what its engine was asked to begin; `None` once that is known, or if it is the text.
+    asked: Option<Asked>,
+    /// From what it began, until the relay takes it.
+    began: Option<Began>,
+    /// The text with which the continuation begins, because the client has it already.
+    again: String,
+}
+
+/// The tokens from which an engine was asked to begin.
+#[derive(Debug)]
+struct Asked {
+    /// A JSON list.
+    ids: String,
+    /// Whether it may have begun from the text instead.
+    or_text: bool,
+}
+
+/// From what a continuation began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Began {
+    Tokens,
+    Text,
 }
 
 /// Changes to an event: places, and what stands there instead.
 type Changes<'a> = Vec<(Range<usize>, Cow<'a, str>)>;
 
 impl Seam {
-    pub(super) fn new(is_chat: bool, delivered: &Delivered<'_>, cached_tokens: Option<u32>) -> Self {
+    pub(super) fn new(
+        is_chat: bool,
+        delivered: &Delivered<'_>,
+        origin: Option<&Origin>,
+        cached_tokens: Option<u32>,
+    ) -> Self {
         Self {
             is_chat,
             names: delivered.names.clone(),
-            tokens: delivered.tokens,
+            tokens: origin.map_or(delivered.tokens, |origin| origin.kept),
             prompt_tokens: delivered.prompt_tokens,
             cached_tokens,
             begun: false,
+            asked: origin.map(|origin| Asked { ids: origin.ids.clone(), or_text: origin.or_text }),
+            began: origin.is_none().then_some(Began::Text),
+            again: origin.map(|origin| origin.again.clone()).unwrap_or_default(),
         }
+    }
+
+    /// From what the continuation began, once, when something of it was passed on.
+    pub(super) fn began(&mut self) -> Option<Began> {
+        self.began.take_if(|_| self.begun)
+    }
+
+    /// Whether something of the continuation was passed on.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// Returns whole events of the continuation as the client gets them, and what is wrong with the first
@@ -66,6 +108,10 @@ impl Seam {
         let piece = chunk.piece(self.is_chat).map_err(|reason| {
             format!("the rest of the answer has an event that does not belong to it ({reason})")
         })?;
+        if piece.is_some() {
+            self.check_origin(event)?;
+        }
+        let again = piece.as_ref().and_then(|piece| piece.text).map(|text| self.skip(text)).transpose()?;
         let mut changes = Changes::new();
         let mut set = |part: &str, value: Cow<'_, str>| {
             if let Some(place) = place_in(event, part).filter(|_| part != value) {
@@ -90,10 +136,55 @@ impl Seam {
             if let Some(role) = piece.role {
                 set(role, Cow::Borrowed("null"));
             }
+            if let (Some(text), Some(Some(rest))) = (piece.text, again) {
+                set(text, Cow::Owned(rest));
+            }
             self.begun = true;
         }
         apply(event, changes, out);
         Ok(false)
+    }
+
+    /// Checks that the engine began from the tokens that it was given: it lists those of its prompt.
+    fn check_origin(&mut self, event: &[u8]) -> Result<(), String> {
+        let Some(asked) = self.asked.take() else { return Ok(()) };
+        let list = Lists::of(event).prompt.and_then(|place| event.get(place)).unwrap_or_default();
+        let written = list.iter().filter(|byte| !byte.is_ascii_whitespace());
+        self.began = Some(match (written.eq(asked.ids.as_bytes()), asked.or_text) {
+            (true, _) => Began::Tokens,
+            (false, true) => Began::Text,
+            (false, false) => {
+                return Err("the rest of the answer does not begin from the token ids that the engine got; \
+                            it needs a vLLM that takes `kv_transfer_params.prompt_token_ids`"
+                    .to_owned());
+            }
+        });
+        Ok(())
+    }
+
+    /// Takes what the client has already from the beginning of a text, JSON without its quotes. Returns what is
+    /// left if that is less.
+    fn skip(&mut self, text: &str) -> Result<Option<String>, String> {
+        if self.again.is_empty() || text.is_empty() {
+            return Ok(None);
+        }
+        let new: String = serde_json::from_str(&format!("\"{text}\"")).map_err(|error| error.to_string())?;
+        let rest = match (new.strip_prefix(&*self.again), self.again.strip_prefix(&*new)) {
+            (Some(rest), _) => {
+                let rest = rest.to_owned();
+                self.again.clear();
+                rest
+            }
+            (None, Some(again)) => {
+                self.again = again.to_owned();
+                String::new()
+            }
+            (None, None) => {
+                return Err("the rest of the answer begins with another text than the client has".to_owned());
+            }
+        };
+        let quoted = serde_json::to_string(&rest).map_err(|error| error.to_string())?;
+        Ok(quoted.get(1..quoted.len() - 1).map(str::to_owned))
     }
 
     /// Turns the counts of the rest into those of the whole: its prompt contains what was delivered.
@@ -135,9 +226,10 @@ mod tests {
 
     fn seam() -> Seam {
         let names = Names { id: "\"one\"".to_owned(), created: "7".to_owned(), model: "\"tiny\"".to_owned() };
+        let (json, ids) = (" a b", Err("text"));
         let delivered =
-            Delivered { json: " a b", tokens: 2, held_back: false, prompt_tokens: None, names: &names };
-        Seam::new(true, &delivered, None)
+            Delivered { json, tokens: 2, held_back: false, prompt_tokens: None, names: &names, ids };
+        Seam::new(true, &delivered, None, None)
     }
 
     fn chunk(delta: &str, more: &str) -> String {
@@ -189,6 +281,66 @@ mod tests {
         let (out, problem) = seam().join((text + &role).as_bytes());
         // What came before is passed on.
         assert!(!out.is_empty() && problem.unwrap().contains("role"));
+    }
+
+    /// A seam to a rest that begins from the tokens 7, 1 and 2.
+    fn exact(again: &str, or_text: bool) -> Seam {
+        let names = Names { id: "\"one\"".to_owned(), created: "7".to_owned(), model: "\"tiny\"".to_owned() };
+        let (json, ids) = ("a b", Err("text"));
+        let delivered =
+            Delivered { json, tokens: 3, held_back: false, prompt_tokens: Some(1), names: &names, ids };
+        let (ids, again) = ("[7,1,2]".to_owned(), again.to_owned());
+        Seam::new(true, &delivered, Some(&Origin { ids, tokens: 3, kept: 2, again, or_text }), None)
+    }
+
+    fn role(prompt: &str) -> String {
+        chunk(r#"{"role":"assistant","content":""}"#, &format!(r#","prompt_token_ids":{prompt}"#))
+    }
+
+    #[test]
+    fn i14_an_engine_says_from_which_tokens_it_began() {
+        let text = chunk(r#"{"content":"c"}"#, "");
+        let began = |or_text, prompt: &str| {
+            let mut seam = exact("", or_text);
+            let (out, problem) = seam.join((role(prompt) + &text).as_bytes());
+            assert_eq!(problem.is_none(), !out.is_empty());
+            problem.map_or_else(|| seam.began().ok_or_else(String::new), Err)
+        };
+        // I14.12
+        assert_eq!(began(false, "[7, 1,2]"), Ok(Began::Tokens));
+        assert_eq!(began(true, "[7,1,2]"), Ok(Began::Tokens));
+        for other in ["null", "[7,1]", "[]", "[7,1,2,3]"] {
+            assert_eq!(began(true, other), Ok(Began::Text));
+            // I14.10
+            assert!(began(false, other).unwrap_err().contains("does not begin from the token ids"));
+        }
+        let mut seam = exact("", false);
+        assert!(seam.join(text.as_bytes()).1.is_some(), "it says nothing");
+        let mut seam = exact("", false);
+        joined(&mut seam, &role("[7,1,2]"));
+        assert!(!seam.has_begun() && seam.began().is_none(), "the client has nothing of it");
+    }
+
+    #[test]
+    fn i14_text_that_is_generated_again_is_not_sent_again() {
+        let part = |text: &str| chunk(&format!("{{\"content\":\"{text}\"}}"), "");
+        let sent = |again: &str, texts: &[&str]| {
+            let mut seam = exact(again, false);
+            joined(&mut seam, &role("[7,1,2]"));
+            let (out, problem) =
+                seam.join(texts.iter().map(|text| part(text)).collect::<String>().as_bytes());
+            let out = String::from_utf8(out).unwrap();
+            let content =
+                |event: &str| Some(event.split("\"content\":\"").nth(1)?.split("\"}").next()?.to_owned());
+            (out.split("\n\n").filter_map(content).collect::<Vec<_>>().join("|"), problem)
+        };
+        // I14.5
+        assert_eq!(sent("äb", &["ä", "", "bc", "d"]), ("||c|d".to_owned(), None));
+        assert_eq!(sent("äb", &["\\u00e4b"]), (String::new(), None));
+        assert_eq!(sent("a\n", &["a\\n\\\"x"]), ("\\\"x".to_owned(), None));
+        // I14.10
+        let (out, problem) = sent("ab", &["a", "x"]);
+        assert!(out.is_empty() && problem.unwrap().contains("another text"));
     }
 
     #[test]

@@ -40,6 +40,8 @@ impl Account {
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
             prompt_tokens: self.prompt_tokens,
             times: self.times,
+            stream_failed: None,
+            continues: None,
         };
         if !is_recorded {
             self.metrics.unrouted.push(&self.request_id, &self.model, &outcome);
@@ -51,9 +53,10 @@ impl Account {
         if let Some(plan) = self.decode_override.as_ref().and_then(|decided| decided.id) {
             decisions.outcome(plan, outcome);
         }
-        for (receipt, retried) in Receipt::with_retried(&self.receipts) {
+        for (place, (receipt, retried)) in Receipt::with_retried(&self.receipts).enumerate() {
             if let Some(id) = receipt.id {
-                decisions.outcome(id, Recorded { retried, moved: receipt.moved, ..outcome });
+                let (moved, (stream_failed, continues)) = (receipt.moved, self.stream_failure(place));
+                decisions.outcome(id, Recorded { retried, moved, stream_failed, continues, ..outcome });
             }
         }
     }

@@ -1,0 +1,77 @@
+//! Engines that failed within the stream of a request, and what followed (I14).
+
+use pointsman_routing::{DecisionId, StreamFailed};
+use pointsman_workers::Leg;
+
+use super::Account;
+
+/// An engine that failed within the stream.
+#[derive(Debug)]
+pub(super) struct StreamFailure {
+    /// Number of decisions that came before.
+    decisions: usize,
+    /// Output tokens that the client had.
+    delivered: u32,
+    /// What followed: `continued`, `continued_exact`, `failed`, or why the stream was not continued.
+    result: Option<&'static str>,
+    /// Why it was continued from text and not from token ids.
+    why: Option<&'static str>,
+}
+
+impl Account {
+    /// Records that an engine failed within the stream, of which the client had this many tokens.
+    pub(crate) fn stream_failed(&mut self, delivered: u32) {
+        let decisions = self.receipts.len();
+        self.stream_failures.push(StreamFailure { decisions, delivered, result: None, why: None });
+    }
+
+    /// Records what followed when an engine failed within the stream. `why`: its rest began from text and not
+    /// from token ids.
+    pub(crate) fn stream_followed(&mut self, result: &'static str, why: Option<&'static str>) {
+        if let Some(last) = self.stream_failures.last_mut() {
+            (last.result, last.why) = (Some(result), why);
+        }
+    }
+
+    /// Records why the stream was not continued when its engine failed.
+    pub(crate) fn not_continued(&mut self, reason: &'static str) {
+        self.not_continued = Some(reason);
+    }
+
+    /// An engine generates the tokens behind the first `tokens` again.
+    pub(crate) fn generates_again(&mut self, tokens: u32) {
+        self.tokens = tokens;
+        if let Some((_, before)) = &mut self.block_began {
+            *before = tokens.min(*before);
+        }
+    }
+
+    /// How the engine of a decision failed within the stream, and the decision whose engine failed so before it:
+    /// it generated the rest.
+    pub(super) fn stream_failure(&self, place: usize) -> (Option<StreamFailed>, Option<DecisionId>) {
+        // The leg that served of those before a failure, or at the end.
+        let served = |from: usize, to: usize| {
+            let receipts = self.receipts.get(from..to).unwrap_or_default();
+            receipts.iter().rposition(|receipt| receipt.leg != Leg::Prefill).map(|at| from + at)
+        };
+        let id = |place: Option<usize>| place.and_then(|place| self.receipts.get(place)?.id);
+        let (mut failed, mut continues, mut from) = (None, None, 0);
+        let ends = self.stream_failures.iter().map(|failure| failure.decisions).skip(1);
+        for (failure, next) in self.stream_failures.iter().zip(ends.chain([self.receipts.len()])) {
+            let (before, behind) = (served(from, failure.decisions), served(failure.decisions, next));
+            if before == Some(place) {
+                failed = Some(StreamFailed {
+                    result: failure.result.unwrap_or("failed"),
+                    why: failure.why,
+                    delivered: failure.delivered,
+                    rest: id(behind),
+                });
+            }
+            if behind == Some(place) {
+                continues = id(before);
+            }
+            from = failure.decisions;
+        }
+        (failed, continues)
+    }
+}

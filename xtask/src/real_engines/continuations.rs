@@ -1,0 +1,151 @@
+//! Streams that read through the death of a real engine (I14): their answers are compared with undisturbed ones,
+//! from text and from token ids.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use futures_util::future::try_join_all;
+use rand::RngExt as _;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+use super::{PATIENT, RealEngine, checks};
+use crate::{
+    client::{CHAT, Client},
+    fleet::Fleet,
+    metrics_text::samples,
+    table::Checks,
+};
+
+/// Output tokens of a stream.
+const TOKENS: u32 = 160;
+/// Streams start apart by this, so that a kill meets each of them at another token.
+const APART: Duration = Duration::from_millis(150);
+
+/// From what the rest of a stream begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    Text,
+    Exact,
+}
+
+/// What a client read.
+struct Read {
+    text: String,
+    is_whole: bool,
+    /// The longest time between two events.
+    pause: Duration,
+}
+
+impl Form {
+    /// Settings of the gateway.
+    pub(super) fn config(self) -> String {
+        let exact = if self == Self::Exact { "[models.tiny]\ncontinuation = \"exact\"\n" } else { "" };
+        // Health checks do not have to find the death: the connections tell.
+        format!("{PATIENT}{exact}")
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Text => "from text",
+            Self::Exact => "from token ids",
+        }
+    }
+}
+
+/// The answers of an undisturbed engine to these numbers of streams.
+pub(crate) async fn undisturbed(engine: &RealEngine, streams: usize) -> anyhow::Result<Vec<String>> {
+    let client = engine.client();
+    let mut answers = Vec::new();
+    for turn in 0..streams {
+        answers.push(read(&client, turn).await?.text);
+    }
+    Ok(answers)
+}
+
+/// Kills `dying` while streams run on both engines, and compares what their clients read.
+pub(crate) async fn read_through_a_kill(
+    fleet: &Fleet,
+    form: Form,
+    dying: &mut RealEngine,
+    expected: &[String],
+    checks: &mut Checks,
+) -> anyhow::Result<()> {
+    let streams = expected.len();
+    let readers = (0..streams).map(|turn| {
+        let client = fleet.client.clone();
+        async move {
+            sleep(APART * u32::try_from(turn).unwrap_or_default()).await;
+            read(&client, turn).await
+        }
+    });
+    let all = APART * u32::try_from(streams).unwrap_or_default();
+    let after = all.mul_f64(rand::rng().random_range(0.6..1.0));
+    let kill = async {
+        sleep(after).await;
+        dying.crash();
+        Ok::<_, anyhow::Error>(())
+    };
+    let (read, ()) = tokio::try_join!(try_join_all(readers), kill)?;
+    let whole = read.iter().filter(|read| read.is_whole).count();
+    let equal = read.iter().zip(expected).filter(|(read, expected)| read.text == **expected).count();
+    let metrics = fleet.metrics().await?;
+    let counted = |reason: &str| -> f64 {
+        let all = samples(&metrics, "pointsman_continuations_total").into_iter();
+        all.filter(|one| reason.is_empty() || one.has_value(reason)).map(|one| one.value).sum()
+    };
+    let continued = if form == Form::Exact { counted("continued_exact") } else { counted("continued") };
+    let how = form.name();
+    let shown = format!("{whole} of {streams}; {continued:.0} continued, {:.0} failed in all", counted(""));
+    checks.check(&format!("{how}: streams that ended well"), shown, whole == streams && continued > 0.0);
+    let shown = format!("{equal} of {streams}");
+    // Text may be divided into other tokens behind the seam.
+    checks.check(&format!("{how}: equal to undisturbed"), shown, form == Form::Text || equal == streams);
+    let mut pauses: Vec<Duration> = read.iter().map(|read| read.pause).collect();
+    pauses.sort_unstable_by(|one, other| other.cmp(one));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of streams")]
+    pauses.truncate(continued as usize);
+    let at = |share: f64| {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a share of a short list"
+        )]
+        #[expect(clippy::cast_precision_loss, reason = "a short list")]
+        let place = ((1.0 - share) * (pauses.len() as f64 - 1.0)).round() as usize;
+        pauses.get(place).map_or(0.0, Duration::as_secs_f64)
+    };
+    let shown = format!("p50 {:.2} s, p99 {:.2} s", at(0.5), at(0.99));
+    checks.check(&format!("{how}: longest pauses of those continued"), shown, true);
+    Ok(())
+}
+
+/// Reads a greedy stream: a chat, or a completion.
+async fn read(client: &Client, turn: usize) -> anyhow::Result<Read> {
+    let mut body = json!({
+        "model": "tiny", "stream": true, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": true,
+    });
+    let prompt = checks::prompt(turn);
+    let path = if turn % 2 == 0 {
+        body["messages"] = json!([{ "role": "user", "content": prompt }]);
+        CHAT
+    } else {
+        body["prompt"] = json!(prompt);
+        checks::COMPLETIONS
+    };
+    let mut stream = client.stream(path, &[], body.to_string()).await?;
+    let (mut text, mut pause, mut last, mut is_whole) = (String::new(), Duration::ZERO, None, false);
+    while let Some(event) = stream.next().await? {
+        let Some(data) = event.strip_prefix("data: ") else { continue };
+        if data == "[DONE]" {
+            is_whole = true;
+            break;
+        }
+        let now = Instant::now();
+        pause = pause.max(last.replace(now).map_or(Duration::ZERO, |last| now - last));
+        let json: Value = serde_json::from_str(data).with_context(|| format!("not JSON: {data}"))?;
+        let choice = &json["choices"][0];
+        text += choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+    }
+    Ok(Read { text, is_whole, pause })
+}
