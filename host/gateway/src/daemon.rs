@@ -193,6 +193,14 @@ impl Daemon {
     }
 }
 
+/// A daemon that is dropped without [`Daemon::drain`] stops at once, with all of its threads.
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        self.state().tracker.close();
+    }
+}
+
 /// Starts the thread that reads KV events. It blocks while the index is behind, which must delay no request.
 fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

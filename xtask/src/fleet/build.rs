@@ -36,7 +36,7 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
 ///
 /// If the environment has `POINTSMAN_BIN=DIR`, nothing is built, and the programs in that directory are used.
 pub(crate) fn build_programs(profile: &str, programs: &[Program]) -> anyhow::Result<PathBuf> {
-    if let Some(bin) = std::env::var_os("POINTSMAN_BIN") {
+    if let Some(bin) = std::env::var_os("POINTSMAN_BIN").filter(|bin| !bin.is_empty()) {
         return Ok(bin.into());
     }
     let mut cargo = sh::cargo();

@@ -8,12 +8,6 @@ use super::{Actions, LegOrder, LegState, Legs};
 const MAX_MOVES: u32 = 2;
 
 impl Legs {
-    /// Returns whether the answer may be continued, should its engine fail.
-    #[must_use]
-    pub fn may_ever_continue(&self) -> bool {
-        self.policy.continuations > 0
-    }
-
     /// Returns whether the client waits for the rest of an answer, no token of which came.
     #[must_use]
     pub fn awaits_rest(&self) -> bool {
