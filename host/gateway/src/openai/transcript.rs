@@ -5,7 +5,9 @@
 //! most events of an answer differ in their text and ids only, and are recognised by what is around these. Any
 //! other event is read whole. What is not plain text of a single choice makes the transcript unusable.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+
+use memchr::memmem::Finder;
 
 use crate::{
     budget::{Budget, Share},
@@ -27,6 +29,9 @@ const MAX_TEXT: usize = 256 * 1024;
 const BEGINS_WITH: usize = 1_024;
 /// Maximum size of the JSON around a text, and of the names that all events share, bytes.
 const MAX_AROUND: usize = 4_096;
+static CHOICES_END: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("}]"));
+static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"choices\""));
+static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 /// Fewest elements by which a list grows.
 const GROWS_BY: usize = 64;
 
@@ -39,6 +44,8 @@ pub(crate) struct Transcript {
     before: Vec<u8>,
     behind: Vec<u8>,
     behind_ids: Vec<u8>,
+    /// Whether `behind` is only the beginning of what is behind the text: the rest changes, as a time does.
+    end_changes: bool,
     /// The text, as it stands between the quotes of JSON.
     text: Vec<u8>,
     tokens: u32,
@@ -99,6 +106,7 @@ impl Transcript {
             before: Vec::new(),
             behind: Vec::new(),
             behind_ids: Vec::new(),
+            end_changes: false,
             text: Vec::new(),
             tokens: 0,
             held_back: false,
@@ -162,7 +170,13 @@ impl Transcript {
             return None;
         }
         let (head, tail) = around(event, lists);
-        let text = head.strip_prefix(&self.before[..])?.strip_suffix(&self.behind[..])?;
+        let text = head.strip_prefix(&self.before[..])?;
+        if self.end_changes {
+            let end = memchr::memchr2(b'"', b'\\', text)?;
+            let rest = text.get(end..)?.strip_prefix(&self.behind[..])?;
+            return may_be_ignored(rest).then(|| text.get(..end)).flatten();
+        }
+        let text = text.strip_suffix(&self.behind[..])?;
         let is_text = tail == self.behind_ids && memchr::memchr2(b'"', b'\\', text).is_none();
         is_text.then_some(text)
     }
@@ -203,8 +217,12 @@ impl Transcript {
         if let (Some(before), Some(behind)) = (before, behind)
             && before.len() + behind.len() + tail.len() <= MAX_AROUND
         {
-            (self.before, self.behind) = (before.to_vec(), behind.to_vec());
-            self.behind_ids = tail.to_vec();
+            let same = self.behind.iter().zip(behind).take_while(|(one, other)| one == other).count();
+            let same = behind.get(..same).unwrap_or_default();
+            // The list of choices has ended: what differs is no part of the answer.
+            self.end_changes = self.before == before && tail.is_empty() && CHOICES_END.find(same).is_some();
+            self.behind = if self.end_changes { same.to_vec() } else { behind.to_vec() };
+            (self.before, self.behind_ids) = (before.to_vec(), tail.to_vec());
         }
     }
 
@@ -250,6 +268,11 @@ impl Transcript {
         self.text = Vec::new();
         (self.before, self.behind, self.behind_ids) = (Vec::new(), Vec::new(), Vec::new());
     }
+}
+
+/// Whether the end of an event, behind its choices, has nothing that a transcript notes.
+fn may_be_ignored(end: &[u8]) -> bool {
+    USAGE.find(end).is_none() && CHOICES.find(end).is_none()
 }
 
 /// The parts of an event before the ids of its output and behind them.
