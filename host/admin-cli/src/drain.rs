@@ -166,8 +166,8 @@ mod tests {
         assert_eq!(summary(None), "");
         let stayed = [("tools".to_owned(), 2), ("\u{1b}".to_owned(), 1)].into();
         let moves = Moves { moved: 3, moving: 1, failed: 1, stayed };
-        // O1.17
         let expected = ": 3 streams moved, 1 failed, 3 stayed until their end (1 \u{fffd}, 2 tools)";
+        // O1.17
         assert_eq!(summary(Some(&moves)), expected);
         assert_eq!(summary(Some(&Moves::default())), ": 0 streams moved");
     }

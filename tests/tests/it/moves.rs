@@ -128,15 +128,15 @@ async fn i15_a_stream_goes_on_elsewhere_as_if_nothing_had_happened() {
                 let left = only(&cluster);
                 drain(&cluster, left).await;
                 until_empty(&cluster, left).await;
-                // I15.2: the engine was told to stop
                 let old = &cluster.sims[left as usize - 1];
                 cluster.until("the old engine is free", |_| old.state().running == 0).await.unwrap();
+                // I15.2: its engine was told to stop
                 assert!(serving(&cluster).iter().all(|id| *id != left));
                 // I15.1
                 assert_eq!(normal(&begun.all().await), undisturbed, "{dialect:?} {roles:?} {path} {more}");
                 count += 1.0;
-                // I15.9
                 let expected = json!({ "moved": 1, "moving": 0, "failed": 0, "stayed": {} });
+                // I15.9
                 assert_eq!(moves(&cluster, left).await, expected);
                 undrain(&cluster, left).await;
                 assert_eq!(moves(&cluster, left).await, Value::Null);
@@ -176,7 +176,7 @@ async fn i15_the_decisions_of_a_stream_that_moved_name_both_workers() {
 #[tokio::test]
 async fn i15_a_stream_that_moved_twice_stays_and_still_survives_its_engine() {
     let mut cluster = cluster(Dialect::Vllm, THREE, no_change).await;
-    let more = || json!({ "max_tokens": 600 });
+    let more = || json!({ "max_tokens": 1_000 });
     let undisturbed = normal(&stream(&cluster, CHAT, more()).await);
     let mut begun = Begun::of(&cluster, CHAT, &[], more()).await;
     let mut last;
@@ -267,7 +267,7 @@ async fn narrow(roles: &[Role], change: impl FnOnce(&mut Config)) -> TestCluster
 async fn i15_a_stream_stays_while_no_other_worker_is_free_and_leaves_when_one_is() {
     for roles in [AGGREGATED, PAIRS] {
         let cluster = narrow(roles, no_change).await;
-        let more = || json!({ "max_tokens": 900 });
+        let more = || json!({ "max_tokens": 2_000 });
         let undisturbed = normal(&stream(&cluster, CHAT, more()).await);
         let mut begun = Begun::of(&cluster, CHAT, &[], more()).await;
         let left = only(&cluster);
@@ -297,12 +297,13 @@ async fn i15_a_stream_does_not_pass_requests_that_wait_for_workers() {
         config.queue.timeout = Duration::from_secs(20);
     })
     .await;
-    let begun = Begun::of(&cluster, CHAT, &[], json!({ "max_tokens": 1_200 })).await;
+    let begun = Begun::of(&cluster, CHAT, &[], json!({ "max_tokens": 4_000 })).await;
     let left = only(&cluster);
+    let reader = tokio::spawn(begun.all());
     let other = Begun::of(&cluster, CHAT, &[], json!({ "max_tokens": 3_000 })).await;
     let client = cluster.client.clone();
     let queued = tokio::spawn(async move {
-        let stream = client.stream(CHAT, &[], body(CHAT, json!({ "max_tokens": 400 }))).await.unwrap();
+        let stream = client.stream(CHAT, &[], body(CHAT, json!({ "max_tokens": 100 }))).await.unwrap();
         stream.all().await.unwrap()
     });
     cluster.until("one waits", |cluster| cluster.gateway.state().queue.waiting() == 1).await.unwrap();
@@ -314,7 +315,7 @@ async fn i15_a_stream_does_not_pass_requests_that_wait_for_workers() {
     assert_eq!(queued.await.unwrap().last().unwrap(), "[DONE]");
     until_empty(&cluster, left).await;
     assert_eq!(moves(&cluster, left).await["moved"], 1);
-    assert_eq!(begun.all().await.last().unwrap(), "[DONE]");
+    assert_eq!(reader.await.unwrap().last().unwrap(), "[DONE]");
     cluster.at_rest().await.unwrap();
 }
 

@@ -746,8 +746,10 @@ fn i15_a_stream_leaves_a_worker_that_drains_twice_and_can_still_be_continued() {
         (E::Head, &[A::Relay]),
         (E::FirstToken, &[]),
     ];
-    // I15.5
-    let third: &[(Event, &[Action])] = &[(E::Move, &[])];
+    let third: &[(Event, &[Action])] = &[
+        // I15.5
+        (E::Move, &[]),
+    ];
     let dies: &[(Event, &[Action])] =
         &[(E::Failed(single, DIED), &[A::Cancel(single), A::Continue, A::Route(single)])];
     continued(Shape::Aggregated, 1, &[begins, moves, rest, moves, rest, third, dies].concat());

@@ -225,8 +225,8 @@ mod tests {
         let stayed = BTreeMap::from([("tools", 1)]);
         assert_eq!(counts, MoveCounts { moved: 1, moving: 5, failed: 1, stayed });
         tokio::time::advance(LONGEST_MOVE).await;
-        // I15.6: the five do not end
         let late: Vec<StreamMove> = std::iter::from_fn(|| worker.begin_move()).collect();
+        // I15.6: the five do not end
         assert_eq!(late.len(), MAX_MOVES_AT_ONCE);
         drop(moves);
         assert_eq!(worker.move_counts().unwrap().moving, 8);
