@@ -132,8 +132,8 @@ impl Relay {
             return Err(error.kind());
         }
         let mut delivered = transcript.delivered()?;
-        if !self.drive.all_engines(|engine| engine.takes_token_ids()) {
-            delivered.ids = delivered.ids.and(Err("engine"));
+        if self.drive.wants_ids() && !self.drive.all_engines(|engine| engine.takes_token_ids()) {
+            delivered.ids = Err("engine");
         }
         let rest = continuation::rest_of(&self.drive.request, &delivered)?;
         let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
