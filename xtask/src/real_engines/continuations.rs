@@ -105,11 +105,6 @@ pub(crate) async fn read_through_a_kill(
     pauses.sort_unstable_by(|one, other| other.cmp(one));
     pauses.truncate(continued as usize);
     let at = |share: f64| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a short list"
-        )]
         let place = ((1.0 - share) * (pauses.len() as f64 - 1.0)).round() as usize;
         pauses.get(place).map_or(0.0, Duration::as_secs_f64)
     };
