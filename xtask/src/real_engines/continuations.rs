@@ -103,15 +103,8 @@ pub(crate) async fn read_through_a_kill(
     checks.check(&format!("{how}: equal to undisturbed"), shown, form == Form::Text || equal == streams);
     let mut pauses: Vec<Duration> = read.iter().map(|read| read.pause).collect();
     pauses.sort_unstable_by(|one, other| other.cmp(one));
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of streams")]
     pauses.truncate(continued as usize);
     let at = |share: f64| {
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            reason = "a share of a short list"
-        )]
-        #[expect(clippy::cast_precision_loss, reason = "a short list")]
         let place = ((1.0 - share) * (pauses.len() as f64 - 1.0)).round() as usize;
         pauses.get(place).map_or(0.0, Duration::as_secs_f64)
     };

@@ -139,8 +139,8 @@ impl Relay {
     /// Returns the request for the rest of an answer of which the client got this.
     pub(super) fn safe_rest(&self, transcript: &Transcript) -> Result<Box<Rest>, Reason> {
         let mut delivered = transcript.delivered()?;
-        if !self.drive.all_engines(|engine| engine.takes_token_ids()) {
-            delivered.ids = delivered.ids.and(Err("engine"));
+        if self.drive.wants_ids() && !self.drive.all_engines(|engine| engine.takes_token_ids()) {
+            delivered.ids = Err("engine");
         }
         let rest = continuation::rest_of(&self.drive.request, &delivered)?;
         let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
