@@ -155,8 +155,8 @@ test("a cost of predicted-latency is split into its terms, also with a measured 
   const predicted = (costs, workers, leg = "prefill") => receipts.candidates(receipt({ leg, left: null, costs, candidates: costs.map((_, row) => [row, 0]), choice: { row: 0 }, stages: [{ policy: "predicted-latency", request, workers }] }));
   const load = { "active-prefill-tokens": [0, 500], "decode-blocks": [10, 20], "active-requests": [0, 2], "cached-blocks-device": [0, 6] };
   const parts = (rows) => rows.map((one) => one.parts && Object.fromEntries(Object.entries(one.parts).map(([part, value]) => [part, Math.round(value)])));
-  assert.deepEqual(parts(predicted([1250, 3000], load)), [{ compute: 1000, before: 0, heldBar: 250, active: 0 }, { compute: 400, before: 1500, heldBar: 500, active: 600 }]);
-  assert.deepEqual(parts(predicted([1251, 3400], load)), [{ compute: 1000, before: 0, heldBar: 250, active: 0 }, null], "other settings");
+  assert.deepEqual(parts(predicted([1080, 2320], load)), [{ compute: 1000, before: 0, heldBar: 80, active: 0 }, { compute: 400, before: 1500, heldBar: 160, active: 260 }]);
+  assert.deepEqual(parts(predicted([1081, 2720], load)), [{ compute: 1000, before: 0, heldBar: 80, active: 0 }, null], "other settings");
   const measured = { "prefill-us-per-ktoken": [20000, 40000, 0], "ttft-ewma-us": [50000, 150000, 0] };
   assert.deepEqual(parts(predicted([666.667, 1333.333, 1000], measured)).map(({ compute }) => compute), [667, 1000, 1333]);
   assert.deepEqual(parts(predicted([1000, 1000, 1000], measured)).map(({ compute }) => compute), [1000, 1000, 1000], "a decision that explores");

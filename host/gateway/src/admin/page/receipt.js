@@ -11,7 +11,7 @@ const MAX_FACTS = 5;
 const PARTS = ["compute", "before", "heldBar", "active"];
 const PART_NAMES = { compute: "to compute", before: "waiting before it", heldBar: "held", active: "requests" };
 /** Default settings of predicted-latency. A receipt does not have the settings. */
-const PREDICTED = { step: 1000, delayed: 0.5, shared: 0.1, context: 0.25, growth: 500 };
+const PREDICTED = { step: 1000, delayed: 0.25, shared: 0.03, context: 0.08, growth: 500 };
 /** Policies whose costs are split, and the unit of the costs. */
 const UNITS = { "kv-aware": "blocks", "predicted-latency": "prompt tokens" };
 
