@@ -33,9 +33,9 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             step_tokens: 1_000.0,
-            delayed_weight: 0.5,
-            shared_weight: 0.1,
-            context_weight: 0.25,
+            delayed_weight: 0.25,
+            shared_weight: 0.03,
+            context_weight: 0.08,
             growth_tokens: 500.0,
             speed_trust: 1.0,
             explore: 0.03,

@@ -10,6 +10,10 @@ const FIRST = 10;
 const MAX_FACTS = 5;
 const PARTS = ["compute", "before", "heldBar", "active"];
 const PART_NAMES = { compute: "to compute", before: "waiting before it", heldBar: "held", active: "requests" };
+/** Default settings of predicted-latency. A receipt does not have the settings. */
+const PREDICTED = { step: 1000, delayed: 0.25, shared: 0.03, context: 0.08, growth: 500 };
+/** Policies whose costs are split, and the unit of the costs. */
+const UNITS = { "kv-aware": "blocks", "predicted-latency": "prompt tokens" };
 
 const whole = (value) => number(value);
 /** Facts with a name and a format of their own, in the order of the columns. */
@@ -33,40 +37,63 @@ function factsOf(receipt) {
   return facts;
 }
 
-/** The parts of a cost of kv-aware in blocks, by its formula; null when they do not add up to the cost. */
-export function costParts(receipt, facts, cost) {
-  const stage = receipt.stages.find(({ policy }) => policy === "kv-aware");
+/** The parts of a cost by the formula of the policy; null when they do not add up to the cost. `all` has the facts of every candidate. */
+export function costParts(receipt, facts, cost, all = [facts]) {
+  const stage = receipt.stages.find(({ policy }) => policy in UNITS);
   if (!stage || cost === null || cost === undefined) return null;
   const of = (name) => Number(stage.request[name] ?? 0);
   const own = (name) => Number(facts[name] ?? 0);
-  const block = Math.max(1, of("block-size")), prompt = of("prompt-tokens") / block;
   const cached = of("overlap-score-credit") * own("cached-blocks-device") + of("host-cache-credit") * own("cached-blocks-host") + of("disk-cache-credit") * own("cached-blocks-disk");
-  const held = own("decode-blocks");
-  let parts;
-  if (of("track-prefill-tokens")) {
-    const all = of("prefill-load-scale") * Math.max(0, own("active-prefill-tokens") / block + prompt - cached);
-    const compute = Math.min(all, of("prefill-load-scale") * Math.max(0, prompt - cached));
-    parts = { compute, before: all - compute, heldBar: held };
-  } else {
-    parts = { compute: 0, before: 0, heldBar: of("overlap-score-credit") > 0 ? Math.max(0, held - cached) : held };
-  }
-  parts.active = of("active-request-weight") * own("active-requests");
   const liked = Math.exp(-Math.tanh(own("taint-preference")));
-  for (const part of PARTS) parts[part] *= liked;
-  const sum = PARTS.reduce((total, part) => total + parts[part], 0);
-  return Math.abs(sum - cost) <= 0.01 * Math.max(1, Math.abs(cost)) ? parts : null;
+  const [parts, factors] = stage.policy === "kv-aware" ? [kvParts(of, own, cached), [1]] : [predictedParts(of, own, cached, receipt.leg), [1, speed(receipt.leg, facts, all)]];
+  const sum = PARTS.reduce((total, part) => total + parts[part], 0) * liked;
+  // A decision that explores ignores the measured speed.
+  const factor = factors.find((one) => Math.abs(one * sum - cost) <= 0.01 * Math.max(1, Math.abs(cost)));
+  return factor === undefined ? null : Object.fromEntries(PARTS.map((part) => [part, parts[part] * liked * factor]));
+}
+
+function kvParts(of, own, cached) {
+  const block = Math.max(1, of("block-size")), prompt = of("prompt-tokens") / block;
+  const held = own("decode-blocks"), active = of("active-request-weight") * own("active-requests");
+  if (!of("track-prefill-tokens")) return { compute: 0, before: 0, heldBar: of("overlap-score-credit") > 0 ? Math.max(0, held - cached) : held, active };
+  const all = of("prefill-load-scale") * Math.max(0, own("active-prefill-tokens") / block + prompt - cached);
+  const compute = Math.min(all, of("prefill-load-scale") * Math.max(0, prompt - cached));
+  return { compute, before: all - compute, heldBar: held, active };
+}
+
+function predictedParts(of, own, cached, leg) {
+  const block = Math.max(1, of("block-size")), prompt = of("prompt-tokens"), requests = own("active-requests"), waiting = own("active-prefill-tokens");
+  const growth = leg === "prefill" ? 0 : PREDICTED.growth, scale = of("track-prefill-tokens") ? of("prefill-load-scale") : 0;
+  const compute = Math.max(1, prompt - cached * block);
+  return {
+    compute: scale * compute, before: scale * (waiting + (waiting > 0 ? PREDICTED.step : 0)),
+    heldBar: PREDICTED.context * (own("decode-blocks") * block + growth * requests),
+    active: scale * requests * (PREDICTED.delayed * compute + PREDICTED.shared * prompt) + of("active-request-weight") * block * requests,
+  };
+}
+
+/** A candidate's measured time relative to the mean of those measured, as predicted-latency has it. */
+function speed(leg, facts, all) {
+  const relative = (name) => {
+    const known = all.map((one) => Number(one[name] ?? 0)).filter((time) => time > 0), time = Number(facts[name] ?? 0);
+    return time > 0 ? Math.min(4, Math.max(0.25, (time * known.length) / known.reduce((sum, one) => sum + one, 0))) : 1;
+  };
+  if (leg !== "prefill") return relative("itl-ewma-us");
+  const [low, high] = [relative("prefill-us-per-ktoken"), relative("ttft-ewma-us")].sort((a, b) => a - b);
+  return high < 1 ? high : Math.max(1, low);
 }
 
 /** The candidates as rows, the chosen one first and then by cost. */
 export function candidates(receipt) {
   const facts = factsOf(receipt);
+  const seen = receipt.left ? receipt.left.map((row) => facts[row]) : facts;
   const [other, otherRank] = receipt.shadow?.choice_text ?? receipt.shadow?.choice ?? [];
   const rows = receipt.candidates.map((candidate, row) => {
     const [worker, rank] = receipt.candidates_text?.[row] ?? candidate;
     const place = receipt.left ? receipt.left.indexOf(row) : row;
     const cost = place < 0 ? null : receipt.costs?.[place] ?? null;
     return {
-      worker: String(worker), rank: Number(rank), cost, facts: facts[row], parts: costParts(receipt, facts[row], cost), filtered: place < 0,
+      worker: String(worker), rank: Number(rank), cost, facts: facts[row], parts: costParts(receipt, facts[row], cost, seen), filtered: place < 0,
       chosen: receipt.choice?.row === row, second: receipt.runner_up?.row === row, shadow: other !== undefined && String(other) === String(worker) && Number(otherRank) === Number(rank),
     };
   });
@@ -128,7 +155,7 @@ export function receiptCard(receipt) {
   return make("section.card.flush", { "data-decision": receipt.id },
     make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation} · ${took}`)),
     make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ")),
-    parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, "in blocks")),
+    parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, `in ${UNITS[receipt.stages.find(({ policy }) => policy in UNITS).policy]}`)),
     rows.length > 0 && !receipt.plan && [candidateTable(receipt, rows), receipt.costs?.length ? null : make("p.quiet", null, "Costs are not recorded: a selector tells them only when a request asks for an explanation.")],
     others(receipt, status, slot));
 }
