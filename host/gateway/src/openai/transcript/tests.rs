@@ -51,15 +51,15 @@ fn events_whose_ends_differ_are_recognised() {
     let transcript = noted(&[role(), timed("a", "17"), timed("b", "18"), timed("c", "29"), timed("d", "30")]);
     let delivered = transcript.delivered().unwrap();
     assert_eq!((delivered.json, delivered.tokens), ("abcd", 4));
-    let known = |event: String| {
-        transcript.text_of_known(event.as_bytes(), &Lists::default()).map(<[u8]>::to_vec)
-    };
+    let known =
+        |event: String| transcript.text_of_known(event.as_bytes(), &Lists::default()).map(<[u8]>::to_vec);
     assert_eq!(known(timed("x", "4567")), Some(b"x".to_vec()));
     assert_eq!(known(timed("x", "4\",\"usage\":{\"prompt_tokens\":9")), None);
     assert_eq!(known(timed("x", "4\",\"choices\":[]")), None);
     assert_eq!(known(timed("\\\"", "4")), None);
     // What differs within the choice is a part of the answer.
-    let transcript = noted(&[role(), text("a"), event(r#""delta":{"content":"b"},"finish_reason":null"#, "")]);
+    let transcript =
+        noted(&[role(), text("a"), event(r#""delta":{"content":"b"},"finish_reason":null"#, "")]);
     assert!(!transcript.end_changes);
 }
 
