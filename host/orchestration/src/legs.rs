@@ -339,6 +339,7 @@ impl Legs {
     }
 
     fn finish_seen(&mut self) -> Actions {
+        self.resumes &= self.state.answering != LegState::InFlight;
         let waits = self.state.answering == LegState::InFlight
             && self.state.prefill == LegState::InFlight
             && !self.held;

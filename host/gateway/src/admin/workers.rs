@@ -192,8 +192,11 @@ fn set_draining(
     match state.registry.snapshot().get(id) {
         Some(worker) => {
             worker.set_draining(draining);
-            // Streams move only when the worker gets no new request.
-            worker.move_streams(Drainer::Operator, moves);
+            // Streams move only when the worker gets no new request, and until the drain ends.
+            if moves {
+                worker.move_streams(Drainer::Operator, true);
+            }
+            let moves = worker.asks_to_move() != 0;
             Json(with_texts(json!({ "id": id, "draining": draining, "move": moves }))).into_response()
         }
         None => no_worker(headers, id),

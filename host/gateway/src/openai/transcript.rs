@@ -219,9 +219,11 @@ impl Transcript {
         {
             let same = self.behind.iter().zip(behind).take_while(|(one, other)| one == other).count();
             let same = behind.get(..same).unwrap_or_default();
-            // The list of choices has ended: what differs is no part of the answer.
-            self.end_changes = self.before == before && tail.is_empty() && CHOICES_END.find(same).is_some();
-            self.behind = if self.end_changes { same.to_vec() } else { behind.to_vec() };
+            // The list of choices has ended: what differs is no part of the answer. It begins with a key.
+            let end = CHOICES_END.find(same).filter(|_| self.before == before && tail.is_empty());
+            let key = end.and_then(|end| memchr::memrchr(b',', same).filter(|comma| *comma > end));
+            self.end_changes = key.is_some();
+            self.behind = key.and_then(|key| same.get(..key)).unwrap_or(behind).to_vec();
             (self.before, self.behind_ids) = (before.to_vec(), tail.to_vec());
         }
     }

@@ -21,10 +21,17 @@ pub(super) struct PlannedMove {
 }
 
 impl Drive {
-    /// Finds and books workers for the rest of the answer. Returns whether there are some.
-    pub(super) fn plan_move(&mut self) -> bool {
+    /// Returns whether another worker takes each leg of the rest now. It books none.
+    pub(super) fn others_are_free(&mut self) -> bool {
         // Workers joined and left since the request began.
         self.snapshot = self.state.registry.snapshot();
+        let Some(tried) = self.tried_and_left() else { return false };
+        let is_refused = would_be_quarantined(&self.state, &self.request).is_some();
+        !is_refused && self.legs_of_rest().iter().all(|leg| self.is_free(*leg, &tried))
+    }
+
+    /// Finds and books workers for the rest of the answer. Returns whether there are some.
+    pub(super) fn plan_move(&mut self) -> bool {
         self.planned_move = self.find_others().map(Box::new);
         self.planned_move.is_some()
     }
@@ -46,17 +53,7 @@ impl Drive {
     }
 
     fn find_others(&self) -> Option<PlannedMove> {
-        let (leaves, answering) = (self.candidate(self.answering())?, self.answering());
-        let mut tried = self.attempts.tried().to_vec();
-        tried.extend(leaves.worker.candidates().iter().map(id_of));
-        let legs: &[Leg] = match answering {
-            Leg::Aggregated => &[Leg::Aggregated],
-            Leg::Prefill | Leg::Decode => &[Leg::Prefill, Leg::Decode],
-        };
-        let is_refused = would_be_quarantined(&self.state, &self.request).is_some();
-        if is_refused || !legs.iter().all(|leg| self.is_free(*leg, &tried)) {
-            return None;
-        }
+        let (tried, answering) = (self.tried_and_left()?, self.answering());
         let book = |leg, other| match self.ask(leg, &self.elsewhere(leg, other, &tried), false, &mut None) {
             Ok(Found::Worker(routed)) => Some(routed),
             Ok(Found::Place(_)) | Err(_) => None,
@@ -81,6 +78,21 @@ impl Drive {
         }
         planned.prefill = Some(prefill);
         Some(planned)
+    }
+
+    /// Workers that were tried, and the one that the stream leaves.
+    fn tried_and_left(&self) -> Option<Vec<CandidateId>> {
+        let leaves = self.candidate(self.answering())?;
+        let mut tried = self.attempts.tried().to_vec();
+        tried.extend(leaves.worker.candidates().iter().map(id_of));
+        Some(tried)
+    }
+
+    fn legs_of_rest(&self) -> &'static [Leg] {
+        match self.answering() {
+            Leg::Aggregated => &[Leg::Aggregated],
+            Leg::Prefill | Leg::Decode => &[Leg::Prefill, Leg::Decode],
+        }
     }
 
     /// Whether another worker takes a leg at once. A worker that fails is no reason to leave one that works,

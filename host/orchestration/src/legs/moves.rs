@@ -42,6 +42,8 @@ impl Legs {
             return Actions::new();
         }
         self.moves += 1;
+        // The stream was healthy: it does not end because the first worker of its rest fails.
+        self.policy.retries = self.policy.retries.max(1);
         let mut actions = self.stop(self.answering());
         actions.extend(self.begin_rest());
         actions

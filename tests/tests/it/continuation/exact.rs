@@ -255,6 +255,13 @@ async fn i14_an_engine_that_does_not_begin_from_its_token_ids_ends_the_stream_wi
 
 #[tokio::test]
 async fn i14_a_rest_that_fails_before_its_first_token_is_tried_again() {
+    for before in ["", r#"{"content":""}"#] {
+        fails_once(before).await;
+    }
+}
+
+/// The first engine of a rest fails behind the event `before`, which has no token.
+async fn fails_once(before: &'static str) {
     let rests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let engine = async || {
         let rests = rests.clone();
@@ -279,7 +286,8 @@ async fn i14_a_rest_that_fails_before_its_first_token_is_tried_again() {
                 ];
             }
             let events = if rests.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0 {
-                role + "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\n"
+                let before = if before.is_empty() { String::new() } else { raw_chunk("tiny", before) };
+                role + &before + "data: {\"error\":{\"message\":\"busy\",\"type\":\"x\",\"code\":503}}\n\n"
             } else {
                 role + &text + "data: [DONE]\n\n"
             };

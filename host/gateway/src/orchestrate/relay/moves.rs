@@ -57,11 +57,7 @@ impl Moving {
 impl Relay {
     /// Moves the stream if its worker asks for it, and it can. Called between events.
     pub(super) fn move_if_asked(&mut self) {
-        // A rest may have no token: its first event may be the last one.
-        let has_arrived = || !self.drive.legs.awaits_rest() || self.finish_seen;
-        if self.resumption.moving.is_under_way() && !self.detached && has_arrived() {
-            self.move_succeeded();
-        }
+        self.move_arrived();
         let asks = self.worker().map_or(0, |worker| worker.asks_to_move());
         if asks == 0 || asks == self.resumption.moving.stays_in {
             return;
@@ -77,6 +73,15 @@ impl Relay {
                     self.drive.stays(reason);
                 }
             }
+        }
+    }
+
+    /// Counts the stream that moves, if it does, as moved once a token of the rest came.
+    pub(super) fn move_arrived(&mut self) {
+        // A rest may have no token: its first event may be the last one.
+        let arrived = !self.drive.legs.awaits_rest() || self.finish_seen;
+        if self.resumption.moving.is_under_way() && !self.detached && arrived {
+            self.move_succeeded();
         }
     }
 
@@ -98,6 +103,10 @@ impl Relay {
         let Some(turn) = self.worker().and_then(|worker| worker.begin_move()) else {
             return Err(Obstacle::Later(TURN_INTERVAL));
         };
+        // Asked first: the rest of a long prompt takes time to write.
+        if !self.drive.others_are_free() {
+            return Err(Obstacle::Later(ROUTE_INTERVAL));
+        }
         let rest = self.movable_rest()?;
         if !self.drive.plan_move() {
             return Err(Obstacle::Later(ROUTE_INTERVAL));

@@ -85,9 +85,10 @@ impl Relay {
     /// Ends the leg that answers. The rest of the answer is generated elsewhere where that is safe.
     pub(super) fn fail(&mut self, error: CallError) {
         self.incoming = None;
+        self.move_arrived();
         let rest = self.rest(&error);
-        // The failure of a rest that did not begin is counted when no worker generates it.
-        let counts = !self.rest_is_due();
+        // The failure of a rest without a token is counted when no worker generates it: its legs are retried.
+        let counts = self.resumption.seam.is_none() || !self.drive.legs.awaits_rest();
         if let Err(reason) = &rest
             && counts
             && self.is_begun()
@@ -195,6 +196,7 @@ impl Relay {
         self.resumption.is_pending = false;
         self.resumption.moving.changes_worker();
         self.drive.runs.answering.failure = None;
+        self.resumption.seam.iter_mut().for_each(Seam::asks_again);
         if let Some(cached) = self.resumption.seam.as_ref().and_then(|seam| seam.cached_tokens) {
             // The prefill of the rest found the first one's prompt in a cache.
             self.drive.cached_tokens = Some(cached);
@@ -229,7 +231,8 @@ impl Relay {
         let (events, problem) = seam.join(whole.body());
         self.out.extend_from_slice(&events);
         if let Some(problem) = problem {
-            self.fail_client(&CallError::Protocol(problem).into());
+            let cause = self.cause_with_delivered(CallError::Protocol(problem).into());
+            self.fail_client(&cause);
             return;
         }
         self.note_origin();

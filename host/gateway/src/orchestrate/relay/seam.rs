@@ -24,8 +24,10 @@ pub(super) struct Seam {
     pub(super) cached_tokens: Option<u32>,
     /// Whether something of the continuation was passed on.
     begun: bool,
-    /// From what its engine was asked to begin; `None` once that is known, or if it is the text.
+    /// From what its engine was asked to begin; `None` if it is the text.
     asked: Option<Asked>,
+    /// Whether this engine told from which tokens it began.
+    checked: bool,
     /// From what it began, until the relay takes it.
     began: Option<Began>,
     /// The text with which the continuation begins, because the client has it already.
@@ -65,6 +67,7 @@ impl Seam {
             prompt_tokens: delivered.prompt_tokens,
             cached_tokens,
             begun: false,
+            checked: false,
             asked: origin.map(|origin| Asked { ids: origin.ids.clone(), or_text: origin.or_text }),
             began: origin.is_none().then_some(Began::Text),
             again: origin.map(|origin| origin.again.clone()).unwrap_or_default(),
@@ -145,9 +148,18 @@ impl Seam {
         Ok(false)
     }
 
+    /// Another engine generates the rest, no token of which came.
+    pub(super) fn asks_again(&mut self) {
+        (self.begun, self.checked) = (false, false);
+        if self.asked.is_some() {
+            self.began = None;
+        }
+    }
+
     /// Checks that the engine began from the tokens that it was given: it lists those of its prompt.
     fn check_origin(&mut self, event: &[u8]) -> Result<(), String> {
-        let Some(asked) = self.asked.take() else { return Ok(()) };
+        let Some(asked) = self.asked.as_ref().filter(|_| !self.checked) else { return Ok(()) };
+        self.checked = true;
         let list = Lists::of(event).prompt.and_then(|place| event.get(place)).unwrap_or_default();
         let written = list.iter().filter(|byte| !byte.is_ascii_whitespace());
         self.began = Some(match (written.eq(asked.ids.as_bytes()), asked.or_text) {

@@ -58,7 +58,11 @@ impl Account {
         let (mut failed, mut continues, mut from) = (None, None, 0);
         let ends = self.stream_failures.iter().map(|failure| failure.decisions).skip(1);
         for (failure, next) in self.stream_failures.iter().zip(ends.chain([self.receipts.len()])) {
-            let (before, behind) = (served(from, failure.decisions), served(failure.decisions, next));
+            let before = served(from, failure.decisions);
+            // The first worker of the rest, if the stream left it.
+            let left =
+                (failure.decisions..next).find(|at| self.receipts.get(*at).is_some_and(|one| one.moved));
+            let behind = left.or_else(|| served(failure.decisions, next));
             if before == Some(place) {
                 failed = Some(StreamFailed {
                     result: failure.result.unwrap_or("failed"),
