@@ -189,9 +189,7 @@ fn refuses_messages(body: &JsonBody) -> Option<Reason> {
         role: String,
     }
     let Some(last) = last_message(body) else { return Some("messages") };
-    if memchr::memmem::find(last.as_bytes(), b"assistant").is_none() {
-        return None;
-    }
+    memchr::memmem::find(last.as_bytes(), b"assistant")?;
     match serde_json::from_str::<Message>(last) {
         Ok(message) => (message.role == "assistant").then_some("last_message"),
         Err(_) => Some("messages"),
