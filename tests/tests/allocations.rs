@@ -33,7 +33,9 @@ const MAX_OF_REQUEST: u64 = 46;
 const WARM: u32 = 200;
 /// Events counted.
 const COUNTED: u32 = 2_000;
-const EVENT: &str = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"},\"logprobs\":null,\"finish_reason\":null,\"token_ids\":null}]}\n\n";
+const EVENT: &str = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"tiny\",\
+                     \"choices\":[{\"index\":0,\"delta\":{\"content\":\" token\"},\"logprobs\":null,\
+                     \"finish_reason\":null,\"token_ids\":null}]}\n\n";
 const LAST: &str = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
 
 /// An engine that writes an event for each command; `None` is the last.

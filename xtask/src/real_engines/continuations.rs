@@ -1,5 +1,5 @@
-//! Streams that read through the death of a real engine (I14): their answers are compared with undisturbed ones,
-//! from text and from token ids.
+//! Streams that read through the death of a real engine (I14): their answers are compared with undisturbed
+//! ones, from text and from token ids.
 
 use std::time::Duration;
 

@@ -34,8 +34,8 @@ pub struct Model {
     /// Overrides routing.continuations for this model.
     #[key(example = "0", range = 0..=8)]
     pub continuations: Option<u32>,
-    /// From what the rest of a stream begins when its engine failed: "text", or "exact": from token ids, where
-    /// the engines are vLLM and the temperature is 0.
+    /// From what the rest of a stream begins when its engine failed: "text", or "exact": from token ids,
+    /// where the engines are vLLM and the temperature is 0.
     #[key(example = "\"exact\"")]
     pub continuation: ContinuationForm,
     /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.

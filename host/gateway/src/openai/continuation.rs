@@ -119,8 +119,8 @@ pub(crate) struct Rest {
     pub(crate) origin: Result<Origin, Reason>,
 }
 
-/// Decides before a stream begins whether it may be continued, and from what. `exact`: its model asks for token
-/// ids. The answer may still stand in the way.
+/// Decides before a stream begins whether it may be continued, and from what. `exact`: its model asks for
+/// token ids. The answer may still stand in the way.
 ///
 /// # Errors
 /// No stream of this request can be continued.

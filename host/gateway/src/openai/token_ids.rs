@@ -9,8 +9,8 @@ use memchr::memmem::Finder;
 /// escaped.
 static KEY_END: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("token_ids\":"));
 
-/// A chunk of a chat without content, as vLLM writes it. A parser makes one of a token that it holds back, only
-/// because ids were asked for.
+/// A chunk of a chat without content, as vLLM writes it. A parser makes one of a token that it holds back,
+/// only because ids were asked for.
 static NO_DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\":{}"));
 static NOT_FINISHED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\":null"));
 

@@ -1,9 +1,9 @@
-//! What a client got of a streamed chat or completion so far: the text, what its events have in common, and the
-//! token ids if the engine was asked for them.
+//! What a client got of a streamed chat or completion so far: the text, what its events have in common, and
+//! the token ids if the engine was asked for them.
 //!
 //! Streams that live pay a comparison and a copy of their text for an event, and allocate nothing for it:
-//! most events of an answer differ in their text and ids only, and are recognised by what is around these. Any
-//! other event is read whole. What is not plain text of a single choice makes the transcript unusable.
+//! most events of an answer differ in their text and ids only, and are recognised by what is around these.
+//! Any other event is read whole. What is not plain text of a single choice makes the transcript unusable.
 
 use std::sync::{Arc, LazyLock};
 
@@ -93,8 +93,8 @@ pub(crate) struct DeliveredIds<'a> {
 }
 
 impl Transcript {
-    /// Begins the transcript of a chat, or of a completion. `ids`: the engine was asked for token ids, or why it
-    /// was not. `None` when `memory` is used up.
+    /// Begins the transcript of a chat, or of a completion. `ids`: the engine was asked for token ids, or
+    /// why it was not. `None` when `memory` is used up.
     pub(crate) fn new(
         is_chat: bool,
         ids: Result<StopRules, Reason>,

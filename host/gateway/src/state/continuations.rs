@@ -6,8 +6,8 @@ use pointsman_workers::{ModelName, name_hash};
 
 use crate::config::{ALL_TENANTS, ContinuationForm, settings::Settings as Configured};
 
-/// Maximum size of all transcripts together, bytes: some 10,000 streams with answers of 1,000 tokens. A stream
-/// that does not fit is not continued.
+/// Maximum size of all transcripts together, bytes: some 10,000 streams with answers of 1,000 tokens. A
+/// stream that does not fit is not continued.
 pub(crate) const MAX_TRANSCRIPTS: usize = 64 * 1024 * 1024;
 
 /// What models and tenants say about continuations.

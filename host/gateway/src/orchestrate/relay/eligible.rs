@@ -1,5 +1,5 @@
-//! Decides, before a request is sent, whether its stream may be continued (I14). Later, nothing of the request is
-//! looked at until an engine fails.
+//! Decides, before a request is sent, whether its stream may be continued (I14). Later, nothing of the
+//! request is looked at until an engine fails.
 
 use pointsman_orchestration::RetryPolicy;
 use pointsman_routing::RoutingRequest;
@@ -17,7 +17,8 @@ use crate::{
 /// The reason of streams that the configuration excludes. They are not counted.
 pub(super) const OFF: Reason = "off";
 
-/// Returns from what the stream of a request may be continued. Reduces its continuations to what its tenant may.
+/// Returns from what the stream of a request may be continued. Reduces its continuations to what its tenant
+/// may.
 ///
 /// # Errors
 /// It never is.

@@ -271,8 +271,8 @@ impl Drive {
         }
     }
 
-    /// Begins the rest of an answer. `failed`: its engine failed when the client had this many tokens. Returns
-    /// how.
+    /// Begins the rest of an answer. `failed`: its engine failed when the client had this many tokens.
+    /// Returns how.
     fn begin_rest(&mut self, rest: Box<Rest>, failed: Option<u32>) -> ApiError {
         let cause = self.cause(self.answering());
         failed.into_iter().for_each(|delivered| self.account.stream_failed(delivered));
@@ -309,8 +309,8 @@ impl Drive {
         Some(Event::Unroutable)
     }
 
-    /// Counts a stream whose engine failed, by what followed, and tells its record. `why`: it was continued from
-    /// text and not from token ids.
+    /// Counts a stream whose engine failed, by what followed, and tells its record. `why`: it was continued
+    /// from text and not from token ids.
     fn note_continued(&mut self, result: &'static str, why: Option<Reason>) {
         self.state.metrics.continued(result, "failure");
         self.account.stream_followed(result, why);

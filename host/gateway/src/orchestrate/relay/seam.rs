@@ -174,8 +174,8 @@ impl Seam {
         Ok(())
     }
 
-    /// Takes what the client has already from the beginning of a text, JSON without its quotes. Returns what is
-    /// left if that is less.
+    /// Takes what the client has already from the beginning of a text, JSON without its quotes. Returns
+    /// what is left if that is less.
     fn skip(&mut self, text: &str) -> Result<Option<String>, String> {
         if self.again.is_empty() || text.is_empty() {
             return Ok(None);

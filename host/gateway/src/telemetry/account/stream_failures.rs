@@ -46,8 +46,8 @@ impl Account {
         }
     }
 
-    /// How the engine of a decision failed within the stream, and the decision whose engine failed so before it:
-    /// it generated the rest.
+    /// How the engine of a decision failed within the stream, and the decision whose engine failed so
+    /// before it: it generated the rest.
     pub(super) fn stream_failure(&self, place: usize) -> (Option<StreamFailed>, Option<DecisionId>) {
         // The leg that served of those before a failure, or at the end.
         let served = |from: usize, to: usize| {
