@@ -119,7 +119,7 @@ async fn read(client: &Client, turn: usize) -> anyhow::Result<Read> {
         "model": "tiny", "stream": true, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": true,
     });
     let prompt = checks::prompt(turn);
-    let path = if turn % 2 == 0 {
+    let path = if turn.is_multiple_of(2) {
         body["messages"] = json!([{ "role": "user", "content": prompt }]);
         CHAT
     } else {
