@@ -13,6 +13,7 @@ use pointsman_tests::{
 use pointsman_workers::WorkerId;
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, time::Instant};
+use tokio_util::task::TaskTracker;
 
 use crate::continuation::{AGGREGATED, CHAT, COMPLETIONS, PAIRS, body, cluster, normal, stream};
 
@@ -83,7 +84,9 @@ async fn moves(cluster: &TestCluster, id: u64) -> Value {
 
 async fn until_empty(cluster: &TestCluster, id: u64) {
     let is_empty = |cluster: &TestCluster| {
-        cluster.gateway.state().registry.snapshot().get(WorkerId(id)).unwrap().own_requests() == 0
+        let snapshot = cluster.gateway.state().registry.snapshot();
+        let worker = snapshot.get(WorkerId(id)).unwrap();
+        worker.own_requests() == 0 && worker.move_counts().is_none_or(|counts| counts.moving == 0)
     };
     cluster.until("the worker is empty", is_empty).await.unwrap();
 }
@@ -234,7 +237,8 @@ async fn i15_what_cannot_move_stays_until_its_end() {
 async fn i15_a_whole_answer_stays_until_its_end() {
     let cluster = cluster(Dialect::Vllm, AGGREGATED, no_change).await;
     let client = cluster.client.clone();
-    let whole = tokio::spawn(async move {
+    let tasks = TaskTracker::new();
+    let whole = tasks.spawn(async move {
         let whole = body(CHAT, json!({"stream": false, "stream_options": null, "max_tokens": 120}));
         client.post(CHAT, &[], whole).await.unwrap()
     });
@@ -299,10 +303,11 @@ async fn i15_a_stream_does_not_pass_requests_that_wait_for_workers() {
     .await;
     let begun = Begun::of(&cluster, CHAT, &[], json!({ "max_tokens": 4_000 })).await;
     let left = only(&cluster);
-    let reader = tokio::spawn(begun.all());
+    let tasks = TaskTracker::new();
+    let reader = tasks.spawn(begun.all());
     let other = Begun::of(&cluster, CHAT, &[], json!({ "max_tokens": 3_000 })).await;
     let client = cluster.client.clone();
-    let queued = tokio::spawn(async move {
+    let queued = tasks.spawn(async move {
         let stream = client.stream(CHAT, &[], body(CHAT, json!({ "max_tokens": 100 }))).await.unwrap();
         stream.all().await.unwrap()
     });

@@ -9,7 +9,7 @@ use super::*;
 /// tokens than the answer was.
 fn odd(path: &str) -> Value {
     let prompt = "tell me about the points of a railway, please";
-    assert!(prompt.len() % 4 != 0);
+    assert!(!prompt.len().is_multiple_of(4));
     if path == CHAT {
         json!({"messages": [{"role": "user", "content": prompt}]})
     } else {
