@@ -141,7 +141,7 @@ impl DrainArgs {
     }
 }
 
-/// What became of the streams of the worker, if they were to move.
+/// Says how many streams left the worker and how many stayed; empty without `--move`.
 fn summary(moves: Option<&Moves>) -> String {
     let Some(Moves { moved, failed, stayed, .. }) = moves else { return String::new() };
     let mut text = format!(": {moved} streams moved");

@@ -11,6 +11,7 @@ pub(crate) mod form;
 pub(crate) mod hide;
 pub(crate) mod hints;
 pub(crate) mod limits;
+pub(crate) mod messages;
 pub(crate) mod rate_limit;
 pub(crate) mod request;
 pub(crate) mod request_error;

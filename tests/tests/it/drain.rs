@@ -69,3 +69,18 @@ async fn an_upload_that_does_not_end_holds_the_drain_no_longer_than_its_limit() 
     timeout(Duration::from_secs(10), gateway.drain()).await.expect("the drain ends");
     assert_eq!(sims[0].state().requests.values().sum::<u64>(), 0, "half a request reached an engine");
 }
+
+#[tokio::test]
+async fn a_gateway_that_is_dropped_stops_to_listen() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let (clients, operators) = (cluster.gateway.address, cluster.gateway.admin);
+    drop(cluster);
+    for address in [clients, operators] {
+        let ended = async {
+            while TcpStream::connect(address).await.is_ok() {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(10), ended).await.expect("the listener is closed");
+    }
+}

@@ -108,7 +108,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
 }
 
-/// What became of the streams of a worker that drains.
+/// Numbers of streams that left a worker that drains, or stayed.
 fn moves(counts: MoveCounts) -> Value {
     let MoveCounts { moved, moving, failed, stayed } = counts;
     json!({ "moved": moved, "moving": moving, "failed": failed, "stayed": stayed })

@@ -196,7 +196,7 @@ fn refuses_messages(body: &JsonBody) -> Option<Reason> {
     }
 }
 
-/// The JSON of the last message; `None` if there is none, or its place is not known.
+/// Returns the JSON of the last message; `None` for an empty list, or if the parser did not note where it is.
 fn last_message(body: &JsonBody) -> Option<&str> {
     let (ends, messages) = (body.object_ends("messages"), body.get("messages")?);
     let (last, others) = ends.split_last()?;

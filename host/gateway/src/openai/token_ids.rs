@@ -44,7 +44,7 @@ impl Lists {
         lists
     }
 
-    /// Returns whether there is none.
+    /// Returns whether the event has no list.
     pub(crate) fn is_empty(&self) -> bool {
         self.output.is_none() && self.prompt.is_none()
     }

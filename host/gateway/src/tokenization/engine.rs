@@ -17,14 +17,16 @@ use http::{HeaderValue, header};
 use parking_lot::Mutex;
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry};
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
 };
 
 use crate::{
-    openai::request::{Endpoint, Request},
+    openai::{
+        messages::is_text,
+        request::{Endpoint, Request},
+    },
     upstream::{Destination, Upstream},
 };
 
@@ -67,18 +69,6 @@ struct Cache {
 #[derive(Deserialize)]
 struct Answer {
     tokens: Vec<u32>,
-}
-
-#[derive(Deserialize)]
-struct Message<'a> {
-    #[serde(borrow, default)]
-    content: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
 }
 
 impl EngineTokens {
@@ -193,16 +183,6 @@ fn question(request: &Request) -> Result<String, &'static str> {
     }
     body.push('}');
     Ok(body)
-}
-
-/// Images and the like have blocks that tokens alone do not name.
-fn is_text(messages: &str) -> bool {
-    let Ok(messages) = serde_json::from_str::<Vec<Message<'_>>>(messages) else { return false };
-    messages.iter().filter_map(|message| message.content).all(|content| {
-        !content.get().starts_with('[')
-            || serde_json::from_str::<Vec<Part>>(content.get())
-                .is_ok_and(|parts| parts.iter().all(|part| part.kind == "text"))
-    })
 }
 
 #[cfg(test)]

@@ -94,7 +94,7 @@ impl Relaxation {
         relaxation
     }
 
-    /// Returns the bound of the mean over the requests for which `counts` is true; 0 if there are none.
+    /// Returns the bound of the mean over the requests for which `counts` is true; 0 without such a request.
     #[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
     pub(crate) fn mean_ms(&self, counts: impl Fn(usize) -> bool) -> f64 {
         let alone = |number: usize| self.alone.get(number).copied().unwrap_or_default();

@@ -105,8 +105,7 @@ pub enum StepTime {
     /// without its constant.
     DistServeOpt13bA100,
     /// The roofline of BLIS (inference-sim/inference-sim, `sim/latency/roofline.go`) for Llama 3.1 8B in
-    /// bfloat16 on one H100 SXM: the larger of the time for computing and the time for memory in a step. See
-    /// `Roofline`.
+    /// bfloat16 on one H100 SXM: the larger of computing time and memory time of a step. See `Roofline`.
     BlisLlama8bH100,
 }
 

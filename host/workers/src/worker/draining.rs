@@ -180,7 +180,7 @@ impl Worker {
         *self.moves.track.lock().counts.stayed.entry(reason).or_default() += 1;
     }
 
-    /// Returns what became of the worker's streams; `None` if they are not asked to move.
+    /// Returns how many streams left the worker or stayed; `None` if they are not asked to move.
     #[must_use]
     pub fn move_counts(&self) -> Option<MoveCounts> {
         let mut track = self.moves.track.lock();

@@ -2,12 +2,11 @@
 //! divided into tokens anew.
 
 use json_splice::JsonBody;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::stop_strings;
 use crate::openai::{
     chunk::Reason,
+    messages::is_text,
     request::{Endpoint, Request},
     transcript::{DeliveredIds, StopRules},
 };
@@ -46,7 +45,7 @@ pub(super) fn origin(
     fits: bool,
 ) -> Result<Origin, Reason> {
     let is_chat = request.endpoint == Endpoint::ChatCompletions;
-    if is_chat && !is_text_only(&request.body) {
+    if is_chat && !is_text(request.body.get("messages").unwrap_or_default()) {
         return Err("not_text_only");
     }
     let DeliveredIds { prompt, output, start } = delivered;
@@ -59,26 +58,5 @@ pub(super) fn origin(
         kept: start.kept,
         again: again.and_then(|(at, _)| text.get(at..)).unwrap_or_default().to_owned(),
         or_text: is_chat && fits && start.again == 0 && kept.len() == output.len(),
-    })
-}
-
-/// Whether all messages are text. Ids do not stand for images.
-fn is_text_only(body: &JsonBody) -> bool {
-    #[derive(Deserialize)]
-    struct Message<'a> {
-        #[serde(borrow, default)]
-        content: Option<&'a RawValue>,
-    }
-    #[derive(Deserialize)]
-    struct Part {
-        #[serde(default, rename = "type")]
-        kind: String,
-    }
-    let messages = body.get("messages").unwrap_or_default();
-    let Ok(messages) = serde_json::from_str::<Vec<Message<'_>>>(messages) else { return false };
-    messages.iter().filter_map(|message| message.content).all(|content| {
-        let is_list = content.get().starts_with('[');
-        let parts = || serde_json::from_str::<Vec<Part>>(content.get());
-        !is_list || parts().is_ok_and(|parts| parts.iter().all(|part| part.kind == "text"))
     })
 }

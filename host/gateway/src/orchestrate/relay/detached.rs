@@ -11,7 +11,7 @@ use crate::{openai::error::ApiError, orchestrate::Drive, upstream};
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
     let mut relay = Box::new(Relay::new(drive, head.into_body()));
     relay.detached = true;
-    relay.resumption.is_not_read();
+    relay.resumption.forget_transcript();
     relay.drain().await;
 }
 

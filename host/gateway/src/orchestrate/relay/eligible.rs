@@ -21,7 +21,7 @@ pub(super) const OFF: Reason = "off";
 /// may.
 ///
 /// # Errors
-/// It never is.
+/// The reason for which the stream is never continued.
 pub(crate) fn form_of(
     state: &State,
     request: &Request,

@@ -70,8 +70,8 @@ impl Resumption {
         }
     }
 
-    /// Forgets the transcript: no client reads the stream.
-    pub(super) fn is_not_read(&mut self) {
+    /// Removes the transcript: no client reads the stream.
+    pub(super) fn forget_transcript(&mut self) {
         self.transcript = Err(OFF);
     }
 }

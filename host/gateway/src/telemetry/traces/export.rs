@@ -204,7 +204,7 @@ impl Failure {
     }
 }
 
-/// Waits until a point in time, or forever if there is none.
+/// Waits until `moment`; for ever if it is `None`.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
