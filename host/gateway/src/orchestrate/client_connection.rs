@@ -31,12 +31,12 @@ struct Times {
 }
 
 impl ClientConnection {
-    /// Notes bytes from the client.
+    /// Records that bytes came from the client.
     pub(crate) fn read(&self) {
         self.0.times.lock().first_byte.get_or_insert_with(Instant::now);
     }
 
-    /// Notes that the client's side took bytes.
+    /// Records that the client's socket took bytes.
     pub(crate) fn written(&self) {
         self.0.times.lock().first_byte = None;
     }
@@ -59,7 +59,7 @@ impl ClientConnection {
         self.0.times.lock().deadline
     }
 
-    /// Notes whether bytes wait for the client.
+    /// Records whether bytes wait for the client.
     pub(crate) fn set_blocked(&self, blocked: bool) {
         self.0.blocked.store(blocked, Relaxed);
     }
@@ -69,7 +69,7 @@ impl ClientConnection {
         self.0.blocked.load(Relaxed)
     }
 
-    /// Notes that the connection ends because the client did not read in time.
+    /// Records that the connection ends because the client did not read in time.
     pub(crate) fn set_too_slow(&self) {
         self.0.too_slow.store(true, Relaxed);
     }

@@ -18,7 +18,8 @@ impl Drive {
         }
     }
 
-    /// Whether a worker that is silent since then had time to answer; `None`: it was not its turn.
+    /// Returns whether a worker that has been silent since `silent_from` had enough time to answer; `None` if it
+    /// was not yet to answer.
     pub(super) fn is_late(&self, silent_from: Option<Instant>) -> bool {
         let settings = &self.state.settings;
         let least = settings.leg_timeouts.head.min(settings.request_timeout / 2);

@@ -17,19 +17,19 @@ use crate::{
     upstream::{Body, CallError, UpgradedCall},
 };
 
-/// A leg that runs, or is going to.
+/// A leg that runs or will run.
 #[derive(Default)]
 pub(crate) struct LegRun {
     pub(crate) candidate: Option<Candidate>,
     pub(crate) booking: LegBooking,
     pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
-    /// Cancelled when the call ended; the prefill call makes it.
+    /// Cancelled when the call ends. The prefill call creates it.
     pub(super) over: Option<CancellationToken>,
-    /// The head of a decode answer that waits for prefill.
+    /// The head of the decode answer, kept until prefill has ended.
     pub(super) pending_head: Option<Response<Body>>,
     /// When the leg was sent.
     pub(crate) sent: Option<Instant>,
-    /// The span of the leg, when it was sent.
+    /// The trace span of the leg, once it was sent.
     pub(super) span: Option<Span>,
     pub(crate) failure: Option<ApiError>,
     pub(super) refusals: Refusals,
@@ -39,7 +39,7 @@ pub(crate) struct LegRun {
 pub(super) enum LegAnswer {
     /// The prefill leg did its part.
     Prefilled(PrefillDone),
-    /// The head of an answer that is a stream.
+    /// The head of a streamed answer.
     Stream(Response<Body>),
     Whole(Response<Bytes>),
     /// A connection to the engine of a realtime session.
@@ -49,9 +49,9 @@ pub(super) enum LegAnswer {
 /// A prefill call that ended.
 #[derive(Default)]
 pub(super) struct PrefillDone {
-    /// The answer of a completed handoff, and what it carries.
+    /// The prefill engine's answer, with the data of the handoff.
     pub(super) answer: Option<(Response<Bytes>, PrefillAnswer)>,
-    /// Cached prompt tokens, of an answer that was not kept.
+    /// Number of cached prompt tokens in an answer that was not kept.
     pub(super) cached_tokens: Option<u32>,
 }
 
@@ -61,7 +61,8 @@ pub(crate) enum LegBooking {
     #[default]
     Released,
     Own(Booking),
-    /// The task of the leg's call releases it at its end, and the request when it gives the leg up.
+    /// The task of the leg's call releases the booking at its end; the request releases it when it gives the
+    /// leg up.
     Shared(SharedBooking),
 }
 

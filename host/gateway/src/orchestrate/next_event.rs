@@ -11,28 +11,28 @@ use tokio::time::Instant;
 use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, UpgradedCall};
 
-/// What came first.
+/// The event that came first.
 pub(super) enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.
     Again,
-    /// Something came that waits for something else.
+    /// An event that changes nothing until another one comes.
     Nothing,
     Stream(Response<Body>),
     Upgraded(UpgradedCall),
 }
 
-/// What a head turned out to be.
+/// What the head of an answer begins.
 pub(super) enum Head {
-    /// That of a stream, which is passed on.
+    /// A stream, which is passed on to the client.
     Stream(Response<Body>),
-    /// That of a stream whose first event is an error, or of one that broke at once.
+    /// A stream whose first event is an error, or which broke before its first event.
     Failed(Event),
-    /// That of another answer.
+    /// An answer that is not a stream.
     NoStream(Response<Body>),
 }
 
-/// Timers that are due at a moment.
+/// Timers that are due at the same time.
 #[derive(Clone, Copy)]
 pub(super) enum Alarm {
     /// The end of the request.
@@ -71,7 +71,7 @@ impl Drive {
         }
     }
 
-    /// Returns the moment to wait for, and what is due then.
+    /// Returns the time of the next timer, and what is due then.
     pub(super) fn next_alarm(&self) -> (Instant, Alarm) {
         let stale = self.stale_at().filter(|stale| *stale < self.deadline);
         let (until, alarm) = stale.map_or((self.deadline, Alarm::Deadline), |stale| (stale, Alarm::Stale));

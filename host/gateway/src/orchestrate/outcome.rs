@@ -30,7 +30,7 @@ use crate::{
 };
 
 impl Drive {
-    /// Records that the prefill leg did its part. Returns what follows from its answer.
+    /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
         let PrefillDone { answer, cached_tokens } = done;
         self.estimate_begins();
@@ -78,7 +78,7 @@ impl Drive {
         Event::Failed(Leg::Prefill, failed)
     }
 
-    /// Keeps a whole answer for the client, without what only the gateway may see.
+    /// Keeps a whole answer for the client, without the fields that only the gateway may see.
     pub(super) fn answered_whole(&mut self, whole: Response<Bytes>) -> Event {
         if !is_whole_answer(&self.request, &whole) {
             return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
@@ -95,7 +95,7 @@ impl Drive {
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
         let json = HeaderValue::from_static("application/json");
         let content_type = head.headers.remove(header::CONTENT_TYPE).unwrap_or(json);
-        // The others are between the gateway and the engine.
+        // Other headers concern only the gateway and the engine.
         head.headers.clear();
         head.headers.insert(header::CONTENT_TYPE, content_type);
         self.whole = Some(Response::from_parts(head, shown));
@@ -116,7 +116,7 @@ impl Drive {
         }
     }
 
-    /// Looks at an event of the answer's stream.
+    /// Examines an event of the answer's stream.
     pub(crate) fn look(&mut self, event: &[u8]) -> Seen {
         // The first event of a stored response names it.
         if self.account.tokens() == 0 {
@@ -174,7 +174,7 @@ impl Drive {
         candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
     }
 
-    /// Notes which worker stored the response that an answer is about (I12).
+    /// Remembers which worker stored the response that an answer names (I12).
     fn note_stored(&mut self, json: &[u8]) {
         if self.stored || self.request.endpoint.format() != Format::Responses {
             return;
@@ -304,7 +304,7 @@ impl Drive {
         }
     }
 
-    /// Records that the engine of a realtime session took it. The leg ends with the session.
+    /// Records that an engine accepted a realtime session. The leg ends with the session.
     pub(super) fn upgraded(&self) {
         let leg = self.answering();
         self.candidate(leg).inspect(|candidate| note_success(&self.state, leg, candidate));

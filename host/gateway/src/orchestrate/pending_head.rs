@@ -1,4 +1,4 @@
-//! The head of a decode answer that came while prefill runs.
+//! The head of a decode answer that arrives while prefill is still running.
 //!
 //! Some engines send it before the prefill ended. Passing it on would rule out a retry when prefill fails, so
 //! it waits for the first event of the body or for the end of prefill, whichever comes first.
@@ -9,7 +9,7 @@ use super::Drive;
 use crate::{openai::sse, upstream::Body};
 
 impl Drive {
-    /// Keeps a head until it can be passed on; returns it if that is now.
+    /// Keeps a head until it can be passed on. Returns it at once if prefill is already over.
     pub(super) fn keep_head(&mut self, head: Response<Body>) -> Option<Response<Body>> {
         if !self.prefill_runs() {
             return Some(head);

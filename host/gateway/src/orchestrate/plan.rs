@@ -18,7 +18,7 @@ use crate::{
     telemetry::account::OverrideRecord,
 };
 
-/// How a request is going to be run.
+/// How a request will run.
 #[derive(Clone, Debug)]
 pub(crate) struct RequestPlan {
     pub(crate) shape: Shape,

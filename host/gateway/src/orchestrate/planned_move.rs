@@ -111,7 +111,7 @@ impl Drive {
             && self.ask(leg, &question, true, &mut None).is_ok()
     }
 
-    /// The question for another worker. `other`: the worker of the other leg, if it is known.
+    /// The query for another worker. `other`: the worker of the other leg, if it is known.
     fn elsewhere<'a>(&'a self, leg: Leg, other: Option<CandidateId>, tried: &'a [CandidateId]) -> Query<'a> {
         let question = plan::question(&self.state, &self.request, &self.routing_request, &self.snapshot, leg);
         let is_first = leg == Leg::Decode && other.is_none();

@@ -25,7 +25,7 @@ use crate::{
 /// Returns where the legs would run. `tokens` are the ids from a tokenizer when the client sent text.
 ///
 /// # Errors
-/// As routing them would fail.
+/// The errors of routing the legs.
 pub(crate) fn preview(
     state: &State,
     request: &Arc<Request>,
@@ -80,7 +80,7 @@ pub(crate) fn response(request: &Request, preview: &Value, request_id: &str) -> 
     answer(request, (text, content_type), request_id)
 }
 
-/// An answer with the headers that the answer of a request that runs has.
+/// Returns an answer with the same headers as the answer of a request that runs.
 fn answer(request: &Request, (text, content_type): (String, &'static str), id: &str) -> Response<Bytes> {
     let mut response = Response::new(Bytes::from(text));
     let headers = response.headers_mut();
@@ -92,7 +92,7 @@ fn answer(request: &Request, (text, content_type): (String, &'static str), id: &
     response
 }
 
-/// A request that is routed without consequences.
+/// A request that is routed without booking workers.
 #[derive(Clone, Copy)]
 struct Preview<'a> {
     state: &'a State,

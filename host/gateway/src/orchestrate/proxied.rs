@@ -32,9 +32,10 @@ const MAX_WHOLE: usize = 4 * 1024 * 1024;
 /// A request whose legs a proxy sends. When it is dropped before the end of the answer, the client has left.
 pub(crate) struct ProxiedRequest {
     drive: Box<Drive>,
-    /// The call that the worker has to answer; `None` if another one, which is not watched, prefills first.
+    /// The call that the worker has to answer; `None` while another worker, whose answer does not pass here,
+    /// computes the prefill.
     call: Option<InFlight>,
-    /// When the legs were sent, or bytes of the answer came last.
+    /// Time at which the legs were sent, or the last bytes of the answer came.
     heard_at: Instant,
     /// The status of the answer, if it is an error.
     refused: Option<StatusCode>,
@@ -42,13 +43,13 @@ pub(crate) struct ProxiedRequest {
 }
 
 enum Content {
-    /// The head has not come.
+    /// Before the head.
     Nothing,
-    /// Events. `closed`: the one that ends an answer came.
+    /// A stream of events. `closed`: the event that ends the answer has come.
     Stream { splitter: Splitter, closed: bool },
-    /// Bytes of a whole answer, until there are too many.
+    /// A whole answer. Its bytes are kept up to a limit.
     Whole(Vec<u8>),
-    /// Nothing more is read: the answer is too large, or its outcome is known.
+    /// The rest is not read: the answer is too large, or its outcome is known.
     Ignored { failed: bool },
 }
 
@@ -112,7 +113,7 @@ impl ProxiedRequest {
         self.drive.next_alarm().0
     }
 
-    /// Takes note that the deadline has passed. Returns the error that ends the request, if it has ended.
+    /// Handles a deadline that has passed. Returns the error if that ends the request.
     pub(crate) fn time_passed(&mut self) -> Option<ApiError> {
         let (until, alarm) = self.drive.next_alarm();
         if Instant::now() < until {
@@ -131,7 +132,7 @@ impl ProxiedRequest {
         Some(ApiError::Deadline)
     }
 
-    /// Takes note of the head.
+    /// Handles the head of the answer.
     pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap) {
         self.heard_at = Instant::now();
         self.drive.account.relay_begins();
@@ -159,7 +160,7 @@ impl ProxiedRequest {
         };
     }
 
-    /// Takes note of bytes of the body.
+    /// Handles bytes of the answer's body.
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.drive.state.metrics.relayed_bytes.inc_by(bytes.len() as u64);
         self.heard_at = Instant::now();
@@ -190,7 +191,8 @@ impl ProxiedRequest {
         }
     }
 
-    /// Looks at whole events. Returns whether the one that ends the answer came, and an error event.
+    /// Examines complete events. Returns whether the last event of the answer came, and an error event if there
+    /// was one.
     fn look(&mut self, events: &[u8], mut closed: bool) -> (bool, Option<CallError>) {
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();
@@ -206,7 +208,7 @@ impl ProxiedRequest {
         (closed, None)
     }
 
-    /// Takes note of the end.
+    /// Handles the end of the answer.
     pub(crate) fn end(mut self) {
         match std::mem::replace(&mut self.content, Content::Ignored { failed: true }) {
             Content::Stream { closed: true, .. } | Content::Ignored { failed: false } => self.drive.served(),
@@ -251,7 +253,7 @@ impl ProxiedRequest {
 }
 
 impl Drive {
-    /// Records that the prefill leg did its part, when the head of the answer passes.
+    /// Records that the prefill leg succeeded: the head of the answer shows it.
     fn prefill_passed(&mut self) -> Event {
         let run = &mut self.runs.prefill;
         if let (Some(booking), Some(sent)) = (run.booking.own(), run.sent) {

@@ -1,4 +1,4 @@
-//! Requests that break their engines (I4): when one is to blame, and what refuses an equal one.
+//! Requests that break their engines (I4): how one is recognised, and how an equal one is refused.
 
 use pointsman_workers::{Candidate, Leg};
 
@@ -38,7 +38,7 @@ impl Drive {
     }
 }
 
-/// Like [`Drive::quarantined`], without counting it.
+/// Like [`Drive::quarantined`], but does not count the refusal.
 pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<ApiError> {
     if state.quarantine.is_empty() {
         return None;

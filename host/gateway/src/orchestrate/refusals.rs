@@ -26,7 +26,7 @@ impl Refusals {
         self.add(client_error.clone(), refusal.retry_after.or_else(paused).unwrap_or_default());
     }
 
-    /// Adds that only paused workers are left, if it is so.
+    /// Adds a refusal if only paused workers are left.
     pub(super) fn note_pause(&mut self, pause: Option<Pause>, client_error: &ApiError) {
         if let Some(pause) = pause {
             self.add(client_error.clone(), pause.left);

@@ -19,10 +19,10 @@ use crate::{
     telemetry::account::Account,
 };
 
-/// Result of routing a leg.
+/// The result of routing a leg.
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Found {
-    /// Decode has a place, and is routed when prefill has ended.
+    /// A place for decode is reserved. Decode is routed when prefill has ended.
     Place(Option<ReservedPlace>),
     Worker(Routed),
 }
@@ -85,7 +85,8 @@ impl Drive {
         }
     }
 
-    /// Takes what was found for a stream that moves, or asks the router for the leg's worker or for a place.
+    /// Uses the worker that was found for a stream that moves. Otherwise asks the router for the leg's worker,
+    /// or for a place on one.
     fn find(&mut self, leg: Leg, refused: &mut Option<RefusedDecision>) -> Result<Found, RouteError> {
         match self.take_planned(leg) {
             Some(found) => Ok(found),
@@ -115,7 +116,7 @@ impl Drive {
         router.route_noting(query, &over, refused).map(Found::Worker)
     }
 
-    /// Gives up a handoff whose prefill engine died, or freed its blocks. Returns whether it did.
+    /// Gives up a handoff whose prefill engine died or freed its blocks. Returns whether there was one.
     fn gives_up_handoff(&mut self) -> bool {
         if !self.legs.owes() {
             return false;
@@ -285,7 +286,7 @@ impl Drive {
         }
     }
 
-    /// Gives the place of decode back and wakes the queue.
+    /// Releases the place that is reserved for decode, and wakes the queue.
     pub(super) fn release_place(&mut self) {
         if self.place.take().is_some() {
             self.state.queue.wake();
@@ -293,7 +294,7 @@ impl Drive {
     }
 }
 
-/// How the request would enter the queue.
+/// The request as the queue sees it.
 pub(super) fn parking<'a>(
     state: &'a State,
     request: &'a Request,

@@ -60,15 +60,15 @@ impl Drive {
         }
     }
 
-    /// The token ids that the gateway wants of engines, or has for them.
+    /// The token ids that the gateway asks engines for, or sends to them.
     fn token_ids(&self) -> TokenIds<'_> {
         let origin = self.rest.as_ref().and_then(|rest| rest.origin.as_ref().ok());
-        // The ids of a completion are its prompt.
+        // The rest of a completion already has the ids as its prompt.
         let is_chat = self.request.endpoint == Endpoint::ChatCompletions;
         TokenIds { wanted: self.wants_ids(), prompt: origin.filter(|_| is_chat).map(|origin| &*origin.ids) }
     }
 
-    /// The request as engines get it: the client's, or that for the rest of its answer.
+    /// The request that engines get: the client's, or one for the rest of its answer.
     fn leg_request(&self) -> &Request {
         self.rest.as_ref().map_or(&self.request, |rest| &rest.request)
     }
@@ -207,7 +207,7 @@ impl Drive {
         self.executor = Executor::Proxy(Some(Handover { headers, body }));
     }
 
-    /// Begins to estimate the progress of an answer that is not streamed.
+    /// Starts the estimate of how far an answer is that is not streamed.
     fn begin_estimate(&mut self, leg: Leg, streams: bool) {
         let from = self.runs[leg].sent.filter(|_| !self.prefill_runs());
         let booking = self.runs[leg].booking.own().filter(|_| !streams);
@@ -276,7 +276,7 @@ fn single_body(request: &Request, connector: &dyn Connector, context: &LegContex
     }
 }
 
-/// The wait for the head of an answer.
+/// Returns the time limit for the head of an answer.
 fn head_of(what: &'static str, key: &'static str, limit: Duration) -> Silence {
     Silence { what, key, limit }
 }

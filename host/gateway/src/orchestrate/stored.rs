@@ -47,7 +47,8 @@ pub(crate) struct StoredCall<'a> {
     pub(crate) authorization: Option<&'a HeaderValue>,
 }
 
-/// Notes the worker that sent an event or a whole answer. Returns whether it names a response.
+/// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns
+/// whether it does.
 pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
     let Some(id) = seen::response_id(json).filter(|id| is_id(id)) else { return false };
     state.sessions.stored(key(state, id, tenant), worker);
@@ -164,13 +165,13 @@ async fn send(
     upstream.send(&call.method, &to, &headers, Bytes::new()).await
 }
 
-/// Names a response. Only the tenant that it was made for finds it.
+/// Returns the key of a response. It contains the tenant, so that no other tenant finds the response.
 fn key(state: &State, id: &str, tenant: Option<u64>) -> u64 {
     let salt = name_hash(b"stored response", state.settings.measure.salt.expose());
     name_hash(id.as_bytes(), salt ^ tenant.unwrap_or(0))
 }
 
-/// Whether a text may be an id, and a part of a path at an engine.
+/// Returns whether a text may be the id of a response and a part of an engine's path.
 fn is_id(text: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
     text.len() <= MAX_ID

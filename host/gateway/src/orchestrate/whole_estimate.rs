@@ -1,4 +1,4 @@
-//! Keeps the booking of an answer that is not streamed up to its estimated progress (F4.10).
+//! Raises the booking of an answer that is not streamed with its estimated progress (F4.10).
 
 use pointsman_workers::{Booking, Estimate, Leg};
 use tokio::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::{openai::request::Request, telemetry::metrics::Metrics};
 pub(super) struct WholeEstimate {
     estimate: Estimate,
     computes_prompt: bool,
-    /// When the worker began; `None` if it waits for the prefill worker.
+    /// Time at which the worker began; `None` while it waits for the prefill worker.
     from: Option<Instant>,
     /// When the estimate changes next.
     due: Option<Instant>,
