@@ -21,7 +21,8 @@ impl Line for Place {
 
 #[derive(arbitrary::Arbitrary, Debug)]
 enum Step {
-    Insert { line: (u8, u8), tenant: u8, weight: u8, priority: i8, due: i8 },
+    Insert { line: (u8, u8), tenant: u8, weight: u8, priority: i8, due: i8, deadline: i8 },
+    PassDeadlines(i8),
     Leave(u8),
     Serve { only: Option<u8>, cost: u16, real: u16 },
     Pass { group: u8, tenant: u8, cost: u16 },
@@ -33,10 +34,11 @@ fuzz_target!(|steps: Vec<Step>| {
     let (mut positions, mut inside) = (Vec::new(), BTreeSet::new());
     for (ticket, step) in (0_u64..).zip(steps) {
         match step {
-            Step::Insert { line: (group, number), tenant, weight, priority, due } => {
+            Step::Insert { line: (group, number), tenant, weight, priority, due, deadline } => {
                 let line = Place(group % 2, number % 3);
                 let priority = std::cmp::Reverse(i64::from(priority));
-                let key = Key { priority, due_us: due.into(), ticket };
+                let (due_us, deadline_us) = (due.into(), deadline.into());
+                let key = Key { priority, due_us, deadline_us, ..Key::in_turn(ticket) };
                 let weight = f64::from(weight) / 16.0 + 0.1;
                 positions.push(queue.insert(line, tenant.into(), weight, key, ticket));
                 inside.insert(ticket);
@@ -47,6 +49,7 @@ fuzz_target!(|steps: Vec<Step>| {
                 assert_eq!(removed.is_some(), inside.remove(&position.key.ticket));
             }
             Step::Leave(_) => {}
+            Step::PassDeadlines(now) => queue.pass_deadlines(now.into()),
             Step::Serve { only, cost, real } => {
                 let may = |line: &Place| only.is_none_or(|number| number % 3 == line.1);
                 let waits = positions.iter().any(|one| may(&one.line) && inside.contains(&one.key.ticket));

@@ -51,10 +51,14 @@ pub struct Rules {
 pub struct Key {
     /// Priority; a larger one goes first, whatever the tenant was served.
     pub priority: Reverse<i64>,
+    /// Whether its deadline has passed; [`FairQueue::pass_deadlines`] sets it.
+    pub is_late: bool,
     /// When the request is due, in any unit.
     pub due_us: i64,
     /// Number of the request in the order of arrival; no two requests of a queue have the same.
     pub ticket: u64,
+    /// When it is of less use to serve the request, in the unit of `due_us`; `i64::MAX`: never.
+    pub deadline_us: i64,
 }
 
 /// A request in the queue.
@@ -97,11 +101,11 @@ struct Requests<T> {
 }
 
 impl Key {
-    /// Returns the place of a request that waits for its turn: without priority, after those that came
-    /// before.
+    /// Returns the place of a request that waits for its turn: without priority or deadline, after those that
+    /// came before.
     #[must_use]
     pub fn in_turn(ticket: u64) -> Self {
-        Self { priority: Reverse(0), due_us: 0, ticket }
+        Self { priority: Reverse(0), is_late: false, due_us: 0, ticket, deadline_us: i64::MAX }
     }
 }
 
@@ -166,9 +170,10 @@ impl<L: Line, T> FairQueue<L, T> {
     pub fn remove(&mut self, position: &Position<L>) -> Option<T> {
         let Position { line, tenant, key } = position;
         let requests = self.lines.get_mut(line)?;
-        requests.by_age.remove(&key.ticket)?;
+        // Its place is another one if it became late.
+        let (_, key) = requests.by_age.remove(&key.ticket)?;
         let own = requests.tenants.get_mut(tenant);
-        let value = own.and_then(|own| own.remove(key));
+        let value = own.and_then(|own| own.remove(&key));
         if requests.tenants.get(tenant).is_some_and(BTreeMap::is_empty) {
             requests.tenants.remove(tenant);
         }
@@ -216,6 +221,14 @@ impl<L: Line, T> FairQueue<L, T> {
         let group = self.groups.get_mut(&charge.group);
         if let Some(group) = group.filter(|group| group.period == charge.period) {
             group.charge(charge.tenant, real - charge.cost);
+        }
+    }
+
+    /// Puts requests whose deadline is before `now_us` behind the others of their tenant and priority. Looks at
+    /// those that would be served next, so a request is looked at once in its time.
+    pub fn pass_deadlines(&mut self, now_us: i64) {
+        for requests in self.lines.values_mut() {
+            requests.pass_deadlines(now_us);
         }
     }
 
@@ -275,6 +288,7 @@ struct Rank {
     age: Option<u64>,
     priority: Reverse<i64>,
     counter: f64,
+    is_late: bool,
     due_us: i64,
     ticket: u64,
 }
@@ -283,11 +297,26 @@ impl Rank {
     fn is_before(&self, other: &Self) -> bool {
         let by_band = self.age.cmp(&other.age).then(self.priority.cmp(&other.priority));
         let by_counter = by_band.then(self.counter.total_cmp(&other.counter));
-        by_counter.then((self.due_us, self.ticket).cmp(&(other.due_us, other.ticket))).is_lt()
+        let own = (self.is_late, self.due_us, self.ticket);
+        by_counter.then(own.cmp(&(other.is_late, other.due_us, other.ticket))).is_lt()
     }
 }
 
 impl<T> Requests<T> {
+    fn pass_deadlines(&mut self, now_us: i64) {
+        for (tenant, requests) in &mut self.tenants {
+            while let Some(first) = requests.first_entry()
+                && !first.key().is_late
+                && first.key().deadline_us < now_us
+            {
+                let (key, value) = first.remove_entry();
+                let late = Key { is_late: true, ..key };
+                self.by_age.insert(key.ticket, (*tenant, late));
+                requests.insert(late, value);
+            }
+        }
+    }
+
     /// Returns the line's next request, by the counters of tenants.
     fn first(&self, ageing: bool, counter: impl Fn(u64) -> f64) -> Option<(Rank, u64, Key, &T)> {
         let (oldest_ticket, (oldest_tenant, oldest)) = self.by_age.first_key_value()?;
@@ -296,15 +325,15 @@ impl<T> Requests<T> {
         for (tenant, requests) in &self.tenants {
             let key = match band {
                 Some(priority) => {
-                    let from = Key { priority, due_us: i64::MIN, ticket: 0 };
+                    let from = Key { priority, due_us: i64::MIN, ..Key::in_turn(0) };
                     requests.range(from..).next().map(|(key, _)| *key).filter(|key| key.priority == priority)
                 }
                 None => requests.keys().next().copied(),
             };
             let Some(key) = key else { continue };
-            let Key { priority, due_us, ticket } = key;
+            let Key { priority, is_late, due_us, ticket, .. } = key;
             let age = ageing.then_some(*oldest_ticket);
-            let rank = Rank { age, priority, counter: counter(*tenant), due_us, ticket };
+            let rank = Rank { age, priority, counter: counter(*tenant), is_late, due_us, ticket };
             if best.as_ref().is_none_or(|(so_far, ..)| rank.is_before(so_far)) {
                 best = Some((rank, *tenant, key));
             }

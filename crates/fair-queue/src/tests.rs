@@ -137,6 +137,22 @@ fn priorities_go_first_and_the_oldest_request_gets_its_turn() {
 }
 
 #[test]
+fn a_late_request_waits_for_those_in_time_but_the_shares_of_tenants_hold() {
+    let mut queue = Queue::new(4, 0.0);
+    let due = |ticket, due_us| Key { due_us, deadline_us: due_us, ..Key::in_turn(ticket) };
+    for (ticket, due_us, item) in [(1, 10, "a"), (2, 20, "b"), (3, 30, "c"), (4, 40, "d")] {
+        queue.queue.insert(Size::Small, 1, 1.0, due(ticket, due_us), (1.0, item));
+    }
+    queue.queue.pass_deadlines(20);
+    queue.queue.insert(Size::Small, 2, 1.0, due(5, 5), (1.0, "x"));
+    queue.queue.pass_deadlines(20);
+    // The late request of the second tenant comes before the second one of the first tenant. The fourth
+    // admission goes to the request that waits longest.
+    assert_eq!(queue.order(), "bxcad");
+    assert!(queue.queue.is_empty());
+}
+
+#[test]
 fn tenants_share_by_weight_and_a_real_cost_replaces_the_estimate() {
     let mut queue = FairQueue::<(), ()>::new(Rules { ageing_turn: 0, credit: 0.0, check: |_| {} });
     for ticket in 0..80 {

@@ -71,10 +71,14 @@ impl Field {
     /// The field with the attributes of serde and schemars.
     pub(crate) fn declaration(&self) -> Tokens {
         let Self { name, vis, ty, attrs, position, key, .. } = self;
-        let duration = is(ty, "Duration").then(|| {
+        let duration = is(self.content(), "Duration").then(|| {
+            let (serde, schema) = match content(ty) {
+                Some(_) => ("::pointsman_config_file::duration::optional", "Option<String>"),
+                None => ("::pointsman_config_file::duration", "String"),
+            };
             quote! {
-                #[serde(with = "::pointsman_config_file::duration")]
-                #[schemars(with = "String")]
+                #[serde(with = #serde)]
+                #[schemars(with = #schema)]
             }
         });
         let mut extensions = vec![quote! { "x-position" = #position }];

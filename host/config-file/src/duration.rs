@@ -42,6 +42,30 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
     serializer.serialize_str(&text(*duration))
 }
 
+/// The same for a key that may be left out.
+pub mod optional {
+    use super::{Deserializer, Duration, Serializer};
+
+    /// Reads a duration such as `20ms`.
+    ///
+    /// # Errors
+    /// Those of [`super::deserialize`].
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        super::deserialize(deserializer).map(Some)
+    }
+
+    /// Writes a duration in the form that is read.
+    ///
+    /// # Errors
+    /// The errors of the serializer.
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => super::serialize(duration, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+}
+
 /// Shows a string without its quotation marks.
 struct Shown<'a>(&'a toml::Value);
 

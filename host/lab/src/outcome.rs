@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::trace::Targets;
+
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -46,6 +48,8 @@ pub struct Outcome {
     pub queued: Duration,
     /// Number of attempts; 0 if the request was refused before the first.
     pub attempts: u32,
+    /// Targets of its client.
+    pub targets: Targets,
     /// Prompt tokens.
     pub isl: u32,
     /// Output tokens.

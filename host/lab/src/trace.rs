@@ -56,6 +56,25 @@ pub struct TraceRequest {
     pub tenant_hash: Option<u64>,
     /// Priority; higher is served first.
     pub priority: f32,
+    /// Targets of the request's client.
+    pub targets: Targets,
+}
+
+/// Latencies that a client asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Targets {
+    /// Time to first token.
+    pub ttft: Option<Duration>,
+    /// Inter-token latency.
+    pub itl: Option<Duration>,
+}
+
+impl Targets {
+    /// Returns the targets for TTFT and ITL in microseconds.
+    pub(crate) fn micros(self) -> (Option<u32>, Option<u32>) {
+        let micros = |time: Duration| u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
+        (self.ttft.map(micros), self.itl.map(micros))
+    }
 }
 
 /// A trace.
@@ -76,7 +95,8 @@ pub struct Trace {
 #[serde(rename_all = "kebab-case")]
 pub enum TraceFormat {
     /// Mooncake's JSONL: `timestamp` (ms), `input_length`, `output_length`, `hash_ids`; also `session_id`,
-    /// `delay` (ms), `parent_session_id`, `join`, `model`, `tenant_hash`, `priority`.
+    /// `delay` (ms), `parent_session_id`, `join`, `model`, `tenant_hash`, `priority`, `ttft_target_ms`,
+    /// `itl_target_ms`.
     Mooncake,
     /// Mooncake's JSONL, in which `input_length` and `hash_ids` of a later turn of a session cover only what
     /// the turn adds to the prompt and the answer before it. AIPerf's agentic datasets have this form.

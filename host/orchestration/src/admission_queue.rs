@@ -41,7 +41,7 @@ pub use rules::{
 };
 
 use drain_rate::DrainRate;
-use rules::LineId;
+use rules::{LineId, micros, thousandths};
 
 /// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant
 /// that was idle passes others twice (L3.5).
@@ -57,12 +57,13 @@ pub struct AdmissionQueue {
     off: AtomicBool,
     /// Number of requests in the queue, so that freeing a worker takes no lock while nothing waits.
     waiting: AtomicUsize,
-    origin: Instant,
     inner: Mutex<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
+    /// The time from which dues and deadlines are counted.
+    origin: Instant,
     rules: QueueRules,
     order: FairQueue<LineId, Weak<Turn>>,
     bytes: usize,
@@ -118,6 +119,7 @@ impl AdmissionQueue {
         let off = AtomicBool::new(rules.is_off());
         let origin = Instant::now();
         let inner = Inner {
+            origin,
             rules,
             order: FairQueue::new(ORDER),
             bytes: 0,
@@ -130,7 +132,7 @@ impl AdmissionQueue {
             polled: origin,
             called: Weak::new(),
         };
-        Arc::new(Self { off, waiting: AtomicUsize::new(0), origin, inner: Mutex::new(inner) })
+        Arc::new(Self { off, waiting: AtomicUsize::new(0), inner: Mutex::new(inner) })
     }
 
     /// Changes the rules. Requests that already wait stay in the queue; their tenants' new weights apply to
@@ -195,12 +197,14 @@ impl AdmissionQueue {
         let tenant = admission_request.request.tenant_hash;
         let TenantShare { weight, max_priority } = rules.share(tenant);
         let priority = admission_request.request.priority;
+        let (due_us, deadline_us) = admission_request.due_us(inner.origin, rules.timeout);
         let key = Key {
             priority: std::cmp::Reverse(thousandths(
                 max_priority.map_or(priority, |most| priority.min(most)),
             )),
-            due_us: self.due_us(admission_request),
-            ticket: inner.tickets,
+            due_us,
+            deadline_us,
+            ..Key::in_turn(inner.tickets)
         };
         inner.tickets += 1;
         inner.bytes += admission_request.bytes;
@@ -288,12 +292,6 @@ impl AdmissionQueue {
             retry_after,
         }
     }
-
-    fn due_us(&self, admission_request: &AdmissionRequest<'_>) -> i64 {
-        let arrived = admission_request.arrived.saturating_duration_since(self.origin).as_micros();
-        let jump = thousandths(admission_request.jump_s()).saturating_mul(1_000);
-        i64::try_from(arrived).unwrap_or(i64::MAX).saturating_sub(jump)
-    }
 }
 
 impl Inner {
@@ -307,6 +305,7 @@ impl Inner {
 
     /// Tells the next request of the lines that may be served that its turn has come.
     fn call_next(&mut self) {
+        self.order.pass_deadlines(micros(self.origin, Instant::now()));
         let next = self.order.next(|line| !self.refused.contains(line));
         if let Some(turn) = next.and_then(|(_, turn)| turn.upgrade()) {
             self.call(&turn);
@@ -384,9 +383,4 @@ impl Drop for Place {
             inner.call_next();
         }
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and is 0 for NaN")]
-fn thousandths(value: f32) -> i64 {
-    (f64::from(value) * 1_000.0) as i64
 }

@@ -58,6 +58,7 @@ mod http2;
 mod jwt;
 mod jwt_algorithms;
 mod kv_groups;
+mod latency_targets;
 mod learning;
 mod lengths;
 mod limits;

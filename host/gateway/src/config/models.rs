@@ -38,6 +38,12 @@ pub struct Model {
     /// where the engines are vLLM and the temperature is 0.
     #[key(example = "\"exact\"")]
     pub continuation: ContinuationForm,
+    /// Target for the time to first token of requests that name none and whose tenant has none; default: none.
+    #[key(example = "\"2s\"", positive)]
+    pub ttft_target: Option<Duration>,
+    /// The same for the inter-token latency.
+    #[key(example = "\"50ms\"", positive)]
+    pub itl_target: Option<Duration>,
     /// Overrides routing.busy for this model; keys that are left out keep the values of routing.busy.
     #[key(example = "{ decode = { kv_usage = 0.95 } }")]
     pub busy: BusyByLeg,

@@ -1,6 +1,6 @@
 //! `[tenants.NAME]`: the share of a tenant while requests wait, and its limits.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use pointsman_config_file::{Report, section};
 
@@ -17,6 +17,12 @@ pub struct TenantEntry {
     /// Highest priority of its requests; default: any.
     #[key(example = "0.0")]
     pub max_priority: Option<f32>,
+    /// Target for the time to first token of its requests that name none; default: that of the model.
+    #[key(example = "\"2s\"", positive)]
+    pub ttft_target: Option<Duration>,
+    /// The same for the inter-token latency.
+    #[key(example = "\"50ms\"", positive)]
+    pub itl_target: Option<Duration>,
     /// Requests in a minute; 0: no limit.
     #[key(example = "0")]
     pub requests_per_minute: Option<u64>,
@@ -67,6 +73,8 @@ impl TenantEntry {
         Self {
             weight: self.weight.or(others.weight),
             max_priority: self.max_priority.or(others.max_priority),
+            ttft_target: self.ttft_target.or(others.ttft_target),
+            itl_target: self.itl_target.or(others.itl_target),
             requests_per_minute: self.requests_per_minute.or(others.requests_per_minute),
             input_tokens_per_minute: self.input_tokens_per_minute.or(others.input_tokens_per_minute),
             output_tokens_per_minute: self.output_tokens_per_minute.or(others.output_tokens_per_minute),

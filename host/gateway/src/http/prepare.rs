@@ -24,10 +24,7 @@ use crate::{
         caller::{Caller, Tenant},
     },
     telemetry::account::Account,
-    tokenization::{
-        RequestTokens,
-        routing_request::{TenantLoad, routing_request},
-    },
+    tokenization::{RequestTokens, routing_request::TenantLoad},
     upstream::Upstream,
 };
 
@@ -95,7 +92,7 @@ pub(crate) async fn prepare(
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
-    let mut routing_request = routing_request(&request, &state.settings.measure, tokens.as_ref(), tenant);
+    let mut routing_request = state.settings.routing_request(&request, tokens.as_ref(), tenant);
     if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
         return Err(Refused::new(account, error));
     }

@@ -21,7 +21,7 @@ use crate::{
     },
     orchestrate::{self, preview},
     state::caller::Tenant,
-    tokenization::routing_request::{TenantLoad, routing_request},
+    tokenization::routing_request::TenantLoad,
 };
 
 pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
@@ -40,7 +40,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
         let tenant = caller.tenant.map(load);
-        let routing_request = routing_request(&request, &state.settings.measure, tokens.as_ref(), tenant);
+        let routing_request = state.settings.routing_request(&request, tokens.as_ref(), tenant);
         let snapshot = state.registry.snapshot();
         let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None)?;
         let told = preview::preview(&state, &request, tokens.as_ref(), &routing_request, &snapshot, &plan)?;

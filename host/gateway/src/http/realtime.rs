@@ -32,7 +32,7 @@ use crate::{
     orchestrate::{self, PlannedRequest, realtime::Session},
     state::{State, caller::Tenant},
     telemetry::account::Account,
-    tokenization::routing_request::{TenantLoad, routing_request},
+    tokenization::routing_request::TenantLoad,
     upstream::UpgradedCall,
 };
 
@@ -128,7 +128,7 @@ async fn admit(
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
-    let routing_request = routing_request(&parsed, &state.settings.measure, None, tenant);
+    let routing_request = state.settings.routing_request(&parsed, None, tenant);
     account.of_request(&parsed);
     account.logging(state.decision_log.as_ref(), &routing_request);
     let (snapshot, planning) = (state.registry.snapshot(), Instant::now());

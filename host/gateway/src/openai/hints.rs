@@ -17,7 +17,10 @@ use crate::{
 mod headers;
 mod nvext;
 
-use headers::{INSTANCE, PREFILL_INSTANCE, PREFILL_RANK, PRIORITY, RANK, SESSION, STRICT_PRIORITY, header};
+use headers::{
+    INSTANCE, ITL_TARGET, PREFILL_INSTANCE, PREFILL_RANK, PRIORITY, RANK, SESSION, STRICT_PRIORITY,
+    TTFT_TARGET, header, target_ms,
+};
 pub(crate) use nvext::AgentContext;
 use nvext::{AgentHints, Constraints, RouterParams};
 
@@ -261,8 +264,8 @@ impl Hints {
             required_taints,
             preferred_taints: preferred_taints.into_iter().collect(),
             session: session.or(controlled).or(ext.session_id),
-            ttft_target_ms: ext.ttft_target.or(ext.router.ttft_target),
-            itl_target_ms: ext.itl_target.or(ext.router.itl_target),
+            ttft_target_ms: target_ms(headers, &TTFT_TARGET)?.or(ext.ttft_target).or(ext.router.ttft_target),
+            itl_target_ms: target_ms(headers, &ITL_TARGET)?.or(ext.itl_target).or(ext.router.itl_target),
             config,
             token_ids: ext.token_data,
             routing_token_ids,

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
 use http::HeaderName;
 use pointsman_orchestration::{RetryPolicy, SplitRules};
+use pointsman_routing::RoutingRequest;
 use pointsman_workers::ModelName;
 
 use ipnet::IpNet;
@@ -13,12 +14,16 @@ use super::{
     certificates::Certificates,
     continuations::ContinuationRules,
     keys::Keys,
+    targets::TargetRules,
 };
 use crate::{
     config::{Http2, Model, Routing, Server, Timeouts, Upstream, settings::Settings as Configured},
     openai::hints::{HintTrust, Hints},
-    openai::request::RequestRules,
-    tokenization::routing_request::Measure,
+    openai::request::{Request, RequestRules},
+    tokenization::{
+        RequestTokens,
+        routing_request::{Measure, TenantLoad, routing_request},
+    },
     upstream::PauseLimits,
 };
 
@@ -31,6 +36,8 @@ pub(crate) struct Settings {
     pub model_splits: BTreeMap<ModelName, SplitRules>,
     /// Which streams may be continued.
     pub continuations: ContinuationRules,
+    /// Latency targets of tenants and models.
+    pub targets: TargetRules,
     /// Models of the configuration.
     pub models: Vec<ModelName>,
     /// Time limit of a whole request, from its first byte.
@@ -187,6 +194,7 @@ impl Settings {
             split,
             model_splits,
             continuations: ContinuationRules::of(configured),
+            targets: TargetRules::of(configured),
             models: configured.models.keys().map(|name| ModelName::new(name)).collect(),
             request_timeout: timeouts.request,
             connect_timeout: timeouts.connect,
@@ -223,6 +231,17 @@ impl Settings {
             admin_names: configured.server.admin_names.clone(),
             measure: Measure { block_size, bytes_per_token, salt: hash_salt },
         }
+    }
+
+    /// Returns what routing may know of a request; see [`routing_request`].
+    #[must_use]
+    pub(crate) fn routing_request(
+        &self,
+        request: &Request,
+        tokens: Option<&RequestTokens>,
+        tenant: Option<TenantLoad>,
+    ) -> RoutingRequest {
+        routing_request(request, &self.measure, &self.targets, tokens, tenant)
     }
 
     /// Returns how long this request's session is bound to its workers; `None` if it is not bound.

@@ -6,7 +6,12 @@ use pointsman_routing::RoutingRequest;
 use pointsman_workers::name_hash;
 use prefix_index::{Prefix, Salt};
 
-use crate::{config::HashSalt, openai::request::Request, tokenization::RequestTokens};
+use crate::{
+    config::HashSalt,
+    openai::request::Request,
+    state::targets::{TargetRules, Targets},
+    tokenization::RequestTokens,
+};
 
 /// How prompts are measured.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +39,7 @@ pub(crate) struct TenantLoad {
 pub(crate) fn routing_request(
     request: &Request,
     measure: &Measure,
+    targets: &TargetRules,
     tokens: Option<&RequestTokens>,
     tenant: Option<TenantLoad>,
 ) -> RoutingRequest {
@@ -51,6 +57,11 @@ pub(crate) fn routing_request(
             (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
         }
     };
+    let own = Targets {
+        ttft_us: hints.ttft_target_ms.and_then(micros),
+        itl_us: hints.itl_target_ms.and_then(micros),
+    };
+    let targets = own.or(targets.of_request(&request.model, tenant.map(|tenant| tenant.hash)));
     let hash = |text: &String| name_hash(text.as_bytes(), measure.salt.expose());
     RoutingRequest {
         prompt_tokens,
@@ -60,8 +71,8 @@ pub(crate) fn routing_request(
         n: request.n,
         max_tokens: request.max_tokens,
         expected_output_tokens: hints.expected_output_tokens,
-        ttft_target_us: hints.ttft_target_ms.map(micros),
-        itl_target_us: hints.itl_target_ms.map(micros),
+        ttft_target_us: targets.ttft_us,
+        itl_target_us: targets.itl_us,
         priority: hints.priority,
         priority_jump_s: hints.priority_jump,
         draw: rand::random(),
@@ -82,8 +93,8 @@ fn count(length: usize) -> u32 {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
-fn micros(millis: f64) -> u32 {
-    (millis * 1_000.0) as u32
+fn micros(millis: f64) -> Option<u32> {
+    (millis > 0.0).then_some((millis * 1_000.0) as u32)
 }
 
 #[cfg(test)]
@@ -102,6 +113,7 @@ mod tests {
             &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
                 .unwrap(),
             &MEASURE,
+            &TargetRules::default(),
             None,
             None,
         )

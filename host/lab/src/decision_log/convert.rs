@@ -4,7 +4,7 @@ use std::{collections::HashMap, time::Duration};
 
 use pointsman_decision_log::{FileHeader, LoggedRequest};
 
-use crate::trace::{Trace, TraceRequest};
+use crate::trace::{Targets, Trace, TraceRequest};
 
 /// Requests that were left out of a trace, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,6 +95,7 @@ impl Converter {
                 model: Some(model),
                 tenant_hash: kept.request.tenant_hash,
                 priority: kept.request.priority,
+                targets: Targets::default(),
             });
         }
         let mut trace = Trace { name, block_tokens, requests, skipped };

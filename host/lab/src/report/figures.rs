@@ -8,6 +8,7 @@ use crate::{
     outcome::{Ended, Outcome},
     run::RunResult,
     stats::{half_interval, mean, quantile},
+    trace::Targets,
 };
 
 /// A figure, over the seeds.
@@ -220,12 +221,15 @@ pub(crate) fn slo_share(result: &RunResult, slo: Slo) -> f64 {
     number(good(result, slo)) / number(result.outcomes.len().max(1))
 }
 
-/// Returns the number of requests that kept both limits. A request with one output token has no inter-token
-/// latency.
+/// Returns the number of requests that kept both limits: its client's targets, or else those of the report.
+/// A request with one output token has no inter-token latency.
 fn good(result: &RunResult, slo: Slo) -> usize {
     let keeps = |outcome: &&Outcome| {
-        let itl = outcome.itl().is_none_or(|itl| milliseconds(itl) <= slo.itl_ms);
-        milliseconds(outcome.ttft) <= slo.ttft_ms && itl
+        let Targets { ttft, itl } = outcome.targets;
+        let (most_ttft, most_itl) =
+            (ttft.map_or(slo.ttft_ms, milliseconds), itl.map_or(slo.itl_ms, milliseconds));
+        let keeps_itl = outcome.itl().is_none_or(|itl| milliseconds(itl) <= most_itl);
+        milliseconds(outcome.ttft) <= most_ttft && keeps_itl
     };
     complete(result).filter(keeps).count()
 }

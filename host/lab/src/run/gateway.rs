@@ -76,7 +76,10 @@ impl Gateway {
             exchange: outbox.map(|outbox| Exchange::new(place, outbox, fleet, &snapshot)),
             snapshot,
             workers: workers.into_iter().map(watched).collect(),
-            queue: AdmissionQueue::new(QueueRules::waiting(fleet.queue.limit)),
+            queue: AdmissionQueue::new(QueueRules {
+                timeout: fleet.queue.timeout,
+                ..QueueRules::waiting(fleet.queue.limit)
+            }),
             sessions: Sessions::default(),
             learning,
             failures,

@@ -37,12 +37,16 @@ impl Lab<'_> {
             *active += 1;
             *active
         });
+        let (ttft_target_us, itl_target_us) =
+            if self.fleet.queue.targets { request.targets.micros() } else { (None, None) };
         let routing_request = RoutingRequest {
             prompt_tokens: request.input_tokens,
             block_size: self.fleet.block_tokens,
             prefix: prepared.prefix,
             n: 1,
             priority: request.priority,
+            ttft_target_us,
+            itl_target_us,
             draw: self.rng.random(),
             session_hash: prepared.session_hash,
             tenant_hash: request.tenant_hash,

@@ -3,7 +3,7 @@ use crate::{
     fleet::EngineGroup,
     generate::{Shape, Workload, generate},
     outcome::Ended,
-    trace::{BlockIds, TraceRequest},
+    trace::{BlockIds, Targets, TraceRequest},
 };
 use pointsman_workers::Role;
 
@@ -144,6 +144,26 @@ fn a_limit_of_concurrency_refuses_what_exceeds_it() {
     let result = run(&Arm::parse("kv").unwrap(), &workload(50), &fleet, RunOptions::default()).unwrap();
     let shed = result.outcomes.iter().filter(|outcome| outcome.ended == Ended::Shed).count();
     assert!(shed > 0 && shed < 50, "{shed}");
+}
+
+#[test]
+fn the_queue_serves_the_earliest_target_first_if_the_gateway_knows_it() {
+    let request = TraceRequest { input_tokens: 100, output_tokens: 20, ..TraceRequest::default() };
+    let with_target = |seconds| TraceRequest {
+        targets: Targets { ttft: Some(Duration::from_secs(seconds)), itl: None },
+        ..request.clone()
+    };
+    let requests = vec![request.clone(), request.clone(), with_target(9), with_target(5)];
+    let trace = Trace { block_tokens: 64, requests, ..Trace::default() };
+    for (targets, order) in [(true, [0, 3, 2, 1]), (false, [0, 1, 2, 3])] {
+        let mut fleet = fleet(&[(Role::Aggregated, 1)]);
+        fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(1));
+        fleet.queue = crate::fleet::Queue { limit: 9, targets, ..crate::fleet::Queue::default() };
+        let result = run(&Arm::parse("kv").unwrap(), &trace, &fleet, RunOptions::default()).unwrap();
+        let mut ended: Vec<usize> = (0..4).collect();
+        ended.sort_by_key(|number| result.outcomes.get(*number).map(|outcome| outcome.at + outcome.e2e));
+        assert_eq!(ended, order, "targets {targets}");
+    }
 }
 
 #[test]

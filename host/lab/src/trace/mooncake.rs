@@ -1,11 +1,11 @@
 //! Mooncake's JSONL, with the further keys that `trace export` writes.
 
-use std::io::Write;
+use std::{io::Write, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ReadLines, Trace, TraceRequest, check_block_count, milliseconds, parse_line,
+    ReadLines, Targets, Trace, TraceRequest, check_block_count, milliseconds, parse_line,
     sessions::{SessionId, Sessions},
     tokens,
 };
@@ -32,6 +32,10 @@ struct Line {
     tenant_hash: Option<u64>,
     #[serde(default, skip_serializing_if = "is_zero")]
     priority: f32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ttft_target_ms: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    itl_target_ms: Option<f64>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
@@ -66,6 +70,10 @@ impl ReadLines for Reader {
             model: line.model,
             tenant_hash: line.tenant_hash,
             priority: line.priority,
+            targets: Targets {
+                ttft: line.ttft_target_ms.map(|target| milliseconds("ttft_target_ms", target)).transpose()?,
+                itl: line.itl_target_ms.map(|target| milliseconds("itl_target_ms", target)).transpose()?,
+            },
         };
         self.0.check(&request)?;
         Ok(Some(request))
@@ -75,20 +83,26 @@ impl ReadLines for Reader {
 pub(super) fn write(trace: &Trace, mut out: impl Write) -> std::io::Result<()> {
     for request in &trace.requests {
         let line = Line {
-            timestamp: request.at.as_secs_f64() * 1e3,
+            timestamp: in_milliseconds(request.at),
             input_length: request.input_tokens.into(),
             output_length: request.output_tokens.into(),
             hash_ids: request.blocks.to_vec(),
             session_id: request.session.clone().map(SessionId::Text),
-            delay: request.delay.map(|delay| delay.as_secs_f64() * 1e3),
+            delay: request.delay.map(in_milliseconds),
             parent_session_id: request.parent.clone().map(SessionId::Text),
             join: request.join,
             model: request.model.clone(),
             tenant_hash: request.tenant_hash,
             priority: request.priority,
+            ttft_target_ms: request.targets.ttft.map(in_milliseconds),
+            itl_target_ms: request.targets.itl.map(in_milliseconds),
         };
         serde_json::to_writer(&mut out, &line)?;
         out.write_all(b"\n")?;
     }
     Ok(())
+}
+
+fn in_milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }

@@ -30,6 +30,7 @@ fn an_exported_trace_reads_as_it_was() {
         model: Some("m".to_owned()),
         tenant_hash: Some(u64::MAX),
         priority: 2.0,
+        targets: Targets { ttft: Some(Duration::from_millis(800)), itl: Some(Duration::from_millis(20)) },
     };
     let trace = Trace { name: "trace".into(), block_tokens: 512, requests: vec![request], skipped: 0 };
     let mut out = Vec::new();

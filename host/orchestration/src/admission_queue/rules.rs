@@ -7,12 +7,14 @@ use std::{
 
 use pointsman_routing::{CandidateId, RoutingRequest};
 use pointsman_workers::{Leg, ModelName, WorkerId};
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 /// Estimated output tokens of a sequence when the request names no limit.
 pub const DEFAULT_OUTPUT_TOKENS: u32 = 256;
 /// Largest estimate of a sequence's output. The real number replaces it when the request ends.
 const MAX_OUTPUT_ESTIMATE: u32 = 32_768;
+/// How long requests wait by default.
+const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 /// Longest priority jump, seconds.
 const MAX_JUMP_S: f32 = 60.0;
 /// Lines of requests with constraints of their own, for each leg of a model.
@@ -25,6 +27,8 @@ pub struct QueueRules {
     pub limit: usize,
     /// Bytes of the bodies of requests that wait.
     pub bytes: usize,
+    /// How long a request may wait. One without a target for its first token is due then.
+    pub timeout: Duration,
     /// Requests that may be in flight before others wait; 0: no limit.
     pub max_inflight: usize,
     /// Bounds of single models, besides those of all.
@@ -68,6 +72,7 @@ impl Default for QueueRules {
         Self {
             limit: 0,
             bytes: usize::MAX,
+            timeout: DEFAULT_WAIT,
             max_inflight: 0,
             models: BTreeMap::new(),
             input_weight: 1.0,
@@ -140,6 +145,17 @@ impl fair_queue::Line for LineId {
 }
 
 impl AdmissionRequest<'_> {
+    /// Returns when it is due, and its deadline: when its client wants the first token. Without such a target
+    /// it is due when it may no longer wait, and is never late. Microseconds from `origin`.
+    pub(super) fn due_us(&self, origin: Instant, timeout: Duration) -> (i64, i64) {
+        let arrived = micros(origin, self.arrived);
+        let deadline = self.request.ttft_target_us.map(|target| arrived.saturating_add(target.into()));
+        let wait = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX);
+        let due = deadline.unwrap_or_else(|| arrived.saturating_add(wait));
+        let jump = thousandths(self.jump_s()).saturating_mul(1_000);
+        (due.saturating_sub(jump), deadline.unwrap_or(i64::MAX))
+    }
+
     pub(super) fn line(&self, leg: Leg, tried: &[CandidateId]) -> LineId {
         let request = self.request;
         let (lora, taints) = (&request.lora, &request.required_taints);
@@ -176,4 +192,14 @@ pub fn estimated_output(request: &RoutingRequest) -> u64 {
     };
     let of_one = said.unwrap_or(DEFAULT_OUTPUT_TOKENS).min(MAX_OUTPUT_ESTIMATE);
     u64::from(of_one) * u64::from(request.n.max(1))
+}
+
+/// Microseconds from `origin` to a time.
+pub(super) fn micros(origin: Instant, time: Instant) -> i64 {
+    i64::try_from(time.saturating_duration_since(origin).as_micros()).unwrap_or(i64::MAX)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and is 0 for NaN")]
+pub(super) fn thousandths(value: f32) -> i64 {
+    (f64::from(value) * 1_000.0) as i64
 }

@@ -59,6 +59,32 @@ async fn f7_order_is_priority_then_arrival_less_jump() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn f7_the_earliest_target_goes_first_while_it_can_be_met() {
+    let queue = AdmissionQueue::new(QueueRules::waiting(8));
+    let now = Instant::now();
+    let target = |millis: u32| RoutingRequest { ttft_target_us: Some(millis * 1_000), ..priority(0.0, 0.0) };
+    let soon = park_at(&queue, &target(1_000), now, 0).unwrap();
+    let none = park_at(&queue, &priority(0.0, 0.0), now, 0).unwrap();
+    let later = park_at(&queue, &target(5_000), now, 0).unwrap();
+    let sooner = park_at(&queue, &target(100), now, 0).unwrap();
+    let tickets = |order: [&Place; 4]| order.map(|place| place.position.key.ticket);
+    // F7.7
+    let called = |queue: &Arc<AdmissionQueue>| {
+        queue.inner.lock().call_next();
+        [&sooner, &soon, &later, &none].iter().position(|place| place.is_its_turn())
+    };
+    assert_eq!(called(&queue), Some(0));
+    tokio::time::advance(Duration::from_millis(101)).await;
+    assert_eq!(called(&queue), Some(1), "the first target has passed");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(called(&queue), Some(2));
+    let order = admit_all(&mut queue.inner.lock().order);
+    assert_eq!(order, tickets([&later, &none, &sooner, &soon]), "late ones keep their order");
+    drop((soon, none, later, sooner));
+    assert_eq!((queue.waiting(), queue.inner.lock().order.is_empty()), (0, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn f7_it_is_bounded_and_a_request_leaves_with_its_place() {
     let queue = AdmissionQueue::new(QueueRules { bytes: 10, ..QueueRules::waiting(2) });
     let place = park_at(&queue, &priority(0.0, 0.0), Instant::now(), 6).unwrap();
@@ -204,7 +230,7 @@ fn admit_all(order: &mut Order) -> Vec<u64> {
 
 /// Adds a request of a tenant, for tests of the order alone.
 fn add(order: &mut Order, ticket: u64, tenant: u64) {
-    let key = Key { priority: std::cmp::Reverse(0), due_us: 0, ticket };
+    let key = Key::in_turn(ticket);
     let (name, one) = (model(), request(tenant, 1, 1));
     let admission_request =
         AdmissionRequest { model: &name, request: &one, pin: None, arrived: Instant::now(), bytes: 0 };

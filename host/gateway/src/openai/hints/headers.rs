@@ -22,6 +22,24 @@ pub(super) static SESSION: [HeaderName; 2] = [named("x-session-id"), named("x-dy
 pub(super) static PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-priority")];
 pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-strict-priority")];
 
+pub(super) static TTFT_TARGET: [HeaderName; 1] = [named("x-slo-ttft-ms")];
+pub(super) static ITL_TARGET: [HeaderName; 1] = [named("x-slo-tpot-ms")];
+
+/// Returns the target that the first of the headers names, milliseconds.
+///
+/// # Errors
+/// [`RequestError`] when it is no positive number.
+pub(super) fn target_ms(headers: &HeaderMap, names: &[HeaderName]) -> Result<Option<f64>, RequestError> {
+    let target: Option<f64> = header(headers, names)?;
+    match target {
+        Some(target) if !(target.is_finite() && target > 0.0) => {
+            let name = names.first().map_or("", |name| name.as_str());
+            Err(RequestError::new(name, &format!("`{target}` is no time: send milliseconds above 0")))
+        }
+        _ => Ok(target),
+    }
+}
+
 /// Returns the value of the first of the headers that the request has.
 ///
 /// # Errors

@@ -249,6 +249,10 @@ fn a2_dynamo_s_objects_within_nvext_are_read_and_flat_fields_win() {
     assert_eq!(read.required_taints, ["d", "a"]);
     assert_eq!(read.preferred_taints, [("b".to_owned(), -1.0), ("c".to_owned(), 1.0)]);
     assert_eq!((read.ttft_target_ms, read.itl_target_ms), (Some(9.5), Some(3.0)));
+    let targets =
+        hints(&[("x-slo-ttft-ms", "800"), ("x-slo-tpot-ms", "2.5")], nvext, HintTrust::Trusted).unwrap();
+    // A3.13
+    assert_eq!((targets.ttft_target_ms, targets.itl_target_ms), (Some(800.0), Some(2.5)));
     assert_eq!(read.agent.parent_session_id.as_deref(), Some("p"));
     // A2.6
     assert_eq!((read.request_timestamp_ms, read.mdc_sum.as_deref()), (Some(1.5), Some("abc")));
