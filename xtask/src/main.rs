@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use pointsman_rig::{client, load, metrics_text, poll, proc, stats, table};
+use pointsman_rig::{client, load, machine, metrics_text, poll, proc, stats, table};
 
 mod api_fuzz;
 mod bench;

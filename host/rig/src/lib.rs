@@ -8,6 +8,7 @@
 pub mod client;
 pub mod fleet;
 pub mod load;
+pub mod machine;
 pub mod metrics_text;
 pub mod poll;
 pub mod proc;

@@ -132,6 +132,22 @@ fn process_nanos(pid: u32) -> u64 {
     ticks(&stat).unwrap_or(0) * TICK_NANOS
 }
 
+/// Ticks of a process, of those below it, and of those that they waited for.
+pub(crate) fn ticks_of_family(pid: u32) -> u64 {
+    let of = |pid| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        all_ticks(&stat).unwrap_or_default()
+    };
+    descendants(pid).into_iter().map(of).sum()
+}
+
+/// Ticks in user and in kernel mode, also of children that ended.
+fn all_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(11).take(4).map(str::parse::<u64>);
+    ticks.sum::<Result<u64, _>>().ok()
+}
+
 /// Ticks in user and in kernel mode. The second field, the name in parentheses, may contain anything.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
@@ -148,7 +164,7 @@ fn megabytes(status: &str, field: &str) -> anyhow::Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CpuTime, Memory, cpu_nanos, descendants, megabytes, resident_mb, ticks};
+    use super::{CpuTime, Memory, all_ticks, cpu_nanos, descendants, megabytes, resident_mb, ticks};
 
     #[test]
     fn kilobytes_become_megabytes() {
@@ -168,7 +184,7 @@ mod tests {
     #[test]
     fn ticks_follow_a_name_with_parentheses() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 9 0 0 0 31 11 5 6 20 0 1 0 99 0 0";
-        assert_eq!(ticks(stat), Some(42));
+        assert_eq!((ticks(stat), all_ticks(stat)), (Some(42), Some(53)));
         assert_eq!(ticks(""), None);
         assert_eq!(ticks("7 (a) S 1"), None);
     }

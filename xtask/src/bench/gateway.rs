@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 
-use crate::{fleet, setup, sh};
+use crate::{fleet, machine::MachineUse, setup, sh};
 
 mod check;
 mod clients;
@@ -96,17 +96,22 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut comparison = Vec::new();
     for scenario in chosen {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
+        let before = MachineUse::now();
         let mut rounds = Vec::new();
         for round in 0..args.rounds {
             rounds.push(one_round(scenario, &programs, args.scale, round).await?);
         }
+        let others = before.by_others_since();
         for (name, figures) in figures::table(scenario, &programs.routers(scenario), &rounds) {
             let line = json!({
                 "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "tls": args.tls,
                 "jwt": args.jwt.map(|tokens| format!("{tokens:?}")),
-                "figures": figures,
+                "used_by_others": others.processes + others.hypervisor, "figures": figures,
             });
             writeln!(out, "{line}")?;
+        }
+        if let Some(warning) = others.warning() {
+            sh::print(&warning);
         }
         versus::print_rivals(&rounds);
         comparison.push(versus::row(scenario.name, &rounds));
