@@ -53,10 +53,13 @@ pub(crate) struct Args {
     /// The arm to judge: `[LABEL=]PARTS` of `pointsman compare`.
     #[arg(long, default_value = "default")]
     arm: String,
+    /// Compare with these rivals only.
+    #[arg(long, value_delimiter = ',', default_values = RIVALS)]
+    rivals: Vec<String>,
     /// Maximum number of concurrent runs.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Write the value of each seed and the judgements as JSON.
+    /// Write the value of each seed and the judgements as JSON, after each cell.
     #[arg(long)]
     json: Option<PathBuf>,
     /// Directory to keep the trace of every seed and the fleet of every cell in, for `pointsman compare`.
@@ -101,12 +104,12 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             Ok(one) => measured.push(one),
             Err(error) => failed.push(format!("{name}: {error:#}")),
         }
+        if let Some(path) = &args.json {
+            std::fs::write(path, serde_json::to_vec_pretty(&report(&measured, &failed))?)?;
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
-    if let Some(path) = &args.json {
-        std::fs::write(path, serde_json::to_vec_pretty(&report(&measured))?)?;
-    }
     table::lines(&measured, label(&args.arm)).iter().for_each(|line| sh::print(line));
     ensure!(failed.is_empty(), "cells that could not be measured: {}", failed.join("; "));
     table::check(&measured)
@@ -155,7 +158,7 @@ fn compare(cell: &Cell, args: &Args, files: &Files, (seed, rate): (u64, f64)) ->
     let mut command = files.compare(cell, seed, rate)?;
     command.arg("--threads").arg(args.threads.to_string()).args(["--arm", &args.arm]);
     let further = cell.is_disaggregated().then_some(DISAGGREGATED_RIVAL);
-    for rival in RIVALS.into_iter().chain(further) {
+    for rival in args.rivals.iter().map(String::as_str).chain(further) {
         command.args(["--arm", rival]);
     }
     let report = files.report(&mut command)?;
@@ -218,9 +221,9 @@ impl Files {
     }
 }
 
-fn report(measured: &[Measured]) -> Value {
+fn report(measured: &[Measured], failed: &[String]) -> Value {
     let cells = measured
         .iter()
         .map(|one| json!({ "cell": one.cell.name, "rate": one.rate, "arms": one.arms, "judgement": one.judgement }));
-    json!({ "cells": cells.collect::<Vec<_>>() })
+    json!({ "cells": cells.collect::<Vec<_>>(), "failed": failed })
 }
