@@ -10,7 +10,7 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc, time::Duration};
 
-use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED};
+use pointsman_embedded_policies::{CONDITIONAL_DISAGG, KV_AWARE, LEAST_LOADED, PREDICTED_LATENCY};
 use pointsman_policy_runtime::{
     Access, Capacity, Command, CommandError, LaneSpec, Limits, ManagerConfig, ManagerStatus, Part, PolicyDir,
     PolicyEngine, PolicyManager, Probation, Rank, Report, ScorerPart, SlotConfig, SlotSpec, SlotStatus,
@@ -135,6 +135,21 @@ impl TestManager {
         }
         assert!(wanted(&self.status()), "{:#?}", self.status());
     }
+}
+
+#[test]
+fn a_built_in_policy_keeps_state_without_a_grant_and_the_same_rule_of_an_operator_needs_it() {
+    let spec = |embedded| {
+        let part = Part { embedded, ..file_part("mine", "{}") };
+        SlotSpec::of(Rank::Policy(part))
+    };
+    let built_in = managed(spec(Some(PREDICTED_LATENCY)), TrustRules::default(), &[]);
+    assert_eq!(built_in.status().policy, "predicted-latency", "{:#?}", built_in.status());
+    // A file with a custom section more behind is not the built-in policy.
+    let own = [PREDICTED_LATENCY, &[0, 2, 1, b'x']].concat();
+    let own = managed(spec(None), TrustRules::default(), &[("parts/mine.wasm", &own)]);
+    let refused = own.until("refused", |slot| !slot.refusals.is_empty());
+    assert_eq!(refused.refusals[0].kind, "not_granted");
 }
 
 #[test]
