@@ -152,7 +152,7 @@ test("a cost of kv-aware is split into its terms, and only when they add up", ()
 test("a cost of predicted-latency is split into its terms, also with a measured speed, and only when they add up", () => {
   // Cases of policies/predicted-latency/cases.toml.
   const request = { "prompt-tokens": 1000, "block-size": 100, "overlap-score-credit": 1, "prefill-load-scale": 1, "track-prefill-tokens": 1 };
-  const predicted = (costs, workers, leg = "prefill") => receipts.candidates(receipt({ leg, left: null, costs, candidates: costs.map((_, row) => [row, 0]), choice: { row: 0 }, stages: [{ policy: "predicted-latency", request, workers }] }));
+  const predicted = (costs, workers, leg = "prefill", state = undefined) => receipts.candidates(receipt({ leg, left: null, costs, candidates: costs.map((_, row) => [row, 0]), choice: { row: 0 }, stages: [{ policy: "predicted-latency", request, workers, state }] }));
   const load = { "active-prefill-tokens": [0, 500], "decode-blocks": [10, 20], "active-requests": [0, 2], "cached-blocks-device": [0, 6] };
   const parts = (rows) => rows.map((one) => one.parts && Object.fromEntries(Object.entries(one.parts).map(([part, value]) => [part, Math.round(value)])));
   assert.deepEqual(parts(predicted([1080, 2320], load)), [{ compute: 1000, before: 0, heldBar: 80, active: 0 }, { compute: 400, before: 1500, heldBar: 160, active: 260 }]);
@@ -160,7 +160,9 @@ test("a cost of predicted-latency is split into its terms, also with a measured 
   const measured = { "prefill-us-per-ktoken": [20000, 40000, 0], "ttft-ewma-us": [50000, 150000, 0] };
   assert.deepEqual(parts(predicted([666.667, 1333.333, 1000], measured)).map(({ compute }) => compute), [667, 1000, 1333]);
   assert.deepEqual(parts(predicted([1000, 1000, 1000], measured)).map(({ compute }) => compute), [1000, 1000, 1000], "a decision that explores");
-  assert.deepEqual(parts(predicted([500, 1500], { "itl-ewma-us": [10000, 30000] }, "aggregated")).map(({ compute }) => compute), [500, 1500]);
+  assert.deepEqual(parts(predicted([500, 1500], { "itl-ewma-us": [10000, 30000] }, "decode")).map(({ compute }) => compute), [500, 1500]);
+  assert.deepEqual(parts(predicted([500, 1333.333], { "itl-ewma-us": [10000, 30000], "prefill-us-per-ktoken": [10000, 20000] }, "aggregated")).map((part) => part?.compute ?? null), [null, 1333]);
+  assert.deepEqual(parts(predicted([2000, 1480], { "decode-blocks": [0, 20], "active-requests": [0, 2], "cached-blocks-device": [0, 6] }, "prefill", { answer: 1024000 })), [null, { compute: 400, before: 0, heldBar: 640, active: 440 }]);
 });
 
 test("a receipt shows its sentences, candidates with facts, and what the shadow would have chosen", () => {

@@ -23,6 +23,8 @@ pub struct Settings {
     pub context_weight: f32,
     /// Tokens by which the context of an active request still grows, on average.
     pub growth_tokens: f32,
+    /// Length of an answer, tokens, for which `shared-weight` and `context-weight` hold; 0: for any.
+    pub output_tokens: f32,
     /// Share of the measured difference of speed between workers that counts.
     pub speed_trust: f32,
     /// Share of decisions that ignore measured times.
@@ -37,6 +39,7 @@ impl Default for Settings {
             shared_weight: 0.03,
             context_weight: 0.08,
             growth_tokens: 500.0,
+            output_tokens: 256.0,
             speed_trust: 1.0,
             explore: 0.03,
         }
@@ -55,6 +58,7 @@ impl Settings {
             ("shared-weight", self.shared_weight),
             ("context-weight", self.context_weight),
             ("growth-tokens", self.growth_tokens),
+            ("output-tokens", self.output_tokens),
         ];
         // The largest cost stays far below the largest single.
         if let Some((name, value)) = factors.iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
@@ -83,6 +87,8 @@ pub(crate) struct Prompt {
     pub(crate) request_blocks: f32,
     /// Whether the leg computes the prompt, and does not receive it from another worker.
     pub(crate) computes: bool,
+    /// Length of an answer relative to `output_tokens`.
+    pub(crate) length: f32,
     /// Whether requests emit tokens on the workers, so that their context grows.
     pub(crate) grows: bool,
 }
@@ -105,11 +111,11 @@ impl Settings {
     /// itself and others on this worker.
     pub(crate) fn costs(&self, prompt: &Prompt, columns: &Columns<'_>) -> Vec<f32> {
         let growth = if prompt.grows { self.growth_tokens } else { 0.0 };
-        let each = self.context_weight * growth + prompt.request_blocks * prompt.block;
+        let context = self.context_weight * prompt.length;
+        let each = context * growth + prompt.request_blocks * prompt.block;
         let rows = columns.requests.iter().zip(columns.context);
-        let later = rows.map(|(requests, blocks)| {
-            self.context_weight * single(*blocks) * prompt.block + each * single(*requests)
-        });
+        let later = rows
+            .map(|(requests, blocks)| context * single(*blocks) * prompt.block + each * single(*requests));
         let mut costs: Vec<f32> = later.collect();
         if prompt.computes {
             self.add_prefill(prompt, columns, &mut costs);
@@ -134,7 +140,7 @@ impl Settings {
                 * (single(*waiting)
                     + step
                     + own * (1.0 + self.delayed_weight * requests)
-                    + self.shared_weight * requests * prompt.tokens);
+                    + self.shared_weight * prompt.length * requests * prompt.tokens);
         }
     }
 }
@@ -256,6 +262,7 @@ mod tests {
                     load_scale: 2.0,
                     request_blocks: 3.0,
                     computes: true,
+                    length: 4.0,
                     grows: true,
                 };
                 let mut costs = settings.costs(&prompt, &columns);

@@ -5,8 +5,19 @@ mod cost;
 
 pub use cost::Settings;
 
+use std::time::Duration;
+
 use cost::{Columns, Prompt, agree, prefer, relative, scale, single};
-use pointsman_policy_sdk::{Call, Column, Error, Facts, Leg, Policy, Rng, Scorer, Slot, Wants, facts};
+use pointsman_policy_sdk::{
+    Call, Column, Error, Facts, Leg, Moment, Outcome, Policy, Rng, Scorer, Slot, Wants, facts, state,
+};
+
+/// Key of the mean length of an answer, thousandths of a token.
+const ANSWER: &str = "answer";
+/// Weight of a new length in the mean.
+const NEW_ANSWER: f64 = 0.02;
+/// Limit of the relative length of answers, which keeps every cost finite.
+const LONGEST: f64 = 1_024.0;
 
 /// The configured policy.
 #[derive(Debug)]
@@ -60,18 +71,52 @@ impl Policy for PredictedLatency {
             preference: wants.worker(facts::TAINT_PREFERENCE),
         })
     }
+
+    /// Updates the mean length of an answer. Only one instance observes at a time.
+    fn observe(&self, _: &Moment, outcomes: &[Outcome]) {
+        let lengths = outcomes.iter().filter(|one| one.status == 200 && one.output_tokens > 0);
+        let mean = lengths
+            .map(|one| f64::from(one.output_tokens))
+            .fold(answer(), |mean, new| Some(mean.map_or(new, |mean| mean + NEW_ANSWER * (new - mean))));
+        if let Some(mean) = mean {
+            // When the state is full, the old mean stays.
+            let _ = state::set(ANSWER, &thousandths(mean).to_le_bytes(), Duration::ZERO);
+        }
+    }
+}
+
+/// Returns the mean length of an answer, tokens. `None`: no answer ended yet.
+#[expect(clippy::cast_precision_loss, reason = "lengths of answers fit a double")]
+fn answer() -> Option<f64> {
+    state::number(ANSWER).map(|thousandths| thousandths as f64 / 1e3)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a mean of u32")]
+fn thousandths(tokens: f64) -> i64 {
+    (tokens * 1e3).round() as i64
 }
 
 impl PredictedLatency {
+    /// Returns the mean length of an answer relative to the setting, from 1 to [`LONGEST`].
+    #[expect(clippy::cast_possible_truncation, reason = "a ratio of lengths")]
+    fn relative_length(&self) -> f32 {
+        let usual = f64::from(self.settings.output_tokens);
+        let known = if usual > 0.0 { answer() } else { None };
+        known.map_or(1.0, |tokens| (tokens / usual).clamp(1.0, LONGEST) as f32)
+    }
+
     fn scale_by_speed(&self, leg: Leg, facts: &Facts<'_>, costs: &mut [f32]) {
-        if leg == Leg::Prefill {
-            // A prefill worker emits no stream whose tokens could be timed.
-            let mut times = relative(self.prefill_time.slice(facts));
-            agree(&mut times, &relative(self.ttft.slice(facts)));
-            scale(costs, &times, self.settings.speed_trust);
-        } else {
-            scale(costs, &relative(self.itl.slice(facts)), self.settings.speed_trust);
+        // Load and the length of prompts move each of these times in another way. A prefill worker emits no
+        // stream whose tokens could be timed, and a decode worker computes no prompts.
+        let (mut times, second) = match leg {
+            Leg::Prefill => (relative(self.prefill_time.slice(facts)), Some(self.ttft)),
+            Leg::Aggregated => (relative(self.prefill_time.slice(facts)), Some(self.itl)),
+            Leg::Decode => (relative(self.itl.slice(facts)), None),
+        };
+        if let Some(second) = second {
+            agree(&mut times, &relative(second.slice(facts)));
         }
+        scale(costs, &times, self.settings.speed_trust);
     }
 }
 
@@ -85,6 +130,7 @@ impl Scorer for PredictedLatency {
             request_blocks: self.request_blocks.get(facts),
             // A leg whose prompt is not tracked receives its KV from another worker.
             computes: self.track.get(facts) == 1,
+            length: self.relative_length(),
             grows: call.leg != Leg::Prefill,
         };
         let columns = Columns {
@@ -103,7 +149,7 @@ impl Scorer for PredictedLatency {
     }
 }
 
-pointsman_policy_sdk::export!(scorer PredictedLatency);
+pointsman_policy_sdk::export!(scorer PredictedLatency, learning);
 
 #[cfg(test)]
 mod tests {

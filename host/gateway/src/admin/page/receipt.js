@@ -11,7 +11,7 @@ const MAX_FACTS = 5;
 const PARTS = ["compute", "before", "heldBar", "active"];
 const PART_NAMES = { compute: "to compute", before: "waiting before it", heldBar: "held", active: "requests" };
 /** Default settings of predicted-latency. A receipt does not have the settings. */
-const PREDICTED = { step: 1000, delayed: 0.25, shared: 0.03, context: 0.08, growth: 500 };
+const PREDICTED = { step: 1000, delayed: 0.25, shared: 0.03, context: 0.08, growth: 500, output: 256 };
 /** Policies whose costs are split, and the unit of the costs. */
 const UNITS = { "kv-aware": "blocks", "predicted-latency": "prompt tokens" };
 
@@ -45,7 +45,7 @@ export function costParts(receipt, facts, cost, all = [facts]) {
   const own = (name) => Number(facts[name] ?? 0);
   const cached = of("overlap-score-credit") * own("cached-blocks-device") + of("host-cache-credit") * own("cached-blocks-host") + of("disk-cache-credit") * own("cached-blocks-disk");
   const liked = Math.exp(-Math.tanh(own("taint-preference")));
-  const [parts, factors] = stage.policy === "kv-aware" ? [kvParts(of, own, cached), [1]] : [predictedParts(of, own, cached, receipt.leg), [1, speed(receipt.leg, facts, all)]];
+  const [parts, factors] = stage.policy === "kv-aware" ? [kvParts(of, own, cached), [1]] : [predictedParts(of, own, cached, receipt.leg, length(stage)), [1, speed(receipt.leg, facts, all)]];
   const sum = PARTS.reduce((total, part) => total + parts[part], 0) * liked;
   // A decision that explores ignores the measured speed.
   const factor = factors.find((one) => Math.abs(one * sum - cost) <= 0.01 * Math.max(1, Math.abs(cost)));
@@ -61,14 +61,17 @@ function kvParts(of, own, cached) {
   return { compute, before: all - compute, heldBar: held, active };
 }
 
-function predictedParts(of, own, cached, leg) {
+/** Mean length of an answer relative to the usual one, as predicted-latency learned it. */
+const length = (stage) => Math.max(1, Number(stage.state?.answer ?? 0) / 1000 / PREDICTED.output);
+
+function predictedParts(of, own, cached, leg, length) {
   const block = Math.max(1, of("block-size")), prompt = of("prompt-tokens"), requests = own("active-requests"), waiting = own("active-prefill-tokens");
   const growth = leg === "prefill" ? 0 : PREDICTED.growth, scale = of("track-prefill-tokens") ? of("prefill-load-scale") : 0;
   const compute = Math.max(1, prompt - cached * block);
   return {
     compute: scale * compute, before: scale * (waiting + (waiting > 0 ? PREDICTED.step : 0)),
-    heldBar: PREDICTED.context * (own("decode-blocks") * block + growth * requests),
-    active: scale * requests * (PREDICTED.delayed * compute + PREDICTED.shared * prompt) + of("active-request-weight") * block * requests,
+    heldBar: length * PREDICTED.context * (own("decode-blocks") * block + growth * requests),
+    active: scale * requests * (PREDICTED.delayed * compute + length * PREDICTED.shared * prompt) + of("active-request-weight") * block * requests,
   };
 }
 
@@ -78,8 +81,8 @@ function speed(leg, facts, all) {
     const known = all.map((one) => Number(one[name] ?? 0)).filter((time) => time > 0), time = Number(facts[name] ?? 0);
     return time > 0 ? Math.min(4, Math.max(0.25, (time * known.length) / known.reduce((sum, one) => sum + one, 0))) : 1;
   };
-  if (leg !== "prefill") return relative("itl-ewma-us");
-  const [low, high] = [relative("prefill-us-per-ktoken"), relative("ttft-ewma-us")].sort((a, b) => a - b);
+  if (leg === "decode") return relative("itl-ewma-us");
+  const [low, high] = [relative("prefill-us-per-ktoken"), relative(leg === "prefill" ? "ttft-ewma-us" : "itl-ewma-us")].sort((a, b) => a - b);
   return high < 1 ? high : Math.max(1, low);
 }
 
