@@ -15,6 +15,9 @@ enum Bench {
     /// Compare the gateway with nginx and direct calls, in interleaved rounds: CPU time, added latency,
     /// memory.
     Gateway(gateway::Args),
+    /// Count the instructions of a request and of an event with callgrind, and compare them with
+    /// tests/instructions.toml; needs valgrind.
+    Instructions(gateway::instructions::Args),
     /// Compare the prefix index with that of NVIDIA Dynamo's KV router, interleaved: events, lookups, bytes.
     Index(index::Args),
 }
@@ -23,6 +26,7 @@ enum Bench {
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     match &args.bench {
         Bench::Gateway(args) => gateway::run(args).await,
+        Bench::Instructions(args) => gateway::instructions::run(args).await,
         Bench::Index(args) => index::run(args),
     }
 }

@@ -20,6 +20,7 @@ mod check;
 mod clients;
 mod engines;
 mod figures;
+pub(super) mod instructions;
 mod jwt;
 mod prompts;
 mod routers;
@@ -86,6 +87,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         tokenizer: args.tokenizer.clone(),
         tls: args.tls,
         jwt: args.jwt,
+        config: "",
     };
     let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
     ensure!(!chosen.is_empty(), "no scenario is called {:?}: expected {}", args.scenarios, scenario::names());
@@ -134,6 +136,7 @@ pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
         tokenizer: None,
         tls: false,
         jwt: None,
+        config: "",
     };
     for scenario in scenario::choose(&SHAPES.map(str::to_owned), false) {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
@@ -158,6 +161,8 @@ struct Programs {
     tls: bool,
     /// Way in which clients send tokens, if they do.
     jwt: Option<jwt::Tokens>,
+    /// More text of the gateway's configuration file.
+    config: &'static str,
 }
 
 impl Programs {

@@ -183,6 +183,11 @@ impl Router {
 }
 
 impl Running {
+    /// Returns the process id; `None` for direct calls.
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.process.as_ref().map(Process::pid)
+    }
+
     /// Returns the CPU time used so far.
     pub(super) fn cpu_time(&self) -> CpuTime {
         self.process.as_ref().map(|process| CpuTime::of(process.pid())).unwrap_or_default()
@@ -215,6 +220,7 @@ async fn gateway(
         _ => String::new(),
     };
     config.push_str(access);
+    config.push_str(programs.config);
     let fleet = fleet::gateway(bin, dir, &config, &engines.worker_flags(scenario.shape)).await?;
     Ok((fleet.gateway.listening(), fleet.gateway))
 }
