@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-use std::{borrow::Cow, fmt, ops::Range};
+use std::{borrow::Cow, fmt};
 
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
@@ -12,30 +12,13 @@ use serde::{
 mod scan;
 
 pub use scan::{Counts, MAX_DEPTH, MAX_KEYS};
-use scan::{Fault, Member};
+use scan::{Fault, Key, Member};
 
 /// A JSON object with the places of its top-level values.
 #[derive(Clone, Debug)]
 pub struct JsonBody {
     text: ByteString,
-    entries: Vec<Entry>,
-}
-
-#[derive(Clone, Debug)]
-struct Entry {
-    key: Key,
-    value: Range<usize>,
-    counts: Counts,
-    object_ends: Vec<u32>,
-}
-
-/// A key of the top level.
-#[derive(Clone, Debug)]
-enum Key {
-    /// Range of the key in the text.
-    Written(Range<usize>),
-    /// The decoded key, which the text writes with escapes.
-    Unescaped(Box<str>),
+    members: Vec<Member>,
 }
 
 /// Why a body is refused.
@@ -72,32 +55,27 @@ impl JsonBody {
     pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
         let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
-        let entry = |Member { key, value, counts, object_ends }| {
-            Some(Entry { key: Key::of(&text, key)?, value, counts, object_ends })
-        };
-        let entries: Option<Vec<_>> = members.into_iter().map(entry).collect();
-        let entries = entries.ok_or_else(|| JsonError::of(Fault::Syntax, &text))?;
-        Ok(Self { text, entries })
+        Ok(Self { text, members })
     }
 
     /// Returns an empty object.
     #[must_use]
     pub fn empty() -> Self {
-        Self { text: ByteString::from_static("{}"), entries: Vec::new() }
+        Self { text: ByteString::from_static("{}"), members: Vec::new() }
     }
 
     /// The raw JSON of a value; of several under one key the last, as parsers do.
     #[inline]
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.text.get(self.entry(key)?.value.clone())
+        self.text.get(self.member(key)?.value.clone())
     }
 
     /// Returns how many values the value of a key contains, by kind; zeros when the key is missing.
     #[inline]
     #[must_use]
     pub fn counts(&self, key: &str) -> Counts {
-        self.entry(key).map_or(Counts::default(), |entry| entry.counts)
+        self.member(key).map_or(Counts::default(), |member| member.counts)
     }
 
     /// Ends of the objects in the list under a key, in order. If there are thousands, only the first ones are
@@ -105,13 +83,13 @@ impl JsonBody {
     #[inline]
     #[must_use]
     pub fn object_ends(&self, key: &str) -> &[u32] {
-        self.entry(key).map_or(&[], |entry| &entry.object_ends)
+        self.member(key).map_or(&[], |member| &member.object_ends)
     }
 
     /// Every key, as often as it is there.
     #[inline]
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.entries.iter().map(|entry| entry.key.text(&self.text))
+        self.members.iter().map(|member| member.key.text(&self.text))
     }
 
     /// The object under a key, without a copy of its text; `None` when there is no object.
@@ -122,8 +100,8 @@ impl JsonBody {
     }
 
     #[inline]
-    fn entry(&self, key: &str) -> Option<&Entry> {
-        self.entries.iter().rev().find(|entry| entry.key.text(&self.text) == key)
+    fn member(&self, key: &str) -> Option<&Member> {
+        self.members.iter().rev().find(|member| member.key.is(key, self.text.as_bytes()))
     }
 
     /// A value as `T`; `Ok(None)` when missing or null.
@@ -193,28 +171,32 @@ impl<'a> Edit<'a> {
         // value.
         let mut from = bytes.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
         open.out.extend_from_slice(bytes.get(..from).unwrap_or_default());
-        for entry in &self.body.entries {
-            let comma = comma_after(bytes, entry.value.end);
-            let close = comma.unwrap_or(entry.value.end);
-            let name = bytes.get(from..entry.value.start).unwrap_or_default();
-            let value = bytes.get(entry.value.start..entry.value.end).unwrap_or_default();
-            let gap = bytes.get(entry.value.end..close).unwrap_or_default();
+        for Member { key, value: place, .. } in &self.body.members {
+            let comma = comma_after(bytes, place.end);
+            let close = comma.unwrap_or(place.end);
+            let name = bytes.get(from..place.start).unwrap_or_default();
+            let value = bytes.get(place.clone()).unwrap_or_default();
+            let gap = bytes.get(place.end..close).unwrap_or_default();
             from = comma.map_or(close, |comma| comma + 1);
-            let written = entry.key.text(&self.body.text);
+            let written = key.text(&self.body.text);
             if let Some((key, json)) = self.set.iter().find(|(key, _)| *key == written) {
                 if !done.contains(key) {
                     done.push(key);
-                    open.push([name, json.as_bytes(), gap]);
+                    open.push(&[name, json.as_bytes(), gap]);
                 }
             } else if !self.takes_out(written) {
-                open.push([name, value, gap]);
+                open.push(&[name, value, gap]);
             }
         }
         for (key, json) in self.set.iter().filter(|(key, _)| !done.contains(key)) {
-            let name = format!("{}:", serde_json::Value::from(*key));
-            open.push([name.as_bytes(), json.as_bytes(), b""]);
+            if key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+                open.push(&[b"\"", key.as_bytes(), b"\":", json.as_bytes()]);
+            } else {
+                let quoted = serde_json::Value::from(*key).to_string();
+                open.push(&[quoted.as_bytes(), b":", json.as_bytes()]);
+            }
         }
-        let tail = self.body.entries.last().map_or(from, |entry| entry.value.end);
+        let tail = self.body.members.last().map_or(from, |member| member.value.end);
         out.extend_from_slice(bytes.get(tail..).unwrap_or_default());
         out.freeze()
     }
@@ -227,7 +209,7 @@ struct Members<'a> {
 }
 
 impl Members<'_> {
-    fn push(&mut self, parts: [&[u8]; 3]) {
+    fn push(&mut self, parts: &[&[u8]]) {
         if self.any {
             self.out.extend_from_slice(b",");
         }
@@ -244,13 +226,15 @@ fn comma_after(bytes: &[u8], end: usize) -> Option<usize> {
 }
 
 impl Key {
-    /// The key at `place`, quotes included; `None` when its escapes mean nothing.
-    fn of(text: &str, place: Range<usize>) -> Option<Self> {
-        let quoted = text.get(place.clone())?;
-        if quoted.contains('\\') {
-            return serde_json::from_str(quoted).ok().map(Self::Unescaped);
+    /// Returns whether the key is meant to be `name`.
+    #[inline]
+    fn is(&self, name: &str, body: &[u8]) -> bool {
+        match self {
+            Self::Written(place) => {
+                place.len() == name.len() && body.get(place.clone()) == Some(name.as_bytes())
+            }
+            Self::Unescaped(key) => **key == *name,
         }
-        Some(Self::Written(place.start + 1..place.end.checked_sub(1)?))
     }
 
     /// The key as it is meant.

@@ -18,11 +18,13 @@ pub const MAX_DEPTH: usize = 100;
 /// Largest number of objects in lists of a body whose ends are noted: more are not worth the memory.
 const MAX_ENDS: usize = 4_096;
 
+/// Number of members for which a list has room at first. The allocator is slower from 1 KB on.
+const FEW: usize = 12;
+
 /// A member of the top level.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Member {
-    /// Key of the member, quotes included.
-    pub(super) key: Range<usize>,
+    pub(super) key: Key,
     /// Value of the member.
     pub(super) value: Range<usize>,
     /// Content of the value.
@@ -30,6 +32,15 @@ pub(super) struct Member {
     /// Ends of the objects in the list in the value, from its beginning on. Ends beyond [`MAX_ENDS`] are
     /// missing.
     pub(super) object_ends: Vec<u32>,
+}
+
+/// A key of the top level.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    /// Range of the key in the text, without its quotes.
+    Written(Range<usize>),
+    /// The decoded key, which the text writes with escapes.
+    Unescaped(Box<str>),
 }
 
 /// Numbers of values within a member.
@@ -67,11 +78,11 @@ pub(super) fn members(text: &str) -> Result<Vec<Member>, Fault> {
         ends_left: MAX_ENDS,
         fault: Fault::Syntax,
     };
-    read_members(&mut scan).ok_or(scan.fault)
+    read_members(&mut scan, text).ok_or(scan.fault)
 }
 
-fn read_members(scan: &mut Scan<'_>) -> Option<Vec<Member>> {
-    let mut members = Vec::with_capacity(16);
+fn read_members(scan: &mut Scan<'_>, text: &str) -> Option<Vec<Member>> {
+    let mut members = Vec::with_capacity(FEW);
     scan.blank();
     scan.expect_byte(b'{')?;
     scan.blank();
@@ -84,7 +95,13 @@ fn read_members(scan: &mut Scan<'_>) -> Option<Vec<Member>> {
             scan.fault = Fault::Keys;
             return None;
         }
-        let key = scan.name()?;
+        let (quoted, has_escapes) = scan.name()?;
+        let key = if has_escapes {
+            // Its escapes may mean nothing.
+            Key::Unescaped(serde_json::from_str(text.get(quoted)?).ok()?)
+        } else {
+            Key::Written(quoted.start + 1..quoted.end.checked_sub(1)?)
+        };
         scan.blank();
         let start = scan.at;
         (scan.start, scan.counts) = (start, Counts::default());
@@ -125,7 +142,7 @@ impl Scan<'_> {
             self.blank();
             self.counts.values += 1;
             match self.next()? {
-                b'"' => self.string()?,
+                b'"' => drop(self.string()?),
                 b'[' => {
                     if self.opens(b']')? {
                         continue;
@@ -202,24 +219,28 @@ impl Scan<'_> {
         }
     }
 
-    /// Passes a key and its colon; the key's place, quotes included.
-    fn name(&mut self) -> Option<Range<usize>> {
+    /// Passes a key and its colon; the key's place, quotes included, and whether it has escapes.
+    fn name(&mut self) -> Option<(Range<usize>, bool)> {
         let start = self.at;
         self.expect_byte(b'"')?;
-        self.string()?;
+        let has_escapes = self.string()?;
         let key = start..self.at;
         self.blank();
         self.expect_byte(b':')?;
-        Some(key)
+        Some((key, has_escapes))
     }
 
-    /// Passes a string behind its opening quote.
-    fn string(&mut self) -> Option<()> {
+    /// Passes a string behind its opening quote; whether it has escapes.
+    fn string(&mut self) -> Option<bool> {
+        let mut has_escapes = false;
         loop {
             self.at += plain(self.bytes.get(self.at..)?);
             match self.next()? {
-                b'"' => return Some(()),
-                b'\\' => self.escape()?,
+                b'"' => return Some(has_escapes),
+                b'\\' => {
+                    has_escapes = true;
+                    self.escape()?;
+                }
                 _ => return None,
             }
         }
