@@ -75,13 +75,14 @@ pub(crate) fn byte_piece_hashes(
     ends: impl Iterator<Item = usize>,
     salt: &Salt<'_>,
 ) -> Vec<BlockHash> {
-    let seed = salt.seed();
+    // No piece is longer than the prompt.
+    let local = LocalHasher::new(salt.seed(), bytes.len() / size_of::<u32>());
     let mut chain = Chain::default();
     let mut from = 0;
     ends.map_while(|end| {
         let piece = bytes.get(from..end)?;
         from = end;
-        Some(chain.next(xxh3_64_with_seed(piece, seed)))
+        Some(chain.next(local.bytes(piece)))
     })
     .collect()
 }
@@ -219,6 +220,16 @@ mod tests {
 
     const PLAIN: [u64; 2] = [0xcb38_e4d7_fb2d_ca5c, 0x44a2_b237_9d6d_3c3d];
     const SALTED: [u64; 2] = [0x8937_aeb7_b940_9991, 0xf4d3_59dd_771f_b26f];
+
+    #[test]
+    fn h5_a_piece_of_bytes_of_any_length_has_their_hash_with_the_seed() {
+        let salt = Salt { lora: Some("adapter"), cache: None };
+        for length in [1, 64, 239, 240, 241, 243, 244, 512, 2_048] {
+            let bytes: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
+            let hashes = byte_piece_hashes(&bytes, [bytes.len()].into_iter(), &salt);
+            assert_eq!(hashes, [BlockHash(xxh3_64_with_seed(&bytes, salt.seed()))], "{length} bytes");
+        }
+    }
 
     #[test]
     fn h1_an_empty_adapter_or_salt_counts_as_absent() {
