@@ -59,6 +59,7 @@ mod jwt;
 mod jwt_algorithms;
 mod kv_groups;
 mod latency_targets;
+mod large_bodies;
 mod learning;
 mod lengths;
 mod limits;
