@@ -31,6 +31,9 @@ use crate::{
 /// Memory that is reserved for a body at once because of its declared length, bytes: not touched before bytes
 /// arrive, so a lie costs address space only.
 const MAX_RESERVED: usize = 1024 * 1024;
+/// Most bytes that are copied at once. The C library copies 4 KB and more with `rep movsb`, which takes 15
+/// times as long on AMD's Zen 3 where source and target lie less than 32 bytes apart within their pages.
+const COPIED_AT_ONCE: usize = 2 * 1024;
 /// Maximum size of a body for operators' endpoints, bytes.
 const MAX_OPERATORS_BODY: usize = 1024 * 1024;
 
@@ -122,8 +125,11 @@ pub(super) async fn read(
             if joined.is_empty() {
                 joined.reserve(declared.min(MAX_RESERVED));
             }
-            joined.extend_from_slice(&std::mem::take(&mut first));
-            joined.extend_from_slice(&data);
+            for piece in
+                [std::mem::take(&mut first), data].iter().flat_map(|data| data.chunks(COPIED_AT_ONCE))
+            {
+                joined.extend_from_slice(piece);
+            }
         }
     }
     if let Some(decoder) = decoder.filter(|_| received > 0) {
