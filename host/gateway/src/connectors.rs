@@ -8,7 +8,7 @@ use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
 use rand::RngExt;
 
-use crate::{openai::request::Request, upstream::LegHeaders};
+use crate::{hex::Hex, openai::request::Request, upstream::LegHeaders};
 
 mod openai;
 mod reserved;
@@ -247,7 +247,7 @@ impl RequestToken {
 
 impl fmt::Display for RequestToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:032x}", u128::from_be_bytes(self.0))
+        f.write_str(Hex::of_u128(u128::from_be_bytes(self.0)).as_str())
     }
 }
 

@@ -93,7 +93,10 @@ pub(super) fn with_prompt<'a>(parameters: &'a str, context: &LegContext<'_>) -> 
 /// Puts the prefill answer's parameters where decode looks for them. Parameters that carry bootstrap fields
 /// themselves are a bootstrap (C9).
 pub(super) fn hand_over<'a>(edit: Edit<'a>, parameters: &'a str, context: &LegContext<'_>) -> Edit<'a> {
-    let fields = JsonBody::parse(Bytes::copy_from_slice(parameters.as_bytes())).ok();
+    // Few parameters have the room, so its name is looked for first.
+    let may_have_room = parameters.contains("room\"") || parameters.contains('\\');
+    let parse = |parameters: &str| JsonBody::parse(Bytes::copy_from_slice(parameters.as_bytes())).ok();
+    let fields = Some(parameters).filter(|_| may_have_room).and_then(parse);
     let Some(fields) = fields.filter(is_bootstrap) else {
         return edit.set("kv_transfer_params", with_prompt(parameters, context));
     };

@@ -115,7 +115,12 @@ impl Connector for VllmNixl {
     }
 
     fn read_prefill(&self, body: &[u8]) -> PrefillAnswer {
-        let answer: Answer<'_> = match serde_json::from_slice(body) {
+        // Checked once: a parser of bytes checks the encoding of each string.
+        let text = match std::str::from_utf8(body) {
+            Ok(text) => text,
+            Err(error) => return PrefillAnswer::MissingData(error.to_string()),
+        };
+        let answer: Answer<'_> = match serde_json::from_str(text) {
             Ok(answer) => answer,
             Err(error) => return PrefillAnswer::MissingData(error.to_string()),
         };

@@ -7,7 +7,10 @@ use axum::{
     middleware::Next,
 };
 
-use crate::openai::request_id::{REQUEST_ID, set_request_id};
+use crate::{
+    hex::Hex,
+    openai::request_id::{REQUEST_ID, set_request_id},
+};
 
 /// Longest id that is taken from a client, bytes.
 const MAX_LENGTH: usize = 128;
@@ -21,7 +24,7 @@ pub(crate) fn request_id(headers: &HeaderMap) -> String {
 
 /// Returns a random id.
 pub(crate) fn fresh_id() -> String {
-    format!("{:032x}", rand::random::<u128>())
+    Hex::of_u128(rand::random()).as_str().to_owned()
 }
 
 /// Adds the id to an answer that does not have it yet (A5.5).

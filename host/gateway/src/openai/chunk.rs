@@ -81,7 +81,9 @@ struct Choice<'a> {
 impl<'a> Chunk<'a> {
     /// Reads the JSON of an event; `None` if it is not a chunk.
     pub(crate) fn read(json: &'a [u8]) -> Option<Self> {
-        let Fields { id, created, model, choices, usage } = serde_json::from_slice(json).ok()?;
+        // Checked once: a parser of bytes checks the encoding of each string.
+        let json = std::str::from_utf8(json).ok()?;
+        let Fields { id, created, model, choices, usage } = serde_json::from_str(json).ok()?;
         Some(Self { id: id.get(), created: created.get(), model: model.get(), usage, choices })
     }
 

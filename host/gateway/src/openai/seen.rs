@@ -1,6 +1,9 @@
 //! Facts about an event or a whole answer, for every endpoint. Unnamed events are looked at by [`sse`]; this
 //! adds the named events of the Responses and Messages APIs, and whole answers of every kind.
 
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -72,6 +75,13 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
     // A response with status `failed` is a complete answer, and not an error of the engine.
     let is_error = reported.object != Some("response") && reported.error.is_some_and(is_something);
     Seen { error: is_error, usage: reported.usage.and_then(Counts::usage), cached_at: None, ..seen }
+}
+
+/// Returns whether a whole answer is an error. Almost none has the key, so that is looked for first.
+#[must_use]
+pub(crate) fn is_error(is_chat: bool, body: &[u8]) -> bool {
+    static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("error\""));
+    ERROR.find(body).is_some() && whole(is_chat, body).error
 }
 
 /// Returns the id of the response that an event's data or a whole answer of `/v1/responses` is about.
@@ -206,6 +216,27 @@ mod tests {
         assert!(!error(r#"{"object":"response","status":"failed","error":{"code":"x"}}"#));
         assert!(!error(r#"[{"score":1,"document":{"error":"x"}}]"#));
         assert!(!error(r#"{"error":null}"#));
+    }
+
+    #[test]
+    fn a_prefill_answer_is_an_error_when_a_whole_answer_is() {
+        for body in [
+            r#"{"error":{"message":"x"}}"#,
+            r#"{"error" : "x"}"#,
+            r#"{"type":"error","error":{"type":"x","message":"y"}}"#,
+            r#"{"error":null,"choices":[]}"#,
+            r#"{"choices":[{"message":{"content":"\"error\":1"}}]}"#,
+            r#"{"choices":[]}"#,
+            "",
+        ] {
+            for is_chat in [false, true] {
+                assert_eq!(
+                    is_error(is_chat, body.as_bytes()),
+                    whole(is_chat, body.as_bytes()).error,
+                    "{body}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::fmt;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use crate::hex::Hex;
+
 /// Maximum length of the client's trace state, bytes: what the standard asks to pass on at least.
 const MAX_STATE: usize = 512;
 /// Maximum number of members of a trace state.
@@ -69,10 +71,11 @@ impl TraceContext {
         span: Span,
         links: Links,
     ) -> impl Iterator<Item = (HeaderName, HeaderValue)> + use<> {
-        let parent = format!("00-{:032x}-{span}-{:02x}", self.id, self.flags);
+        let (id, own, flags) = (Hex::of_u128(self.id), Hex::of_u64(span.0), Hex::of_u8(self.flags));
+        let parent = ["00-", id.as_str(), "-", own.as_str(), "-", flags.as_str()].concat();
         let link = match (links.prefill, links.failed) {
             (Some(prefill), Some(failed)) => format!("{KEY}=prefill:{prefill};after:{failed}"),
-            (Some(prefill), None) => format!("{KEY}=prefill:{prefill}"),
+            (Some(prefill), None) => [KEY, "=prefill:", Hex::of_u64(prefill.0).as_str()].concat(),
             (None, Some(failed)) => format!("{KEY}=after:{failed}"),
             (None, None) => String::new(),
         };
@@ -89,7 +92,7 @@ impl TraceContext {
     /// Returns the id of the trace, as it is written.
     #[must_use]
     pub(crate) fn id(&self) -> String {
-        format!("{:032x}", self.id)
+        Hex::of_u128(self.id).as_str().to_owned()
     }
 
     /// Returns the id of the trace as its bytes.
@@ -155,7 +158,7 @@ impl Span {
 
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
+        f.write_str(Hex::of_u64(self.0).as_str())
     }
 }
 

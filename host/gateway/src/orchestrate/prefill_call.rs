@@ -56,7 +56,7 @@ impl PrefillCall {
             Prefilled::Answer(answer) => answer,
             Prefilled::Drained { cached_tokens } => return Ok(PrefillDone { answer: None, cached_tokens }),
         };
-        if seen::whole(self.is_chat, answer.body()).error {
+        if seen::is_error(self.is_chat, answer.body()) {
             return Err(CallError::of_error_body(answer.body()));
         }
         match self.connector.read_prefill(answer.body()) {
