@@ -31,8 +31,8 @@ use callgrind::Callgrind;
 const FILE: &str = "tests/instructions.toml";
 /// Part by which a count may differ from the expected one.
 const TOLERANCE: f64 = 0.02;
-/// The same for events at full speed. Timing decides how many of them the gateway reads and joins at once.
-const TOLERANCE_OF_JOINED: f64 = 0.06;
+/// The same for events. Timing decides how many of them the gateway reads and joins at once.
+const TOLERANCE_OF_EVENTS: f64 = 0.06;
 /// How long the gateway is counted without requests: probes of engines and timers go on during requests.
 const IDLE: Duration = Duration::from_secs(4);
 /// Configuration of the gateway. Valgrind has no address space for the default policies; `pointsman policy
@@ -183,7 +183,7 @@ fn compare(text: &str, counts: &BTreeMap<String, f64>, versions: &str) -> anyhow
         let of_file = of_file.with_context(|| format!("{FILE} has no `{name}`: run with --update"))?;
         let ratio = counted / of_file;
         sh::print(&format!("{name:<12} {of_file:>12.0} {counted:>12.0} {ratio:>8.3}"));
-        let tolerance = if name == "event-b" { TOLERANCE_OF_JOINED } else { TOLERANCE };
+        let tolerance = if name.starts_with("event-") { TOLERANCE_OF_EVENTS } else { TOLERANCE };
         if (ratio - 1.0).abs() > tolerance {
             wrong.push(format!("{name} {ratio:.3}"));
         }
@@ -210,7 +210,7 @@ impl Expected {
     fn text(&self) -> String {
         let mut text = format!(
             "# Instructions in user space of a request or an event, by scenario of `cargo xtask bench gateway`.\n\
-             # `cargo xtask bench instructions` holds them within 2 % (event-b: 6 %); `--update` writes this file.\n\
+             # `cargo xtask bench instructions` holds them within 2 % (events: 6 %); `--update` writes this file.\n\
              versions = {:?}\n\n[counts]\n",
             self.versions
         );
