@@ -5,6 +5,7 @@ pub mod client;
 pub mod cluster;
 pub mod collector;
 pub mod envoy;
+pub mod etcd;
 pub mod fountain;
 pub mod http2;
 pub mod nats;

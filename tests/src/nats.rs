@@ -86,7 +86,7 @@ fn spawn(dir: &Path, port: u16) -> Option<Child> {
     command.spawn().ok()
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let socket = StdListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
     socket.map_or(0, |address| address.port())
 }

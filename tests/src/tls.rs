@@ -4,7 +4,10 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use pointsman_gateway::config::Tls;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType,
+    date_time_ymd,
+};
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
@@ -31,6 +34,8 @@ pub struct Leaf {
     pub uri: Option<&'static str>,
     /// Whether its time is over.
     pub expired: bool,
+    /// Whether it has no common name.
+    pub unnamed: bool,
 }
 
 /// A certificate with its key.
@@ -69,6 +74,9 @@ impl Authority {
         let mut params = CertificateParams::new(names)?;
         if let Some(uri) = leaf.uri {
             params.subject_alt_names.push(SanType::URI(uri.try_into()?));
+        }
+        if leaf.unnamed {
+            params.distinguished_name = DistinguishedName::new();
         }
         if leaf.expired {
             params.not_before = date_time_ymd(2020, 1, 1);

@@ -170,13 +170,15 @@ impl Parts {
 
 fn exchange_config(settings: &config::Replicas, block_size: u32, address: SocketAddr) -> ReplicasConfig {
     let config::Replicas { servers, fleet, name, interval, snapshot_interval, lease, .. } = settings;
-    let config::Replicas { username, password_file, token_file, credentials_file, tls, .. } = settings;
-    let credentials = match (username.clone().zip(password_file.clone()), token_file, credentials_file) {
-        (Some((user, file)), _, _) => Credentials::User(user, file),
-        (None, Some(file), _) => Credentials::Token(file.clone()),
-        (None, None, Some(file)) => Credentials::Jwt(file.clone()),
-        (None, None, None) => Credentials::None,
-    };
+    let config::Replicas { username, password_file, token_file, nkey_file, credentials_file, tls, .. } =
+        settings;
+    let user = username.clone().zip(password_file.clone());
+    let credentials = user
+        .map(|(user, file)| Credentials::User(user, file))
+        .or(token_file.clone().map(Credentials::Token))
+        .or(nkey_file.clone().map(Credentials::NKey))
+        .or(credentials_file.clone().map(Credentials::Jwt))
+        .unwrap_or_default();
     let tls = tls.as_ref().map(|tls| TlsFiles {
         ca: tls.ca_file.clone(),
         client: tls.cert_file.clone().zip(tls.key_file.clone()),

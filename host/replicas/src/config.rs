@@ -35,6 +35,8 @@ pub enum Credentials {
     User(String, PathBuf),
     /// File with a token.
     Token(PathBuf),
+    /// File with the seed of an NKey.
+    NKey(PathBuf),
     /// File with a JWT and the seed of an NKey, as `nsc` writes it.
     Jwt(PathBuf),
 }

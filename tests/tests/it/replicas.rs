@@ -3,18 +3,15 @@
 
 use std::time::Duration;
 
-use pointsman_gateway::config::{Config, Replicas, ReplicasTls};
+use pointsman_gateway::config::{Config, Replicas};
 use pointsman_sim::{Dialect, Role};
 use pointsman_test_stopping_proxy::StoppingProxy;
-use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
-    nats::Nats,
-    tls::{Authority, TlsFiles},
-};
+use pointsman_tests::{TestCluster, TestClusterBuilder, nats::Nats};
 use pointsman_workers::{BlockHash, Booking, BookingRequest, Leg, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::Instant};
 
+mod secured;
 mod state;
 
 const LEASE: Duration = Duration::from_millis(800);
@@ -296,52 +293,4 @@ async fn q4_two_gateways_with_one_name_are_named() {
     let _two = second(&one, replicas("same", &nats.url())).await;
     // Q4.6
     until(&one, "/readyz", "conflict", |ready| ready["replicas"]["name_conflict"] == true).await;
-}
-
-#[tokio::test]
-async fn q4_a_server_with_a_certificate_of_another_authority_is_refused() {
-    let (authority, other) = (Authority::new().unwrap(), Authority::new().unwrap());
-    let files = TlsFiles::new(&authority.server().unwrap(), Some(&authority)).unwrap();
-    files.write("other.pem", &other.pem).unwrap();
-    let path = |name: &str| files.path(name).display().to_string();
-    let tls = format!("tls {{ cert_file: \"{}\", key_file: \"{}\" }}", path("cert.pem"), path("key.pem"));
-    let Some(nats) = Nats::start(&tls).await else { return };
-    let with = |name: &str, ca: &str| Replicas {
-        tls: Some(ReplicasTls { ca_file: Some(files.path(ca)), ..ReplicasTls::default() }),
-        ..replicas(name, &nats.url())
-    };
-    let one = first(with("one", "ca.pem")).await;
-    let two = second(&one, with("two", "other.pem")).await;
-    until(&one, "/replicas", "connected", |replicas| replicas["connected"] == true).await;
-    // Q4.5
-    until(&two, "/replicas", "refused", |replicas| replicas["problem"].to_string().contains("certificate"))
-        .await;
-    assert_eq!(get(&two, "/replicas").await["connected"], false);
-    assert_eq!(chat(&two).await, 200);
-    // The files are read again for each attempt.
-    files.write("other.pem", &authority.pem).unwrap();
-    until_peers(&two, 1).await;
-}
-
-#[tokio::test]
-async fn q4_wrong_credentials_are_refused_and_named() {
-    let config = "authorization { users = [ { user: a, password: right } ] }";
-    let Some(nats) = Nats::start(config).await else { return };
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("password");
-    std::fs::write(&file, "wrong\n").unwrap();
-    let settings = Replicas {
-        username: Some("a".to_owned()),
-        password_file: Some(file.clone()),
-        ..replicas("one", &nats.url())
-    };
-    let one = first(settings).await;
-    // Q4.5
-    until(&one, "/replicas", "refused", |replicas| replicas["problem"].to_string().contains("authorization"))
-        .await;
-    assert!(!get(&one, "/replicas").await.to_string().contains("wrong"));
-    assert_eq!(chat(&one).await, 200);
-    std::fs::write(&file, "right\n").unwrap();
-    // Q3.2
-    until(&one, "/replicas", "connected", |replicas| replicas["connected"] == true).await;
 }

@@ -13,7 +13,7 @@ use std::{path::PathBuf, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use pointsman_workers::WorkerSpec;
-use reqwest::{Client, RequestBuilder};
+use reqwest::{Client, RequestBuilder, Response};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -151,7 +151,7 @@ impl EtcdSource {
         let request = member.request("/v3/watch", &json!({ "create_request": create }));
         let response = http::send(request, self.config.timeout).await?;
         if !response.status().is_success() {
-            return Err(http::refusal(response, self.config.timeout).await);
+            return Err(refusal(response, self.config.timeout).await);
         }
         self.watch(Lines::new(response, MAX_MESSAGE), reporter).await
     }
@@ -226,7 +226,7 @@ impl Member<'_> {
     async fn call<T: for<'de> Deserialize<'de>>(&self, path: &str, body: &Value) -> Result<T, String> {
         let response = http::send(self.request(path, body), self.timeout).await?;
         if !response.status().is_success() {
-            return Err(http::refusal(response, self.timeout).await);
+            return Err(refusal(response, self.timeout).await);
         }
         let bytes = http::body(response, MAX_WHOLE, self.timeout).await?;
         serde_json::from_slice(&bytes).map_err(|error| format!("{}{path}: {error}", self.endpoint))
@@ -260,6 +260,21 @@ impl Source for EtcdSource {
             }
         }
     }
+}
+
+/// Describes an answer that is not a success, and what to do about refusals whose status says nothing.
+async fn refusal(response: Response, limit: Duration) -> String {
+    let text = http::refusal(response, limit).await;
+    let advice = if text.contains("CommonName") {
+        "; the JSON gateway of etcd refuses client certificates with a common name: use one without it"
+    } else if text.contains("user name is empty") {
+        "; this etcd has users: set `username` and `password_file`"
+    } else if text.contains("authentication failed") {
+        "; check `username` and `password_file`"
+    } else {
+        ""
+    };
+    format!("{}{advice}", text.trim_end())
 }
 
 /// Returns the first key of a prefix and the first one after it, as the gateway wants them.

@@ -32,7 +32,7 @@ pub struct Replicas {
     /// How long others count the load of a gateway that is silent.
     #[key(default = secs(3), range = millis(200)..=MAX_LEASE, reason = "is out of range")]
     pub lease: Duration,
-    /// User, with password_file; or token_file, or credentials_file; default: none.
+    /// User, with password_file; or token_file, nkey_file or credentials_file; default: none.
     #[key(example = "\"pointsman\"")]
     pub username: Option<String>,
     /// File with the user's password. These files are read again for each connection.
@@ -41,6 +41,9 @@ pub struct Replicas {
     /// File with a token.
     #[key(example = "\"/etc/pointsman/nats-token\"")]
     pub token_file: Option<PathBuf>,
+    /// File with the seed of an NKey, SU….
+    #[key(example = "\"/etc/pointsman/nats.nk\"")]
+    pub nkey_file: Option<PathBuf>,
     /// File with a JWT and an NKey seed, as nsc writes it.
     #[key(example = "\"/etc/pointsman/nats.creds\"")]
     pub credentials_file: Option<PathBuf>,
@@ -96,17 +99,21 @@ impl Replicas {
     }
 
     fn check_credentials(&self, report: &mut Report<'_>) {
-        let Self { username, password_file, token_file, credentials_file, tls, .. } = self;
+        let Self { username, password_file, token_file, nkey_file, credentials_file, tls, .. } = self;
         report.pair(("username", username.is_some()), ("password_file", password_file.is_some()));
         if let Some(tls) = tls {
             let (cert, key) = (tls.cert_file.is_some(), tls.key_file.is_some());
             report.at("tls").pair(("cert_file", cert), ("key_file", key));
         }
-        let ways = [username.is_some(), token_file.is_some(), credentials_file.is_some()];
-        if ways.into_iter().filter(|way| *way).count() > 1 {
-            let message =
-                "only one of `username`, `token_file` and `credentials_file` may be given: remove the others";
-            let key = if credentials_file.is_some() { "credentials_file" } else { "token_file" };
+        let files = [
+            ("credentials_file", credentials_file.is_some()),
+            ("nkey_file", nkey_file.is_some()),
+            ("token_file", token_file.is_some()),
+        ];
+        let given = || files.into_iter().filter(|(_, is_given)| *is_given).map(|(key, _)| key);
+        if let Some(key) = given().next().filter(|_| given().count() + usize::from(username.is_some()) > 1) {
+            let message = "only one of `username`, `token_file`, `nkey_file` and `credentials_file` may be given: \
+                           remove the others";
             report.add(key, message);
         }
     }

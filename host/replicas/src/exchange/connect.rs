@@ -102,8 +102,16 @@ async fn options(
             options.user_and_password(user.clone(), secret("the password file", file).await?)
         }
         Credentials::Token(file) => options.token(secret("the token file", file).await?),
+        Credentials::NKey(file) => {
+            let what = "the NKey file";
+            let seed = secret(what, file).await?;
+            nkeys::KeyPair::from_seed(&seed)
+                .map_err(|error| file_error(what, file, io::Error::other(error)))?;
+            options.nkey(seed)
+        }
         Credentials::Jwt(file) => {
-            let text = secret("the credentials file", file).await?;
+            // The library needs the end of the last line.
+            let text = secret("the credentials file", file).await? + "\n";
             options.credentials(&text).map_err(|error| file_error("the credentials file", file, error))?
         }
     };

@@ -65,6 +65,7 @@ const STATIC: &[(&str, &str)] = &[
     ("replicas.snapshot_interval", "'7s'"),
     ("replicas.lease", "'7s'"),
     ("replicas.token_file", "'DIR/t'"),
+    ("replicas.nkey_file", "'DIR/n'"),
     ("replicas.credentials_file", "'DIR/c'"),
     ("discovery.max_workers", "7"),
     ("discovery.drain", "'7s'"),
