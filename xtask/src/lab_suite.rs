@@ -53,7 +53,7 @@ pub(crate) struct Args {
     /// The arm to judge: `[LABEL=]PARTS` of `pointsman compare`.
     #[arg(long, default_value = "default")]
     arm: String,
-    /// Compare with these rivals only.
+    /// Rivals. Cells with prefill and decode engines also have kv-aware with conditional-disagg.
     #[arg(long, value_delimiter = ',', default_values = RIVALS)]
     rivals: Vec<String>,
     /// Maximum number of concurrent runs.

@@ -38,7 +38,7 @@ fuzz_target!(|steps: Vec<Step>| {
                 let line = Place(group % 2, number % 3);
                 let priority = std::cmp::Reverse(i64::from(priority));
                 let (due_us, deadline_us) = (due.into(), deadline.into());
-                let key = Key { priority, due_us, deadline_us, ..Key::in_turn(ticket) };
+                let key = Key { priority, due_us, deadline_us, late_due_us: 99, ..Key::in_turn(ticket) };
                 let weight = f64::from(weight) / 16.0 + 0.1;
                 positions.push(queue.insert(line, tenant.into(), weight, key, ticket));
                 inside.insert(ticket);

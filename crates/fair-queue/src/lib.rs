@@ -51,14 +51,14 @@ pub struct Rules {
 pub struct Key {
     /// Priority; a larger one goes first, whatever the tenant was served.
     pub priority: Reverse<i64>,
-    /// Whether its deadline has passed; [`FairQueue::pass_deadlines`] sets it.
-    pub is_late: bool,
     /// When the request is due, in any unit.
     pub due_us: i64,
     /// Number of the request in the order of arrival; no two requests of a queue have the same.
     pub ticket: u64,
-    /// When it is of less use to serve the request, in the unit of `due_us`; `i64::MAX`: never.
+    /// When the request becomes late, in the unit of `due_us`; `i64::MAX`: never.
     pub deadline_us: i64,
+    /// When a late request is due.
+    pub late_due_us: i64,
 }
 
 /// A request in the queue.
@@ -105,7 +105,7 @@ impl Key {
     /// came before.
     #[must_use]
     pub fn in_turn(ticket: u64) -> Self {
-        Self { priority: Reverse(0), is_late: false, due_us: 0, ticket, deadline_us: i64::MAX }
+        Self { priority: Reverse(0), due_us: 0, ticket, deadline_us: i64::MAX, late_due_us: 0 }
     }
 }
 
@@ -224,8 +224,8 @@ impl<L: Line, T> FairQueue<L, T> {
         }
     }
 
-    /// Puts requests whose deadline is before `now_us` behind the others of their tenant and priority. Looks at
-    /// those that would be served next, so a request is looked at once in its time.
+    /// Makes requests late whose deadline is before `now_us`: they are due later. Looks at the requests that
+    /// would be served next, each tenant's first.
     pub fn pass_deadlines(&mut self, now_us: i64) {
         for requests in self.lines.values_mut() {
             requests.pass_deadlines(now_us);
@@ -288,7 +288,6 @@ struct Rank {
     age: Option<u64>,
     priority: Reverse<i64>,
     counter: f64,
-    is_late: bool,
     due_us: i64,
     ticket: u64,
 }
@@ -297,8 +296,7 @@ impl Rank {
     fn is_before(&self, other: &Self) -> bool {
         let by_band = self.age.cmp(&other.age).then(self.priority.cmp(&other.priority));
         let by_counter = by_band.then(self.counter.total_cmp(&other.counter));
-        let own = (self.is_late, self.due_us, self.ticket);
-        by_counter.then(own.cmp(&(other.is_late, other.due_us, other.ticket))).is_lt()
+        by_counter.then((self.due_us, self.ticket).cmp(&(other.due_us, other.ticket))).is_lt()
     }
 }
 
@@ -306,11 +304,10 @@ impl<T> Requests<T> {
     fn pass_deadlines(&mut self, now_us: i64) {
         for (tenant, requests) in &mut self.tenants {
             while let Some(first) = requests.first_entry()
-                && !first.key().is_late
                 && first.key().deadline_us < now_us
             {
                 let (key, value) = first.remove_entry();
-                let late = Key { is_late: true, ..key };
+                let late = Key { due_us: key.late_due_us, deadline_us: i64::MAX, ..key };
                 self.by_age.insert(key.ticket, (*tenant, late));
                 requests.insert(late, value);
             }
@@ -331,9 +328,9 @@ impl<T> Requests<T> {
                 None => requests.keys().next().copied(),
             };
             let Some(key) = key else { continue };
-            let Key { priority, is_late, due_us, ticket, .. } = key;
+            let Key { priority, due_us, ticket, .. } = key;
             let age = ageing.then_some(*oldest_ticket);
-            let rank = Rank { age, priority, counter: counter(*tenant), is_late, due_us, ticket };
+            let rank = Rank { age, priority, counter: counter(*tenant), due_us, ticket };
             if best.as_ref().is_none_or(|(so_far, ..)| rank.is_before(so_far)) {
                 best = Some((rank, *tenant, key));
             }

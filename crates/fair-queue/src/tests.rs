@@ -139,7 +139,7 @@ fn priorities_go_first_and_the_oldest_request_gets_its_turn() {
 #[test]
 fn a_late_request_waits_for_those_in_time_but_the_shares_of_tenants_hold() {
     let mut queue = Queue::new(4, 0.0);
-    let due = |ticket, due_us| Key { due_us, deadline_us: due_us, ..Key::in_turn(ticket) };
+    let due = |ticket, due_us| Key { due_us, deadline_us: due_us, late_due_us: 100, ..Key::in_turn(ticket) };
     for (ticket, due_us, item) in [(1, 10, "a"), (2, 20, "b"), (3, 30, "c"), (4, 40, "d")] {
         queue.queue.insert(Size::Small, 1, 1.0, due(ticket, due_us), (1.0, item));
     }
@@ -150,6 +150,26 @@ fn a_late_request_waits_for_those_in_time_but_the_shares_of_tenants_hold() {
     // admission goes to the request that waits longest.
     assert_eq!(queue.order(), "bxcad");
     assert!(queue.queue.is_empty());
+}
+
+#[test]
+fn a_late_request_is_served_at_its_later_time_while_others_in_time_keep_coming() {
+    let mut queue = Queue::new(4, 0.0);
+    let key = |ticket: u64| {
+        let now = i64::try_from(ticket).unwrap();
+        Key { due_us: now + 2, deadline_us: now + 2, late_due_us: now + 40, ..Key::in_turn(ticket) }
+    };
+    // Of four tenants, each ageing turn falls to the same one. One request more than can be served waits.
+    let mut late = vec![queue.queue.insert(Size::Small, 0, 1.0, key(0), (1.0, "late"))];
+    for ticket in 1..400_u64 {
+        queue.queue.insert(Size::Small, ticket % 4, 1.0, key(ticket), (1.0, "new"));
+        queue.queue.pass_deadlines(i64::try_from(ticket).unwrap());
+        if queue.pop(|_| true) == Some("late") {
+            assert!(ticket < 60, "served after {ticket}");
+            late.clear();
+        }
+    }
+    assert!(late.is_empty(), "it was never served");
 }
 
 #[test]

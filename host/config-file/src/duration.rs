@@ -42,7 +42,7 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
     serializer.serialize_str(&text(*duration))
 }
 
-/// The same for a key that may be left out.
+/// Durations of keys that may be left out.
 pub mod optional {
     use super::{Deserializer, Duration, Serializer};
 

@@ -32,7 +32,6 @@ pub(crate) mod quarantine;
 pub(crate) mod rate_limit;
 pub(crate) mod settings;
 pub(crate) mod slow_keys;
-pub(crate) mod targets;
 
 use address_budget::AddressBudget;
 use bad_keys::BadKeys;

@@ -24,6 +24,7 @@ use crate::{
 
 mod encodes;
 mod engine;
+pub(crate) mod latency_targets;
 mod request_tokens;
 pub(crate) mod routing_request;
 

@@ -197,13 +197,14 @@ impl AdmissionQueue {
         let tenant = admission_request.request.tenant_hash;
         let TenantShare { weight, max_priority } = rules.share(tenant);
         let priority = admission_request.request.priority;
-        let (due_us, deadline_us) = admission_request.due_us(inner.origin, rules.timeout);
+        let [due_us, deadline_us, late_due_us] = admission_request.dues_us(inner.origin, rules.timeout);
         let key = Key {
             priority: std::cmp::Reverse(thousandths(
                 max_priority.map_or(priority, |most| priority.min(most)),
             )),
             due_us,
             deadline_us,
+            late_due_us,
             ..Key::in_turn(inner.tickets)
         };
         inner.tickets += 1;

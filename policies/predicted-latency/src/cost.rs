@@ -262,7 +262,7 @@ mod tests {
                     load_scale: 2.0,
                     request_blocks: 3.0,
                     computes: true,
-                    length: 4.0,
+                    length: 1_024.0,
                     grows: true,
                 };
                 let mut costs = settings.costs(&prompt, &columns);

@@ -74,7 +74,8 @@ impl Policy for PredictedLatency {
 
     /// Updates the mean length of an answer. Only one instance observes at a time.
     fn observe(&self, _: &Moment, outcomes: &[Outcome]) {
-        let lengths = outcomes.iter().filter(|one| one.status == 200 && one.output_tokens > 0);
+        let lengths =
+            outcomes.iter().filter(|one| one.status == 200 && one.output_tokens > 0 && !one.retried);
         let mean = lengths
             .map(|one| f64::from(one.output_tokens))
             .fold(answer(), |mean, new| Some(mean.map_or(new, |mean| mean + NEW_ANSWER * (new - mean))));

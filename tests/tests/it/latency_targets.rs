@@ -92,7 +92,7 @@ async fn a3_without_targets_and_from_clients_without_trust_there_are_none() {
 #[tokio::test]
 async fn f7_a_full_gateway_serves_the_earliest_target_that_can_be_met() {
     let slow = SimConfig { itl: Duration::from_millis(10), ..instant() };
-    let cluster = Arc::new(cluster("queue = { limit = 9, max_inflight = 1, timeout = '20s' }", slow).await);
+    let cluster = Arc::new(cluster("queue = { limit = 9, max_inflight = 1, timeout = '60s' }", slow).await);
     let long = json!({"model": "tiny", "prompt": "hello", "max_tokens": 2_000, "stream": true});
     let mut first = cluster.client.stream(COMPLETIONS, &[], long.to_string()).await.unwrap();
     first.next().await.unwrap();

@@ -38,7 +38,8 @@ pub struct Model {
     /// where the engines are vLLM and the temperature is 0.
     #[key(example = "\"exact\"")]
     pub continuation: ContinuationForm,
-    /// Target for the time to first token of requests that name none and whose tenant has none; default: none.
+    /// Target for the time to first token of requests that name none and whose tenant has none; default:
+    /// none.
     #[key(example = "\"2s\"", positive)]
     pub ttft_target: Option<Duration>,
     /// The same for the inter-token latency.

@@ -77,11 +77,13 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
     Seen { error: is_error, usage: reported.usage.and_then(Counts::usage), cached_at: None, ..seen }
 }
 
-/// Returns whether a whole answer is an error. Almost none has the key, so that is looked for first.
+/// Returns whether a whole answer is an error. Almost none has the key, so that is looked for first, and for
+/// escapes, with which the key could be written.
 #[must_use]
 pub(crate) fn is_error(is_chat: bool, body: &[u8]) -> bool {
     static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("error\""));
-    ERROR.find(body).is_some() && whole(is_chat, body).error
+    let may_be = ERROR.find(body).is_some() || memchr::memmem::find(body, br"\u").is_some();
+    may_be && whole(is_chat, body).error
 }
 
 /// Returns the id of the response that an event's data or a whole answer of `/v1/responses` is about.
@@ -223,6 +225,7 @@ mod tests {
         for body in [
             r#"{"error":{"message":"x"}}"#,
             r#"{"error" : "x"}"#,
+            r#"{"\u0065rror":"x"}"#,
             r#"{"type":"error","error":{"type":"x","message":"y"}}"#,
             r#"{"error":null,"choices":[]}"#,
             r#"{"choices":[{"message":{"content":"\"error\":1"}}]}"#,

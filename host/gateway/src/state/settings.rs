@@ -14,7 +14,6 @@ use super::{
     certificates::Certificates,
     continuations::ContinuationRules,
     keys::Keys,
-    targets::TargetRules,
 };
 use crate::{
     config::{Http2, Model, Routing, Server, Timeouts, Upstream, settings::Settings as Configured},
@@ -22,6 +21,7 @@ use crate::{
     openai::request::{Request, RequestRules},
     tokenization::{
         RequestTokens,
+        latency_targets::TargetRules,
         routing_request::{Measure, TenantLoad, routing_request},
     },
     upstream::PauseLimits,

@@ -9,8 +9,10 @@ use prefix_index::{Prefix, Salt};
 use crate::{
     config::HashSalt,
     openai::request::Request,
-    state::targets::{TargetRules, Targets},
-    tokenization::RequestTokens,
+    tokenization::{
+        RequestTokens,
+        latency_targets::{TargetRules, Targets},
+    },
 };
 
 /// How prompts are measured.
@@ -94,7 +96,7 @@ fn count(length: usize) -> u32 {
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
 fn micros(millis: f64) -> Option<u32> {
-    (millis > 0.0).then_some((millis * 1_000.0) as u32)
+    (millis > 0.0).then_some(((millis * 1_000.0) as u32).max(1))
 }
 
 #[cfg(test)]

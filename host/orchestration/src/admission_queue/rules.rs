@@ -27,7 +27,8 @@ pub struct QueueRules {
     pub limit: usize,
     /// Bytes of the bodies of requests that wait.
     pub bytes: usize,
-    /// How long a request may wait. One without a target for its first token is due then.
+    /// How long a request may wait. One without a target for its first token is due after half of it. Requests
+    /// that wait keep their places when it changes.
     pub timeout: Duration,
     /// Requests that may be in flight before others wait; 0: no limit.
     pub max_inflight: usize,
@@ -145,15 +146,21 @@ impl fair_queue::Line for LineId {
 }
 
 impl AdmissionRequest<'_> {
-    /// Returns when it is due, and its deadline: when its client wants the first token. Without such a target
-    /// it is due when it may no longer wait, and is never late. Microseconds from `origin`.
-    pub(super) fn due_us(&self, origin: Instant, timeout: Duration) -> (i64, i64) {
-        let arrived = micros(origin, self.arrived);
-        let deadline = self.request.ttft_target_us.map(|target| arrived.saturating_add(target.into()));
-        let wait = i64::try_from(timeout.as_micros()).unwrap_or(i64::MAX);
-        let due = deadline.unwrap_or_else(|| arrived.saturating_add(wait));
-        let jump = thousandths(self.jump_s()).saturating_mul(1_000);
-        (due.saturating_sub(jump), deadline.unwrap_or(i64::MAX))
+    /// Returns when it is due, when it becomes late, and when it is due then, in microseconds from `origin`. It
+    /// is due when its client wants the first token. Without such a target, or once that has passed, it is due
+    /// when it has waited half of `timeout`, so it goes before what arrives later than that.
+    pub(super) fn dues_us(&self, origin: Instant, timeout: Duration) -> [i64; 3] {
+        let (arrived, jump) =
+            (micros(origin, self.arrived), thousandths(self.jump_s()).saturating_mul(1_000));
+        let wait = i64::try_from(timeout.as_micros() / 2).unwrap_or(i64::MAX);
+        let late_due = arrived.saturating_add(wait).saturating_sub(jump);
+        match self.request.ttft_target_us {
+            Some(target) => {
+                let deadline = arrived.saturating_add(target.into());
+                [deadline.saturating_sub(jump), deadline, late_due]
+            }
+            None => [late_due, i64::MAX, late_due],
+        }
     }
 
     pub(super) fn line(&self, leg: Leg, tried: &[CandidateId]) -> LineId {

@@ -28,13 +28,16 @@ pub(super) static ITL_TARGET: [HeaderName; 1] = [named("x-slo-tpot-ms")];
 /// Returns the target that the first of the headers names, milliseconds.
 ///
 /// # Errors
-/// [`RequestError`] when it is no positive number.
+/// [`RequestError`] when it is not a number above 0.
 pub(super) fn target_ms(headers: &HeaderMap, names: &[HeaderName]) -> Result<Option<f64>, RequestError> {
     let target: Option<f64> = header(headers, names)?;
     match target {
         Some(target) if !(target.is_finite() && target > 0.0) => {
             let name = names.first().map_or("", |name| name.as_str());
-            Err(RequestError::new(name, &format!("`{target}` is no time: send milliseconds above 0")))
+            Err(RequestError::new(
+                name,
+                &format!("`{target}` is not a valid time: send a number of milliseconds above 0"),
+            ))
         }
         _ => Ok(target),
     }

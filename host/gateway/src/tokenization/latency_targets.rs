@@ -1,4 +1,4 @@
-//! Targets for the latency of requests that name none: those of their tenants and models.
+//! Latency targets of tenants and models, for requests that do not name a target.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -25,7 +25,7 @@ pub(crate) struct Targets {
 }
 
 impl TargetRules {
-    pub(super) fn of(configured: &Configured) -> Self {
+    pub(crate) fn of(configured: &Configured) -> Self {
         let others = configured.tenants.get(ALL_TENANTS).cloned().unwrap_or_default();
         let salt = configured.routing.hash_salt.expose();
         let of_tenant = |entry: &TenantEntry| Targets::of(entry.ttft_target, entry.itl_target);
@@ -52,7 +52,7 @@ impl TargetRules {
 
 impl Targets {
     fn of(ttft: Option<Duration>, itl: Option<Duration>) -> Self {
-        let micros = |target: Duration| u32::try_from(target.as_micros()).unwrap_or(u32::MAX);
+        let micros = |target: Duration| u32::try_from(target.as_micros()).unwrap_or(u32::MAX).max(1);
         Self { ttft_us: ttft.map(micros), itl_us: itl.map(micros) }
     }
 
