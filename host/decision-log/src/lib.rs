@@ -112,7 +112,7 @@ pub struct LoggedDecision {
     /// 0 for the leg's first try.
     #[serde(default)]
     pub attempt: u32,
-    /// Whether the leg was routed again later.
+    /// Whether the leg was decided again later, because the attempt of the request failed.
     #[serde(default)]
     pub retried: bool,
     /// Worker that was chosen.

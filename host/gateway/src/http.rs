@@ -32,7 +32,6 @@ pub(crate) mod audience;
 pub(crate) mod auth;
 mod base_url;
 pub(crate) mod body;
-pub(crate) mod body_bytes;
 mod client_socket;
 mod client_stream;
 mod completion;

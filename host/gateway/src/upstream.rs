@@ -86,6 +86,9 @@ pub(crate) enum CallError {
     /// The answer violates the engine's protocol.
     #[error("protocol violation: {0}")]
     Protocol(String),
+    /// The engine does not say that it began from the token ids that it got. It works; others may take them.
+    #[error("the rest does not begin from the token ids; vLLM has to take prompt_token_ids")]
+    OtherPrompt,
 }
 
 /// Part of an answer that an engine did not send in time.
@@ -220,7 +223,7 @@ impl CallError {
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Connect(_) | Self::Shortage(_) => false,
+            Self::Connect(_) | Self::Shortage(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
@@ -240,6 +243,7 @@ impl CallError {
             | Self::Shortage(_)
             | Self::Broken(_)
             | Self::Protocol(_)
+            | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
             Self::Status { status, .. } => status.is_server_error() || self.refusal().is_some(),
@@ -258,7 +262,7 @@ impl CallError {
     pub(crate) fn is_fault(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Shortage(_) => false,
+            Self::Shortage(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
@@ -272,7 +276,7 @@ impl CallError {
             Self::Status { status, in_body, .. } => {
                 *in_body || !(status.is_client_error() || self.refusal().is_some())
             }
-            Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
+            Self::Broken(_) | Self::Protocol(_) | Self::OtherPrompt | Self::Timeout(_) | Self::Down => true,
         }
     }
 
@@ -288,7 +292,7 @@ impl CallError {
             Self::Status { .. } if self.refusal().is_some() => "overloaded",
             Self::Status { status, .. } if status.is_client_error() => "status_4xx",
             Self::Status { .. } => "status_5xx",
-            Self::Protocol(_) => "protocol",
+            Self::Protocol(_) | Self::OtherPrompt => "protocol",
         }
     }
 }

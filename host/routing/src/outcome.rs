@@ -23,11 +23,11 @@ pub struct ObservedOutcome {
     pub rank: DpRank,
     /// Whether the policy chose; otherwise a hint, a session or the fallback did.
     pub by_policy: bool,
-    /// Whether the leg was decided again later, so that this worker did not serve the request.
+    /// Whether the leg was decided again later, because the attempt of the request failed.
     pub retried: bool,
     /// HTTP status of the request, 499 when the client disconnected.
     pub status: u16,
-    /// Time to first token, from the request's arrival.
+    /// Time to first token, from the request's arrival; `None` for a decision about the rest of a stream.
     pub ttft: Option<Duration>,
     /// Mean time between tokens.
     pub itl: Option<Duration>,

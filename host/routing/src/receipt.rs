@@ -97,6 +97,9 @@ pub struct Receipt {
     /// Whether the stream left the worker because that drains.
     #[serde(skip)]
     pub moved: bool,
+    /// Whether the leg did its part of a stream that moved later: that it is decided again is no failure.
+    #[serde(skip)]
+    pub served_until_move: bool,
     /// The policy's explanation.
     pub reason: Option<String>,
     /// The worker chosen.
@@ -128,11 +131,12 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// Returns the decisions of a request, each with whether its leg was decided again later.
+    /// Returns the decisions of a request, each with whether its leg was decided again later because it
+    /// failed.
     pub fn with_retried(receipts: &[Self]) -> impl Iterator<Item = (&Self, bool)> {
         receipts.iter().enumerate().map(|(place, receipt)| {
             let mut later = receipts.iter().skip(place + 1);
-            (receipt, later.any(|other| other.leg == receipt.leg))
+            (receipt, !receipt.served_until_move && later.any(|other| other.leg == receipt.leg))
         })
     }
 

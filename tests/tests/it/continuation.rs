@@ -13,6 +13,7 @@ use pointsman_tests::{
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
+mod bodies;
 mod exact;
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
@@ -86,8 +87,8 @@ fn once(kind: FaultKind) -> Vec<Fault> {
 
 /// The engines that answer clients.
 fn answering(cluster: &TestCluster) -> Vec<usize> {
-    let roles = if cluster.sims.len() == 3 { 1..3 } else { 0..2 };
-    roles.collect()
+    let count = cluster.sims.len();
+    (count - 2..count).collect()
 }
 
 async fn continued(cluster: &TestCluster, result: &str) -> f64 {
@@ -149,7 +150,9 @@ async fn i14_a_stream_of_a_silent_engine_goes_on_elsewhere() {
     for roles in [AGGREGATED, PAIRS] {
         let short = |config: &mut Config| config.timeouts.event_idle = Duration::from_millis(300);
         let cluster = cluster(Dialect::Vllm, roles, short).await;
-        reads_through(&cluster, CHAT, &json!({}), FaultKind::Stall { after_tokens: 6 }, "stall").await;
+        for after_tokens in [1, 6] {
+            reads_through(&cluster, CHAT, &json!({}), FaultKind::Stall { after_tokens }, "stall").await;
+        }
         // I14.7: the engine that fell silent was told to stop
         cluster
             .until("all engines are free", |cluster| cluster.sims.iter().all(|sim| sim.state().running == 0))
@@ -253,6 +256,28 @@ async fn i14_what_is_not_eligible_or_off_ends_with_the_error_event_of_its_engine
             None => 1.0 - cluster.metric("pointsman_continuations_total{").await.unwrap().iter().sum::<f64>(),
         };
         assert_eq!(counted, 1.0, "{more}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i14_streams_of_other_endpoints_end_with_the_error_event_of_their_engine() {
+    for (path, more) in [
+        ("/v1/messages", json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": TOKENS})),
+        ("/v1/responses", json!({"input": "hi", "max_output_tokens": TOKENS})),
+    ] {
+        let cluster = cluster(Dialect::Vllm, AGGREGATED, |_| {}).await;
+        for sim in &cluster.sims {
+            sim.set_faults(once(FaultKind::Cut { after_tokens: 4 }));
+        }
+        let mut body = json!({"model": "tiny", "stream": true, "ignore_eos": true});
+        let (Value::Object(fields), Value::Object(more)) = (&mut body, more) else { panic!("objects") };
+        fields.extend(more);
+        let stream = cluster.client.stream(path, &[], body.to_string()).await.unwrap();
+        let events = stream.all().await.unwrap();
+        assert!(events.last().unwrap().contains("error"), "{path}: {events:?}");
+        // I14.1, I14.9
+        assert_eq!(continued(&cluster, "endpoint").await, 1.0, "{path}");
         cluster.at_rest().await.unwrap();
     }
 }

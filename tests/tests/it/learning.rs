@@ -162,6 +162,43 @@ async fn every_decision_s_outcome_is_delivered_once_with_its_worker_and_status()
     assert_eq!(counted(&cluster).await, expected);
 }
 
+/// A stream that left a worker that drains did not fail there, and the worker of its rest did not generate
+/// its first token.
+#[tokio::test]
+async fn a_stream_that_moves_teaches_of_the_worker_where_it_began() {
+    for (name, policy) in
+        [("rogue", scripted(ROGUE_LEARNER, "good 0")), ("learned-ttft", LEARNED_TTFT.to_vec())]
+    {
+        let itl = Duration::from_millis(3);
+        let slow = SimConfig { itl, ..engine(Duration::ZERO) };
+        let cluster = slot(TestClusterBuilder::new(), SlotKind::Aggregated, "grants = [\"log\", \"state\"]")
+            .sim_with(slow.clone(), "")
+            .sim_with(slow, "")
+            .start()
+            .await
+            .unwrap();
+        cluster.drop_policy("aggregated.wasm", &policy).unwrap();
+        serves(&cluster, name).await;
+        cluster.admin.post("/workers/2/drain", &[], "").await.unwrap();
+        let mut stream = cluster.client.stream(CHAT, &[], body(true, 200)).await.unwrap();
+        stream.next().await.unwrap();
+        cluster.admin.delete("/workers/2/drain").await.unwrap();
+        cluster.admin.post("/workers/1/drain?move=true", &[], "").await.unwrap();
+        assert_eq!(stream.all().await.unwrap().last().unwrap(), "[DONE]");
+        cluster.at_rest().await.unwrap();
+        until_outcomes(&cluster, &["given"], 2).await;
+        if name == "rogue" {
+            // I15.9
+            let expected =
+                "outcomes=2 by-policy=2 retried=0 odd=0 status/200=2 status/499=0 worker/1=1 worker/2=1";
+            assert_eq!(counted(&cluster).await, expected);
+        } else {
+            let policies = cluster.admin.get("/policies").await.unwrap().json().unwrap();
+            assert_eq!(policies["slots"][2]["memory"]["entries"], json!(1));
+        }
+    }
+}
+
 #[tokio::test]
 async fn each_leg_s_slot_learns_of_its_own_workers_only() {
     let mut builder = TestClusterBuilder::new();

@@ -173,7 +173,23 @@ async fn i15_the_decisions_of_a_stream_that_moved_name_both_workers() {
         })
         .collect();
     // I15.9: the newest comes first
-    assert_eq!(outcomes, [(3 - left, false, false), (left, true, true)]);
+    assert_eq!(outcomes, [(3 - left, false, false), (left, true, false)]);
+}
+
+#[tokio::test]
+async fn i15_no_leg_of_a_stream_that_moved_counts_as_retried() {
+    let cluster = cluster(Dialect::Vllm, TWO_PAIRS, no_change).await;
+    let begun = Begun::of(&cluster, CHAT, &[], long()).await;
+    drain(&cluster, only(&cluster)).await;
+    begun.all().await;
+    cluster.at_rest().await.unwrap();
+    let listed = cluster.admin.get("/decisions").await.unwrap().json().unwrap();
+    // Without the decode override's.
+    let all = listed["decisions"].as_array().unwrap().iter();
+    let decisions: Vec<&Value> = all.filter(|one| one["plan"].is_null()).collect();
+    let flags = |key: &str| decisions.iter().filter(|one| one["outcome"][key] == json!(true)).count();
+    // I15.9
+    assert_eq!((decisions.len(), flags("retried"), flags("moved")), (4, 0, 1), "{listed}");
 }
 
 #[tokio::test]

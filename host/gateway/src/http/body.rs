@@ -18,13 +18,12 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use tokio::time::{Duration, Instant, timeout_at};
 
 use super::{
-    body_bytes::reserve,
     content_coding::{Coding, Decoder},
     request_id,
 };
 use crate::{
     budget::Share,
-    openai::error::ApiError,
+    openai::{body_bytes::reserve, error::ApiError},
     state::{SharedState, State},
 };
 

@@ -14,10 +14,9 @@ use zstd::stream::{
     zio,
 };
 
-use super::body_bytes::reserve;
 use crate::{
     budget::Share,
-    openai::{error::ApiError, short_text::shortened},
+    openai::{body_bytes::reserve, error::ApiError, short_text::shortened},
 };
 
 /// Bytes that are decoded at once. They are at most 1 MB of gzip.

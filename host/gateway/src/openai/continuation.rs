@@ -7,11 +7,15 @@ use std::sync::Arc;
 use json_splice::{Edit, JsonBody};
 use serde::Deserialize;
 
-use crate::openai::{
-    chunk::Reason,
-    request::{Endpoint, Request},
-    reserved::RESERVED_FIELDS,
-    transcript::{Delivered, StopRules},
+use crate::{
+    budget::{Budget, Share},
+    openai::{
+        body_bytes::reserve,
+        chunk::Reason,
+        request::{Endpoint, Request},
+        reserved::RESERVED_FIELDS,
+        transcript::{Delivered, StopRules},
+    },
 };
 
 mod exact;
@@ -102,6 +106,9 @@ const FIELDS: &[(&str, Allowed, Reason)] = &[
     ("prompt_embeds", Never, "prompt_embeds"),
 ];
 
+/// The reason of a stream whose request for the rest finds no room among the bodies in flight.
+pub(crate) const NO_ROOM: Reason = "body_bytes_in_flight";
+
 /// From what the rest of an answer may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
@@ -112,11 +119,13 @@ pub(crate) enum Form {
 }
 
 /// The request for the rest of an answer.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Rest {
     pub(crate) request: Arc<Request>,
     /// The tokens that it begins from; or why it begins from text.
     pub(crate) origin: Result<Origin, Reason>,
+    /// Its part of the bytes that bodies may take.
+    _held: Share,
 }
 
 /// Decides before a stream begins whether it may be continued, and from what. `exact`: its model asks for
@@ -136,13 +145,10 @@ pub(crate) fn form_of(request: &Request, exact: bool) -> Result<Form, Reason> {
     })
 }
 
-/// Returns why the streams of this request are not continued; `None` if they may be.
+/// Returns why the stream of this request is not continued; `None` if it may be.
 fn refuses(request: &Request) -> Option<Reason> {
     if !request.is_chat() {
         return Some("endpoint");
-    }
-    if !request.stream {
-        return Some("not_streamed");
     }
     let body = &request.body;
     if let Some(reason) = body.keys().find_map(|key| refuses_field(key, body.get(key).unwrap_or("null"))) {
@@ -206,11 +212,15 @@ fn last_message(body: &JsonBody) -> Option<&str> {
     Some(text.trim_start_matches(|byte: char| byte == ',' || byte.is_ascii_whitespace()))
 }
 
-/// Returns the request for the rest of an answer.
+/// Returns the request for the rest of an answer. It counts in `bodies`, the bytes of all bodies.
 ///
 /// # Errors
 /// The stream cannot be continued, or not without a risk.
-pub(crate) fn rest_of(request: &Request, delivered: &Delivered<'_>) -> Result<Rest, Reason> {
+pub(crate) fn rest_of(
+    request: &Request,
+    delivered: &Delivered<'_>,
+    bodies: &Arc<Budget>,
+) -> Result<Rest, Reason> {
     if let Some(reason) = refuses(request) {
         return Err(reason);
     }
@@ -238,13 +248,16 @@ pub(crate) fn rest_of(request: &Request, delivered: &Delivered<'_>) -> Result<Re
         }
     } else {
         let prompt = match &exact {
-            Ok(origin) => origin.ids.clone(),
+            Ok(origin) => origin.ids.to_string(),
             Err(_) => with_text(body, delivered.json)?,
         };
         edit = edit.set("prompt", prompt);
     }
     let body = JsonBody::parse(edit.finish()).map_err(|_| "not_text")?;
-    Ok(Rest { request: request.with_body(body), origin: exact })
+    let ids = exact.as_ref().map_or(0, |origin| origin.ids.len());
+    let mut held = bodies.share();
+    reserve(&mut held, body.bytes().len() + ids).map_err(|_| NO_ROOM)?;
+    Ok(Rest { request: request.with_body(body), origin: exact, _held: held })
 }
 
 /// The limits of a body, less the tokens that the client has.

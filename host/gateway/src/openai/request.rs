@@ -200,10 +200,11 @@ impl Request {
         Ok(parsed.traced(headers, rules))
     }
 
-    /// Returns the same request with another body for the engines.
+    /// Returns the same request with another body for the engines. It is not routed: it has no token ids.
     #[must_use]
     pub(crate) fn with_body(&self, body: JsonBody) -> Arc<Self> {
-        Arc::new(Self { body, ..self.clone() })
+        let hints = Hints { token_ids: None, routing_token_ids: None, ..self.hints.clone() };
+        Arc::new(Self { body, hints, token_ids: None, ..self.clone() })
     }
 
     /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine.

@@ -18,8 +18,8 @@ impl Drive {
         }
     }
 
-    /// Returns whether a worker that has been silent since `silent_from` had enough time to answer; `None` if it
-    /// was not yet to answer.
+    /// Returns whether a worker that has been silent since `silent_from` had enough time to answer. Without
+    /// `silent_from` it was not yet its turn.
     pub(super) fn is_late(&self, silent_from: Option<Instant>) -> bool {
         let settings = &self.state.settings;
         let least = settings.leg_timeouts.head.min(settings.request_timeout / 2);

@@ -33,6 +33,11 @@ impl Drive {
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
         let PrefillDone { answer, cached_tokens } = done;
+        if let Some((_, PrefillAnswer::WasAll)) = &answer
+            && self.needs_token_ids()
+        {
+            return self.leg_failed(Leg::Prefill, CallError::OtherPrompt);
+        }
         self.estimate_begins();
         self.runs.prefill.refusals = Refusals::default();
         self.failed_prefill = None;
@@ -66,6 +71,13 @@ impl Drive {
                 format!("the handoff parameters of the prefill answer lack `{field}`"),
             ),
         }
+    }
+
+    /// Whether the rest of an answer may begin from its token ids only. A prefill engine that ends it does
+    /// not say from what it began.
+    fn needs_token_ids(&self) -> bool {
+        let origin = self.rest.as_ref().and_then(|rest| rest.origin.as_ref().ok());
+        origin.is_some_and(|origin| !origin.or_text)
     }
 
     pub(super) fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {

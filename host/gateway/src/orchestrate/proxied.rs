@@ -191,8 +191,8 @@ impl ProxiedRequest {
         }
     }
 
-    /// Examines complete events. Returns whether the last event of the answer came, and an error event if there
-    /// was one.
+    /// Examines complete events. Returns whether the last event of the answer came, and an error event if
+    /// there was one.
     fn look(&mut self, events: &[u8], mut closed: bool) -> (bool, Option<CallError>) {
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();

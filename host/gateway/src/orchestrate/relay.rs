@@ -221,7 +221,7 @@ impl Relay {
         self.note_origin();
         self.relay_joined(&joined);
         if let Some(problem) = problem.filter(|_| self.incoming.is_some()) {
-            self.fail(CallError::Protocol(problem));
+            self.fail(problem);
         }
     }
 
@@ -283,6 +283,7 @@ impl Relay {
         self.closed |= seen.done;
         if self.drive.count(seen, self.read_at) {
             self.report(Event::FirstToken);
+            self.free_rest();
         }
         if seen.finish && !self.finish_seen {
             self.finish_seen = true;

@@ -85,8 +85,8 @@ impl Drive {
         }
     }
 
-    /// Uses the worker that was found for a stream that moves. Otherwise asks the router for the leg's worker,
-    /// or for a place on one.
+    /// Uses the worker that was found for a stream that moves. Otherwise asks the router for the leg's
+    /// worker, or for a place on one.
     fn find(&mut self, leg: Leg, refused: &mut Option<RefusedDecision>) -> Result<Found, RouteError> {
         match self.take_planned(leg) {
             Some(found) => Ok(found),

@@ -18,13 +18,12 @@ use crate::{
     http::{
         DataThread,
         admit::{check_rate, identify},
-        body_bytes::reserve,
         content_coding::{Coding, decode},
         peer::Sender,
         prepare::{Prepared, Received, Refused, prepare},
         request_id,
     },
-    openai::{endpoint::Endpoint, error::ApiError},
+    openai::{body_bytes::reserve, endpoint::Endpoint, error::ApiError},
     orchestrate::{
         PlannedRequest,
         proxied::{ProxiedRequest, removed_headers},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pointsman_orchestration::Admission;
 use pointsman_routing::{Decider, Decisions, Learning, LegTimes, Receipt, RefusedDecision, RoutingRequest};
-use pointsman_workers::{Leg, ModelName, PerLeg};
+use pointsman_workers::{ModelName, PerLeg};
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -53,6 +53,8 @@ pub(crate) struct Account {
     discarded: bool,
     started: Instant,
     first_token: Option<Instant>,
+    /// Number of decisions before the first token. Later ones are about the rest of a stream.
+    first_decisions: usize,
     last_token: Option<Instant>,
     tokens: u32,
     /// Whether tokens were counted since the engine last reported their number.
@@ -133,6 +135,7 @@ impl Account {
             discarded: false,
             started,
             first_token: None,
+            first_decisions: 0,
             last_token: None,
             tokens: 0,
             counted: false,
@@ -254,7 +257,9 @@ impl Account {
         self.tokens += tokens;
         self.counted |= tokens > 0;
         self.last_token = Some(now);
-        self.first_token.get_or_insert(now);
+        if self.first_token.is_none() {
+            (self.first_token, self.first_decisions) = (Some(now), self.receipts.len());
+        }
     }
 
     /// Sets the model once the body is parsed. `is_served`: whether a worker serves it.
@@ -351,17 +356,6 @@ impl Account {
     pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
         (self.tokens > 1).then(|| between / (self.tokens - 1))
-    }
-
-    /// Records that the stream leaves the worker of a leg, which drains.
-    pub(crate) fn moved(&mut self, leg: Leg) {
-        let left = self.receipts.iter_mut().rev().find(|receipt| receipt.leg == leg);
-        left.into_iter().for_each(|receipt| receipt.moved = true);
-    }
-
-    /// Records why the stream did not leave a worker that drains.
-    pub(crate) fn not_moved(&mut self, reason: &'static str) {
-        self.not_moved = Some(reason);
     }
 
     /// Records how the request ended.

@@ -27,8 +27,8 @@ pub struct QueueRules {
     pub limit: usize,
     /// Bytes of the bodies of requests that wait.
     pub bytes: usize,
-    /// How long a request may wait. One without a target for its first token is due after half of it. Requests
-    /// that wait keep their places when it changes.
+    /// How long a request may wait. One without a target for its first token is due after half of it.
+    /// Requests that wait keep their places when it changes.
     pub timeout: Duration,
     /// Requests that may be in flight before others wait; 0: no limit.
     pub max_inflight: usize,
@@ -146,9 +146,9 @@ impl fair_queue::Line for LineId {
 }
 
 impl AdmissionRequest<'_> {
-    /// Returns when it is due, when it becomes late, and when it is due then, in microseconds from `origin`. It
-    /// is due when its client wants the first token. Without such a target, or once that has passed, it is due
-    /// when it has waited half of `timeout`, so it goes before what arrives later than that.
+    /// Returns when it is due, when it becomes late, and when it is due then, in microseconds from `origin`.
+    /// It is due when its client wants the first token. Without such a target, or once that has passed, it is
+    /// due when it has waited half of `timeout`, so it goes before what arrives later than that.
     pub(super) fn dues_us(&self, origin: Instant, timeout: Duration) -> [i64; 3] {
         let (arrived, jump) =
             (micros(origin, self.arrived), thousandths(self.jump_s()).saturating_mul(1_000));

@@ -84,7 +84,7 @@ pub struct Outcome {
     pub status: u16,
     /// `ok`, or an error code.
     pub code: &'static str,
-    /// Whether the leg was decided again later, so that this decision's worker did not serve the request.
+    /// Whether the leg was decided again later, because the attempt of the request failed.
     pub retried: bool,
     /// Whether the stream left the worker of this decision, which drains. It was served there until then.
     pub moved: bool,

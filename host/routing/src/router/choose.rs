@@ -295,6 +295,7 @@ impl Chosen {
             decider: self.decider,
             learns: self.generation.learns,
             moved: false,
+            served_until_move: false,
             reason: self.reason,
             worker: self.candidate.worker_id(),
             rank: self.candidate.rank,

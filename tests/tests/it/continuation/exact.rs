@@ -73,6 +73,25 @@ fn with(mut body: Value, more: Value) -> Value {
 }
 
 #[tokio::test]
+async fn i14_a_prefill_engine_that_ends_a_rest_of_token_ids_is_left_for_another_worker() {
+    let roles = &[Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
+    let cluster = recording(Dialect::Vllm, roles, exactly).await;
+    // Only one of the prefill workers ends rests, whichever is chosen first.
+    let prompt = Some("\"prompt\":[".to_owned());
+    cluster.sims[0].set_faults(vec![Fault { prompt, ..Fault::always(FaultKind::FirstTokenEos) }]);
+    let mut streams = 0;
+    while cluster.faults_fired("first-token-eos") == 0 {
+        assert!(streams < 40, "the prefill engine got no rest");
+        streams += 1;
+        let more = odd(COMPLETIONS);
+        // I14.12, I14.4
+        reads_through(&cluster, COMPLETIONS, &more, FaultKind::Cut { after_tokens: 5 }, "cut").await;
+    }
+    assert_eq!(continued(&cluster, "continued_exact").await, f64::from(streams));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i14_token_ids_are_not_asked_for_where_they_decide_nothing() {
     let cases =
         [(Dialect::Vllm, json!({"temperature": 0.5}), "sampled"), (Dialect::Sglang, json!({}), "engine")];

@@ -1,6 +1,8 @@
 //! The rest of an answer from token ids. Its engine generates what the first one would have: no text is
 //! divided into tokens anew.
 
+use std::sync::Arc;
+
 use json_splice::JsonBody;
 
 use super::stop_strings;
@@ -15,7 +17,7 @@ use crate::openai::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     /// The ids of the prompt and of the output that is kept, as a JSON list.
-    pub(crate) ids: String,
+    pub(crate) ids: Arc<str>,
     /// Number of its tokens.
     pub(crate) tokens: u32,
     /// Output tokens among them.
@@ -54,7 +56,7 @@ pub(super) fn origin(
     let again = text.char_indices().rev().take(start.again as usize).last();
     Ok(Origin {
         tokens: u32::try_from(ids.len()).unwrap_or(u32::MAX),
-        ids: serde_json::to_string(&ids).map_err(|_| "token_ids")?,
+        ids: serde_json::to_string(&ids).map_err(|_| "token_ids")?.into(),
         kept: start.kept,
         again: again.and_then(|(at, _)| text.get(at..)).unwrap_or_default().to_owned(),
         or_text: is_chat && fits && start.again == 0 && kept.len() == output.len(),

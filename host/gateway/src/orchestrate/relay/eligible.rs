@@ -28,7 +28,7 @@ pub(crate) fn form_of(
     routing_request: &RoutingRequest,
     policy: &mut RetryPolicy,
 ) -> Result<Form, Reason> {
-    if policy.continuations == 0 || !request.stream || !request.is_chat() {
+    if policy.continuations == 0 || !request.stream {
         return Err(OFF);
     }
     let rules = &state.settings.continuations;

@@ -14,7 +14,11 @@ use tokio::time::{Duration, Instant};
 
 use super::Relay;
 use crate::{
-    openai::{chunk::Reason, continuation::Rest, error::ApiError},
+    openai::{
+        chunk::Reason,
+        continuation::{NO_ROOM, Rest},
+        error::ApiError,
+    },
     orchestrate::Drive,
 };
 
@@ -130,6 +134,8 @@ impl Relay {
             | "within_a_stop_string"
             | "within_a_character"
             | "nothing_is_left" => Obstacle::Later(TURN_INTERVAL),
+            // Other requests end.
+            NO_ROOM => Obstacle::Later(ROUTE_INTERVAL),
             reason => Obstacle::Stays(reason),
         })
     }

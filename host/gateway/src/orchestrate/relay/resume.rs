@@ -143,7 +143,8 @@ impl Relay {
         if self.drive.wants_ids() && !self.drive.all_engines(|engine| engine.takes_token_ids()) {
             delivered.ids = Err("engine");
         }
-        let rest = continuation::rest_of(&self.drive.request, &delivered)?;
+        let bodies = &self.drive.state.body_bytes;
+        let rest = continuation::rest_of(&self.drive.request, &delivered, bodies)?;
         let is_chat = rest.request.endpoint == Endpoint::ChatCompletions;
         // Engines that take token ids continue messages, too.
         if is_chat && !self.drive.all_engines(|engine| engine.continues_messages()) {
@@ -205,6 +206,12 @@ impl Relay {
         self.timer.as_mut().reset(next);
     }
 
+    /// Frees the request for the rest, if there is one: its engine generates, and no other one will get it.
+    pub(super) fn free_rest(&mut self) {
+        self.drive.rest = None;
+        self.resumption.seam.iter_mut().for_each(Seam::forget_origin);
+    }
+
     /// Records from what the rest of the answer began, once its engine told.
     pub(super) fn note_origin(&mut self) {
         let Some(began) = self.resumption.seam.as_mut().and_then(Seam::began) else { return };
@@ -231,7 +238,7 @@ impl Relay {
         let (events, problem) = seam.join(whole.body());
         self.out.extend_from_slice(&events);
         if let Some(problem) = problem {
-            let cause = self.cause_with_delivered(CallError::Protocol(problem).into());
+            let cause = self.cause_with_delivered(problem.into());
             self.fail_client(&cause);
             return;
         }
@@ -331,6 +338,8 @@ fn says_that_the_engine_is_down(error: &CallError) -> bool {
         // The worker made no progress. Otherwise it works on others, and this request may be the reason.
         CallError::Timeout(silence) => silence.key == "event_idle",
         CallError::Status { .. } => !error.is_refusal(),
-        CallError::Connect(_) | CallError::Shortage(_) | CallError::Protocol(_) => false,
+        CallError::Connect(_) | CallError::Shortage(_) | CallError::Protocol(_) | CallError::OtherPrompt => {
+            false
+        }
     }
 }

@@ -1,14 +1,17 @@
 //! Joins the events of a continuation to the stream that the client reads: one id, one time, one role, and
 //! the usage of the whole answer (I14).
 
-use std::{borrow::Cow, ops::Range};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
-use crate::openai::{
-    chunk::{Chunk, ChunkUsage, place_in},
-    continuation::Origin,
-    sse,
-    token_ids::Lists,
-    transcript::{Delivered, Names},
+use crate::{
+    openai::{
+        chunk::{Chunk, ChunkUsage, place_in},
+        continuation::Origin,
+        sse,
+        token_ids::Lists,
+        transcript::{Delivered, Names},
+    },
+    upstream::CallError,
 };
 
 /// Where two answers meet.
@@ -38,7 +41,7 @@ pub(super) struct Seam {
 #[derive(Debug)]
 struct Asked {
     /// A JSON list.
-    ids: String,
+    ids: Arc<str>,
     /// Whether it may have begun from the text instead.
     or_text: bool,
 }
@@ -86,7 +89,7 @@ impl Seam {
 
     /// Returns whole events of the continuation as the client gets them, and what is wrong with the first
     /// that does not fit.
-    pub(super) fn join(&mut self, events: &[u8]) -> (Vec<u8>, Option<String>) {
+    pub(super) fn join(&mut self, events: &[u8]) -> (Vec<u8>, Option<CallError>) {
         let mut out = Vec::with_capacity(events.len() + 64);
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();
@@ -101,20 +104,24 @@ impl Seam {
     }
 
     /// Adds an event; `true` if it is to be added as it is.
-    fn join_one(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<bool, String> {
+    fn join_one(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<bool, CallError> {
         // What is no event at all is found later.
         let Some(chunk) = Chunk::read(sse::object(event)) else { return Ok(true) };
         if chunk.model != self.names.model {
             let (new, old) = (chunk.model, &self.names.model);
-            return Err(format!("the rest of the answer comes from the model {new}, and began as {old}"));
+            let problem = format!("the rest of the answer comes from the model {new}, and began as {old}");
+            return Err(CallError::Protocol(problem));
         }
         let piece = chunk.piece(self.is_chat).map_err(|reason| {
-            format!("the rest of the answer has an event that does not belong to it ({reason})")
+            let problem =
+                format!("the rest of the answer has an event that does not belong to it ({reason})");
+            CallError::Protocol(problem)
         })?;
         if piece.is_some() {
             self.check_origin(event)?;
         }
-        let again = piece.as_ref().and_then(|piece| piece.text).map(|text| self.skip(text)).transpose()?;
+        let again = piece.as_ref().and_then(|piece| piece.text).map(|text| self.skip(text)).transpose();
+        let again = again.map_err(CallError::Protocol)?;
         let mut changes = Changes::new();
         let mut set = |part: &str, value: Cow<'_, str>| {
             if let Some(place) = place_in(event, part).filter(|_| part != value) {
@@ -129,7 +136,8 @@ impl Seam {
         if let Some(piece) = piece {
             if piece.role.is_some() {
                 if self.begun {
-                    return Err("the rest of the answer has a role in the middle of the text".to_owned());
+                    let problem = "the rest of the answer has a role in the middle of the text";
+                    return Err(CallError::Protocol(problem.to_owned()));
                 }
                 if piece.text.is_none_or(str::is_empty) {
                     // The client has the role.
@@ -156,8 +164,16 @@ impl Seam {
         }
     }
 
+    /// Frees the tokens, once the engine showed from what it began: no other one will be asked to begin from
+    /// them.
+    pub(super) fn forget_origin(&mut self) {
+        if self.checked {
+            self.asked = None;
+        }
+    }
+
     /// Checks that the engine began from the tokens that it was given: it lists those of its prompt.
-    fn check_origin(&mut self, event: &[u8]) -> Result<(), String> {
+    fn check_origin(&mut self, event: &[u8]) -> Result<(), CallError> {
         let Some(asked) = self.asked.as_ref().filter(|_| !self.checked) else { return Ok(()) };
         self.checked = true;
         let list = Lists::of(event).prompt.and_then(|place| event.get(place)).unwrap_or_default();
@@ -165,11 +181,7 @@ impl Seam {
         self.began = Some(match (written.eq(asked.ids.as_bytes()), asked.or_text) {
             (true, _) => Began::Tokens,
             (false, true) => Began::Text,
-            (false, false) => {
-                return Err("the rest of the answer does not begin from the token ids that the engine got; \
-                            it needs a vLLM that takes `kv_transfer_params.prompt_token_ids`"
-                    .to_owned());
-            }
+            (false, false) => return Err(CallError::OtherPrompt),
         });
         Ok(())
     }
@@ -253,7 +265,7 @@ mod tests {
 
     fn joined(seam: &mut Seam, events: &str) -> String {
         let (out, problem) = seam.join(events.as_bytes());
-        assert_eq!(problem, None);
+        assert!(problem.is_none(), "{problem:?}");
         String::from_utf8(out).unwrap()
     }
 
@@ -287,12 +299,12 @@ mod tests {
         for (event, word) in wrong {
             // I14.10
             let (out, problem) = seam().join(event.as_bytes());
-            assert!(out.is_empty() && problem.unwrap().contains(word), "{event}");
+            assert!(out.is_empty() && problem.unwrap().to_string().contains(word), "{event}");
         }
         let (text, role) = (chunk(r#"{"content":" c"}"#, ""), chunk(r#"{"role":"assistant"}"#, ""));
         let (out, problem) = seam().join((text + &role).as_bytes());
         // What came before is passed on.
-        assert!(!out.is_empty() && problem.unwrap().contains("role"));
+        assert!(!out.is_empty() && problem.unwrap().to_string().contains("role"));
     }
 
     /// A seam to a rest that begins from the tokens 7, 1 and 2.
@@ -301,7 +313,7 @@ mod tests {
         let (json, ids) = ("a b", Err("text"));
         let delivered =
             Delivered { json, tokens: 3, held_back: false, prompt_tokens: Some(1), names: &names, ids };
-        let (ids, again) = ("[7,1,2]".to_owned(), again.to_owned());
+        let (ids, again) = ("[7,1,2]".into(), again.to_owned());
         Seam::new(true, &delivered, Some(&Origin { ids, tokens: 3, kept: 2, again, or_text }), None)
     }
 
@@ -316,7 +328,10 @@ mod tests {
             let mut seam = exact("", or_text);
             let (out, problem) = seam.join((role(prompt) + &text).as_bytes());
             assert_eq!(problem.is_none(), !out.is_empty());
-            problem.map_or_else(|| seam.began().ok_or_else(String::new), Err)
+            match problem {
+                Some(problem) => Err(problem.to_string()),
+                None => seam.began().ok_or_else(String::new),
+            }
         };
         // I14.12
         assert_eq!(began(false, "[7, 1,2]"), Ok(Began::Tokens));
@@ -344,6 +359,7 @@ mod tests {
             let out = String::from_utf8(out).unwrap();
             let content =
                 |event: &str| Some(event.split("\"content\":\"").nth(1)?.split("\"}").next()?.to_owned());
+            let problem = problem.map(|problem| problem.to_string());
             (out.split("\n\n").filter_map(content).collect::<Vec<_>>().join("|"), problem)
         };
         // I14.5
@@ -352,7 +368,7 @@ mod tests {
         assert_eq!(sent("a\n", &["a\\n\\\"x"]), ("\\\"x".to_owned(), None));
         // I14.10
         let (out, problem) = sent("ab", &["a", "x"]);
-        assert!(out.is_empty() && problem.unwrap().contains("another text"));
+        assert!(out.is_empty() && problem.unwrap().to_string().contains("another text"));
     }
 
     #[test]

@@ -72,9 +72,12 @@ impl Account {
     fn teach(&self) {
         let Some(learning) = &self.learning else { return };
         let asked = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
-        for (receipt, retried) in Receipt::with_retried(&self.receipts).filter(|(receipt, _)| receipt.learns)
-        {
-            learning.submit(asked(receipt.slot, receipt.lane), self.observed(receipt, retried));
+        let decided = Receipt::with_retried(&self.receipts).enumerate();
+        for (place, (receipt, retried)) in decided.filter(|(_, (receipt, _))| receipt.learns) {
+            let observed = self.observed(receipt, retried);
+            // The worker of a rest did not generate the first token.
+            let ttft = observed.ttft.filter(|_| place < self.first_decisions);
+            learning.submit(asked(receipt.slot, receipt.lane), ObservedOutcome { ttft, ..observed });
         }
         // A decode override is judged by the leg that answered, or that would have answered.
         let answering = self.receipts.iter().rev().find(|receipt| receipt.leg != Leg::Prefill);
@@ -107,7 +110,12 @@ impl Account {
                 agrees: shadow.map(|shadow| shadow.agrees),
                 blocks: receipt.cached_known.then(|| blocks(receipt.cached_blocks)),
                 is_failed: self.outcome.status >= 500,
-                times: if is_served && !retried { times } else { Default::default() },
+                // A stream that moved counts once.
+                times: if is_served && !retried && !receipt.served_until_move {
+                    times
+                } else {
+                    Default::default()
+                },
             };
             stats.note(&self.model, receipt.slot, receipt.lane, &decided);
             if let Some(shadow) = shadow {

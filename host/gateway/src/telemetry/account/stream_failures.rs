@@ -1,4 +1,4 @@
-//! Engines that failed within the stream of a request, and what followed (I14).
+//! Engines that failed within the stream of a request, and what followed (I14). Workers that it left (I15).
 
 use pointsman_routing::{DecisionId, StreamFailed};
 use pointsman_workers::Leg;
@@ -36,6 +36,21 @@ impl Account {
     /// Records why the stream was not continued when its engine failed.
     pub(crate) fn not_continued(&mut self, reason: &'static str) {
         self.not_continued = Some(reason);
+    }
+
+    /// Records that the stream leaves the worker of the leg that answers, which drains.
+    pub(crate) fn moved(&mut self, answering: Leg) {
+        for leg in [Some(answering), answering.partner()].into_iter().flatten() {
+            let newest = self.receipts.iter_mut().rev().find(|receipt| receipt.leg == leg);
+            newest.into_iter().for_each(|receipt| {
+                (receipt.moved, receipt.served_until_move) = (leg == answering, true);
+            });
+        }
+    }
+
+    /// Records why the stream did not leave a worker that drains.
+    pub(crate) fn not_moved(&mut self, reason: &'static str) {
+        self.not_moved = Some(reason);
     }
 
     /// An engine generates the tokens behind the first `tokens` again.

@@ -128,11 +128,12 @@ impl Load {
         let arrived = request.arrived_at_us;
         let end_us = after(arrived, request.outcome.e2e_ms);
         let (mut prefill, mut serving) = (None, None);
-        for decision in &request.decisions {
+        for (place, decision) in request.decisions.iter().enumerate() {
             let Some(engine) = self.engine(decision) else { continue };
             let at_us = decision.at_us.unwrap_or(arrived).max(arrived);
-            if decision.retried {
-                // The work that the engine did before it failed is not known.
+            let mut later = request.decisions.iter().skip(place + 1);
+            if decision.retried || later.any(|other| other.slot == decision.slot) {
+                // The work that the engine did before it failed, or the stream left it, is not known.
                 self.mark(engine, at_us, end_us);
             } else if decision.slot == "prefill" {
                 prefill = Some((engine, at_us));
@@ -140,12 +141,16 @@ impl Load {
                 serving = Some((engine, at_us, decision.at_us.is_some()));
             }
         }
+        // Another engine generated the beginning of the answer.
+        let is_rest = serving
+            .zip(request.outcome.ttft_ms)
+            .is_some_and(|((_, at_us, _), ttft_ms)| after(arrived, ttft_ms) < at_us);
         let estimate = Some(request.input_tokens).filter(|tokens| self.takes_estimates && *tokens > 0);
         let counted = counted_tokens(request);
         let tokens = counted.or(estimate);
         let reason = if tokens.is_none() {
             Some(&mut self.left_out.uncounted)
-        } else if request.output_tokens == 0 || serving.is_none() {
+        } else if request.output_tokens == 0 || serving.is_none() || is_rest {
             Some(&mut self.left_out.unknown_end)
         } else if request.outcome.ttft_ms.is_none() {
             Some(&mut self.left_out.not_streamed)

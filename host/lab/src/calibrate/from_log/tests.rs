@@ -165,13 +165,16 @@ fn the_coefficients_of_engines_are_recovered_from_requests_that_overlapped() {
 #[test]
 fn a_gap_and_requests_of_unknown_size_move_the_coefficients_little() {
     let mut requests = aggregated(TRAFFIC, 1);
-    // The log lacks 40 consecutive requests. Every 50th request failed, and one was retried.
+    // The log lacks 40 consecutive requests. Every 50th request failed, one was retried, and one moved.
     requests.drain(100..140);
     for request in requests.iter_mut().step_by(50) {
         (request.outcome.status, request.output_tokens) = (502, 0);
         request.outcome.ttft_ms = None;
     }
     requests[60].decisions[0].retried = true;
+    let mut rest = requests[70].decisions[0].clone();
+    rest.at_us = Some(requests[70].arrived_at_us + 600_000_000);
+    requests[70].decisions.push(rest);
     requests[90].input_estimated = true;
     requests[91].outcome.ttft_ms = None;
     let calibration = fitted(&requests);
