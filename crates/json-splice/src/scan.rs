@@ -19,7 +19,7 @@ pub const MAX_DEPTH: usize = 100;
 const MAX_ENDS: usize = 4_096;
 
 /// Number of members for which a list has room at first. The allocator is slower from 1 KB on.
-const FEW: usize = 12;
+const INITIAL_MEMBERS: usize = 12;
 
 /// A member of the top level.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub(super) fn members(text: &str) -> Result<Vec<Member>, Fault> {
 }
 
 fn read_members(scan: &mut Scan<'_>, text: &str) -> Option<Vec<Member>> {
-    let mut members = Vec::with_capacity(FEW);
+    let mut members = Vec::with_capacity(INITIAL_MEMBERS);
     scan.blank();
     scan.expect_byte(b'{')?;
     scan.blank();

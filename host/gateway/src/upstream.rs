@@ -72,13 +72,11 @@ pub(crate) enum CallError {
     /// An answer with an error status, or one that is an error although its status is 200.
     #[error("status {status}: {}", text(body))]
     Status {
-        /// The engine's status.
         status: StatusCode,
         /// Content type of the answer.
         content_type: Option<HeaderValue>,
         /// When the engine wants to be asked again.
         retry_after: Option<HeaderValue>,
-        /// Body of the answer.
         body: Bytes,
         /// Whether the error was in the body of an answer that said 200.
         in_body: bool,
