@@ -7,7 +7,6 @@ use anyhow::{Context as _, ensure};
 use crate::sh;
 
 mod behaviour;
-mod functions;
 mod marks;
 
 use marks::Mark;
@@ -40,8 +39,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         if !args.short || missing {
             sh::print(&format!("{:<27} {count:>8}  {}", clause.id, clause.text));
         }
-        for Mark { file, line, tests, .. } in proofs.iter().filter(|_| !args.short) {
-            sh::print(&format!("{:>38}{file}:{line}  {}", "", tests.join(", ")));
+        for Mark { file, line, function, .. } in proofs.iter().filter(|_| !args.short) {
+            sh::print(&format!("{:>38}{file}:{line}  {function}", ""));
         }
     }
     for (id, marks) in marks.iter().filter(|(id, _)| !all().any(|clause| clause.id == **id)) {

@@ -1,9 +1,6 @@
 //! Comments in tests that name the clauses which an assertion proves: `// B1.2`, `// B1.2, B1.3: why`.
 
-use super::{
-    behaviour::is_clause,
-    functions::{Function, functions, tests_that_call},
-};
+use super::behaviour::is_clause;
 
 /// A clause named in a test.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,14 +8,14 @@ pub(super) struct Mark {
     pub(super) clause: String,
     pub(super) file: String,
     pub(super) line: usize,
-    /// Names of the tests that run the assertion.
-    pub(super) tests: Vec<String>,
+    /// Function that contains the assertion: a test, or a helper, which the compiler reports if no test calls
+    /// it.
+    pub(super) function: String,
 }
 
 /// Finds the marks of a Rust file, and the problems with them.
 pub(super) fn marks(file: &str, source: &str) -> (Vec<Mark>, Vec<String>) {
     let lines: Vec<&str> = source.lines().collect();
-    let functions = functions(&lines);
     let (mut marks, mut problems) = (Vec::new(), Vec::new());
     for (number, line) in lines.iter().enumerate() {
         let named = match clauses(line) {
@@ -29,12 +26,12 @@ pub(super) fn marks(file: &str, source: &str) -> (Vec<Mark>, Vec<String>) {
             }
             Some(Ok(named)) => named,
         };
-        match proving_tests(file, &lines, &functions, number) {
-            Ok(tests) => marks.extend(named.into_iter().map(|clause| Mark {
+        match function_around(file, &lines, number) {
+            Ok(function) => marks.extend(named.into_iter().map(|clause| Mark {
                 clause,
                 file: file.to_owned(),
                 line: number + 1,
-                tests: tests.clone(),
+                function: function.to_owned(),
             })),
             Err(problem) => problems.push(format!("{file}:{}: {} {problem}", number + 1, named.join(", "))),
         }
@@ -58,13 +55,8 @@ fn clauses(line: &str) -> Option<Result<Vec<String>, String>> {
     })
 }
 
-/// Returns the tests that run the line, or the reason why it proves nothing.
-fn proving_tests(
-    file: &str,
-    lines: &[&str],
-    functions: &[Function],
-    number: usize,
-) -> Result<Vec<String>, String> {
+/// Returns the function that contains the line, or the reason why the line proves nothing.
+fn function_around<'l>(file: &str, lines: &[&'l str], number: usize) -> Result<&'l str, String> {
     let is_comment = |line: &&&str| line.trim_start().starts_with("//");
     let code = lines.iter().skip(number).find(|line| !is_comment(line)).map_or("", |line| line.trim());
     if code.is_empty() || code.starts_with(['}', ')', '#']) {
@@ -73,15 +65,17 @@ fn proving_tests(
     if !is_test_code(file, lines, number) {
         return Err("stands outside of tests: name clauses in tests only".to_owned());
     }
-    let around = functions.iter().filter(|function| function.lines.contains(&number));
-    let Some(function) = around.max_by_key(|function| function.lines.start()) else {
-        return Err("stands in no function".to_owned());
-    };
-    let tests = tests_that_call(function, functions, lines);
-    if tests.is_empty() {
-        return Err(format!("stands in `{}`, which no test of this file calls", function.name));
+    let indentation = |line: &str| line.len() - line.trim_start().len();
+    let own = lines.get(number).map_or(0, |line| indentation(line));
+    let mut above = lines.iter().take(number).rev().filter(|line| indentation(line) < own);
+    let name = |line: &&'l str| line.split_once("fn ")?.1.split(['(', '<']).next();
+    let function = above.find_map(name).ok_or("stands in no function")?;
+    let attributes =
+        above.map(|line| line.trim()).take_while(|line| !line.is_empty() && !line.ends_with('}'));
+    if attributes.into_iter().any(|line| line.starts_with("#[ignore")) {
+        return Err(format!("stands in `{function}`, which a normal run of the tests ignores"));
     }
-    Ok(tests)
+    Ok(function)
 }
 
 /// Whether a line belongs to a file of tests or to a module of tests.
@@ -107,26 +101,23 @@ mod tests {
     const SOURCE: &str = "fn product() {\n    // B1.1\n    run();\n}\n\n#[cfg(test)]\n#[expect(x)]\nmod tests {\n    \
         #[test]\n    fn b1_works() {\n        // B1.1, I_shed: both at once\n        // and more\n        \
         assert!(true);\n        check(1);\n    }\n\n    fn check(n: u8) {\n        // B1.2\n        \
-        assert_eq!(n, 1);\n    }\n\n    fn unused() {\n        // B1.3\n        assert!(true);\n    }\n\n    \
+        assert_eq!(n, 1);\n    }\n\n    \
         #[test]\n    fn end() {\n        // B1.4\n    }\n\n    // B1 is a rule\n    #[test]\n    \
         fn wrong() {\n        // B1.5 holds\n        assert!(true);\n    }\n}\n";
 
     #[test]
-    fn a_mark_names_its_tests() {
+    fn a_mark_names_its_function() {
         let (marks, problems) = marks("src/a.rs", SOURCE);
-        let mark = |clause: &str, line| Mark {
+        let mark = |clause: &str, line, function: &str| Mark {
             clause: clause.to_owned(),
             file: "src/a.rs".to_owned(),
             line,
-            tests: vec!["b1_works".to_owned()],
+            function: function.to_owned(),
         };
-        assert_eq!(marks, [mark("B1.1", 11), mark("I_shed", 11), mark("B1.2", 18)]);
-        let starts = [
-            "2: B1.1 stands outside",
-            "23: B1.3 stands in `unused`",
-            "29: B1.4 stands above no",
-            "35: `B1.5 holds`",
-        ];
+        let expected =
+            [mark("B1.1", 11, "b1_works"), mark("I_shed", 11, "b1_works"), mark("B1.2", 18, "check")];
+        assert_eq!(marks, expected);
+        let starts = ["2: B1.1 stands outside", "24: B1.4 stands above no", "30: `B1.5 holds`"];
         let problems: Vec<&str> = problems.iter().map(|text| text.trim_start_matches("src/a.rs:")).collect();
         assert_eq!(problems.len(), starts.len(), "{problems:?}");
         for (problem, start) in problems.iter().zip(starts) {
