@@ -8,13 +8,12 @@ use std::{
     collections::HashMap,
     fs,
     io::{Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 use anyhow::Context as _;
 use serde_json::Value;
 
-use super::links::normal;
 use crate::sh;
 
 /// For each file of the repository in the book: its page, and its heading if the page includes several files.
@@ -178,6 +177,21 @@ fn begin_of_link(out: &str) -> Option<usize> {
         }
     }
     None
+}
+
+/// Resolves `.` and `..` without reading the file system.
+fn normal(path: &Path) -> PathBuf {
+    let mut out = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                out.pop();
+            }
+            Component::CurDir => {}
+            other => out.push(other),
+        }
+    }
+    out
 }
 
 #[cfg(test)]
