@@ -1,5 +1,5 @@
-//! `e2e-image`: runs the image of `package` under an OCI runtime, as a user without privileges and with a
-//! read-only root. It must serve, install a policy that is copied into its directory, and stop within its
+//! `e2e-image`: runs the image of `package` under podman, as a user without privileges and with a read-only
+//! root. It must serve, install a policy that is copied into its directory, and stop within its
 //! drain time.
 
 use std::{
@@ -20,11 +20,9 @@ use crate::{
     table::Checks,
 };
 
-mod bundle;
-mod container;
+mod podman;
 
-use bundle::{Bundle, Network};
-use container::{Container, RUNTIMES, Runtime};
+use podman::{Container, Podman};
 
 /// A component that the tools of an earlier release built.
 const FROZEN: &str = "tests/fixtures/guests/selector-0.1.0.wasm";
@@ -42,6 +40,10 @@ drain = "20s"
 "#;
 /// `timeouts.drain` of the configuration.
 const DRAIN: Duration = Duration::from_secs(20);
+/// User of the image.
+const USER: &str = "65532";
+/// Command of the image's health check. OCI images have none, so podman does not know it.
+const HEALTH: [&str; 2] = ["/usr/bin/pointsman", "health"];
 /// Maximum time of every wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Tokens of the request that is in flight when the gateway is stopped, and the time between two of them.
@@ -55,19 +57,19 @@ pub(crate) struct Args {
     /// Image of `cargo xtask package` [default: a new image of debug builds].
     #[arg(long)]
     image: Option<PathBuf>,
-    /// Container runtime, `crun` or `runc` [default: the first one that works].
+    /// Runtime that podman calls, `crun` or `runc` [default: the first one that works].
     #[arg(long)]
     runtime: Option<String>,
 }
 
 /// Returns the reason why the command cannot run on this machine.
 pub(crate) fn missing() -> Option<String> {
-    // Without root, a container has only one user, and both runtimes need a second one.
+    // Without root, the user of the container has another number outside of it.
     if !rustix::process::geteuid().is_root() {
         return Some("containers with a user of their own need root".to_owned());
     }
-    let found = RUNTIMES.iter().any(|name| sh::succeeds(Command::new(name).arg("--version")));
-    (!found).then(|| "neither crun nor runc is installed: apt install crun".to_owned())
+    let found = sh::succeeds(Command::new("podman").arg("--version"));
+    (!found).then(|| "podman is not installed: apt install podman".to_owned())
 }
 
 /// Prints a table. Returns an error when a check fails.
@@ -85,12 +87,10 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         None => made_twice(&bin, dir.path(), &mut checks)?,
     };
     checks.show("size of the image", format!("{} KiB", fs::metadata(&image)?.len() / 1024));
-    read_by_others(&image, dir.path(), &mut checks);
-    let bundle = Bundle::unpack(&image, dir.path())?;
-    let runtime = Runtime::find(args.runtime.as_deref(), &bundle, dir.path())?;
-    checks.show("runtime", runtime.name());
-    as_it_is(&runtime, &bundle, dir.path(), &mut checks).await?;
-    serves(&runtime, &bundle, &bin, dir.path(), &mut checks).await?;
+    let podman = Podman::load(&image, args.runtime.as_deref(), dir.path())?;
+    checks.show("runtime", &podman.runtime);
+    as_it_is(&podman, dir.path(), &mut checks).await?;
+    serves(&podman, &bin, dir.path(), &mut checks).await?;
     checks.finish()
 }
 
@@ -106,44 +106,25 @@ fn made_twice(bin: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<Pat
     Ok(image)
 }
 
-/// Lets skopeo copy the image, if it is installed.
-fn read_by_others(image: &Path, dir: &Path, checks: &mut Checks) {
-    if !sh::succeeds(Command::new("skopeo").arg("--version")) {
-        checks.show("skopeo copies it", "skipped: not installed");
-        return;
-    }
-    let mut skopeo = Command::new("skopeo");
-    skopeo.args(["--insecure-policy", "copy", &format!("oci-archive:{}", image.display())]);
-    skopeo.arg(format!("oci:{}:copy", dir.join("copy").display()));
-    checks.check("skopeo copies it", "", sh::succeeds(&mut skopeo));
-}
-
-/// Runs the image's own command in a separate network, and its health check.
-async fn as_it_is(runtime: &Runtime, bundle: &Bundle, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
-    let config = bundle.write(dir, "as-it-is", &bundle.command(), &[], Network::Own)?;
-    let mut container = runtime.start("as-it-is", &config, dir)?;
-    let health = bundle.health_check()?;
+/// Runs the image's own command without a network, and its health check.
+async fn as_it_is(podman: &Podman, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
+    let run = podman.run("as-it-is", &["--network", "none"]);
+    let mut container = podman.start("as-it-is", run, dir)?;
     let started = Instant::now();
-    while !container.exec(&health)?.status.success() && started.elapsed() < LIMIT {
+    while !container.exec(&HEALTH) && started.elapsed() < LIMIT {
         sleep(Duration::from_millis(200)).await;
     }
     let took = started.elapsed();
     checks.check("seconds to a good health check", format!("{:.1}", took.as_secs_f64()), took < LIMIT);
     let process = container.process()?;
-    checks.check("user of the process", &process.user, process.user == bundle.user().to_string());
+    checks.check("user of the process", &process.user, process.user == USER);
     checks.check("its capabilities", &process.capabilities, process.capabilities == "0000000000000000");
     checks.check("its root is read-only", "", process.has_read_only_root);
-    stop(bundle, &mut container, DRAIN, checks).await
+    stop(&mut container, checks).await
 }
 
 /// Serves requests with an engine on the host, installs a policy, and stops while a request is in flight.
-async fn serves(
-    runtime: &Runtime,
-    bundle: &Bundle,
-    bin: &Path,
-    dir: &Path,
-    checks: &mut Checks,
-) -> anyhow::Result<()> {
+async fn serves(podman: &Podman, bin: &Path, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
     let engine = EngineSpec::new("vllm", "aggregated", &format!("--itl-ms {ITL_MS}")).start(bin, dir, 1)?;
     let address = engine.listening();
     let port = address.rsplit(':').next().context("the engine announced no port")?;
@@ -156,10 +137,12 @@ async fn serves(
     // The connection to the second worker fails, but only after the root certificates were read.
     let workers = ["--worker", &worker("http"), "--worker", &worker("https")];
     let listen = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
-    let serve = [&["serve", "--config", CONFIG_FILE], &workers[..], &listen[..]].concat();
     let mounts = [(&*policies, POLICIES_DIR), (&*config, CONFIG_FILE), (&*hosts, "/etc/hosts")];
-    let config = bundle.write(dir, "serves", &bundle.program(&serve), &mounts, Network::Host)?;
-    let mut container = runtime.start("serves", &config, dir)?;
+    let mounts = mounts.map(|(from, to)| format!("--volume={}:{to}:ro", from.display()));
+    let mut run =
+        podman.run("serves", &[&["--network=host"], &mounts.each_ref().map(String::as_str)[..]].concat());
+    run.args(["serve", "--config", CONFIG_FILE]).args(workers).args(listen);
+    let mut container = podman.start("serves", run, dir)?;
     let (client, admin) = (container.client("listening"), container.client("admin"));
     until(|| async { client.post(CHAT, body(1, false)).await.is_ok() }).await;
     let answer = client.post(CHAT, body(4, false)).await;
@@ -169,23 +152,18 @@ async fn serves(
     let reasons = reasons(&admin).await?;
     let found = is_plain(&reasons);
     checks.check("root certificates are found", if found { "" } else { &reasons }, found);
-    let inspect = bundle.tool(&["inspect", &format!("{POLICIES_DIR}/aggregated.wasm")]);
+    let inspect = ["/usr/bin/pointsman", "policy", "inspect", &format!("{POLICIES_DIR}/aggregated.wasm")];
     fs::copy(sh::root().join(FROZEN), policies.join(".staged"))?;
     fs::rename(policies.join(".staged"), policies.join("aggregated.wasm"))?;
     until(|| async { policy(&admin).await.is_ok_and(|name| name == "frozen") }).await;
     let name = policy(&admin).await?;
     checks.check("a policy that was built elsewhere serves", &name, name == "frozen");
-    checks.check("pointsman-policy reads it", "", container.exec(&inspect)?.status.success());
-    drains(bundle, &mut container, &client, checks).await
+    checks.check("pointsman-policy reads it", "", container.exec(&inspect));
+    drains(&mut container, &client, checks).await
 }
 
 /// Stops the gateway while a request is in flight.
-async fn drains(
-    bundle: &Bundle,
-    container: &mut Container<'_>,
-    client: &Client,
-    checks: &mut Checks,
-) -> anyhow::Result<()> {
+async fn drains(container: &mut Container<'_>, client: &Client, checks: &mut Checks) -> anyhow::Result<()> {
     let stream = async {
         let streamed = client.stream_chat(&[], body(TOKENS, true)).await;
         (streamed, Instant::now())
@@ -193,7 +171,7 @@ async fn drains(
     let stop = async {
         sleep(Duration::from_millis(ITL_MS * TOKENS / 3)).await;
         let signalled = Instant::now();
-        stop(bundle, container, DRAIN, checks).await?;
+        stop(container, checks).await?;
         anyhow::Ok(signalled)
     };
     let ((streamed, ended), signalled) = tokio::join!(stream, stop);
@@ -202,25 +180,13 @@ async fn drains(
     Ok(())
 }
 
-/// Sends the signal that the image names, and waits until the container has ended.
-async fn stop(
-    bundle: &Bundle,
-    container: &mut Container<'_>,
-    limit: Duration,
-    checks: &mut Checks,
-) -> anyhow::Result<()> {
-    let signal = bundle.stop_signal();
-    container.signal(&signal)?;
+/// Stops a container, and checks that it ends well within its drain time.
+async fn stop(container: &mut Container<'_>, checks: &mut Checks) -> anyhow::Result<()> {
     let started = Instant::now();
-    let mut ended = None;
-    while ended.is_none() && started.elapsed() < LIMIT {
-        sleep(Duration::from_millis(20)).await;
-        ended = container.ended()?;
-    }
+    let status = container.stop(LIMIT.as_secs()).await?;
     let took = started.elapsed();
-    let status = ended.map_or_else(|| "still runs".to_owned(), |status| status.to_string());
-    checks.check(&format!("after {signal}"), &status, ended.is_some_and(|status| status.success()));
-    checks.check("seconds until it stopped", format!("{:.1}", took.as_secs_f64()), took < limit);
+    checks.check("after the image's stop signal", status, status.success());
+    checks.check("seconds until it stopped", format!("{:.1}", took.as_secs_f64()), took < DRAIN);
     Ok(())
 }
 

@@ -109,7 +109,7 @@ enum Command {
     E2eEnvoy(e2e_envoy::Args),
     /// Compare one gateway with three that exchange their load over the real NATS, and three that do not.
     E2eNats(e2e_nats::Args),
-    /// Run the image of `package` without root and with a read-only root; needs crun or runc.
+    /// Run the image of `package` without rights and with a read-only root; needs podman and root.
     E2eImage(e2e_image::Args),
     /// Install a wheel of `package` into a fresh environment and call its programs; needs python3.
     E2eWheel(e2e_wheel::Args),

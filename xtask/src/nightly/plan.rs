@@ -101,7 +101,7 @@ const ROWS: &[Row] = &[
         "three gateways that exchange their load choose as well as one"),
     row("e2e-envoy", 30, PYTHON, Xtask(&[&["e2e-envoy"]]), "a real Envoy asks two gateways for endpoints"),
     row("e2e-image", 30, Ask(e2e_image::missing), Xtask(&[&["e2e-image"]]),
-        "the image of a release under crun or runc: no root, read-only root"),
+        "the image of a release under podman: no rights, read-only root"),
     row("e2e-wheel", 30, Ask(e2e_wheel::missing), Xtask(&[&["e2e-wheel"]]),
         "the wheel of a release, installed by path into a fresh environment"),
     row("e2e-vllm", 60, VLLM, Xtask(&[&["e2e-vllm"]]), "real vLLM engines, KV over NIXL"),
