@@ -113,7 +113,7 @@ enum Command {
     E2eImage(e2e_image::Args),
     /// Install a wheel of `package` into a fresh environment and call its programs; needs python3.
     E2eWheel(e2e_wheel::Args),
-    /// Scan the TLS of both listeners with testssl.sh and sslscan.
+    /// Scan the TLS of both listeners with testssl.sh.
     TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
     Page,

@@ -1,11 +1,8 @@
-//! `tls-scan`: independent scanners judge the TLS of both listeners.
-//!
-//! testssl.sh reports findings with a severity. sslscan, from other authors, repeats the most important test:
-//! which protocols and ciphers are accepted.
+//! `tls-scan`: testssl.sh judges the TLS of both listeners. It reports findings with a severity.
 
 use std::{path::Path, process::Command};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use serde::Deserialize;
 
 use crate::{
@@ -14,8 +11,6 @@ use crate::{
     sh,
     table::Checks,
 };
-
-mod sslscan;
 
 /// Beginnings of findings that do not concern the strength of the listener. They concern the certificate of
 /// this run, which no public authority signed, the rules of browsers for sites, and the resumption of
@@ -47,20 +42,26 @@ pub(crate) struct Args {
 }
 
 /// A finding of testssl.sh.
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct Finding {
     id: String,
     severity: String,
     finding: String,
 }
 
+/// Names of the program.
+const PROGRAMS: [&str; 2] = ["testssl", "testssl.sh"];
+/// How to get the program.
+const INSTALL: &str = "testssl.sh is not installed: apt-get install testssl.sh";
+
+/// Returns the reason why the command cannot run on this machine.
+pub(crate) fn missing() -> Option<String> {
+    (!PROGRAMS.iter().any(|name| sh::is_installed(name))).then(|| INSTALL.to_owned())
+}
+
 /// Scans and prints a table. Returns an error when a check fails.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let testssl = ["testssl", "testssl.sh"].into_iter().find(|name| sh::is_installed(name));
-    let has_sslscan = sh::is_installed("sslscan");
-    if testssl.is_none() && !has_sslscan {
-        bail!("neither testssl.sh nor sslscan is installed: apt-get install testssl.sh sslscan");
-    }
+    let program = PROGRAMS.into_iter().find(|name| sh::is_installed(name)).context(INSTALL)?;
     let bin = fleet::build("release")?;
     let mut checks = Checks::default();
     for min_version in if args.tls13 { &["1.2", "1.3"][..] } else { &["1.2"] } {
@@ -68,17 +69,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let gateway = gateway(&bin, dir.path(), min_version)?;
         let admin = gateway.announced["admin"].as_str().context("the gateway announced no admin port")?;
         for (listener, address) in [("clients", gateway.listening()), ("operators", admin.to_owned())] {
-            let name = format!("{listener}, TLS {min_version} at least");
-            sh::print(&format!("\n{name} ({address})"));
-            match testssl {
-                Some(program) => judge(&findings(program, &address, dir.path())?, &mut checks),
-                None => sh::print("testssl.sh is not installed: its rows are missing"),
-            }
-            if has_sslscan {
-                sslscan::judge(&sslscan::scan(&address)?, *min_version == "1.3", &mut checks);
-            } else {
-                sh::print("sslscan is not installed: its rows are missing");
-            }
+            sh::print(&format!("\n{listener}, TLS {min_version} at least ({address})"));
+            judge(&findings(program, &address, dir.path())?, *min_version == "1.3", &mut checks);
         }
     }
     checks.finish()
@@ -108,13 +100,15 @@ fn findings(program: &str, address: &str, dir: &Path) -> anyhow::Result<Vec<Find
 }
 
 /// Prints each finding that concerns the listener.
-fn judge(findings: &[Finding], checks: &mut Checks) {
+fn judge(findings: &[Finding], only_tls13: bool, checks: &mut Checks) {
     let mut judged = 0;
     for Finding { id, severity, finding } in findings {
         if id == LEFT_TO_CLIENTS || OF_THE_TEST.iter().any(|start| id.starts_with(start)) {
             continue;
         }
         let passes = match severity.as_str() {
+            _ if id == "TLS1_2" => finding.starts_with("offered") != only_tls13,
+            _ if id == "TLS1_3" => finding.starts_with("offered"),
             "OK" => true,
             _ if NOT_OFFERED.contains(&id.as_str()) => finding.starts_with("not offered"),
             "LOW" | "MEDIUM" | "HIGH" | "CRITICAL" | "WARN" | "FATAL" => false,
@@ -139,14 +133,16 @@ mod tests {
     fn a_weakness_and_an_empty_report_fall_short() {
         let verdict = |findings: &[Finding]| {
             let mut checks = Checks::default();
-            judge(findings, &mut checks);
+            judge(findings, false, &mut checks);
             checks.finish().is_ok()
         };
         let mut good: Vec<Finding> = (0..20).map(|n| finding(&format!("f{n}"), "OK")).collect();
         good.push(finding("cert_trust", "CRITICAL"));
         assert!(verdict(&good));
         assert!(!verdict(&good[..10]));
-        good.push(finding("TLS1", "LOW"));
-        assert!(!verdict(&good));
+        for (id, severity) in [("TLS1", "LOW"), ("TLS1_2", "INFO"), ("TLS1_3", "OK")] {
+            let worse = finding(id, severity);
+            assert!(!verdict(&good.iter().chain([&worse]).cloned().collect::<Vec<_>>()), "{id}");
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use anyhow::ensure;
 
-use crate::{ci, drill, e2e_image, e2e_wheel, fleet, page, sh};
+use crate::{ci, drill, e2e_image, e2e_wheel, fleet, page, sh, tls_scan};
 
 /// One row.
 #[derive(Clone, Copy)]
@@ -89,8 +89,8 @@ const ROWS: &[Row] = &[
     row("e2e-sdk", 15, PYTHON, Xtask(&[&["e2e-sdk"]]), "the OpenAI and Anthropic Python SDKs through the gateway"),
     row("api-fuzz", 40, PYTHON, Xtask(&[&["api-fuzz"]]),
         "answers to generated requests are those of the OpenAPI documents"),
-    row("tls-scan", 20, Programs(&["sslscan"]), Xtask(&[&["tls-scan"]]),
-        "scanners that are not ours judge both listeners"),
+    row("tls-scan", 20, Ask(tls_scan::missing), Xtask(&[&["tls-scan"]]),
+        "testssl.sh judges both listeners"),
     row("kubernetes", 15, PYTHON, Script(&["deploy/check.sh"]),
         "the Kubernetes files and the chart fit the published schemas"),
     row("e2e-etcd", 15, Programs(&["etcd"]), Xtask(&[&["e2e-etcd"]]),
