@@ -1,13 +1,13 @@
-//! The rules: crate edges, no circles between siblings, no thread-locals, no unused public items, file sizes.
+//! The rules: crate edges, no circles between siblings, no thread-locals, file sizes.
 //! The rules for `crates/` are in [`super::standalone`].
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::path::Path;
 
 use syn::spanned::Spanned as _;
 
 use super::{
     graph,
-    modules::{Crate, Module, rust_files},
+    modules::{Crate, Module},
     shown, standalone, syntax,
 };
 
@@ -65,7 +65,6 @@ pub(crate) fn broken(root: &Path, crates: &[Crate]) -> anyhow::Result<Vec<String
         }
     }
     edges(root, crates, &mut broken);
-    unused_public_items(root, crates, &mut broken)?;
     broken.extend(standalone::broken(root, crates)?);
     Ok(broken)
 }
@@ -102,31 +101,4 @@ fn edges(root: &Path, crates: &[Crate], broken: &mut Vec<String>) {
             }
         }
     }
-}
-
-/// Finds the public items of the binary crate that no other crate, test, bench or public item mentions.
-fn unused_public_items(root: &Path, crates: &[Crate], broken: &mut Vec<String>) -> anyhow::Result<()> {
-    let own = root.join("host/gateway/src");
-    let mut names = BTreeSet::new();
-    let mut files = Vec::new();
-    for dir in ["host", "tests", "xtask"] {
-        rust_files(&root.join(dir), &mut files)?;
-    }
-    for file in files.iter().filter(|file| !file.starts_with(&own) || file.ends_with("src/main.rs")) {
-        let text = fs::read_to_string(file)?;
-        let words = text.split(|character: char| !character.is_alphanumeric() && character != '_');
-        names.extend(words.map(str::to_owned));
-    }
-    for krate in crates.iter().filter(|krate| krate.name == "pointsman-gateway") {
-        names.extend(krate.modules.iter().flat_map(|module| syntax::public_mentions(&module.syntax)));
-        for module in &krate.modules {
-            for item in syntax::public_items(&module.syntax) {
-                if !names.contains(&item) {
-                    let file = shown(root, &module.file);
-                    broken.push(format!("{file}: `{item}` is public, but no other crate uses it"));
-                }
-            }
-        }
-    }
-    Ok(())
 }

@@ -1,10 +1,8 @@
 //! Reads the input of the checks from a syntax tree: declared modules, imported names, and mentioned paths.
 
-use std::collections::BTreeSet;
-
 use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens as _;
-use syn::{ImplItem, Item, UseTree, Visibility};
+use syn::{Item, UseTree};
 
 /// A name that `use` brings into a module; `name` is empty for a glob.
 #[derive(Debug)]
@@ -61,70 +59,6 @@ pub(crate) fn mentioned(file: &syn::File) -> Vec<Vec<String>> {
     let anchored = ["crate", "super", "self"];
     paths.retain(|path| path.first().is_some_and(|first| anchored.contains(&first.as_str())));
     paths
-}
-
-/// Returns the names of the public items of a module.
-pub(crate) fn public_items(file: &syn::File) -> Vec<String> {
-    let name = |item: &Item| {
-        let (vis, ident) = match item {
-            Item::Const(item) => (&item.vis, &item.ident),
-            Item::Enum(item) => (&item.vis, &item.ident),
-            Item::Fn(item) => (&item.vis, &item.sig.ident),
-            Item::Static(item) => (&item.vis, &item.ident),
-            Item::Struct(item) => (&item.vis, &item.ident),
-            Item::Trait(item) => (&item.vis, &item.ident),
-            Item::Type(item) => (&item.vis, &item.ident),
-            _ => return None,
-        };
-        is_public(vis).then(|| ident.to_string())
-    };
-    file.items.iter().filter_map(name).collect()
-}
-
-/// Returns the names that the public items of a module mention in fields, variants and signatures.
-pub(crate) fn public_mentions(file: &syn::File) -> BTreeSet<String> {
-    let mut names = BTreeSet::new();
-    for item in &file.items {
-        match item {
-            Item::Struct(item) if is_public(&item.vis) => {
-                let fields = item.fields.iter().filter(|field| is_public(&field.vis));
-                fields.for_each(|field| idents(field.ty.to_token_stream(), &mut names));
-            }
-            Item::Enum(item) if is_public(&item.vis) => idents(item.variants.to_token_stream(), &mut names),
-            Item::Type(item) if is_public(&item.vis) => idents(item.ty.to_token_stream(), &mut names),
-            Item::Fn(item) if is_public(&item.vis) => idents(item.sig.to_token_stream(), &mut names),
-            Item::Trait(item) if is_public(&item.vis) => idents(item.to_token_stream(), &mut names),
-            Item::Impl(block) => signatures(block, &mut names),
-            _ => {}
-        }
-    }
-    names
-}
-
-fn signatures(block: &syn::ItemImpl, names: &mut BTreeSet<String>) {
-    for item in &block.items {
-        match item {
-            ImplItem::Fn(item) if is_public(&item.vis) => idents(item.sig.to_token_stream(), names),
-            ImplItem::Const(item) if is_public(&item.vis) => idents(item.ty.to_token_stream(), names),
-            // Associated types of a trait that a public type implements count, too.
-            ImplItem::Type(item) => idents(item.ty.to_token_stream(), names),
-            _ => {}
-        }
-    }
-}
-
-fn is_public(vis: &Visibility) -> bool {
-    matches!(vis, Visibility::Public(_))
-}
-
-fn idents(tokens: TokenStream, names: &mut BTreeSet<String>) {
-    for token in tokens {
-        match token {
-            TokenTree::Ident(ident) => drop(names.insert(ident.to_string())),
-            TokenTree::Group(group) => idents(group.stream(), names),
-            TokenTree::Punct(_) | TokenTree::Literal(_) => {}
-        }
-    }
 }
 
 fn flatten(tree: &UseTree, before: Vec<String>, imports: &mut Vec<Import>) {
