@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use crate::{
     client::{CHAT, Client},
     metrics_text::samples,
-    real_engines::{Options, RealEngine, Recorder, Session, checks},
+    real_engines::{Options, RealEngine, Session, checks},
     sh,
     table::Checks,
 };
@@ -54,12 +54,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     decode.ready().await?;
     let workers = [&prefill, &decode].map(|engine| format!("engine=sglang,url=http://{}", engine.address));
     let fleet = session.gateway(&workers).await?;
-    let Session { prompts, recorder, mut checks, .. } = session;
-    if let Some(recorder) = &recorder {
-        for (engine, name) in [(&prefill, "prefill"), (&decode, "decode")] {
-            facts(recorder, engine, name).await?;
-        }
-    }
+    let Session { prompts, mut checks, .. } = session;
     checks::compare(&fleet.client, &prompts, &expected, &mut checks).await?;
     checks::batches(&fleet.client, &prompts, &expected, &mut checks).await?;
     let moved = decode.metric("sglang:num_requests_total", "").await?;
@@ -79,9 +74,6 @@ async fn plain_engine(installed: &Installed, session: &mut Session) -> anyhow::R
     sh::status("starting one plain engine (about 60 s)");
     let mut plain = installed.start("plain", Part::Plain, session.dir.path())?;
     plain.ready().await?;
-    if let Some(recorder) = &session.recorder {
-        record(recorder, &plain).await?;
-    }
     let worker = format!("engine=sglang,url=http://{}", plain.address);
     let (expected, fleet) = session.plain_answers(&plain, worker).await?;
     let metrics = fleet.metrics().await?;
@@ -124,47 +116,4 @@ fn requests(load: &Value) -> u64 {
     let queues = queues.filter(|(name, _)| name.ends_with("_reqs")).map(|(_, count)| count);
     let counts = [&load["num_running_reqs"], &load["num_waiting_reqs"]].into_iter().chain(queues);
     counts.filter_map(Value::as_u64).sum()
-}
-
-/// Records the facts that an engine reports.
-async fn facts(recorder: &Recorder, engine: &RealEngine, name: &str) -> anyhow::Result<()> {
-    for (path, file) in [
-        ("/server_info", "server-info.json"),
-        ("/model_info", "model-info.json"),
-        ("/v1/loads", "loads.json"),
-        ("/v1/models", "models.json"),
-        ("/metrics", "metrics.txt"),
-    ] {
-        recorder.get(engine, path, &format!("{name}-{file}")).await?;
-    }
-    Ok(())
-}
-
-/// Records answers of every form that the gateway reads.
-async fn record(recorder: &Recorder, engine: &RealEngine) -> anyhow::Result<()> {
-    let chat = |more: Value| {
-        let mut body = json!({
-            "model": "tiny", "max_tokens": 4, "temperature": 0, "ignore_eos": true,
-            "rid": "00112233445566778899aabbccddeeff",
-            "messages": [{ "role": "user", "content": "Which points lead to siding four?" }],
-        });
-        body.as_object_mut()
-            .into_iter()
-            .for_each(|body| body.extend(more.as_object().cloned().unwrap_or_default()));
-        body
-    };
-    let usage = json!({ "stream": true, "stream_options": { "include_usage": true } });
-    recorder.post(engine, CHAT, &chat(json!({})), "chat.json").await?;
-    recorder.post(engine, CHAT, &chat(usage.clone()), "chat-stream.txt").await?;
-    recorder.post(engine, CHAT, &chat(json!({ "max_tokens": -1 })), "chat-refused.json").await?;
-    for (prompt, name) in [(json!("Tell about points."), "completion"), (json!(["one", "two"]), "batch")] {
-        let mut body = checks::body(&prompt, false, 4);
-        body["rid"] = json!("00112233445566778899aabbccddeeff");
-        recorder.post(engine, checks::COMPLETIONS, &body, &format!("{name}.json")).await?;
-        body.as_object_mut()
-            .into_iter()
-            .for_each(|body| body.extend(usage.as_object().cloned().unwrap_or_default()));
-        recorder.post(engine, checks::COMPLETIONS, &body, &format!("{name}-stream.txt")).await?;
-    }
-    facts(recorder, engine, "plain").await
 }

@@ -7,11 +7,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use serde_json::json;
-
 use crate::{
     real_engines::{
-        Options, RealEngine, Recorder, Session, checks,
+        Options, RealEngine, Session, checks,
         continuations::{self, Form},
     },
     sh,
@@ -71,10 +69,7 @@ pub(crate) async fn run(args: &Args, connector: Connector) -> anyhow::Result<()>
     decode.engine.ready().await?;
     let workers = [prefill.as_worker("prefill"), decode.as_worker("decode")];
     let fleet = session.gateway(&workers).await?;
-    let Session { prompts, recorder, mut checks, .. } = session;
-    if let Some(recorder) = &recorder {
-        record_pair(recorder, connector, &prefill.engine, &decode.engine).await?;
-    }
+    let Session { prompts, mut checks, .. } = session;
     checks::compare(&fleet.client, &prompts, &expected, &mut checks).await?;
     transferred(connector, &decode.engine, &mut checks).await?;
     checks::leave_early(&fleet.client, leavers, &prompts, false).await?;
@@ -133,25 +128,6 @@ async fn transferred(connector: Connector, decode: &RealEngine, checks: &mut Che
     let computed = decode.metric(by_source, "local_compute").await?;
     let shown = format!("{external:.0} (computed {computed:.0})");
     checks.check("prompt tokens from the prefill engine", shown, external > computed);
-    Ok(())
-}
-
-/// Records the facts that a pair reports, and for NIXL the prefill answer.
-async fn record_pair(
-    recorder: &Recorder,
-    connector: Connector,
-    prefill: &RealEngine,
-    decode: &RealEngine,
-) -> anyhow::Result<()> {
-    for (engine, name) in [(prefill, "prefill"), (decode, "decode")] {
-        recorder.get(engine, "/metrics", &format!("{name}-metrics.txt")).await?;
-        recorder.get(engine, "/v1/models", &format!("{name}-models.json")).await?;
-    }
-    if connector == Connector::Nixl {
-        let mut body = checks::body(&json!("Tell about points."), false, 1);
-        body["kv_transfer_params"] = json!({ "do_remote_decode": true, "do_remote_prefill": false });
-        recorder.post(prefill, checks::COMPLETIONS, &body, "prefill-response.json").await?;
-    }
     Ok(())
 }
 

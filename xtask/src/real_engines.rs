@@ -11,11 +11,9 @@ use crate::{
 
 pub(crate) mod checks;
 pub(crate) mod continuations;
-mod record;
 mod session;
 mod venv;
 
-pub(crate) use record::Recorder;
 pub(crate) use session::Session;
 pub(crate) use venv::Venv;
 
@@ -34,9 +32,6 @@ pub(crate) struct Options {
     /// Number of clients that disconnect early.
     #[arg(long, default_value_t = 30)]
     pub(crate) leavers: usize,
-    /// Directory to write the engines' answers to, as fixtures.
-    #[arg(long)]
-    pub(crate) record: Option<std::path::PathBuf>,
 }
 
 /// A running engine.

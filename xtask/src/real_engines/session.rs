@@ -7,7 +7,7 @@ use anyhow::ensure;
 use serde_json::json;
 use tempfile::TempDir;
 
-use super::{Options, PATIENT, RealEngine, Recorder, checks, continuations::Form};
+use super::{Options, PATIENT, RealEngine, checks, continuations::Form};
 use crate::{
     fleet::{self, Fleet},
     setup,
@@ -21,7 +21,6 @@ pub(crate) struct Session {
     /// Logs, configurations and policies of the run.
     pub(crate) dir: TempDir,
     pub(crate) prompts: Vec<String>,
-    pub(crate) recorder: Option<Recorder>,
     pub(crate) checks: Checks,
 }
 
@@ -34,7 +33,6 @@ impl Session {
             bin: fleet::build("release")?,
             dir: tempfile::Builder::new().prefix(&format!("pointsman-{engine}-")).tempdir()?,
             prompts: (0..options.prompts).map(checks::prompt).collect(),
-            recorder: options.record.as_deref().map(Recorder::new).transpose()?,
             checks: Checks::default(),
         })
     }
