@@ -16,10 +16,13 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    e2e_vllm::engines::{Installed, Part, Vllm},
     fleet,
     load::closed_loop,
     metrics_text::sum,
+    real_engines::{
+        RealEngine,
+        engines::{Installed, Kind, Part},
+    },
     setup, sh,
 };
 
@@ -73,21 +76,21 @@ struct Setting<'a> {
     bin: PathBuf,
     dir: &'a Path,
     model: PathBuf,
-    engines: Vec<Vllm>,
+    engines: Vec<RealEngine>,
 }
 
 /// Runs both routers in front of the same engines and prints the table.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     let bin = fleet::build("release")?;
-    let mut installed = Installed::at(&sh::root().join(&args.venv))?;
+    let mut installed = Installed::at(Kind::VllmNixl, Some(&args.venv))?;
     let dir = tempfile::Builder::new().prefix("pointsman-kv-").tempdir()?;
     installed.model = with_tools(&installed.model, dir.path())?;
     sh::status(&format!("starting {} engines (three take about 4 min)", args.engines));
     let start = |n| installed.start(&format!("engine-{n}"), Part::KvEvents, dir.path(), args.blocks);
     let mut engines = (0..args.engines).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-    for vllm in &mut engines {
-        vllm.engine.ready().await?;
+    for engine in &mut engines {
+        engine.ready().await?;
     }
     let setting = Setting { args, bin, dir: dir.path(), model: installed.model.clone(), engines };
     let kv_aware = converse(&setting, "", 0).await?;
@@ -133,7 +136,7 @@ fn with_tools(model: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
 
 async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Result<Figures> {
     let args = setting.args;
-    let workers: Vec<String> = setting.engines.iter().map(|vllm| vllm.as_worker("aggregated")).collect();
+    let workers: Vec<String> = setting.engines.iter().map(|engine| engine.as_worker("aggregated")).collect();
     let tokenizer = match args.tokens {
         Tokens::Folder => setting.model.display().to_string(),
         Tokens::Engine => "engine".to_owned(),
@@ -167,10 +170,10 @@ async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Res
 
 /// Returns the number of blocks that the engines computed beyond their capacity. They evicted at least this
 /// number.
-async fn evicted(engines: &[Vllm], blocks: u32) -> anyhow::Result<u64> {
+async fn evicted(engines: &[RealEngine], blocks: u32) -> anyhow::Result<u64> {
     let mut evicted = 0;
-    for vllm in engines {
-        let metrics = vllm.engine.client().get("/metrics").await?;
+    for engine in engines {
+        let metrics = engine.client().get("/metrics").await?;
         let queries = sum(&metrics, "vllm:prefix_cache_queries_total");
         let computed = queries - sum(&metrics, "vllm:prefix_cache_hits_total");
         evicted += (computed as u64 / 32).saturating_sub(blocks.into());

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use pointsman_rig::{client, load, machine, metrics_text, poll, proc, stats, table};
 
+use crate::real_engines::{engines::Kind, pair};
+
 mod api_fuzz;
 mod bench;
 mod book;
@@ -23,8 +25,6 @@ mod e2e_image;
 mod e2e_kv;
 mod e2e_nats;
 mod e2e_sdk;
-mod e2e_sglang;
-mod e2e_vllm;
 mod e2e_wheel;
 mod fleet;
 mod lab_dynamo;
@@ -94,11 +94,11 @@ enum Command {
     /// Compare answers to generated requests with the OpenAPI documents (schemathesis).
     ApiFuzz(api_fuzz::Args),
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
-    E2eVllm(e2e_vllm::Args),
+    E2eVllm(pair::Args),
     /// Run real vLLM prefill and decode engines (Mooncake over TCP, on CPU) behind the gateway.
-    E2eMooncake(e2e_vllm::Args),
+    E2eMooncake(pair::Args),
     /// Run real SGLang prefill and decode engines (Mooncake over TCP, on CPU) behind the gateway.
-    E2eSglang(e2e_sglang::Args),
+    E2eSglang(pair::Args),
     /// Compare predicted with reported cached blocks on real vLLM engines with KV events.
     E2eKv(e2e_kv::Args),
     /// Register and remove 500 workers in the real etcd, which is killed once; needs Debian's etcd-server.
@@ -164,9 +164,9 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::E2eWheel(args) => e2e_wheel::run(&args),
         Command::E2eSdk => e2e_sdk::run().await,
         Command::ApiFuzz(args) => api_fuzz::run(&args).await,
-        Command::E2eVllm(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Nixl).await,
-        Command::E2eMooncake(args) => e2e_vllm::run(&args, e2e_vllm::Connector::Mooncake).await,
-        Command::E2eSglang(args) => e2e_sglang::run(&args).await,
+        Command::E2eVllm(args) => pair::run(&args, Kind::VllmNixl).await,
+        Command::E2eMooncake(args) => pair::run(&args, Kind::VllmMooncake).await,
+        Command::E2eSglang(args) => pair::run(&args, Kind::Sglang).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
         Command::TlsScan(args) => tls_scan::run(&args),
         Command::Page => page::run().await,

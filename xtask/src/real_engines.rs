@@ -9,13 +9,14 @@ use crate::{
     metrics_text::samples,
 };
 
-pub(crate) mod checks;
-pub(crate) mod continuations;
-mod session;
+mod checks;
+mod continuations;
+pub(crate) mod engines;
+mod install;
+pub(crate) mod pair;
 mod venv;
 
-pub(crate) use session::Session;
-pub(crate) use venv::Venv;
+use venv::Venv;
 
 /// Maximum time until an engine is ready. Two engines that share two cores need some minutes.
 const BOOT: Duration = Duration::from_secs(600);
@@ -23,30 +24,26 @@ const BOOT: Duration = Duration::from_secs(600);
 /// Settings of the gateway in front of engines that share the machine with it.
 const PATIENT: &str = "[probe]\ntimeout = \"10s\"\n";
 
-/// Options of every command.
-#[derive(Debug, clap::Args)]
-pub(crate) struct Options {
-    /// Number of prompts to compare.
-    #[arg(long, default_value_t = 30)]
-    pub(crate) prompts: usize,
-    /// Number of clients that disconnect early.
-    #[arg(long, default_value_t = 30)]
-    pub(crate) leavers: usize,
-}
-
 /// A running engine.
 #[derive(Debug)]
 pub(crate) struct RealEngine {
-    pub(crate) address: String,
+    address: String,
+    /// Description of the worker without its role.
+    worker: String,
     process: Process,
 }
 
 impl RealEngine {
     /// Starts an engine that listens on this port of 127.0.0.1, without waiting until it is ready.
-    pub(crate) fn start(name: &str, port: u16, command: Command, dir: &Path) -> anyhow::Result<Self> {
+    fn start(name: &str, port: u16, command: Command, dir: &Path, worker: String) -> anyhow::Result<Self> {
         // The server does not end its engine's processes when it is killed.
         let process = Process::logging(name, command, dir, End::KillTree)?;
-        Ok(Self { address: format!("127.0.0.1:{port}"), process })
+        Ok(Self { address: format!("127.0.0.1:{port}"), worker, process })
+    }
+
+    /// Returns the `--worker` flag for this engine in a role.
+    pub(crate) fn as_worker(&self, role: &str) -> String {
+        format!("role={role},{}", self.worker)
     }
 
     /// Returns a client for the engine.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 use rand::RngExt as _;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use super::RealEngine;
 use crate::{
@@ -140,23 +140,6 @@ pub(crate) async fn leave_early(
     });
     futures_util::future::try_join_all(visits).await?;
     Ok(())
-}
-
-/// Waits until these gauges of the engines are zero, at most for `limit`. Returns their sum.
-pub(crate) async fn held(engines: &[&RealEngine], gauges: &[&str], limit: Duration) -> anyhow::Result<f64> {
-    let deadline = Instant::now() + limit;
-    loop {
-        let mut held = 0.0;
-        for engine in engines {
-            for gauge in gauges {
-                held += engine.metric(gauge, "").await?;
-            }
-        }
-        if held == 0.0 || Instant::now() > deadline {
-            return Ok(held);
-        }
-        sleep(Duration::from_millis(500)).await;
-    }
 }
 
 /// Kills the decode engine during a stream, which must then end with one error event.
