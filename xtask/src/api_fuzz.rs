@@ -1,12 +1,7 @@
 //! `api-fuzz`: schemathesis generates requests from the OpenAPI documents of both listeners, and compares
 //! every answer with the document.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{fs, path::Path, process::Stdio, time::Duration};
 
 use anyhow::Context as _;
 
@@ -44,7 +39,8 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     setup::run()?;
     let bin = fleet::build("release")?;
-    let program = install()?;
+    let venv = fleet::target_dir().join("venv-api-fuzz");
+    let program = sh::venv_program(&venv, "schemathesis", &[SCHEMATHESIS])?;
     let dir = tempfile::Builder::new().prefix("pointsman-api-fuzz-").tempdir()?;
     let engines = ["prefill", "decode"].map(|role| EngineSpec::new("vllm", role, "--speedup 100"));
     let fleet = fleet::start(&bin, dir.path(), &engines, CONFIG).await?;
@@ -59,18 +55,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         checks.check(&format!("test cases of the {name}' document"), tested, tested > MIN_CASES);
     }
     checks.finish()
-}
-
-/// Installs schemathesis into a virtual environment of its own and returns the program.
-fn install() -> anyhow::Result<PathBuf> {
-    let venv = fleet::target_dir().join("venv-api-fuzz");
-    let program = venv.join("bin/schemathesis");
-    if !sh::succeeds(std::process::Command::new(&program).arg("--version")) {
-        sh::run(std::process::Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        let mut pip = std::process::Command::new(venv.join("bin/pip"));
-        sh::run(pip.args(["install", "--quiet", "--only-binary", ":all:", SCHEMATHESIS]))?;
-    }
-    Ok(program)
 }
 
 /// Runs schemathesis on one document, and shows its report when an answer is not as documented. Returns

@@ -15,16 +15,11 @@ const SCRIPT: &str = include_str!("e2e_sdk/script.py");
 pub(crate) async fn run() -> anyhow::Result<()> {
     setup::run()?;
     let bin = fleet::build("release")?;
-    let venv = sh::root().join("target/venv-sdk");
-    if !sh::succeeds(Command::new(venv.join("bin/python")).args(["-c", "import openai, anthropic"])) {
-        sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        let mut pip = Command::new(venv.join("bin/pip"));
-        sh::run(pip.args(["install", "--quiet", "--only-binary", ":all:", "openai", "anthropic"]))?;
-    }
+    let openai = sh::venv_program(&sh::root().join("target/venv-sdk"), "openai", &["openai", "anthropic"])?;
     let dir = tempfile::Builder::new().prefix("pointsman-sdk-").tempdir()?;
     let engines = ["prefill", "decode"].map(|role| EngineSpec::new("vllm", role, "--itl-ms 2"));
     let fleet = fleet::start(&bin, dir.path(), &engines, "").await?;
-    let mut python = Command::new(venv.join("bin/python"));
+    let mut python = Command::new(openai.with_file_name("python"));
     python.args(["-c", SCRIPT, &format!("http://{}", fleet.gateway.listening())]);
     sh::run(&mut python)
 }

@@ -71,14 +71,11 @@ fn made_twice(dir: &Path, checks: &mut Checks) -> anyhow::Result<PathBuf> {
 
 /// Compares the wheel's tag with the tag of auditwheel, which is installed from PyPI.
 fn audit(wheel: &Path, name: &str, dir: &Path, checks: &mut Checks) -> anyhow::Result<()> {
-    let venv = dir.join("venv-audit");
-    sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-    let mut pip = Command::new(venv.join("bin/pip"));
-    if !sh::succeeds(pip.args(["install", "--quiet", "--only-binary", ":all:", AUDIT])) {
+    let Ok(auditwheel) = sh::venv_program(&dir.join("venv-audit"), "auditwheel", &[AUDIT]) else {
         checks.show("auditwheel", "skipped: no PyPI");
         return Ok(());
-    }
-    let shown = Command::new(venv.join("bin/auditwheel")).arg("show").arg(wheel).output()?;
+    };
+    let shown = Command::new(auditwheel).arg("show").arg(wheel).output()?;
     let told = String::from_utf8_lossy(&shown.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
     let tag = name.rsplit('-').next().and_then(|tag| tag.strip_suffix(".whl")).unwrap_or_default();
     let agrees = told.contains(&format!("following platform tag: \"{tag}\""));

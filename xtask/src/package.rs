@@ -64,8 +64,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         ("readelf", "apt install binutils"),
         ("zip", "apt install zip"),
     ] {
-        let found = sh::succeeds(Command::new("sh").args(["-c", &format!("command -v {program}")]));
-        ensure!(found, "`{program}` is missing; install it with `{install}`");
+        ensure!(sh::is_installed(program), "`{program}` is missing; install it with `{install}`");
     }
     setup::run()?;
     let target = fleet::target_dir();

