@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::{
     metrics_text::{sum, sum_with},
     sh,
+    table::columns,
 };
 
 /// Results of one router.
@@ -49,32 +50,22 @@ impl Figures {
     pub(super) fn hit_rate(&self) -> f64 {
         self.cached_tokens / self.prompt_tokens.max(1.0)
     }
-
-    fn line(&self, name: &str) -> String {
-        format!(
-            "| {name:<12} | {:>8} | {:>6} | {:>7} | {:>5} | {:>5} | {:>10.2} | {:>7.1}% | {:>7.0} |",
-            self.requests,
-            self.failed,
-            self.equal,
-            self.over,
-            self.under,
-            self.equal_share() * 100.0,
-            self.hit_rate() * 100.0,
-            self.took.as_secs_f64()
-        )
-    }
 }
 
 /// Prints one line for each router.
 pub(super) fn print(kv_aware: &Figures, round_robin: Option<&Figures>) {
-    sh::print(&format!(
-        "| {:<12} | {:>8} | {:>6} | {:>7} | {:>5} | {:>5} | {:>10} | {:>8} | {:>7} |",
-        "router", "requests", "failed", "equal", "over", "under", "equal %", "hit rate", "seconds"
-    ));
-    sh::print(&kv_aware.line("kv-aware"));
-    if let Some(round_robin) = round_robin {
-        sh::print(&round_robin.line("round-robin"));
-    }
+    let head = "router|requests|failed|equal|over|under|equal %|hit rate|seconds";
+    let line = |(name, figures): (&str, &Figures)| {
+        let (equal, hits) = (figures.equal_share() * 100.0, figures.hit_rate() * 100.0);
+        let Figures { requests, failed, equal: right, over, under, took, .. } = figures;
+        let took = took.as_secs_f64();
+        format!("{name}|{requests}|{failed}|{right}|{over}|{under}|{equal:.2}|{hits:.1} %|{took:.0}")
+    };
+    let routers = [("kv-aware", Some(kv_aware)), ("round-robin", round_robin)].into_iter();
+    let lines = routers.filter_map(|(name, figures)| Some(line((name, figures?))));
+    let rows = std::iter::once(head.to_owned()).chain(lines);
+    let rows: Vec<_> = rows.map(|row| row.split('|').map(str::to_owned).collect()).collect();
+    columns(&rows).iter().for_each(|row| sh::print(row));
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Round, routers::Router, scenario::Scenario};
-use crate::{sh, stats::median};
+use crate::{sh, stats::median, table::columns};
 
 /// Figures of one run. NaN marks a figure that the scenario does not have.
 #[derive(Clone, Copy, Debug)]
@@ -39,46 +39,34 @@ impl Figures {
 
 /// Prints the medians of a scenario, and returns them as JSON by router.
 pub(super) fn table(scenario: &Scenario, routers: &[Router], rounds: &[Round]) -> Vec<(&'static str, Value)> {
-    sh::print(&format!(
-        "\n({}) {}\n{:<13} {:>12} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>8} {:>9} {:>9}",
-        scenario.name,
-        scenario.description,
-        "router",
-        "CPU s/1000",
-        "x nginx",
-        "us/event",
-        "TTFT p50",
-        "TTFT p99",
-        "hop p50",
-        "hop p99",
-        "ev/chunk",
-        "req/s",
-        "RSS MB"
-    ));
-    routers.iter().map(|router| (router.name(), line(router.name(), rounds))).collect()
-}
-
-fn line(router: &'static str, rounds: &[Round]) -> Value {
-    let of = |figure: fn(&Figures) -> f64| median(values(rounds, router, figure));
-    let cpu: fn(&Figures) -> f64 = |figures| figures.cpu_per_1000_s;
-    let nginx = values(rounds, "nginx", cpu);
-    let ratio =
-        median(values(rounds, router, cpu).iter().zip(&nginx).map(|(cpu, nginx)| cpu / nginx).collect());
-    let per_1000 = of(cpu);
-    let per_event = of(|figures| figures.cpu_per_event_us);
-    let [p50, p99] = [of(|figures| figures.ttft_p50_ms), of(|figures| figures.ttft_p99_ms)];
-    let [hop50, hop99] = [of(|figures| figures.hop_p50_us), of(|figures| figures.hop_p99_us)];
-    let chunk = of(|figures| figures.events_per_chunk);
-    let [rate, rss] = [of(|figures| figures.per_second), of(|figures| figures.rss_mb)];
-    sh::print(&format!(
-        "{router:<13} {per_1000:>12.3} {ratio:>9.2} {per_event:>9.2} {p50:>9.3} {p99:>9.3} {hop50:>9.0} \
-         {hop99:>9.0} {chunk:>8.2} {rate:>9.0} {rss:>9.1}"
-    ));
-    json!({
-        "cpu_s_per_1000": per_1000, "ratio_to_nginx": ratio, "cpu_us_per_event": per_event,
-        "ttft_ms": [p50, p99], "hop_us": [hop50, hop99], "events_per_chunk": chunk,
-        "requests_per_s": rate, "rss_mb": rss,
-    })
+    let head = "router|CPU s/1000|x nginx|us/event|TTFT p50|TTFT p99|hop p50|hop p99|ev/chunk|req/s|RSS MB";
+    let (mut rows, mut all) = (vec![head.split('|').map(str::to_owned).collect::<Vec<_>>()], Vec::new());
+    for router in routers {
+        let name = router.name();
+        let of = |figure: fn(&Figures) -> f64| median(values(rounds, name, figure));
+        let cpu: fn(&Figures) -> f64 = |figures| figures.cpu_per_1000_s;
+        let nginx = values(rounds, "nginx", cpu).into_iter();
+        let ratio =
+            median(values(rounds, name, cpu).iter().zip(nginx).map(|(cpu, nginx)| cpu / nginx).collect());
+        let (per_1000, per_event) = (of(cpu), of(|figures| figures.cpu_per_event_us));
+        let [p50, p99] = [of(|figures| figures.ttft_p50_ms), of(|figures| figures.ttft_p99_ms)];
+        let [hop50, hop99] = [of(|figures| figures.hop_p50_us), of(|figures| figures.hop_p99_us)];
+        let chunk = of(|figures| figures.events_per_chunk);
+        let [rate, rss] = [of(|figures| figures.per_second), of(|figures| figures.rss_mb)];
+        let line = format!(
+            "{name}|{per_1000:.3}|{ratio:.2}|{per_event:.2}|{p50:.3}|{p99:.3}|{hop50:.0}|{hop99:.0}|{chunk:.2}|{rate:.0}|{rss:.1}"
+        );
+        rows.push(line.split('|').map(str::to_owned).collect());
+        let figures = json!({
+            "cpu_s_per_1000": per_1000, "ratio_to_nginx": ratio, "cpu_us_per_event": per_event,
+            "ttft_ms": [p50, p99], "hop_us": [hop50, hop99], "events_per_chunk": chunk,
+            "requests_per_s": rate, "rss_mb": rss,
+        });
+        all.push((name, figures));
+    }
+    sh::print(&format!("\n({}) {}", scenario.name, scenario.description));
+    columns(&rows).iter().for_each(|row| sh::print(row));
+    all
 }
 
 /// Returns a figure for each round in which the router ran.
