@@ -85,7 +85,7 @@ enum Command {
     LabDynamo(lab_dynamo::Args),
     /// Play a trace through a gateway with simulated engines and through the lab, and compare.
     LabFidelity(lab_fidelity::Args),
-    /// Simulate a million requests on a thousand engines within 8 GB, and equal bytes for equal seeds.
+    /// Simulate a million requests on a thousand engines within 8 GB.
     LabScale(lab_scale::Args),
     /// Compare the default policy with every shipped rival on a fixed matrix of traffic and fleets.
     LabSuite(lab_suite::Args),
