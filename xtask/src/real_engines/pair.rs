@@ -6,10 +6,7 @@
 //! or blocks of disconnected clients for longer than the lease. When a decode engine is killed, its stream must
 //! end with one valid error event. SGLang pairs hang on several choices, so the gateway must refuse them.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::ensure;
 use bytes::Bytes;
