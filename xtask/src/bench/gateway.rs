@@ -21,7 +21,6 @@ mod clients;
 mod engines;
 mod figures;
 pub(super) mod instructions;
-mod jwt;
 mod prompts;
 mod routers;
 mod run;
@@ -61,9 +60,6 @@ pub(crate) struct Args {
     /// direct calls.
     #[arg(long)]
     tls: bool,
-    /// Let clients send tokens (JWT, ES256). The gateway verifies them; nginx does not.
-    #[arg(long, value_name = "TOKENS")]
-    jwt: Option<jwt::Tokens>,
     /// File to append one line of JSON to, for each router and scenario.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -86,7 +82,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         rivals: Rivals::find(&args.rivals)?,
         tokenizer: args.tokenizer.clone(),
         tls: args.tls,
-        jwt: args.jwt,
         config: "",
     };
     let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
@@ -107,7 +102,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         for (name, figures) in figures::table(scenario, &programs.routers(scenario), &rounds) {
             let line = json!({
                 "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "tls": args.tls,
-                "jwt": args.jwt.map(|tokens| format!("{tokens:?}")),
                 "used_by_others": others.processes + others.hypervisor, "figures": figures,
             });
             writeln!(out, "{line}")?;
@@ -135,7 +129,6 @@ pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
         rivals: Rivals::find(&[])?,
         tokenizer: None,
         tls: false,
-        jwt: None,
         config: "",
     };
     for scenario in scenario::choose(&SHAPES.map(str::to_owned), false) {
@@ -159,8 +152,6 @@ struct Programs {
     tokenizer: Option<PathBuf>,
     /// Whether clients use TLS to the routers.
     tls: bool,
-    /// Way in which clients send tokens, if they do.
-    jwt: Option<jwt::Tokens>,
     /// More text of the gateway's configuration file.
     config: &'static str,
 }
@@ -172,8 +163,8 @@ impl Programs {
             Router::Versus => self.versus.is_some(),
             Router::Nginx => routers::nginx_program().is_some(),
             Router::Direct => !self.tls,
-            // Rivals are measured only without TLS and tokens.
-            other if (self.tls || self.jwt.is_some()) && other.is_rival() => false,
+            // Rivals are measured only without TLS.
+            other if self.tls && other.is_rival() => false,
             other => !other.is_rival() || self.rivals.python(*other).is_some(),
         };
         Router::ALL.into_iter().filter(|router| installed(router) && router.can_serve(scenario)).collect()

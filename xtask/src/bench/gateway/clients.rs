@@ -23,24 +23,14 @@ pub(super) struct Seen {
     pub(super) chunks: u64,
 }
 
-/// Sends a request, with the header `authorization` unless it is empty, and reads the answer to its end.
-/// Returns an error when the answer is not whole or takes more than a minute.
-pub(super) async fn post(
-    client: &Client,
-    authorization: &str,
-    body: Bytes,
-    seen: &mut Seen,
-) -> anyhow::Result<()> {
-    let whole = timeout(LIMIT, exchange(client, authorization, body, seen)).await;
+/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole or takes more
+/// than a minute.
+pub(super) async fn post(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
+    let whole = timeout(LIMIT, exchange(client, body, seen)).await;
     whole.unwrap_or_else(|_| bail!("an answer did not end within {LIMIT:?}"))
 }
 
-/// Returns the headers of a request.
-pub(super) fn headers(authorization: &str) -> Vec<(&str, &str)> {
-    if authorization.is_empty() { Vec::new() } else { vec![("authorization", authorization)] }
-}
-
-async fn exchange(client: &Client, authorization: &str, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
+async fn exchange(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
     let (mut splitter, mut events, mut done, mut first) = (Splitter::default(), 0, false, true);
     let (started, mut received, mut whole) = (monotonic_nanos(), Received::default(), Ok(0));
     let piece = |piece: &[u8]| {
@@ -62,7 +52,7 @@ async fn exchange(client: &Client, authorization: &str, body: Bytes, seen: &mut 
         splitter.discard(whole.unwrap_or(0));
         seen.chunks += u64::from(events > 0);
     };
-    client.read(CHAT, &headers(authorization), body, &mut received, piece).await?;
+    client.read(CHAT, &[], body, &mut received, piece).await?;
     whole?;
     ensure!(received.status == 200, "a request was answered with status {}", received.status);
     ensure!(!received.body.is_empty(), "an answer was empty");

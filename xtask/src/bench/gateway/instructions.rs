@@ -144,7 +144,6 @@ impl Count {
             rivals: Rivals::find(&[])?,
             tokenizer: None,
             tls: false,
-            jwt: None,
             config: CONFIG,
         };
         let router = Router::Pointsman.start(&scenario, &engines, &programs).await?;

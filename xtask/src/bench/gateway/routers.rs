@@ -1,13 +1,12 @@
 //! The compared routers, as real processes.
 
-use std::{path::Path, process::Command, sync::Arc, time::Duration};
+use std::{path::Path, process::Command, time::Duration};
 
 use anyhow::Context as _;
 
 use super::{
     Programs,
     engines::{Engine, Engines},
-    jwt::Issuer,
     scenario::{Handshake, Scenario, Shape},
 };
 use crate::{
@@ -57,8 +56,6 @@ pub(super) struct Running {
     pub(super) kind: Router,
     /// Client that calls the router.
     pub(super) client: Client,
-    /// Issuer that signs the tokens of clients.
-    pub(super) issuer: Option<Arc<Issuer>>,
     /// Client that calls the gateway's admin port.
     pub(super) admin: Option<Client>,
     /// Resident memory before the first request, megabytes.
@@ -132,14 +129,7 @@ impl Router {
         let targets = engines.relay_targets();
         let tls = programs.tls.then(|| Certificates::write(dir.path())).transpose()?;
         let tls = tls.as_ref();
-        let issuer = programs.jwt.map(Issuer::new).transpose()?.map(Arc::new);
-        let mut access = String::new();
-        if let Some(tls) = tls {
-            access.push_str(&format!("[server.tls]\n{}", tls.table()));
-        }
-        if let Some(issuer) = &issuer {
-            access.push_str(&issuer.table(dir.path())?);
-        }
+        let access = tls.map_or_else(String::new, |tls| format!("[server.tls]\n{}", tls.table()));
         let mut own = OwnEngines::default();
         let (address, process) = match self {
             Self::Direct => (targets.first().context("the scenario has no engine")?.address.clone(), None),
@@ -176,7 +166,7 @@ impl Router {
         };
         let admin = process.as_ref().and_then(|process| process.announced["admin"].as_str()).map(Client::new);
         let mut running =
-            Running { client, issuer, admin, kind: self, idle_mb: 0.0, process, _engines: own, _dir: dir };
+            Running { client, admin, kind: self, idle_mb: 0.0, process, _engines: own, _dir: dir };
         running.idle_mb = running.resident_mb();
         Ok(running)
     }

@@ -16,7 +16,6 @@ use tokio::time::{Instant, interval};
 use super::{
     clients::{Seen, post},
     figures::Figures,
-    jwt::{Issuer, authorization},
     prompts::{Bodies, body, prompt},
     routers::Running,
     scenario::{Scenario, Shape},
@@ -34,7 +33,6 @@ const FILL_REQUESTS: u64 = 20_000;
 /// Data that the clients of a run share.
 struct Work {
     client: Client,
-    issuer: Option<Arc<Issuer>>,
     bodies: Bodies,
     /// Body that is sent before each request to a router that does not know legs.
     prefill: Option<Bytes>,
@@ -94,7 +92,6 @@ impl Work {
         let relayed = matches!(scenario.shape, Shape::Disaggregated(_)) && !router.kind.knows_legs();
         Self {
             client: router.client.clone(),
-            issuer: router.issuer.clone(),
             bodies: Bodies::new(scenario),
             prefill: relayed.then(|| body(&prompt(0, scenario.prompt_bytes), false, 1)),
             begun: AtomicU64::new(0),
@@ -117,13 +114,12 @@ impl Work {
     async fn exchange(&self, turn: Turn) -> anyhow::Result<Seen> {
         let Turn { number, client, own, is_too_many, .. } = turn;
         ensure!(!is_too_many, "{} requests are open", load::MAX_OPEN);
-        let authorization = || authorization(self.issuer.as_deref(), client, number);
         let (mut seen, mut uncounted) = (Seen::default(), Seen::default());
         if let Some(prefill) = &self.prefill {
-            post(&self.client, &authorization()?, prefill.clone(), &mut uncounted).await?;
+            post(&self.client, prefill.clone(), &mut uncounted).await?;
         }
         let body = self.bodies.of(number, client, own);
-        post(&self.client, &authorization()?, body, &mut seen).await?;
+        post(&self.client, body, &mut seen).await?;
         Ok(seen)
     }
 }
@@ -144,8 +140,7 @@ pub(super) async fn fill(router: &Running) -> anyhow::Result<()> {
     let Some(admin) = &router.admin else { return Ok(()) };
     let (bodies, mut unused) = (Bodies::to_fill(), Seen::default());
     for turn in 0..FILL_REQUESTS {
-        let header = authorization(router.issuer.as_deref(), 0, turn)?;
-        post(&router.client, &header, bodies.of(turn, 0, turn), &mut unused).await?;
+        post(&router.client, bodies.of(turn, 0, turn), &mut unused).await?;
         if turn % 50 == 49 {
             let metrics = admin.get("/metrics").await?;
             let evicted = metrics_text::samples(&metrics, "pointsman_index_evicted_total");
