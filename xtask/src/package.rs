@@ -17,15 +17,13 @@ use crate::{digest::sha256, fleet, profile, setup, sh, table::Checks};
 
 mod build;
 mod commit;
-mod contents;
 mod glibc;
 mod image;
 mod wheel;
 mod zig;
 
 use build::{Build, Files};
-use commit::Commit;
-use contents::Contents;
+use commit::{Commit, Contents};
 use glibc::Glibc;
 
 #[derive(Debug, clap::Args)]
@@ -125,18 +123,17 @@ pub(crate) fn strip(programs: &[&str], bin: &Path, to: &Path) -> anyhow::Result<
 
 /// Writes an image of programs into an empty directory, as `package` does, and returns its path.
 pub(crate) fn write_image(programs: &[PathBuf], dir: &Path) -> anyhow::Result<PathBuf> {
-    let release = Commit::of_head()?.release()?;
-    let output = dir.join(image::file_name(&release));
-    let source = sh::root();
-    let contents = Contents { programs, documents: &[], source: &source, release: &release };
+    let (commit, source) = (&Commit::of_head()?, sh::root());
+    let output = dir.join(image::file_name(commit));
+    let contents = Contents { programs, documents: &[], source: &source, commit };
     image::write(contents, dir, &output)?;
     Ok(output)
 }
 
 /// Writes a wheel of programs into an empty directory, as `package` does, and returns its path.
 pub(crate) fn write_wheel(programs: &[PathBuf], dir: &Path) -> anyhow::Result<PathBuf> {
-    let (release, source) = (Commit::of_head()?.release()?, sh::root());
-    wheel::write(Contents { programs, documents: &[], source: &source, release: &release }, dir)
+    let (commit, source) = (&Commit::of_head()?, sh::root());
+    wheel::write(Contents { programs, documents: &[], source: &source, commit }, dir)
 }
 
 /// Returns the file with the counts that the compiler uses to lay out the hot path.

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use super::{Commit, contents::Contents, image, name, remove, wheel};
+use super::{Commit, commit::Contents, image, name, remove, wheel};
 use crate::sh;
 
 /// The commit, the profile and the settings of a build.
@@ -150,7 +150,10 @@ impl Build<'_> {
     }
 
     fn dated<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command.env("SOURCE_DATE_EPOCH", &self.commit.time).env("TZ", "UTC").env("LC_ALL", "C.UTF-8")
+        command
+            .env("SOURCE_DATE_EPOCH", self.commit.time.to_string())
+            .env("TZ", "UTC")
+            .env("LC_ALL", "C.UTF-8")
     }
 
     /// Writes the files of the package that are neither programs nor files of the repository.
@@ -205,22 +208,20 @@ impl Build<'_> {
 
     /// Writes the image of the programs that a gateway and its operators need.
     fn image(&self, programs: &[PathBuf], sboms: &[PathBuf], dirs: &Dirs) -> anyhow::Result<PathBuf> {
-        let release = self.commit.release()?;
-        let output = dirs.generated.join(image::file_name(&release));
+        let commit = self.commit;
+        let output = dirs.generated.join(image::file_name(commit));
         let of_image = |files: &[PathBuf], ending: &str| -> Vec<PathBuf> {
             let names = IMAGE_PROGRAMS.map(|name| format!("{name}{ending}"));
             files.iter().filter(|file| names.contains(&name(file))).cloned().collect()
         };
         let (programs, documents) = (of_image(programs, ""), of_image(sboms, ".cdx.json"));
-        let contents =
-            Contents { programs: &programs, documents: &documents, source: &dirs.source, release: &release };
+        let contents = Contents { programs: &programs, documents: &documents, source: &dirs.source, commit };
         image::write(contents, &dirs.generated, &output)?;
         Ok(output)
     }
 
     fn wheel(&self, programs: &[PathBuf], sboms: &[PathBuf], dirs: &Dirs) -> anyhow::Result<PathBuf> {
-        let release = self.commit.release()?;
-        let contents = Contents { programs, documents: sboms, source: &dirs.source, release: &release };
+        let contents = Contents { programs, documents: sboms, source: &dirs.source, commit: self.commit };
         wheel::write(contents, &dirs.generated)
     }
 

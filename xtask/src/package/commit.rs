@@ -1,18 +1,20 @@
 //! The commit to package.
 
-use std::process::Command;
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context as _, ensure};
 
-use super::contents::Release;
 use crate::sh;
 
 /// The checked-out commit, with the versions and times that are derived from it.
 #[derive(Debug)]
-pub(super) struct Commit {
+pub(crate) struct Commit {
     pub(super) hash: String,
-    /// Time of the commit, seconds since 1970.
-    pub(super) time: String,
+    /// Time of the commit and of every file, seconds since 1970.
+    pub(super) time: u64,
     /// Version of the binary: `0.1.0+6032306ab12c`.
     pub(super) version: String,
     /// Version of the Debian package: the time makes later commits of a release newer.
@@ -20,7 +22,7 @@ pub(super) struct Commit {
     /// The time as Debian changelogs write it.
     pub(super) date: String,
     /// The time as RFC 3339 writes it.
-    created: String,
+    pub(super) created: String,
 }
 
 impl Commit {
@@ -30,7 +32,7 @@ impl Commit {
         let (release, short) = (env!("CARGO_PKG_VERSION"), hash.get(..12).unwrap_or(&hash));
         let digits = show("%cd", "--date=format-local:%Y%m%d%H%M%S")?;
         Ok(Self {
-            time: show("%ct", "--date=unix")?,
+            time: show("%ct", "--date=unix")?.parse().context("git gave no time of the commit")?,
             version: format!("{release}+{short}"),
             deb_version: format!("{release}+{digits}.{short}-1"),
             date: show("%cd", "--date=format-local:%a, %d %b %Y %H:%M:%S +0000")?,
@@ -38,16 +40,18 @@ impl Commit {
             hash,
         })
     }
+}
 
-    /// Returns the data about the commit for an image.
-    pub(super) fn release(&self) -> anyhow::Result<Release> {
-        Ok(Release {
-            version: self.version.clone(),
-            revision: self.hash.clone(),
-            time: self.time.parse().context("git gave no time of the commit")?,
-            created: self.created.clone(),
-        })
-    }
+/// Files of an image or of a wheel that differ between builds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Contents<'a> {
+    /// Stripped programs.
+    pub(super) programs: &'a [PathBuf],
+    /// Lists of the crates in each program.
+    pub(super) documents: &'a [PathBuf],
+    /// Root directory of the sources.
+    pub(super) source: &'a Path,
+    pub(super) commit: &'a Commit,
 }
 
 /// Runs git in the workspace, with times in UTC.

@@ -11,7 +11,7 @@ mod layout;
 mod libraries;
 mod tree;
 
-use super::contents::{Contents, Release};
+use super::commit::{Commit, Contents};
 use tree::Tree;
 
 /// Root certificates of Debian's `ca-certificates`. Certificates that an administrator added to the build
@@ -27,15 +27,15 @@ const USER: u64 = 65532;
 /// Writes the image as the archive of an OCI layout. `work` is a directory for temporary files.
 pub(crate) fn write(contents: Contents<'_>, work: &Path, output: &Path) -> anyhow::Result<()> {
     let files = files(contents).context("collecting the files of the image")?;
-    let layer = layer::pack(&files, contents.release.time, work).context("packing the image's layer")?;
-    let config = config::config(contents.release, &layer.diff_id);
-    let archive = layout::archive(layer.gzipped, &config, contents.release)?;
+    let layer = layer::pack(&files, contents.commit.time, work).context("packing the image's layer")?;
+    let config = config::config(contents.commit, &layer.diff_id);
+    let archive = layout::archive(layer.gzipped, &config, contents.commit)?;
     fs::write(output, archive).with_context(|| format!("writing {}", output.display()))
 }
 
 /// Returns the name of the image's file.
-pub(crate) fn file_name(release: &Release) -> String {
-    format!("pointsman_{}_{}.oci.tar", release.version, config::architecture())
+pub(crate) fn file_name(commit: &Commit) -> String {
+    format!("pointsman_{}_{}.oci.tar", commit.version, config::architecture())
 }
 
 fn files(contents: Contents<'_>) -> anyhow::Result<Tree> {
@@ -102,7 +102,7 @@ mod tests {
     };
 
     use super::{
-        super::contents::{Contents, Release},
+        super::commit::{Commit, Contents},
         CERTIFICATES, certificates, files, write,
     };
     use crate::sh;
@@ -129,11 +129,10 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let (version, revision) = ("0.1.0+abc".to_owned(), "abc".to_owned());
-        let release = Release { version, revision, time: 1, created: "1970-01-01T00:00:01Z".to_owned() };
         let programs = [PathBuf::from("/bin/true")];
         let source = sh::root();
-        let contents = Contents { programs: &programs, documents: &[], source: &source, release: &release };
+        let commit = &Commit::of_head().unwrap();
+        let contents = Contents { programs: &programs, documents: &[], source: &source, commit };
         let made = ["one", "other"].map(|name| {
             let work = dir.path().join(name);
             fs::create_dir(&work).unwrap();

@@ -17,7 +17,7 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    contents::{Contents, Release},
+    commit::{Commit, Contents},
     glibc::{self, Glibc},
 };
 
@@ -30,7 +30,7 @@ pub(crate) fn write(contents: Contents<'_>, dir: &Path) -> anyhow::Result<PathBu
     let needed = contents.programs.iter().map(|program| glibc::needed(program));
     let needed = needed.collect::<anyhow::Result<Vec<_>>>()?.into_iter().max();
     let tag = tag(needed.context("the wheel has no programs")?);
-    let version = &contents.release.version;
+    let version = &contents.commit.version;
     let stage = dir.join("wheel");
     let files = files(contents, &tag).context("collecting the files of the wheel")?;
     for (path, content, is_program) in &files {
@@ -38,7 +38,7 @@ pub(crate) fn write(contents: Contents<'_>, dir: &Path) -> anyhow::Result<PathBu
         fs::create_dir_all(file.parent().unwrap_or(&stage))?;
         fs::write(&file, content).with_context(|| format!("writing {}", file.display()))?;
         fs::set_permissions(&file, fs::Permissions::from_mode(if *is_program { 0o755 } else { 0o644 }))?;
-        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(contents.release.time);
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(contents.commit.time);
         fs::File::options().write(true).open(&file)?.set_modified(time)?;
     }
     let wheel = dir.join(format!("pointsman-{version}-{tag}.whl"));
@@ -56,7 +56,7 @@ fn tag(glibc: Glibc) -> String {
 fn files(contents: Contents<'_>, tag: &str) -> anyhow::Result<Files> {
     let read = |file: &Path| fs::read(file).with_context(|| format!("could not read {}", file.display()));
     let named = |file: &Path| file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let Release { version, .. } = contents.release;
+    let Commit { version, .. } = contents.commit;
     let (data, info) = (format!("pointsman-{version}.data"), format!("pointsman-{version}.dist-info"));
     let mut files = Files::new();
     for program in contents.programs {
@@ -115,7 +115,7 @@ mod tests {
     use std::{fs, path::PathBuf};
 
     use super::{
-        super::contents::{Contents, Release},
+        super::commit::{Commit, Contents},
         record, tag, write,
     };
     use crate::sh;
@@ -136,11 +136,9 @@ mod tests {
             return;
         }
         let dir = tempfile::tempdir().unwrap();
-        let (version, revision) = ("0.1.0+abc".to_owned(), "abc".to_owned());
-        let created = "2026-01-01T00:00:00Z".to_owned();
-        let release = Release { version, revision, time: 1_767_225_600, created };
         let (programs, source) = ([PathBuf::from("/bin/true")], sh::root());
-        let contents = Contents { programs: &programs, documents: &[], source: &source, release: &release };
+        let commit = &Commit::of_head().unwrap();
+        let contents = Contents { programs: &programs, documents: &[], source: &source, commit };
         let made = ["one", "other"].map(|name| {
             let dir = dir.path().join(name);
             fs::create_dir(&dir).unwrap();

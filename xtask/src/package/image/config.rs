@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{super::contents::Release, USER};
+use super::{super::commit::Commit, USER};
 
 const TITLE: &str = "Pointsman";
 const DESCRIPTION: &str = "Gateway for disaggregated LLM serving";
@@ -14,9 +14,9 @@ const PROGRAM: &str = "/usr/bin/pointsman";
 const SECOND: u64 = 1_000_000_000;
 
 /// Returns the configuration of an image with one layer.
-pub(super) fn config(release: &Release, diff_id: &str) -> Value {
+pub(super) fn config(commit: &Commit, diff_id: &str) -> Value {
     json!({
-        "created": release.created,
+        "created": commit.created,
         "architecture": architecture(),
         "os": "linux",
         "config": {
@@ -29,7 +29,7 @@ pub(super) fn config(release: &Release, diff_id: &str) -> Value {
             "Entrypoint": [PROGRAM],
             "Cmd": ["serve", "--config", "/etc/pointsman/pointsman.toml", "--listen", "0.0.0.0:8080"],
             "WorkingDir": "/",
-            "Labels": labels(release),
+            "Labels": labels(commit),
             // SIGTERM starts the drain. A runtime has to wait longer than `timeouts.drain` (30 s) before it
             // kills the process.
             "StopSignal": "SIGTERM",
@@ -42,19 +42,19 @@ pub(super) fn config(release: &Release, diff_id: &str) -> Value {
             },
         },
         "rootfs": { "type": "layers", "diff_ids": [diff_id] },
-        "history": [{ "created": release.created, "created_by": "cargo xtask package" }],
+        "history": [{ "created": commit.created, "created_by": "cargo xtask package" }],
     })
 }
 
 /// Returns the labels of the image, which are also the annotations of its manifest.
-pub(super) fn labels(release: &Release) -> Value {
+pub(super) fn labels(commit: &Commit) -> Value {
     let mut labels = json!({
         "org.opencontainers.image.title": TITLE,
         "org.opencontainers.image.description": DESCRIPTION,
         "org.opencontainers.image.licenses": LICENSES,
-        "org.opencontainers.image.version": release.version,
-        "org.opencontainers.image.revision": release.revision,
-        "org.opencontainers.image.created": release.created,
+        "org.opencontainers.image.version": commit.version,
+        "org.opencontainers.image.revision": commit.hash,
+        "org.opencontainers.image.created": commit.created,
     });
     // The value is `repository` of the workspace, once that is set.
     if let Some(source) = option_env!("CARGO_PKG_REPOSITORY").filter(|source| !source.is_empty()) {
@@ -76,7 +76,7 @@ pub(super) fn architecture() -> &'static str {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{super::super::contents::Release, config};
+    use super::{super::super::commit::Commit, config};
     use crate::sh;
 
     /// Returns the argument of an instruction in the last stage of the Dockerfile.
@@ -94,13 +94,8 @@ mod tests {
 
     #[test]
     fn the_image_is_configured_as_the_dockerfile_says() {
-        let release = Release {
-            version: "0.1.0+abc".to_owned(),
-            revision: "abcdef".to_owned(),
-            time: 1,
-            created: "1970-01-01T00:00:01Z".to_owned(),
-        };
-        let config = config(&release, "sha256:00")["config"].clone();
+        let commit = Commit::of_head().unwrap();
+        let config = config(&commit, "sha256:00")["config"].clone();
         assert_eq!(config["User"], instruction("USER"));
         assert_eq!(config["ExposedPorts"], json!({ format!("{}/tcp", instruction("EXPOSE")): {} }));
         assert_eq!(config["StopSignal"], instruction("STOPSIGNAL"));
@@ -117,6 +112,6 @@ mod tests {
             let own = config["Labels"][&name].as_str().unwrap();
             assert!(labels.contains(&format!("{name}=\"{own}\"")), "{labels}");
         }
-        assert_eq!(config["Labels"]["org.opencontainers.image.version"], "0.1.0+abc");
+        assert_eq!(config["Labels"]["org.opencontainers.image.version"], commit.version);
     }
 }

@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::{super::contents::Release, config, layer, tree::Tree};
+use super::{super::commit::Commit, config, layer, tree::Tree};
 use crate::digest::sha256;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 
 /// Returns the archive of a layout with one image of one layer.
-pub(super) fn archive(layer: Vec<u8>, config: &Value, release: &Release) -> anyhow::Result<Vec<u8>> {
+pub(super) fn archive(layer: Vec<u8>, config: &Value, commit: &Commit) -> anyhow::Result<Vec<u8>> {
     let mut files = Tree::default();
     let mut blob = |media_type: &str, content: Vec<u8>| {
         let (digest, size) = (sha256(&content), content.len());
@@ -22,11 +22,11 @@ pub(super) fn archive(layer: Vec<u8>, config: &Value, release: &Release) -> anyh
         "mediaType": MANIFEST,
         "config": config,
         "layers": [layer],
-        "annotations": config::labels(release),
+        "annotations": config::labels(commit),
     });
     let mut manifest = blob(MANIFEST, bytes(&manifest));
     manifest["platform"] = json!({ "architecture": config::architecture(), "os": "linux" });
-    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": tag(&release.version) });
+    manifest["annotations"] = json!({ "org.opencontainers.image.ref.name": tag(&commit.version) });
     let index = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.index.v1+json",
@@ -34,7 +34,7 @@ pub(super) fn archive(layer: Vec<u8>, config: &Value, release: &Release) -> anyh
     });
     files.file("index.json", bytes(&index), 0o644);
     files.file("oci-layout", bytes(&json!({ "imageLayoutVersion": "1.0.0" })), 0o644);
-    layer::archive(&files, release.time)
+    layer::archive(&files, commit.time)
 }
 
 /// Returns a version as a tag, which must not contain `+`.
