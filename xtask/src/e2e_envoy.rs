@@ -2,18 +2,15 @@
 //! gateway mode. The same clients send the same requests to both. Then policies are swapped while requests
 //! come through Envoy.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use parking_lot::Mutex;
 use pointsman_guest_build::GuestBuild;
-use serde_json::json;
 use tokio::time::Instant;
 
 use crate::{
-    client::Client,
     fleet::{self, EngineSpec, Fleet, Process, free_port},
-    load::closed_loop,
+    load::{Arrivals, Kind, Load, Prompt, Recorder, Running, STEADY, Target},
     metrics_text::sum_with,
     poll::until,
     proc, setup, sh,
@@ -30,7 +27,7 @@ pub(crate) struct Args {
     requests: u64,
     /// Number of concurrent requests.
     #[arg(long, default_value_t = 16)]
-    clients: usize,
+    clients: u32,
     /// Number of policy swaps under load.
     #[arg(long, default_value_t = 20)]
     swaps: u64,
@@ -59,7 +56,7 @@ struct Measured {
     /// Times to the first token, sorted, milliseconds.
     ttft: Vec<f64>,
     failed: u64,
-    problem: Option<String>,
+    problems: Vec<String>,
     /// CPU time for a request in each process, microseconds.
     cpu: Vec<f64>,
 }
@@ -105,21 +102,20 @@ async fn compare(
 ) -> anyhow::Result<()> {
     let first = gateways.first().context("no gateway runs")?;
     let pids: Vec<u32> = gateways.iter().map(|gateway| gateway.gateway.pid()).collect();
-    let through = Client::new(address);
+    let own = first.gateway.listening();
     let mut alone = Vec::new();
-    for client in [&first.client, &through] {
-        // These requests fill connection pools and caches.
-        measure(args, client, &[], (args.requests / 10, args.clients)).await;
+    for address in [own.as_str(), address] {
+        // These requests warm caches up.
+        measure(args, address, &[], (args.requests / 10, args.clients)).await?;
         // With one request at a time, no request waits for a processor.
-        alone.push(measure(args, client, &[], (args.requests / 10, 1)).await);
+        alone.push(measure(args, address, &[], (args.requests / 10, 1)).await?);
     }
     let load = (args.requests, args.clients);
-    let own = measure(args, &first.client, pids.get(..1).unwrap_or_default(), load).await;
+    let own = measure(args, &own, pids.get(..1).unwrap_or_default(), load).await?;
     let all = [&[envoy.pid()][..], &pids].concat();
-    let carried = measure(args, &through, &all, load).await;
+    let carried = measure(args, address, &all, load).await?;
     for (name, measured) in [("gateway mode", &own), ("through Envoy", &carried)] {
-        let problem = measured.problem.as_deref().unwrap_or_default();
-        checks.none(&format!("{name}: failed requests {problem}"), measured.failed);
+        checks.none(&format!("{name}: failed requests {}", measured.problems.join("; ")), measured.failed);
         checks.show(&format!("{name}: requests/s"), format!("{:.0}", measured.per_second));
         let ttft = [0.5, 0.99].map(|share| quantile(&measured.ttft, share));
         checks.show(&format!("{name}: TTFT p50, p99"), format!("{:.2} ms, {:.2} ms", ttft[0], ttft[1]));
@@ -142,42 +138,44 @@ async fn compare(
     Ok(())
 }
 
-/// Sends `requests` requests, `clients` of them at a time. Measures their times and the CPU time of the
-/// processes `pids`.
-async fn measure(args: &Args, client: &Client, pids: &[u32], (requests, clients): (u64, usize)) -> Measured {
-    let found = Mutex::new((Vec::new(), 0, None));
-    let used: Vec<u64> = pids.iter().map(|pid| proc::cpu_nanos(*pid)).collect();
-    let begun = Instant::now();
-    closed_loop(requests, clients, |turn| {
-        let found = &found;
-        async move {
-            let streamed = client.stream_chat(&[], body(args, turn)).await;
-            let mut found = found.lock();
-            match (streamed.problem, streamed.ttft) {
-                (None, Some(ttft)) => found.0.push(ttft.as_secs_f64() * 1e3),
-                (problem, _) => {
-                    found.1 += 1;
-                    found.2 = found.2.take().or(problem);
-                }
-            }
-        }
-    })
-    .await;
-    let took = begun.elapsed();
-    let per_request = |nanos: u64| nanos as f64 / 1e3 / requests.max(1) as f64;
-    let spent = pids.iter().zip(used).map(|(pid, before)| per_request(proc::cpu_nanos(*pid) - before));
-    let cpu = spent.collect();
-    let (ttft, failed, problem) = found.into_inner();
-    let per_second = requests as f64 / took.as_secs_f64();
-    Measured { per_second, ttft: sorted(ttft), failed, problem, cpu }
+/// Starts clients that send requests for streams to an address.
+fn start(
+    args: &Args,
+    address: &str,
+    (requests, clients): (u64, u32),
+) -> anyhow::Result<(Arc<Recorder>, Running)> {
+    let load = Load {
+        arrivals: Arrivals::Clients(clients),
+        kinds: &[Kind::Stream],
+        prompt: Prompt::Distinct(u64::MAX),
+        tokens: (args.tokens, args.tokens),
+        requests,
+        ..STEADY
+    };
+    let recorder = Arc::<Recorder>::default();
+    let target = Target { address: address.to_owned(), authority: None, instance: 1 };
+    let running = recorder.start(load, &target)?;
+    Ok((recorder, running))
 }
 
-fn body(args: &Args, turn: u64) -> String {
-    json!({
-        "model": "tiny", "stream": true, "max_tokens": args.tokens, "ignore_eos": true,
-        "messages": [{ "role": "user", "content": format!("question {turn} of a conversation") }],
+/// Measures the times of requests, and the CPU time of the processes `pids`.
+async fn measure(args: &Args, address: &str, pids: &[u32], load: (u64, u32)) -> anyhow::Result<Measured> {
+    let used: Vec<u64> = pids.iter().map(|pid| proc::cpu_nanos(*pid)).collect();
+    let begun = Instant::now();
+    let (recorder, mut running) = start(args, address, load)?;
+    running.end().await?;
+    let took = begun.elapsed();
+    let answers = recorder.take();
+    let per_request = |nanos: u64| nanos as f64 / 1e3 / load.0.max(1) as f64;
+    let spent = pids.iter().zip(used).map(|(pid, before)| per_request(proc::cpu_nanos(*pid) - before));
+    let ttft = answers.iter().filter_map(|answer| Some(answer.ttft?.as_secs_f64() * 1e3));
+    Ok(Measured {
+        per_second: load.0 as f64 / took.as_secs_f64(),
+        ttft: sorted(ttft.collect()),
+        failed: answers.iter().filter(|one| one.failed() || one.ttft.is_none()).count() as u64,
+        problems: recorder.problems(),
+        cpu: spent.collect(),
     })
-    .to_string()
 }
 
 /// Swaps policies in both gateways while requests come through Envoy.
@@ -186,28 +184,13 @@ async fn swap(args: &Args, gateways: &[Fleet], address: &str, checks: &mut Check
     for name in POLICIES {
         policies.push(GuestBuild::new(&sh::root(), &format!("policy-{name}")).build()?);
     }
-    let (client, counts) = (Client::new(address), Mutex::new((0, 0, None)));
-    let load = closed_loop(u64::MAX, args.clients, |turn| {
-        let (client, counts) = (&client, &counts);
-        async move {
-            let streamed = client.stream_chat(&[], body(args, turn)).await;
-            let mut counts = counts.lock();
-            counts.0 += 1;
-            if let Some(problem) = streamed.problem {
-                counts.1 += 1;
-                counts.2 = counts.2.take().or(Some(problem));
-            }
-        }
-    });
-    // The load runs until it is dropped.
-    let swapped = tokio::select! {
-        swapped = install(args, gateways, &policies) => swapped?,
-        () = load => 0,
-    };
-    let (sent, failed, problem) = counts.into_inner();
+    let (recorder, running) = start(args, address, (u64::MAX, args.clients))?;
+    let swapped = install(args, gateways, &policies).await?;
+    running.stop().await;
+    let failed = recorder.take().iter().filter(|answer| answer.failed()).count();
     checks.check("policies swapped under load in both gateways", swapped, swapped == args.swaps);
-    checks.check("requests through Envoy meanwhile", sent, sent > args.swaps);
-    checks.none(&format!("failed requests {}", problem.unwrap_or_default()), failed);
+    checks.check("requests through Envoy meanwhile", recorder.sent(), recorder.sent() > args.swaps);
+    checks.none(&format!("failed requests {}", recorder.problems().join("; ")), failed as u64);
     Ok(())
 }
 
