@@ -30,7 +30,7 @@ enum Case {
 }
 
 /// Results of a case.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Figures {
     /// Mean of the busiest engine's number of requests divided by the mean of all engines.
     imbalance: f64,
@@ -44,23 +44,18 @@ const CASES: [Case; 3] = [Case::One, Case::Exchange, Case::Apart];
 
 /// Runs all cases of all seeds, in a rotating order, and judges them.
 pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
-    let mut all: Vec<[Option<Figures>; 3]> = Vec::new();
+    let mut all = Vec::new();
     for seed in 1..=args.seeds {
-        let mut row = [None; 3];
-        for turn in 0..3 {
-            let place = (usize::try_from(seed)? + turn) % 3;
-            let Some(case) = CASES.get(place) else { continue };
-            let (figures, seen) = one(args, bin, *case, seed).await?;
+        let mut row = [Figures::default(); 3];
+        for place in (0..3).map(|turn| (usize::try_from(seed).unwrap_or(0) + turn) % 3) {
+            let case = CASES[place];
+            let (figures, seen) = one(args, bin, case, seed).await?;
             checks.none(&format!("seed {seed}, {}: requests that failed", case.name()), seen.failed);
-            if let Some(problem) = seen.problem {
-                sh::status(&format!("the first failure: {problem}"));
-            }
-            let shown =
-                format!("{:.3}, {:.3}, {:.0} ms", figures.imbalance, figures.hit_rate, figures.ttft_p90);
+            seen.problem.iter().for_each(|problem| sh::status(&format!("the first failure: {problem}")));
+            let Figures { imbalance, hit_rate, ttft_p90 } = figures;
+            let shown = format!("{imbalance:.3}, {hit_rate:.3}, {ttft_p90:.0} ms");
             checks.show(&format!("seed {seed}, {}: imbalance, hit rate, TTFT p90", case.name()), shown);
-            if let Some(cell) = row.get_mut(place) {
-                *cell = Some(figures);
-            }
+            row[place] = figures;
         }
         all.push(row);
     }
@@ -113,7 +108,7 @@ fn mean(values: &[f64]) -> f64 {
 }
 
 /// Compares three gateways with one, seed by seed.
-fn judge(all: &[[Option<Figures>; 3]], checks: &mut Checks) {
+fn judge(all: &[[Figures; 3]], checks: &mut Checks) {
     type Read = fn(&Figures) -> f64;
     let figures: [(&str, Read, bool); 3] = [
         ("imbalance", |figures| figures.imbalance, false),
@@ -121,18 +116,13 @@ fn judge(all: &[[Option<Figures>; 3]], checks: &mut Checks) {
         ("TTFT p90", |figures| figures.ttft_p90, false),
     ];
     for (case, judged) in [(1, true), (2, false)] {
-        let name = CASES.get(case).map_or("", |case| case.name());
         for (figure, read, more_is_better) in figures {
-            let ratio = |row: &[Option<Figures>; 3]| {
-                let (one, other) = (row.first()?.as_ref()?, row.get(case)?.as_ref()?);
-                Some(read(other) / read(one))
-            };
-            let ratios = sorted(all.iter().filter_map(ratio).collect());
+            let ratios = sorted(all.iter().map(|row| read(&row[case]) / read(&row[0])).collect());
             let middle = median(ratios.clone());
             let (low, high) = (quantile(&ratios, 0.0), quantile(&ratios, 1.0));
             let good = if more_is_better { middle >= 1.0 - LIMIT } else { middle <= 1.0 + LIMIT };
             let shown = format!("{middle:.3} ({low:.3} to {high:.3})");
-            let limit = if judged { " (limit 5 %)" } else { "" };
+            let (name, limit) = (CASES[case].name(), if judged { " (limit 5 %)" } else { "" });
             checks.check(&format!("{figure}, {name} / one{limit}"), shown, good || !judged);
         }
     }
@@ -163,8 +153,10 @@ mod tests {
 
     #[test]
     fn a_worse_median_fails_and_an_apart_one_does_not() {
-        let figures = |factor: f64| {
-            Some(Figures { imbalance: 1.2 * factor, hit_rate: 0.5 / factor, ttft_p90: 100.0 * factor })
+        let figures = |factor: f64| Figures {
+            imbalance: 1.2 * factor,
+            hit_rate: 0.5 / factor,
+            ttft_p90: 100.0 * factor,
         };
         let judged = |exchange: f64, apart: f64| {
             let mut checks = Checks::default();
