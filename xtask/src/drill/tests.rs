@@ -12,10 +12,10 @@ use std::{
     time::Duration,
 };
 
+use http::StatusCode;
 use serde_json::json;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{TcpListener, TcpStream},
+    net::TcpListener,
     task::JoinSet,
     time::{Instant, sleep},
 };
@@ -130,43 +130,14 @@ async fn double(flaw: Flaw) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let turns = Arc::new(AtomicUsize::new(0));
-    let mut accepting = JoinSet::new();
-    accepting.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((stream, _)) = listener.accept().await {
-            let turns = turns.clone();
-            connections.spawn(async move { serve(stream, flaw, &turns).await });
-        }
+    let app = axum::Router::new().fallback(move |uri: http::Uri, body: String| async move {
+        let (status, body) = answer(uri.path(), flaw, body.contains("\"stream\":true"), &turns).await;
+        (StatusCode::from_u16(status).unwrap(), body)
     });
-    accepting.detach_all();
+    let mut serving = JoinSet::new();
+    serving.spawn(async move { axum::serve(listener, app).await.unwrap() });
+    serving.detach_all();
     address
-}
-
-/// Serves one request after another.
-async fn serve(mut stream: TcpStream, flaw: Flaw, turns: &AtomicUsize) -> Option<()> {
-    let mut bytes = Vec::new();
-    loop {
-        let head = loop {
-            match bytes.windows(4).position(|part| part == b"\r\n\r\n") {
-                Some(end) => break end + 4,
-                None if stream.read_buf(&mut bytes).await.ok()? == 0 => return None,
-                None => {}
-            }
-        };
-        let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
-        let length = text.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
-        let end = head + length.unwrap_or(0_usize);
-        while bytes.len() < end {
-            if stream.read_buf(&mut bytes).await.ok()? == 0 {
-                return None;
-            }
-        }
-        let asks_stream = bytes[head..end].windows(13).any(|part| part == b"\"stream\":true");
-        bytes.drain(..end);
-        let (status, body) = answer(text.split(' ').nth(1)?, flaw, asks_stream, turns).await;
-        let head = format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: ");
-        stream.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).await.ok()?;
-    }
 }
 
 async fn answer(path: &str, flaw: Flaw, asks_stream: bool, turns: &AtomicUsize) -> (u16, String) {
