@@ -71,8 +71,6 @@ enum Command {
     Bench(bench::Args),
     /// Build the files of a release: programs, Debian package, image, wheel, SBOM and digests.
     Package(package::Args),
-    /// Count branches of a gateway while it serves, for `package --profile-data`.
-    Profile(profile::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
     /// List every clause of docs/behaviour.md with the assertions that prove it.
@@ -147,7 +145,6 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
         Command::Package(args) => package::run(&args).await,
-        Command::Profile(args) => profile::run(&args).await,
         Command::Policies(args) => policies::run(&args),
         Command::Spec(args) => spec::run(&args),
         Command::Drill(args) => drill::run(&args).await,

@@ -38,7 +38,7 @@ pub(crate) struct Args {
     /// Profile of the build. `dev` takes a third of the time, for a test of the command itself.
     #[arg(long, default_value = "dist")]
     profile: String,
-    /// Counts that `cargo xtask profile` made of the same sources. The compiler uses them to lay out the hot
+    /// Counts of an earlier run with the same sources. The compiler uses them to lay out the hot
     /// path (profile-guided optimisation). The same bytes need the same file [default: count now].
     #[arg(long, value_name = "FILE", conflicts_with = "no_profile")]
     profile_data: Option<PathBuf>,
@@ -143,7 +143,7 @@ async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     }
     let file = match &args.profile_data {
         Some(file) => file.clone(),
-        None => profile::count(&args.profile, None).await?,
+        None => profile::count(&args.profile).await?,
     };
     let file =
         file.canonicalize().with_context(|| format!("--profile-data: could not find {}", file.display()))?;

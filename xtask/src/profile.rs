@@ -1,6 +1,6 @@
-//! `profile`: counts how often each branch of the gateway is taken while it serves the scenarios of `bench
-//! gateway`. When `package` builds a release, the compiler uses these counts to lay out the hot path
-//! (profile-guided optimisation).
+//! Counts how often each branch of the gateway is taken while it serves the scenarios of `bench gateway`. When
+//! `package` builds a release, the compiler uses these counts to lay out the hot path (profile-guided
+//! optimisation).
 
 use std::{
     fs,
@@ -15,32 +15,15 @@ use crate::{bench::gateway, fleet, setup, sh};
 /// Directories and files that the gateway is built from.
 const SOURCES: [&str; 6] = ["crates", "host", "policies", "wit", "Cargo.toml", "Cargo.lock"];
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// File to write the counts to [default: `pointsman.profdata` in the target directory].
-    #[arg(long)]
-    output: Option<PathBuf>,
-    /// Profile of the build. Only builds with the same profile can use the counts.
-    #[arg(long, default_value = "dist")]
-    profile: String,
-}
-
-/// Counts, and prints the path of the counts.
-pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    let output = count(&args.profile, args.output.as_deref()).await?;
-    sh::print(&format!("the profile is in {}", output.display()));
-    Ok(())
-}
-
-/// Builds the gateway with counters, sends requests to it, and writes the counts to `output` or to a file in
-/// the target directory. Returns the path of the file.
-pub(crate) async fn count(profile: &str, output: Option<&Path>) -> anyhow::Result<PathBuf> {
+/// Builds the gateway with counters, sends requests to it, and writes the counts to a file in the target
+/// directory. Returns the path of the file. Only builds with the same profile can use the counts.
+pub(crate) async fn count(profile: &str) -> anyhow::Result<PathBuf> {
     let merge = profdata_tool()?;
     let sources = sources()?;
     setup::run()?;
     fs::create_dir_all(fleet::target_dir())?;
     let target = fleet::target_dir().canonicalize()?;
-    let output = output.map_or_else(|| target.join("pointsman.profdata"), Path::to_owned);
+    let output = target.join("pointsman.profdata");
     let (build, counts) = (target.join("profile-build"), target.join("profile-build/counts"));
     let mut cargo = sh::cargo();
     cargo.args(["build", "--locked", "--profile", profile]);
@@ -76,12 +59,12 @@ pub(crate) fn check(file: &Path) -> anyhow::Result<()> {
 fn check_sources(file: &Path, wanted: &str) -> anyhow::Result<()> {
     let beside = sources_file(file);
     let counted = fs::read_to_string(&beside).with_context(|| {
-        format!("--profile-data: reading {}, which `cargo xtask profile` writes", beside.display())
+        format!("--profile-data: reading {}, which `cargo xtask package` writes", beside.display())
     })?;
     ensure!(
         counted == wanted,
-        "--profile-data: the counts in {} are of other sources than those of this commit; run `cargo xtask profile` again, without \
-         changed files",
+        "--profile-data: the counts in {} are of other sources than those of this commit; leave the option out to count \
+         again, without changed files",
         file.display()
     );
     Ok(())
@@ -128,11 +111,11 @@ mod tests {
         let file = dir.path().join("a.profdata");
         let problem = |wanted| check_sources(&file, wanted).map_err(|error| format!("{error:#}"));
         let missing = problem("s").unwrap_err();
-        assert!(missing.contains("a.profdata.sources, which `cargo xtask profile` writes"), "{missing}");
+        assert!(missing.contains("a.profdata.sources, which `cargo xtask package` writes"), "{missing}");
         fs::write(sources_file(&file), "s").unwrap();
         assert_eq!(problem("s"), Ok(()));
         let other = problem("t").unwrap_err();
-        assert!(other.contains("are of other sources") && other.contains("cargo xtask profile"), "{other}");
+        assert!(other.contains("are of other sources") && other.contains("count again"), "{other}");
     }
 
     #[test]
