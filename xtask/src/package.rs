@@ -136,6 +136,23 @@ pub(crate) fn write_wheel(programs: &[PathBuf], dir: &Path) -> anyhow::Result<Pa
     wheel::write(Contents { programs, documents: &[], source: &source, commit }, dir)
 }
 
+/// Writes the same programs twice, into directories of their own, and checks that the files are equal. Returns one.
+pub(crate) fn write_twice(
+    write: fn(&[PathBuf], &Path) -> anyhow::Result<PathBuf>,
+    programs: &[PathBuf],
+    dir: &Path,
+    checks: &mut Checks,
+) -> anyhow::Result<PathBuf> {
+    let written = |name: &str| {
+        let dir = dir.join(name);
+        fs::create_dir(&dir)?;
+        write(programs, &dir)
+    };
+    let (one, other) = (written("one")?, written("other")?);
+    checks.check("two files of the same programs are equal", "", fs::read(&one)? == fs::read(other)?);
+    Ok(one)
+}
+
 /// Returns the file with the counts that the compiler uses to lay out the hot path.
 async fn counts(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     if args.no_profile {
