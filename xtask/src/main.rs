@@ -59,7 +59,7 @@ enum Command {
     Setup,
     /// Show the gateway at work: engines, clients, policies swapped live, a worker killed; ends with a table.
     Demo(demo::Args),
-    /// Run what CI runs: format, line width, module rules, lints, docs, models, tests.
+    /// Run what CI runs: format, width of comments, module rules, lints, docs, models, tests.
     Ci(ci::Args),
     /// Run every test.
     Test,
