@@ -1,8 +1,6 @@
-//! `bench`: compares routers with each other, and the prefix index with another one. `cargo bench` runs
-//! criterion's benches.
+//! `bench`: compares routers with each other, and counts instructions. `cargo bench` runs criterion's benches.
 
 pub(crate) mod gateway;
-mod index;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
@@ -18,8 +16,6 @@ enum Bench {
     /// Count the instructions of a request and of an event with callgrind, and compare them with
     /// tests/instructions.toml; needs valgrind.
     Instructions(gateway::instructions::Args),
-    /// Compare the prefix index with that of NVIDIA Dynamo's KV router, interleaved: events, lookups, bytes.
-    Index(index::Args),
 }
 
 /// Runs a bench.
@@ -27,6 +23,5 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     match &args.bench {
         Bench::Gateway(args) => gateway::run(args).await,
         Bench::Instructions(args) => gateway::instructions::run(args).await,
-        Bench::Index(args) => index::run(args),
     }
 }

@@ -1,4 +1,4 @@
-//! Measures an index's bytes after a load with a counting allocator. `cargo xtask bench index` runs it once
+//! Measures an index's bytes after a load with a counting allocator. The bench `index` runs it once
 //! for each side. A process of its own, because counting slows every allocation.
 
 use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench index`: compares our prefix index with the oracle's concurrent tree, in interleaved
+//! The bench `index`: compares our prefix index with the oracle's concurrent tree, in interleaved
 //! rounds.
 
 use std::{
@@ -22,7 +22,7 @@ const ASKED: usize = 512;
 /// Compares Pointsman's index with the oracle's: stored blocks per second, lookup times under load, bytes per
 /// block.
 #[derive(Parser)]
-#[command(name = "cargo xtask bench index")]
+#[command(name = "index")]
 struct Cli {
     #[command(flatten)]
     load: LoadArgs,
