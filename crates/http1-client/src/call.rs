@@ -1,6 +1,9 @@
 //! A call over a connection of a pool.
 
+use std::time::Duration;
+
 use http::Response;
+use tokio::time::Instant;
 
 use crate::{
     CallError,
@@ -9,10 +12,29 @@ use crate::{
     pool::Pool,
 };
 
+/// Time within which the end of a reused connection arrives that its server closed, because it was idle,
+/// while the request was on its way.
+const MAX_CLOSE_DELAY: Duration = Duration::from_millis(500);
+/// Longest idle time of a connection for a request that is sent at most once. Servers wait longer than this
+/// before they close an idle connection.
+const MAX_IDLE_AT_MOST_ONCE: Duration = Duration::from_secs(1);
+
+/// How often a request may reach its server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Delivery {
+    /// A request is sent again, over a new connection, when its server closed a reused one at once and
+    /// without a byte of an answer: it closed an idle connection, and did not read the request.
+    #[default]
+    Repeatable,
+    /// A request is not sent again, and only over connections that were idle for less than a second.
+    AtMostOnce,
+}
+
 impl<S: Transport, O: Observer> Pool<S, O> {
     /// Sends a request and waits for the head of its answer, over an idle connection to `origin` if one is
     /// there and `is_current`; otherwise over one that `connect` opens. The server may have closed an idle
-    /// connection: then nothing was sent, and the call is made over another one.
+    /// connection: then nothing was sent, and the call is made over another one. `delivery` decides whether
+    /// it is made again when the request was sent at the same time.
     ///
     /// # Errors
     /// [`CallError`]. An error status is not one.
@@ -20,16 +42,28 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         &self,
         origin: &str,
         (head, body): (&[u8], &[u8]),
+        delivery: Delivery,
         is_current: impl Fn(&S) -> bool,
         connect: impl Fn() -> F,
     ) -> Result<Response<Body<S, O>>, CallError<E>> {
+        let max_idle = match delivery {
+            Delivery::Repeatable => Duration::MAX,
+            Delivery::AtMostOnce => MAX_IDLE_AT_MOST_ONCE,
+        };
+        // Why a reused connection ended.
+        let mut closed = None;
         loop {
-            let idle = self.take_idle(origin, &is_current);
+            let idle = if closed.is_none() { self.take_idle(origin, max_idle, &is_current) } else { None };
             let fresh = idle.is_none();
+            let sent = Instant::now();
             let mut connection = match idle {
                 Some(connection) => connection,
                 // Boxed, as all that few calls need: each call has room for the largest of its steps.
-                None => Box::pin(connect()).await.map_err(CallError::Connect)?,
+                None => match Box::pin(connect()).await {
+                    Ok(connection) => connection,
+                    // A server that is gone ended with the request, and not because of its age.
+                    Err(error) => return Err(closed.map_or(CallError::Connect(error), CallError::Wire)),
+                },
             };
             match connection.call(head, body, self.kept()).await {
                 Ok(mut answered) => {
@@ -42,7 +76,12 @@ impl<S: Transport, O: Observer> Pool<S, O> {
                 Err(Failed::Unsent) if !fresh => {}
                 Err(Failed::Unsent) => return Err(CallError::Unsent),
                 Err(Failed::Refused(problem)) => return Err(CallError::Refused(problem)),
-                Err(Failed::Broken(error)) => return Err(error.into()),
+                Err(Failed::Closed(error))
+                    if !fresh && delivery == Delivery::Repeatable && sent.elapsed() < MAX_CLOSE_DELAY =>
+                {
+                    closed = Some(error);
+                }
+                Err(Failed::Closed(error) | Failed::Broken(error)) => return Err(error.into()),
             }
         }
     }

@@ -80,8 +80,18 @@ pub(crate) enum Failed {
     /// The server refused the connection when the first call was already sent: with TLS, that is when it has
     /// seen the client's certificate.
     Refused(String),
-    /// The connection failed.
+    /// The connection ended when bytes were sent, and before one of the answer came.
+    Closed(WireError),
+    /// The connection failed within the answer, or the answer cannot be read.
     Broken(WireError),
+}
+
+impl Failed {
+    /// Returns what an error means behind the bytes of an answer that `came`.
+    fn of(error: WireError, came: &[u8]) -> Self {
+        let is_end = matches!(error, WireError::Cut | WireError::Io(_));
+        if is_end && came.is_empty() { Self::Closed(error) } else { Self::Broken(error) }
+    }
 }
 
 impl<S: Transport, O> Connection<S, O> {
@@ -147,12 +157,12 @@ impl<S: Transport, O> Connection<S, O> {
                         return Poll::Ready(Err(Failed::Refused(problem)));
                     }
                     Err(_) if sent == 0 => return Poll::Ready(Err(Failed::Unsent)),
-                    Err(error) => return Poll::Ready(Err(Failed::Broken(error))),
+                    Err(error) => return Poll::Ready(Err(Failed::of(error, &came))),
                 }
             }
             match written {
                 Err(_) if sent == 0 => Poll::Ready(Err(Failed::Unsent)),
-                Err(error) => Poll::Ready(Err(Failed::Broken(S::error(&error)))),
+                Err(error) => Poll::Ready(Err(Failed::of(S::error(&error), &came))),
                 Ok(_) => Poll::Pending,
             }
         })

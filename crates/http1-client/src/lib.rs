@@ -11,6 +11,7 @@ mod tests;
 pub mod wire;
 
 pub use body::Body;
+pub use call::Delivery;
 pub use connection::{Connection, Observer, Transport};
 pub use error::{CallError, WireError};
 pub use pool::{Pool, PoolLimits};

@@ -68,14 +68,21 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         self.shared.kept
     }
 
-    /// Takes an idle connection that is still open and current. Others that are met are closed.
+    /// Takes an idle connection that is still open and current. Others that are met are closed, but not
+    /// those that were idle for `max_idle` or longer.
     pub(crate) fn take_idle(
         &self,
         origin: &str,
+        max_idle: Duration,
         is_current: impl Fn(&S) -> bool,
     ) -> Option<Box<Connection<S, O>>> {
         loop {
-            let Idle { mut connection, since } = self.shared.idle.lock().get_mut(origin)?.pop_back()?;
+            let newest = {
+                let mut idle = self.shared.idle.lock();
+                let place = idle.get_mut(origin)?;
+                place.pop_back_if(|newest| newest.since.elapsed() < max_idle)?
+            };
+            let Idle { mut connection, since } = newest;
             let is_late = since.elapsed() >= self.limits.idle_timeout;
             if !is_late && is_current(connection.stream()) && connection.is_open() {
                 return Some(connection);

@@ -12,7 +12,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::{Body, CallError, Connection, Observer, Pool, PoolLimits, WireError, wire};
+use crate::{Body, CallError, Connection, Delivery, Observer, Pool, PoolLimits, WireError, wire};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 const LIMITS: PoolLimits = PoolLimits { idle_timeout: Duration::from_secs(30), idle_connections: 8 };
@@ -59,9 +59,13 @@ async fn server(connections: Vec<Vec<Vec<String>>>) -> Server {
 }
 
 async fn send<O: Observer>(pool: &Pool<TcpStream, O>, authority: &str) -> Called<O> {
+    deliver(pool, authority, Delivery::Repeatable).await
+}
+
+async fn deliver<O: Observer>(pool: &Pool<TcpStream, O>, authority: &str, delivery: Delivery) -> Called<O> {
     let head = wire::request(&Method::POST, authority, "/x", &[], 3).unwrap();
     let connect = || async { Ok(Connection::new(TcpStream::connect(authority).await?, authority)) };
-    let call = pool.call(authority, (&head, b"{}!"), |_| true, connect);
+    let call = pool.call(authority, (&head, b"{}!"), delivery, |_| true, connect);
     tokio::time::timeout(Duration::from_secs(10), call).await.expect("an answer")
 }
 
@@ -96,6 +100,68 @@ async fn an_idle_connection_that_was_closed_is_not_used_again() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(call(&pool, &server.authority).await.is_ok());
     assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
+}
+
+/// Answers the first call of a connection, and closes it when the second one has arrived.
+fn closing_late() -> Vec<Vec<String>> {
+    vec![vec![OK.to_owned()], vec![String::new()]]
+}
+
+#[tokio::test]
+async fn a_request_that_meets_the_end_of_a_reused_connection_is_sent_once_more_over_a_new_one() {
+    let (mut server, pool) = (server(vec![closing_late(), closing_late()]).await, pool());
+    assert!(call(&pool, &server.authority).await.is_ok());
+    assert!(call(&pool, &server.authority).await.is_ok());
+    assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
+}
+
+#[tokio::test]
+async fn a_request_that_ends_its_server_is_not_sent_again() {
+    for closing in [
+        // It answers neither over a reused connection nor over a new one.
+        vec![closing_late(), vec![vec![String::new()]], vec![vec![OK.to_owned()]]],
+        // The answer began.
+        vec![vec![vec![OK.to_owned()], vec!["HTTP/1.1".to_owned()]], vec![vec![OK.to_owned()]]],
+    ] {
+        let (server, pool) = (server(closing).await, pool());
+        assert!(call(&pool, &server.authority).await.is_ok());
+        let outcome = call(&pool, &server.authority).await;
+        assert!(matches!(outcome, Err(CallError::Wire(WireError::Cut))), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_ended_with_the_request() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (authority, pool) = (listener.local_addr().unwrap().to_string(), pool());
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.read(&mut [0; 1024]).await.unwrap();
+        stream.write_all(OK.as_bytes()).await.unwrap();
+        stream.read(&mut [0; 1024]).await.unwrap();
+        drop(listener);
+    };
+    let client = async {
+        assert!(call(&pool, &authority).await.is_ok());
+        call(&pool, &authority).await
+    };
+    let ((), outcome) = tokio::join!(server, client);
+    assert!(matches!(outcome, Err(CallError::Wire(_))), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn a_request_that_is_sent_at_most_once_takes_a_connection_that_was_just_used() {
+    let answers = || vec![vec![OK.to_owned()], vec![OK.to_owned()], vec![OK.to_owned()]];
+    let (mut server, pool) = (server(vec![answers(), answers()]).await, pool());
+    let once = async || {
+        let mut body = deliver(&pool, &server.authority, Delivery::AtMostOnce).await.unwrap().into_body();
+        while body.read(&mut Vec::new()).await.unwrap() {}
+    };
+    once().await;
+    once().await;
+    tokio::time::sleep(Duration::from_millis(1_050)).await;
+    once().await;
+    assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some(), "the third");
 }
 
 #[tokio::test]

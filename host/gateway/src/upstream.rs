@@ -8,12 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use http1_client::{Connection, WireError, wire};
+use http1_client::{Connection, Delivery, wire};
 use pointsman_workers::{LogLimit, is_local_shortage};
 use tokio::time::Instant;
 
 mod back_pressure;
 mod body;
+mod convert;
 mod destination;
 mod pause;
 mod pool;
@@ -49,6 +50,7 @@ pub(crate) type LegHeaders = Vec<(HeaderName, HeaderValue)>;
 pub(crate) struct Upstream {
     pool: ConnectionPool,
     connect_timeout: Duration,
+    delivery: Delivery,
 }
 
 /// A call without a usable answer.
@@ -105,7 +107,13 @@ impl Upstream {
     /// Returns a client that uses and refills `pool`, and gives up connecting after `connect_timeout`.
     #[must_use]
     pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration) -> Self {
-        Self { pool, connect_timeout }
+        Self { pool, connect_timeout, delivery: Delivery::Repeatable }
+    }
+
+    /// Returns a client for requests that no engine may get twice, such as those with a handoff.
+    #[must_use]
+    pub(crate) fn at_most_once(&self) -> Self {
+        Self { delivery: Delivery::AtMostOnce, ..self.clone() }
     }
 
     /// Sends a JSON body and waits for the head of a success answer.
@@ -168,7 +176,8 @@ impl Upstream {
     ) -> Result<Response<Body>, CallError> {
         let is_current = |stream: &EngineStream| stream.is_current(to, self.pool.tls());
         let connect = || self.connect(to, *parts);
-        let called = self.pool.idle.call(parts.origin, (head, body), is_current, connect).await;
+        let called =
+            self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
         Ok(called?.map(Body::from))
     }
 
@@ -362,35 +371,6 @@ async fn beginning(mut body: Body) -> Result<Bytes, CallError> {
     while text.len() <= MAX_ERROR_BODY && body.read(&mut text).await? {}
     text.truncate(MAX_ERROR_BODY);
     Ok(text.into())
-}
-
-impl From<http1_client::CallError<Self>> for CallError {
-    fn from(error: http1_client::CallError<Self>) -> Self {
-        match error {
-            http1_client::CallError::Connect(error) => error,
-            http1_client::CallError::Unsent => {
-                Self::Connect("the engine closed the connection before it took the request".to_owned())
-            }
-            http1_client::CallError::Refused(problem) => Self::Connect(problem),
-            http1_client::CallError::Wire(error) => error.into(),
-        }
-    }
-}
-
-impl From<WireError> for CallError {
-    /// The text contains no address, so a client may see it (A5).
-    fn from(error: WireError) -> Self {
-        match error {
-            WireError::Head(problem) => {
-                Self::Protocol(format!("the head of the engine's answer is not HTTP/1.1: {problem}"))
-            }
-            WireError::Chunk => Self::Protocol("the engine's answer has an invalid chunk".to_owned()),
-            WireError::Cut => Self::Broken("the engine closed the connection within its answer".to_owned()),
-            WireError::Refused(_) | WireError::Transport(_) | WireError::Io(_) => {
-                Self::Broken(error.to_string())
-            }
-        }
-    }
 }
 
 /// Returns the beginning of a body as text, for an error message.

@@ -82,6 +82,7 @@ mod reload;
 mod replicas;
 mod reserved;
 mod route_preview;
+mod reused_connections;
 mod secrets;
 mod serving;
 mod slots;

@@ -102,7 +102,7 @@ impl Drive {
         let connector = connector_for(spec);
         let body = connector.prefill(self.leg_request(), &self.context());
         let to = Destination::new(spec, self.request.endpoint.path());
-        let upstream = self.upstream.clone();
+        let upstream = self.upstream.at_most_once();
         let limits = self.state.settings.leg_timeouts;
         let silence = head_of("prefill answer", "prefill_head", limits.prefill_head);
         let pause = limits.pause();
@@ -147,7 +147,8 @@ impl Drive {
         headers
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let to = Destination::new(spec, self.request.endpoint.path());
-        let (upstream, worker) = (self.upstream.clone(), candidate.worker.clone());
+        let worker = candidate.worker.clone();
+        let upstream = if leg == Leg::Decode { self.upstream.at_most_once() } else { self.upstream.clone() };
         let streams = self.request.stream && !consume;
         self.begin_estimate(leg, streams);
         let limits = self.state.settings.leg_timeouts;

@@ -1,0 +1,119 @@
+//! Engines that close a kept connection while a request is on its way: the servers of engines close idle
+//! connections after a few seconds.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{chunk, json, stream_head},
+};
+use pointsman_workers::WorkerSpec;
+
+const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
+const EVENTS: &str =
+    "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+
+/// Starts an engine that answers every other request of a client, and ends the connection of the others.
+async fn every_other(end: Act) -> RawEngine {
+    let posts = Arc::new(AtomicUsize::new(0));
+    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if posts.fetch_add(1, Ordering::SeqCst) % 2 == 1 => vec![end.clone()],
+        _ if request.body.contains("\"stream\":true") => {
+            vec![Act::Send([stream_head(), chunk(EVENTS.as_bytes()), b"0\r\n\r\n".to_vec()].concat())]
+        }
+        _ => vec![Act::Send(json(ANSWER))],
+    })
+    .await
+    .unwrap()
+}
+
+async fn gateway(engine: &RawEngine) -> TestCluster {
+    TestClusterBuilder::new()
+        .config(|config| {
+            let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            config.server.threads = 1;
+        })
+        .start()
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn i2_a_connection_that_is_closed_as_the_request_is_sent_is_not_a_failure() {
+    for end in [Act::Close, Act::Reset] {
+        let engine = every_other(end).await;
+        let cluster = gateway(&engine).await;
+        for request in 0..6 {
+            let stream = request % 3 == 2;
+            let body = format!(r#"{{"model":"tiny","prompt":"the same","stream":{stream}}}"#);
+            let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+            // I2.9
+            assert_eq!(reply.status.as_u16(), 200, "{request}: {reply:?}");
+        }
+        // I2.9
+        let legs = cluster.metric("pointsman_legs_total{").await.unwrap();
+        assert_eq!((legs.as_slice(), engine.requests().len()), ([6.0].as_slice(), 11), "none failed");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i2_a_request_that_ends_new_connections_too_is_a_failure() {
+    let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if request.body.contains("bad") => vec![Act::Close],
+        _ => vec![Act::Send(json(ANSWER))],
+    })
+    .await
+    .unwrap();
+    let cluster = gateway(&engine).await;
+    for (prompt, status) in [("good", 200), ("bad", 502), ("good", 200)] {
+        let body = format!(r#"{{"model":"tiny","prompt":"{prompt}"}}"#);
+        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+        assert_eq!(reply.status.as_u16(), status, "{reply:?}");
+    }
+    // I2.9
+    assert_eq!(engine.requests().len(), 4, "the bad one came twice");
+}
+
+#[tokio::test]
+async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
+    const PREFILLED: &str = r#"{"id":"p","choices":[{"index":0,"text":"g","finish_reason":"length"}],
+        "kv_transfer_params":{"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r",
+        "remote_host":"127.0.0.1","remote_port":1}}"#;
+    let prefill = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Send(json(PREFILLED))],
+    })
+    .await
+    .unwrap();
+    let decode = every_other(Act::Close).await;
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
+                let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+            config.server.threads = 1;
+            config.routing.retries = 0;
+        })
+        .start()
+        .await
+        .unwrap();
+    for status in [200, 502] {
+        let body = r#"{"model":"tiny","max_tokens":2,"prompt":"a pair"}"#;
+        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+        assert_eq!(reply.status.as_u16(), status, "{reply:?}");
+    }
+    // I2.9
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (2, 2));
+}
