@@ -75,8 +75,8 @@ pub fn is_event(bytes: &[u8]) -> bool {
             _ => return false,
         }
     }
-    // Data of a named event is not a chunk of an answer.
-    is_named || last_data.is_none_or(ends_as_json)
+    // Data of a named event is not a chunk of an answer, and empty data is a keep-alive of some servers.
+    is_named || last_data.is_none_or(|data| data.is_empty() || ends_as_json(data))
 }
 
 /// Returns whether a content type names an event stream, in upper or lower case and with any parameters.
@@ -133,12 +133,23 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Returns whether one of the events has data. A comment, such as a keep-alive ping, is not an event.
+/// Returns whether one of the events has data. A keep-alive has none: a comment, or an empty `data:`.
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.
     let events = without_mark(events);
-    events.starts_with(b"data:") || lines(events).any(|line| field(line).0 == b"data")
+    events.starts_with(b"data: {")
+        || lines(events).map(field).any(|(name, value)| name == b"data" && !value.is_empty())
+}
+
+/// Returns whether an event has an empty `data:` and nothing else. The standard has clients ignore it, but
+/// many take its data for JSON.
+#[must_use]
+pub fn is_empty(event: &[u8]) -> bool {
+    let mut fields = lines(event).filter(|line| !line.is_empty()).map(field).peekable();
+    !event.starts_with(b"data: {")
+        && fields.peek().is_some()
+        && fields.all(|(name, value)| name == b"data" && value.is_empty())
 }
 
 /// The first event that has data.
@@ -217,6 +228,16 @@ impl Splitter {
         if self.bytes.capacity() > KEPT {
             self.bytes.shrink_to(KEPT);
         }
+    }
+
+    /// Adds the blank line that is missing behind the last event of a stream that has ended.
+    pub fn end(&mut self) {
+        let missing: &[u8] = match self.bytes.last() {
+            Some(b'\n') => b"\n",
+            Some(b'\r') => b"\r",
+            _ => b"\n\n",
+        };
+        self.bytes.extend_from_slice(missing);
     }
 
     /// Bytes of an event that never ended.

@@ -23,7 +23,7 @@ pub fn look(event: &[u8]) -> Seen {
     seen.token |= seen.tokens > 0;
     let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
     let error = first.error.and_then(|at| event.get(at));
-    seen.error = matches!(error, Some(b'{' | b'"')) && !first.choices;
+    seen.error = (matches!(error, Some(b'{' | b'"')) || first.is_error_object) && !first.choices;
     seen.kv_transfer_at = first.kv_transfer.and_then(|at| object_at(event, at));
     if object(first.usage).is_some() {
         let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
@@ -48,7 +48,10 @@ struct FirstValues {
     kv_transfer: Option<usize>,
     token_ids: Option<u32>,
     tool_calls: bool,
+    /// There are choices.
     choices: bool,
+    /// `"object": "error"`, as older servers write an error.
+    is_error_object: bool,
 }
 
 impl FirstValues {
@@ -69,7 +72,13 @@ impl FirstValues {
                     self.token_ids = Some(self.token_ids.unwrap_or(0) + ids);
                 }
             }
-            Key::Choices => self.choices = true,
+            Key::Choices => {
+                let list = event.get(at..).and_then(|value| value.strip_prefix(b"["));
+                self.choices |= list.is_some_and(|list| !list.trim_ascii_start().starts_with(b"]"));
+            }
+            Key::Object => {
+                self.is_error_object |= event.get(at..).is_some_and(|value| value.starts_with(b"\"error\""));
+            }
             Key::Error => self.error = self.error.or(Some(at)),
             Key::Usage => self.usage = self.usage.or(Some(at)),
             Key::KvTransferParams => self.kv_transfer = self.kv_transfer.or(Some(at)),
@@ -91,6 +100,7 @@ enum Key {
     ToolCalls,
     TokenIds,
     Choices,
+    Object,
     Error,
     Usage,
     KvTransferParams,
@@ -112,6 +122,7 @@ impl Key {
             [.., b'l', b's'] => &[(b"tool_calls", Self::ToolCalls)],
             [.., b'd', b's'] => &[(b"token_ids", Self::TokenIds)],
             [.., b'e', b's'] => &[(b"choices", Self::Choices)],
+            [.., b'c', b't'] => &[(b"object", Self::Object)],
             [.., b'o', b'r'] => &[(b"error", Self::Error)],
             [.., b'g', b'e'] => &[(b"usage", Self::Usage)],
             [.., b'm', b's'] => &[(b"kv_transfer_params", Self::KvTransferParams)],

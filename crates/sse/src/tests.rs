@@ -119,6 +119,48 @@ fn i_an_error_event_is_seen() {
 }
 
 #[test]
+fn i_an_error_is_seen_without_choices_and_in_its_older_form() {
+    for error in [
+        r#"{"error":"x","choices":[ ]}"#,
+        r#"{"choices":null,"error":{"message":"x"}}"#,
+        r#"{"object" : "error","message":"x","code":400}"#,
+    ] {
+        assert!(
+            look(format!("data: {error}\n\n").as_bytes()).error && look(error.as_bytes()).error,
+            "{error}"
+        );
+    }
+    let answer = r#"{"object":"error","choices":[{"delta":{"content":"a"}}]}"#;
+    assert!(!look(answer.as_bytes()).error && !look(br#"{"object":"errors"}"#).error);
+}
+
+#[test]
+fn an_empty_event_is_a_keep_alive() {
+    for event in ["data:\n\n", "data: \r\n\r\n", "data: \ndata:\n\n"] {
+        let event = event.as_bytes();
+        assert!(is_empty(event) && is_event(event) && !has_data(event), "{event:?}");
+    }
+    for event in
+        ["data: {}\n\n", "data: 1\n\n", ": x\n\n", "\n\n", "id: 1\ndata:\n\n", "data: \ndata: {}\n\n"]
+    {
+        assert!(!is_empty(event.as_bytes()), "{event:?}");
+    }
+}
+
+#[test]
+fn a_last_event_without_a_blank_line_can_be_ended() {
+    for last in ["data: [DONE]", "data: [DONE]\n", "data: [DONE]\r\n", "data: [DONE]\r"] {
+        let mut splitter = Splitter::default();
+        splitter.room().extend_from_slice(format!("data: {{}}\n\n{last}").as_bytes());
+        let whole = splitter.whole().unwrap();
+        splitter.discard(whole);
+        splitter.end();
+        let whole = splitter.whole().unwrap();
+        assert!(is_done(splitter.first(whole)) && whole == splitter.rest(), "{last:?}");
+    }
+}
+
+#[test]
 fn only_data_is_looked_at() {
     let error = r#"{"error":{"code":429}}"#;
     for other in [

@@ -216,7 +216,9 @@ impl CallError {
     #[must_use]
     pub(crate) fn of_error_body(body: &[u8]) -> Self {
         let json: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-        let code = json.pointer("/error/code").or(json.get("code")).and_then(serde_json::Value::as_u64);
+        let code = json.pointer("/error/code").or(json.get("code"));
+        // Some servers write it as a text.
+        let code = code.and_then(|code| code.as_u64().or_else(|| code.as_str()?.parse().ok()));
         let code = code.and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code));
         let status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
         let content_type = Some(HeaderValue::from_static("application/json"));

@@ -101,6 +101,7 @@ async fn a_stream_is_read_as_the_standard_has_it() {
             format!("event: token\nid: 1\n{TOKEN}\n\nid: 2\n{LAST}\n\nevent: end\nid\n{done}\n\n"),
         ),
         ("fields behind data", format!("retry: 10\n\n{TOKEN}\nid: 7\n\n{LAST}\nevent: last\n\n{done}\n\n")),
+        ("an empty name and id", format!("event:\nid:\n{TOKEN}\n\n{LAST}\n\n{done}\n\n")),
         ("data in two lines", format!("data: {{\"choices\":\ndata: []}}\n\n{LAST}\n\n{done}\n\n")),
     ];
     let bench = bench(|_| {}).await;
@@ -132,6 +133,45 @@ async fn a_stream_is_read_as_the_standard_has_it() {
             assert!(metrics.contains(&line), "{name}: its bytes are counted when it has ended");
         }
     }
+}
+
+#[tokio::test]
+async fn i3_a_whole_answer_may_lack_its_last_blank_line_or_its_end_mark() {
+    let whole = format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n");
+    let cases = [
+        ("no blank line", format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]")),
+        ("half of it", format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n")),
+        ("no end mark", format!("{TOKEN}\n\n{LAST}\n\n")),
+        ("empty keep-alives", format!("data:\n\n{TOKEN}\n\ndata: \n\n{LAST}\n\ndata: [DONE]\n\n")),
+    ];
+    let bench = bench(|config| config.routing.retries = 0).await;
+    for (count, (name, text)) in (1..).zip(cases) {
+        bench.answer(events(&[&text]));
+        // I3.9, I3.10
+        assert_eq!(streamed(&bench.cluster).await, (200, whole.clone()), "{name}");
+        let ok =
+            bench.cluster.metric(r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="ok"}"#);
+        assert_eq!(ok.await.unwrap(), [f64::from(count)], "{name}");
+    }
+    // Which of several choices is whole is not known.
+    bench.answer(events(&[&format!("{TOKEN}\n\n{LAST}\n\n")]));
+    let several = r#"{"model":"tiny","prompt":"bad","stream":true,"n":2}"#;
+    let reply = bench.cluster.client.post(COMPLETIONS, &[], several).await.unwrap();
+    // I3.9
+    assert!(String::from_utf8_lossy(&reply.body).contains("bad_upstream"), "{reply:?}");
+    bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i3_blanks_before_a_whole_answer_keep_its_connection_alive() {
+    let bench = bench(|config| config.routing.retries = 0).await;
+    let blanks = || Act::Send(chunk(b"\n"));
+    let end = [chunk(ANSWER.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n";
+    bench.answer(vec![Act::Send(head.to_vec()), blanks(), Act::Pause(20 * MS), blanks(), Act::Send(end)]);
+    let reply = bench.cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
+    // I3.11
+    assert_eq!((reply.status.as_u16(), reply.body.trim_ascii()), (200, ANSWER.as_bytes()));
 }
 
 #[tokio::test]
@@ -209,7 +249,10 @@ async fn a_200_that_carries_an_error_is_an_error_streamed_or_not() {
     let client = r#"{"error":{"message":"too long","type":"BadRequestError","code":400}}"#;
     let bench = bench(|config| config.routing.retries = 0).await;
     let cluster = &bench.cluster;
-    for (error, expected) in [(server, 502), (client, 400), (r#"{"error":"plain text"}"#, 502)] {
+    let older = r#"{"object":"error","message":"too long","type":"BadRequestError","code":400}"#;
+    let beside = r#"{"choices":[],"error":{"message":"too long","code":"400"}}"#;
+    let plain = r#"{"error":"plain text"}"#;
+    for (error, expected) in [(server, 502), (client, 400), (older, 400), (beside, 400), (plain, 502)] {
         let event = format!("data: {error}\n\n");
         for acts in [vec![Act::Send(json(error))], events(&[&event, "data: [DONE]\n\n"])] {
             bench.answer(acts);

@@ -73,7 +73,11 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
         return Seen { error: false, ..seen };
     };
     // A response with status `failed` is a complete answer, and not an error of the engine.
-    let is_error = reported.object != Some("response") && reported.error.is_some_and(is_something);
+    let is_error = match reported.object {
+        Some("response") => false,
+        Some("error") => true,
+        _ => reported.error.is_some_and(is_something),
+    };
     Seen { error: is_error, usage: reported.usage.and_then(Counts::usage), cached_at: None, ..seen }
 }
 
@@ -218,6 +222,7 @@ mod tests {
         assert!(!error(r#"{"object":"response","status":"failed","error":{"code":"x"}}"#));
         assert!(!error(r#"[{"score":1,"document":{"error":"x"}}]"#));
         assert!(!error(r#"{"error":null}"#));
+        assert!(error(r#"{"object":"error","message":"x","code":400}"#));
     }
 
     #[test]
@@ -228,6 +233,9 @@ mod tests {
             r#"{"\u0065rror":"x"}"#,
             r#"{"type":"error","error":{"type":"x","message":"y"}}"#,
             r#"{"error":null,"choices":[]}"#,
+            r#"{"error":"x","choices":null}"#,
+            r#"{"object":"error","message":"x","code":400}"#,
+            r#"{"object":"text_completion","choices":[{"text":"x"}]}"#,
             r#"{"choices":[{"message":{"content":"\"error\":1"}}]}"#,
             r#"{"choices":[]}"#,
             "",

@@ -35,7 +35,8 @@ pub(super) async fn drain_prefill(
     if sse::look(&whole).error {
         return Err(CallError::of_error_body(&whole));
     }
-    let valid = content_type.to_ascii_lowercase().starts_with(b"application/json") && whole.starts_with(b"{");
+    let is_object = whole.trim_ascii_start().starts_with(b"{");
+    let valid = content_type.to_ascii_lowercase().starts_with(b"application/json") && is_object;
     if !valid {
         return Err(not_an_answer(&whole));
     }
@@ -63,6 +64,10 @@ async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallErr
             }
         }
         splitter.discard(whole);
+    }
+    if sse::is_done(splitter.first(splitter.rest())) {
+        // Its blank line is missing.
+        return Ok(());
     }
     Err(CallError::Broken("the stream ended before `[DONE]`".to_owned()))
 }

@@ -14,6 +14,7 @@ use super::{
     Drive, PlannedRequest,
     executor::{Executor, Handover, RANK, Reached},
     leg_run::PrefillDone,
+    relay,
 };
 use crate::{
     openai::{
@@ -210,6 +211,13 @@ impl ProxiedRequest {
 
     /// Handles the end of the answer.
     pub(crate) fn end(mut self) {
+        if let Content::Stream { splitter, closed: closed @ false } = &mut self.content
+            && relay::ends_with(splitter, self.drive.request.endpoint.format())
+        {
+            *closed = true;
+            let event = splitter.first(splitter.rest()).to_vec();
+            self.look(&event, true);
+        }
         match std::mem::replace(&mut self.content, Content::Ignored { failed: true }) {
             Content::Stream { closed: true, .. } | Content::Ignored { failed: false } => self.drive.served(),
             Content::Stream { .. } | Content::Nothing => {

@@ -28,6 +28,7 @@ mod answer;
 mod detached;
 mod edit;
 mod eligible;
+mod end;
 mod limits;
 mod moves;
 mod prefill_answer;
@@ -46,6 +47,8 @@ pub(crate) use answer::Answer;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use eligible::form_of;
+#[cfg(feature = "ext-proc")]
+pub(crate) use end::ends_with;
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
 
@@ -235,6 +238,11 @@ impl Relay {
                 self.fail(CallError::Protocol("the stream contains bytes that are not an event".to_owned()));
                 return;
             }
+            if sse::is_empty(event) {
+                self.push(slice(from..place.start));
+                from = place.end;
+                continue;
+            }
             let seen = self.drive.look(event);
             if seen.error {
                 self.push(slice(from..place.start));
@@ -289,17 +297,6 @@ impl Relay {
             self.finish_seen = true;
             self.report(Event::FinishSeen);
         }
-    }
-
-    fn end(&mut self) {
-        self.incoming = None;
-        if !self.closed {
-            let place = if self.splitter.rest() > 0 { "within an event" } else { "before its last event" };
-            self.fail(CallError::Broken(format!("the stream ended {place}")));
-            return;
-        }
-        self.drive.served();
-        self.report(Event::Ended);
     }
 
     fn report(&mut self, event: Event) {
