@@ -23,5 +23,6 @@ pub(crate) mod short_text;
 pub(crate) mod token_ids;
 pub(crate) mod trace_context;
 pub(crate) mod transcript;
+pub(crate) mod whole_number;
 
 pub(crate) use ::sse;

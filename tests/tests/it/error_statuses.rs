@@ -47,6 +47,7 @@ async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
         (r#"{"messages":[]}"#, "model: is missing"),
         (r#"{"model":"tiny"}"#, "messages: is missing"),
         (r#"{"model":"tiny","messages":[],"max_tokens":-1}"#, "max_tokens: `-1`"),
+        (r#"{"model":"tiny","messages":[],"max_tokens":1.5}"#, "max_tokens: `1.5`"),
         (r#"{"model":"tiny","messages":[],"stream":"yes"}"#, "stream: `\"yes\"`"),
         (r#"{"model":"tiny","messages":[],"nvext":{"dp_rank":"x"}}"#, "nvext: `{\"dp_rank\":\"x\"}`"),
     ] {
@@ -55,6 +56,24 @@ async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
         check(&reply, 400, "invalid_request");
         let message = reply.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.starts_with(names), "{body}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a5_what_engines_take_passes_as_it_is() {
+    let cluster = single(|_| {}).await;
+    for fields in [
+        r#""max_tokens":2.0"#,
+        r#""max_tokens":2e0,"n":1.0"#,
+        r#""max_completion_tokens":2.0,"max_tokens":99999999999999999999"#,
+        r#""max_tokens":2,"stream":true,"stream_options":{"include_usage":null}"#,
+    ] {
+        let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#);
+        // A5.18
+        for body in [body.clone(), format!("\u{feff}{body}")] {
+            let reply = cluster.client.post(CHAT, &[], body.clone()).await.unwrap();
+            assert_eq!(reply.status.as_u16(), 200, "{body}: {reply:?}");
+        }
     }
 }
 

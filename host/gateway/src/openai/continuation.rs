@@ -15,6 +15,7 @@ use crate::{
         request::{Endpoint, Request},
         reserved::RESERVED_FIELDS,
         transcript::{Delivered, StopRules},
+        whole_number::WholeNumber,
     },
 };
 
@@ -317,8 +318,8 @@ fn stop_strings(body: &JsonBody) -> Vec<String> {
 
 /// Returns what is left of a limit of tokens, if the request has it.
 fn left_of(body: &JsonBody, key: &str, used: u32) -> Result<Option<String>, Reason> {
-    let Ok(limit) = body.read::<u32>(key) else { return Err("other_field") };
-    match limit.map(|limit| limit.saturating_sub(used)) {
+    let Ok(limit) = body.read::<WholeNumber>(key) else { return Err("other_field") };
+    match limit.map(|WholeNumber(limit)| limit.saturating_sub(used)) {
         Some(0) => Err("nothing_is_left"),
         left => Ok(left.map(|left| left.to_string())),
     }

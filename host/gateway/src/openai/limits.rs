@@ -5,7 +5,7 @@ use json_splice::JsonBody;
 
 use crate::{
     config::Limits, openai::endpoint::Endpoint, openai::request_error::RequestError,
-    openai::short_text::shortened,
+    openai::short_text::shortened, openai::whole_number::WholeNumber,
 };
 
 /// Maximum length of the name of a model, bytes.
@@ -94,8 +94,8 @@ pub(crate) fn check_model(name: &str) -> Result<(), RequestError> {
 /// [`RequestError`] names the field, its value and the limit.
 pub(crate) fn choices(body: &JsonBody, field: &str, limit: u32) -> Result<Option<u32>, RequestError> {
     let Some(value) = body.get(field).filter(|value| *value != "null") else { return Ok(None) };
-    match value.parse() {
-        Ok(count) if (1..=limit).contains(&count) => Ok(Some(count)),
+    match serde_json::from_str(value) {
+        Ok(WholeNumber(count)) if (1..=limit).contains(&count) => Ok(Some(count)),
         _ => {
             let shown: String = shortened(value);
             let problem =

@@ -15,9 +15,13 @@ use crate::{
     openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model, choices},
     openai::request_error::{RequestError, read},
     openai::trace_context::TraceContext,
+    openai::whole_number::WholeNumber,
 };
 
 pub(crate) use crate::openai::endpoint::Endpoint;
+
+/// Stands in front of the bodies of some clients. Engines skip it.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// A parsed request.
 #[derive(Clone, Debug)]
@@ -167,7 +171,7 @@ impl Request {
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
         let n = choices(&body, "n", limits.choices)?.unwrap_or(1);
         let best_of = choices(&body, "best_of", limits.choices)?.unwrap_or(1);
-        let max_tokens: Option<u32> = read(&body, endpoint.max_tokens_key())?;
+        let max_tokens: Option<WholeNumber> = read(&body, endpoint.max_tokens_key())?;
         let max_completion_tokens = read(&body, "max_completion_tokens")?;
         let PromptKeys { preamble, key, required } = endpoint.prompt_keys(&body);
         let prompt = match body.get(key) {
@@ -190,9 +194,9 @@ impl Request {
             stream: stream && endpoint.streams(),
             prompt_key: key,
             joined,
-            include_usage: options.include_usage,
+            include_usage: options.include_usage.unwrap_or(false),
             n,
-            max_tokens: max_completion_tokens.or(max_tokens),
+            max_tokens: max_completion_tokens.or(max_tokens).map(|WholeNumber(tokens)| tokens),
             prompts,
             token_ids,
             ..Self::bare(endpoint, &model, body, hints)
@@ -255,18 +259,19 @@ impl Request {
     }
 }
 
-/// Parses a body that has to be a JSON object.
+/// Parses a body that has to be a JSON object. Some clients write a byte order mark in front of it.
 ///
 /// # Errors
 /// [`RequestError`] with the place of what is wrong.
 pub(crate) fn json_object(body: Bytes) -> Result<JsonBody, RequestError> {
+    let body = if body.starts_with(BYTE_ORDER_MARK) { body.slice(BYTE_ORDER_MARK.len()..) } else { body };
     JsonBody::parse(body).map_err(|error| RequestError::new("body", &error.to_string()))
 }
 
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct StreamOptions {
-    include_usage: bool,
+    include_usage: Option<bool>,
 }
 
 /// Returns the number of prompts, and the token ids of a single prompt that is given as ids. `elements` is
