@@ -35,6 +35,8 @@ pub struct Snapshot {
     /// Positions in `workers`.
     places: HashMap<WorkerId, usize>,
     pools: HashMap<ModelName, Pools>,
+    /// Models that are adapters of another model of their worker.
+    adapters: HashSet<ModelName>,
 }
 
 #[derive(Debug, Default)]
@@ -132,6 +134,8 @@ struct Member {
     /// reports.
     configured: WorkerSpec,
     models: Vec<ModelName>,
+    /// Adapters that the engine lists.
+    adapters: Vec<ModelName>,
 }
 
 impl Default for Registry {
@@ -176,7 +180,7 @@ impl Registry {
         let models = spec.models.clone();
         let worker = Arc::new(self.worker(spec.clone()));
         members.retain(|member| member.worker.id() != worker.id());
-        members.push(Member { worker: worker.clone(), configured: spec, models });
+        members.push(Member { worker: worker.clone(), configured: spec, models, adapters: Vec::new() });
         self.publish(&members);
         worker
     }
@@ -198,6 +202,7 @@ impl Registry {
         members.extend(joining.into_iter().map(|spec| Member {
             worker: Arc::new(self.worker(spec.clone())),
             models: spec.models.clone(),
+            adapters: Vec::new(),
             configured: spec,
         }));
         self.publish(&members);
@@ -226,14 +231,20 @@ impl Registry {
         Some(gone.worker)
     }
 
-    /// Stores the models that a worker reports. Configured models take precedence.
-    pub(crate) fn learn_models(&self, id: WorkerId, models: Vec<ModelName>) {
+    /// Stores the models that a worker reports, and those of them that are adapters. Configured models take
+    /// precedence.
+    pub(crate) fn learn_models(&self, id: WorkerId, models: Vec<ModelName>, adapters: Vec<ModelName>) {
         let mut members = self.members.lock();
         let Some(member) = self.member(id, &mut members) else { return };
-        if member.worker.spec().models.is_empty() && member.models != models {
-            member.models = models;
-            self.publish_learned(&members);
+        let is_configured = !member.worker.spec().models.is_empty();
+        if (is_configured || member.models == models) && member.adapters == adapters {
+            return;
         }
+        if !is_configured {
+            member.models = models;
+        }
+        member.adapters = adapters;
+        self.publish_learned(&members);
     }
 
     /// Publishes, for ever, the engines' reports that could not be published at once.
@@ -319,6 +330,12 @@ impl Snapshot {
         self.pools.contains_key(model)
     }
 
+    /// Returns whether a worker serves `model` as an adapter of another model.
+    #[must_use]
+    pub fn is_adapter(&self, model: &ModelName) -> bool {
+        self.adapters.contains(model)
+    }
+
     /// Returns the candidates whose role allows a leg. Candidates of the aggregated leg include decode
     /// workers that can prefill locally.
     #[must_use]
@@ -346,6 +363,7 @@ impl Snapshot {
         let worker = &member.worker;
         self.places.insert(worker.id(), self.workers.len());
         self.workers.push(worker.clone());
+        self.adapters.extend(member.adapters.iter().cloned());
         let models: BTreeSet<&ModelName> = member.models.iter().collect();
         for model in models {
             let pools = by_model.entry(model.clone()).or_default();

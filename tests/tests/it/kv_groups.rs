@@ -1,11 +1,13 @@
-//! KV events of engines with several cache groups, published over real sockets, and what the gateway says of
-//! a prompt then.
+//! KV events of engines with several cache groups and of adapters, published over real sockets, and what the
+//! gateway says of a prompt then.
 
 use std::time::Duration;
 
 use bytes::Bytes;
+use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder};
+use pointsman_tests::{Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine};
+use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 use zeromq::{Endpoint, PubSocket, Socket as _, SocketSend as _, ZmqMessage};
 
@@ -45,7 +47,12 @@ fn removed(group: u32, hashes: &[u64]) -> Value {
 
 /// Returns how many blocks of a prompt the gateway expects at the worker.
 async fn predicted(cluster: &TestCluster, prompt: &[u32]) -> u64 {
-    let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+    predicted_of("tiny", cluster, prompt).await
+}
+
+/// Like [`predicted`], for a model.
+async fn predicted_of(model: &str, cluster: &TestCluster, prompt: &[u32]) -> u64 {
+    let body = json!({"model": model, "prompt": prompt}).to_string();
     let reply = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
     reply["legs"][0]["candidates"][0]["cached_blocks"]["device"].as_u64().unwrap_or_else(|| panic!("{reply}"))
 }
@@ -56,14 +63,20 @@ async fn start(publisher: &mut Publisher) -> TestCluster {
     let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
     let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await.unwrap();
+    subscribed(publisher, &cluster).await;
+    cluster
+}
+
+/// Waits until an event has arrived.
+async fn subscribed(publisher: &mut Publisher, cluster: &TestCluster) {
     // A subscription takes effect some time after its connection. A repeated number is dropped.
     let known: Vec<u32> = (0..16).collect();
     for _ in 0..1_000 {
         publisher.seq = 0;
         publisher.send(&[json!(["BlockStored", [99], null, known, 16, null, "GPU"])]).await;
-        if predicted(&cluster, &known).await == 1 {
+        if predicted(cluster, &known).await == 1 {
             publisher.send(&[json!({"type": "AllBlocksCleared"})]).await;
-            return cluster;
+            return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -121,4 +134,71 @@ async fn h6_a_window_that_moved_on_keeps_the_prefix_and_evicted_attention_does_n
     publisher.send(&[removed(1, &hashes)]).await;
     // H6.13
     until_predicted(&cluster, &prompt, 0).await;
+}
+
+#[tokio::test]
+async fn h6_pairs_of_tokens_are_read() {
+    let mut publisher = Publisher::bind().await;
+    let cluster = start(&mut publisher).await;
+    let prompt: Vec<u32> = (0..64).map(|place| place * 17 % 50_000 + 1).collect();
+    let block = |parent: Option<u64>, hash: u64, tokens: Value| {
+        json!({"type": "BlockStored", "block_hashes": [hash], "parent_block_hash": parent, "token_ids": tokens,
+            "block_size": 16, "lora_id": null, "medium": "GPU"})
+    };
+    publisher.send(&[block(None, 1, json!(prompt[..16]))]).await;
+    until_predicted(&cluster, &prompt, 1).await;
+    let pairs = |from: usize| prompt[from..from + 17].windows(2).map(|pair| json!(pair)).collect();
+    publisher.send(&[block(Some(1), 2, pairs(16)), block(Some(2), 3, pairs(32))]).await;
+    // H6.17
+    until_predicted(&cluster, &prompt, 3).await;
+    publisher.send(&[removed(0, &[3])]).await;
+    // H6.2
+    until_predicted(&cluster, &prompt, 2).await;
+}
+
+#[tokio::test]
+async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
+    const MODELS: &str = r#"{"object":"list","data":[
+        {"id":"tiny","object":"model","owned_by":"vllm","root":"tiny","parent":null},
+        {"id":"of-law","object":"model","owned_by":"vllm","root":"/loras/law","parent":"tiny"}]}"#;
+    const METRICS: &str = "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1\n";
+    let mut publisher = Publisher::bind().await;
+    let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(raw_engine::json(MODELS))],
+        "GET /metrics" => vec![Act::Send(raw_engine::json(METRICS))],
+        _ => vec![Act::Send(raw_engine::json("{}"))],
+    })
+    .await
+    .unwrap();
+    let flag = format!(
+        "id=1,role=aggregated,engine=vllm,url=http://{},kv_events=tcp://127.0.0.1:{}",
+        engine.address, publisher.port
+    );
+    let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
+    subscribed(&mut publisher, &cluster).await;
+    let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
+    let of = |lora: Option<&str>, first: u64, blocks: usize| {
+        let hashes: Vec<u64> = (first..).take(blocks).collect();
+        json!({"type": "BlockStored", "block_hashes": hashes, "parent_block_hash": null,
+            "token_ids": prompt[..blocks * 16], "block_size": 16, "lora_id": lora.map(|_| 1), "lora_name": lora,
+            "medium": "GPU", "extra_keys": vec![lora.map(|name| vec![name]); blocks]})
+    };
+    publisher.send(&[of(Some("of-law"), 1, 3)]).await;
+    let until = async |model: &str, expected: u64| {
+        for _ in 0..1_000 {
+            if predicted_of(model, &cluster, &prompt).await == expected {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{model}: {} blocks instead of {expected}", predicted_of(model, &cluster, &prompt).await);
+    };
+    // H1.7
+    until("of-law", 3).await;
+    assert_eq!(predicted(&cluster, &prompt).await, 0, "the model has none of them");
+    publisher.send(&[of(None, 11, 4)]).await;
+    until("tiny", 4).await;
+    // H1.7
+    assert_eq!(predicted_of("of-law", &cluster, &prompt).await, 3);
 }

@@ -13,7 +13,7 @@ use serde::{
 mod fields;
 mod group_kind;
 
-use fields::{ExtraKeys, Field, Hash, LoraId, Medium};
+use fields::{ExtraKeys, Field, Hash, LoraId, Medium, Token};
 pub use group_kind::GroupKind;
 use group_kind::Loose;
 
@@ -324,7 +324,7 @@ impl<'de> Deserialize<'de> for Tag {
 struct Fields {
     hashes: Option<Vec<Hash>>,
     parent: Option<Hash>,
-    tokens: Option<Vec<u32>>,
+    tokens: Option<Vec<Token>>,
     block_size: Option<u32>,
     lora_id: Option<LoraId>,
     medium: Option<Medium>,
@@ -346,7 +346,7 @@ impl Fields {
             Tag::Stored => KvEvent::Stored(Stored {
                 hashes: hashes(self.hashes)?,
                 parent: self.parent.map(|hash| hash.0),
-                token_ids: self.tokens.unwrap_or_default(),
+                token_ids: self.tokens.unwrap_or_default().into_iter().map(|token| token.0).collect(),
                 block_size: self.block_size.unwrap_or_default(),
                 lora: self.lora_name.or_else(|| self.lora_id.and_then(|id| id.0)),
                 tier,

@@ -92,7 +92,8 @@ pub(crate) async fn prepare(
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
-    let mut routing_request = state.settings.routing_request(&request, tokens.as_ref(), tenant);
+    let snapshot = state.registry.snapshot();
+    let mut routing_request = state.settings.routing_request((&request, &snapshot), tokens.as_ref(), tenant);
     if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
         return Err(Refused::new(account, error));
     }
@@ -101,7 +102,6 @@ pub(crate) async fn prepare(
     }
     account.of_request(&request);
     account.logging(state.decision_log.as_ref(), &routing_request);
-    let snapshot = state.registry.snapshot();
     if request.hints.query_only {
         let plan = orchestrate::plan(state, &request, &routing_request, &snapshot, Purpose::Preview, None);
         let show = |it| preview::preview(state, &request, tokens.as_ref(), &routing_request, &snapshot, &it);

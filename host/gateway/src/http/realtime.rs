@@ -128,10 +128,10 @@ async fn admit(
         account.of_tenant(state.tenants.enter(hash));
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
-    let routing_request = state.settings.routing_request(&parsed, None, tenant);
+    let (snapshot, planning) = (state.registry.snapshot(), Instant::now());
+    let routing_request = state.settings.routing_request((&parsed, &snapshot), None, tenant);
     account.of_request(&parsed);
     account.logging(state.decision_log.as_ref(), &routing_request);
-    let (snapshot, planning) = (state.registry.snapshot(), Instant::now());
     account.records(state.router.decisions(), &state.learning, &state.decision_stats, None);
     let plan = orchestrate::plan(state, &parsed, &routing_request, &snapshot, Purpose::Route, None)?;
     account.planned(planning);

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use http::HeaderName;
 use pointsman_orchestration::{RetryPolicy, SplitRules};
 use pointsman_routing::RoutingRequest;
-use pointsman_workers::ModelName;
+use pointsman_workers::{ModelName, Snapshot};
 
 use ipnet::IpNet;
 
@@ -237,11 +237,14 @@ impl Settings {
     #[must_use]
     pub(crate) fn routing_request(
         &self,
-        request: &Request,
+        (request, workers): (&Request, &Snapshot),
         tokens: Option<&RequestTokens>,
         tenant: Option<TenantLoad>,
     ) -> RoutingRequest {
-        routing_request(request, &self.measure, &self.targets, tokens, tenant)
+        // The engine's own hashes of a prompt contain the adapter that the request names as its model.
+        let adapter = Some(request.model.as_str()).filter(|_| workers.is_adapter(&request.model));
+        let adapter = request.hints.lora.as_deref().or(adapter);
+        routing_request((request, adapter), &self.measure, &self.targets, tokens, tenant)
     }
 
     /// Returns how long this request's session is bound to its workers; `None` if it is not bound.

@@ -36,17 +36,17 @@ pub(crate) struct TenantLoad {
 }
 
 /// Returns what routing may know of a request. `tokens` are the ids from a tokenizer when the client sent
-/// text.
+/// text, and `adapter` is the LoRA adapter that it runs with.
 #[must_use]
 pub(crate) fn routing_request(
-    request: &Request,
+    (request, adapter): (&Request, Option<&str>),
     measure: &Measure,
     targets: &TargetRules,
     tokens: Option<&RequestTokens>,
     tenant: Option<TenantLoad>,
 ) -> RoutingRequest {
     let hints = &request.hints;
-    let salt = Salt { lora: hints.lora.as_deref(), cache: hints.cache_salt.as_deref() };
+    let salt = Salt { lora: adapter, cache: hints.cache_salt.as_deref() };
     let size = measure.block_size.max(1);
     let objects = &hints.block_objects;
     let (prompt_tokens, estimated, prefix) = match (request.routing_token_ids(), tokens) {
@@ -64,7 +64,7 @@ pub(crate) fn routing_request(
         itl_us: hints.itl_target_ms.and_then(micros),
     };
     let targets = own.or(targets.of_request(&request.model, tenant.map(|tenant| tenant.hash)));
-    let hash = |text: &String| name_hash(text.as_bytes(), measure.salt.expose());
+    let hash = |text: &str| name_hash(text.as_bytes(), measure.salt.expose());
     RoutingRequest {
         prompt_tokens,
         prompt_tokens_estimated: estimated,
@@ -78,9 +78,9 @@ pub(crate) fn routing_request(
         priority: hints.priority,
         priority_jump_s: hints.priority_jump,
         draw: rand::random(),
-        session_hash: hints.session.as_ref().map(hash),
+        session_hash: hints.session.as_deref().map(hash),
         lora: hints.lora.as_deref().map(Arc::from),
-        lora_hash: hints.lora.as_ref().map(hash),
+        lora_hash: adapter.map(hash),
         tenant_hash: tenant.map(|tenant| tenant.hash),
         tenant_active_requests: tenant.map_or(0, |tenant| tenant.active_requests),
         required_taints: hints.required_taints.clone(),
@@ -111,9 +111,11 @@ mod tests {
 
     fn of(body: &str) -> RoutingRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
+        let request =
+            Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
+                .unwrap();
         routing_request(
-            &Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
-                .unwrap(),
+            (&request, request.hints.lora.as_deref()),
             &MEASURE,
             &TargetRules::default(),
             None,

@@ -16,6 +16,8 @@ use crate::{
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Models {
     pub(super) names: Vec<String>,
+    /// Those of the names that are adapters of a model: they have a parent.
+    pub(super) adapters: Vec<String>,
     pub(super) owner: Option<String>,
 }
 
@@ -28,13 +30,17 @@ struct List {
 struct Model {
     id: String,
     owned_by: Option<String>,
+    #[serde(default)]
+    parent: Value,
 }
 
 /// Parses the response of `/v1/models`.
 pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
-    Ok(Models { names: list.data.into_iter().map(|model| model.id).collect(), owner })
+    let adapters = list.data.iter().filter(|model| model.parent.is_string());
+    let adapters = adapters.map(|model| model.id.clone()).collect();
+    Ok(Models { adapters, names: list.data.into_iter().map(|model| model.id).collect(), owner })
 }
 
 /// Parses the engine ids by rank from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id":
@@ -217,7 +223,10 @@ mod tests {
     #[test]
     fn models_and_metrics_of_a_real_engine_are_parsed() {
         let models = models(include_bytes!("../../../../tests/fixtures/engines/models.json")).unwrap();
-        assert_eq!(models, Models { names: vec!["tiny".into()], owner: Some("vllm".into()) });
+        assert_eq!(
+            models,
+            Models { names: vec!["tiny".into()], adapters: vec![], owner: Some("vllm".into()) }
+        );
         let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
         let facts = vllm_facts(metrics);
         assert_eq!((facts.block_size, facts.total_blocks, facts.connector), (Some(32), Some(32_768), None));
@@ -261,7 +270,7 @@ mod tests {
     fn facts_of_a_real_decode_engine_of_vllm_with_nixl_are_parsed() {
         let names =
             models(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/prefill-models.json"));
-        let expected = Models { names: vec!["tiny".into()], owner: Some("vllm".into()) };
+        let expected = Models { names: vec!["tiny".into()], adapters: vec![], owner: Some("vllm".into()) };
         assert_eq!(names.unwrap(), expected);
         let facts =
             vllm_facts(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));

@@ -85,8 +85,10 @@ impl Probe {
                 if let Some(contradiction) = spec.models_contradicted(&list.names) {
                     return self.refuse(contradiction);
                 }
-                let names = list.names.iter().map(|name| ModelName::new(name)).collect();
-                self.registry.learn_models(spec.id, names);
+                let names = |names: &[String]| names.iter().map(|name| ModelName::new(name)).collect();
+                // The events of other engines do not name adapters.
+                let adapters = if spec.engine == Engine::Vllm { names(&list.adapters) } else { Vec::new() };
+                self.registry.learn_models(spec.id, names(&list.names), adapters);
             }
             None if !spec.models.is_empty() => {}
             None => {

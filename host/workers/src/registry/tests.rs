@@ -105,7 +105,7 @@ fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
     let worker = registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
     // B5.1
     assert_eq!(worker.ineligible(), Some(Ineligible::NotReady));
-    registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")]);
+    registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")], vec![]);
     worker.set_health(Health::Healthy);
     assert_eq!(worker.ineligible(), None);
     assert!(registry.snapshot().serves(&ModelName::new("learnt")));
@@ -123,7 +123,7 @@ async fn b5_reports_of_many_engines_share_a_snapshot() {
     registry.learned.published(300, started);
     let version = registry.snapshot().version();
     let models = |count: u64| {
-        let learn = |id| registry.learn_models(WorkerId(id), vec![ModelName::new(&format!("m{id}"))]);
+        let learn = |id| registry.learn_models(WorkerId(id), vec![ModelName::new(&format!("m{id}"))], vec![]);
         (1..=count).for_each(learn);
     };
     models(3);

@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{SeqAccess, Visitor},
+    de::{Error as _, IgnoredAny, SeqAccess, Unexpected, Visitor},
 };
 
 use xxhash_rust::xxh3::xxh3_64;
@@ -36,6 +36,9 @@ pub(super) struct Hash(pub(super) u64);
 /// Number of a LoRA adapter as text. 0 means no adapter; engines count from 1.
 pub(super) struct LoraId(pub(super) Option<String>);
 
+/// A token, or the first of a pair of neighbours: SGLang lists such pairs when it speculates with EAGLE.
+pub(super) struct Token(pub(super) u32);
+
 /// A medium, converted to a tier.
 pub(super) struct Medium(pub(super) Tier);
 
@@ -58,6 +61,12 @@ impl<'de> Deserialize<'de> for LoraId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = Text::deserialize(deserializer)?.0;
         Ok(Self((text != "0").then_some(text)))
+    }
+}
+
+impl<'de> Deserialize<'de> for Token {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(TokenVisitor)
     }
 }
 
@@ -181,6 +190,27 @@ impl Visitor<'_> for FieldVisitor {
 
     fn visit_i64<E>(self, _: i64) -> Result<Field, E> {
         Ok(Field::Other)
+    }
+}
+
+struct TokenVisitor;
+
+impl<'de> Visitor<'de> for TokenVisitor {
+    type Value = Token;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a token or a pair of tokens")
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<Token, E> {
+        let token = u32::try_from(value);
+        token.map(Token).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Token, A::Error> {
+        let first = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Token(first))
     }
 }
 
