@@ -259,6 +259,13 @@ impl CallError {
         }
     }
 
+    /// Returns whether a refusal may be about the worker and not about the request: it has unloaded the model
+    /// or the adapter (404), has another key (401), or takes its client for gone (499).
+    #[must_use]
+    pub(crate) fn is_of_worker(&self) -> bool {
+        matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 499))
+    }
+
     /// Returns whether the engine refused the request as the client's error.
     #[must_use]
     pub(crate) fn is_refusal(&self) -> bool {

@@ -131,6 +131,9 @@ impl Connector for VllmNixl {
         else {
             return match finish {
                 Some("length" | "max_tokens") | None => PrefillAnswer::MissingParameters,
+                Some(end @ ("abort" | "error")) => {
+                    PrefillAnswer::MissingData(format!("the engine ended it with `{end}`"))
+                }
                 Some(_) => PrefillAnswer::WasAll,
             };
         };

@@ -80,13 +80,17 @@ impl Drive {
         origin.is_some_and(|origin| !origin.or_text)
     }
 
-    pub(super) fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
+    /// Records a prefill without a usable handoff. Another prefill worker may give one.
+    fn no_handoff(&mut self, result: &'static str, problem: String) -> Event {
         self.state.metrics.handoff(result);
         self.failed_span = self.runs.prefill.span;
-        self.failed_prefill = self.candidate(Leg::Prefill).map(|prefill| (prefill.worker.id(), result));
+        let prefill = self.candidate(Leg::Prefill).map(id_of);
+        self.failed_prefill = prefill.map(|(worker, _)| (worker, result));
+        self.attempts.note_failure(prefill);
         self.runs.prefill.failure = Some(ApiError::BadUpstream(problem));
-        let failed =
-            Failed { retryable: false, refused: false, began: true, broke: false, continuable: false };
+        self.free(Leg::Prefill);
+        let retryable = self.request.hints.pinned(Leg::Prefill).is_none();
+        let failed = Failed { retryable, refused: false, began: true, broke: false, continuable: false };
         Event::Failed(Leg::Prefill, failed)
     }
 
@@ -256,8 +260,10 @@ impl Drive {
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
         let pin = self.request.hints.pinned(leg);
         let is_pinned = pin.is_some() && (leg != Leg::Decode || error.began());
+        // A handoff that is in hand goes to another worker only if that one certainly takes it.
+        let may_serve = error.retryable() || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
-            retryable: error.retryable() && !is_poison && !is_pinned,
+            retryable: may_serve && !is_poison && !is_pinned,
             refused: error.is_refusal(),
             began: error.began(),
             broke: error.breaks_engine(),

@@ -1,0 +1,109 @@
+//! Workers that answer, but do not serve: a prefill without a handoff, an adapter that one worker has unloaded.
+
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw_engine::{json, status},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::json as value;
+
+const COMPLETIONS: &str = "/v1/completions";
+const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
+const GONE: &str =
+    r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","code":404}}"#;
+
+/// Starts an engine with this answer to each request.
+async fn engine(answer: Vec<u8>) -> RawEngine {
+    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Send(answer.clone())],
+    })
+    .await
+    .unwrap()
+}
+
+async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
+    TestClusterBuilder::new()
+        .config(|config| {
+            for (id, (role, engine)) in (1..).zip(workers) {
+                let flag = format!("id={id},role={role},engine=vllm,url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        })
+        .start()
+        .await
+        .unwrap()
+}
+
+fn prompt(number: usize) -> String {
+    value!({"model": "tiny", "max_tokens": 2, "prompt": format!("prompt {number}")}).to_string()
+}
+
+fn prefilled(finish: &str, has_handoff: bool) -> Vec<u8> {
+    let handoff = value!({"remote_block_ids": [[1]], "remote_engine_id": "e", "remote_request_id": "r",
+        "remote_host": "127.0.0.1", "remote_port": 1});
+    let handoff = if has_handoff { handoff } else { value!(null) };
+    let choice = value!({"index": 0, "text": "", "finish_reason": finish});
+    json(&value!({"id": "p", "choices": [choice], "kv_transfer_params": handoff}).to_string())
+}
+
+#[tokio::test]
+async fn c7a_a_prefill_without_a_handoff_is_done_by_another_worker() {
+    for finish in ["length", "abort", "error"] {
+        let without = engine(prefilled(finish, false)).await;
+        let with = engine(prefilled("length", true)).await;
+        let decode = engine(json(ANSWER)).await;
+        let workers = [("prefill", &without), ("prefill", &with), ("decode", &decode)];
+        let cluster = gateway(&workers).await;
+        for number in 0..12 {
+            let reply = cluster.client.post(COMPLETIONS, &[], prompt(number)).await.unwrap();
+            // C7a.3, C8.5
+            assert_eq!((reply.status.as_u16(), reply.body.as_ref()), (200, ANSWER.as_bytes()), "{finish}");
+        }
+        assert!(!without.requests().is_empty(), "{finish}: it was asked");
+        assert_eq!(with.requests().len(), 12);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i2_an_adapter_that_one_worker_has_unloaded_is_served_by_another() {
+    for (code, refused) in [
+        ("404 Not Found", GONE),
+        ("499 Client Closed", r#"{"error":"client closed"}"#),
+        ("401 Unauthorized", r#"{"error":"Unauthorized"}"#),
+    ] {
+        let (first, second) = (engine(status(code, refused)).await, engine(json(ANSWER)).await);
+        let cluster = gateway(&[("aggregated", &first), ("aggregated", &second)]).await;
+        for number in 0..12 {
+            let reply = cluster.client.post(COMPLETIONS, &[], prompt(number)).await.unwrap();
+            // I2.4
+            assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+        }
+        assert!(!first.requests().is_empty(), "it was asked");
+        cluster.at_rest().await.unwrap();
+        // Where no worker serves it, the answer of the last one passes.
+        let all = engine(status(code, refused)).await;
+        let cluster = gateway(&[("aggregated", &all)]).await;
+        let reply = cluster.client.post(COMPLETIONS, &[], prompt(0)).await.unwrap();
+        // I2.4, I1.3
+        assert_eq!((&code[..3], reply.body.as_ref()), (reply.status.as_str(), refused.as_bytes()));
+        assert_eq!(all.requests().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn i2_a_model_that_the_prefill_worker_has_unloaded_is_prefilled_by_another() {
+    let without = engine(status("404 Not Found", GONE)).await;
+    let (with, decode) = (engine(prefilled("length", true)).await, engine(json(ANSWER)).await);
+    let cluster = gateway(&[("prefill", &without), ("prefill", &with), ("decode", &decode)]).await;
+    for number in 0..12 {
+        let reply = cluster.client.post(COMPLETIONS, &[], prompt(number)).await.unwrap();
+        // I2.4
+        assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+    }
+    assert!(!without.requests().is_empty(), "it was asked");
+    cluster.at_rest().await.unwrap();
+}
