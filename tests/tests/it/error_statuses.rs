@@ -6,9 +6,11 @@ use pointsman_gateway::config::{Config, SlotEntry};
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::{Client, Reply},
+    raw_engine,
 };
+use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -61,7 +63,20 @@ async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
 
 #[tokio::test]
 async fn a5_what_engines_take_passes_as_it_is() {
-    let cluster = single(|_| {}).await;
+    let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(raw_engine::json(r#"{"data":[{"id":"tiny"}]}"#))],
+        _ if request.body.contains("\"stream\":true") => {
+            let end = "data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
+            let body = [raw_engine::chunk(end.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+            vec![Act::Send([raw_engine::stream_head(), body].concat())]
+        }
+        _ => vec![Act::Send(raw_engine::json("{}"))],
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
     for fields in [
         r#""max_tokens":2.0"#,
         r#""max_tokens":2e0,"n":1.0"#,
@@ -69,10 +84,11 @@ async fn a5_what_engines_take_passes_as_it_is() {
         r#""max_tokens":2,"stream":true,"stream_options":{"include_usage":null}"#,
     ] {
         let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#);
-        // A5.18
-        for body in [body.clone(), format!("\u{feff}{body}")] {
-            let reply = cluster.client.post(CHAT, &[], body.clone()).await.unwrap();
-            assert_eq!(reply.status.as_u16(), 200, "{body}: {reply:?}");
+        for sent in [body.clone(), format!("\u{feff}{body}")] {
+            let reply = cluster.client.post(CHAT, &[], sent.clone()).await.unwrap();
+            // A5.18
+            assert_eq!(reply.status.as_u16(), 200, "{sent}: {reply:?}");
+            assert_eq!(engine.requests().last().unwrap().body, body);
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Workers that answer, but do not serve: a prefill without a handoff, an adapter that one worker has unloaded.
+//! Workers that answer, but do not serve: a prefill without a handoff, a model or an adapter that one worker
+//! has unloaded.
 
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,

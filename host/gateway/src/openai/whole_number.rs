@@ -7,8 +7,8 @@ use serde::{
     de::{Error, Visitor},
 };
 
-/// A whole number from 0 on. Engines take `5.0` and `5e0` for 5: some languages write every number so. A number
-/// beyond the largest one counts as the largest: clients write such a limit to have none.
+/// A whole number from 0 on. Engines take `5.0` and `5e0` for 5: some languages write every number so. One
+/// beyond the largest counts as the largest: clients write such a limit to have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WholeNumber(pub(crate) u32);
 

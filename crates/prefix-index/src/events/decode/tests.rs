@@ -221,6 +221,16 @@ fn h6_mediums_are_tiers() {
 }
 
 #[test]
+fn h6_the_first_token_of_a_pair_counts() {
+    let pairs = json!(["BlockStored", [1], null, [[5, 6], [6, 7], [7, 8]], 3]);
+    let Ok(KvEvent::Stored(stored)) = one(&pairs) else { panic!("not stored") };
+    assert_eq!(stored.token_ids, [5, 6, 7]);
+    for other in [json!([[]]), json!([["5", 6]]), json!([[[5], 6]])] {
+        one(&json!(["BlockStored", [1], null, other, 1])).expect_err("no pair");
+    }
+}
+
+#[test]
 fn h6_malformed_batches_are_errors() {
     for event in
         [json!([]), json!({}), json!(3), json!(null), json!(["BlockStored"]), json!({"type": "BlockRemoved"})]
