@@ -135,6 +135,30 @@ async fn i12_a_response_whose_worker_left_is_gone() {
 }
 
 #[tokio::test]
+async fn i12_a_response_is_found_when_its_engine_comes_back_as_another_worker() {
+    let cluster = cluster(2, |_| {}).await;
+    let id = first(&cluster.client).await;
+    let place = place_of(&cluster, &id).await;
+    assert_eq!(cluster.admin.delete(&format!("/workers/{}", place + 1)).await.unwrap().status, 200);
+    let worker = json!({"id": 9, "role": "aggregated", "engine": "vllm", "url": cluster.sims[place].url()});
+    let joined = cluster.admin.post("/workers", &[], worker.to_string()).await.unwrap();
+    assert!(joined.status.is_success(), "{joined:?}");
+    let eligible = |cluster: &TestCluster| {
+        let snapshot = cluster.gateway.state().registry.snapshot();
+        snapshot.workers().len() == 2 && snapshot.workers().iter().all(|worker| worker.ineligible().is_none())
+    };
+    cluster.until("the engine is back", eligible).await.unwrap();
+    let read = cluster.client.get(&format!("{RESPONSES}/{id}")).await.unwrap();
+    // I12.3
+    assert_eq!(read.status, 200, "{read:?}");
+    for _ in 0..4 {
+        let next = cluster.client.post(RESPONSES, &[], turn(Some(&id), false)).await.unwrap();
+        // I12.3, I12.1
+        assert_eq!(place_of(&cluster, &id_of(&next)).await, place);
+    }
+}
+
+#[tokio::test]
 async fn i12_a_worker_that_drains_still_serves_what_it_stored() {
     for roles in [vec![Role::Aggregated; 2], vec![Role::Prefill, Role::Decode, Role::Decode]] {
         let builder = roles.iter().fold(TestClusterBuilder::new(), |all, role| all.sim(Dialect::Vllm, *role));

@@ -92,18 +92,24 @@ pub(crate) async fn call(
     if !is_id(call.id) {
         return Err(missing());
     }
-    let worker =
-        find(state, upstream, call.id, call.tenant, call.authorization).await?.ok_or_else(missing)?;
+    let (key, find) = (key(state, call.id, call.tenant), async || {
+        find(state, upstream, call.id, call.tenant, call.authorization).await
+    });
+    let was_known = state.sessions.storing(key).is_some();
+    let mut worker = find().await?.ok_or_else(missing)?;
     let limit = state.settings.leg_timeouts.head;
     let silence = Silence { what: "answer about a stored response", key: "head", limit };
-    let answered = upstream::within(silence, send(upstream, &worker, call)).await;
-    let is_gone = match &answered {
-        Ok(_) => call.method == Method::DELETE,
-        Err(CallError::Status { status, .. }) => *status == StatusCode::NOT_FOUND,
-        Err(_) => false,
-    };
-    if is_gone {
-        state.sessions.deleted(key(state, call.id, call.tenant));
+    let mut answered = upstream::within(silence, send(upstream, &worker, call)).await;
+    if was_known && is_missing(&answered) {
+        // It may be at another worker now.
+        state.sessions.deleted(key);
+        if let Some(other) = find().await?.filter(|other| other.id() != worker.id()) {
+            worker = other;
+            answered = upstream::within(silence, send(upstream, &worker, call)).await;
+        }
+    }
+    if is_missing(&answered) || (answered.is_ok() && call.method == Method::DELETE) {
+        state.sessions.deleted(key);
     }
     if let Err(CallError::Connect(_)) = &answered {
         worker.note_connect_failed();
@@ -111,7 +117,12 @@ pub(crate) async fn call(
     Ok((answered?, worker))
 }
 
-/// Returns the worker that has a response; `None` if it is not known, and none says that it has it.
+fn is_missing(answered: &Result<Response<Body>, CallError>) -> bool {
+    matches!(answered, Err(CallError::Status { status, .. }) if *status == StatusCode::NOT_FOUND)
+}
+
+/// Returns the worker that has a response; `None` if it is not known, and none says that it has it. Where the
+/// worker that stored it has left, its engine may have come back as another worker.
 async fn find(
     state: &State,
     upstream: &Upstream,
@@ -120,20 +131,22 @@ async fn find(
     authorization: Option<&HeaderValue>,
 ) -> Result<Option<Arc<Worker>>, ApiError> {
     let (snapshot, key) = (state.registry.snapshot(), key(state, id, tenant));
-    if let Some((worker, _)) = state.sessions.storing(key) {
-        let worker = snapshot.get(worker).cloned();
-        return worker.map(Some).ok_or_else(|| ApiError::ResponseNotFound(shortened(id)));
+    let stored = state.sessions.storing(key);
+    if let Some(worker) = stored.and_then(|(worker, _)| snapshot.get(worker)) {
+        return Ok(Some(worker.clone()));
     }
+    // The engine of a worker that left says nothing of it.
+    let missing = || stored.map_or(Ok(None), |_| Err(ApiError::ResponseNotFound(shortened(id))));
     let may_store = |worker: &&Arc<Worker>| {
         worker.health() == Health::Healthy && worker.spec().role != Role::Prefill && !worker.is_down()
     };
     let mut workers: Vec<Arc<Worker>> =
         snapshot.workers().iter().filter(may_store).take(MAX_ASKED).cloned().collect();
-    if workers.len() < 2 {
+    if workers.len() < 2 && stored.is_none() {
         return Ok(workers.pop());
     }
     // A stranger may send any number of ids that do not exist.
-    let Some(_place) = state.response_searches.reserve(1) else { return Ok(None) };
+    let Some(_place) = state.response_searches.reserve(1) else { return missing() };
     let path = format!("/v1/responses/{id}");
     let ask = |worker: Arc<Worker>| {
         let path = path.clone();
@@ -150,7 +163,7 @@ async fn find(
             return Ok(Some(worker));
         }
     }
-    Ok(None)
+    missing()
 }
 
 async fn send(
