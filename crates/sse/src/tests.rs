@@ -123,7 +123,7 @@ fn i_an_error_is_seen_without_choices_and_in_its_older_form() {
     for error in [
         r#"{"error":"x","choices":[ ]}"#,
         r#"{"choices":null,"error":{"message":"x"}}"#,
-        r#"{"object" : "error","message":"x","code":400}"#,
+        r#"{"object": "error","message":"x","code":400}"#,
     ] {
         assert!(
             look(format!("data: {error}\n\n").as_bytes()).error && look(error.as_bytes()).error,
