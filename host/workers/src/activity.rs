@@ -166,12 +166,10 @@ impl Activity {
         let before = std::mem::replace(&mut track.signs, signs);
         let Some(signs) = signs else { return };
         track.confirmed = track.silent;
-        let moved = before
-            .is_some_and(|before| (before.progress, before.kv_usage) != (signs.progress, signs.kv_usage));
+        let moved = before.is_some_and(|before| signs.moved_since(&before));
         track.moved |= moved;
-        // An engine that reports nothing but running requests counts as working, so that no stream ends
-        // early.
-        if moved || (!signs.progress.is_known() && signs.is_running) {
+        // Such an engine counts as working, so that no stream ends early.
+        if moved || signs.tells_only_that_requests_run() {
             self.alive(now);
         }
     }

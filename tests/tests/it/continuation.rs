@@ -1,9 +1,9 @@
 //! I14: a stream whose engine fails is continued by another one, and its client reads it as if nothing had
 //! happened.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use pointsman_gateway::config::{Config, Model};
+use pointsman_gateway::config::{Config, Model, Probe};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
@@ -147,11 +147,26 @@ async fn i14_a_cut_stream_goes_on_as_if_nothing_had_happened() {
 
 #[tokio::test]
 async fn i14_a_stream_of_a_silent_engine_goes_on_elsewhere() {
-    for roles in [AGGREGATED, PAIRS] {
-        let short = |config: &mut Config| config.timeouts.event_idle = Duration::from_millis(300);
-        let cluster = cluster(Dialect::Vllm, roles, short).await;
+    for (dialect, roles, probe) in [Dialect::Vllm, Dialect::Sglang].into_iter().flat_map(|dialect| {
+        [Some(Probe::default()), None]
+            .into_iter()
+            .flat_map(move |probe| [(dialect, AGGREGATED, probe.clone()), (dialect, PAIRS, probe)])
+    }) {
+        let cluster = cluster(dialect, roles, |config| {
+            config.timeouts.event_idle = Duration::from_millis(300);
+            // The engine's figures are read every two seconds, or many times a second.
+            config.probe = probe.unwrap_or_else(|| config.probe.clone());
+        })
+        .await;
         for after_tokens in [1, 6] {
+            let begun = Instant::now();
             reads_through(&cluster, CHAT, &json!({}), FaultKind::Stall { after_tokens }, "stall").await;
+            // I3.6: the stalled stream counts among the requests that the engine reports as running
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{dialect:?} {roles:?}: {:?}",
+                begun.elapsed()
+            );
         }
         // I14.7: the engine that fell silent was told to stop
         cluster
@@ -160,6 +175,40 @@ async fn i14_a_stream_of_a_silent_engine_goes_on_elsewhere() {
             .unwrap();
         cluster.at_rest().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn i3_a_pair_that_falls_silent_is_noticed_when_its_stream_began_before_its_prefill_ended() {
+    // The head of a SGLang pair's answer comes while prefill computes.
+    let sim = |role| {
+        let overhead = Duration::from_millis(if role == Role::Prefill { 300 } else { 0 });
+        SimConfig { overhead, ..SimConfig::instant(Dialect::Sglang, role) }
+    };
+    // Comments would have set the timer anew.
+    let change = |config: &mut Config| {
+        config.timeouts.event_idle = Duration::from_millis(300);
+        config.timeouts.stream_comment = Duration::ZERO;
+    };
+    let builder = TestClusterBuilder::new().config(change);
+    let cluster = PAIRS.iter().fold(builder, |builder, role| builder.sim_with(sim(*role), ""));
+    let cluster = cluster.start().await.unwrap();
+    let undisturbed = normal(&stream(&cluster, CHAT, json!({})).await);
+    for after_tokens in [1, 6] {
+        for place in answering(&cluster) {
+            cluster.sims[place].set_faults(vec![Fault::always(FaultKind::Stall { after_tokens })]);
+        }
+        let begun = Instant::now();
+        let events = stream(&cluster, CHAT, json!({})).await;
+        // I3.6: both engines fall silent
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+        let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
+        assert!(last["error"]["message"].as_str().unwrap().contains("event_idle"), "{last}");
+    }
+    for place in answering(&cluster) {
+        cluster.sims[place].set_faults(Vec::new());
+    }
+    assert_eq!(normal(&stream(&cluster, CHAT, json!({})).await), undisturbed);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]

@@ -122,8 +122,7 @@ impl Relay {
             detached: false,
             over: false,
         };
-        let first = relay.next_moment();
-        relay.timer.as_mut().reset(first);
+        relay.set_timer();
         relay
     }
 
@@ -202,7 +201,10 @@ impl Relay {
         match splitter.whole() {
             Ok(whole) => {
                 if sse::has_data(splitter.first(whole)) {
-                    (self.begun, self.event_at) = (true, self.read_at);
+                    self.event_at = self.read_at;
+                    if !std::mem::replace(&mut self.begun, true) {
+                        self.set_timer();
+                    }
                 }
                 self.relay_events(splitter.first(whole));
                 splitter.discard(whole);

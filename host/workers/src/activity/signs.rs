@@ -41,6 +41,22 @@ pub(crate) struct EngineSigns {
     pub(crate) progress: EngineProgress,
     /// Use of the KV cache, a share. It moves during a long prefill.
     pub(crate) kv_usage: Option<f32>,
+    /// Tokens in the KV cache. Only SGLang reports it, and rounds the share above to hundredths.
+    pub(crate) kv_tokens: Option<u64>,
     /// Whether requests run.
     pub(crate) is_running: bool,
+}
+
+impl EngineSigns {
+    /// Returns whether a figure changed since the `earlier` reading.
+    pub(crate) fn moved_since(&self, earlier: &Self) -> bool {
+        let figures = |signs: &Self| (signs.progress, signs.kv_usage, signs.kv_tokens);
+        figures(self) != figures(earlier)
+    }
+
+    /// Returns whether the engine reports nothing but that requests run. A request that hangs runs, too.
+    pub(crate) fn tells_only_that_requests_run(&self) -> bool {
+        let has_figure = self.progress.is_known() || self.kv_usage.is_some() || self.kv_tokens.is_some();
+        self.is_running && !has_figure
+    }
 }

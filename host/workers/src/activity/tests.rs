@@ -14,7 +14,7 @@ fn worker() -> Arc<Worker> {
 
 fn signs(prompt_tokens: Option<u64>) -> Option<EngineSigns> {
     let progress = EngineProgress { prompt_tokens, ..EngineProgress::default() };
-    Some(EngineSigns { progress, kv_usage: None, is_running: true })
+    Some(EngineSigns { progress, kv_usage: None, kv_tokens: None, is_running: true })
 }
 
 /// Looks once a second, with a reading of `read` before each fifth look. Returns what the looks found.
@@ -168,4 +168,26 @@ async fn an_engine_that_tells_only_that_requests_run_is_believed_for_a_stream() 
     assert!(worker.alive_at() < Instant::now());
     worker.note_signs(signs(None));
     assert_eq!(worker.alive_at(), Instant::now());
+}
+
+#[tokio::test(start_paused = true)]
+async fn i3_an_engine_whose_cache_is_known_works_when_its_use_moves() {
+    let of_cache = |kv_usage, kv_tokens| EngineSigns { kv_usage, kv_tokens, ..signs(None).unwrap() };
+    for [first, later] in [
+        [of_cache(Some(0.25), None), of_cache(Some(0.26), None)],
+        [of_cache(Some(0.25), Some(700)), of_cache(Some(0.25), Some(740))],
+        [of_cache(None, Some(700)), of_cache(None, Some(660))],
+    ] {
+        let worker = worker();
+        let begun = worker.alive_at();
+        for _ in 0..2 {
+            tokio::time::advance(100 * SECOND).await;
+            worker.note_signs(Some(first));
+            // I3.6: the request that hangs is among those that run
+            assert_eq!(worker.alive_at(), begun);
+        }
+        worker.note_signs(Some(later));
+        // I3.6
+        assert_eq!(worker.alive_at(), Instant::now());
+    }
 }

@@ -19,6 +19,8 @@ const KV_USAGE: [&str; 4] = [
     "trtllm:kv_cache_utilization",
     "vllm:gpu_cache_usage_perc",
 ];
+/// SGLang rounds its share to hundredths.
+const KV_TOKENS: [&str; 1] = ["sglang:num_used_tokens"];
 /// Names of the counters.
 const PROMPT_TOKENS: [&str; 3] =
     ["vllm:prompt_tokens_total", "sglang:prompt_tokens_total", "trtllm:prompt_tokens_total"];
@@ -39,6 +41,7 @@ pub(super) struct Figures {
     pub(super) running: Option<u32>,
     pub(super) waiting: Option<u32>,
     pub(super) kv_usage: Option<f32>,
+    pub(super) kv_tokens: Option<u64>,
     /// Whether the engine sleeps. An engine without this metric is awake.
     pub(super) asleep: bool,
     pub(super) progress: EngineProgress,
@@ -56,9 +59,10 @@ impl Figures {
 
     /// Returns the figures that move while the engine works; `None` if it reports none.
     pub(super) fn signs(&self) -> Option<EngineSigns> {
-        let Self { progress, kv_usage, .. } = *self;
+        let Self { progress, kv_usage, kv_tokens, .. } = *self;
         let is_running = self.running.is_some_and(|running| running > 0);
-        (progress.is_known() || self.has_load()).then_some(EngineSigns { progress, kv_usage, is_running })
+        let signs = EngineSigns { progress, kv_usage, kv_tokens, is_running };
+        (progress.is_known() || self.has_load()).then_some(signs)
     }
 
     /// Returns whether these are figures of another process than the `earlier` ones: it started or made its
@@ -79,10 +83,10 @@ impl Figures {
 /// and of their cache usage the highest counts.
 pub(super) fn figures(metrics: &[u8]) -> Figures {
     let mut figures = Figures::default();
-    let [mut running, mut waiting, mut usage] =
-        [Gauge::new(&RUNNING), Gauge::new(&WAITING), Gauge::new(&KV_USAGE)];
+    let [mut running, mut waiting, mut usage, mut tokens] =
+        [Gauge::new(&RUNNING), Gauge::new(&WAITING), Gauge::new(&KV_USAGE), Gauge::new(&KV_TOKENS)];
     for sample in samples(metrics).filter(|sample| sample.value.is_finite() && sample.value >= 0.0) {
-        for gauge in [&mut running, &mut waiting, &mut usage] {
+        for gauge in [&mut running, &mut waiting, &mut usage, &mut tokens] {
             gauge.add(&sample);
         }
         let progress = &mut figures.progress;
@@ -101,6 +105,9 @@ pub(super) fn figures(metrics: &[u8]) -> Figures {
     }
     figures.running = running.total().map(count);
     figures.waiting = waiting.total().map(count);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+    let whole = |tokens: f64| tokens as u64;
+    figures.kv_tokens = tokens.total().map(whole);
     #[expect(clippy::cast_possible_truncation, reason = "a share needs no more precision")]
     let share = |usage: f64| usage as f32;
     figures.kv_usage = usage.highest().map(share).filter(|usage| usage.is_finite());
@@ -195,7 +202,7 @@ mod tests {
             figures(include_bytes!("../../../../tests/fixtures/engines/sglang-0.5.23/plain-metrics.txt"));
         assert_eq!((read.running, read.waiting, read.kv_usage), (Some(0), Some(0), Some(0.0)));
         // It counts streamed and whole answers apart.
-        assert_eq!(read.progress.prompt_tokens, Some(77));
+        assert_eq!((read.progress.prompt_tokens, read.kv_tokens), (Some(77), Some(0)));
         let read = figures(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));
         assert_eq!((read.running, read.waiting, read.asleep), (Some(0), Some(0), false));
         assert!(read.kv_usage.is_some() && read.started.is_some(), "{read:?}");

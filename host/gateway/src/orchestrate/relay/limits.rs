@@ -19,9 +19,15 @@ const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
 pub(super) const COMMENT: &[u8] = b": waiting for the engine\n\n";
 
 impl Relay {
-    /// Returns when time has to be looked at next. An event moves none of these moments to an earlier time,
-    /// so it does not touch the timer.
-    pub(super) fn next_moment(&self) -> Instant {
+    /// Sets the timer to the next moment at which time has to be looked at. The first event and the end of
+    /// prefill begin a wait for the engine, which may end earlier than the moment before. Other events move
+    /// no moment to an earlier time, so they do not touch the timer.
+    pub(super) fn set_timer(&mut self) {
+        let next = self.next_moment();
+        self.timer.as_mut().reset(next);
+    }
+
+    fn next_moment(&self) -> Instant {
         let deadline = self.drive.deadline;
         let bounded = self.drive.stale_at().map_or(deadline, |stale| stale.min(deadline));
         let bounded = self.comment_at().map_or(bounded, |at| at.min(bounded));
@@ -43,8 +49,7 @@ impl Relay {
             self.drive.note_deadline(self.incoming.as_ref().map(|_| self.event_at));
             self.report(Event::Deadline);
             if !self.over {
-                let next = self.next_moment();
-                self.timer.as_mut().reset(next);
+                self.set_timer();
             }
             return;
         }
@@ -64,8 +69,7 @@ impl Relay {
         if self.begun && now >= self.drive.state.settings.leg_timeouts.pause().half(self.event_at) {
             self.worker().inspect(|worker| worker.read_figures());
         }
-        let next = self.next_moment();
-        self.timer.as_mut().reset(next);
+        self.set_timer();
     }
 
     /// When the client gets a comment unless an event comes. Events that are held back stay behind it.
@@ -84,8 +88,7 @@ impl Relay {
     /// Waits no longer than a moment for the end of the body: then its connection can serve another call.
     pub(super) fn wait_for_end(&mut self) {
         self.event_at = self.read_at;
-        let next = self.next_moment();
-        self.timer.as_mut().reset(next);
+        self.set_timer();
     }
 
     /// Length of the end mark that `more` begins with. Some engines send it behind the last named event.
@@ -110,6 +113,7 @@ impl Relay {
     pub(super) fn prefill_ended(&mut self) {
         if !self.begun {
             self.event_at = Instant::now();
+            self.set_timer();
         }
     }
 

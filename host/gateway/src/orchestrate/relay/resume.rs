@@ -202,8 +202,7 @@ impl Relay {
             // The prefill of the rest found the first one's prompt in a cache.
             self.drive.cached_tokens = Some(cached);
         }
-        let next = self.next_moment();
-        self.timer.as_mut().reset(next);
+        self.set_timer();
     }
 
     /// Frees the request for the rest, if there is one: its engine generates, and no other one will get it.
