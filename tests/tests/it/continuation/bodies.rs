@@ -1,6 +1,11 @@
 //! The memory that requests for rests take: it counts with that of all bodies, and is freed once their
 //! engines generate.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
 use super::*;
 
 /// Size of a prompt, bytes.
@@ -67,4 +72,36 @@ async fn i14_the_body_of_a_rest_is_freed_once_its_engine_generates() {
     }
     cluster.at_rest().await.unwrap();
     assert_eq!(used(&cluster), 0);
+}
+
+#[tokio::test]
+async fn i14_a_rest_that_fails_before_its_first_token_takes_no_more_memory() {
+    let cluster = bounded(PROMPT * 10).await;
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (gateway, ends) = (cluster.gateway.state().clone(), is_over.clone());
+    let highest = std::thread::spawn(move || {
+        let mut highest = 0;
+        while !ends.load(Relaxed) {
+            highest = highest.max(gateway.body_bytes.used());
+        }
+        highest
+    });
+    for turn in 0..6 {
+        for sim in &cluster.sims {
+            let prompt = Some("continue_final_message".to_owned());
+            let of_rest =
+                Fault { prompt, times: Some(1), ..Fault::always(FaultKind::Cut { after_tokens: 0 }) };
+            let first = Fault { times: Some(1), ..Fault::always(FaultKind::Cut { after_tokens: 4 }) };
+            sim.set_faults(vec![of_rest, first]);
+        }
+        let prompt = format!("{turn} {}", "all points ".repeat(PROMPT / 11));
+        let long = json!({"messages": [{"role": "user", "content": prompt}]});
+        let events = stream(&cluster, CHAT, long).await;
+        assert!(events.last().unwrap().contains("4 output tokens were delivered"), "{:?}", events.last());
+    }
+    is_over.store(true, Relaxed);
+    let highest = highest.join().unwrap();
+    // I14.16: the request and one for its rest
+    assert!((PROMPT * 2..PROMPT * 5 / 2).contains(&highest), "{highest}");
+    cluster.at_rest().await.unwrap();
 }

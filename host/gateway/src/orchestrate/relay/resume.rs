@@ -86,26 +86,25 @@ impl Relay {
     pub(super) fn fail(&mut self, error: CallError) {
         self.incoming = None;
         self.move_arrived();
-        let rest = self.rest(&error);
-        // The failure of a rest without a token is counted when no worker generates it: its legs are retried.
-        let counts = self.resumption.seam.is_none() || !self.drive.legs.awaits_rest();
-        if let Err(reason) = &rest
-            && counts
+        // The legs of a rest without a token are retried with the request that they have. Its failure is
+        // counted when no worker generates it.
+        let again = self.resumption.seam.is_some() && self.drive.legs.awaits_rest();
+        let rest = (!again).then(|| self.rest(&error));
+        if let Some(Err(reason)) = &rest
             && self.is_begun()
         {
             self.drive.not_continued(reason);
         }
-        self.resumption.rest = rest.ok();
+        self.resumption.rest = rest.and_then(Result::ok);
         // A worker that is silent to all, or down, did not break on one stream.
         let is_silent = matches!(error, CallError::Timeout(_) | CallError::Down);
         self.resumption.is_suspect = error.breaks_engine() && !is_silent;
         let event = self.drive.stream_failed(error, self.resumption.rest.is_some());
         self.report(event);
-        if self.resumption.rest.take().is_some() && counts {
+        if self.resumption.rest.take().is_some() {
             self.drive.not_continued("exhausted");
         }
-        // The legs of the rest are tried once more.
-        let again = !counts && !self.over && !self.detached && self.incoming.is_none();
+        let again = again && !self.over && !self.detached && self.incoming.is_none();
         (self.resumption.is_pending, self.resumption.is_suspect) =
             (self.resumption.is_pending || again, self.resumption.is_suspect && !again);
     }
