@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -61,7 +62,28 @@ pub(crate) struct Counters {
     handoffs: Mutex<Handoffs>,
     requests: Mutex<BTreeMap<(Leg, Outcome), u64>>,
     generated: AtomicU64,
+    first_tokens: Latencies,
+    intervals: Latencies,
     disconnects: Mutex<VecDeque<Disconnect>>,
+}
+
+/// Number and sum of latencies.
+#[derive(Default)]
+struct Latencies {
+    count: AtomicU64,
+    micros: AtomicU64,
+}
+
+impl Latencies {
+    fn add(&self, latency: Duration) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        self.micros.fetch_add(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    fn read(&self) -> (u64, Duration) {
+        let micros = Duration::from_micros(self.micros.load(Ordering::Relaxed));
+        (self.count.load(Ordering::Relaxed), micros)
+    }
 }
 
 /// A client that disconnected before the end of its answer.
@@ -98,6 +120,21 @@ impl Counters {
 
     pub(crate) fn token(&self) {
         self.generated.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the time from a sequence's submission to its first token.
+    pub(crate) fn first_token(&self, after: Duration) {
+        self.first_tokens.add(after);
+    }
+
+    /// Counts the time between two tokens of a sequence.
+    pub(crate) fn interval(&self, time: Duration) {
+        self.intervals.add(time);
+    }
+
+    /// Returns number and sum of the times to first token, and of those between tokens.
+    pub(crate) fn latencies(&self) -> [(u64, Duration); 2] {
+        [self.first_tokens.read(), self.intervals.read()]
     }
 
     pub(crate) fn end(&self, leg: Leg, outcome: Outcome) {

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, steps::Ticket};
@@ -133,6 +134,8 @@ pub(crate) struct Sequence {
     cached: u32,
     params: Option<String>,
     over: bool,
+    /// Time of the last token; before the first one, of the submission.
+    last: Instant,
 }
 
 impl Sequence {
@@ -155,6 +158,7 @@ impl Sequence {
             cached: 0,
             params: None,
             over: false,
+            last: Instant::now(),
         };
         if !sequence.link.defers() {
             sequence.take_place()?;
@@ -242,6 +246,13 @@ impl Sequence {
         }
         ticket.token(self.sent + 1).await.ok_or_else(Failure::engine_dead)?;
         let id = ticket.id;
+        let (counters, since) = (&self.engine.counters, self.last.elapsed());
+        self.last += since;
+        if self.sent == 0 {
+            counters.first_token(since)
+        } else {
+            counters.interval(since)
+        }
         self.sent += 1;
         let last = self.sent >= self.plan.words.max(1);
         if last {

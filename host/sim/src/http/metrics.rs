@@ -87,6 +87,7 @@ fn vllm(engine: &Engine, state: &SimState, out: &mut Exposition) {
         r#"vllm:cache_config_info{{block_size="{}",cache_dtype="auto",enable_prefix_caching="True",engine="0",num_gpu_blocks="{}"}} 1.0"#,
         config.block_size, config.blocks
     );
+    latencies(engine, "vllm", labels.trim_matches(['{', '}']), out);
     if config.role != Role::Aggregated {
         // With the NIXL connector, vLLM exports these metrics from the start.
         out.family("vllm:nixl_num_failed_transfers", "counter", "Number of failed NIXL KV Cache transfers.");
@@ -114,6 +115,19 @@ fn sglang(engine: &Engine, state: &SimState, out: &mut Exposition) {
     for (name, help, value) in gauges {
         out.family(&format!("sglang:{name}"), "gauge", help);
         out.float(&format!("sglang:{name}{labels}"), value);
+    }
+    latencies(engine, "sglang", labels.trim_matches(['{', '}']), out);
+}
+
+/// Adds the histograms of the time to first token and of the inter-token latency, with one bucket.
+fn latencies(engine: &Engine, prefix: &str, labels: &str, out: &mut Exposition) {
+    let names = ["time_to_first_token_seconds", "inter_token_latency_seconds"];
+    for (name, (count, sum)) in names.into_iter().zip(engine.counters.latencies()) {
+        let name = format!("{prefix}:{name}");
+        out.family(&name, "histogram", "Histogram of latencies in seconds.");
+        let _ = writeln!(out.0, r#"{name}_bucket{{{labels},le="+Inf"}} {count}.0"#);
+        out.float(&format!("{name}_sum{{{labels}}}"), sum.as_secs_f64());
+        let _ = writeln!(out.0, "{name}_count{{{labels}}} {count}.0");
     }
 }
 
