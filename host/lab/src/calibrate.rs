@@ -23,7 +23,7 @@ mod errors;
 mod fit;
 mod fleet_file;
 mod from_log;
-mod least_squares;
+pub(crate) mod least_squares;
 mod predict;
 mod replay;
 mod report;

@@ -65,10 +65,17 @@ const ROWS: [Row; 24] = [
 /// Returns the page.
 #[must_use]
 pub fn page(study: &Study) -> String {
+    page_after(study, "Comparison of routing policies", "")
+}
+
+/// Returns the page with a title of its own, and with HTML between the title and the comparison.
+#[must_use]
+pub fn page_after(study: &Study, title: &str, before: &str) -> String {
     let mut html = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
-    html.push_str("<meta name=\"viewport\" content=\"width=device-width\"><title>Comparison of routing policies</title>");
-    let _ = write!(html, "<style>{}{STYLE}</style></head><body>", colours::rules());
-    html.push_str("<h1>Comparison of routing policies</h1>");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width\">");
+    let title = escape(title);
+    let _ = write!(html, "<title>{title}</title><style>{}{STYLE}</style></head><body>", colours::rules());
+    let _ = write!(html, "<h1>{title}</h1>{before}");
     let summary: Vec<String> = study.summary.iter().map(|sentence| escape(sentence)).collect();
     let _ = write!(html, "<p class=\"lead\">{}</p>", summary.join(" "));
     warnings(&mut html, &study.warnings);
@@ -295,7 +302,8 @@ fn name(place: usize, label: &str) -> String {
 }
 
 /// Escapes text for HTML.
-fn escape(text: &str) -> String {
+#[must_use]
+pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

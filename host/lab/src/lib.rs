@@ -12,6 +12,7 @@ pub use fleet::{
 };
 pub use max_load::{ArmMaxLoad, MaxLoad, max_load};
 pub use monitor::Monitor;
+pub use observed::{Window, WindowFit, fit_windows, run_observed};
 pub use outcome::{Ended, Outcome};
 pub use report::{
     ArmReport, Clairvoyant, Comparison, DecisionCost, Events, Figure, Figures, PairDifference, Plan,
@@ -36,6 +37,7 @@ mod fleet;
 mod jobs;
 mod max_load;
 mod monitor;
+mod observed;
 mod outcome;
 mod prepared;
 mod report;

@@ -5,20 +5,20 @@
 
 /// An equation `sum(features[i] * x[i]) = value`, whose residual is divided by `scale`.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Row<const N: usize> {
-    pub(super) features: [f64; N],
-    pub(super) value: f64,
-    pub(super) scale: f64,
+pub(crate) struct Row<const N: usize> {
+    pub(crate) features: [f64; N],
+    pub(crate) value: f64,
+    pub(crate) scale: f64,
 }
 
 /// A solution.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Solution<const N: usize> {
-    pub(super) values: [f64; N],
+pub(crate) struct Solution<const N: usize> {
+    pub(crate) values: [f64; N],
     /// Standard errors; `None` for an unknown that is 0.
-    pub(super) errors: [Option<f64>; N],
+    pub(crate) errors: [Option<f64>; N],
     /// Whether the rows determine each unknown. The others are 0.
-    pub(super) identified: [bool; N],
+    pub(crate) identified: [bool; N],
 }
 
 /// Number of standard deviations beyond which residuals count linearly (Huber, 95 % efficiency).
@@ -34,7 +34,7 @@ const LEAST_DEVIATION: f64 = 1e-6;
 
 /// Solves the rows for unknowns of 0 or more. Columns that come early in `order` are preferred to columns
 /// that are a combination of them.
-pub(super) fn solve<const N: usize>(rows: &[Row<N>], order: &[usize]) -> Solution<N> {
+pub(crate) fn solve<const N: usize>(rows: &[Row<N>], order: &[usize]) -> Solution<N> {
     let scaled: Vec<([f64; N], f64)> = rows
         .iter()
         .filter(|row| row.scale > 0.0 && row.scale.is_finite())
