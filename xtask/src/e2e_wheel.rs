@@ -83,7 +83,8 @@ fn installed(venv: &Path, checks: &mut Checks) -> anyhow::Result<()> {
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
     let (succeeded, help) = call(&["--help"])?;
-    let names = ["serve", "policy", "demo", "compare", "calibrate", "trace", "sim", "import", "top"];
+    let names =
+        ["serve", "policy", "demo", "compare", "calibrate", "observe", "trace", "sim", "import", "top"];
     let listed = |name: &&str| help.lines().any(|line| line.trim_start().starts_with(&format!("{name} ")));
     let lacking: Vec<&str> = names.into_iter().filter(|name| !listed(name)).collect();
     let complete = succeeded && lacking.is_empty() && !help.contains("Not installed");

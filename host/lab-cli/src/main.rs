@@ -1,4 +1,4 @@
-//! `pointsman-lab`: `pointsman compare`, `calibrate`, `trace` and `sim`.
+//! `pointsman-lab`: `pointsman compare`, `calibrate`, `observe`, `trace` and `sim`.
 
 use std::process::ExitCode;
 
@@ -10,10 +10,11 @@ use pointsman_cli::{
 use pointsman_lab::cli::{CompareArgs, TraceCommand};
 use pointsman_sim::cli::SimArgs;
 
-use self::{calibrate::CalibrateArgs, demo::DemoArgs};
+use self::{calibrate::CalibrateArgs, demo::DemoArgs, observe::ObserveArgs};
 
 mod calibrate;
 mod demo;
+mod observe;
 
 /// Compare policies in simulations, fit those to your engines, and simulate engines.
 #[derive(Debug, Parser)]
@@ -33,6 +34,8 @@ enum Command {
     Compare(Box<CompareArgs>),
     /// Fit the engine model of `compare` to your engines: step time, transfer, capacity.
     Calibrate(Box<CalibrateArgs>),
+    /// Watch the router in place through copies of its traffic, and say what each policy would have done.
+    Observe(Box<ObserveArgs>),
     /// Convert and generate request traces.
     #[command(subcommand)]
     Trace(TraceCommand),
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => args.run(),
         Command::Compare(args) => args.run(),
         Command::Calibrate(args) => args.run(),
+        Command::Observe(args) => args.run(),
         Command::Trace(command) => command.run(),
         Command::Sim(args) => args.run().map(|()| ExitCode::SUCCESS),
         Command::Tool(command) => command.run(Cli::command(), "pointsman"),

@@ -44,7 +44,7 @@ const POLICY: Tool = Tool {
     package: "pointsman-policy-tools",
 };
 
-static TOOLS: [Tool; 8] = [
+static TOOLS: [Tool; 9] = [
     POLICY,
     lab(
         "demo",
@@ -52,6 +52,10 @@ static TOOLS: [Tool; 8] = [
     ),
     lab("compare", "Compare policies on a request trace, in a simulation with the gateway's own router"),
     lab("calibrate", "Fit the engine model of `compare` to your engines: step time, transfer, capacity"),
+    lab(
+        "observe",
+        "Watch the router in place through copies of its traffic, and say what each policy would have done",
+    ),
     lab("trace", "Convert and generate request traces"),
     lab(
         "sim",

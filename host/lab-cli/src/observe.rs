@@ -1,0 +1,285 @@
+//! `pointsman observe`: watches the router in place through copies of its traffic and the engines' metrics.
+//! It forwards nothing and answers nothing that anyone reads.
+
+use std::{
+    net::SocketAddr,
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use humantime_serde::re::humantime::parse_duration;
+use parking_lot::Mutex;
+use pointsman_cli::print;
+use pointsman_lab::{Arm, Window, html};
+use reqwest::Url;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    sync::{Semaphore, mpsc},
+    task::JoinSet,
+    time::{Duration, Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use self::{
+    counts::Counts,
+    engines::EngineLog,
+    finish::{Forecast, complete, fleet, forecast, write_fleet},
+    intake::Intake,
+    report::Observation,
+    request::Measure,
+    tracker::Tracker,
+    writer::{Reported, Sources, Writer, Written},
+};
+
+mod assign;
+mod counts;
+mod document;
+mod engines;
+mod finish;
+mod intake;
+mod report;
+mod request;
+mod tracker;
+mod writer;
+
+/// Copies that wait for the writer.
+const QUEUE_LENGTH: usize = 1_024;
+/// How long open connections may take to end.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+/// Number of requests below which nothing is forecast.
+const LEAST_REQUESTS: usize = 20;
+const MIB: usize = 1024 * 1024;
+
+/// Arguments of `observe`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Let the router in place send a copy of each request to --listen (nginx: `mirror`; Envoy:
+`request_mirror_policies`). Every copy is answered with an empty 200. The trace has lengths and salted hashes
+only; the salt is not written. Engines are only read: GET /metrics once a second.
+
+Examples:
+  pointsman observe --workers http://10.0.0.1:8000,http://10.0.0.2:8000 --out trial
+  pointsman observe --workers http://10.0.0.1:8000 --out trial --for 10m --arm new=./new.wasm
+
+Ctrl-C or SIGTERM ends the observation before its time, and the page is written.
+
+Exit code: 0 when the trace was written; 2 when an argument, an address or a file is not usable.")]
+pub(crate) struct ObserveArgs {
+    /// Address to which the router sends copies.
+    #[arg(long, default_value = "127.0.0.1:9100")]
+    listen: SocketAddr,
+    /// Base URLs of the engines, separated by commas.
+    #[arg(long, required = true, value_delimiter = ',', value_name = "URL")]
+    workers: Vec<String>,
+    /// Addresses of the engines' KV events (tcp://HOST:PORT), separated by commas, in the order of --workers.
+    /// With them, the engine of a prompt of token ids is known.
+    #[arg(long, value_delimiter = ',', value_name = "ADDRESS")]
+    kv_events: Vec<String>,
+    /// Directory to write to; it is created. It must not contain a trace.
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// How long to observe: 10m, 1h.
+    #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    time: Duration,
+    /// A further way to route, as for `compare`. May be repeated.
+    #[arg(long)]
+    arm: Vec<String>,
+    /// Number of tokens in a block of the trace.
+    #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4_096))]
+    block_tokens: u32,
+    /// Number of bytes that count as a token, for prompts of text.
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(u32).range(1..=64))]
+    bytes_per_token: u32,
+    /// Maximum number of sequences that run at once on an engine.
+    #[arg(long, default_value = "256", value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    max_num_seqs: u32,
+    /// Maximum number of tokens in one step of an engine.
+    #[arg(long, default_value = "8192", value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
+    max_batched_tokens: u32,
+    /// Longest body that is read, MiB.
+    #[arg(long, default_value = "8", value_parser = clap::value_parser!(u32).range(1..=1_024))]
+    max_body: u32,
+    /// Memory of the bodies that are read at the same time, MiB.
+    #[arg(long, default_value = "128", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_memory: u32,
+    /// Largest trace, MiB. Later requests are counted and not written.
+    #[arg(long, default_value = "512", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    max_trace: u32,
+    /// Number of seeds of the comparison.
+    #[arg(long, default_value = "3", value_parser = clap::value_parser!(u64).range(1..=100))]
+    seeds: u64,
+    /// Number of threads of the comparison.
+    #[arg(long, default_value = "1", value_parser = clap::value_parser!(u16).range(1..=1_024))]
+    threads: u16,
+}
+
+/// What was seen until the end.
+struct Seen {
+    seconds: f64,
+    counts: Arc<Counts>,
+    /// In the order of arrival.
+    written: Vec<Written>,
+    /// The engines that KV events told, in the same order.
+    known: Vec<Option<u32>>,
+    logs: Vec<EngineLog>,
+}
+
+impl ObserveArgs {
+    pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        self.check()?;
+        let trace = self.out.join("trace.jsonl");
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let seen = runtime.block_on(self.observe(&trace))?;
+        runtime.shutdown_timeout(END_TIMEOUT);
+        self.conclude(&trace, &seen)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn check(&self) -> anyhow::Result<()> {
+        for url in &self.workers {
+            let parsed = url.parse::<Url>().ok();
+            let usable = parsed.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+            ensure!(usable, "--workers {url}: not the address of an engine; expected http://HOST:PORT");
+        }
+        ensure!(
+            self.kv_events.is_empty() || self.kv_events.len() == self.workers.len(),
+            "--kv-events has {} addresses for {} --workers: give one for each",
+            self.kv_events.len(),
+            self.workers.len()
+        );
+        for arm in &self.arm {
+            Arm::parse(arm)?;
+        }
+        let mut directory = std::fs::DirBuilder::new();
+        directory.recursive(true).mode(0o700);
+        directory.create(&self.out).with_context(|| format!("cannot create {}", self.out.display()))
+    }
+
+    /// Observes until the time is over or a signal ends it.
+    async fn observe(&self, trace: &Path) -> anyhow::Result<Seen> {
+        let counts = Arc::new(Counts::default());
+        let measure = Arc::new(Measure::new(self.block_tokens, self.bytes_per_token));
+        let reported: Arc<Mutex<Reported>> = Arc::default();
+        let tracker = (!self.kv_events.is_empty())
+            .then(|| Arc::new(Tracker::new(self.workers.len(), self.block_tokens)));
+        let listener = TcpListener::bind(self.listen).await;
+        let listener = listener.with_context(|| format!("cannot listen on {}", self.listen))?;
+        let limit = u64::from(self.max_trace) * MIB as u64;
+        let sources = Sources {
+            measure: Arc::clone(&measure),
+            counts: Arc::clone(&counts),
+            reported: Arc::clone(&reported),
+            tracker: tracker.clone(),
+        };
+        let writer = Writer::new(trace, limit, sources)?;
+        let (queue, copies) = mpsc::channel(QUEUE_LENGTH);
+        let writing =
+            std::thread::Builder::new().name("trace".to_owned()).spawn(move || writer.run(copies))?;
+        let (stop, tasks, start) = (CancellationToken::new(), TaskTracker::new(), Instant::now());
+        let following = self.follow(start, &reported, &stop);
+        if let Some(tracker) = &tracker {
+            tracker.start(&self.kv_events, &tasks, &stop);
+        }
+        let (workers, address) = (self.workers.len(), listener.local_addr()?);
+        print(&format!("observing: copies to http://{address}, {workers} engines, {:?}\n", self.time))?;
+        let intake = Arc::new(Intake {
+            counts: Arc::clone(&counts),
+            measure,
+            max_body: self.max_body as usize * MIB,
+            memory: Arc::new(Semaphore::new(self.max_memory as usize * MIB)),
+            queue,
+            start,
+        });
+        tasks.spawn(intake.run(listener, tasks.clone(), stop.clone()));
+        over(self.time).await?;
+        stop.cancel();
+        tasks.close();
+        let _ = timeout(END_TIMEOUT, tasks.wait()).await;
+        let logs = in_order(following).await?;
+        let joined = tokio::task::spawn_blocking(move || writing.join()).await?;
+        let mut written = joined.map_err(|_| anyhow::anyhow!("the writer of the trace panicked"))?;
+        // As the trace is sorted when it is read.
+        written.sort_by_key(|request| request.at);
+        let found = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
+        let known = written.iter().map(|request| found.get(&request.number).copied()).collect();
+        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, known, logs })
+    }
+
+    /// Reads the metrics of each engine, by its position.
+    fn follow(&self, start: Instant, reported: &Arc<Mutex<Reported>>, stop: &CancellationToken) -> Following {
+        let mut following = JoinSet::new();
+        for (place, url) in self.workers.iter().enumerate() {
+            let url = url.trim_end_matches('/').to_owned();
+            let log = EngineLog::follow(url, start, Arc::clone(reported), stop.clone());
+            following.spawn(async move { (place, log.await) });
+        }
+        following
+    }
+
+    /// Completes the trace, and writes fleet and page.
+    fn conclude(&self, trace: &Path, seen: &Seen) -> anyhow::Result<()> {
+        let mut total = Window::default();
+        seen.logs.iter().for_each(|log| total.add(&log.total()));
+        let assigned = assign::assign(&seen.written, &seen.known, &seen.logs);
+        let found = if seen.written.len() < LEAST_REQUESTS {
+            None
+        } else {
+            let trace = complete(trace, self.block_tokens, &seen.written, &total)?;
+            let (fleet, equations) = fleet(self, &seen.logs);
+            write_fleet(&self.out.join("fleet.toml"), &fleet, equations)?;
+            print(&format!("simulating {} requests\n", trace.requests.len()))?;
+            Some(forecast(self, &trace, &assigned, (fleet, equations))?)
+        };
+        let observation = Observation {
+            seconds: seen.seconds,
+            counts: &seen.counts,
+            written: &seen.written,
+            assigned: &assigned,
+            logs: &seen.logs,
+            total,
+        };
+        let blocks = report::blocks(&observation, found.as_ref());
+        self.write_page(&blocks, found.as_ref())
+    }
+
+    fn write_page(&self, blocks: &[document::Block], found: Option<&Forecast>) -> anyhow::Result<()> {
+        let mut text = document::text(blocks);
+        match found {
+            Some(forecast) => {
+                let title = "What your router did, and what each policy would have done";
+                let page = html::page_after(&forecast.study, title, &document::html(blocks));
+                let path = self.out.join("report.html");
+                std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+                text.push_str(&format!("\nwritten: {}\n", path.display()));
+            }
+            None => text.push_str(&format!("\nfewer than {LEAST_REQUESTS} requests: nothing is forecast\n")),
+        }
+        print(&text)
+    }
+}
+
+/// Tasks that read the engines, each with its engine's position.
+type Following = JoinSet<(usize, anyhow::Result<EngineLog>)>;
+
+/// Returns what the tasks read, in the order of the engines.
+async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
+    let mut logs = following.join_all().await;
+    logs.sort_by_key(|(place, _)| *place);
+    logs.into_iter().map(|(_, log)| log).collect()
+}
+
+/// Waits until the time is over, or SIGINT or SIGTERM.
+async fn over(time: Duration) -> anyhow::Result<()> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        () = tokio::time::sleep(time) => {}
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+    Ok(())
+}

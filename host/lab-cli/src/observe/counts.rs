@@ -1,0 +1,72 @@
+//! Counts of the copies that arrived, and of those that were not kept, by reason.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Reason for which a copy was not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missed {
+    /// The body is longer than `--max-body`.
+    TooLarge,
+    /// The bodies that are being read fill `--max-memory`.
+    Memory,
+    /// Requests wait to be written, and the queue is full.
+    Busy,
+    /// The body did not arrive in time, or the connection ended before.
+    Incomplete,
+    /// The body is compressed, is not JSON, or has several prompts.
+    Unreadable,
+    /// The trace has its largest size, or cannot be written.
+    Full,
+}
+
+impl Missed {
+    pub(super) const ALL: [(Self, &'static str); 6] = [
+        (Self::TooLarge, "body above --max-body"),
+        (Self::Memory, "bodies above --max-memory together"),
+        (Self::Busy, "queue full"),
+        (Self::Incomplete, "body incomplete"),
+        (Self::Unreadable, "compressed, not JSON, or several prompts"),
+        (Self::Full, "trace above --max-trace, or not writable"),
+    ];
+}
+
+/// Counts of copies.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Copies of requests to the two endpoints.
+    arrived: AtomicU64,
+    /// Connections that were closed at once, because too many were open.
+    refused: AtomicU64,
+    missed: [AtomicU64; Missed::ALL.len()],
+}
+
+impl Counts {
+    /// Counts a copy, and returns its number.
+    pub(super) fn arrive(&self) -> u64 {
+        self.arrived.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn refuse_connection(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn miss(&self, why: Missed) {
+        if let Some(count) = self.missed.get(why as usize) {
+            count.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(super) fn arrived(&self) -> u64 {
+        self.arrived.load(Relaxed)
+    }
+
+    pub(super) fn refused_connections(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    /// Returns the reasons that occurred, each with its count.
+    pub(super) fn missed(&self) -> Vec<(&'static str, u64)> {
+        let counts = Missed::ALL.iter().zip(&self.missed);
+        counts.map(|((_, why), count)| (*why, count.load(Relaxed))).filter(|(_, count)| *count > 0).collect()
+    }
+}

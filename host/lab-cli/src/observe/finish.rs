@@ -1,0 +1,173 @@
+//! The end of an observation: completes the trace, fits the fleet, and runs the comparison.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{BufWriter, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::Path,
+};
+
+use anyhow::Context as _;
+use pointsman_lab::{
+    Arm, Comparison, EngineGroup, Fleet, Monitor, Plan, RankBy, RunOptions, RunResult, Slo, Study, Trace,
+    Window, calibrate::fleet_text, compare, fit_windows, run_observed,
+};
+use pointsman_workers::Role;
+
+use super::{
+    ObserveArgs,
+    assign::Assigned,
+    engines::EngineLog,
+    writer::{Written, output_tokens},
+};
+
+/// Policies that are compared, besides those of `--arm`.
+const ARMS: [&str; 7] = [
+    "kv-aware",
+    "queue-kv-prefix",
+    "cache-aware",
+    "longest-prefix",
+    "predicted-latency",
+    "least-loaded",
+    "round-robin",
+];
+/// Blocks and scheduler limits of an engine that does not report them.
+const DEFAULT_BLOCKS: u32 = 8_192;
+const DEFAULT_BLOCK_TOKENS: u32 = 16;
+
+/// Forecasts.
+pub(super) struct Forecast {
+    /// The observed engine of each request, simulated.
+    pub(super) observed: RunResult,
+    pub(super) study: Study,
+    /// Number of equations of the fitted step time; `None` when it could not be fitted.
+    pub(super) equations: Option<usize>,
+}
+
+impl Forecast {
+    pub(super) fn comparison(&self) -> Option<&Comparison> {
+        self.study.comparisons.first()
+    }
+}
+
+/// Writes the trace again, with output lengths of which the mean is that of the engines.
+pub(super) fn complete(
+    path: &Path,
+    block_tokens: u32,
+    written: &[Written],
+    total: &Window,
+) -> anyhow::Result<Trace> {
+    let mut trace = Trace::read(path, None, Some(block_tokens), false)?;
+    let mean = total.generated_tokens / total.first_tokens;
+    let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(written, mean));
+    for (request, written) in trace.requests.iter_mut().zip(written) {
+        request.output_tokens = output_tokens(written.max_tokens, mean);
+    }
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let write = || -> std::io::Result<()> {
+        let file: File =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+        let mut out = BufWriter::new(file);
+        trace.write_mooncake(&mut out)?;
+        out.flush()?;
+        std::fs::rename(&partial, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(trace)
+}
+
+/// Returns the output length with which the shorter of it and the clients' limits have this mean.
+fn limit_of_mean(written: &[Written], mean: f64) -> f64 {
+    let limits: Vec<f64> =
+        written.iter().map(|request| request.max_tokens.map_or(f64::INFINITY, f64::from)).collect();
+    let count = f64::from(u32::try_from(limits.len()).unwrap_or(u32::MAX)).max(1.0);
+    let (mut low, mut high) = (mean, mean * 1_000.0);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        let reached = limits.iter().map(|limit| limit.min(middle)).sum::<f64>() / count;
+        if reached < mean { low = middle } else { high = middle }
+    }
+    // Where the limits are below the mean, clients' limits are all that is known.
+    high
+}
+
+/// Returns the fleet with as many equal engines as were observed, and the number of equations of its step
+/// time.
+pub(super) fn fleet(args: &ObserveArgs, logs: &[EngineLog]) -> (Fleet, Option<usize>) {
+    let mut group = EngineGroup::new(Role::Aggregated, u32::try_from(logs.len()).unwrap_or(u32::MAX));
+    let reported = |value: fn(&EngineLog) -> Option<u32>| logs.iter().find_map(value);
+    group.blocks = reported(|log| log.facts.total_blocks).unwrap_or(DEFAULT_BLOCKS);
+    group.max_num_seqs = args.max_num_seqs;
+    group.max_batched_tokens = args.max_batched_tokens;
+    let windows = logs.iter().flat_map(|log| log.windows.iter().map(|(_, window)| window));
+    let fitted = fit_windows(windows, args.max_batched_tokens);
+    if let Some(fitted) = fitted {
+        group.step_time = fitted.step_time;
+        group.request_overhead_ms = fitted.request_overhead_ms;
+    }
+    let block_tokens = reported(|log| log.facts.block_size).unwrap_or(DEFAULT_BLOCK_TOKENS);
+    let fleet = Fleet { block_tokens, engines: vec![group], ..Fleet::default() };
+    (fleet, fitted.map(|fitted| fitted.equations))
+}
+
+/// Writes the fleet as `compare` reads it.
+pub(super) fn write_fleet(path: &Path, fleet: &Fleet, equations: Option<usize>) -> anyhow::Result<()> {
+    let step_time = match equations {
+        Some(count) => format!("step time fitted to {count} readings of metrics"),
+        None => "step time is a default: the metrics did not say enough".to_owned(),
+    };
+    let text = fleet_text(fleet, &[format!("Written by `pointsman observe`: {step_time}.")]);
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Simulates what was observed and what each policy would have done.
+pub(super) fn forecast(
+    args: &ObserveArgs,
+    trace: &Trace,
+    assigned: &[Assigned],
+    (fleet, equations): (Fleet, Option<usize>),
+) -> anyhow::Result<Forecast> {
+    let engines: Vec<u32> = assigned.iter().map(|assigned| assigned.engine).collect();
+    let observed = run_observed(&engines, trace, &fleet)?;
+    let names = ARMS.iter().copied().chain(args.arm.iter().map(String::as_str));
+    let arms = names.map(Arm::parse).collect::<Result<Vec<_>, _>>()?;
+    let plan = Plan {
+        arms: &arms,
+        trace,
+        fleet: &fleet,
+        fleet_name: "observed engines",
+        seeds: args.seeds,
+        options: RunOptions { fixed_schedule: true, ..RunOptions::default() },
+        slo: Slo::default(),
+        rank_by: RankBy::default(),
+        clairvoyant: 0,
+        threads: usize::from(args.threads),
+    };
+    let comparison = compare(&plan, &Monitor::default())?;
+    let study = Study::new(vec![comparison], Vec::new(), RankBy::default());
+    Ok(Forecast { observed, study, equations })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_lengths_of_answers_keep_the_limits_and_have_the_measured_mean() {
+        let of = |max_tokens: Option<u32>| Written {
+            number: 0,
+            at: Duration::ZERO,
+            input_tokens: 1,
+            max_tokens,
+            is_estimated: false,
+        };
+        let written = [of(Some(10)), of(Some(100)), of(None), of(None)];
+        let limit = limit_of_mean(&written, 80.0);
+        let lengths: Vec<u32> =
+            written.iter().map(|request| output_tokens(request.max_tokens, Some(limit))).collect();
+        assert_eq!(lengths, [10, 100, 105, 105]);
+    }
+}

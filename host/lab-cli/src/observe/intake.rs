@@ -1,0 +1,166 @@
+//! Takes copies of requests, HTTP/1.1 and HTTP/2 without TLS.
+//!
+//! Every copy is answered with 200 as soon as its body is there or is given up: nobody reads the answer, but
+//! a mirror may wait for it. Bodies are bounded one by one and together, and so are connections and times.
+
+use std::{convert::Infallible, sync::Arc};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt as _, Empty};
+use hyper::{
+    Method, Request, Response,
+    body::{Body as _, Incoming},
+    header,
+    service::service_fn,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto::Builder,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::{Duration, Instant, timeout},
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use super::{
+    counts::{Counts, Missed},
+    request::{Arrived, Endpoint, Measure},
+};
+
+/// Open connections. Further ones are closed at once.
+const MAX_CONNECTIONS: usize = 1_024;
+/// Requests of an HTTP/2 connection at the same time.
+const MAX_STREAMS: u32 = 256;
+/// Size of a request's head, bytes.
+const MAX_HEAD: usize = 64 * 1024;
+/// How long a head, or the next request of a connection, may take.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a body may take.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait after a failed accept: the process has run out of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A copy whose body is complete. Its memory is returned when it is dropped.
+#[derive(Debug)]
+pub(super) struct Copied {
+    pub(super) number: u64,
+    pub(super) arrived: Arrived,
+    pub(super) body: Bytes,
+    _memory: OwnedSemaphorePermit,
+}
+
+/// Bounds of bodies, and where complete ones go.
+#[derive(Debug)]
+pub(super) struct Intake {
+    pub(super) counts: Arc<Counts>,
+    pub(super) measure: Arc<Measure>,
+    /// Longest body, bytes.
+    pub(super) max_body: usize,
+    /// A permit for each byte of the bodies that are being read or wait.
+    pub(super) memory: Arc<Semaphore>,
+    /// Complete copies; full when the writer is slow.
+    pub(super) queue: mpsc::Sender<Copied>,
+    /// Start of the observation.
+    pub(super) start: Instant,
+}
+
+impl Intake {
+    /// Accepts connections until `stop`.
+    pub(super) async fn run(
+        self: Arc<Self>,
+        listener: TcpListener,
+        tasks: TaskTracker,
+        stop: CancellationToken,
+    ) {
+        let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+        while let Some(accepted) = stop.run_until_cancelled(listener.accept()).await {
+            let Ok((stream, _)) = accepted else {
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            };
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                self.counts.refuse_connection();
+                continue;
+            };
+            let (intake, stop) = (Arc::clone(&self), stop.clone());
+            tasks.spawn(async move {
+                let _place = place;
+                stop.run_until_cancelled(intake.connection(stream)).await;
+            });
+        }
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let service = service_fn(move |request: Request<Incoming>| {
+            let intake = Arc::clone(&self);
+            async move {
+                intake.take(request).await;
+                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+            }
+        });
+        let mut builder = Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+            .keep_alive_interval(HEAD_TIMEOUT);
+        if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+            tracing::debug!(error, "connection of a mirror ended");
+        }
+    }
+
+    async fn take(&self, request: Request<Incoming>) {
+        let endpoint = Endpoint::of(request.uri().path()).filter(|_| request.method() == Method::POST);
+        let Some(endpoint) = endpoint else { return };
+        let number = self.counts.arrive();
+        let arrived = self.measure.head(self.start.elapsed(), endpoint, request.headers());
+        let copied = match self.body(request).await {
+            Ok((body, memory)) => Copied { number, arrived, body, _memory: memory },
+            Err(why) => return self.counts.miss(why),
+        };
+        if self.queue.try_send(copied).is_err() {
+            self.counts.miss(Missed::Busy);
+        }
+    }
+
+    /// Reads a body within the bounds.
+    async fn body(&self, request: Request<Incoming>) -> Result<(Bytes, OwnedSemaphorePermit), Missed> {
+        let coding = request.headers().get(header::CONTENT_ENCODING);
+        if coding.is_some_and(|coding| coding != "identity") {
+            return Err(Missed::Unreadable);
+        }
+        let mut body = request.into_body();
+        let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if length > self.max_body {
+            return Err(Missed::TooLarge);
+        }
+        let mut memory = self.reserve(length)?;
+        let mut bytes = BytesMut::new();
+        let reading = async {
+            while let Some(frame) = body.frame().await {
+                let Ok(data) = frame.map_err(|_| Missed::Incomplete)?.into_data() else { continue };
+                let total = bytes.len() + data.len();
+                if total > self.max_body {
+                    return Err(Missed::TooLarge);
+                }
+                if total > memory.num_permits() {
+                    memory.merge(self.reserve(total - memory.num_permits())?);
+                }
+                bytes.extend_from_slice(&data);
+            }
+            Ok(())
+        };
+        timeout(BODY_TIMEOUT, reading).await.map_err(|_| Missed::Incomplete)??;
+        Ok((bytes.freeze(), memory))
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Missed> {
+        let count = u32::try_from(bytes).map_err(|_| Missed::TooLarge)?;
+        Arc::clone(&self.memory).try_acquire_many_owned(count).map_err(|_| Missed::Memory)
+    }
+}

@@ -1,0 +1,358 @@
+//! The page: what the router did, what each policy would have done, how sure, and why.
+
+use pointsman_lab::{ArmReport, Ended, RunResult, Window};
+
+use super::{
+    assign::{Assigned, How},
+    counts::Counts,
+    document::Block,
+    engines::EngineLog,
+    finish::Forecast,
+    writer::Written,
+};
+
+/// Difference of a forecast and what was measured, percent, above which the page warns.
+const POOR_PERCENT: f64 = 20.0;
+/// Share of requests that were seen below which the page warns.
+const FEW_SEEN: f64 = 0.95;
+/// Difference of two figures, percent, that counts as a reason.
+const NOTABLE_PERCENT: f64 = 5.0;
+
+/// What was observed.
+pub(super) struct Observation<'a> {
+    pub(super) seconds: f64,
+    pub(super) counts: &'a Counts,
+    /// In the order of arrival.
+    pub(super) written: &'a [Written],
+    pub(super) assigned: &'a [Assigned],
+    pub(super) logs: &'a [EngineLog],
+    pub(super) total: Window,
+}
+
+/// Means over requests, as measured or as forecast.
+#[derive(Clone, Copy, Debug, Default)]
+struct Means {
+    ttft_ms: f64,
+    itl_ms: f64,
+    hit_rate: f64,
+}
+
+impl Means {
+    fn measured(window: &Window) -> Self {
+        Self {
+            ttft_ms: 1e3 * ratio(window.ttft_s, window.first_tokens),
+            itl_ms: 1e3 * ratio(window.itl_s, window.intervals),
+            hit_rate: ratio(window.cached_tokens, window.queried_tokens),
+        }
+    }
+
+    fn forecast(result: &RunResult) -> Self {
+        let complete = || result.outcomes.iter().filter(|outcome| outcome.ended == Ended::Complete);
+        let sum = |value: fn(&pointsman_lab::Outcome) -> f64| complete().map(value).sum::<f64>();
+        let decode = |outcome: &pointsman_lab::Outcome| (outcome.e2e - outcome.ttft).as_secs_f64();
+        Self {
+            ttft_ms: 1e3 * ratio(sum(|outcome| outcome.ttft.as_secs_f64()), number(complete().count())),
+            itl_ms: 1e3 * ratio(sum(decode), sum(|outcome| f64::from(outcome.osl.saturating_sub(1)))),
+            hit_rate: ratio(sum(|outcome| f64::from(outcome.cached)), sum(|outcome| f64::from(outcome.isl))),
+        }
+    }
+}
+
+/// Returns the page. `forecast` is `None` when there were too few requests.
+pub(super) fn blocks(seen: &Observation<'_>, forecast: Option<&Forecast>) -> Vec<Block> {
+    let mut blocks = vec![heading("What your router did (measured)")];
+    did(&mut blocks, seen);
+    if let Some(forecast) = forecast {
+        blocks.push(heading("What each policy would have done (forecast)"));
+        policies(&mut blocks, forecast);
+        blocks.push(heading("Why"));
+        blocks.extend(reasons(forecast).into_iter().map(Block::Sentence));
+    }
+    blocks.push(heading("How sure"));
+    seen_and_missed(&mut blocks, seen);
+    known_engines(&mut blocks, seen);
+    lengths(&mut blocks, seen);
+    if let Some(forecast) = forecast {
+        calibration(&mut blocks, seen, forecast);
+    }
+    blocks
+}
+
+fn did(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
+    let mut rows = vec![row(&[
+        "worker",
+        "answers",
+        "share %",
+        "TTFT ms",
+        "ITL ms",
+        "hit rate",
+        "prompt tokens/s",
+        "read",
+    ])];
+    let line = |name: String, window: &Window, read: String| {
+        let means = Means::measured(window);
+        vec![
+            name,
+            format!("{:.0}", window.first_tokens),
+            format!("{:.1}", 100.0 * ratio(window.first_tokens, seen.total.first_tokens)),
+            format!("{:.1}", means.ttft_ms),
+            format!("{:.2}", means.itl_ms),
+            format!("{:.3}", means.hit_rate),
+            format!("{:.0}", ratio(window.prompt_tokens, seen.seconds)),
+            read,
+        ]
+    };
+    for log in seen.logs {
+        let read = format!("{} of {}", log.readings - log.failures, log.readings);
+        rows.push(line(log.url.clone(), &log.total(), read));
+    }
+    rows.push(line("all".to_owned(), &seen.total, String::new()));
+    blocks.push(Block::Table(rows));
+    let rate = ratio(number(seen.written.len()), seen.seconds);
+    blocks.push(Block::Sentence(format!(
+        "Observed for {:.0} s: {} requests in the trace, {rate:.2} a second. Times, hit rates and shares are those of \
+         the engines' metrics.",
+        seen.seconds,
+        seen.written.len(),
+    )));
+}
+
+fn policies(blocks: &mut Vec<Block>, forecast: &Forecast) {
+    let Some(comparison) = forecast.comparison() else { return };
+    let (own, imbalance) = (Means::forecast(&forecast.observed), forecast.observed.imbalance);
+    let mut rows = vec![row(&[
+        "",
+        "TTFT mean ms",
+        "beside yours %",
+        "TTFT p90 ms",
+        "ITL mean ms",
+        "hit rate",
+        "imbalance",
+    ])];
+    rows.push(vec![
+        "your router, simulated".to_owned(),
+        format!("{:.1}", own.ttft_ms),
+        String::new(),
+        format!("{:.1}", p90_ttft_ms(&forecast.observed)),
+        format!("{:.2}", own.itl_ms),
+        format!("{:.3}", own.hit_rate),
+        format!("{imbalance:.2}"),
+    ]);
+    for arm in by_ttft(&comparison.arms) {
+        let figures = &arm.figures;
+        let half = figures.ttft_mean.plus_minus.map_or_else(String::new, |half| format!(" ±{half:.1}"));
+        rows.push(vec![
+            arm.label.clone(),
+            format!("{:.1}{half}", figures.ttft_mean.mean),
+            format!("{:+.1}", change(figures.ttft_mean.mean, own.ttft_ms)),
+            format!("{:.1}", figures.ttft_p90.mean),
+            format!("{:.2}", figures.itl_mean.mean),
+            format!("{:.3}", figures.hit_rate.mean),
+            format!("{:.2}", figures.imbalance.mean),
+        ]);
+    }
+    blocks.push(Block::Table(rows));
+    blocks.push(Block::Sentence(
+        "Every row is simulated on the same trace and the same model of your engines, so that rows can be compared with \
+         each other. ± is half of the 95 % confidence interval over the seeds."
+            .to_owned(),
+    ));
+}
+
+/// Says what makes the best policy faster or slower than the observed assignment.
+fn reasons(forecast: &Forecast) -> Vec<String> {
+    let Some(comparison) = forecast.comparison() else { return Vec::new() };
+    let Some(best) = by_ttft(&comparison.arms).first().copied() else { return Vec::new() };
+    let own = Means::forecast(&forecast.observed);
+    let by = change(best.figures.ttft_mean.mean, own.ttft_ms);
+    let noise = best.figures.ttft_mean.plus_minus.unwrap_or(0.0);
+    if (best.figures.ttft_mean.mean - own.ttft_ms).abs() <= noise || by.abs() < 1.0 {
+        return vec![format!(
+            "No policy is faster than your router by more than noise: the best, {}, changes the mean TTFT by {by:+.1} %.",
+            best.label
+        )];
+    }
+    if by > 0.0 {
+        return vec![format!(
+            "Your router's own choices are the best: the nearest policy, {}, has a mean TTFT that is {by:.1} % longer.",
+            best.label
+        )];
+    }
+    let mut told = vec![format!(
+        "{} has a mean TTFT that is {:.1} % shorter than that of your router.",
+        best.label, -by
+    )];
+    let (hits, imbalance) = (best.figures.hit_rate.mean, best.figures.imbalance.mean);
+    let computed = change(1.0 - hits, 1.0 - own.hit_rate);
+    if computed < -NOTABLE_PERCENT {
+        told.push(format!(
+            "It sends prompts to engines that have their beginning: {:.1} % of the prompt tokens are found in a cache \
+             instead of {:.1} %, so that the engines compute {:.1} % fewer.",
+            100.0 * hits,
+            100.0 * own.hit_rate,
+            -computed
+        ));
+    }
+    if change(imbalance, forecast.observed.imbalance) < -NOTABLE_PERCENT {
+        told.push(format!(
+            "It spreads the load more evenly: the busiest engine has {imbalance:.2} times the mean number of requests \
+             instead of {:.2} times.",
+            forecast.observed.imbalance
+        ));
+    }
+    if told.len() == 1 {
+        told.push(
+            "Neither its hit rate nor its balance differs much: what differs is which requests wait for each other. The \
+             comparison below lists the decisions that cost and saved most."
+                .to_owned(),
+        );
+    }
+    told
+}
+
+fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
+    let arrived = seen.counts.arrived();
+    let missed = seen.counts.missed();
+    let reasons: Vec<String> = missed.iter().map(|(why, count)| format!("{count} {why}")).collect();
+    let (kept, answers) = (number(seen.written.len()), seen.total.first_tokens);
+    let mut told = format!("{arrived} copies arrived, {} are in the trace", seen.written.len());
+    if !reasons.is_empty() {
+        told.push_str(&format!(", missed: {}", reasons.join(", ")));
+    }
+    blocks.push(Block::Sentence(format!("{told}. The engines began {answers:.0} answers in that time.")));
+    if answers > 0.0 && kept < FEW_SEEN * answers {
+        blocks.push(Block::Warning(format!(
+            "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every route, \
+             and raise the limits that are named above",
+            100.0 * kept / answers
+        )));
+    }
+    if answers > 0.0 && answers < FEW_SEEN * kept {
+        blocks.push(Block::Warning(
+            "the engines answered fewer requests than were copied: --workers may lack some, or the router refused requests"
+                .to_owned(),
+        ));
+    }
+    if seen.counts.refused_connections() > 0 {
+        blocks.push(Block::Warning(format!(
+            "{} connections were closed at once, because too many were open",
+            seen.counts.refused_connections()
+        )));
+    }
+}
+
+fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
+    let share = |how: How| {
+        let count = seen.assigned.iter().filter(|assigned| assigned.how == how).count();
+        100.0 * ratio(number(count), number(seen.assigned.len()))
+    };
+    blocks.push(Block::Sentence(format!(
+        "Engine of a request: {:.1} % told by KV events, {:.1} % by counters (no other engine began an answer in that \
+         second), {:.1} % guessed from the shares of the engines.",
+        share(How::Events),
+        share(How::Counters),
+        share(How::Guessed)
+    )));
+    if share(How::Guessed) > 50.0 {
+        blocks.push(Block::Warning(
+            "most engines are guessed: the simulated hit rate of your router is that of an assignment at random; compare \
+             it with the measured one"
+                .to_owned(),
+        ));
+    }
+}
+
+fn lengths(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
+    let estimated = seen.written.iter().filter(|request| request.is_estimated).count();
+    let own: f64 = seen.written.iter().map(|request| f64::from(request.input_tokens)).sum();
+    let (own, engines) =
+        (ratio(own, number(seen.written.len())), ratio(seen.total.prompt_tokens, seen.total.first_tokens));
+    blocks.push(Block::Sentence(format!(
+        "Prompt tokens: {:.1} % of the requests are estimated from bytes. The mean prompt has {own:.0} tokens in the trace \
+         and {engines:.0} by the engines' counters.",
+        100.0 * ratio(number(estimated), number(seen.written.len())),
+    )));
+    if estimated > 0 && engines > 0.0 && change(own, engines).abs() > POOR_PERCENT {
+        blocks.push(Block::Warning(
+            "the estimate of prompt tokens is far off: set --bytes-per-token so that both means agree"
+                .to_owned(),
+        ));
+    }
+    blocks.push(Block::Sentence(format!(
+        "Output tokens of a single request are not seen: each has the client's limit or less, with the engines' mean of \
+         {:.0}. Requests arrive at their times in every row: what a faster answer would have changed in the arrivals is \
+         not known.",
+        ratio(seen.total.generated_tokens, seen.total.first_tokens)
+    )));
+}
+
+fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forecast) {
+    let (measured, own) = (Means::measured(&seen.total), Means::forecast(&forecast.observed));
+    let mut rows = vec![row(&["your router", "measured", "simulated", "error %"])];
+    for (name, measured, own, decimals) in [
+        ("TTFT mean ms", measured.ttft_ms, own.ttft_ms, 1),
+        ("ITL mean ms", measured.itl_ms, own.itl_ms, 2),
+        ("hit rate", measured.hit_rate, own.hit_rate, 3),
+    ] {
+        let error = if measured > 0.0 { format!("{:+.1}", change(own, measured)) } else { String::new() };
+        rows.push(vec![
+            name.to_owned(),
+            format!("{measured:.decimals$}"),
+            format!("{own:.decimals$}"),
+            error,
+        ]);
+    }
+    blocks.push(Block::Table(rows));
+    match forecast.equations {
+        None => blocks.push(Block::Warning(
+            "the engines' metrics have no latencies, or too few requests: the step time is a default, and no forecast is \
+             in your milliseconds"
+                .to_owned(),
+        )),
+        Some(count) => blocks.push(Block::Sentence(format!(
+            "The step time of the engines is fitted to {count} means of their metrics."
+        ))),
+    }
+    if measured.ttft_ms > 0.0 && change(own.ttft_ms, measured.ttft_ms).abs() > POOR_PERCENT {
+        blocks.push(Block::Warning(format!(
+            "the simulation of what your router did misses the measured TTFT by more than {POOR_PERCENT:.0} %: trust the \
+             order of the policies, and only where it is clear"
+        )));
+    }
+}
+
+fn by_ttft(arms: &[ArmReport]) -> Vec<&ArmReport> {
+    let mut sorted: Vec<&ArmReport> = arms.iter().collect();
+    sorted.sort_by(|left, right| left.figures.ttft_mean.mean.total_cmp(&right.figures.ttft_mean.mean));
+    sorted
+}
+
+fn p90_ttft_ms(result: &RunResult) -> f64 {
+    let complete = result.outcomes.iter().filter(|outcome| outcome.ended == Ended::Complete);
+    let mut times: Vec<f64> = complete.map(|outcome| 1e3 * outcome.ttft.as_secs_f64()).collect();
+    times.sort_by(f64::total_cmp);
+    // The nearest rank, as in the comparison.
+    let rank = (times.len() * 9).div_ceil(10).saturating_sub(1);
+    times.get(rank).copied().unwrap_or(0.0)
+}
+
+fn heading(text: &str) -> Block {
+    Block::Heading(text.to_owned())
+}
+
+fn row(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|cell| (*cell).to_owned()).collect()
+}
+
+/// Returns the change from `before` to `now`, percent.
+fn change(now: f64, before: f64) -> f64 {
+    if before == 0.0 { 0.0 } else { 100.0 * (now / before - 1.0) }
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
+}
+
+fn number(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+}

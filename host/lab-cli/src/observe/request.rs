@@ -1,0 +1,210 @@
+//! Lengths and salted hashes of a mirrored request: all that is kept of it.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use hyper::HeaderMap;
+use json_splice::JsonBody;
+use pointsman_lab::TraceRequest;
+use prefix_index::{BlockHash, Prefix, Salt};
+use tokio::time::Duration;
+
+/// Headers that name a session.
+const SESSION_HEADERS: [&str; 2] = ["x-session-id", "x-dynamo-session-id"];
+/// Maximum number of token ids of a prompt, as in the gateway.
+const MAX_TOKEN_IDS: usize = 4 * 1024 * 1024;
+
+/// Measures prompts, and hashes names and blocks.
+#[derive(Debug)]
+pub(super) struct Measure {
+    /// Number of tokens in a block of the trace.
+    pub(super) block_tokens: u32,
+    /// Number of bytes that count as a token, for prompts of text.
+    pub(super) bytes_per_token: u32,
+    /// The salt: random keys of this run (SipHash), which are never written.
+    salt: RandomState,
+}
+
+/// A mirrored request, before its body is read.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    /// Time of arrival, from the start of the observation.
+    pub(super) at: Duration,
+    pub(super) endpoint: Endpoint,
+    pub(super) session: Option<u64>,
+    pub(super) tenant: Option<u64>,
+}
+
+/// An endpoint whose requests are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Endpoint {
+    Chat,
+    Completions,
+}
+
+/// A request without its text.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Kept {
+    /// Its output tokens are not known, and it has no model.
+    pub(super) request: TraceRequest,
+    /// The model as the client named it, which may be any text.
+    pub(super) model: String,
+    /// The client's limit of output tokens.
+    pub(super) max_tokens: Option<u32>,
+    /// Whether its prompt tokens are estimated from bytes.
+    pub(super) is_estimated: bool,
+    /// Hashes of the prompt's blocks as the engines' events have them; empty when tokens are not known. They
+    /// have no salt and are not written.
+    pub(super) hashes: Arc<[BlockHash]>,
+}
+
+impl Endpoint {
+    pub(super) fn of(path: &str) -> Option<Self> {
+        match path {
+            "/v1/chat/completions" => Some(Self::Chat),
+            "/v1/completions" => Some(Self::Completions),
+            _ => None,
+        }
+    }
+
+    fn prompt_key(self) -> &'static str {
+        match self {
+            Self::Chat => "messages",
+            Self::Completions => "prompt",
+        }
+    }
+}
+
+impl Measure {
+    pub(super) fn new(block_tokens: u32, bytes_per_token: u32) -> Self {
+        Self { block_tokens, bytes_per_token, salt: RandomState::new() }
+    }
+
+    /// Returns what is kept of a request's head.
+    pub(super) fn head(&self, at: Duration, endpoint: Endpoint, headers: &HeaderMap) -> Arrived {
+        let session = SESSION_HEADERS.iter().find_map(|name| headers.get(*name));
+        let hash = |value: &hyper::header::HeaderValue| self.salt.hash_one(value.as_bytes());
+        let tenant = headers.get(hyper::header::AUTHORIZATION).map(hash);
+        Arrived { at, endpoint, session: session.map(hash), tenant }
+    }
+
+    /// Returns what is kept of a request. `number` is different for each. Returns `None` when the body has no
+    /// single prompt of text or token ids.
+    pub(super) fn body(&self, arrived: Arrived, body: Bytes, number: u64) -> Option<Kept> {
+        let body = JsonBody::parse(body).ok()?;
+        let key = arrived.endpoint.prompt_key();
+        let prompt = body.get(key)?;
+        let salt = body.read::<String>("cache_salt").ok()?;
+        let salt = Salt { lora: None, cache: salt.as_deref() };
+        let (input_tokens, is_estimated, prefix) = match (arrived.endpoint, first_element(prompt)) {
+            (Endpoint::Completions, Some(b'0'..=b'9')) => {
+                let ids = body.counts(key).items <= MAX_TOKEN_IDS;
+                let ids: Vec<u32> = ids.then(|| serde_json::from_str(prompt).ok()).flatten()?;
+                let size = self.block_tokens as usize;
+                (u32::try_from(ids.len()).ok()?, false, Prefix::of_tokens(&ids, size, &salt, &[]))
+            }
+            // Several prompts are several sequences of an engine.
+            (Endpoint::Completions, Some(_)) => return None,
+            _ => {
+                let bytes = self.bytes_per_token.max(1);
+                let tokens = u32::try_from(prompt.len()).ok()?.div_ceil(bytes);
+                let block_bytes = (self.block_tokens * bytes) as usize;
+                (tokens, true, Prefix::of_bytes(prompt.as_bytes(), block_bytes, &salt))
+            }
+        };
+        let max_tokens = [body.read::<u32>("max_completion_tokens"), body.read::<u32>("max_tokens")];
+        let max_tokens = max_tokens.into_iter().find_map(|limit| limit.ok().flatten());
+        let named =
+            body.read::<String>("user").ok().flatten().map(|user| self.salt.hash_one(user.as_bytes()));
+        let request = TraceRequest {
+            at: arrived.at,
+            input_tokens: input_tokens.max(1),
+            output_tokens: 1,
+            blocks: self.blocks(&prefix, input_tokens.max(1), number).into(),
+            session: arrived.session.or(named).map(|session| format!("{session:016x}")),
+            tenant_hash: arrived.tenant,
+            ..TraceRequest::default()
+        };
+        let model = body.read::<String>("model").ok().flatten().unwrap_or_default();
+        let hashes = if is_estimated { Arc::default() } else { Arc::clone(prefix.hashes()) };
+        Some(Kept { request, model, max_tokens, is_estimated, hashes })
+    }
+
+    /// Returns a salted id for each block of a prompt. Hashes may be further apart than blocks: a block gets
+    /// its id from the first hash at or behind its end. Blocks behind the last hash are shared with no
+    /// request.
+    fn blocks(&self, prefix: &Prefix, tokens: u32, number: u64) -> Vec<u64> {
+        let marks = (1_u32..).zip(prefix.hashes().iter());
+        let mut marks = marks.map(|(mark, hash)| (prefix.blocks(mark), hash.0)).peekable();
+        (1..=tokens.div_ceil(self.block_tokens))
+            .map(|position| {
+                while marks.next_if(|(depth, _)| *depth < position).is_some() {}
+                match marks.peek().filter(|_| position <= tokens / self.block_tokens) {
+                    Some((_, hash)) => self.salt.hash_one((1_u8, hash, position)),
+                    None => self.salt.hash_one((2_u8, number, position)),
+                }
+            })
+            .collect()
+    }
+}
+
+/// Returns the first byte behind the opening bracket of a list; `None` when the value is not a list.
+fn first_element(value: &str) -> Option<u8> {
+    value.strip_prefix('[')?.trim_ascii_start().bytes().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(measure: &Measure, endpoint: Endpoint, body: &str, number: u64) -> Option<Kept> {
+        let mut headers = HeaderMap::new();
+        headers.insert("authorization", "Bearer secret-key".parse().unwrap());
+        let head = measure.head(Duration::from_secs(1), endpoint, &headers);
+        measure.body(head, Bytes::copy_from_slice(body.as_bytes()), number)
+    }
+
+    #[test]
+    fn equal_prefixes_share_ids_within_a_run_and_none_with_another_run() {
+        let (own, other) = (Measure::new(4, 4), Measure::new(4, 4));
+        let first = kept(&own, Endpoint::Completions, r#"{"prompt":[1,2,3,4,5,6,7,8,9]}"#, 0).unwrap();
+        let second = kept(&own, Endpoint::Completions, r#"{"prompt":[1,2,3,4,5,6,7,9,9]}"#, 1).unwrap();
+        let elsewhere = kept(&other, Endpoint::Completions, r#"{"prompt":[1,2,3,4,5,6,7,8,9]}"#, 0).unwrap();
+        let (a, b, c) = (&first.request.blocks, &second.request.blocks, &elsewhere.request.blocks);
+        assert_eq!((a.len(), first.request.input_tokens, first.is_estimated), (3, 9, false));
+        assert_eq!(a[0], b[0]);
+        assert_ne!(a[1], b[1]);
+        assert_ne!(a[2], b[2], "a partial block is shared with no request");
+        assert_ne!(a[0], c[0], "the salt is that of the run");
+        assert_ne!(first.request.tenant_hash, elsewhere.request.tenant_hash);
+    }
+
+    #[test]
+    fn text_is_measured_in_bytes_and_has_an_id_for_each_block() {
+        let measure = Measure::new(16, 4);
+        let content = "x".repeat(64 * 100);
+        let body = format!(
+            r#"{{"messages":[{{"role":"user","content":"{content}"}}],"max_tokens":7,"user":"alice"}}"#
+        );
+        let kept = kept(&measure, Endpoint::Chat, &body, 0).unwrap();
+        assert!(kept.is_estimated && kept.max_tokens == Some(7) && kept.request.session.is_some());
+        assert_eq!(kept.request.blocks.len(), kept.request.input_tokens.div_ceil(16) as usize);
+        let distinct: std::collections::HashSet<_> = kept.request.blocks.iter().collect();
+        assert_eq!(distinct.len(), kept.request.blocks.len());
+        assert!(!format!("{kept:?}").contains("alice"));
+    }
+
+    #[test]
+    fn what_has_no_single_prompt_is_not_kept() {
+        let measure = Measure::new(16, 4);
+        for body in
+            ["", "[]", "{}", r#"{"prompt":["a","b"]}"#, r#"{"prompt":[[1],[2]]}"#, r#"{"prompt":[-1]}"#]
+        {
+            assert_eq!(kept(&measure, Endpoint::Completions, body, 0), None, "{body}");
+        }
+        assert!(kept(&measure, Endpoint::Completions, r#"{"prompt":"a"}"#, 0).is_some());
+    }
+}

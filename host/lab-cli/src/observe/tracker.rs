@@ -1,0 +1,252 @@
+//! Finds the engine of a request by KV events: the engine that stores the blocks of its prompt after it came.
+//!
+//! A request that no engine stored blocks for ran on one that had them all. The index knows which.
+
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+
+use parking_lot::Mutex;
+use pointsman_workers::events::{FeedConfig, Sink, run};
+use prefix_index::{BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, WorkerId, events::Batch};
+use tokio::time::{Duration, Instant, interval};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Memory of what the engines have in their caches, bytes.
+const INDEX_BYTES: usize = 256 * 1024 * 1024;
+/// Requests whose engine is not found yet. Further ones are not looked for.
+const MAX_PENDING: usize = 4_096;
+/// How long an engine may take to store the blocks of a prompt.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often the requests are looked up.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A request whose engine is not found yet.
+struct Pending {
+    number: u64,
+    hashes: Arc<[BlockHash]>,
+    /// Blocks of the prompt that each engine had without this request.
+    before: Vec<u32>,
+    /// The only engine that had the whole prompt when the request came.
+    only_holder: Option<u32>,
+    since: Instant,
+}
+
+#[derive(Default)]
+struct State {
+    /// Longest prompts first, equal lengths in the order of arrival.
+    pending: Vec<Pending>,
+    found: HashMap<u64, u32>,
+    overlaps: Overlaps,
+}
+
+/// Follows the KV events of engines.
+pub(super) struct Tracker {
+    index: PrefixIndex,
+    engines: u64,
+    state: Mutex<State>,
+}
+
+/// Hands the events of an engine to the index.
+struct EngineSink {
+    tracker: Arc<Tracker>,
+    engine: WorkerId,
+}
+
+impl Sink for EngineSink {
+    fn apply(&self, batch: Batch) {
+        // The index has no queue that could be full.
+        let _ = self.tracker.index.events(self.engine, DpRank::default(), batch);
+    }
+
+    fn forget(&self, _why: &'static str) {
+        self.tracker.index.forget(self.engine, DpRank::default());
+    }
+
+    fn live(&self, live: bool) {
+        self.tracker.index.set_live(self.engine, DpRank::default(), live);
+    }
+}
+
+impl Tracker {
+    pub(super) fn new(engines: usize, block_tokens: u32) -> Self {
+        let config = IndexConfig {
+            byte_budget: INDEX_BYTES,
+            block_size: block_tokens as usize,
+            ..IndexConfig::default()
+        };
+        let index = PrefixIndex::synchronous(config);
+        Self { index, engines: engines as u64, state: Mutex::default() }
+    }
+
+    /// Follows the events of each engine, and looks for engines, until `stop`.
+    pub(super) fn start(
+        self: &Arc<Self>,
+        endpoints: &[String],
+        tasks: &TaskTracker,
+        stop: &CancellationToken,
+    ) {
+        for (engine, endpoint) in (0..).zip(endpoints) {
+            let sink = Arc::new(EngineSink { tracker: Arc::clone(self), engine: WorkerId(engine) });
+            tasks.spawn(run(FeedConfig::new(endpoint.clone()), sink, stop.clone()));
+        }
+        let (tracker, stop) = (Arc::clone(self), stop.clone());
+        tasks.spawn(async move {
+            let mut ticks = interval(LOOK_INTERVAL);
+            while stop.run_until_cancelled(ticks.tick()).await.is_some() {
+                tracker.look(Instant::now());
+            }
+        });
+    }
+
+    /// Adds a request with the hashes of its prompt's blocks.
+    pub(super) fn add(&self, number: u64, hashes: &Arc<[BlockHash]>) {
+        let mut state = self.state.lock();
+        if hashes.is_empty() || state.pending.len() >= MAX_PENDING {
+            return;
+        }
+        let before = self.depths(&mut state.overlaps, hashes);
+        let only_holder = only_holder(&before, whole(hashes));
+        let hashes = Arc::clone(hashes);
+        state.pending.push(Pending { number, hashes, before, only_holder, since: Instant::now() });
+    }
+
+    /// Returns how many blocks of a prompt each engine has.
+    fn depths(&self, overlaps: &mut Overlaps, hashes: &[BlockHash]) -> Vec<u32> {
+        self.index.matches(hashes, overlaps);
+        let of = |engine| {
+            let matched = overlaps.get(WorkerId(engine), DpRank::default());
+            matched.device + matched.host + matched.disk
+        };
+        (0..self.engines).map(of).collect()
+    }
+
+    /// Looks which engine has the whole prompt of a request now, and had not before.
+    fn look(&self, now: Instant) {
+        let mut state = self.state.lock();
+        let State { pending, found, overlaps } = &mut *state;
+        // What explains a longer prompt also explains its beginnings, which other requests may be.
+        pending.sort_by_key(|request| Reverse(request.hashes.len()));
+        let mut waiting = Vec::with_capacity(pending.len());
+        // Prompts that were found in this round, and where.
+        let mut explained: Vec<(Arc<[BlockHash]>, usize)> = Vec::new();
+        for mut request in pending.drain(..) {
+            let depths = self.depths(overlaps, &request.hashes);
+            let whole = whole(&request.hashes);
+            for (engine, (before, depth)) in request.before.iter_mut().zip(&depths).enumerate() {
+                // What another request stored is not this one's; evicted blocks may be stored again.
+                let is_explained = explained.iter().any(|(hashes, at)| {
+                    *at == engine && hashes.get(request.hashes.len() - 1) == request.hashes.last()
+                });
+                *before = if is_explained { *depth } else { (*before).min(*depth) };
+            }
+            let grown = depths.iter().zip(&request.before);
+            match grown.enumerate().find(|(_, (depth, before))| **depth >= whole && **before < whole) {
+                Some((engine, _)) => {
+                    found.insert(request.number, u32::try_from(engine).unwrap_or(u32::MAX));
+                    explained.push((request.hashes, engine));
+                }
+                None if now.duration_since(request.since) >= PATIENCE => {
+                    found.extend(request.only_holder.map(|engine| (request.number, engine)));
+                }
+                None => waiting.push(request),
+            }
+        }
+        *pending = waiting;
+    }
+
+    /// Returns the engines that were found, by the number of the request.
+    pub(super) fn finish(&self) -> HashMap<u64, u32> {
+        // The last look gives up every request.
+        self.look(Instant::now() + PATIENCE);
+        std::mem::take(&mut self.state.lock().found)
+    }
+}
+
+/// Returns the number of a prompt's blocks.
+fn whole(hashes: &[BlockHash]) -> u32 {
+    u32::try_from(hashes.len()).unwrap_or(u32::MAX)
+}
+
+/// Returns the only engine that has a whole prompt; `None` when several have it, or none.
+fn only_holder(depths: &[u32], whole: u32) -> Option<u32> {
+    let mut holders = (0_u32..).zip(depths).filter(|(_, depth)| **depth >= whole);
+    let (engine, _) = holders.next()?;
+    holders.next().is_none().then_some(engine)
+}
+
+#[cfg(test)]
+mod tests {
+    use prefix_index::{
+        Salt, block_hashes,
+        events::{KvEvent, Stored},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_beginning_of_a_prompt_that_another_engine_stored_is_not_taken_for_it() {
+        let tracker = Arc::new(Tracker::new(2, 4));
+        let long: Vec<u32> = (0..16).collect();
+        tracker.add(1, &hashes(&long[..8]));
+        tracker.add(2, &hashes(&long));
+        store(&tracker, 0, &long);
+        tracker.look(Instant::now());
+        store(&tracker, 1, &long[..8]);
+        tracker.look(Instant::now());
+        assert_eq!(tracker.finish(), HashMap::from([(1, 1), (2, 0)]));
+    }
+
+    #[tokio::test]
+    async fn a_prompt_that_was_stored_before_its_copy_came_is_on_its_only_holder() {
+        let tracker = Arc::new(Tracker::new(2, 4));
+        let long: Vec<u32> = (0..16).collect();
+        store(&tracker, 1, &long[..8]);
+        tracker.add(1, &hashes(&long[..8]));
+        tracker.add(2, &hashes(&long));
+        store(&tracker, 0, &long);
+        tracker.look(Instant::now());
+        assert_eq!(tracker.finish(), HashMap::from([(1, 1), (2, 0)]));
+    }
+
+    fn prompt(seed: u32) -> Vec<u32> {
+        (seed..seed + 8).collect()
+    }
+
+    fn hashes(tokens: &[u32]) -> Arc<[BlockHash]> {
+        block_hashes(tokens, 4, &Salt::default()).into()
+    }
+
+    /// Tells the tracker that an engine stored the blocks of a prompt.
+    fn store(tracker: &Arc<Tracker>, engine: u64, tokens: &[u32]) {
+        let names = hashes(tokens).iter().map(|hash| hash.0 ^ engine).collect();
+        let stored = Stored { hashes: names, token_ids: tokens.to_vec(), block_size: 4, ..Stored::default() };
+        let sink = EngineSink { tracker: Arc::clone(tracker), engine: WorkerId(engine) };
+        sink.live(true);
+        sink.apply(Batch { ts: 0.0, dp_rank: None, events: vec![KvEvent::Stored(stored)] });
+    }
+
+    #[tokio::test]
+    async fn the_engine_that_stores_a_prompt_after_it_came_served_it() {
+        let tracker = Arc::new(Tracker::new(3, 4));
+        store(&tracker, 0, &prompt(0));
+        tracker.add(1, &hashes(&prompt(0)));
+        tracker.add(2, &hashes(&prompt(100)));
+        tracker.add(3, &hashes(&prompt(200)));
+        store(&tracker, 2, &prompt(100));
+        tracker.look(Instant::now());
+        assert_eq!(tracker.state.lock().found, HashMap::from([(2, 2)]));
+        // The first had its blocks on one engine only, and nothing was stored. The third is on none.
+        assert_eq!(tracker.finish(), HashMap::from([(1, 0), (2, 2)]));
+    }
+
+    #[tokio::test]
+    async fn two_equal_prompts_on_two_engines_are_told_apart_by_their_order() {
+        let tracker = Arc::new(Tracker::new(2, 4));
+        tracker.add(1, &hashes(&prompt(0)));
+        tracker.add(2, &hashes(&prompt(0)));
+        store(&tracker, 1, &prompt(0));
+        tracker.look(Instant::now());
+        store(&tracker, 0, &prompt(0));
+        tracker.look(Instant::now());
+        assert_eq!(tracker.finish(), HashMap::from([(1, 1), (2, 0)]));
+    }
+}

@@ -1,0 +1,337 @@
+//! `pointsman observe` with real sockets: simulated engines, and a real nginx as the router in place, with the
+//! configuration of `deploy/nginx`. Without nginx its tests are skipped.
+
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    reason = "helpers of tests are tests"
+)]
+
+use std::{
+    net::TcpListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use pointsman_http_client::{Roots, Setup};
+use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle, core::StepTime};
+use reqwest::Client;
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::{net::TcpStream, task::JoinSet, time::Instant};
+
+const LAB: &str = env!("CARGO_BIN_EXE_pointsman-lab");
+/// Stands in every prompt, and must be nowhere on disk.
+const MARKER: &str = "xylophone-in-the-prompt";
+const KEY: &str = "sk-never-on-disk";
+
+/// A process that is killed when it is dropped.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Ends it by SIGTERM, and returns what it printed.
+    fn end(mut self, printed: &Path) -> String {
+        self.signal("-TERM");
+        let status = self.0.wait().unwrap();
+        let text = std::fs::read_to_string(printed).unwrap();
+        assert!(status.success(), "{status} {text}");
+        text
+    }
+
+    /// Returns the largest resident memory so far, MiB.
+    fn memory_mib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+}
+
+/// Engines, and an observer of them.
+struct Scene {
+    engines: Vec<SimHandle>,
+    observer: Process,
+    port: u16,
+    dir: TempDir,
+}
+
+impl Scene {
+    async fn start(arguments: &[&str]) -> Self {
+        let mut engines = Vec::new();
+        for _ in 0..2 {
+            let step_time = Some(StepTime::Linear { c0: 8.0, c1: 0.5, c2: 0.0, c3: 0.05, c4: 0.0 });
+            let instant = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+            let config = SimConfig { step_time, kv_events: true, ..instant };
+            engines.push(Sim::start(config).await.unwrap());
+        }
+        let (dir, port) = (TempDir::new().unwrap(), free_port());
+        let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
+        let events = |engine: &SimHandle| format!("tcp://127.0.0.1:{}", engine.kv_events_port().unwrap());
+        let events: Vec<String> = engines.iter().map(events).collect();
+        let mut command = Command::new(LAB);
+        command.env("RUST_LOG", "pointsman_lab=trace,hyper=trace,h2=trace").args([
+            "observe",
+            "--listen",
+            &format!("127.0.0.1:{port}"),
+            "--workers",
+            &urls.join(","),
+        ]);
+        command.args(["--kv-events", &events.join(",")]);
+        command.arg("--out").arg(dir.path().join("out")).args(["--seeds", "1"]).args(arguments);
+        let printed = std::fs::File::create(dir.path().join("printed")).unwrap();
+        command.stdin(Stdio::null()).stderr(printed.try_clone().unwrap()).stdout(printed);
+        let observer = Process(command.spawn().unwrap());
+        listens(port).await;
+        Self { engines, observer, port, dir }
+    }
+
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+
+    /// Starts nginx in front of the engines; `None` when it is not installed.
+    async fn nginx(&self) -> Option<(Process, String)> {
+        let program = ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists());
+        let Some(program) = program else {
+            eprintln!("skipped: nginx is not installed (Debian: apt-get install nginx)");
+            return None;
+        };
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/nginx/observe.conf");
+        let mut text = std::fs::read_to_string(file).unwrap();
+        let clients = free_port();
+        let engine = |place: usize| self.engines[place].addr().port();
+        for (from, to) in
+            [(8000, engine(0)), (8001, engine(1)), (9100, self.port), (9101, free_port()), (8080, clients)]
+        {
+            text = text.replace(&format!("127.0.0.1:{from}"), &format!("127.0.0.1:{to}"));
+        }
+        let config = self.dir.path().join("nginx.conf");
+        std::fs::write(&config, text).unwrap();
+        let log = std::fs::File::create(self.dir.path().join("nginx.log")).unwrap();
+        let mut command = Command::new(program);
+        command.arg("-p").arg(self.dir.path()).arg("-c").arg(config);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
+        listens(clients).await;
+        Some((Process(child), format!("http://127.0.0.1:{clients}")))
+    }
+}
+
+fn client() -> Client {
+    Setup { roots: Roots::None, ..Setup::default() }.build().unwrap()
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+async fn listens(port: u16) {
+    for _ in 0..1_000 {
+        if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("nothing listens on port {port}");
+}
+
+fn body(number: usize, padding: usize) -> String {
+    json!({
+        "model": "tiny", "max_tokens": 8, "ignore_eos": true, "stream": true,
+        "messages": [{"role": "user", "content": format!("{MARKER} {} {}", number % 4, "x".repeat(padding))}],
+    })
+    .to_string()
+}
+
+/// Sends a chat, and returns how long its whole answer took.
+async fn chat(client: &Client, base: &str, number: usize) -> Duration {
+    let begun = Instant::now();
+    let request = client.post(format!("{base}/v1/chat/completions")).bearer_auth(KEY);
+    let request = request.header("content-type", "application/json").header("x-session-id", "alice");
+    let answer = request.body(body(number, 3_000)).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let text = answer.text().await.unwrap();
+    assert!(text.trim_end().ends_with("data: [DONE]"), "{text}");
+    begun.elapsed()
+}
+
+/// Asserts that no file below a directory has the text of a prompt or a key.
+fn assert_no_text(dir: &Path) {
+    let mut files = 0;
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        for text in [MARKER, KEY, "alice", "xxxx"] {
+            let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
+            assert!(!found, "{text} is in {}", path.display());
+        }
+        files += 1;
+    }
+    assert!(files >= 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_a_page_says_what_an_nginx_did_and_nothing_has_text() {
+    let scene = Scene::start(&[]).await;
+    let Some((_nginx, base)) = scene.nginx().await else { return };
+    let client = client();
+    for number in 0..60 {
+        chat(&client, &base, number).await;
+    }
+    let (out, printed) = (scene.out(), scene.dir.path().join("printed"));
+    let text = scene.observer.end(&printed);
+    // S5.1
+    assert!(text.contains("60 copies arrived, 60 are in the trace. The engines began 60 answers"), "{text}");
+    // S5.4
+    for part in ["What your router did (measured)", "What each policy would have done", "Why", "How sure"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // S5.4
+    assert!(text.contains("      30     50.0 "), "nginx gives each engine half: {text}");
+    let page = std::fs::read_to_string(out.join("report.html")).unwrap();
+    // S5.4
+    assert!(
+        page.contains("your router, simulated") && page.contains("kv-aware") && !page.contains("http-equiv")
+    );
+    // S5.2
+    assert_no_text(&out);
+    // S5.2
+    assert!(!text.contains(MARKER) && !text.contains(KEY) && !text.contains("alice"));
+    let trace = std::fs::read_to_string(out.join("trace.jsonl")).unwrap();
+    let first: serde_json::Value = serde_json::from_str(trace.lines().next().unwrap()).unwrap();
+    // S5.4
+    assert_eq!(
+        (trace.lines().count(), &first["output_length"], &first["model"]),
+        (60, &json!(8), &json!("tiny"))
+    );
+    let compare = Command::new(LAB)
+        .args(["compare", "--trace-block", "16", "--arm", "kv-aware", "--seeds", "1", "--trace"])
+        .arg(out.join("trace.jsonl"))
+        .arg("--fleet")
+        .arg(out.join("fleet.toml"))
+        .output()
+        .unwrap();
+    // S5.4
+    assert!(compare.status.success(), "{}", String::from_utf8_lossy(&compare.stderr));
+}
+
+/// Sends a prompt of token ids to an engine and its copy to the observer.
+async fn tokens(client: &Client, engine: &str, observer: &str, prompt: &[u32]) {
+    let body = json!({"model": "tiny", "max_tokens": 8, "ignore_eos": true, "prompt": prompt}).to_string();
+    for base in [observer, engine] {
+        let request =
+            client.post(format!("{base}/v1/completions")).header("content-type", "application/json");
+        assert_eq!(request.body(body.clone()).send().await.unwrap().status(), 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_kv_events_tell_which_engine_served_and_the_forecast_of_the_router_is_near() {
+    let scene = Scene::start(&[]).await;
+    let client = client();
+    // The feeds connect.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let observer = format!("http://127.0.0.1:{}", scene.port);
+    for number in 0..40_u32 {
+        // Eight conversations, each on one engine, with one exception of five.
+        let conversation = number % 8;
+        let engine = scene.engines[((conversation + u32::from(number % 5 == 0)) % 2) as usize].url();
+        let prompt: Vec<u32> =
+            (0..(200 + 20 * (number / 8))).map(|token| conversation * 1_000 + token).collect();
+        tokens(&client, &engine, &observer, &prompt).await;
+    }
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let printed = scene.dir.path().join("printed");
+    let queried: u64 = scene.engines.iter().map(|engine| engine.state().prefix_queries).sum();
+    let cached: u64 = scene.engines.iter().map(|engine| engine.state().prefix_hits).sum();
+    let text = scene.observer.end(&printed);
+    // S5.6
+    assert!(text.contains("100.0 % told by KV events"), "{text}");
+    // S5.6
+    assert!(text.contains("0.0 % of the requests are estimated from bytes"), "{text}");
+    let line = text.lines().find(|line| line.starts_with("hit rate")).unwrap();
+    let cells: Vec<f64> = line.split_whitespace().filter_map(|cell| cell.parse().ok()).collect();
+    let measured = cached as f64 / queried as f64;
+    // S5.6
+    assert!((cells[0] - measured).abs() < 0.001 && (cells[1] - measured).abs() < 0.02, "{measured} {text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_traffic_in_place_loses_nothing_when_the_observer_is_stopped_or_dead() {
+    let mut scene = Scene::start(&[]).await;
+    let Some((_nginx, base)) = scene.nginx().await else { return };
+    let client = client();
+    let mut longest = Vec::new();
+    for state in ["runs", "stopped", "dead"] {
+        match state {
+            "stopped" => scene.observer.signal("-STOP"),
+            "dead" => {
+                scene.observer.0.kill().unwrap();
+                scene.observer.0.wait().unwrap();
+            }
+            _ => {}
+        }
+        let mut times = Vec::new();
+        for number in 0..40 {
+            times.push(chat(&client, &base, number).await);
+        }
+        longest.push((state, times.into_iter().max().unwrap()));
+    }
+    // The copy of a request may hold up the next one of its connection for 200 ms, once in 10 s.
+    // S5.3
+    assert!(longest.iter().all(|(_, time)| *time < Duration::from_secs(2)), "{longest:?}");
+    eprintln!("longest answers: {longest:?}");
+    let served: u64 = scene.engines.iter().map(|engine| engine.state().generated_tokens).sum();
+    // S5.3
+    assert_eq!(served, 3 * 40 * 8);
+    // S5.2
+    assert_no_text(&scene.out());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_a_flood_of_copies_is_answered_at_once_and_stays_within_memory_and_disk() {
+    let scene = Scene::start(&["--max-memory", "4", "--max-body", "2", "--max-trace", "1"]).await;
+    let url = format!("http://127.0.0.1:{}/v1/chat/completions", scene.port);
+    let client = client();
+    // Every tenth body is above the limit of one.
+    let bodies = [400 << 10, 3 << 20].map(|padding| bytes::Bytes::from(body(0, padding)));
+    let mut tasks = JoinSet::new();
+    for number in 0..150 {
+        let (client, url) = (client.clone(), url.clone());
+        let body = bodies[usize::from(number % 10 == 0)].clone();
+        tasks.spawn(async move {
+            match client.post(url).body(body).send().await {
+                Ok(answer) => u16::from(answer.status()),
+                // The connection may be closed while a body that is given up is still sent.
+                Err(_) => 0,
+            }
+        });
+    }
+    let answers = tokio::time::timeout(Duration::from_secs(60), tasks.join_all()).await.unwrap();
+    // S5.5
+    assert!(answers.iter().all(|status| [0, 200].contains(status)));
+    let (memory, out, printed) = (scene.observer.memory_mib(), scene.out(), scene.dir.path().join("printed"));
+    // S5.5
+    assert!(memory < 150, "{memory} MiB");
+    let text = scene.observer.end(&printed);
+    // S5.5
+    assert!(text.contains("150 copies arrived"), "{text}");
+    // S5.5
+    assert!(text.contains("body above --max-body") && text.contains("trace above --max-trace"), "{text}");
+    let length = std::fs::metadata(out.join("trace.jsonl")).unwrap().len();
+    // S5.5
+    assert!(length <= 1 << 20, "{length}");
+}
