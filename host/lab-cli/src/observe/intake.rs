@@ -1,7 +1,8 @@
 //! Takes copies of requests, HTTP/1.1 and HTTP/2 without TLS.
 //!
-//! Every copy is answered with 200 as soon as its body is there or is given up: nobody reads the answer, but
-//! a mirror may wait for it. Bodies are bounded one by one and together, and so are connections and times.
+//! Every copy is answered with 200 as soon as its body has come: nobody reads the answer, but a mirror may
+//! wait for it. A body beyond a bound is discarded as it comes. To close its connection instead would make
+//! nginx count a failure, and send no copies for a while.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -30,11 +31,13 @@ use super::{
 };
 
 /// Open connections. Further ones are closed at once.
-const MAX_CONNECTIONS: usize = 1_024;
+const MAX_CONNECTIONS: usize = 512;
 /// Requests of an HTTP/2 connection at the same time.
 const MAX_STREAMS: u32 = 256;
 /// Size of a request's head, bytes.
 const MAX_HEAD: usize = 64 * 1024;
+/// Bytes of bodies that a peer may send on a stream and on a connection of HTTP/2 before they are read.
+const WINDOW: u32 = 64 * 1024;
 /// How long a head, or the next request of a connection, may take.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a body may take.
@@ -107,6 +110,8 @@ impl Intake {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(WINDOW)
+            .initial_connection_window_size(WINDOW)
             .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
             .keep_alive_interval(HEAD_TIMEOUT);
         if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
@@ -116,10 +121,27 @@ impl Intake {
 
     async fn take(&self, request: Request<Incoming>) {
         let endpoint = Endpoint::of(request.uri().path()).filter(|_| request.method() == Method::POST);
-        let Some(endpoint) = endpoint else { return };
-        let number = self.counts.arrive();
-        let arrived = self.measure.head(self.start.elapsed(), endpoint, request.headers());
-        let copied = match self.body(request).await {
+        let arrived = endpoint.map(|endpoint| {
+            let head = self.measure.head(self.start.elapsed(), endpoint, request.headers());
+            (self.counts.arrive(), head)
+        });
+        let coding = request.headers().get(header::CONTENT_ENCODING);
+        let is_readable = coding.is_none_or(|coding| coding == "identity");
+        let mut body = request.into_body();
+        let taken = timeout(BODY_TIMEOUT, async {
+            let taken = match &arrived {
+                Some(_) if is_readable => self.body(&mut body).await,
+                _ => Err(Missed::Unreadable),
+            };
+            if taken.is_err() {
+                // Without the rest, the connection would be closed.
+                while let Some(Ok(_)) = body.frame().await {}
+            }
+            taken
+        });
+        let taken = taken.await.unwrap_or(Err(Missed::Incomplete));
+        let Some((number, arrived)) = arrived else { return };
+        let copied = match taken {
             Ok((body, memory)) => Copied { number, arrived, body, _memory: memory },
             Err(why) => return self.counts.miss(why),
         };
@@ -129,33 +151,24 @@ impl Intake {
     }
 
     /// Reads a body within the bounds.
-    async fn body(&self, request: Request<Incoming>) -> Result<(Bytes, OwnedSemaphorePermit), Missed> {
-        let coding = request.headers().get(header::CONTENT_ENCODING);
-        if coding.is_some_and(|coding| coding != "identity") {
-            return Err(Missed::Unreadable);
-        }
-        let mut body = request.into_body();
+    async fn body(&self, body: &mut Incoming) -> Result<(Bytes, OwnedSemaphorePermit), Missed> {
         let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if length > self.max_body {
             return Err(Missed::TooLarge);
         }
         let mut memory = self.reserve(length)?;
         let mut bytes = BytesMut::new();
-        let reading = async {
-            while let Some(frame) = body.frame().await {
-                let Ok(data) = frame.map_err(|_| Missed::Incomplete)?.into_data() else { continue };
-                let total = bytes.len() + data.len();
-                if total > self.max_body {
-                    return Err(Missed::TooLarge);
-                }
-                if total > memory.num_permits() {
-                    memory.merge(self.reserve(total - memory.num_permits())?);
-                }
-                bytes.extend_from_slice(&data);
+        while let Some(frame) = body.frame().await {
+            let Ok(data) = frame.map_err(|_| Missed::Incomplete)?.into_data() else { continue };
+            let total = bytes.len() + data.len();
+            if total > self.max_body {
+                return Err(Missed::TooLarge);
             }
-            Ok(())
-        };
-        timeout(BODY_TIMEOUT, reading).await.map_err(|_| Missed::Incomplete)??;
+            if total > memory.num_permits() {
+                memory.merge(self.reserve(total - memory.num_permits())?);
+            }
+            bytes.extend_from_slice(&data);
+        }
         Ok((bytes.freeze(), memory))
     }
 
