@@ -18,6 +18,9 @@ const FEW_SEEN: f64 = 0.95;
 /// Difference of two figures, percent, that counts as a reason.
 const NOTABLE_PERCENT: f64 = 5.0;
 
+/// Difference of two hit rates that is more than rounding.
+const NOTABLE_HITS: f64 = 0.03;
+
 /// What was observed.
 pub(super) struct Observation<'a> {
     pub(super) seconds: f64,
@@ -67,6 +70,7 @@ pub(super) fn blocks(seen: &Observation<'_>, forecast: Option<&Forecast>) -> Vec
         policies(&mut blocks, forecast);
         blocks.push(heading("Why"));
         blocks.extend(reasons(forecast).into_iter().map(Block::Sentence));
+        blocks.extend(guess_warning(seen, forecast));
     }
     blocks.push(heading("How sure"));
     seen_and_missed(&mut blocks, seen);
@@ -208,6 +212,19 @@ fn reasons(forecast: &Forecast) -> Vec<String> {
         );
     }
     told
+}
+
+/// Warns when the simulated router finds fewer tokens in caches than the real one, which only a wrong guess of
+/// engines explains.
+fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
+    let (measured, own) = (Means::measured(&seen.total), Means::forecast(&forecast.observed));
+    (measured.hit_rate > own.hit_rate + NOTABLE_HITS).then(|| {
+        Block::Warning(format!(
+            "your router's measured hit rate is {:.3} and its simulated one {:.3}: some engines are guessed wrongly, and \
+             what policies gain by better hits is overstated. Give the addresses of the engines' KV events (--kv-events)",
+            measured.hit_rate, own.hit_rate
+        ))
+    })
 }
 
 fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
