@@ -15,6 +15,7 @@ use humantime_serde::re::humantime::parse_duration;
 use parking_lot::Mutex;
 use pointsman_cli::print;
 use pointsman_lab::{Arm, Window, html};
+use pointsman_tokens::Tokenizer;
 use reqwest::Url;
 use tokio::{
     net::TcpListener,
@@ -77,7 +78,7 @@ pub(crate) struct ObserveArgs {
     #[arg(long, required = true, value_delimiter = ',', value_name = "URL")]
     workers: Vec<String>,
     /// Addresses of the engines' KV events (tcp://HOST:PORT), separated by commas, in the order of --workers.
-    /// With them, the engine of a prompt of token ids is known.
+    /// With them, the engine of a prompt with known token ids is known.
     #[arg(long, value_delimiter = ',', value_name = "ADDRESS")]
     kv_events: Vec<String>,
     /// Directory to write to; it is created. It must not contain a trace.
@@ -92,7 +93,10 @@ pub(crate) struct ObserveArgs {
     /// Number of tokens in a block of the trace.
     #[arg(long, default_value = "16", value_parser = clap::value_parser!(u32).range(1..=4_096))]
     block_tokens: u32,
-    /// Number of bytes that count as a token, for prompts of text.
+    /// Hugging Face directory of the engines' model, with tokenizer.json: the tokens of text are known.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Number of bytes that count as a token, for prompts of text without --tokenizer.
     #[arg(long, default_value = "4", value_parser = clap::value_parser!(u32).range(1..=64))]
     bytes_per_token: u32,
     /// Maximum number of sequences that run at once on an engine.
@@ -163,7 +167,8 @@ impl ObserveArgs {
     /// Observes until the time is over or a signal ends it.
     async fn observe(&self, trace: &Path) -> anyhow::Result<Seen> {
         let counts = Arc::new(Counts::default());
-        let measure = Arc::new(Measure::new(self.block_tokens, self.bytes_per_token));
+        let tokenizer = self.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+        let measure = Arc::new(Measure::new(self.block_tokens, self.bytes_per_token, tokenizer));
         let reported: Arc<Mutex<Reported>> = Arc::default();
         let tracker = (!self.kv_events.is_empty())
             .then(|| Arc::new(Tracker::new(self.workers.len(), self.block_tokens)));

@@ -1,9 +1,10 @@
-//! `pointsman observe` with real sockets: simulated engines, and a real nginx as the router in place, with the
-//! configuration of `deploy/nginx`. Without nginx its tests are skipped.
+//! `pointsman observe` with real sockets: simulated engines, and a real nginx or Envoy as the router in
+//! place, with the configuration of `deploy`. Tests of a router that is not installed are skipped.
 
 #![allow(
     clippy::expect_used,
     clippy::indexing_slicing,
+    clippy::panic,
     clippy::print_stderr,
     clippy::unwrap_used,
     reason = "helpers of tests are tests"
@@ -104,8 +105,8 @@ impl Scene {
     }
 
     /// Starts nginx in front of the engines; `None` when it is not installed.
-    /// Starts nginx in front of the engines; `None` when it is not installed. `patience` replaces the times that
-    /// a copy may take.
+    /// Starts nginx in front of the engines; `None` when it is not installed. `patience` replaces the times
+    /// that a copy may take.
     async fn nginx(&self, patience: &str) -> Option<(Process, String)> {
         let program = ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists());
         let Some(program) = program else {

@@ -214,14 +214,15 @@ fn reasons(forecast: &Forecast) -> Vec<String> {
     told
 }
 
-/// Warns when the simulated router finds fewer tokens in caches than the real one, which only a wrong guess of
-/// engines explains.
+/// Warns when the simulated router finds fewer tokens in caches than the real one did: some engines are
+/// guessed wrongly.
 fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
     let (measured, own) = (Means::measured(&seen.total), Means::forecast(&forecast.observed));
     (measured.hit_rate > own.hit_rate + NOTABLE_HITS).then(|| {
         Block::Warning(format!(
-            "your router's measured hit rate is {:.3} and its simulated one {:.3}: some engines are guessed wrongly, and \
-             what policies gain by better hits is overstated. Give the addresses of the engines' KV events (--kv-events)",
+            "your router's measured hit rate is {:.3} and its simulated one {:.3}: some engines are guessed wrongly, \
+             and what policies gain by better hits is overstated. Give the engines' KV events (--kv-events), and \
+             --tokenizer for prompts of text",
             measured.hit_rate, own.hit_rate
         ))
     })
@@ -291,7 +292,7 @@ fn lengths(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     )));
     if estimated > 0 && engines > 0.0 && change(own, engines).abs() > POOR_PERCENT {
         blocks.push(Block::Warning(
-            "the estimate of prompt tokens is far off: set --bytes-per-token so that both means agree"
+            "the estimate of prompt tokens is far off: give --tokenizer, or set --bytes-per-token so that both means agree"
                 .to_owned(),
         ));
     }

@@ -3,12 +3,14 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     sync::Arc,
+    time::SystemTime,
 };
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 use json_splice::JsonBody;
 use pointsman_lab::TraceRequest;
+use pointsman_tokens::{ChatOptions, Tokenizer};
 use prefix_index::{BlockHash, Prefix, Salt};
 use tokio::time::Duration;
 
@@ -24,6 +26,8 @@ pub(super) struct Measure {
     pub(super) block_tokens: u32,
     /// Number of bytes that count as a token, for prompts of text.
     pub(super) bytes_per_token: u32,
+    /// Tokenizer of the engines' model; without one, text is measured in bytes.
+    tokenizer: Option<Tokenizer>,
     /// The salt: random keys of this run (SipHash), which are never written.
     salt: RandomState,
 }
@@ -79,8 +83,8 @@ impl Endpoint {
 }
 
 impl Measure {
-    pub(super) fn new(block_tokens: u32, bytes_per_token: u32) -> Self {
-        Self { block_tokens, bytes_per_token, salt: RandomState::new() }
+    pub(super) fn new(block_tokens: u32, bytes_per_token: u32, tokenizer: Option<Tokenizer>) -> Self {
+        Self { block_tokens, bytes_per_token, tokenizer, salt: RandomState::new() }
     }
 
     /// Returns what is kept of a request's head.
@@ -99,16 +103,12 @@ impl Measure {
         let prompt = body.get(key)?;
         let salt = body.read::<String>("cache_salt").ok()?;
         let salt = Salt { lora: None, cache: salt.as_deref() };
-        let (input_tokens, is_estimated, prefix) = match (arrived.endpoint, first_element(prompt)) {
-            (Endpoint::Completions, Some(b'0'..=b'9')) => {
-                let ids = body.counts(key).items <= MAX_TOKEN_IDS;
-                let ids: Vec<u32> = ids.then(|| serde_json::from_str(prompt).ok()).flatten()?;
+        let (input_tokens, is_estimated, prefix) = match self.tokens(arrived.endpoint, prompt, &body)? {
+            Some(ids) => {
                 let size = self.block_tokens as usize;
                 (u32::try_from(ids.len()).ok()?, false, Prefix::of_tokens(&ids, size, &salt, &[]))
             }
-            // Several prompts are several sequences of an engine.
-            (Endpoint::Completions, Some(_)) => return None,
-            _ => {
+            None => {
                 let bytes = self.bytes_per_token.max(1);
                 let tokens = u32::try_from(prompt.len()).ok()?.div_ceil(bytes);
                 let block_bytes = (self.block_tokens * bytes) as usize;
@@ -131,6 +131,33 @@ impl Measure {
         let model = body.read::<String>("model").ok().flatten().unwrap_or_default();
         let hashes = if is_estimated { Arc::default() } else { Arc::clone(prefix.hashes()) };
         Some(Kept { request, model, max_tokens, is_estimated, hashes })
+    }
+
+    /// Returns the token ids of a prompt; `Some(None)` when they are not known, and `None` when there are
+    /// several prompts or none.
+    fn tokens(&self, endpoint: Endpoint, prompt: &str, body: &JsonBody) -> Option<Option<Vec<u32>>> {
+        let get = |field: &str| body.get(field);
+        match (endpoint, first_element(prompt)) {
+            (Endpoint::Completions, Some(b'0'..=b'9')) => {
+                let is_short = body.counts(endpoint.prompt_key()).items <= MAX_TOKEN_IDS;
+                is_short.then(|| serde_json::from_str(prompt).ok()).flatten().map(Some)
+            }
+            // Several prompts are several sequences of an engine.
+            (Endpoint::Completions, Some(_)) => None,
+            (Endpoint::Completions, None) => {
+                let text: String = serde_json::from_str(prompt).ok()?;
+                let special = get("add_special_tokens").is_none_or(|value| value != "false");
+                let encoded = self.tokenizer.as_ref().map(|tokenizer| tokenizer.completion(&text, special));
+                Some(encoded.and_then(Result::ok))
+            }
+            (Endpoint::Chat, _) => {
+                let tokenizer = self.tokenizer.as_ref();
+                let options = tokenizer.and_then(|_| ChatOptions::read(SystemTime::now(), get).ok());
+                let chat =
+                    |(tokenizer, options): (&Tokenizer, ChatOptions)| tokenizer.chat(prompt, &options).ok();
+                Some(tokenizer.zip(options).and_then(chat))
+            }
+        }
     }
 
     /// Returns a salted id for each block of a prompt. Hashes may be further apart than blocks: a block gets
@@ -169,7 +196,7 @@ mod tests {
 
     #[test]
     fn equal_prefixes_share_ids_within_a_run_and_none_with_another_run() {
-        let (own, other) = (Measure::new(4, 4), Measure::new(4, 4));
+        let (own, other) = (Measure::new(4, 4, None), Measure::new(4, 4, None));
         let first = kept(&own, Endpoint::Completions, r#"{"prompt":[1,2,3,4,5,6,7,8,9]}"#, 0).unwrap();
         let second = kept(&own, Endpoint::Completions, r#"{"prompt":[1,2,3,4,5,6,7,9,9]}"#, 1).unwrap();
         let elsewhere = kept(&other, Endpoint::Completions, r#"{"prompt":[1,2,3,4,5,6,7,8,9]}"#, 0).unwrap();
@@ -184,7 +211,7 @@ mod tests {
 
     #[test]
     fn text_is_measured_in_bytes_and_has_an_id_for_each_block() {
-        let measure = Measure::new(16, 4);
+        let measure = Measure::new(16, 4, None);
         let content = "x".repeat(64 * 100);
         let body = format!(
             r#"{{"messages":[{{"role":"user","content":"{content}"}}],"max_tokens":7,"user":"alice"}}"#
@@ -198,8 +225,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tokenizer_counts_the_tokens_of_text_and_hashes_them_as_the_engines_do() {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../tokens/fixtures/model");
+        let tokenizer = Tokenizer::load(model.as_ref()).unwrap();
+        let ids = tokenizer.completion("one two three four five six", true).unwrap();
+        let measure = Measure::new(2, 4, Some(tokenizer));
+        let text =
+            kept(&measure, Endpoint::Completions, r#"{"prompt":"one two three four five six"}"#, 0).unwrap();
+        assert_eq!((text.request.input_tokens as usize, text.is_estimated), (ids.len(), false));
+        let same = serde_json::json!({ "prompt": ids }).to_string();
+        assert_eq!(text.hashes, kept(&measure, Endpoint::Completions, &same, 1).unwrap().hashes);
+        let chat = r#"{"messages":[{"role":"user","content":"hello"}]}"#;
+        let chat = kept(&measure, Endpoint::Chat, chat, 2).unwrap();
+        assert!(!chat.is_estimated && chat.request.input_tokens > 0);
+    }
+
+    #[test]
     fn what_has_no_single_prompt_is_not_kept() {
-        let measure = Measure::new(16, 4);
+        let measure = Measure::new(16, 4, None);
         for body in
             ["", "[]", "{}", r#"{"prompt":["a","b"]}"#, r#"{"prompt":[[1],[2]]}"#, r#"{"prompt":[-1]}"#]
         {
