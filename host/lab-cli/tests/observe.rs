@@ -115,6 +115,8 @@ impl Scene {
         };
         let (text, clients) = self.config("nginx/observe.conf", "127.0.0.1:", "");
         let config = self.dir.path().join("nginx.conf");
+        // A worker process would outlive a master that is killed.
+        let text = text.replace("daemon off;", "daemon off; master_process off;");
         std::fs::write(&config, text.replace(" 200ms;", &format!(" {patience};"))).unwrap();
         let mut command = Command::new(program);
         command.arg("-p").arg(self.dir.path()).arg("-c").arg(config);
