@@ -6,9 +6,9 @@ use http::Response;
 use tokio::time::Instant;
 
 use crate::{
-    CallError,
+    CallError, WireError,
     body::Body,
-    connection::{Connection, Failed, Observer, Transport},
+    connection::{Answered, Connection, Failed, Observer, Transport},
     pool::Pool,
 };
 
@@ -50,39 +50,55 @@ impl<S: Transport, O: Observer> Pool<S, O> {
             Delivery::Repeatable => Duration::MAX,
             Delivery::AtMostOnce => MAX_IDLE_AT_MOST_ONCE,
         };
-        // Why a reused connection ended.
-        let mut closed = None;
         loop {
-            let idle = if closed.is_none() { self.take_idle(origin, max_idle, &is_current) } else { None };
+            let idle = self.take_idle(origin, max_idle, &is_current);
             let fresh = idle.is_none();
-            let sent = Instant::now();
             let mut connection = match idle {
                 Some(connection) => connection,
                 // Boxed, as all that few calls need: each call has room for the largest of its steps.
-                None => match Box::pin(connect()).await {
-                    Ok(connection) => connection,
-                    // A server that is gone ended with the request, and not because of its age.
-                    Err(error) => return Err(closed.map_or(CallError::Connect(error), CallError::Wire)),
-                },
+                None => Box::pin(connect()).await.map_err(CallError::Connect)?,
             };
+            let sent = Instant::now();
             match connection.call(head, body, self.kept()).await {
-                Ok(mut answered) => {
-                    let mut response = Response::new(());
-                    *response.status_mut() = answered.head.status;
-                    *response.headers_mut() = std::mem::take(&mut answered.head.headers);
-                    let wrap = |()| Body::new(answered, connection, self.clone());
-                    return Ok(response.map(wrap));
-                }
+                Ok(answered) => return Ok(self.response(answered, connection)),
                 Err(Failed::Unsent) if !fresh => {}
-                Err(Failed::Unsent) => return Err(CallError::Unsent),
-                Err(Failed::Refused(problem)) => return Err(CallError::Refused(problem)),
                 Err(Failed::Closed(error))
                     if !fresh && delivery == Delivery::Repeatable && sent.elapsed() < MAX_CLOSE_DELAY =>
                 {
-                    closed = Some(error);
+                    return Box::pin(self.call_again((head, body), connect(), error)).await;
                 }
-                Err(Failed::Closed(error) | Failed::Broken(error)) => return Err(error.into()),
+                Err(failed) => return Err(failed.into()),
             }
+        }
+    }
+
+    /// Sends a request over a new connection. `closed` is why a reused one ended.
+    async fn call_again<E>(
+        &self,
+        (head, body): (&[u8], &[u8]),
+        connect: impl Future<Output = Result<Box<Connection<S, O>>, E>>,
+        closed: WireError,
+    ) -> Result<Response<Body<S, O>>, CallError<E>> {
+        // A server that is gone ended with the request, and not because of its age.
+        let mut connection = connect.await.map_err(|_| CallError::Wire(closed))?;
+        let answered = connection.call(head, body, self.kept()).await?;
+        Ok(self.response(answered, connection))
+    }
+
+    fn response(&self, mut answered: Answered, connection: Box<Connection<S, O>>) -> Response<Body<S, O>> {
+        let mut response = Response::new(());
+        *response.status_mut() = answered.head.status;
+        *response.headers_mut() = std::mem::take(&mut answered.head.headers);
+        response.map(|()| Body::new(answered, connection, self.clone()))
+    }
+}
+
+impl<E> From<Failed> for CallError<E> {
+    fn from(failed: Failed) -> Self {
+        match failed {
+            Failed::Unsent => Self::Unsent,
+            Failed::Refused(problem) => Self::Refused(problem),
+            Failed::Closed(error) | Failed::Broken(error) => Self::Wire(error),
         }
     }
 }
