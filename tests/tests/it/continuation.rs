@@ -1,7 +1,7 @@
 //! I14: a stream whose engine fails is continued by another one, and its client reads it as if nothing had
 //! happened.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pointsman_gateway::config::{Config, Model, Probe};
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
@@ -12,6 +12,7 @@ use pointsman_tests::{
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 mod bodies;
 mod exact;

@@ -68,7 +68,7 @@ async fn b6_local_prefill_follows_when_the_prefill_worker_dies() {
 #[tokio::test]
 async fn b6_a_refused_request_and_a_busy_pool_do_not_lead_to_local_prefill() {
     let cluster = cluster(1, |_| {}).await;
-    for refused in [400, 404, 413, 422] {
+    for refused in [400, 413, 422] {
         cluster.sims[0].set_faults(vec![Fault::always(status(refused))]);
         // I2.7: the request is the client's mistake
         assert_eq!(ask(&cluster).await.status, refused);
@@ -79,6 +79,11 @@ async fn b6_a_refused_request_and_a_busy_pool_do_not_lead_to_local_prefill() {
             "{refused}: nobody prefills it"
         );
     }
+
+    // I2.4, I2.7: only this worker may lack the model.
+    cluster.sims[0].set_faults(vec![Fault::always(status(404))]);
+    assert_eq!(ask(&cluster).await.status, 200);
+    cluster.at_rest().await.unwrap();
 
     let busy = TestClusterBuilder::new()
         .config(|config| config.routing.local_fallback = true)

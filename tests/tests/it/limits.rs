@@ -134,7 +134,7 @@ async fn i_every_other_count_of_a_client_has_a_limit() {
             "nvext.allowed_worker_ids: 4097",
         ),
         (format!(r#""nvext":{{"lora_name":"{}"}}"#, "l".repeat(513)), "nvext.lora_name: a text of 513 bytes"),
-        (format!(r#""max_tokens":{}"#, "4294967296"), "max_tokens: `4294967296`"),
+        (format!(r#""max_tokens":{}"#, "-1"), "max_tokens: `-1`"),
         (format!(r#""max_tokens":{}"#, "1e400"), "max_tokens: `1e400`"),
         (format!(r#""stream":"{}""#, "x".repeat(1 << 20)), "stream: `\"xxx"),
     ];

@@ -20,7 +20,9 @@ struct ReportedFields<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
     usage: Option<Counts>,
-    message: Option<Inner>,
+    /// An object of the Messages API, or the text of an error.
+    #[serde(borrow)]
+    message: Option<&'a RawValue>,
     response: Option<Inner>,
     delta: Option<Delta>,
 }
@@ -143,7 +145,8 @@ fn one_token() -> Seen {
 
 fn usage(reported: ReportedFields<'_>) -> Option<Usage> {
     let of = |inner: Option<Inner>| inner.and_then(|inner| inner.usage);
-    reported.usage.or(of(reported.message)).or(of(reported.response))?.usage()
+    let message = || reported.message.and_then(|message| serde_json::from_str(message.get()).ok());
+    reported.usage.or_else(|| of(message())).or(of(reported.response))?.usage()
 }
 
 fn is_something(value: &RawValue) -> bool {
