@@ -67,7 +67,7 @@ enum Command {
     Book(book::Args),
     /// Run the checks that take too long for CI, and print one table.
     Nightly(nightly::Args),
-    /// Compare the gateway or its prefix index with others.
+    /// Compare the gateway with other routers, or count its instructions.
     Bench(bench::Args),
     /// Build the files of a release: programs, Debian package, image, wheel, SBOM and digests.
     Package(package::Args),

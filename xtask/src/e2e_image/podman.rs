@@ -56,8 +56,13 @@ impl Podman {
         for runtime in runtimes {
             runtime.clone_into(&mut podman.runtime);
             if podman.image.is_empty() {
-                let loaded = output(podman.command("load").args(["--quiet", "--input"]).arg(image))?;
-                podman.image = loaded.rsplit(' ').next().unwrap_or_default().to_owned();
+                match output(podman.command("load").args(["--quiet", "--input"]).arg(image)) {
+                    Ok(loaded) => podman.image = loaded.rsplit(' ').next().unwrap_or_default().to_owned(),
+                    Err(error) => {
+                        problems.push(format!("{runtime}: {error:#}"));
+                        continue;
+                    }
+                }
             }
             match output(podman.run("version", &[]).arg("--version")) {
                 Ok(_) => return Ok(podman),
