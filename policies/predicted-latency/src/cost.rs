@@ -9,6 +9,10 @@ use serde::Deserialize;
 /// traffic of its worker.
 const SLOWNESS: (f32, f32) = (0.25, 4.0);
 
+/// Age at which an engine's queue says nothing any more, milliseconds: while some engines' reports are new and
+/// others' old, requests would gather where the queue is not known yet.
+const LONGEST_AGE_MS: f32 = 1_000.0;
+
 /// Settings of the operator.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
@@ -91,6 +95,8 @@ pub(crate) struct Prompt {
     pub(crate) length: f32,
     /// Whether requests emit tokens on the workers, so that their context grows.
     pub(crate) grows: bool,
+    /// Tokens of an answer.
+    pub(crate) answer: f32,
 }
 
 /// Worker facts, one slice for each fact, all of equal length.
@@ -104,6 +110,12 @@ pub(crate) struct Columns<'a> {
     pub(crate) requests: &'a [u32],
     /// Cached prefix blocks by tier.
     pub(crate) cached: [&'a [u32]; 3],
+    /// Requests that the engine computes, as it said last.
+    pub(crate) running: &'a [u32],
+    /// Requests that wait in the engine, as it said last.
+    pub(crate) queue: &'a [u32],
+    /// Age of what the engine said, milliseconds.
+    pub(crate) age: &'a [u32],
 }
 
 impl Settings {
@@ -120,7 +132,28 @@ impl Settings {
         if prompt.computes {
             self.add_prefill(prompt, columns, &mut costs);
         }
+        self.add_wait_for_batch(prompt, columns, &mut costs);
         costs
+    }
+
+    /// Adds the time until the engine has room in its batch: until one of the requests that it computes ends.
+    fn add_wait_for_batch(&self, prompt: &Prompt, columns: &Columns<'_>, costs: &mut [f32]) {
+        // Seldom do requests wait in an engine.
+        if columns.queue.iter().all(|queue| *queue == 0) {
+            return;
+        }
+        let answer = prompt.answer * self.step_tokens;
+        let engines = columns.queue.iter().zip(columns.running).zip(columns.age);
+        let rows = engines.zip(columns.requests).zip(columns.waiting);
+        for (cost, ((((queue, running), age), requests), waiting)) in costs.iter_mut().zip(rows) {
+            // Requests that wait for prompts before theirs are no sign of a full batch.
+            let for_prompts = single(*waiting) / self.step_tokens.max(1.0);
+            let without_room = single(*requests) + 1.0 - single(*running) - for_prompts;
+            let trust = 1.0 - single(*age) / LONGEST_AGE_MS;
+            if *queue > 0 && *running > 0 && without_room > 0.0 && trust > 0.0 {
+                *cost += trust * answer * without_room / single(*running);
+            }
+        }
     }
 
     fn add_prefill(&self, prompt: &Prompt, columns: &Columns<'_>, costs: &mut [f32]) {
@@ -246,11 +279,15 @@ mod tests {
             let mut column = || -> Vec<u32> { (0..8).map(|_| (rng.bits() >> 32) as u32).collect() };
             let (waiting, context, requests, measured) = (column(), column(), column(), column());
             let cached = [column(), column(), column()];
+            let (running, queue, age) = (column(), column(), column());
             let columns = Columns {
                 waiting: &waiting,
                 context: &context,
                 requests: &requests,
                 cached: [&cached[0], &cached[1], &cached[2]],
+                running: &running,
+                queue: &queue,
+                age: &age,
             };
             for settings in [Settings::default(), largest] {
                 let tokens = single(waiting[0]);
@@ -264,6 +301,7 @@ mod tests {
                     computes: true,
                     length: 1_024.0,
                     grows: true,
+                    answer: 1e6,
                 };
                 let mut costs = settings.costs(&prompt, &columns);
                 scale(&mut costs, &relative(&measured), 1.0);

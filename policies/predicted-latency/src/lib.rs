@@ -36,6 +36,9 @@ pub struct PredictedLatency {
     prefill_time: Column<u32>,
     ttft: Column<u32>,
     itl: Column<u32>,
+    running: Column<u32>,
+    queue: Column<u32>,
+    age: Column<u32>,
     preference: Column<f32>,
 }
 
@@ -68,6 +71,9 @@ impl Policy for PredictedLatency {
             prefill_time: wants.worker(facts::PREFILL_US_PER_KTOKEN),
             ttft: wants.worker(facts::TTFT_EWMA_US),
             itl: wants.worker(facts::ITL_EWMA_US),
+            running: wants.worker(facts::ENGINE_RUNNING),
+            queue: wants.worker(facts::ENGINE_QUEUE),
+            age: wants.worker(facts::LOAD_AGE_MS),
             preference: wants.worker(facts::TAINT_PREFERENCE),
         })
     }
@@ -98,12 +104,13 @@ fn thousandths(tokens: f64) -> i64 {
 }
 
 impl PredictedLatency {
-    /// Returns the mean length of an answer relative to the setting, from 1 to [`LONGEST`].
+    /// Returns the mean length of an answer in tokens, and relative to the setting, from 1 to [`LONGEST`].
     #[expect(clippy::cast_possible_truncation, reason = "a ratio of lengths")]
-    fn relative_length(&self) -> f32 {
+    fn answer_length(&self) -> (f32, f32) {
         let usual = f64::from(self.settings.output_tokens);
         let known = if usual > 0.0 { answer() } else { None };
-        known.map_or(1.0, |tokens| (tokens / usual).clamp(1.0, LONGEST) as f32)
+        let relative = known.map_or(1.0, |tokens| (tokens / usual).clamp(1.0, LONGEST) as f32);
+        (known.map_or(self.settings.output_tokens, |tokens| tokens.clamp(0.0, 1e6) as f32), relative)
     }
 
     fn scale_by_speed(&self, leg: Leg, facts: &Facts<'_>, costs: &mut [f32]) {
@@ -123,6 +130,7 @@ impl PredictedLatency {
 
 impl Scorer for PredictedLatency {
     fn score(&self, call: &Call, facts: &Facts<'_>) -> Result<Vec<f32>, Error> {
+        let (answer, length) = self.answer_length();
         let prompt = Prompt {
             tokens: single(self.prompt_tokens.get(facts)),
             block: single(self.block_size.get(facts).max(1)),
@@ -131,14 +139,18 @@ impl Scorer for PredictedLatency {
             request_blocks: self.request_blocks.get(facts),
             // A leg whose prompt is not tracked receives its KV from another worker.
             computes: self.track.get(facts) == 1,
-            length: self.relative_length(),
+            length,
             grows: call.leg != Leg::Prefill,
+            answer,
         };
         let columns = Columns {
             waiting: self.waiting.slice(facts),
             context: self.context_blocks.slice(facts),
             requests: self.requests.slice(facts),
             cached: self.cached.map(|column| column.slice(facts)),
+            running: self.running.slice(facts),
+            queue: self.queue.slice(facts),
+            age: self.age.slice(facts),
         };
         let mut costs = self.settings.costs(&prompt, &columns);
         // A worker that was slow once is measured again.
