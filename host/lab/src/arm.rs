@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use pointsman_embedded_policies::{DEFAULT, DEFAULT_DECODE_OVERRIDE, FORMULA, FORMULA_FILTER};
+use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, default_of};
 use pointsman_policy_runtime::{
     Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal, compile,
 };
@@ -32,7 +32,10 @@ enum Content {
     Native(NativeMode),
     /// The oracle, which knows the true state of every engine.
     Oracle,
+    /// Policies, each of which serves every slot of its world.
     Policies(Vec<Part>),
+    /// The policy of each slot of a gateway without configuration.
+    Default(Vec<(SlotKind, Part)>),
 }
 
 /// A compiled policy with its settings.
@@ -111,12 +114,15 @@ impl Arm {
         };
         let engine = PolicyEngine::new(limits, Capacity::detect())
             .map_err(|error| ArmError::Engine(format!("{error:#}")))?;
-        // The policies that a gateway with an empty configuration runs.
-        let stock = format!("{DEFAULT}+{DEFAULT_DECODE_OVERRIDE}");
-        let parts = if parts == "default" { &stock } else { parts };
-        let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
-        let parts = parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        Ok(Self { label, parts: written, content: Content::Policies(parts) })
+        let content = if parts == "default" {
+            let parts = SlotKind::ALL.map(|kind| Part::compile(&engine, default_of(kind.as_str())));
+            let parts = parts.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten();
+            Content::Default(SlotKind::ALL.into_iter().zip(parts).collect())
+        } else {
+            let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
+            Content::Policies(parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        };
+        Ok(Self { label, parts: written, content })
     }
 
     /// Returns the arm of a native mode.
@@ -136,14 +142,23 @@ impl Arm {
     /// [`ArmError`] when a policy refuses its settings, or the parts do not fit together.
     pub(crate) fn slots(&self) -> Result<(Slots, mpsc::UnboundedReceiver<SlotEvent>), ArmError> {
         let (events, failures) = mpsc::unbounded_channel();
-        let (route, decide) = match &self.content {
-            Content::Oracle => (Program::Native(NativeMode::Kv), Program::Native(NativeMode::Kv)),
-            Content::Native(mode) => (Program::Native(*mode), Program::Native(NativeMode::Kv)),
-            Content::Policies(parts) => self.programs(parts)?,
-        };
+        let (mut route, mut decide) = (Program::Native(NativeMode::Kv), Program::Native(NativeMode::Kv));
+        let mut of_slots = Vec::new();
+        match &self.content {
+            Content::Oracle => {}
+            Content::Native(mode) => route = Program::Native(*mode),
+            Content::Policies(parts) => (route, decide) = self.programs(parts)?,
+            Content::Default(parts) => {
+                for (kind, part) in parts {
+                    let (route, decide) = self.programs(std::slice::from_ref(part))?;
+                    of_slots.push((*kind, if *kind == SlotKind::DecodeOverride { decide } else { route }));
+                }
+            }
+        }
         let set = SlotSet::build(|kind| {
-            let program = if kind == SlotKind::DecodeOverride { &decide } else { &route };
-            Slot::new(kind, None, program.clone(), events.clone())
+            let of_all = if kind == SlotKind::DecodeOverride { &decide } else { &route };
+            let own = of_slots.iter().find(|(slot, _)| *slot == kind).map(|(_, program)| program);
+            Slot::new(kind, None, own.unwrap_or(of_all).clone(), events.clone())
         });
         Ok((Slots::new(set, []), failures))
     }
@@ -298,13 +313,17 @@ mod tests {
         let names = |arm: &str| {
             let (slots, _) = Arm::parse(arm).unwrap().slots().unwrap();
             let model = pointsman_workers::ModelName::new("m");
-            [SlotKind::Prefill, SlotKind::DecodeOverride].map(|kind| {
+            SlotKind::ALL.map(|kind| {
                 let content = slots.get(&model, kind).pin();
                 content.program.ranker().map(|info| info.name.to_string()).unwrap_or_default()
             })
         };
-        assert_eq!(names("both=kv-aware+conditional-disagg"), ["kv-aware", "conditional-disagg"]);
+        let legs = ["kv-aware"; 3];
+        assert_eq!(
+            names("both=kv-aware+conditional-disagg").as_slice(),
+            [&legs[..], &["conditional-disagg"]].concat()
+        );
         // G4.3
-        assert_eq!(names("default"), [DEFAULT, DEFAULT_DECODE_OVERRIDE]);
+        assert_eq!(names("default"), ["kv-aware", "kv-aware", "predicted-latency", "conditional-disagg"]);
     }
 }

@@ -25,10 +25,15 @@ pub const FORMULA_FILTER: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/form
 pub const NAMES: &str = "kv-aware, predicted-latency, queue-kv-prefix, cache-aware, longest-prefix, \
                          least-loaded, formula, conditional-disagg or predicted-disagg";
 
-/// Name of the policy that a slot for legs runs without any configuration.
-pub const DEFAULT: &str = "kv-aware";
-/// Name of the policy that the slot `decode-override` runs without any configuration.
-pub const DEFAULT_DECODE_OVERRIDE: &str = "conditional-disagg";
+/// Name of the policy that a slot runs without any configuration, by the name of the slot.
+#[must_use]
+pub fn default_of(slot: &str) -> &'static str {
+    match slot {
+        "aggregated" => "predicted-latency",
+        "decode-override" => "conditional-disagg",
+        _ => "kv-aware",
+    }
+}
 
 /// The bytes of a built-in policy by its name.
 #[must_use]

@@ -106,18 +106,18 @@ async fn o1_a_promotion_that_cannot_be_says_what_the_slot_runs_and_what_to_do() 
         ),
         (
             "/policies/aggregated/promote?from=canary",
-            "slot `aggregated` does not have a canary to promote; it runs active `kv-aware`, shadow `least-loaded`; name \
+            "slot `aggregated` does not have a canary to promote; it runs active `predicted-latency`, shadow `least-loaded`; name \
              `shadow`",
         ),
         (
             "/policies/aggregated/promote?from=active",
-            "`from=active` is not a lane for this: expected canary or shadow; slot `aggregated` runs active `kv-aware`, \
+            "`from=active` is not a lane for this: expected canary or shadow; slot `aggregated` runs active `predicted-latency`, \
              shadow `least-loaded`",
         ),
         (
             "/policies/aggregated/rollback?lane=shadwo",
             "`lane=shadwo` is not a lane for this: expected active, canary or shadow; slot `aggregated` runs active \
-             `kv-aware`, shadow `least-loaded`",
+             `predicted-latency`, shadow `least-loaded`",
         ),
     ] {
         // O1.14

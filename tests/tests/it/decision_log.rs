@@ -90,7 +90,7 @@ fn check_log(logged: &[Value]) {
         &decision["decider"],
         &decision["shadow"]["policy"],
     ];
-    assert_eq!(told, ["aggregated", "active", "kv-aware", "policy", "least-loaded"], "{first}");
+    assert_eq!(told, ["aggregated", "active", "predicted-latency", "policy", "least-loaded"], "{first}");
     assert!(
         decision["worker"].is_u64()
             && decision["digest"].is_string()
@@ -207,7 +207,7 @@ async fn active_canary_and_shadow_are_summarized_side_by_side() {
     assert!(count(active, "decisions") > 10 && count(canary, "decisions") > 10, "{slot}");
     assert_eq!(
         (&active["policy"], &canary["native"], &shadow["policy"]),
-        (&json!("kv-aware"), &json!("random"), &json!("least-loaded"))
+        (&json!("predicted-latency"), &json!("random"), &json!("least-loaded"))
     );
     // I9.3: the shadow is compared with the active generation alone.
     assert_eq!(count(shadow, "decisions"), count(active, "decisions"));

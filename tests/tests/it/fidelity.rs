@@ -116,7 +116,11 @@ fn simulate(trace: Trace, draws: Draws) -> Vec<Outcome> {
 
 #[tokio::test]
 async fn the_lab_decides_as_the_gateway_does() {
-    let mut builder = TestClusterBuilder::new().config(|config| config.routing.block_size = BLOCK);
+    let mut builder = TestClusterBuilder::new().config(|config| {
+        config.routing.block_size = BLOCK;
+        let entry = toml::from_str("builtin = 'kv-aware'").unwrap();
+        config.policies.slots.insert(pointsman_routing::SlotKind::Aggregated, entry);
+    });
     for _ in 0..ENGINES {
         builder = builder.sim_with(engine(), "");
     }

@@ -96,7 +96,7 @@ async fn replay(cluster: &TestCluster, text: &str) -> Report {
 #[tokio::test]
 async fn a_formula_dropped_in_serves_the_next_request_and_its_receipt_names_the_file_s_digest() {
     let cluster = cluster("").await;
-    assert!(ask(&cluster).await.contains("kv-aware@1 policy"));
+    assert!(ask(&cluster).await.contains("predicted-latency@1 policy"));
     cluster.drop_policy("aggregated.formula.toml", LAST.as_bytes()).unwrap();
     let mut header = ask(&cluster).await;
     for _ in 0..2_000 {
@@ -122,7 +122,7 @@ async fn a_formula_dropped_in_serves_the_next_request_and_its_receipt_names_the_
     std::fs::remove_file(cluster.policy_path("aggregated.formula.toml")).unwrap();
     reload(&cluster).await;
     reload(&cluster).await;
-    assert!(ask(&cluster).await.contains("kv-aware@4 policy"));
+    assert!(ask(&cluster).await.contains("predicted-latency@4 policy"));
     cluster.at_rest().await.unwrap();
 }
 
@@ -176,7 +176,10 @@ async fn a_formula_is_a_canary_is_promoted_and_rolled_back() {
     for _ in 0..60 {
         let header = ask(&cluster).await;
         by_formula += u32::from(header.contains("formula@2 policy"));
-        assert!(header.contains("formula@2 policy") || header.contains("kv-aware@1 policy"), "{header}");
+        assert!(
+            header.contains("formula@2 policy") || header.contains("predicted-latency@1 policy"),
+            "{header}"
+        );
     }
     assert!((10..50).contains(&by_formula), "{by_formula} of 60");
     let promoted = cluster.admin.post("/policies/aggregated/promote?from=canary", &[], "").await.unwrap();
@@ -187,12 +190,12 @@ async fn a_formula_is_a_canary_is_promoted_and_rolled_back() {
     assert_eq!(slot(&cluster).await["source"], "promoted");
     let back = cluster.admin.post("/policies/aggregated/rollback", &[], "").await.unwrap();
     assert_eq!(back.status, 200, "{back:?}");
-    assert!(ask(&cluster).await.contains("kv-aware@4 policy"));
+    assert!(ask(&cluster).await.contains("predicted-latency@4 policy"));
     assert_eq!(slot(&cluster).await["quarantined"], json!([digest(LAST.as_bytes()).to_string()]));
     // The text that was rolled back is not taken from another lane's file, and another text is.
     cluster.drop_policy("aggregated.formula.toml", LAST.as_bytes()).unwrap();
     reload(&cluster).await;
-    assert!(ask(&cluster).await.contains("kv-aware@4 policy"));
+    assert!(ask(&cluster).await.contains("predicted-latency@4 policy"));
     let refusals = slot(&cluster).await["refusals"].as_array().unwrap().clone();
     let last = refusals.last().unwrap();
     assert_eq!((&last["kind"], &last["file"]), (&json!("quarantined"), &json!("aggregated.formula.toml")));
@@ -218,7 +221,7 @@ async fn keep_narrows_like_a_filter_and_shed_rejects_with_its_status() {
     // `keep` alone: what is configured ranks.
     install(&cluster, "keep = \"!taint('spot')\"\n").await;
     let header = ask(&cluster).await;
-    assert!(header.starts_with("aggregated=2/") && header.contains("kv-aware@3 policy"), "{header}");
+    assert!(header.starts_with("aggregated=2/") && header.contains("predicted-latency@3 policy"), "{header}");
     // None is kept: the answer is that of any filter.
     install(&cluster, "keep = \"taint('none')\"\n").await;
     let reply = post(&cluster, &[]).await;

@@ -110,12 +110,12 @@ async fn invariant_5_a_policy_that_loops_is_stopped_rolled_back_and_no_request_f
     for _ in 0..400 {
         let decision = ask(&cluster).await;
         fallbacks += u32::from(decision.contains("timeout") || decision.contains("breaker_open"));
-        if decision.contains("kv-aware@3") {
+        if decision.contains("predicted-latency@3") {
             break;
         }
     }
     assert!(fallbacks > 0, "the fallback served while it looped");
-    assert!(ask(&cluster).await.contains("kv-aware@3 policy"), "rolled back to the default");
+    assert!(ask(&cluster).await.contains("predicted-latency@3 policy"), "rolled back to the default");
     // The slot is swapped first and reported a moment later.
     let reported = |cluster: &TestCluster| {
         cluster.gateway.state().policies.status().slots.iter().any(|slot| slot.rollbacks == 1)

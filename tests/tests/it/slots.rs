@@ -87,7 +87,7 @@ async fn a_slot_that_cannot_be_built_stops_the_start_and_a_reload_keeps_the_old_
     let cluster = builder().reread(None, |started| Ok(with_slots(started, COMPOSED))).start().await.unwrap();
     cluster.gateway.reload().await.unwrap();
     // N7.3
-    assert!(ask(&cluster).await.contains("kv-aware@1 policy"), "the old content serves");
+    assert!(ask(&cluster).await.contains("predicted-latency@1 policy"), "the old content serves");
     assert_eq!(slot(&cluster).await["refusals"][0]["kind"], "missing_part");
     std::fs::create_dir(cluster.policy_path("parts")).unwrap();
     cluster.drop_policy("parts/low-queue.wasm", LOW_QUEUE).unwrap();
@@ -107,7 +107,7 @@ async fn f10_a_slot_that_sends_everything_to_one_worker_is_told() {
         ask(&cluster).await;
     }
     // F10.1
-    assert_eq!(only().await, Value::Null, "kv-aware balances");
+    assert_eq!(only().await, Value::Null, "the default balances");
     cluster.drop_policy("aggregated.wasm", HOSTILE).unwrap();
     post(&cluster, "/policies/reload").await;
     for _ in 0..=min {
@@ -132,7 +132,7 @@ async fn a_model_s_own_slot_serves_that_model_alone() {
     cluster.drop_policy("tiny/aggregated.wasm", LEAST_LOADED).unwrap();
     let report = post(&cluster, "/policies/reload").await.json().unwrap();
     assert!(ask(&cluster).await.contains("least-loaded@2 policy"), "{report}");
-    assert_eq!(slot(&cluster).await["policy"], "kv-aware", "the slot of all models is as it was");
+    assert_eq!(slot(&cluster).await["policy"], "predicted-latency", "the slot of all models is as it was");
     // A rollback of this slot needs the model's name.
     assert_eq!(post(&cluster, "/policies/aggregated/rollback").await.code(), "nothing_to_roll_back");
     assert_eq!(post(&cluster, "/policies/aggregated/rollback?model=tiny").await.status, 200);
@@ -169,7 +169,7 @@ async fn a_canary_serves_its_share_by_session_and_is_promoted() {
     let message = again.json().unwrap()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("was promoted before: change it to start a new trial"), "{message}");
     let back = post(&cluster, "/policies/aggregated/rollback").await;
-    assert_eq!((back.status.as_u16(), ask(&cluster).await.contains("kv-aware@4")), (200, true));
+    assert_eq!((back.status.as_u16(), ask(&cluster).await.contains("predicted-latency@4")), (200, true));
     assert_eq!(post(&cluster, "/policies/aggregated/rollback").await.status, 409);
     cluster.at_rest().await.unwrap();
 }
@@ -202,7 +202,7 @@ async fn invariant_5_a_canary_that_loops_is_withdrawn_and_no_request_fails() {
     };
     cluster.until("withdrawn", withdrawn).await.unwrap();
     for _ in 0..20 {
-        assert!(ask(&cluster).await.contains("kv-aware@1 policy"));
+        assert!(ask(&cluster).await.contains("predicted-latency@1 policy"));
     }
     cluster.at_rest().await.unwrap();
 }
@@ -213,7 +213,7 @@ async fn a_shadow_is_counted_and_never_serves() {
     cluster.drop_policy("aggregated.shadow.wasm", WEIGHTED_RANDOM).unwrap();
     post(&cluster, "/policies/reload").await;
     for _ in 0..40 {
-        assert!(ask(&cluster).await.contains("kv-aware@1 policy"));
+        assert!(ask(&cluster).await.contains("predicted-latency@1 policy"));
     }
     let shadow = slot(&cluster).await["shadow"].clone();
     let count = |key: &str| shadow[key].as_u64().unwrap();
@@ -254,7 +254,7 @@ async fn a_reload_changes_slots_and_workers_and_names_what_needs_a_restart() {
         .start()
         .await
         .unwrap();
-    assert!(ask(&cluster).await.contains("kv-aware@1"));
+    assert!(ask(&cluster).await.contains("predicted-latency@1"));
     write(
         "[policies.slots.aggregated]\nbuiltin = \"least-loaded\"\n[index]\nttl = \"77s\"\n[[workers]]\nid = 7\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"http://127.0.0.1:9\"",
     );

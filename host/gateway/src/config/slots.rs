@@ -6,7 +6,7 @@ use std::{
 };
 
 use pointsman_config_file::{Changes, section};
-use pointsman_embedded_policies::{DEFAULT, DEFAULT_DECODE_OVERRIDE, FORMULA_FILTER, by_name};
+use pointsman_embedded_policies::{FORMULA_FILTER, by_name, default_of};
 use pointsman_policy_runtime::{Access, FormulaSettings, Grant, LaneSpec, Part, Rank, ScorerPart, SlotSpec};
 use pointsman_routing::{Lane, NativeMode, Normalize, OnFailure, Picker, SlotKind};
 use pointsman_workers::name_hash;
@@ -293,7 +293,7 @@ fn filter(name: &str, settings: String, salt: u64) -> Part {
 
 /// Returns what a slot runs without any key.
 fn stock(kind: SlotKind) -> Rank {
-    let name = if kind == SlotKind::DecodeOverride { DEFAULT_DECODE_OVERRIDE } else { DEFAULT };
+    let name = default_of(kind.as_str());
     // The slot's settings are meant for a file of the operator or a policy that is named, not for the
     // default.
     let part = |bytes| Rank::Policy(Part::embedded(name, bytes, "{}".to_owned()));
