@@ -59,16 +59,18 @@ impl<S: Transport, O: Observer> Pool<S, O> {
                 None => Box::pin(connect()).await.map_err(CallError::Connect)?,
             };
             let sent = Instant::now();
-            match connection.call(head, body, self.kept()).await {
+            let closed = match connection.call(head, body, self.kept()).await {
                 Ok(answered) => return Ok(self.response(answered, connection)),
-                Err(Failed::Unsent) if !fresh => {}
+                Err(Failed::Unsent) if !fresh => continue,
                 Err(Failed::Closed(error))
                     if !fresh && delivery == Delivery::Repeatable && sent.elapsed() < MAX_CLOSE_DELAY =>
                 {
-                    return Box::pin(self.call_again((head, body), connect(), error)).await;
+                    error
                 }
                 Err(failed) => return Err(failed.into()),
-            }
+            };
+            drop(connection);
+            return Box::pin(self.call_again((head, body), connect(), closed)).await;
         }
     }
 
