@@ -55,6 +55,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of requests below which nothing is forecast.
 const LEAST_REQUESTS: usize = 20;
 const MIB: usize = 1024 * 1024;
+/// Exit code after a signal during the simulation.
+const INTERRUPTED: i32 = 130;
 
 /// Arguments of `observe`.
 #[derive(Debug, Args)]
@@ -69,7 +71,8 @@ Examples:
 
 Ctrl-C or SIGTERM ends the observation before its time, and the page is written.
 
-Exit code: 0 when the trace was written; 2 when an argument, an address or a file is not usable.")]
+Exit code: 0 when the trace was written; 2 when an argument, an address or a file is not usable; 130 when a
+signal ended the simulation.")]
 pub(crate) struct ObserveArgs {
     /// Address to which the router sends copies.
     #[arg(long, default_value = "127.0.0.1:9100")]
@@ -139,14 +142,24 @@ impl ObserveArgs {
         let trace = self.out.join("trace.jsonl");
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let seen = runtime.block_on(self.observe(&trace))?;
-        runtime.shutdown_timeout(END_TIMEOUT);
+        // A second signal ends the simulation, too.
+        runtime.spawn(async {
+            let _ = over(Duration::MAX).await;
+            std::process::exit(INTERRUPTED)
+        });
         self.conclude(&trace, &seen)?;
+        runtime.shutdown_timeout(END_TIMEOUT);
         Ok(ExitCode::SUCCESS)
     }
 
     fn check(&self) -> anyhow::Result<()> {
         for url in &self.workers {
             let parsed = url.parse::<Url>().ok();
+            let has_secret = |url: &Url| !url.username().is_empty() || url.password().is_some();
+            ensure!(
+                !parsed.as_ref().is_some_and(has_secret),
+                "--workers: leave user and password out of the addresses: the page names the engines"
+            );
             let usable = parsed.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
             ensure!(usable, "--workers {url}: not the address of an engine; expected http://HOST:PORT");
         }

@@ -20,7 +20,9 @@ pub use report::{
 };
 pub use run::{Draws, DrawsError, ExchangedMessages, RunError, RunOptions, RunResult, run, run_with_draws};
 pub use study::Study;
-pub use trace::{BlockIds, Targets, Trace, TraceError, TraceFormat, TraceRequest};
+pub use trace::{
+    BlockIds, MAX_LINE, MAX_TOKENS, MAX_TURNS, Targets, Trace, TraceError, TraceFormat, TraceRequest,
+};
 
 pub mod calibrate;
 pub mod cli;

@@ -19,13 +19,14 @@ mod sessions;
 
 pub use block_ids::BlockIds;
 pub(crate) use order::Order;
+pub use sessions::MAX_TURNS;
 
 /// Maximum length of a line, bytes. The line of a prompt of a million tokens has 20 KB.
-const MAX_LINE: u64 = 16 * 1024 * 1024;
+pub const MAX_LINE: u64 = 16 * 1024 * 1024;
 /// Latest time in a trace, seconds: a year.
 const MAX_S: f64 = 366.0 * 86_400.0;
 /// Maximum number of tokens of a prompt or an answer.
-const MAX_TOKENS: u32 = 16 * 1024 * 1024;
+pub const MAX_TOKENS: u32 = 16 * 1024 * 1024;
 
 /// One request.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -150,7 +150,7 @@ fn policies(blocks: &mut Vec<Block>, forecast: &Forecast) {
             format!("{:.1}{half}", figures.ttft_mean.mean),
             format!("{:+.1}", change(figures.ttft_mean.mean, own.ttft_ms)),
             format!("{:.1}", figures.ttft_p90.mean),
-            format!("{:.2}", figures.itl_mean.mean),
+            format!("{:.2}", figures.itl_over_tokens.mean),
             format!("{:.3}", figures.hit_rate.mean),
             format!("{:.2}", figures.imbalance.mean),
         ]);

@@ -1,7 +1,7 @@
 //! Writes the trace: a line for each request, without its text, up to a limit of bytes.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     fs::{File, OpenOptions},
     io::{BufWriter, Write as _},
     os::unix::fs::OpenOptionsExt as _,
@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::Context as _;
 use parking_lot::Mutex;
-use pointsman_lab::{Trace, TraceRequest};
+use pointsman_lab::{MAX_LINE, MAX_TOKENS, MAX_TURNS, Trace, TraceRequest};
 use tokio::{
     sync::mpsc,
     time::{Duration, Instant},
@@ -30,7 +30,7 @@ const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 const DEFAULT_OUTPUT: u32 = 128;
 /// Model of requests for one that no engine reports.
 const OTHER: &str = "other";
-/// Maximum number of requests: 24 bytes of memory each, and those of the comparison.
+/// Maximum number of requests: about 100 bytes of memory each with its session, and those of the comparison.
 const MAX_REQUESTS: usize = 4_000_000;
 
 /// What the engines reported, for the requests to come.
@@ -85,6 +85,8 @@ pub(super) struct Writer {
     left: u64,
     sources: Sources,
     written: Vec<Written>,
+    /// Requests of each session. There are fewer sessions than requests.
+    turns: HashMap<String, u32>,
 }
 
 impl Writer {
@@ -101,6 +103,7 @@ impl Writer {
             left: limit,
             sources,
             written: Vec::new(),
+            turns: HashMap::new(),
         })
     }
 
@@ -124,9 +127,11 @@ impl Writer {
 
     fn keep(&mut self, number: u64, kept: Kept) {
         let Kept { mut request, model, max_tokens, is_estimated, hashes } = kept;
-        if let Some(tracker) = &self.sources.tracker {
-            tracker.add(number, &hashes);
-        }
+        request.session = request.session.filter(|session| {
+            let turns = self.turns.entry(session.clone()).or_default();
+            *turns = turns.saturating_add(1);
+            *turns <= MAX_TURNS
+        });
         {
             let reported = self.sources.reported.lock();
             request.output_tokens = output_tokens(max_tokens, reported.mean_output());
@@ -137,6 +142,9 @@ impl Writer {
         let mut line = Vec::new();
         let wrote = write_line(request, self.sources.measure.block_tokens, &mut line);
         let length = line.len() as u64;
+        if length >= MAX_LINE || input_tokens > MAX_TOKENS {
+            return self.sources.counts.miss(Missed::TooLarge);
+        }
         if self.written.len() >= MAX_REQUESTS || length > self.left || wrote.is_err() {
             // A shorter request may still fit, but a trace without the long ones is not that of the traffic.
             self.left = 0;
@@ -149,6 +157,9 @@ impl Writer {
         }
         self.left -= length;
         self.written.push(of);
+        if let Some(tracker) = &self.sources.tracker {
+            tracker.add(number, &hashes);
+        }
     }
 
     fn flush(&mut self) {

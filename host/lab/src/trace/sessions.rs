@@ -11,7 +11,7 @@ const MAX_ID: usize = 256;
 /// Maximum number of sessions in a file.
 const MAX_SESSIONS: usize = 10_000_000;
 /// Maximum number of turns in a session.
-pub(super) const MAX_TURNS: u32 = 100_000;
+pub const MAX_TURNS: u32 = 100_000;
 
 /// A session's id in JSON.
 #[derive(Serialize, Deserialize)]
