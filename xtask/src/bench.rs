@@ -1,4 +1,5 @@
-//! `bench`: compares routers with each other, and counts instructions. `cargo bench` runs criterion's benches.
+//! `bench`: compares routers with each other, and counts instructions. `cargo bench` runs criterion's
+//! benches.
 
 pub(crate) mod gateway;
 

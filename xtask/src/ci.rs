@@ -13,8 +13,8 @@ const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typo
 /// Options of `ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run only the checks that compile no part of the gateway: format, width of comments, module rules, clauses,
-    /// book.
+    /// Run only the checks that compile no part of the gateway: format, width of comments, module rules,
+    /// clauses, book.
     #[arg(long)]
     quick: bool,
 }

@@ -136,7 +136,8 @@ pub(crate) fn write_wheel(programs: &[PathBuf], dir: &Path) -> anyhow::Result<Pa
     wheel::write(Contents { programs, documents: &[], source: &source, commit }, dir)
 }
 
-/// Writes the same programs twice, into directories of their own, and checks that the files are equal. Returns one.
+/// Writes the same programs twice, into directories of their own, and checks that the files are equal.
+/// Returns one.
 pub(crate) fn write_twice(
     write: fn(&[PathBuf], &Path) -> anyhow::Result<PathBuf>,
     programs: &[PathBuf],

@@ -1,5 +1,5 @@
-//! Counts how often each branch of the gateway is taken while it serves the scenarios of `bench gateway`. When
-//! `package` builds a release, the compiler uses these counts to lay out the hot path (profile-guided
+//! Counts how often each branch of the gateway is taken while it serves the scenarios of `bench gateway`.
+//! When `package` builds a release, the compiler uses these counts to lay out the hot path (profile-guided
 //! optimisation).
 
 use std::{

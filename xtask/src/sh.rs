@@ -49,8 +49,8 @@ pub(crate) fn is_installed(program: &str) -> bool {
     succeeds(Command::new("sh").args(["-c", "command -v \"$0\"", program]))
 }
 
-/// Returns a program of a virtual environment. If the program is missing, creates the environment and installs
-/// wheels of these packages.
+/// Returns a program of a virtual environment. If the program is missing, creates the environment and
+/// installs wheels of these packages.
 pub(crate) fn venv_program(venv: &Path, program: &str, packages: &[&str]) -> anyhow::Result<PathBuf> {
     let found = venv.join("bin").join(program);
     if !found.is_file() {

@@ -13,8 +13,8 @@ use crate::{
 };
 
 /// Beginnings of findings that do not concern the strength of the listener. They concern the certificate of
-/// this run, which no public authority signed, the scanner's own OpenSSL, the rules of browsers for sites, and
-/// the resumption of sessions, which testssl.sh cannot always test.
+/// this run, which no public authority signed, the scanner's own OpenSSL, the rules of browsers for sites,
+/// and the resumption of sessions, which testssl.sh cannot always test.
 const OF_THE_TEST: [&str; 10] = [
     "cert",
     "engine_problem",

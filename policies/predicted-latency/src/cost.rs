@@ -9,8 +9,8 @@ use serde::Deserialize;
 /// traffic of its worker.
 const SLOWNESS: (f32, f32) = (0.25, 4.0);
 
-/// Age at which an engine's queue says nothing any more, milliseconds: while some engines' reports are new and
-/// others' old, requests would gather where the queue is not known yet.
+/// Age at which an engine's queue says nothing any more, milliseconds: while some engines' reports are new
+/// and others' old, requests would gather where the queue is not known yet.
 const LONGEST_AGE_MS: f32 = 1_000.0;
 
 /// Settings of the operator.

@@ -1,4 +1,5 @@
-//! Containers of one image under podman, with a store of their own, so that other containers are not affected.
+//! Containers of one image under podman, with a store of their own, so that other containers are not
+//! affected.
 
 use std::{
     fs,
@@ -47,8 +48,8 @@ pub(super) struct FirstProcess {
 }
 
 impl Podman {
-    /// Loads an image, which checks its digests. Takes the first runtime that can run the image's program here.
-    /// For example, crun needs cgroups of one version only.
+    /// Loads an image, which checks its digests. Takes the first runtime that can run the image's program
+    /// here. For example, crun needs cgroups of one version only.
     pub(super) fn load(image: &Path, wanted: Option<&str>, dir: &Path) -> anyhow::Result<Self> {
         let runtimes = wanted.map_or_else(|| RUNTIMES.to_vec(), |name| vec![name]);
         let mut podman = Self { store: dir.join("podman"), runtime: String::new(), image: String::new() };
@@ -111,7 +112,8 @@ impl Container<'_> {
         output(self.podman.command("exec").arg(&self.name).args(command)).is_ok()
     }
 
-    /// Sends the signal that the image names, and SIGKILL after `limit` seconds. Returns how the container ended.
+    /// Sends the signal that the image names, and SIGKILL after `limit` seconds. Returns how the container
+    /// ended.
     pub(super) async fn stop(&mut self, limit: u64) -> anyhow::Result<ExitStatus> {
         let mut stop = tokio::process::Command::from(self.podman.command("stop"));
         let stopped = stop.args(["--time", &limit.to_string(), &self.name]).output().await?;

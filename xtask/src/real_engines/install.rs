@@ -1,8 +1,8 @@
 //! Installs engines for machines without a GPU.
 //!
 //! There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32. This
-//! is sufficient to test the protocol, but not the speed. SGLang's kernels exist only as a wheel for GPUs, so a
-//! small module of this repository replaces them.
+//! is sufficient to test the protocol, but not the speed. SGLang's kernels exist only as a wheel for GPUs, so
+//! a small module of this repository replaces them.
 
 use anyhow::{Context as _, ensure};
 
@@ -68,8 +68,8 @@ fn replace_sources(venv: &Venv) -> anyhow::Result<()> {
     sh::run(replace.args([VLLM_LIBRARIES, VLLM]))
 }
 
-/// Installs what a virtual environment lacks for SGLang and Mooncake. One branch of the prefill engine that needs
-/// CUDA is left out.
+/// Installs what a virtual environment lacks for SGLang and Mooncake. One branch of the prefill engine that
+/// needs CUDA is left out.
 pub(super) fn sglang(venv: &Venv) -> anyhow::Result<()> {
     if !venv.has("sglang torch transformers mooncake tokenizers") {
         sh::status("installing SGLang (about 7 GB)");

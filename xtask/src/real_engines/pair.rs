@@ -2,9 +2,10 @@
 //! gateway: vLLM with NIXL, vLLM with Mooncake over TCP, and SGLang with Mooncake over TCP.
 //!
 //! Greedy output through both legs must equal that of one plain engine, token by token; with SGLang also for
-//! lists of prompts. The engines' own counters must show that KV was transferred. Engines must not hold requests
-//! or blocks of disconnected clients for longer than the lease. When a decode engine is killed, its stream must
-//! end with one valid error event. SGLang pairs hang on several choices, so the gateway must refuse them.
+//! lists of prompts. The engines' own counters must show that KV was transferred. Engines must not hold
+//! requests or blocks of disconnected clients for longer than the lease. When a decode engine is killed, its
+//! stream must end with one valid error event. SGLang pairs hang on several choices, so the gateway must
+//! refuse them.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -124,7 +125,8 @@ impl Run {
         fleet::gateway(&self.bin, self.dir.path(), config, workers).await
     }
 
-    /// Returns one plain engine and its answers. Also tests this engine as an aggregated worker of the gateway.
+    /// Returns one plain engine and its answers. Also tests this engine as an aggregated worker of the
+    /// gateway.
     async fn plain_engine(&mut self) -> anyhow::Result<(RealEngine, Vec<Vec<u64>>)> {
         sh::status("starting one plain engine (about 90 s)");
         let mut plain = self.start("plain", Part::Plain)?;
@@ -198,8 +200,8 @@ async fn several_choices(client: &Client, checks: &mut Checks) -> anyhow::Result
     Ok(())
 }
 
-/// Returns what the engines hold, once it is nothing or a time limit has passed: requests of SGLang in any queue,
-/// requests and blocks of vLLM.
+/// Returns what the engines hold, once it is nothing or a time limit has passed: requests of SGLang in any
+/// queue, requests and blocks of vLLM.
 async fn held(kind: Kind, engines: &[&RealEngine]) -> anyhow::Result<f64> {
     let deadline = Instant::now() + SETTLES;
     loop {

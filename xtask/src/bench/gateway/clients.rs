@@ -23,8 +23,8 @@ pub(super) struct Seen {
     pub(super) chunks: u64,
 }
 
-/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole or takes more
-/// than a minute.
+/// Sends a request and reads the answer to its end. Returns an error when the answer is not whole or takes
+/// more than a minute.
 pub(super) async fn post(client: &Client, body: Bytes, seen: &mut Seen) -> anyhow::Result<()> {
     let whole = timeout(LIMIT, exchange(client, body, seen)).await;
     whole.unwrap_or_else(|_| bail!("an answer did not end within {LIMIT:?}"))
