@@ -36,7 +36,8 @@ struct Behaviour {
 
 fn metrics(behaviour: &Behaviour) -> Vec<u8> {
     let added = u64::from(behaviour.works.load(Ordering::Relaxed));
-    let running = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\n";
+    // A short request does not show in the share of the cache.
+    let running = "vllm:num_requests_running 1\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0.0\n";
     let text = match behaviour.tokens.load(Ordering::Relaxed) {
         u64::MAX => running.to_owned(),
         _ => {

@@ -54,9 +54,9 @@ impl EngineSigns {
         figures(self) != figures(earlier)
     }
 
-    /// Returns whether the engine reports nothing but that requests run. A request that hangs runs, too.
+    /// Returns whether the engine reports no count that moves while it works, but that requests run. A request
+    /// that hangs runs, too. The share of the cache in use is no count: it may be rounded, or always 0.
     pub(crate) fn tells_only_that_requests_run(&self) -> bool {
-        let has_figure = self.progress.is_known() || self.kv_usage.is_some() || self.kv_tokens.is_some();
-        self.is_running && !has_figure
+        self.is_running && !self.progress.is_known() && self.kv_tokens.is_none()
     }
 }

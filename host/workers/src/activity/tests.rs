@@ -166,15 +166,20 @@ async fn an_engine_that_tells_only_that_requests_run_is_believed_for_a_stream() 
     let worker = worker();
     tokio::time::advance(100 * SECOND).await;
     assert!(worker.alive_at() < Instant::now());
-    worker.note_signs(signs(None));
-    assert_eq!(worker.alive_at(), Instant::now());
+    // I3.6: a share of the cache in use that stays the same tells nothing of a tool call that is held back
+    for kv_usage in [None, Some(0.0), Some(0.25)] {
+        for _ in 0..3 {
+            tokio::time::advance(100 * SECOND).await;
+            worker.note_signs(signs(None).map(|signs| EngineSigns { kv_usage, ..signs }));
+            assert_eq!(worker.alive_at(), Instant::now(), "{kv_usage:?}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn i3_an_engine_whose_cache_is_known_works_when_its_use_moves() {
+async fn i3_an_engine_that_counts_the_tokens_in_its_cache_works_when_they_move() {
     let of_cache = |kv_usage, kv_tokens| EngineSigns { kv_usage, kv_tokens, ..signs(None).unwrap() };
     for [first, later] in [
-        [of_cache(Some(0.25), None), of_cache(Some(0.26), None)],
         [of_cache(Some(0.25), Some(700)), of_cache(Some(0.25), Some(740))],
         [of_cache(None, Some(700)), of_cache(None, Some(660))],
     ] {
