@@ -77,15 +77,18 @@ impl Visitor<'_> for PortVisitor {
     }
 }
 
-/// Writes an endpoint `tcp://host:port`. Without a host it is the worker's own.
+/// Hosts that stand for all addresses of a machine. An engine's own settings listen there.
+const ALL_ADDRESSES: [&str; 4] = ["", "*", "0.0.0.0", "[::]"];
+
+/// Writes an endpoint `tcp://host:port`. Without a host, or with all addresses as host, it is the worker's own.
 ///
 /// # Errors
 /// The text is not such an endpoint, or has braces that are not understood.
 pub(super) fn endpoint(key: &str, text: &str, parts: Parts<'_>) -> Result<String, SpecError> {
-    let filled = fill(key, text, parts)?;
-    let filled = match filled.strip_prefix("tcp://:") {
-        Some(port) => format!("tcp://{}:{port}", parts.host),
-        None => filled,
+    let parted = text.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
+    let filled = match parted.filter(|(host, _)| ALL_ADDRESSES.contains(host)) {
+        Some((_, port)) => fill(key, &format!("tcp://{}:{port}", parts.host), parts)?,
+        None => fill(key, text, parts)?,
     };
     if rank_endpoint(&filled, 0).is_none() {
         return Err(error(key, format!("`{text}` is not of the form tcp://host:port")));
@@ -155,6 +158,9 @@ mod tests {
         let table = [
             ("tcp://{host}:5557", "tcp://[fd00::1]:5557"),
             ("tcp://:5557", "tcp://[fd00::1]:5557"),
+            ("tcp://*:5557", "tcp://[fd00::1]:5557"),
+            ("tcp://0.0.0.0:{5557+rank}", "tcp://[fd00::1]:5558"),
+            ("tcp://[::]:5557", "tcp://[fd00::1]:5557"),
             ("tcp://{host}:{5557+rank}", "tcp://[fd00::1]:5558"),
             ("tcp://{host}:{port - 2444 + rank}", "tcp://[fd00::1]:5558"),
             ("tcp://relay-{rank}:5557", "tcp://relay-1:5557"),
@@ -170,9 +176,8 @@ mod tests {
     #[test]
     fn what_is_not_an_address_is_refused_with_what_to_write() {
         let table = [
-            ("tcp://*:5557", "`*` is where an engine listens, not where it is: write {host}"),
-            ("tcp://0.0.0.0:5557", "`0.0.0.0` is where an engine listens"),
-            ("tcp://[::]:5557", "`[::]` is where an engine listens"),
+            ("tcp://*", "`*` is where an engine listens, not where it is: write {host}"),
+            ("tcp://*.local:5557", "`*.local` is where an engine listens"),
             ("tcp://{ip}:5557", "`{ip}` is not known: expected {host}, {port}, {rank} or {port+1000}"),
             ("tcp://{host}:{port*2}", "`{port*2}` is not known"),
             ("tcp://{host}:{}", "`{}` is not known"),

@@ -224,11 +224,11 @@ async fn p9_a_pod_with_several_serving_ports_is_several_workers() {
     api.put("pods", one.clone());
     let three = [worker(8000, 5557), worker(9000, 5558), worker(9001, 5559)];
     running.until("three workers", |running| seen(running) == three).await;
-    one["metadata"]["annotations"]["pointsman.dev/kv_events"] = json!("tcp://*:5557");
+    one["metadata"]["annotations"]["pointsman.dev/kv_events"] = json!("tcp://{ip}:5557");
     api.put("pods", one.clone());
     running.until("it is refused", |running| running.status().refused_count == 1).await;
     // P11.2
-    assert!(running.status().refused[0].problem.contains("write {host}"), "{:?}", running.status());
+    assert!(running.status().refused[0].problem.contains("expected {host}"), "{:?}", running.status());
     for (ports, expected) in [
         ("8000,8000", "names a port twice"),
         ("8000,", "`` is not a port"),
