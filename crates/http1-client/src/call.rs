@@ -15,15 +15,14 @@ use crate::{
 /// Time within which the end of a reused connection arrives that its server closed, because it was idle,
 /// while the request was on its way.
 const MAX_CLOSE_DELAY: Duration = Duration::from_millis(500);
-/// Longest idle time of a connection for a request that is sent at most once. Servers wait longer than this
-/// before they close an idle connection.
-const MAX_IDLE_AT_MOST_ONCE: Duration = Duration::from_secs(1);
+/// Servers wait for longer than this before they close a connection because it is idle.
+const SHORTEST_KEEP_ALIVE: Duration = Duration::from_secs(1);
 
 /// How often a request may reach its server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Delivery {
-    /// A request is sent again, over a new connection, when its server closed a reused one at once and
-    /// without a byte of an answer: it closed an idle connection, and did not read the request.
+    /// A request is sent again, over a new connection, when its server closed one that was idle for a second
+    /// or more, at once and without a byte of an answer: it did not read the request.
     #[default]
     Repeatable,
     /// A request is not sent again, and only over connections that were idle for less than a second.
@@ -48,22 +47,21 @@ impl<S: Transport, O: Observer> Pool<S, O> {
     ) -> Result<Response<Body<S, O>>, CallError<E>> {
         let max_idle = match delivery {
             Delivery::Repeatable => Duration::MAX,
-            Delivery::AtMostOnce => MAX_IDLE_AT_MOST_ONCE,
+            Delivery::AtMostOnce => SHORTEST_KEEP_ALIVE,
         };
         loop {
-            let idle = self.take_idle(origin, max_idle, &is_current);
-            let fresh = idle.is_none();
-            let mut connection = match idle {
-                Some(connection) => connection,
+            let (mut connection, idle) = match self.take_idle(origin, max_idle, &is_current) {
+                Some((connection, idle)) => (connection, Some(idle)),
                 // Boxed, as all that few calls need: each call has room for the largest of its steps.
-                None => Box::pin(connect()).await.map_err(CallError::Connect)?,
+                None => (Box::pin(connect()).await.map_err(CallError::Connect)?, None),
             };
+            let (fresh, was_idle) = (idle.is_none(), idle >= Some(SHORTEST_KEEP_ALIVE));
             let sent = Instant::now();
             let closed = match connection.call(head, body, self.kept()).await {
                 Ok(answered) => return Ok(self.response(answered, connection)),
                 Err(Failed::Unsent) if !fresh => continue,
                 Err(Failed::Closed(error))
-                    if !fresh && delivery == Delivery::Repeatable && sent.elapsed() < MAX_CLOSE_DELAY =>
+                    if was_idle && delivery == Delivery::Repeatable && sent.elapsed() < MAX_CLOSE_DELAY =>
                 {
                     error
                 }
@@ -81,8 +79,10 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         connect: impl Future<Output = Result<Box<Connection<S, O>>, E>>,
         closed: WireError,
     ) -> Result<Response<Body<S, O>>, CallError<E>> {
-        // A server that is gone ended with the request, and not because of its age.
-        let mut connection = connect.await.map_err(|_| CallError::Wire(closed))?;
+        let mut connection = match connect.await {
+            Ok(connection) => connection,
+            Err(connect) => return Err(CallError::NotAgain { closed, connect }),
+        };
         let answered = connection.call(head, body, self.kept()).await?;
         Ok(self.response(answered, connection))
     }

@@ -37,6 +37,14 @@ pub enum CallError<E> {
     /// The server refused the connection when the first call was already sent.
     #[error("{0}")]
     Refused(String),
+    /// The server closed a reused connection, and a new one could not be opened.
+    #[error("{closed}; then: {connect}")]
+    NotAgain {
+        /// Why the reused connection ended.
+        closed: WireError,
+        /// Why there is no new one.
+        connect: E,
+    },
     /// The connection failed after bytes were sent, or the answer cannot be read.
     #[error(transparent)]
     Wire(#[from] WireError),

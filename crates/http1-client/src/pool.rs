@@ -68,14 +68,14 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         self.shared.kept
     }
 
-    /// Takes an idle connection that is still open and current. Others that are met are closed, but not
-    /// those that were idle for `max_idle` or longer.
+    /// Takes an idle connection that is still open and current, with how long it was idle. Others that are met
+    /// are closed, but not those that were idle for `max_idle` or longer.
     pub(crate) fn take_idle(
         &self,
         origin: &str,
         max_idle: Duration,
         is_current: impl Fn(&S) -> bool,
-    ) -> Option<Box<Connection<S, O>>> {
+    ) -> Option<(Box<Connection<S, O>>, Duration)> {
         loop {
             let newest = {
                 let mut idle = self.shared.idle.lock();
@@ -83,23 +83,26 @@ impl<S: Transport, O: Observer> Pool<S, O> {
                 place.pop_back_if(|newest| newest.since.elapsed() < max_idle)?
             };
             let Idle { mut connection, since } = newest;
-            let is_late = since.elapsed() >= self.limits.idle_timeout;
+            let idle = since.elapsed();
+            let is_late = idle >= self.limits.idle_timeout;
             if !is_late && is_current(connection.stream()) && connection.is_open() {
-                return Some(connection);
+                return Some((connection, idle));
             }
         }
     }
 
-    /// Keeps a connection for the next call, unless enough of its origin are kept.
+    /// Keeps a connection for the next call. If enough of its origin are kept, the oldest is closed.
     pub(crate) fn put_idle(&self, connection: Box<Connection<S, O>>) {
         let mut idle = self.shared.idle.lock();
         let place = match idle.get_mut(&connection.origin) {
             Some(place) => place,
             None => idle.entry(connection.origin.clone()).or_default(),
         };
-        if place.len() < self.limits.idle_connections {
-            place.push_back(Idle { connection, since: Instant::now() });
-        }
+        place.push_back(Idle { connection, since: Instant::now() });
+        let oldest = if place.len() > self.limits.idle_connections { place.pop_front() } else { None };
+        // Closed without the lock.
+        drop(idle);
+        drop(oldest);
     }
 
     /// Closes the connections that were idle for too long or that their server closed, of all origins: no

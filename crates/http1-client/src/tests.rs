@@ -102,6 +102,9 @@ async fn an_idle_connection_that_was_closed_is_not_used_again() {
     assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
 }
 
+/// Idle for so long, a connection may be closed by its server.
+const IDLE: Duration = Duration::from_millis(1_050);
+
 /// Answers the first call of a connection, and closes it when the second one has arrived.
 fn closing_late() -> Vec<Vec<String>> {
     vec![vec![OK.to_owned()], vec![String::new()]]
@@ -111,8 +114,11 @@ fn closing_late() -> Vec<Vec<String>> {
 async fn a_request_that_meets_the_end_of_a_reused_connection_is_sent_once_more_over_a_new_one() {
     let (mut server, pool) = (server(vec![closing_late(), closing_late()]).await, pool());
     assert!(call(&pool, &server.authority).await.is_ok());
+    tokio::time::sleep(IDLE).await;
     assert!(call(&pool, &server.authority).await.is_ok());
     assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
+    let outcome = call(&pool, &server.authority).await;
+    assert!(matches!(outcome, Err(CallError::Wire(WireError::Cut))), "it was just used: {outcome:?}");
 }
 
 #[tokio::test]
@@ -125,6 +131,7 @@ async fn a_request_that_ends_its_server_is_not_sent_again() {
     ] {
         let (server, pool) = (server(closing).await, pool());
         assert!(call(&pool, &server.authority).await.is_ok());
+        tokio::time::sleep(IDLE).await;
         let outcome = call(&pool, &server.authority).await;
         assert!(matches!(outcome, Err(CallError::Wire(WireError::Cut))), "{outcome:?}");
     }
@@ -143,10 +150,25 @@ async fn a_server_that_is_gone_ended_with_the_request() {
     };
     let client = async {
         assert!(call(&pool, &authority).await.is_ok());
+        tokio::time::sleep(IDLE).await;
         call(&pool, &authority).await
     };
     let ((), outcome) = tokio::join!(server, client);
-    assert!(matches!(outcome, Err(CallError::Wire(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(CallError::NotAgain { closed: WireError::Cut, .. })), "{outcome:?}");
+}
+
+#[tokio::test]
+async fn the_oldest_connection_is_closed_when_enough_are_kept() {
+    let one = PoolLimits { idle_connections: 1, ..LIMITS };
+    let answers = || vec![vec![OK.to_owned()]; 3];
+    let (mut server, pool) = (server(vec![answers(), answers()]).await, pool().limited(one));
+    assert!(call(&pool, &server.authority).await.is_ok());
+    tokio::time::sleep(IDLE).await;
+    for _ in 0..2 {
+        let mut body = deliver(&pool, &server.authority, Delivery::AtMostOnce).await.unwrap().into_body();
+        while body.read(&mut Vec::new()).await.unwrap() {}
+    }
+    assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
 }
 
 #[tokio::test]
@@ -159,7 +181,7 @@ async fn a_request_that_is_sent_at_most_once_takes_a_connection_that_was_just_us
     };
     once().await;
     once().await;
-    tokio::time::sleep(Duration::from_millis(1_050)).await;
+    tokio::time::sleep(IDLE).await;
     once().await;
     assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some(), "the third");
 }

@@ -11,6 +11,11 @@ impl From<http1_client::CallError<Self>> for CallError {
             http1_client::CallError::Unsent => {
                 Self::Connect("the engine closed the connection before it took the request".to_owned())
             }
+            // An engine that is gone ended with the request, and not because the connection was idle.
+            http1_client::CallError::NotAgain { closed, connect } => match connect {
+                Self::Connect(_) => closed.into(),
+                other => other,
+            },
             http1_client::CallError::Refused(problem) => Self::Connect(problem),
             http1_client::CallError::Wire(error) => error.into(),
         }
