@@ -207,6 +207,11 @@ impl<'de> Visitor<'de> for TokenVisitor {
         token.map(Token).map_err(|_| E::invalid_value(Unexpected::Unsigned(value), &self))
     }
 
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<Token, E> {
+        let token = u32::try_from(value);
+        token.map(Token).map_err(|_| E::invalid_value(Unexpected::Signed(value), &self))
+    }
+
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Token, A::Error> {
         let first = seq.next_element()?.ok_or_else(|| A::Error::invalid_length(0, &self))?;
         while seq.next_element::<IgnoredAny>()?.is_some() {}
