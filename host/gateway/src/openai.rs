@@ -11,6 +11,7 @@ mod error_body;
 pub(crate) mod form;
 pub(crate) mod hide;
 pub(crate) mod hints;
+pub(crate) mod lax;
 pub(crate) mod limits;
 pub(crate) mod messages;
 pub(crate) mod rate_limit;
@@ -23,6 +24,5 @@ pub(crate) mod short_text;
 pub(crate) mod token_ids;
 pub(crate) mod trace_context;
 pub(crate) mod transcript;
-pub(crate) mod whole_number;
 
 pub(crate) use ::sse;

@@ -82,6 +82,8 @@ async fn a5_what_engines_take_passes_as_it_is() {
         r#""max_tokens":2e0,"n":1.0"#,
         r#""max_completion_tokens":2.0,"max_tokens":99999999999999999999"#,
         r#""max_tokens":2,"stream":true,"stream_options":{"include_usage":null}"#,
+        r#""max_tokens":"2","n":"1","stream":"off""#,
+        r#""max_tokens":true,"n":true,"stream":0,"stream_options":null"#,
     ] {
         let body = format!(r#"{{"model":"tiny","messages":[{{"role":"user","content":"hi"}}],{fields}}}"#);
         for sent in [body.clone(), format!("\u{feff}{body}")] {

@@ -12,10 +12,10 @@ use crate::{
     openai::{
         body_bytes::reserve,
         chunk::Reason,
+        lax::WholeNumber,
         request::{Endpoint, Request},
         reserved::RESERVED_FIELDS,
         transcript::{Delivered, StopRules},
-        whole_number::WholeNumber,
     },
 };
 

@@ -4,8 +4,8 @@
 use json_splice::JsonBody;
 
 use crate::{
-    config::Limits, openai::endpoint::Endpoint, openai::request_error::RequestError,
-    openai::short_text::shortened, openai::whole_number::WholeNumber,
+    config::Limits, openai::endpoint::Endpoint, openai::lax::WholeNumber,
+    openai::request_error::RequestError, openai::short_text::shortened,
 };
 
 /// Maximum length of the name of a model, bytes.

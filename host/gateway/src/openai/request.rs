@@ -12,10 +12,10 @@ use crate::{
     openai::endpoint::PromptKeys,
     openai::form::{self, Form},
     openai::hints::{HintTrust, Hints},
+    openai::lax::{Flag, WholeNumber},
     openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model, choices},
     openai::request_error::{RequestError, read},
     openai::trace_context::TraceContext,
-    openai::whole_number::WholeNumber,
 };
 
 pub(crate) use crate::openai::endpoint::Endpoint;
@@ -167,7 +167,7 @@ impl Request {
         check_lists(&body)?;
         let model: String = read(&body, "model")?.ok_or_else(|| RequestError::new("model", "is missing"))?;
         check_model(&model)?;
-        let stream = read(&body, "stream")?.unwrap_or(false);
+        let Flag(stream) = read(&body, "stream")?.unwrap_or(Flag(false));
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
         let n = choices(&body, "n", limits.choices)?.unwrap_or(1);
         let best_of = choices(&body, "best_of", limits.choices)?.unwrap_or(1);
@@ -194,7 +194,7 @@ impl Request {
             stream: stream && endpoint.streams(),
             prompt_key: key,
             joined,
-            include_usage: options.include_usage.unwrap_or(false),
+            include_usage: options.include_usage.is_some_and(|Flag(is_set)| is_set),
             n,
             max_tokens: max_completion_tokens.or(max_tokens).map(|WholeNumber(tokens)| tokens),
             prompts,
@@ -271,7 +271,7 @@ pub(crate) fn json_object(body: Bytes) -> Result<JsonBody, RequestError> {
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct StreamOptions {
-    include_usage: Option<bool>,
+    include_usage: Option<Flag>,
 }
 
 /// Returns the number of prompts, and the token ids of a single prompt that is given as ids. `elements` is
