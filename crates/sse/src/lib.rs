@@ -118,7 +118,9 @@ fn data_lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
     lines.filter(move |(_, line)| is_body || field(without_mark(line)).0 == b"data")
 }
 
-fn without_mark(bytes: &[u8]) -> &[u8] {
+/// Returns a text without the byte order mark that some servers begin it with.
+#[must_use]
+pub fn without_mark(bytes: &[u8]) -> &[u8] {
     bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(bytes)
 }
 

@@ -1,6 +1,8 @@
 //! Finds the needed fields in an event's JSON without building a value tree.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
+
+use serde_json::value::RawValue;
 
 use crate::{Seen, Usage, data_lines, is_done};
 
@@ -24,6 +26,9 @@ pub fn look(event: &[u8]) -> Seen {
     let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
     let error = first.error.and_then(|at| event.get(at));
     seen.error = (matches!(error, Some(b'{' | b'"')) || first.is_error_object) && !first.choices;
+    if seen.error && first.no_choices {
+        seen.error = is_error_of(crate::object(event));
+    }
     seen.kv_transfer_at = first.kv_transfer.and_then(|at| object_at(event, at));
     if object(first.usage).is_some() {
         let count = |at: Option<usize>| at.and_then(|at| number_at(event, at));
@@ -50,6 +55,8 @@ struct FirstValues {
     tool_calls: bool,
     /// There are choices.
     choices: bool,
+    /// There is an empty list of choices.
+    no_choices: bool,
     /// `"object": "error"`, as older servers write an error.
     is_error_object: bool,
 }
@@ -58,9 +65,10 @@ impl FirstValues {
     /// Notes a key whose value begins at `at`.
     fn note(&mut self, key: Key, event: &[u8], at: usize, seen: &mut Seen) {
         match key {
-            Key::FinishReason => seen.finish |= event.get(at) == Some(&b'"'),
+            // Some servers write an empty reason into every event.
+            Key::FinishReason => seen.finish |= is_text(event, at),
             // The first event of a chat, with a role and no content, holds no token.
-            Key::Text => seen.token |= event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"'),
+            Key::Text => seen.token |= is_text(event, at),
             // A tool call's head carries a name before any argument.
             Key::ToolCalls if !self.tool_calls => {
                 self.tool_calls = true;
@@ -74,7 +82,9 @@ impl FirstValues {
             }
             Key::Choices => {
                 let list = event.get(at..).and_then(|value| value.strip_prefix(b"["));
-                self.choices |= list.is_some_and(|list| !list.trim_ascii_start().starts_with(b"]"));
+                let is_empty = list.is_some_and(|list| list.trim_ascii_start().starts_with(b"]"));
+                self.no_choices |= is_empty;
+                self.choices |= list.is_some() && !is_empty;
             }
             Key::Object => {
                 self.is_error_object |= event.get(at..).is_some_and(|value| value.starts_with(b"\"error\""));
@@ -140,6 +150,18 @@ impl Key {
     }
 }
 
+/// Whether a text that is not empty begins at `at`.
+fn is_text(event: &[u8], at: usize) -> bool {
+    event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"')
+}
+
+/// Whether an object is an error itself, rather than something in it.
+fn is_error_of(object: &[u8]) -> bool {
+    let Ok(fields) = serde_json::from_slice::<BTreeMap<String, &RawValue>>(object) else { return true };
+    let is = |name: &str, value: fn(&str) -> bool| fields.get(name).is_some_and(|raw| value(raw.get()));
+    is("error", |error| error.starts_with(['{', '"'])) || is("object", |object| object == "\"error\"")
+}
+
 /// Every known key with the place where its value begins.
 fn keys(bytes: &[u8]) -> impl Iterator<Item = (Key, usize)> {
     memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
@@ -170,7 +192,7 @@ fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
 /// The place of the JSON object that begins at `at`, if one does.
 fn object_at(bytes: &[u8], at: usize) -> Option<Range<usize>> {
     let rest = bytes.get(at..).filter(|rest| rest.first() == Some(&b'{'))?;
-    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&serde_json::value::RawValue>();
+    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
     let value = values.next()?.ok()?;
     Some(at..at + value.get().len())
 }

@@ -216,11 +216,17 @@ impl CallError {
     #[must_use]
     pub(crate) fn of_error_body(body: &[u8]) -> Self {
         let json: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-        let code = json.pointer("/error/code").or(json.get("code"));
-        // Some servers write it as a text.
-        let code = code.and_then(|code| code.as_u64().or_else(|| code.as_str()?.parse().ok()));
-        let code = code.and_then(|code| u16::try_from(code).ok()).filter(|code| (400..600).contains(code));
-        let status = code.and_then(|code| StatusCode::from_u16(code).ok()).unwrap_or(StatusCode::BAD_GATEWAY);
+        let codes = [json.pointer("/error/code"), json.get("code"), json.pointer("/error/status")];
+        // Some servers write it as a text, and some write another word there.
+        let number = |code: &serde_json::Value| code.as_u64().or_else(|| code.as_str()?.parse().ok());
+        let codes = codes.into_iter().flatten().filter_map(number);
+        let code = codes.filter_map(|code| u16::try_from(code).ok()).find(|code| (400..600).contains(code));
+        let kind = json.pointer("/error/type").or(json.get("type")).and_then(serde_json::Value::as_str);
+        let status = match (code, kind) {
+            (Some(code), _) => StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_GATEWAY),
+            (None, Some("BadRequestError" | "invalid_request_error")) => StatusCode::BAD_REQUEST,
+            (None, _) => StatusCode::BAD_GATEWAY,
+        };
         let content_type = Some(HeaderValue::from_static("application/json"));
         let body = Bytes::copy_from_slice(body);
         Self::Status { status, content_type, retry_after: None, body, in_body: true }

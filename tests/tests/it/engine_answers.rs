@@ -142,6 +142,7 @@ async fn i3_a_whole_answer_may_lack_its_last_blank_line_or_its_end_mark() {
         ("no blank line", format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]")),
         ("half of it", format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n")),
         ("no end mark", format!("{TOKEN}\n\n{LAST}\n\n")),
+        ("neither", format!("{TOKEN}\n\n{LAST}")),
         ("empty keep-alives", format!("data:\n\n{TOKEN}\n\ndata: \n\n{LAST}\n\ndata: [DONE]\n\n")),
     ];
     let bench = bench(|config| config.routing.retries = 0).await;
@@ -153,12 +154,50 @@ async fn i3_a_whole_answer_may_lack_its_last_blank_line_or_its_end_mark() {
             bench.cluster.metric(r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="ok"}"#);
         assert_eq!(ok.await.unwrap(), [f64::from(count)], "{name}");
     }
-    // Which of several choices is whole is not known.
-    bench.answer(events(&[&format!("{TOKEN}\n\n{LAST}\n\n")]));
-    let several = r#"{"model":"tiny","prompt":"bad","stream":true,"n":2}"#;
-    let reply = bench.cluster.client.post(COMPLETIONS, &[], several).await.unwrap();
-    // I3.9
-    assert!(String::from_utf8_lossy(&reply.body).contains("bad_upstream"), "{reply:?}");
+    // The connection may break behind a whole answer.
+    let whole_body =
+        [stream_head(), chunk(format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n").as_bytes())].concat();
+    bench.answer(vec![Act::Send(whole_body), Act::Close]);
+    // I3.1, I3.9
+    assert_eq!(streamed(&bench.cluster).await, (200, whole));
+    bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i3_a_stream_that_lacks_a_part_of_its_answer_is_not_completed() {
+    let ended = format!("{TOKEN}\n\n{LAST}\n\n");
+    let empty_reason = TOKEN.replace("null", "\"\"");
+    assert_ne!(empty_reason, TOKEN);
+    let cases = [
+        // Which of several choices is whole is not known.
+        (ended.clone(), r#""n":2"#),
+        // The usage that was asked for.
+        (ended, r#""stream_options":{"include_usage":true}"#),
+        // An empty reason is no reason.
+        (format!("{empty_reason}\n\n"), r#""n":1"#),
+        (format!("{TOKEN}\n\n"), r#""n":1"#),
+        (format!("{TOKEN}\n\ndata: {{\"choices\":[{{\"text\":\"cut"), r#""n":1"#),
+    ];
+    let bench = bench(|config| config.routing.retries = 0).await;
+    for (text, fields) in cases {
+        bench.answer(events(&[&text]));
+        let body = format!(r#"{{"model":"tiny","prompt":"bad","stream":true,{fields}}}"#);
+        let reply = bench.cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+        let seen = String::from_utf8_lossy(&reply.body).into_owned();
+        // I3.9
+        assert!(seen.contains("bad_upstream") && !seen.contains("[DONE]"), "{text} {fields}: {seen}");
+    }
+    for (path, name) in [("/v1/responses", "response.completed"), ("/v1/messages", "message_stop")] {
+        for data in [format!("data: {{\"type\":\"{name}\",\"resp"), String::new()] {
+            bench.answer(events(&[&format!("event: {name}\n{data}")]));
+            let body = r#"{"model":"tiny","max_tokens":9,"stream":true,"input":"a",
+                "messages":[{"role":"user","content":"a"}]}"#;
+            let reply = bench.cluster.client.post(path, &[], body).await.unwrap();
+            // I3.9
+            let seen = String::from_utf8_lossy(&reply.body).into_owned();
+            assert!(seen.contains("before its last event") || seen.contains("within an event"), "{seen}");
+        }
+    }
     bench.cluster.at_rest().await.unwrap();
 }
 
@@ -252,7 +291,11 @@ async fn a_200_that_carries_an_error_is_an_error_streamed_or_not() {
     let older = r#"{"object":"error","message":"too long","type":"BadRequestError","code":400}"#;
     let beside = r#"{"choices":[],"error":{"message":"too long","code":"400"}}"#;
     let plain = r#"{"error":"plain text"}"#;
-    for (error, expected) in [(server, 502), (client, 400), (older, 400), (beside, 400), (plain, 502)] {
+    let twice = r#"{"error":{"message":"too long","code":null},"code":400}"#;
+    let word = r#"{"error":{"message":"a","type":"invalid_request_error","code":"context_length_exceeded"}}"#;
+    for (error, expected) in
+        [(server, 502), (client, 400), (older, 400), (beside, 400), (plain, 502), (twice, 400), (word, 400)]
+    {
         let event = format!("data: {error}\n\n");
         for acts in [vec![Act::Send(json(error))], events(&[&event, "data: [DONE]\n\n"])] {
             bench.answer(acts);
@@ -266,6 +309,17 @@ async fn a_200_that_carries_an_error_is_an_error_streamed_or_not() {
         let reply = cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
         assert_eq!(reply.status.as_u16(), expected, "{error}: {reply:?}");
     }
+    // An error of a filter of contents, say, is a part of an event.
+    let filter = r#"data: {"choices":[],"filters":[{"error":{"code":"x"}}]}"#;
+    let passes = format!("{filter}\n\n{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n");
+    bench.answer(events(&[&passes]));
+    // I1.4
+    assert_eq!(streamed(cluster).await, (200, passes));
+    // In the last event, its blank line may be missing.
+    bench.answer(events(&[TOKEN, "\n\ndata: ", client]));
+    let (_, text) = streamed(cluster).await;
+    // I3.9
+    assert!(text.contains("too long"), "{text}");
     // After the first token it is one error event, and nothing follows.
     bench.answer(events(&[TOKEN, "\n\ndata: ", server, "\n\ndata: [DONE]\n\n"]));
     let (status, text) = streamed(cluster).await;

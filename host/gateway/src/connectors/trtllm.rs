@@ -8,7 +8,7 @@ use serde_json::{json, value::RawValue};
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, token_header};
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, ended_with, is_failed_end, token_header};
 use crate::{
     openai::request::{Endpoint, Request},
     upstream::LegHeaders,
@@ -102,8 +102,10 @@ impl Connector for Trtllm {
         let Some(choice) = answer.choices.first() else {
             return PrefillAnswer::MissingData("no choices".to_owned());
         };
-        if !matches!(choice.finish_reason.as_deref(), Some("length" | "not_finished") | None) {
-            return PrefillAnswer::WasAll;
+        match choice.finish_reason.as_deref() {
+            Some("length" | "not_finished") | None => {}
+            Some(end) if is_failed_end(end) => return PrefillAnswer::MissingData(ended_with(end)),
+            Some(_) => return PrefillAnswer::WasAll,
         }
         let there = |value: &&RawValue| !matches!(value.get(), "null" | "{}" | "[]");
         let Some(parameters) = choice.disaggregated_params.filter(there) else {

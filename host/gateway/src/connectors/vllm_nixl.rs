@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, vllm};
+use super::{Connector, LegContext, PrefillAnswer, Target, ended_with, is_failed_end, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -131,9 +131,7 @@ impl Connector for VllmNixl {
         else {
             return match finish {
                 Some("length" | "max_tokens") | None => PrefillAnswer::MissingParameters,
-                Some(end @ ("abort" | "error")) => {
-                    PrefillAnswer::MissingData(format!("the engine ended it with `{end}`"))
-                }
+                Some(end) if is_failed_end(end) => PrefillAnswer::MissingData(ended_with(end)),
                 Some(_) => PrefillAnswer::WasAll,
             };
         };

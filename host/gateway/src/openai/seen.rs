@@ -134,7 +134,11 @@ fn named(event: &[u8]) -> Seen {
         b"error" => Seen { error: true, ..Seen::default() },
         _ if name.starts_with(b"response.") && name.ends_with(b".delta") => one_token(),
         b"" if sse::is_done(event) => Seen { done: true, ..Seen::default() },
-        b"" => Seen { error: reported().error.is_some_and(is_something), ..Seen::default() },
+        b"" => {
+            let reported = reported();
+            let error = reported.error.is_some_and(is_something) || reported.object == Some("error");
+            Seen { error, ..Seen::default() }
+        }
         _ => Seen::default(),
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::{HeaderValue, Response, header};
 
 use crate::{
+    connectors::{ended_with, failed_end},
     openai::{
         seen,
         sse::{self, Splitter},
@@ -40,12 +41,15 @@ pub(super) async fn drain_prefill(
     if !valid {
         return Err(not_an_answer(&whole));
     }
+    if let Some(end) = failed_end(&whole) {
+        return Err(CallError::Protocol(ended_with(&end)));
+    }
     Ok(seen::whole(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
 /// Reads events up to the end mark. The rest of the body does not matter.
 async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallError> {
-    let mut splitter = Splitter::default();
+    let (mut splitter, mut finished) = (Splitter::default(), false);
     while upstream::read_within(&mut body, splitter.room(), Some(limits)).await? {
         let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
         let events = splitter.first(whole);
@@ -57,6 +61,10 @@ async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallErr
             if !sse::is_event(event) {
                 return Err(not_an_answer(event));
             }
+            if let Some(end) = failed_end(sse::object(event)).filter(|_| seen.finish) {
+                return Err(CallError::Protocol(ended_with(&end)));
+            }
+            finished |= seen.finish;
             if seen.done {
                 // Most engines end the body at once; then the connection can serve another call.
                 let _ = tokio::time::timeout(END_GRACE, body.read(&mut Vec::new())).await;
@@ -65,8 +73,8 @@ async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallErr
         }
         splitter.discard(whole);
     }
-    if sse::is_done(splitter.first(splitter.rest())) {
-        // Its blank line is missing.
+    // The last blank line, or the end mark, may be missing.
+    if finished || sse::is_done(splitter.first(splitter.rest())) {
         return Ok(());
     }
     Err(CallError::Broken("the stream ended before `[DONE]`".to_owned()))

@@ -357,7 +357,8 @@ fn content_type<B>(head: &Response<B>) -> &[u8] {
 /// yet, so another worker may answer.
 fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
     // Some servers send blanks while they generate, so that no proxy takes them for dead.
-    let (body, content_type) = (answer.body().trim_ascii_start(), answer.headers().get(header::CONTENT_TYPE));
+    let body = sse::without_mark(answer.body()).trim_ascii_start();
+    let content_type = answer.headers().get(header::CONTENT_TYPE);
     let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
     if request.endpoint.is_form() && !is_json {
         // Transcripts may be text or subtitles.

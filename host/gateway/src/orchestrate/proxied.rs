@@ -46,12 +46,22 @@ pub(crate) struct ProxiedRequest {
 enum Content {
     /// Before the head.
     Nothing,
-    /// A stream of events. `closed`: the event that ends the answer has come.
-    Stream { splitter: Splitter, closed: bool },
+    Stream(Splitter, Ends),
     /// A whole answer. Its bytes are kept up to a limit.
     Whole(Vec<u8>),
     /// The rest is not read: the answer is too large, or its outcome is known.
-    Ignored { failed: bool },
+    Ignored {
+        failed: bool,
+    },
+}
+
+/// What has come of the end of a stream of events.
+#[derive(Clone, Copy, Default)]
+struct Ends {
+    /// The event that ends the answer.
+    closed: bool,
+    /// A finish reason.
+    finished: bool,
 }
 
 impl ProxiedRequest {
@@ -155,7 +165,7 @@ impl ProxiedRequest {
         self.report(Event::Head);
         let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
         self.content = if is_stream {
-            Content::Stream { splitter: Splitter::default(), closed: false }
+            Content::Stream(Splitter::default(), Ends::default())
         } else {
             Content::Whole(Vec::new())
         };
@@ -169,15 +179,15 @@ impl ProxiedRequest {
             .candidate(self.drive.answering())
             .inspect(|candidate| candidate.worker.note_sign_of_life());
         match std::mem::replace(&mut self.content, Content::Ignored { failed: false }) {
-            Content::Stream { mut splitter, closed } => {
+            Content::Stream(mut splitter, ends) => {
                 splitter.room().extend_from_slice(bytes);
                 self.content = match splitter.whole() {
                     Ok(whole) => {
-                        let (closed, error) = self.look(splitter.first(whole), closed);
+                        let (ends, error) = self.look(splitter.first(whole), ends);
                         splitter.discard(whole);
                         match error {
                             Some(error) => return self.fail(error),
-                            None => Content::Stream { splitter, closed },
+                            None => Content::Stream(splitter, ends),
                         }
                     }
                     Err(error) => return self.fail(CallError::Protocol(error.to_string())),
@@ -192,36 +202,44 @@ impl ProxiedRequest {
         }
     }
 
-    /// Examines complete events. Returns whether the last event of the answer came, and an error event if
-    /// there was one.
-    fn look(&mut self, events: &[u8], mut closed: bool) -> (bool, Option<CallError>) {
+    /// Examines complete events. Returns what has come of the end, and an error event if there was one.
+    fn look(&mut self, events: &[u8], mut ends: Ends) -> (Ends, Option<CallError>) {
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();
             let seen = self.drive.look(event);
             if seen.error {
-                return (closed, Some(CallError::of_error_body(sse::object(event))));
+                return (ends, Some(CallError::of_error_body(sse::object(event))));
             }
-            closed |= seen.done;
+            ends.closed |= seen.done;
+            ends.finished |= seen.finish;
             if self.drive.count(&seen, self.heard_at) {
                 self.report(Event::FirstToken);
             }
         }
-        (closed, None)
+        (ends, None)
     }
 
     /// Handles the end of the answer.
     pub(crate) fn end(mut self) {
-        if let Content::Stream { splitter, closed: closed @ false } = &mut self.content
-            && relay::ends_with(splitter, self.drive.request.endpoint.format())
-        {
-            *closed = true;
-            let event = splitter.first(splitter.rest()).to_vec();
-            self.look(&event, true);
-        }
         match std::mem::replace(&mut self.content, Content::Ignored { failed: true }) {
-            Content::Stream { closed: true, .. } | Content::Ignored { failed: false } => self.drive.served(),
-            Content::Stream { .. } | Content::Nothing => {
-                return self.fail(CallError::Broken("the stream ended before its last event".to_owned()));
+            Content::Stream(mut splitter, mut ends) => {
+                if !ends.closed && relay::end_last_event(&mut splitter) {
+                    let (after, error) = self.look(splitter.first(splitter.rest()), ends);
+                    if let Some(error) = error {
+                        return self.fail(error);
+                    }
+                    ends = after;
+                    splitter.discard(splitter.rest());
+                }
+                let is_whole = ends.finished && splitter.rest() == 0 && self.drive.lacks_only_done();
+                if !ends.closed && !is_whole {
+                    return self.fail(CallError::Broken("the stream ended before its last event".to_owned()));
+                }
+                self.drive.served();
+            }
+            Content::Ignored { failed: false } => self.drive.served(),
+            Content::Nothing => {
+                return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
             Content::Whole(body) => {
                 let seen = seen::whole(self.drive.request.is_chat(), &body);

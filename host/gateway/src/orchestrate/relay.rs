@@ -48,7 +48,7 @@ pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use eligible::form_of;
 #[cfg(feature = "ext-proc")]
-pub(crate) use end::ends_with;
+pub(crate) use end::end_last_event;
 pub(crate) use prefill_answer::prefill_answer;
 use resume::Resumption;
 
@@ -182,9 +182,7 @@ impl Relay {
                 }
             }
             Ok(false) => self.end(),
-            // The client has the whole answer.
-            Err(_) if self.closed => self.end(),
-            Err(error) => self.fail(error.into()),
+            Err(error) => self.broke(error.into()),
         }
         Poll::Ready(())
     }

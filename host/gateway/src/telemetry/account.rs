@@ -311,6 +311,12 @@ impl Account {
         self.tokens
     }
 
+    /// Returns whether an engine reported usage.
+    #[must_use]
+    pub(crate) fn has_usage(&self) -> bool {
+        self.usage.is_some()
+    }
+
     /// Replaces the counted tokens with the usage that an engine reported. An engine may report the parts of
     /// the usage one after another.
     pub(crate) fn usage(&mut self, usage: Usage) {

@@ -6,9 +6,9 @@ use super::Relay;
 use crate::{
     openai::{
         endpoint::Format,
-        seen,
         sse::{self, Splitter},
     },
+    orchestrate::Drive,
     upstream::CallError,
 };
 
@@ -34,27 +34,51 @@ impl Relay {
         self.report(Event::Ended);
     }
 
-    /// Adds what some servers leave out at the end of a whole answer: the blank line behind the last event,
-    /// or `[DONE]` behind the finish reason of the only choice.
-    fn complete(&mut self) {
-        if ends_with(&mut self.splitter, self.format) {
-            self.relay_whole_events();
+    /// The engine's connection broke. A whole answer may have come before.
+    pub(super) fn broke(&mut self, error: CallError) {
+        if !self.closed {
+            self.end_last_event();
         }
-        let is_whole = self.finish_seen && self.splitter.rest() == 0 && self.drive.request.items() == 1;
-        if is_whole && !self.closed && !self.over && self.format == Format::OpenAi {
+        if self.closed {
+            self.end();
+        } else if !self.over {
+            self.fail(error);
+        }
+    }
+
+    /// Adds what some servers leave out at the end of a whole answer: the blank line behind the last event,
+    /// or `[DONE]` behind the finish reason of the only choice, and behind the usage that was asked for.
+    fn complete(&mut self) {
+        self.end_last_event();
+        let is_whole = self.finish_seen && self.splitter.rest() == 0 && self.drive.lacks_only_done();
+        if is_whole && !self.closed && !self.over {
             self.closed = true;
             self.push(DONE);
         }
     }
+
+    fn end_last_event(&mut self) {
+        if end_last_event(&mut self.splitter) {
+            self.relay_whole_events();
+        }
+    }
 }
 
-/// Ends the last event of a body that is over if that event ends an answer, and only its blank line is
-/// missing. Returns whether it does.
-pub(crate) fn ends_with(splitter: &mut Splitter, format: Format) -> bool {
+impl Drive {
+    /// Returns whether a stream that ended behind a finish reason lacks nothing but `[DONE]`.
+    pub(crate) fn lacks_only_done(&self) -> bool {
+        let has_usage = self.account.has_usage() || !self.request.include_usage;
+        has_usage && self.request.items() == 1 && self.request.endpoint.format() == Format::OpenAi
+    }
+}
+
+/// Ends the last event of a body that is over if only its blank line is missing. Returns whether it does.
+pub(crate) fn end_last_event(splitter: &mut Splitter) -> bool {
     let event = splitter.first(splitter.rest());
-    let is_last = !event.is_empty() && sse::is_event(event) && seen::event(format, event).done;
-    if is_last {
+    let is_json = || serde_json::from_slice::<serde::de::IgnoredAny>(sse::object(event)).is_ok();
+    let is_whole = sse::is_event(event) && (sse::is_done(event) || is_json());
+    if is_whole {
         splitter.end();
     }
-    is_last
+    is_whole
 }
