@@ -1,9 +1,9 @@
 //! Workers that answer, but do not serve: a prefill without a handoff, a model or an adapter that one worker
-//! has unloaded.
+//! has unloaded, a stream that ends before its first event.
 
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{json, status},
+    raw_engine::{chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
@@ -16,10 +16,14 @@ const GONE: &str =
 
 /// Starts an engine with this answer to each request.
 async fn engine(answer: Vec<u8>) -> RawEngine {
+    acting(vec![Act::Send(answer)]).await
+}
+
+async fn acting(acts: Vec<Act>) -> RawEngine {
     RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(json(MODELS))],
         line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ => vec![Act::Send(answer.clone())],
+        _ => acts.clone(),
     })
     .await
     .unwrap()
@@ -107,4 +111,65 @@ async fn i2_a_model_that_the_prefill_worker_has_unloaded_is_prefilled_by_another
     }
     assert!(!without.requests().is_empty(), "it was asked");
     cluster.at_rest().await.unwrap();
+}
+
+/// An engine that dies while it computes the prompt: the head of its answer was sent.
+async fn dying() -> RawEngine {
+    let begun = [stream_head(), chunk(b": waiting\n\n")].concat();
+    acting(vec![Act::Send(begun), Act::Pause(std::time::Duration::from_millis(50)), Act::Close]).await
+}
+
+#[tokio::test]
+async fn i2_a_stream_that_ends_before_its_first_event_is_retried_elsewhere() {
+    let token =
+        r#"{"id":"c","model":"tiny","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}"#;
+    let events = format!("data: {token}\n\ndata: [DONE]\n\n");
+    let answer = [stream_head(), chunk(events.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+    let bodies =
+        [value!({}), value!({"tools": [{"type": "function", "function": {"name": "f"}}]}), value!({"n": 2})];
+    for answering in ["aggregated", "decode"] {
+        let (dead, alive) = (dying().await, engine(answer.clone()).await);
+        let prefill = engine(prefilled("length", true)).await;
+        let mut workers = vec![(answering, &dead), (answering, &alive)];
+        if answering == "decode" {
+            workers.push(("prefill", &prefill));
+        }
+        let cluster = gateway(&workers).await;
+        for number in 0..12 {
+            let mut body = value!({"model": "tiny", "stream": true, "max_tokens": 2,
+                "messages": [{"role": "user", "content": format!("prompt {number}")}]});
+            let more = bodies[number % bodies.len()].as_object().unwrap().clone();
+            body.as_object_mut().unwrap().extend(more);
+            let reply = cluster.client.post("/v1/chat/completions", &[], body.to_string()).await.unwrap();
+            let text = String::from_utf8_lossy(&reply.body).into_owned();
+            // I2.2
+            assert_eq!(
+                (reply.status.as_u16(), text.replace(": waiting\n\n", "")),
+                (200, events.clone()),
+                "{body}"
+            );
+        }
+        assert!(!dead.requests().is_empty(), "it was asked");
+        cluster.at_rest().await.unwrap();
+        // Where every engine dies, the stream ends with one error event, after two engines (I4.1).
+        let others = [dying().await, dying().await, dying().await];
+        let mut workers: Vec<_> = others.iter().map(|engine| (answering, engine)).collect();
+        if answering == "decode" {
+            workers.push(("prefill", &prefill));
+        }
+        let cluster = gateway(&workers).await;
+        let body = r#"{"model":"tiny","prompt":"a","max_tokens":2,"stream":true}"#;
+        let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // I1.2
+        assert_eq!(
+            (reply.status.as_u16(), text.matches(r#""code":"poison_request""#).count()),
+            (200, 1),
+            "{text}"
+        );
+        // I4.1
+        let asked: usize = others.iter().map(|engine| engine.requests().len()).sum();
+        assert_eq!(asked, 2, "{answering}");
+        cluster.at_rest().await.unwrap();
+    }
 }

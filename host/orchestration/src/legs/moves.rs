@@ -1,7 +1,7 @@
 //! Streams that leave a worker that drains: the rest of the answer is generated elsewhere, as after a
 //! failure.
 
-use super::{Actions, LegOrder, LegState, Legs};
+use super::{Actions, Client, LegOrder, LegState, Legs};
 
 /// How often one stream may leave a worker that drains. Each move computes the prompt again: a stream that
 /// left two of them stays on the third until its end.
@@ -12,6 +12,11 @@ impl Legs {
     #[must_use]
     pub fn awaits_rest(&self) -> bool {
         self.resumes && !self.finished && !self.only_consumes()
+    }
+
+    /// The client has the head of an answer and no event of it: the legs may be retried as before the head.
+    pub fn begin_again(&mut self) {
+        self.resumes |= self.client == Client::Reading && !self.consumed && !self.held;
     }
 
     /// Returns the leg order.

@@ -404,6 +404,27 @@ fn retries_end_with_the_budget_and_with_the_first_byte() {
 }
 
 #[test]
+fn i2_a_stream_without_an_event_is_retried_as_before_its_head() {
+    let died = || E::Failed(Leg::Decode, BROKE);
+    let begun = || {
+        let (mut legs, _) =
+            Legs::new(Shape::Aggregated, RetryPolicy { retries: 2, ..RetryPolicy::default() });
+        for event in [E::Routed, E::Head] {
+            legs.on(event);
+        }
+        legs
+    };
+    let mut legs = begun();
+    legs.begin_again();
+    // I2.2
+    assert_eq!(legs.on(died()).to_vec(), [A::Cancel(Leg::Aggregated), A::Route(Leg::Aggregated)]);
+    let mut legs = begun();
+    legs.on(E::FirstToken);
+    legs.begin_again();
+    assert!(legs.on(died()).contains(&A::Fail(Leg::Aggregated)));
+}
+
+#[test]
 fn a_request_on_which_two_engines_broke_is_not_sent_to_a_third() {
     check(
         Shape::Aggregated,

@@ -86,9 +86,13 @@ impl Relay {
     pub(super) fn fail(&mut self, error: CallError) {
         self.incoming = None;
         self.move_arrived();
+        let is_whole = self.client_has_nothing();
+        if is_whole {
+            self.drive.legs.begin_again();
+        }
         // The legs of a rest without a token are retried with the request that they have. Its failure is
         // counted when no worker generates it.
-        let again = self.resumption.seam.is_some() && self.drive.legs.awaits_rest();
+        let again = (is_whole || self.resumption.seam.is_some()) && self.drive.legs.awaits_rest();
         let rest = (!again).then(|| self.rest(&error));
         if let Some(Err(reason)) = &rest
             && self.is_begun()
@@ -107,6 +111,12 @@ impl Relay {
         let again = again && !self.over && !self.detached && self.incoming.is_none();
         (self.resumption.is_pending, self.resumption.is_suspect) =
             (self.resumption.is_pending || again, self.resumption.is_suspect && !again);
+    }
+
+    /// Whether the client reads a stream of which no event came: it has the head, and comments at most.
+    fn client_has_nothing(&self) -> bool {
+        let has_nothing = !self.begun && !self.closed && self.resumption.seam.is_none();
+        has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
     }
 
     /// Whether the stream is to be continued, and the client has nothing of the rest.
