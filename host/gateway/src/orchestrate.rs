@@ -75,8 +75,8 @@ pub(crate) struct Drive {
     pub(crate) account: Box<Account>,
     pub(crate) runs: PerLeg<LegRun>,
     pub(crate) deadline: Instant,
-    /// When the request was ready to be routed: a booking cannot be older.
-    begun: Instant,
+    /// When a leg was booked last, or the request was ready to be routed.
+    booked_at: Instant,
     pub(crate) gone: CancellationToken,
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
@@ -169,7 +169,7 @@ impl Drive {
             state,
             upstream,
             executor,
-            begun: Instant::now(),
+            booked_at: Instant::now(),
             request,
             legs,
             account,

@@ -219,6 +219,7 @@ impl Drive {
         };
         let run = &mut self.runs[leg];
         (run.candidate, run.booking) = (Some(candidate), LegBooking::Own(routed.booking));
+        self.booked_at = Instant::now();
         if event == Event::Routed {
             // The booking takes its place.
             self.release_place();
@@ -268,7 +269,7 @@ impl Drive {
     /// When the bookings expire unless a token arrives before (F4).
     pub(crate) fn stale_at(&self) -> Option<Instant> {
         let booked = self.runs.answering.booking.is_some() || self.runs.prefill.booking.is_some();
-        booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)
+        booked.then(|| self.account.last_life().max(self.booked_at) + self.state.settings.booking_ttl)
     }
 
     /// Releases bookings that had no token for too long. The request goes on, and no longer counts as load.
