@@ -198,7 +198,9 @@ fn ended(outcome: Option<&Outcome>) -> String {
     }
     text.push('.');
     if end.moved {
-        text.push_str(" The stream left this worker, which drained, and went on elsewhere.");
+        text.push_str(
+            " The stream left this worker: it drained, or a request of a higher priority needed room.",
+        );
     } else if end.retried {
         text.push_str(" The leg was decided again, so this worker did not serve it.");
     }
@@ -241,6 +243,18 @@ mod tests {
             Blocks of the prompt expected in its cache: 3 on the device, 0 on the host, 0 on disk.\n\
             The request is still in flight.\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn l5_a_stream_that_left_its_worker_is_told() {
+        let text = explain(&receipt(|receipt| {
+            receipt["outcome"] = json!({
+                "status": 200, "code": "ok", "retried": false, "moved": true, "ttft_ms": 41.0, "itl_ms": 2.0,
+                "output_tokens": 7, "duration_ms": 60.0, "cached_tokens": { "predicted": null, "reported": null },
+            });
+        }));
+        // L5.6
+        assert!(text.contains(" The stream left this worker: it drained, or a request of a higher priority"));
     }
 
     #[test]

@@ -16,10 +16,10 @@ use std::{collections::VecDeque, sync::Arc};
 
 use bytes::Bytes;
 use http::Response;
-use pointsman_orchestration::{Action, Attempts, Event, Legs};
+use pointsman_orchestration::{Action, Attempts, Event, Legs, PausableStream};
 use pointsman_routing::{CandidateId, ReservedPlace, RoutingRequest};
 use pointsman_workers::{Candidate, Leg, PerLeg, Snapshot, WorkerId};
-use tokio::time::{Duration, Instant};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -39,6 +39,7 @@ mod lateness;
 mod leg_run;
 mod next_event;
 mod outcome;
+mod pause;
 mod pending_head;
 mod plan;
 mod planned_move;
@@ -75,8 +76,8 @@ pub(crate) struct Drive {
     pub(crate) account: Box<Account>,
     pub(crate) runs: PerLeg<LegRun>,
     pub(crate) deadline: Instant,
-    /// When the request was ready to be routed: a booking cannot be older.
-    begun: Instant,
+    /// When a leg was booked last, or the request was ready to be routed.
+    booked_at: Instant,
     pub(crate) gone: CancellationToken,
     /// Cached prompt tokens that the prefill leg reported. The decode leg's own number is wrong then.
     pub(crate) cached_tokens: Option<u32>,
@@ -109,6 +110,8 @@ pub(crate) struct Drive {
     planned: Option<CandidateId>,
     /// Workers for the rest of a stream that is about to leave its own.
     planned_move: Option<Box<PlannedMove>>,
+    /// Its part in making room for others, from its first token on.
+    pausing: Option<PausableStream>,
     /// Cancelled when no leg runs; the first abort makes it.
     over: Option<CancellationToken>,
     /// Progress of an answer that is not streamed.
@@ -169,7 +172,7 @@ impl Drive {
             state,
             upstream,
             executor,
-            begun: Instant::now(),
+            booked_at: Instant::now(),
             request,
             legs,
             account,
@@ -197,6 +200,7 @@ impl Drive {
             stored: false,
             planned: plan.planned,
             planned_move: None,
+            pausing: None,
             over: None,
             estimate: None,
             released: false,
@@ -276,17 +280,6 @@ impl Drive {
         if event == Event::Deadline && !self.legs.is_finished() {
             self.extend_deadline();
         }
-    }
-
-    /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
-    /// end, and its handoff is consumed.
-    fn extend_deadline(&mut self) {
-        let prefill =
-            if self.prefill_runs() { self.state.settings.leg_timeouts.prefill_head } else { Duration::ZERO };
-        let candidate = self.runs.prefill.candidate.as_ref();
-        let lease = candidate.map(|candidate| candidate.worker.spec().handoff_lease());
-        self.deadline = Instant::now() + prefill + lease.unwrap_or_default();
-        self.release_place();
     }
 
     /// Returns the next action to perform.
@@ -374,6 +367,7 @@ impl Drive {
             over.cancel();
         }
         self.attempts.stop();
+        self.pausing = None;
         self.stop(Leg::Prefill);
         self.stop(Leg::Decode);
         self.release_place();

@@ -29,19 +29,22 @@ use tokio::{
 
 mod admission;
 mod drain_rate;
+mod preemption;
 mod pressure;
 mod rules;
 #[cfg(test)]
 mod tests;
 
 pub use admission::Admission;
+pub use preemption::PausableStream;
 pub use pressure::Pressure;
 pub use rules::{
     AdmissionRequest, DEFAULT_OUTPUT_TOKENS, ModelBounds, QueueRules, TenantShare, estimated_output,
 };
 
 use drain_rate::DrainRate;
-use rules::{LineId, micros, thousandths};
+use preemption::{Asking, Preemption};
+use rules::{LineId, class_of, micros};
 
 /// The order of waiting requests. Every fourth admission ages, so that no band starves (L3.6), and a tenant
 /// that was idle passes others twice (L3.5).
@@ -57,6 +60,8 @@ pub struct AdmissionQueue {
     off: AtomicBool,
     /// Number of requests in the queue, so that freeing a worker takes no lock while nothing waits.
     waiting: AtomicUsize,
+    /// Whether streams pause for requests of a higher class.
+    preempts: AtomicBool,
     inner: Mutex<Inner>,
 }
 
@@ -78,6 +83,7 @@ struct Inner {
     polled: Instant,
     /// The request whose turn it is. There is one at a time, so that the order holds.
     called: Weak<Turn>,
+    preemption: Preemption,
 }
 
 /// Tells a waiting request that it may try.
@@ -99,6 +105,8 @@ pub struct Place {
     /// Tokens of the prompt.
     tokens: u64,
     turn: Arc<Turn>,
+    /// What it asks of running streams, if they may pause for it.
+    asking: Option<Asking>,
 }
 
 /// Whether a request may look for a worker now.
@@ -116,7 +124,7 @@ impl AdmissionQueue {
     /// Returns an empty queue.
     #[must_use]
     pub fn new(rules: QueueRules) -> Arc<Self> {
-        let off = AtomicBool::new(rules.is_off());
+        let (off, preempts) = (AtomicBool::new(rules.is_off()), AtomicBool::new(rules.preempt));
         let origin = Instant::now();
         let inner = Inner {
             origin,
@@ -131,14 +139,16 @@ impl AdmissionQueue {
             drain: DrainRate::default(),
             polled: origin,
             called: Weak::new(),
+            preemption: Preemption::default(),
         };
-        Arc::new(Self { off, waiting: AtomicUsize::new(0), inner: Mutex::new(inner) })
+        Arc::new(Self { off, waiting: AtomicUsize::new(0), preempts, inner: Mutex::new(inner) })
     }
 
     /// Changes the rules. Requests that already wait stay in the queue; their tenants' new weights apply to
     /// what is admitted from now on.
     pub fn set_rules(&self, rules: QueueRules) {
         self.off.store(rules.is_off(), Ordering::Relaxed);
+        self.preempts.store(rules.preempt, Ordering::Relaxed);
         self.inner.lock().rules = rules;
         self.wake();
     }
@@ -187,28 +197,46 @@ impl AdmissionQueue {
         tried: &[CandidateId],
     ) -> Option<Place> {
         let mut inner = self.inner.lock();
-        let Inner { rules, order, bytes, .. } = &*inner;
-        let bounds = rules.model(admission_request.model);
-        let fits_model = bounds.limit == 0 || order.of_group(admission_request.model) < bounds.limit;
-        let fits_bytes = bytes.checked_add(admission_request.bytes).is_some_and(|sum| sum <= rules.bytes);
-        if order.len() >= rules.limit || !fits_model || !fits_bytes {
+        if !inner.has_room(admission_request) {
             return None;
         }
-        let tenant = admission_request.request.tenant_hash;
-        let TenantShare { weight, max_priority } = rules.share(tenant);
-        let priority = admission_request.request.priority;
+        let mut place = self.insert(&mut inner, admission_request, leg, tried);
+        place.asking = inner.asking(&place.position.line, admission_request.request);
+        Some(place)
+    }
+
+    /// Takes a place for the rest of a stream that paused. The share of streams that are paused bounds how
+    /// many there are, and `limits.body_bytes_in_flight` their bodies.
+    #[must_use]
+    pub fn park_rest(
+        self: &Arc<Self>,
+        admission_request: &AdmissionRequest<'_>,
+        leg: Leg,
+        tried: &[CandidateId],
+    ) -> Place {
+        let rest = AdmissionRequest { bytes: 0, ..*admission_request };
+        self.insert(&mut self.inner.lock(), &rest, leg, tried)
+    }
+
+    fn insert(
+        self: &Arc<Self>,
+        inner: &mut Inner,
+        admission_request: &AdmissionRequest<'_>,
+        leg: Leg,
+        tried: &[CandidateId],
+    ) -> Place {
+        let (tenant, bytes) = (admission_request.request.tenant_hash, admission_request.bytes);
+        let (rules, weight) = (&inner.rules, inner.rules.share(tenant).weight);
         let [due_us, deadline_us, late_due_us] = admission_request.dues_us(inner.origin, rules.timeout);
         let key = Key {
-            priority: std::cmp::Reverse(thousandths(
-                max_priority.map_or(priority, |most| priority.min(most)),
-            )),
+            priority: std::cmp::Reverse(class_of(rules, admission_request.request)),
             due_us,
             deadline_us,
             late_due_us,
             ..Key::in_turn(inner.tickets)
         };
         inner.tickets += 1;
-        inner.bytes += admission_request.bytes;
+        inner.bytes += bytes;
         let tokens = u64::from(admission_request.request.prompt_tokens);
         inner.tokens += tokens;
         let line = admission_request.line(leg, tried);
@@ -224,7 +252,7 @@ impl AdmissionQueue {
             }
         }
         self.waiting.store(inner.order.len(), Ordering::SeqCst);
-        Some(Place { queue: self.clone(), position, bytes: admission_request.bytes, tokens, turn })
+        Place { queue: self.clone(), position, bytes, tokens, turn, asking: None }
     }
 
     /// Wakes the next request: capacity was released.
@@ -264,38 +292,19 @@ impl AdmissionQueue {
     pub fn inflight(&self) -> usize {
         self.inner.lock().inflight
     }
-
-    /// Returns when a client that is refused now should try again: the length of the queue divided by the
-    /// rate at which requests leave it.
-    #[must_use]
-    pub fn retry_after(&self) -> Duration {
-        let mut inner = self.inner.lock();
-        let waiting = inner.order.len();
-        inner.drain.retry_after(waiting, Instant::now())
-    }
-
-    /// Returns the numbers for a client that is refused now: requests that wait and are in flight, and the
-    /// limits.
-    #[must_use]
-    pub fn pressure(&self, model: &ModelName) -> Pressure {
-        let retry_after = self.retry_after();
-        let inner = self.inner.lock();
-        let (rules, bounds) = (&inner.rules, inner.rules.model(model));
-        let limited = |value: usize, limit: usize| (limit > 0).then_some((value, limit));
-        let inflight_of = inner.inflight_of.get(model).copied().unwrap_or(0);
-        Pressure {
-            waiting: inner.order.len(),
-            tokens: inner.tokens,
-            limit: rules.limit,
-            waiting_of_model: limited(inner.order.of_group(model), bounds.limit),
-            inflight: limited(inner.inflight, rules.max_inflight),
-            inflight_of_model: limited(inflight_of, bounds.max_inflight),
-            retry_after,
-        }
-    }
 }
 
 impl Inner {
+    /// Returns whether another request may wait.
+    fn has_room(&self, admission_request: &AdmissionRequest<'_>) -> bool {
+        let (rules, model) = (&self.rules, admission_request.model);
+        let limit = rules.model(model).limit;
+        let bytes = self.bytes.checked_add(admission_request.bytes);
+        self.counted(None) < rules.limit
+            && (limit == 0 || self.counted(Some(model)) < limit)
+            && bytes.is_some_and(|sum| sum <= rules.bytes)
+    }
+
     /// Returns whether another request of a model may be in flight.
     fn may_run(&self, model: &ModelName) -> bool {
         let most_of = self.rules.model(model).max_inflight;
@@ -377,6 +386,7 @@ impl Drop for Place {
         inner.order.remove(&self.position);
         inner.bytes -= self.bytes;
         inner.tokens -= self.tokens;
+        self.asking.iter().for_each(Asking::withdraw);
         self.queue.waiting.store(inner.order.len(), Ordering::SeqCst);
         if self.is_its_turn() {
             // A turn that came too late for this request goes to the next one.

@@ -98,6 +98,8 @@ pub struct Attempts {
     unconfirmed: Option<Admission>,
     /// Whether a worker was found, or the queue is off: further legs do not ask again.
     is_admitted: bool,
+    /// Whether a stream paused, and its rest waits for workers.
+    is_paused: bool,
 }
 
 impl Attempts {
@@ -188,10 +190,37 @@ impl Attempts {
         match self.waiting.take()? {
             Waiting::Pause(_, leg) => Some((leg, None)),
             Waiting::Queue(place, leg, until) => {
-                self.queued = self.parked.map_or(Duration::ZERO, |since| since.elapsed());
+                if !self.is_paused {
+                    self.queued = self.parked.map_or(Duration::ZERO, |since| since.elapsed());
+                }
                 Some((leg, Some((place, until))))
             }
         }
+    }
+
+    /// The stream pauses: nothing of its old legs counts, and its rest asks to be admitted.
+    pub fn begin_pause(&mut self) {
+        (self.is_paused, self.is_admitted, self.committed) = (true, false, None);
+    }
+
+    /// Returns whether a stream paused, and its rest waits for workers.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    /// Has the rest of a stream that paused wait in the queue until `until`. It takes a place, or keeps the
+    /// one that it has and gives back its admission.
+    pub fn wait_as_rest(&mut self, leg: Leg, place: Option<Queued>, parking: &Parking<'_>, until: Instant) {
+        self.unconfirmed.take().into_iter().for_each(Admission::withdraw);
+        let place = match place {
+            Some((place, _)) => {
+                place.try_later();
+                place
+            }
+            None => parking.queue.park_rest(&parking.admission_request, leg, &self.tried),
+        };
+        self.waiting = Some(Waiting::Queue(place, leg, until));
     }
 
     /// Stops waiting.
@@ -220,7 +249,7 @@ impl Attempts {
 
     /// Notes that a worker was found. Returns the request's admission, to be kept until the request ends.
     pub fn found(&mut self, place: Option<&Queued>) -> Option<Admission> {
-        self.is_admitted = true;
+        (self.is_admitted, self.is_paused) = (true, false);
         let mut admission = self.unconfirmed.take()?;
         admission.confirm(place.map(|(place, _)| place));
         Some(admission)
@@ -309,7 +338,7 @@ impl Attempts {
 
     /// Keeps or takes a place in the queue; `false` when the queue is full or the queue timeout expired.
     fn wait_in_queue(&mut self, leg: Leg, place: Option<Queued>, parking: &Parking<'_>) -> bool {
-        let (place, until) = match place {
+        let (mut place, until) = match place {
             Some((_, until)) if Instant::now() >= until => return false,
             Some((place, until)) => {
                 place.try_later();
@@ -323,6 +352,7 @@ impl Attempts {
                 (place, now + *timeout)
             }
         };
+        place.ask_for_room();
         self.waiting = Some(Waiting::Queue(place, leg, until));
         true
     }

@@ -79,6 +79,8 @@ pub struct Legs {
     resumes: bool,
     /// How often the stream left a worker that drains.
     moves: u32,
+    /// How often the stream paused.
+    pauses: u32,
 }
 
 /// Engines that may break on a request: a request that kills its engine must not visit every worker.
@@ -107,6 +109,7 @@ impl Legs {
             broken: 0,
             resumes: false,
             moves: 0,
+            pauses: 0,
         };
         let actions = legs.start();
         (legs, actions)
@@ -175,6 +178,7 @@ impl Legs {
             Event::Ended => self.ended(),
             Event::Failed(_, failed) => self.decode_failed(failed),
             Event::Move => self.move_stream(),
+            Event::Pause => self.pause_stream(),
             Event::ClientGone => self.client_gone(),
             Event::Deadline => self.deadline(),
         }
@@ -189,16 +193,9 @@ impl Legs {
         self.answered = false;
         self.held = false;
         self.state = PerLeg::default();
-        match (self.shape, self.policy.order) {
-            (Shape::Remote, LegOrder::PrefillFirst) => {
-                self.state.prefill = LegState::Routing;
-                smallvec![Action::Route(Leg::Prefill)]
-            }
-            _ => {
-                self.state.answering = LegState::Routing;
-                smallvec![Action::Route(self.answering())]
-            }
-        }
+        let first = self.first_leg();
+        self.state[first] = LegState::Routing;
+        smallvec![Action::Route(first)]
     }
 
     /// Routes decode as soon as prefill is *routed* (C2), unless the prefill answer carries the handoff (C7):

@@ -6,8 +6,8 @@
 //! `tokio::time::Instant`, so that a paused clock drives everything.
 
 pub use admission_queue::{
-    Admission, AdmissionQueue, AdmissionRequest, Admit, DEFAULT_OUTPUT_TOKENS, ModelBounds, Place, Pressure,
-    QueueRules, TenantShare, estimated_output,
+    Admission, AdmissionQueue, AdmissionRequest, Admit, DEFAULT_OUTPUT_TOKENS, ModelBounds, PausableStream,
+    Place, Pressure, QueueRules, TenantShare, estimated_output,
 };
 pub use attempts::{AfterRefusal, Attempts, Entry, Parking, Queued, Waiting};
 pub use legs::{

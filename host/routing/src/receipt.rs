@@ -94,7 +94,7 @@ pub struct Receipt {
     /// Whether a policy of the generation observes the outcome.
     #[serde(skip)]
     pub learns: bool,
-    /// Whether the stream left the worker because that drains.
+    /// Whether the stream left the worker, because that drains or the stream paused.
     #[serde(skip)]
     pub moved: bool,
     /// Whether the leg did its part of a stream that moved later: that it is decided again is no failure.

@@ -76,6 +76,7 @@ mod packages;
 mod page;
 mod pins;
 mod policies;
+mod preemption;
 mod prefill_answers;
 mod random_handoffs;
 mod realtime;

@@ -414,6 +414,35 @@ async fn f4_a_booking_without_progress_expires_and_is_counted() {
 }
 
 #[tokio::test]
+async fn f4_a_booking_behind_a_long_wait_in_the_queue_lives_as_long_as_any() {
+    let sim = SimConfig {
+        itl: Duration::from_millis(10),
+        overhead: Duration::from_millis(300),
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.timeouts.booking = Duration::from_secs(1);
+            config.queue.limit = 1;
+        })
+        .sim_with(sim, ",max_concurrency=1")
+        .start()
+        .await
+        .unwrap();
+    let body = |tokens: u32| chat(json!({"stream": true, "max_tokens": tokens, "ignore_eos": true}));
+    let mut first = cluster.client.stream(CHAT, &[], body(150)).await.unwrap();
+    first.next().await.unwrap();
+    // It waits for 1.5 s, and its first token takes 300 ms from then on.
+    let second = cluster.client.stream(CHAT, &[], body(5));
+    let (first, second) = tokio::join!(first.all(), second);
+    assert_eq!(first.unwrap().last().unwrap(), "[DONE]");
+    assert_eq!(second.unwrap().all().await.unwrap().last().unwrap(), "[DONE]");
+    // F4.9
+    assert_eq!(cluster.gateway.state().metrics.expired_bookings.get(), 0);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn a1_a_probe_runs_on_its_worker_alone_in_any_role() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
     for worker in ["1", "2"] {

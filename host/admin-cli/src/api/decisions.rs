@@ -91,7 +91,7 @@ pub struct Outcome {
     pub status: u16,
     pub code: String,
     pub retried: bool,
-    /// Whether the stream left the worker because that drains.
+    /// Whether the stream left the worker before its end, though that worked: it moved or paused.
     #[serde(default)]
     pub moved: bool,
     pub ttft_ms: Option<f64>,

@@ -17,6 +17,8 @@ pub struct Queue {
     pub timeout: Duration,
     /// Maximum number of requests in flight; further ones wait; 0: no limit.
     pub max_inflight: usize,
+    /// Whether running streams pause while requests of a higher priority wait.
+    pub preempt: bool,
     /// Weight of an input token when tenants share workers.
     #[key(default = 1.0, range = 0.0..=1e6, reason = "is not a weight")]
     pub input_weight: f64,

@@ -153,7 +153,7 @@ pub(super) fn busy_rules(settings: &Configured) -> BusyRules {
 
 /// Returns the bounds of the queue and the shares of tenants.
 pub(super) fn queue_rules(settings: &Configured) -> QueueRules {
-    let Queue { limit, bytes, timeout, max_inflight, input_weight, output_weight, ref models } =
+    let Queue { limit, bytes, timeout, max_inflight, preempt, input_weight, output_weight, ref models } =
         settings.queue;
     let bounds = |model: &QueueOfModel| ModelBounds { limit: model.limit, max_inflight: model.max_inflight };
     let share = |entry: &TenantEntry| TenantShare {
@@ -168,6 +168,7 @@ pub(super) fn queue_rules(settings: &Configured) -> QueueRules {
         bytes,
         timeout,
         max_inflight,
+        preempt,
         models: models.iter().map(|(name, model)| (ModelName::new(name), bounds(model))).collect(),
         input_weight,
         output_weight,

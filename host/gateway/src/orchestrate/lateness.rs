@@ -1,13 +1,25 @@
-//! Tells workers of answers and handoffs that did not come in time, and of handoffs that finished.
+//! Extends deadlines, and tells workers of answers and handoffs that did not come in time, and of handoffs
+//! that finished.
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 
 use pointsman_workers::Leg;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use super::Drive;
 
 impl Drive {
+    /// Gives engines time for what they still need, after the client has its answer: a prefill in flight may
+    /// end, and its handoff is consumed.
+    pub(super) fn extend_deadline(&mut self) {
+        let prefill =
+            if self.prefill_runs() { self.state.settings.leg_timeouts.prefill_head } else { Duration::ZERO };
+        let candidate = self.runs.prefill.candidate.as_ref();
+        let lease = candidate.map(|candidate| candidate.worker.spec().handoff_lease());
+        self.deadline = Instant::now() + prefill + lease.unwrap_or_default();
+        self.release_place();
+    }
+
     /// The request's own deadline passed: counts it with the worker that had time to answer and did not.
     /// `silent_from`: when the leg that answers was sent, or last sent an event; `None` before that.
     pub(super) fn note_deadline(&self, silent_from: Option<Instant>) {

@@ -1,8 +1,9 @@
-//! Finds workers for the rest of a stream while the worker that drains still serves it: a stream whose rest
-//! no other worker takes stays where it is (I15).
+//! Finds workers for both legs of the rest of a stream, before any leg is routed: while the worker that
+//! drains still serves it, so that a stream whose rest no other worker takes stays where it is (I15); or
+//! while the stream is paused, so that its rest books nothing before its turn has come (L5).
 
-use pointsman_orchestration::{HandoffKind, LegOrder};
-use pointsman_routing::{CandidateId, Pairing, Query, ReservedPlace, Routed};
+use pointsman_orchestration::HandoffKind;
+use pointsman_routing::{CandidateId, Pairing, Query, ReservedPlace, RouteError, Routed};
 use pointsman_workers::Leg;
 
 use super::{
@@ -32,8 +33,24 @@ impl Drive {
 
     /// Finds and books workers for the rest of the answer. Returns whether there are some.
     pub(super) fn plan_move(&mut self) -> bool {
-        self.planned_move = self.find_others().map(Box::new);
+        self.tried_and_left().is_some_and(|tried| self.book_both(&tried))
+    }
+
+    fn book_both(&mut self, tried: &[CandidateId]) -> bool {
+        self.planned_move = self.find_both(tried).map(Box::new);
         self.planned_move.is_some()
+    }
+
+    /// Finds and books workers for the rest of a stream that is paused, which may go back to the worker that
+    /// it left. Returns whether it has to wait: the workers that could serve it are busy.
+    pub(super) fn rest_has_to_wait(&mut self) -> bool {
+        // Workers joined and left while the stream was paused.
+        self.snapshot = self.state.registry.snapshot();
+        let tried = self.attempts.tried().to_vec();
+        match self.legs_of_rest().iter().try_for_each(|leg| self.preview(*leg, &tried)) {
+            Ok(()) => !self.book_both(&tried),
+            Err(error) => error.is_back_pressure(),
+        }
     }
 
     /// Ends the plan: from now on, legs are routed as always.
@@ -52,9 +69,9 @@ impl Drive {
         }
     }
 
-    fn find_others(&self) -> Option<PlannedMove> {
-        let (tried, answering) = (self.tried_and_left()?, self.answering());
-        let book = |leg, other| match self.ask(leg, &self.elsewhere(leg, other, &tried), false, &mut None) {
+    fn find_both(&self, tried: &[CandidateId]) -> Option<PlannedMove> {
+        let answering = self.answering();
+        let book = |leg, other| match self.ask(leg, &self.elsewhere(leg, other, tried), false, &mut None) {
             Ok(Found::Worker(routed)) => Some(routed),
             Ok(Found::Place(_)) | Err(_) => None,
         };
@@ -62,7 +79,7 @@ impl Drive {
         if answering == Leg::Aggregated {
             return Some(PlannedMove { answering: Some(book(answering, None)?), ..PlannedMove::default() });
         }
-        if self.legs.order() == LegOrder::DecodeFirst {
+        if self.legs.first_leg() == Leg::Decode {
             let decode = book(Leg::Decode, None)?;
             let prefill = book(Leg::Prefill, id(&decode))?;
             return Some(PlannedMove { prefill: Some(prefill), answering: Some(decode), place: None });
@@ -70,7 +87,7 @@ impl Drive {
         let prefill = book(Leg::Prefill, None)?;
         let mut planned = PlannedMove::default();
         if self.executor.traits(&prefill.candidate)?.handoff == HandoffKind::Completed {
-            let query = self.elsewhere(Leg::Decode, id(&prefill), &tried);
+            let query = self.elsewhere(Leg::Decode, id(&prefill), tried);
             let Ok(Found::Place(place)) = self.ask(Leg::Decode, &query, true, &mut None) else { return None };
             planned.place = place;
         } else {
@@ -104,11 +121,13 @@ impl Drive {
             let mut others = self.snapshot.pool(&self.request.model, leg).iter();
             others.any(|candidate| !tried.contains(&id_of(candidate)) && candidate.ineligible().is_none())
         };
-        // A question without a record: the legs are booked when all of them have a worker.
+        !state.queue.has_line(&admission_request, leg) && is_well() && self.preview(leg, tried).is_ok()
+    }
+
+    /// Asks for a leg's worker without a record: the legs are booked when all of them have one.
+    fn preview(&self, leg: Leg, tried: &[CandidateId]) -> Result<(), RouteError> {
         let question = Query { request_id: None, ..self.elsewhere(leg, None, tried) };
-        !state.queue.has_line(&admission_request, leg)
-            && is_well()
-            && self.ask(leg, &question, true, &mut None).is_ok()
+        self.ask(leg, &question, true, &mut None).map(drop)
     }
 
     /// The query for another worker. `other`: the worker of the other leg, if it is known.
@@ -117,7 +136,7 @@ impl Drive {
         let is_first = leg == Leg::Decode && other.is_none();
         Query {
             pairing: Pairing { is_first, ..question.pairing },
-            attempt: self.legs.attempt(),
+            attempt: self.attempts.earlier() + 1,
             explain: self.account.is_traced(),
             other_leg: other,
             tried,

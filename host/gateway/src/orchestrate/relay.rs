@@ -31,6 +31,7 @@ mod eligible;
 mod end;
 mod limits;
 mod moves;
+mod pauses;
 mod prefill_answer;
 mod resume;
 mod seam;
@@ -179,6 +180,7 @@ impl Relay {
                 } else {
                     self.relay_whole_events();
                     self.move_if_asked();
+                    self.pause_if_asked();
                 }
             }
             Ok(false) => self.end(),
@@ -292,6 +294,7 @@ impl Relay {
         if self.drive.count(seen, self.read_at) {
             self.report(Event::FirstToken);
             self.free_rest();
+            self.offer_to_pause();
         }
         if seen.finish && !self.finish_seen {
             self.finish_seen = true;

@@ -29,6 +29,10 @@ pub(super) enum Found {
 
 impl Drive {
     pub(super) fn route_or_pause(&mut self, leg: Leg) {
+        if self.attempts.is_paused() {
+            self.rest_waits(None);
+            return;
+        }
         if !self.attempts.pause(leg) {
             self.route(leg, None);
             return;
@@ -40,8 +44,10 @@ impl Drive {
 
     /// Routes the leg whose wait is over.
     pub(super) fn route_again(&mut self) {
-        if let Some((leg, place)) = self.attempts.resume() {
-            self.route(leg, place);
+        match self.attempts.resume() {
+            Some((leg, place)) if self.attempts.is_paused() => self.try_to_end_pause(leg, place),
+            Some((leg, place)) => self.route(leg, place),
+            None => {}
         }
     }
 
@@ -190,7 +196,7 @@ impl Drive {
     /// Asks the queue whether the leg may be routed. Returns the place in the queue that the request has;
     /// `None` if it waits, or it was refused.
     #[expect(clippy::option_option, reason = "an admitted request may have had no place")]
-    fn enter(&mut self, leg: Leg, place: Option<Queued>) -> Option<Option<Queued>> {
+    pub(super) fn enter(&mut self, leg: Leg, place: Option<Queued>) -> Option<Option<Queued>> {
         let (state, request) = (&self.state, &self.routing_request);
         let parking = parking(state, &self.request, request, &self.account, leg);
         match self.attempts.enter(leg, place, &parking) {
@@ -219,6 +225,7 @@ impl Drive {
         };
         let run = &mut self.runs[leg];
         (run.candidate, run.booking) = (Some(candidate), LegBooking::Own(routed.booking));
+        self.booked_at = Instant::now();
         if event == Event::Routed {
             // The booking takes its place.
             self.release_place();
@@ -268,7 +275,7 @@ impl Drive {
     /// When the bookings expire unless a token arrives before (F4).
     pub(crate) fn stale_at(&self) -> Option<Instant> {
         let booked = self.runs.answering.booking.is_some() || self.runs.prefill.booking.is_some();
-        booked.then(|| self.account.last_life().max(self.begun) + self.state.settings.booking_ttl)
+        booked.then(|| self.account.last_life().max(self.booked_at) + self.state.settings.booking_ttl)
     }
 
     /// Releases bookings that had no token for too long. The request goes on, and no longer counts as load.

@@ -88,6 +88,8 @@ pub(crate) struct Account {
     not_continued: Option<&'static str>,
     /// Why the stream did not leave a worker that drains.
     not_moved: Option<&'static str>,
+    /// How long the stream was paused for requests of a higher priority.
+    paused: Duration,
     /// Failures of engines within the stream.
     stream_failures: Vec<StreamFailure>,
     /// The request's share of the memory limit for all bodies.
@@ -158,6 +160,7 @@ impl Account {
             outcome: Outcome { status: 499, code: "client_closed" },
             not_continued: None,
             not_moved: None,
+            paused: Duration::ZERO,
             stream_failures: Vec::new(),
             body: None,
             admission: None,
@@ -357,11 +360,11 @@ impl Account {
         mean(self.block_began?, (self.last_token?, self.tokens))
     }
 
-    /// Returns the mean time between tokens; `None` for fewer than two.
+    /// Returns the mean time between tokens, without pauses; `None` for fewer than two.
     #[must_use]
     pub(crate) fn itl(&self) -> Option<Duration> {
         let between = self.last_token?.checked_duration_since(self.first_token?)?;
-        (self.tokens > 1).then(|| between / (self.tokens - 1))
+        (self.tokens > 1).then(|| between.saturating_sub(self.paused) / (self.tokens - 1))
     }
 
     /// Records how the request ended.

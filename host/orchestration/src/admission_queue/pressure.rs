@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use tokio::time::Duration;
+use pointsman_workers::ModelName;
+use tokio::time::{Duration, Instant};
+
+use super::AdmissionQueue;
 
 /// Requests that wait and are in flight, and the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,37 @@ pub struct Pressure {
     pub inflight_of_model: Option<(usize, usize)>,
     /// When a client should try again.
     pub retry_after: Duration,
+}
+
+impl AdmissionQueue {
+    /// Returns when a client that is refused now should try again: the length of the queue divided by the
+    /// rate at which requests leave it.
+    #[must_use]
+    pub fn retry_after(&self) -> Duration {
+        let mut inner = self.inner.lock();
+        let waiting = inner.order.len();
+        inner.drain.retry_after(waiting, Instant::now())
+    }
+
+    /// Returns the numbers for a client that is refused now: requests that wait and are in flight, and the
+    /// limits.
+    #[must_use]
+    pub fn pressure(&self, model: &ModelName) -> Pressure {
+        let retry_after = self.retry_after();
+        let inner = self.inner.lock();
+        let (rules, bounds) = (&inner.rules, inner.rules.model(model));
+        let limited = |value: usize, limit: usize| (limit > 0).then_some((value, limit));
+        let inflight_of = inner.inflight_of.get(model).copied().unwrap_or(0);
+        Pressure {
+            waiting: inner.counted(None),
+            tokens: inner.tokens,
+            limit: rules.limit,
+            waiting_of_model: limited(inner.counted(Some(model)), bounds.limit),
+            inflight: limited(inner.inflight, rules.max_inflight),
+            inflight_of_model: limited(inflight_of, bounds.max_inflight),
+            retry_after,
+        }
+    }
 }
 
 impl fmt::Display for Pressure {

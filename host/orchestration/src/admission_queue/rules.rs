@@ -32,6 +32,8 @@ pub struct QueueRules {
     pub timeout: Duration,
     /// Requests that may be in flight before others wait; 0: no limit.
     pub max_inflight: usize,
+    /// Whether running streams pause while requests of a higher priority wait.
+    pub preempt: bool,
     /// Bounds of single models, besides those of all.
     pub models: BTreeMap<ModelName, ModelBounds>,
     /// Weight of an input token.
@@ -75,6 +77,7 @@ impl Default for QueueRules {
             bytes: usize::MAX,
             timeout: DEFAULT_WAIT,
             max_inflight: 0,
+            preempt: false,
             models: BTreeMap::new(),
             input_weight: 1.0,
             output_weight: 2.0,
@@ -145,6 +148,17 @@ impl fair_queue::Line for LineId {
     }
 }
 
+impl LineId {
+    pub(super) fn leg(&self) -> Leg {
+        self.leg
+    }
+
+    /// Whether any worker of the leg may serve its requests.
+    pub(super) fn takes_any_worker(&self) -> bool {
+        self.constraints == 0
+    }
+}
+
 impl AdmissionRequest<'_> {
     /// Returns when it is due, when it becomes late, and when it is due then, in microseconds from `origin`.
     /// It is due when its client wants the first token. Without such a target, or once that has passed, it is
@@ -201,12 +215,18 @@ pub fn estimated_output(request: &RoutingRequest) -> u64 {
     u64::from(of_one) * u64::from(request.n.max(1))
 }
 
+/// Returns the priority of a request that its tenant may have, in thousandths.
+pub(super) fn class_of(rules: &QueueRules, request: &RoutingRequest) -> i64 {
+    let most = rules.share(request.tenant_hash).max_priority;
+    thousandths(most.map_or(request.priority, |most| request.priority.min(most)))
+}
+
 /// Microseconds from `origin` to a time.
 pub(super) fn micros(origin: Instant, time: Instant) -> i64 {
     i64::try_from(time.saturating_duration_since(origin).as_micros()).unwrap_or(i64::MAX)
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "a float cast saturates, and is 0 for NaN")]
-pub(super) fn thousandths(value: f32) -> i64 {
+fn thousandths(value: f32) -> i64 {
     (f64::from(value) * 1_000.0) as i64
 }

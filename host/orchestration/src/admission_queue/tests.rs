@@ -1,6 +1,7 @@
 //! The order and the bounds of the queue, and its invariants in random runs.
 
 use pointsman_routing::RoutingRequest;
+use pointsman_workers::WorkerId;
 use proptest::prelude::*;
 
 use super::*;
@@ -425,4 +426,120 @@ fn l3_a_tenant_that_comes_and_leaves_a_million_times_leaves_nothing() {
     let inner = queue.inner.lock();
     // L3.11
     assert!(inner.order.tenants() <= 1_024 && inner.order.len() == 1, "{}", inner.order.tenants());
+}
+
+fn running(queue: &Arc<AdmissionQueue>, class: f32) -> PausableStream {
+    let (request, arrived) = (priority(class, 0.0), Instant::now());
+    let admission_request =
+        AdmissionRequest { model: &model(), request: &request, pin: None, arrived, bytes: 1 };
+    queue.may_pause(&admission_request, LEG).unwrap()
+}
+
+fn asked(streams: &[PausableStream]) -> Vec<usize> {
+    let places = streams.iter().enumerate().filter(|(_, stream)| stream.is_asked());
+    places.map(|(place, _)| place).collect()
+}
+
+fn preempting(limit: usize) -> Arc<AdmissionQueue> {
+    AdmissionQueue::new(QueueRules { preempt: true, ..QueueRules::waiting(limit) })
+}
+
+#[tokio::test(start_paused = true)]
+async fn l5_the_newest_streams_of_the_lowest_class_pause_within_share_and_rate() {
+    let queue = preempting(100);
+    let mut streams: Vec<PausableStream> =
+        [0.0, 0.0, 1.0, 1.0, 2.0, 2.0, 2.0, 0.0].map(|class| running(&queue, class)).into();
+    let mut equal = park(&queue, &priority(0.0, 0.0)).unwrap();
+    equal.ask_for_room();
+    // L5.3
+    assert_eq!(asked(&streams), [0_usize; 0]);
+    let mut high: Vec<Place> = (0..4).map(|_| park(&queue, &priority(2.0, 0.0)).unwrap()).collect();
+    for expected in [&[7][..], &[7], &[1, 7], &[1, 7], &[0, 1, 7]] {
+        high.iter_mut().for_each(Place::ask_for_room);
+        // L5.3, L5.4: the newest first, one in 100 ms
+        assert_eq!(asked(&streams), expected);
+        tokio::time::advance(Duration::from_millis(60)).await;
+    }
+    // L5.4: two of eight
+    assert!(streams[7].begin() && streams[1].begin() && !streams[0].begin());
+    assert_eq!(queue.paused(), 2);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    high.iter_mut().for_each(Place::ask_for_room);
+    // L5.4
+    assert_eq!(asked(&streams), [0_usize; 0]);
+    streams[1].end();
+    tokio::time::advance(Duration::from_secs(2)).await;
+    high.iter_mut().for_each(Place::ask_for_room);
+    assert_eq!(asked(&streams), [1]);
+    drop(high);
+    // L5.1: the request that asked waits no longer
+    assert!(asked(&streams).is_empty() && !streams[1].begin());
+    assert_eq!(queue.paused(), 1);
+    drop(streams);
+    // L5.7
+    assert!(queue.paused() == 0 && queue.inner.lock().preemption.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn l5_a_request_asks_another_stream_when_the_first_one_does_not_answer() {
+    let queue = preempting(100);
+    let streams: Vec<PausableStream> = [0.0; 3].map(|class| running(&queue, class)).into();
+    let mut high = park(&queue, &priority(1.0, 0.0)).unwrap();
+    for expected in [&[2][..], &[2], &[2], &[1, 2]] {
+        high.ask_for_room();
+        // L5.3: a slow engine, or a client that does not read
+        assert_eq!(asked(&streams), expected);
+        tokio::time::advance(Duration::from_millis(400)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn l5_no_stream_pauses_for_a_request_that_its_place_does_not_help() {
+    let queue = AdmissionQueue::new(QueueRules { preempt: true, max_inflight: 1, ..QueueRules::waiting(9) });
+    let (name, one, arrived) = (model(), priority(1.0, 0.0), Instant::now());
+    let request = AdmissionRequest { model: &name, request: &one, pin: None, arrived, bytes: 1 };
+    let streams = [queue.may_pause(&request_of_low(&name), Leg::Decode).unwrap()];
+    let pinned = AdmissionRequest { pin: Some(WorkerId(1)), ..request };
+    for (request, leg, room, expected) in [
+        (&pinned, Leg::Decode, 0, 0),
+        (&request, Leg::Aggregated, 0, 0),
+        // Prefill workers are busy, and another request may be in flight.
+        (&request, Leg::Prefill, 0, 0),
+        (&request, Leg::Prefill, 1, 1),
+        (&request, Leg::Decode, 0, 1),
+    ] {
+        let _inflight: Vec<Admit> = (0..room).map(|_| admit(&queue, &one, None)).collect();
+        let mut place = queue.park(request, leg, &[]).unwrap();
+        place.ask_for_room();
+        // L5.1
+        assert_eq!(asked(&streams).len(), expected, "{leg:?} {room}");
+        drop(place);
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+}
+
+fn request_of_low(name: &ModelName) -> AdmissionRequest<'_> {
+    static LOW: std::sync::LazyLock<RoutingRequest> = std::sync::LazyLock::new(RoutingRequest::default);
+    AdmissionRequest { model: name, request: &LOW, pin: None, arrived: Instant::now(), bytes: 1 }
+}
+
+#[tokio::test(start_paused = true)]
+async fn l5_a_rest_always_has_a_place_and_takes_none_from_others() {
+    let queue = AdmissionQueue::new(QueueRules { preempt: true, bytes: 1, ..QueueRules::waiting(1) });
+    let mut stream = running(&queue, 0.0);
+    let mut high = park(&queue, &priority(1.0, 0.0)).unwrap();
+    assert!(park(&queue, &priority(1.0, 0.0)).is_none());
+    high.ask_for_room();
+    assert!(stream.begin());
+    let name = model();
+    let rest = queue.park_rest(&request_of_low(&name), LEG, &[]);
+    // L5.5
+    assert!(!rest.is_its_turn() && park(&queue, &priority(1.0, 0.0)).is_none());
+    drop(high);
+    let other = park(&queue, &priority(1.0, 0.0)).unwrap();
+    // L3.1, L5.5
+    assert_eq!((queue.waiting(), queue.waiting_bytes()), (2, 1));
+    drop(other);
+    // L5.5
+    assert!(rest.is_its_turn());
 }

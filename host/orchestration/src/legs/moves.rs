@@ -1,11 +1,15 @@
-//! Streams that leave a worker that drains: the rest of the answer is generated elsewhere, as after a
-//! failure.
+//! Streams that leave a worker that drains, or pause: the rest of the answer is generated elsewhere or later,
+//! as after a failure.
 
-use super::{Actions, Client, LegOrder, LegState, Legs};
+use pointsman_workers::Leg;
+
+use super::{Actions, Client, LegOrder, LegState, Legs, Shape};
 
 /// How often one stream may leave a worker that drains. Each move computes the prompt again: a stream that
 /// left two of them stays on the third until its end.
 const MAX_MOVES: u32 = 2;
+/// How often one stream may pause, for the same reason.
+const MAX_PAUSES: u32 = 2;
 
 impl Legs {
     /// Returns whether the client waits for the rest of an answer, no token of which came.
@@ -19,10 +23,13 @@ impl Legs {
         self.resumes |= self.client == Client::Reading && !self.consumed && !self.held;
     }
 
-    /// Returns the leg order.
+    /// Returns the leg that is routed first.
     #[must_use]
-    pub fn order(&self) -> LegOrder {
-        self.policy.order
+    pub fn first_leg(&self) -> Leg {
+        match (self.shape, self.policy.order) {
+            (Shape::Remote, LegOrder::PrefillFirst) => Leg::Prefill,
+            _ => self.answering(),
+        }
     }
 
     /// Returns whether the stream left as many workers as it may.
@@ -31,22 +38,40 @@ impl Legs {
         self.moves >= MAX_MOVES
     }
 
+    /// Returns whether the stream paused as often as it may.
+    #[must_use]
+    pub fn has_paused_enough(&self) -> bool {
+        self.pauses >= MAX_PAUSES
+    }
+
     /// Returns whether the stream may leave its worker now: its client has a part of the answer, and no
     /// prefill runs for it.
     #[must_use]
-    pub fn may_move(&self) -> bool {
+    pub fn may_leave(&self) -> bool {
         let runs_alone =
             self.state.answering == LegState::InFlight && self.state.prefill != LegState::InFlight;
-        runs_alone && self.has_part() && !self.has_moved_enough()
+        runs_alone && self.has_part()
+    }
+
+    pub(super) fn move_stream(&mut self) -> Actions {
+        if !self.may_leave() || self.has_moved_enough() {
+            return Actions::new();
+        }
+        self.moves += 1;
+        self.leave()
+    }
+
+    pub(super) fn pause_stream(&mut self) -> Actions {
+        if !self.may_leave() || self.has_paused_enough() {
+            return Actions::new();
+        }
+        self.pauses += 1;
+        self.leave()
     }
 
     /// Ends the leg that answers, and begins anew with the rest of the answer. It is no failure, and takes
     /// none of the continuations and retries.
-    pub(super) fn move_stream(&mut self) -> Actions {
-        if !self.may_move() {
-            return Actions::new();
-        }
-        self.moves += 1;
+    fn leave(&mut self) -> Actions {
         // The stream was healthy: it does not end because the first worker of its rest fails.
         self.policy.retries = self.policy.retries.max(1);
         let mut actions = self.stop(self.answering());

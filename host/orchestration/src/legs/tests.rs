@@ -777,6 +777,29 @@ fn i15_a_stream_leaves_a_worker_that_drains_twice_and_can_still_be_continued() {
 }
 
 #[test]
+fn l5_a_stream_pauses_twice_and_can_still_move_and_be_continued() {
+    let single = Leg::Aggregated;
+    let leaves: &[Action] = &[A::Cancel(single), A::Continue, A::Route(single)];
+    let rest: &[(Event, &[Action])] =
+        &[(E::Routed, &[A::Send(single)]), (E::Head, &[]), (E::Pause, &[]), (E::FirstToken, &[])];
+    let begins: &[(Event, &[Action])] = &[
+        (E::Routed, &[A::Send(single)]),
+        // L5.1
+        (E::Pause, &[]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+    ];
+    let pauses: &[(Event, &[Action])] = &[(E::Pause, leaves)];
+    // L5.4
+    let third: &[(Event, &[Action])] = &[(E::Pause, &[])];
+    // L5.6
+    let moves: &[(Event, &[Action])] = &[(E::Move, leaves)];
+    let dies: &[(Event, &[Action])] = &[(E::Failed(single, DIED), leaves)];
+    let all = [begins, pauses, rest, pauses, rest, third, moves, rest, dies].concat();
+    continued(Shape::Aggregated, 1, &all);
+}
+
+#[test]
 fn i15_the_legs_of_a_stream_that_moves_are_retried_until_a_token_of_them_came() {
     let single = Leg::Aggregated;
     continued(
@@ -849,6 +872,7 @@ struct World {
     resumes: bool,
     continuations: u32,
     moves: u32,
+    pauses: u32,
     answers: u32,
     gone: bool,
     /// Decode requests that carried the present handoff and that an engine took.
@@ -883,6 +907,7 @@ impl World {
             resumes: false,
             continuations: 0,
             moves: 0,
+            pauses: 0,
             answers: 0,
             gone: false,
             dispatched: 0,
@@ -1025,7 +1050,7 @@ impl World {
             events.extend(sent.into_iter().map(|failed| E::Failed(Leg::Decode, failed)));
         }
         if self.decode && self.token && !self.finish && !self.prefill && self.relayed && waits {
-            events.push(E::Move);
+            events.extend([E::Move, E::Pause]);
         }
         if waits {
             events.push(E::ClientGone);
@@ -1082,6 +1107,7 @@ impl World {
             }
             E::ClientGone => self.gone = true,
             E::Move => self.moves += u32::from(self.moves < 2),
+            E::Pause => self.pauses += u32::from(self.pauses < 2),
             E::Deadline => {}
         }
         Some(event)
@@ -1119,7 +1145,7 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
     }
     assert_eq!(legs.is_finished(), world.finished);
     // I14.3
-    assert!(world.continuations - world.moves <= retry_policy.continuations);
+    assert!(world.continuations - world.moves - world.pauses <= retry_policy.continuations);
     let served = world.answers + u32::from(world.relayed && world.answers == 0);
     assert!(world.gone || served == 1, "the client got {served} answers");
     assert!(legs.on(E::ClientGone).is_empty() && legs.on(E::Ended).is_empty());

@@ -109,6 +109,8 @@ pub enum Event {
     Ended,
     /// The worker that answers drains, and others were found for the rest of its answer.
     Move,
+    /// The stream pauses for a request of a higher priority.
+    Pause,
     /// A leg failed, or the answer of prefill has no usable handoff.
     Failed(Leg, Failed),
     /// The client disconnected.

@@ -86,7 +86,8 @@ pub struct Outcome {
     pub code: &'static str,
     /// Whether the leg was decided again later, because the attempt of the request failed.
     pub retried: bool,
-    /// Whether the stream left the worker of this decision, which drains. It was served there until then.
+    /// Whether the stream left the worker of this decision, because that drains or the stream paused. It was
+    /// served there until then.
     pub moved: bool,
     /// Time to first token, from the request's arrival.
     pub ttft: Option<Duration>,

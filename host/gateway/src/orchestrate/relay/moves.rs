@@ -32,14 +32,22 @@ const ROUTE_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Moving {
     /// The drain of its worker to whose end it stays there; 0: none.
     stays_in: u32,
-    /// It does not ask before.
+    /// It does not leave before.
     not_before: Option<Instant>,
-    /// The move that runs, until the first token of the rest.
-    running: Option<StreamMove>,
+    /// The departure that runs, until the first token of the rest.
+    running: Option<Departure>,
+}
+
+/// Why the rest of a stream is generated elsewhere or later, though its engine works.
+pub(super) enum Departure {
+    /// Its worker drains.
+    Move(StreamMove),
+    /// A request of a higher priority waits.
+    Pause,
 }
 
 /// Why a stream does not leave its worker now.
-enum Obstacle {
+pub(super) enum Obstacle {
     /// It stays until its end.
     Stays(Reason),
     /// It asks again at an event after this time.
@@ -50,6 +58,15 @@ impl Moving {
     /// Whether the rest of the stream is sought because it leaves its worker.
     pub(super) fn is_under_way(&self) -> bool {
         self.running.is_some()
+    }
+
+    /// The stream leaves its worker.
+    pub(super) fn begin(&mut self, departure: Departure) {
+        *self = Self { running: Some(departure), ..Self::default() };
+    }
+
+    pub(super) fn waits_until(&mut self, time: Instant) {
+        self.not_before = Some(time);
     }
 
     /// The stream is served by another worker than before.
@@ -66,12 +83,10 @@ impl Relay {
         if asks == 0 || asks == self.resumption.moving.stays_in {
             return;
         }
-        let reads = !self.detached && !self.over && !self.closed && !self.finish_seen;
-        let is_early = self.resumption.moving.not_before.is_some_and(|at| self.read_at < at);
-        if reads && !is_early && self.incoming.is_some() {
+        if self.can_leave() {
             match self.move_elsewhere() {
                 Ok(()) => {}
-                Err(Obstacle::Later(pause)) => self.resumption.moving.not_before = Some(self.read_at + pause),
+                Err(Obstacle::Later(pause)) => self.resumption.moving.waits_until(self.read_at + pause),
                 Err(Obstacle::Stays(reason)) => {
                     self.resumption.moving.stays_in = asks;
                     self.drive.stays(reason);
@@ -80,7 +95,15 @@ impl Relay {
         }
     }
 
-    /// Counts the stream that moves, if it does, as moved once a token of the rest came.
+    /// Whether the client reads an answer that its engine still writes, and nothing stood in the way a moment
+    /// ago.
+    pub(super) fn can_leave(&self) -> bool {
+        let has_all = self.detached || self.over || self.closed || self.finish_seen;
+        let is_early = self.resumption.moving.not_before.is_some_and(|at| self.read_at < at);
+        !has_all && !is_early && self.incoming.is_some()
+    }
+
+    /// Counts the stream that left its worker, if it did, as gone on once a token of the rest came.
     pub(super) fn move_arrived(&mut self) {
         // A rest may have no token: its first event may be the last one.
         let arrived = !self.drive.legs.awaits_rest() || self.finish_seen;
@@ -101,7 +124,7 @@ impl Relay {
         if self.drive.request.hints.pinned(leg).is_some() {
             return Err(Obstacle::Stays("pinned"));
         }
-        if !self.is_begun() || !self.drive.legs.may_move() {
+        if !self.is_begun() || !self.drive.legs.may_leave() {
             return Err(Obstacle::Later(Duration::ZERO));
         }
         let Some(turn) = self.worker().and_then(|worker| worker.begin_move()) else {
@@ -116,7 +139,7 @@ impl Relay {
             return Err(Obstacle::Later(ROUTE_INTERVAL));
         }
         (self.resumption.rest, self.resumption.is_suspect) = (Some(rest), false);
-        self.resumption.moving = Moving { running: Some(turn), ..Moving::default() };
+        self.resumption.moving.begin(Departure::Move(turn));
         self.drive.account.moved(leg);
         self.drive.runs.answering.failure = Some(ApiError::BadUpstream("its worker drains".to_owned()));
         self.report(Event::Move);
@@ -125,7 +148,7 @@ impl Relay {
     }
 
     /// Returns the request for the rest, if the stream can be left here.
-    fn movable_rest(&self) -> Result<Box<Rest>, Obstacle> {
+    pub(super) fn movable_rest(&self) -> Result<Box<Rest>, Obstacle> {
         let transcript = self.resumption.transcript.as_ref().map_err(|reason| Obstacle::Stays(reason))?;
         self.safe_rest(transcript).map_err(|reason| match reason {
             // The next tokens may change it.
@@ -140,20 +163,32 @@ impl Relay {
         })
     }
 
-    /// Counts the stream that moves, if it does, as moved. Returns whether it did.
+    /// Counts the stream that left its worker, if it did, as gone on. Returns whether it did.
     pub(super) fn move_succeeded(&mut self) -> bool {
         let Some(running) = self.resumption.moving.running.take() else { return false };
-        running.succeeded();
         self.resumption.cause = None;
-        self.drive.state.metrics.continued("moved", "drain");
+        let (result, cause) = match running {
+            Departure::Move(running) => {
+                running.succeeded();
+                ("moved", "drain")
+            }
+            Departure::Pause => ("continued", "preempt"),
+        };
+        self.drive.state.metrics.continued(result, cause);
         true
     }
 
-    /// Counts the stream that moves, if it does, as one that ended with an error. Returns whether it moved.
+    /// Counts the stream that left its worker, if it did, as ended with an error. Returns whether it did.
     pub(super) fn move_failed(&mut self) -> bool {
         let Some(running) = self.resumption.moving.running.take() else { return false };
-        running.failed();
-        self.drive.state.metrics.continued("failed", "drain");
+        let cause = match running {
+            Departure::Move(running) => {
+                running.failed();
+                "drain"
+            }
+            Departure::Pause => "preempt",
+        };
+        self.drive.state.metrics.continued("failed", cause);
         true
     }
 }

@@ -193,6 +193,8 @@ impl Relay {
                 self.attach(head);
             }
             self.perform_all();
+            // Legs of a rest that is tried again are routed as always.
+            self.drive.end_plan();
         }
         self
     }

@@ -101,6 +101,7 @@ impl Account {
             not_continued = self.not_continued,
             moved = self.receipts.iter().any(|receipt| receipt.moved).then_some(true),
             not_moved = self.not_moved,
+            paused_ms = (!self.paused.is_zero()).then_some(self.paused.as_secs_f64() * 1e3),
             took_ms = took.as_secs_f64() * 1e3,
             trace = origin.map(|request| self.trace_context(request).id()),
             agent_session = agent.and_then(|agent| agent.session_id.as_deref()),

@@ -2,6 +2,7 @@
 
 use pointsman_routing::{DecisionId, StreamFailed};
 use pointsman_workers::Leg;
+use tokio::time::Duration;
 
 use super::Account;
 
@@ -38,7 +39,7 @@ impl Account {
         self.not_continued = Some(reason);
     }
 
-    /// Records that the stream leaves the worker of the leg that answers, which drains.
+    /// Records that the stream leaves the worker of the leg that answers: it moves, or pauses.
     pub(crate) fn moved(&mut self, answering: Leg) {
         for leg in [Some(answering), answering.partner()].into_iter().flatten() {
             let newest = self.receipts.iter_mut().rev().find(|receipt| receipt.leg == leg);
@@ -46,6 +47,22 @@ impl Account {
                 (receipt.moved, receipt.served_until_move) = (leg == answering, true);
             });
         }
+    }
+
+    /// Records that the stream pauses, and gives the request's admission back: its tenant is charged for all
+    /// tokens when the rest ends.
+    pub(crate) fn pauses(&mut self, answering: Leg) {
+        self.moved(answering);
+        // The worker of the rest is not slow because the stream was paused.
+        self.block_began = None;
+        if let Some(mut admission) = self.admission.take() {
+            admission.used(0, 0);
+        }
+    }
+
+    /// Records that a pause ended.
+    pub(crate) fn paused(&mut self, pause: Duration) {
+        self.paused += pause;
     }
 
     /// Records why the stream did not leave a worker that drains.

@@ -14,7 +14,7 @@ pub(crate) struct ContinuationLabels {
 }
 
 impl Metrics {
-    /// Counts a stream. `cause`: `failure` of its engine, or `drain` of its worker.
+    /// Counts a stream. `cause`: `failure` of its engine, `drain` of its worker, or `preempt`.
     pub(crate) fn continued(&self, reason: &'static str, cause: &'static str) {
         self.continuations.get_or_create(&ContinuationLabels { reason, cause }).inc();
     }

@@ -343,6 +343,7 @@ fn rows() -> Vec<Row> {
         row("queue.timeout", "'7s'", queue),
         row("queue.bytes", "7000", queue),
         row("queue.max_inflight", "7", queue),
+        row("queue.preempt", "true", queue),
         row("queue.input_weight", "0.5", queue),
         row("queue.output_weight", "0.5", queue),
         row("queue.models.*.limit", "7", queue),
