@@ -265,8 +265,8 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         100.0 * ratio(number(count), number(seen.assigned.len()))
     };
     blocks.push(Block::Sentence(format!(
-        "Engine of a request: {:.1} % told by KV events, {:.1} % by counters (no other engine began an answer in that \
-         second), {:.1} % guessed from the shares of the engines.",
+        "Engine of a request: {:.1} % told by KV events, {:.1} % by counters (in a second, one engine began as many \
+         answers as requests waited), {:.1} % guessed from the shares of the engines.",
         share(How::Events),
         share(How::Counters),
         share(How::Guessed)
