@@ -33,7 +33,7 @@ use self::{
     intake::Intake,
     report::Observation,
     request::Measure,
-    tracker::Tracker,
+    tracker::{Followed, Tracker},
     writer::{Reported, Sources, Writer, Written},
 };
 
@@ -133,6 +133,8 @@ struct Seen {
     written: Vec<Written>,
     /// The engines that KV events told, in the same order.
     known: Vec<Option<u32>>,
+    /// Requests that KV events were not compared with.
+    left_out: u64,
     logs: Vec<EngineLog>,
 }
 
@@ -223,9 +225,9 @@ impl ObserveArgs {
         let mut written = joined.map_err(|_| anyhow::anyhow!("the writer of the trace panicked"))?;
         // As the trace is sorted when it is read.
         written.sort_by_key(|request| request.at);
-        let found = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
-        let known = written.iter().map(|request| found.get(&request.number).copied()).collect();
-        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, known, logs })
+        let Followed { engines, left_out } = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
+        let known = written.iter().map(|request| engines.get(&request.number).copied()).collect();
+        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, known, left_out, logs })
     }
 
     /// Reads the metrics of each engine, by its position.
@@ -258,6 +260,7 @@ impl ObserveArgs {
             counts: &seen.counts,
             written: &seen.written,
             assigned: &assigned,
+            left_out: seen.left_out,
             logs: &seen.logs,
             total,
         };

@@ -28,6 +28,8 @@ pub(super) struct Observation<'a> {
     /// In the order of arrival.
     pub(super) written: &'a [Written],
     pub(super) assigned: &'a [Assigned],
+    /// Requests that KV events were not compared with, because too many were.
+    pub(super) left_out: u64,
     pub(super) logs: &'a [EngineLog],
     pub(super) total: Window,
 }
@@ -271,6 +273,12 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         share(How::Counters),
         share(How::Guessed)
     )));
+    if seen.left_out > 0 {
+        blocks.push(Block::Warning(format!(
+            "{} requests were not compared with KV events, because too many waited for theirs at once",
+            seen.left_out
+        )));
+    }
     if share(How::Guessed) > 50.0 {
         blocks.push(Block::Warning(
             "most engines are guessed: the simulated hit rate of your router is that of an assignment at random; compare \
