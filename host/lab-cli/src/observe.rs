@@ -29,7 +29,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     counts::Counts,
     engines::EngineLog,
-    finish::{Forecast, complete, fleet, forecast, write_fleet},
+    finish::{Forecast, complete, fleet, forecast, write_fleet, write_private},
     intake::Intake,
     report::Observation,
     request::Measure,
@@ -275,7 +275,7 @@ impl ObserveArgs {
                 let title = "What your router did, and what each policy would have done";
                 let page = html::page_after(&forecast.study, title, &document::html(blocks));
                 let path = self.out.join("report.html");
-                std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
+                write_private(&path, &page)?;
                 text.push_str(&format!("\nwritten: {}\n", path.display()));
             }
             None => text.push_str(&format!("\nfewer than {LEAST_REQUESTS} requests: nothing is forecast\n")),

@@ -1,9 +1,9 @@
 //! The end of an observation: completes the trace, fits the fleet, and runs the comparison.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, Permissions},
     io::{BufWriter, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
     path::Path,
 };
 
@@ -66,9 +66,7 @@ pub(super) fn complete(
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let write = || -> std::io::Result<()> {
-        let file: File =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-        let mut out = BufWriter::new(file);
+        let mut out = BufWriter::new(create_private(partial.as_ref())?);
         trace.write_mooncake(&mut out)?;
         out.flush()?;
         std::fs::rename(&partial, path)
@@ -118,7 +116,20 @@ pub(super) fn write_fleet(path: &Path, fleet: &Fleet, equations: Option<usize>) 
         None => "step time is a default: the metrics did not say enough".to_owned(),
     };
     let text = fleet_text(fleet, &[format!("Written by `pointsman observe`: {step_time}.")]);
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    write_private(path, &text)
+}
+
+/// Writes a file that only its owner may read.
+pub(super) fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
+    let written = create_private(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Opens an empty file that only its owner may read, also when it exists with other rights.
+fn create_private(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
 }
 
 /// Simulates what was observed and what each policy would have done.

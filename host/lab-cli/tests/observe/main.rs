@@ -10,7 +10,7 @@
     reason = "helpers of tests are tests"
 )]
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
 use reqwest::Client;
 use serde_json::json;
@@ -44,12 +44,15 @@ async fn chat(client: &Client, base: &str, number: usize) -> Duration {
     begun.elapsed()
 }
 
-/// Asserts that no file below a directory has the text of a prompt or a key.
-fn assert_no_text(dir: &Path) {
+/// Asserts that only its owner may read a file below a directory, and that none has the text of a prompt or a
+/// key.
+fn assert_private(dir: &Path) {
     let mut files = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let bytes = std::fs::read(&path).unwrap();
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
         for text in [MARKER, KEY, "alice", "xxxx"] {
             let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
             assert!(!found, "{text} is in {}", path.display());
@@ -83,7 +86,7 @@ async fn s5_a_page_says_what_an_nginx_did_and_nothing_has_text() {
         page.contains("your router, simulated") && page.contains("kv-aware") && !page.contains("http-equiv")
     );
     // S5.2
-    assert_no_text(&out);
+    assert_private(&out);
     // S5.2
     assert!(!text.contains(MARKER) && !text.contains(KEY) && !text.contains("alice"));
     let trace = std::fs::read_to_string(out.join("trace.jsonl")).unwrap();
@@ -172,7 +175,7 @@ async fn assert_nothing_is_lost(mut scene: Scene, base: &str) {
     // S5.3
     assert_eq!(served, 3 * 40 * 8);
     // S5.2
-    assert_no_text(&scene.out());
+    assert_private(&scene.out());
 }
 
 #[tokio::test(flavor = "multi_thread")]
