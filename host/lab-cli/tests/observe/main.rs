@@ -14,7 +14,12 @@ use std::{os::unix::fs::PermissionsExt as _, path::Path, process::Command, time:
 
 use reqwest::Client;
 use serde_json::json;
-use tokio::{task::JoinSet, time::Instant};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+    time::Instant,
+};
 
 use self::scene::{LAB, Scene, client};
 
@@ -240,4 +245,35 @@ async fn s5_a_flood_of_copies_is_answered_at_once_and_stays_within_memory_and_di
     let length = std::fs::metadata(out.join("trace.jsonl")).unwrap().len();
     // S5.5
     assert!(length <= 1 << 20, "{length}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_connections_that_send_no_head_give_their_places_back() {
+    let scene = Scene::start(&[]).await;
+    let mut silent = Vec::new();
+    for number in 0..512 {
+        let mut stream = TcpStream::connect(("127.0.0.1", scene.port)).await.unwrap();
+        // Nothing, a beginning of either version, or half of a head.
+        let begin =
+            [&b""[..], b"PRI * HT", b"POST /v1/chat", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"][number % 4];
+        stream.write_all(begin).await.unwrap();
+        silent.push(stream);
+    }
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    let send = || client.post(&url).body(body(0, 10)).send();
+    // Every place is held.
+    assert!(send().await.is_err());
+    let begun = Instant::now();
+    while send().await.is_err() {
+        // S5.7
+        assert!(begun.elapsed() < Duration::from_secs(15), "places are held");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // A place is free as soon as one connection is closed, and all are in time.
+    for mut stream in silent {
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(15), stream.read_to_end(&mut rest)).await;
+        // S5.7
+        assert!(closed.is_ok());
+    }
 }
