@@ -29,7 +29,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     counts::Counts,
     engines::EngineLog,
-    finish::{Forecast, complete, fleet, forecast, write_fleet, write_private},
+    finish::{Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
     intake::Intake,
     report::Observation,
     request::Measure,
@@ -43,6 +43,7 @@ mod document;
 mod engines;
 mod finish;
 mod intake;
+mod line_file;
 mod report;
 mod request;
 mod tracker;
@@ -142,6 +143,7 @@ impl ObserveArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         self.check()?;
         let trace = self.out.join("trace.jsonl");
+        let reserve = Reserve::take(&self.out)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let seen = runtime.block_on(self.observe(&trace))?;
         // A second signal ends the simulation, too.
@@ -149,7 +151,7 @@ impl ObserveArgs {
             let _ = over(Duration::MAX).await;
             std::process::exit(INTERRUPTED)
         });
-        self.conclude(&trace, &seen)?;
+        self.conclude(&trace, &seen, reserve)?;
         runtime.shutdown_timeout(END_TIMEOUT);
         Ok(ExitCode::SUCCESS)
     }
@@ -242,45 +244,53 @@ impl ObserveArgs {
     }
 
     /// Completes the trace, and writes fleet and page.
-    fn conclude(&self, trace: &Path, seen: &Seen) -> anyhow::Result<()> {
+    fn conclude(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
         let assigned = assign::assign(&seen.written, &seen.known, &seen.logs);
-        let found = if seen.written.len() < LEAST_REQUESTS {
-            None
-        } else {
-            let trace = complete(trace, self.block_tokens, &seen.written, &total)?;
+        let (mut found, mut incomplete, mut saved) = (None, None, Ok(()));
+        if seen.written.len() >= LEAST_REQUESTS {
+            let (trace, warning) = complete(trace, self.block_tokens, &seen.written, &total)?;
+            drop(reserve);
             let (fleet, equations) = fleet(self, &seen.logs);
-            write_fleet(&self.out.join("fleet.toml"), &fleet, equations)?;
+            saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
             print(&format!("simulating {} requests\n", trace.requests.len()))?;
-            Some(forecast(self, &trace, &assigned, (fleet, equations))?)
-        };
+            found = Some(forecast(self, &trace, &assigned, (fleet, equations))?);
+            incomplete = warning;
+        }
         let observation = Observation {
             seconds: seen.seconds,
             counts: &seen.counts,
             written: &seen.written,
             assigned: &assigned,
             left_out: seen.left_out,
+            incomplete,
             logs: &seen.logs,
             total,
         };
         let blocks = report::blocks(&observation, found.as_ref());
-        self.write_page(&blocks, found.as_ref())
+        self.write_page(&blocks, found.as_ref())?;
+        saved
     }
 
+    /// Writes the page, and prints it as text, also when it could not be written.
     fn write_page(&self, blocks: &[document::Block], found: Option<&Forecast>) -> anyhow::Result<()> {
         let mut text = document::text(blocks);
+        let mut saved = Ok(());
         match found {
             Some(forecast) => {
                 let title = "What your router did, and what each policy would have done";
                 let page = html::page_after(&forecast.study, title, &document::html(blocks));
                 let path = self.out.join("report.html");
-                write_private(&path, &page)?;
-                text.push_str(&format!("\nwritten: {}\n", path.display()));
+                saved = write_private(&path, &page);
+                if saved.is_ok() {
+                    text.push_str(&format!("\nwritten: {}\n", path.display()));
+                }
             }
             None => text.push_str(&format!("\nfewer than {LEAST_REQUESTS} requests: nothing is forecast\n")),
         }
-        print(&text)
+        print(&text)?;
+        saved
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     fs::{File, OpenOptions, Permissions},
     io::{BufWriter, Write as _},
     os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
@@ -34,6 +34,8 @@ const ARMS: [&str; 7] = [
 /// Blocks and scheduler limits of an engine that does not report them.
 const DEFAULT_BLOCKS: u32 = 8_192;
 const DEFAULT_BLOCK_TOKENS: u32 = 16;
+/// Space for the fleet and the page, bytes.
+const RESERVE_BYTES: usize = 2 * 1024 * 1024;
 
 /// Forecasts.
 pub(super) struct Forecast {
@@ -50,13 +52,14 @@ impl Forecast {
     }
 }
 
-/// Writes the trace again, with output lengths of which the mean is that of the engines.
+/// Gives the requests of the trace output lengths of which the mean is that of the engines, and writes it
+/// again. Returns a warning when it could not be written: the file then has the lengths that were assumed first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,
     written: &[Written],
     total: &Window,
-) -> anyhow::Result<Trace> {
+) -> anyhow::Result<(Trace, Option<String>)> {
     let mut trace = Trace::read(path, None, Some(block_tokens), false)?;
     let mean = total.generated_tokens / total.first_tokens;
     let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(written, mean));
@@ -71,8 +74,32 @@ pub(super) fn complete(
         out.flush()?;
         std::fs::rename(&partial, path)
     };
-    write().with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(trace)
+    let warning = write().err().map(|error| {
+        let _ = std::fs::remove_file(&partial);
+        let file = path.display();
+        format!(
+            "cannot write {file} again ({error}): its output lengths are those that were assumed at first"
+        )
+    });
+    Ok((trace, warning))
+}
+
+/// Disk space that is taken at the start, so that a disk that fills up later has space for the page.
+pub(super) struct Reserve(PathBuf);
+
+impl Reserve {
+    pub(super) fn take(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join("reserve");
+        let written = create_private(&path).and_then(|mut file| file.write_all(&vec![0; RESERVE_BYTES]));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Returns the output length with which the shorter of it and the clients' limits have this mean.

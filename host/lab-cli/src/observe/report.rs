@@ -30,6 +30,8 @@ pub(super) struct Observation<'a> {
     pub(super) assigned: &'a [Assigned],
     /// Requests that KV events were not compared with, because too many were.
     pub(super) left_out: u64,
+    /// Why the trace could not be written with all that is known.
+    pub(super) incomplete: Option<String>,
     pub(super) logs: &'a [EngineLog],
     pub(super) total: Window,
 }
@@ -240,6 +242,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         told.push_str(&format!(", missed: {}", reasons.join(", ")));
     }
     blocks.push(Block::Sentence(format!("{told}. The engines began {answers:.0} answers in that time.")));
+    blocks.extend(seen.incomplete.clone().map(Block::Warning));
     if answers > 0.0 && kept < FEW_SEEN * answers {
         blocks.push(Block::Warning(format!(
             "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every route, \

@@ -21,7 +21,7 @@ use tokio::{
     time::Instant,
 };
 
-use self::scene::{LAB, Scene, client};
+use self::scene::{LAB, Scene, SmallDisk, client};
 
 mod scene;
 
@@ -276,4 +276,38 @@ async fn s5_connections_that_send_no_head_give_their_places_back() {
         // S5.7
         assert!(closed.is_ok());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_a_full_disk_leaves_whole_lines_and_the_page() {
+    let Some(disk) = SmallDisk::mount(3) else { return };
+    let scene = Scene::start(&["--out", disk.path().to_str().unwrap()]).await;
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    for number in 0..60 {
+        // A line of 35 kB, for 25,000 tokens. 1 MiB of the disk is for them.
+        let body = body(number, 100_000);
+        assert_eq!(client.post(&url).body(body).send().await.unwrap().status(), 200);
+    }
+    let printed = scene.dir.path().join("printed");
+    let text = scene.observer.end(&printed);
+    let trace = std::fs::read_to_string(disk.path().join("trace.jsonl")).unwrap();
+    let lines = trace.lines().count();
+    // S5.5
+    assert!((20..60).contains(&lines) && trace.ends_with("}\n"), "{lines}");
+    // S5.5
+    assert!(
+        text.contains(&format!("60 copies arrived, {lines} are in the trace, missed: {} trace", 60 - lines)),
+        "{text}"
+    );
+    // S5.5
+    assert!(text.contains("its output lengths are those that were assumed at first"), "{text}");
+    let page = std::fs::read_to_string(disk.path().join("report.html")).unwrap();
+    // S5.5
+    assert!(
+        page.ends_with("</html>\n") && page.contains("What each policy would have done"),
+        "{}",
+        page.len()
+    );
+    let left = std::fs::read_dir(disk.path()).unwrap().count();
+    assert_eq!(left, 3, "trace, fleet and page");
 }

@@ -78,7 +78,10 @@ impl Scene {
             &urls.join(","),
         ]);
         command.args(["--kv-events", &events.join(",")]);
-        command.arg("--out").arg(dir.path().join("out")).args(["--seeds", "1"]).args(arguments);
+        if !arguments.contains(&"--out") {
+            command.arg("--out").arg(dir.path().join("out"));
+        }
+        command.args(["--seeds", "1"]).args(arguments);
         let printed = std::fs::File::create(dir.path().join("printed")).unwrap();
         command.stdin(Stdio::null()).stderr(printed.try_clone().unwrap()).stdout(printed);
         let observer = Process(command.spawn().unwrap());
@@ -164,4 +167,32 @@ pub(super) async fn listens(port: u16) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("nothing listens on port {port}");
+}
+
+/// A file system of a few MiB, which ends when it is dropped.
+pub(super) struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    /// Mounts it; `None` when that is not allowed.
+    pub(super) fn mount(mib: u32) -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        let options = format!("size={mib}m,mode=700");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(dir.path()).output();
+        if mounted.is_ok_and(|output| output.status.success()) {
+            return Some(Self(dir));
+        }
+        eprintln!("skipped: only root may mount a file system");
+        None
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.path()).status();
+    }
 }
