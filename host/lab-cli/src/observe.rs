@@ -148,8 +148,9 @@ impl ObserveArgs {
         let seen = runtime.block_on(self.observe(&trace))?;
         // A second signal ends the simulation, too.
         runtime.spawn(async {
-            let _ = over(Duration::MAX).await;
-            std::process::exit(INTERRUPTED)
+            if over(Duration::MAX).await.is_ok() {
+                std::process::exit(INTERRUPTED)
+            }
         });
         self.conclude(&trace, &seen, reserve)?;
         runtime.shutdown_timeout(END_TIMEOUT);
