@@ -132,10 +132,8 @@ struct Seen {
     counts: Arc<Counts>,
     /// In the order of arrival.
     written: Vec<Written>,
-    /// The engines that KV events told, in the same order.
-    known: Vec<Option<u32>>,
-    /// Requests that KV events were not compared with.
-    left_out: u64,
+    /// What KV events told.
+    followed: Followed,
     logs: Vec<EngineLog>,
 }
 
@@ -228,9 +226,8 @@ impl ObserveArgs {
         let mut written = joined.map_err(|_| anyhow::anyhow!("the writer of the trace panicked"))?;
         // As the trace is sorted when it is read.
         written.sort_by_key(|request| request.at);
-        let Followed { engines, left_out } = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
-        let known = written.iter().map(|request| engines.get(&request.number).copied()).collect();
-        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, known, left_out, logs })
+        let followed = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
+        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, followed, logs })
     }
 
     /// Reads the metrics of each engine, by its position.
@@ -248,7 +245,9 @@ impl ObserveArgs {
     fn conclude(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
-        let assigned = assign::assign(&seen.written, &seen.known, &seen.logs);
+        let engine = |request: &Written| seen.followed.engines.get(&request.number).copied();
+        let known: Vec<Option<u32>> = seen.written.iter().map(engine).collect();
+        let assigned = assign::assign(&seen.written, &known, &seen.logs);
         let (mut found, mut incomplete, mut saved) = (None, None, Ok(()));
         if seen.written.len() >= LEAST_REQUESTS {
             let (trace, warning) = complete(trace, self.block_tokens, &seen.written, &total)?;
@@ -264,7 +263,7 @@ impl ObserveArgs {
             counts: &seen.counts,
             written: &seen.written,
             assigned: &assigned,
-            left_out: seen.left_out,
+            followed: &seen.followed,
             incomplete,
             logs: &seen.logs,
             total,

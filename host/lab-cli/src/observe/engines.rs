@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pointsman_http_client::{Roots, Setup, whole};
+use pointsman_http_client::{BodyError, Roots, Setup, whole};
 use pointsman_lab::Window;
 use pointsman_rig::metrics_text::{by_label, samples, sum};
 use pointsman_workers::{EngineFacts, probe};
@@ -18,7 +18,7 @@ pub(super) const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a reading may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest answer of `/metrics`, bytes.
-const MAX_METRICS: usize = 4 * 1024 * 1024;
+pub(super) const MAX_METRICS: usize = 4 * 1024 * 1024;
 /// Windows that are kept of an engine. Beyond it, pairs of neighbours are joined.
 const MAX_WINDOWS: usize = 7_200;
 /// Names of models that are kept, and the length of a name.
@@ -34,6 +34,8 @@ pub(super) struct EngineLog {
     pub(super) facts: EngineFacts,
     pub(super) readings: u64,
     pub(super) failures: u64,
+    /// Those that failed because the answer was too large.
+    pub(super) too_large: u64,
     /// Whether the engine has histograms of latencies.
     pub(super) has_latencies: bool,
 }
@@ -72,10 +74,10 @@ impl EngineLog {
         loop {
             let is_over = stop.run_until_cancelled(ticks.tick()).await.is_none();
             // The last reading completes the last window.
-            let text = timeout(READ_TIMEOUT, read(&http, &url)).await.ok().flatten();
+            let read = timeout(READ_TIMEOUT, read(&http, &url)).await;
             log.readings += 1;
-            match text {
-                Some(text) => {
+            match read.unwrap_or(Err(ReadError::Failed)) {
+                Ok(text) => {
                     let (now, reading) = (start.elapsed(), Reading::of(&text));
                     log.learn(&text, &reported);
                     if let Some((before, earlier)) = last {
@@ -83,7 +85,10 @@ impl EngineLog {
                     }
                     last = Some((now, reading));
                 }
-                None => log.failures += 1,
+                Err(error) => {
+                    log.failures += 1;
+                    log.too_large += u64::from(error == ReadError::TooLarge);
+                }
             }
             if is_over {
                 return Ok(log);
@@ -135,10 +140,22 @@ impl EngineLog {
     }
 }
 
-async fn read(http: &Client, url: &str) -> Option<String> {
-    let response = http.get(format!("{url}/metrics")).send().await.ok()?;
-    let response = response.error_for_status().ok()?;
-    String::from_utf8(whole(response, MAX_METRICS).await.ok()?).ok()
+/// Why an engine could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadError {
+    TooLarge,
+    Failed,
+}
+
+async fn read(http: &Client, url: &str) -> Result<String, ReadError> {
+    let failed = |_| ReadError::Failed;
+    let response = http.get(format!("{url}/metrics")).send().await.map_err(failed)?;
+    let response = response.error_for_status().map_err(failed)?;
+    let body = whole(response, MAX_METRICS).await.map_err(|error| match error {
+        BodyError::TooLarge(_) => ReadError::TooLarge,
+        BodyError::Broken(_) => ReadError::Failed,
+    })?;
+    String::from_utf8(body).map_err(|_| ReadError::Failed)
 }
 
 impl Reading {

@@ -2,10 +2,14 @@
 //!
 //! A request that no engine stored blocks for ran on one that had them all. The index knows which.
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use parking_lot::Mutex;
-use pointsman_workers::events::{FeedConfig, Sink, run};
+use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
 use prefix_index::{BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, WorkerId, events::Batch};
 use tokio::time::{Duration, Instant, interval};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -49,6 +53,8 @@ pub(super) struct Followed {
     pub(super) engines: HashMap<u64, u32>,
     /// Requests with known token ids that were not looked for, because too many were.
     pub(super) left_out: u64,
+    /// Messages that were malformed or too long.
+    pub(super) bad_messages: u64,
 }
 
 /// Follows the KV events of engines.
@@ -56,6 +62,8 @@ pub(super) struct Tracker {
     index: PrefixIndex,
     engines: u64,
     state: Mutex<State>,
+    /// Counters of all feeds.
+    counters: Arc<FeedCounters>,
 }
 
 /// Hands the events of an engine to the index.
@@ -87,7 +95,7 @@ impl Tracker {
             ..IndexConfig::default()
         };
         let index = PrefixIndex::synchronous(config);
-        Self { index, engines: engines as u64, state: Mutex::default() }
+        Self { index, engines: engines as u64, state: Mutex::default(), counters: Arc::default() }
     }
 
     /// Follows the events of each engine, and looks for engines, until `stop`.
@@ -99,7 +107,9 @@ impl Tracker {
     ) {
         for (engine, endpoint) in (0..).zip(endpoints) {
             let sink = Arc::new(EngineSink { tracker: Arc::clone(self), engine: WorkerId(engine) });
-            tasks.spawn(run(FeedConfig::new(endpoint.clone()), sink, stop.clone()));
+            let counters = Arc::clone(&self.counters);
+            let config = FeedConfig { counters, ..FeedConfig::new(endpoint.clone()) };
+            tasks.spawn(run(config, sink, stop.clone()));
         }
         let (tracker, stop) = (Arc::clone(self), stop.clone());
         tasks.spawn(async move {
@@ -176,7 +186,9 @@ impl Tracker {
     pub(super) fn finish(&self) -> Followed {
         // The last look gives up every request.
         self.look(Instant::now() + PATIENCE);
-        std::mem::take(&mut self.state.lock().followed)
+        let FeedCounters { decode_errors, violations, .. } = &*self.counters;
+        let bad_messages = decode_errors.load(Relaxed) + violations.load(Relaxed);
+        Followed { bad_messages, ..std::mem::take(&mut self.state.lock().followed) }
     }
 }
 
@@ -280,6 +292,9 @@ mod tests {
         tracker.look(Instant::now() + PATIENCE);
         tracker.add(5, &hashes(&prompt(0)));
         store(&tracker, 0, &prompt(0));
-        assert_eq!(tracker.finish(), Followed { engines: HashMap::from([(5, 0)]), left_out: 3 });
+        assert_eq!(
+            tracker.finish(),
+            Followed { engines: HashMap::from([(5, 0)]), left_out: 3, bad_messages: 0 }
+        );
     }
 }

@@ -143,7 +143,7 @@ impl Writer {
         let wrote = write_line(request, self.sources.measure.block_tokens, &mut line);
         let length = line.len() as u64;
         if length >= MAX_LINE || input_tokens > MAX_TOKENS {
-            return self.sources.counts.miss(Missed::TooLarge);
+            return self.sources.counts.miss(Missed::TooLong);
         }
         if self.written.len() >= MAX_REQUESTS || length > self.left || wrote.is_err() {
             // A shorter request may still fit, but a trace without the long ones is not that of the traffic.

@@ -21,7 +21,7 @@ use tokio::{
     time::Instant,
 };
 
-use self::scene::{LAB, Scene, SmallDisk, client};
+use self::scene::{LAB, Scene, SmallDisk, client, metrics_server};
 
 mod scene;
 
@@ -310,4 +310,20 @@ async fn s5_a_full_disk_leaves_whole_lines_and_the_page() {
     );
     let left = std::fs::read_dir(disk.path()).unwrap().count();
     assert_eq!(left, 3, "trace, fleet and page");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_what_is_too_long_is_named_by_what_it_is() {
+    let large = metrics_server("#".repeat(5 << 20), Duration::ZERO).await;
+    let scene = Scene::start(&["--workers", &large, "--block-tokens", "1", "--bytes-per-token", "1"]).await;
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    // The line of a million blocks would have 20 MB.
+    let answer = client.post(&url).body(body(0, 1 << 20)).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let printed = scene.dir.path().join("printed");
+    let text = scene.observer.end(&printed);
+    // S5.5
+    assert!(text.contains("1 prompt too long for a line of the trace"), "{text}");
+    // S5.5
+    assert!(text.contains("answers of /metrics were not read, because they are above 4 MiB"), "{text}");
 }

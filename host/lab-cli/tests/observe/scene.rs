@@ -11,7 +11,10 @@ use pointsman_http_client::{Roots, Setup};
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle, core::StepTime};
 use reqwest::Client;
 use tempfile::TempDir;
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 
 pub(super) const LAB: &str = env!("CARGO_BIN_EXE_pointsman-lab");
 
@@ -74,10 +77,10 @@ impl Scene {
             "observe",
             "--listen",
             &format!("127.0.0.1:{port}"),
-            "--workers",
-            &urls.join(","),
         ]);
-        command.args(["--kv-events", &events.join(",")]);
+        if !arguments.contains(&"--workers") {
+            command.args(["--workers", &urls.join(","), "--kv-events", &events.join(",")]);
+        }
         if !arguments.contains(&"--out") {
             command.arg("--out").arg(dir.path().join("out"));
         }
@@ -149,6 +152,27 @@ impl Scene {
         listens(clients).await;
         (process, format!("http://127.0.0.1:{clients}"))
     }
+}
+
+/// Answers every request with the same text after a time. Returns the URL.
+pub(super) async fn metrics_server(text: String, delay: Duration) -> String {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
+                text.len()
+            );
+            tokio::spawn(async move {
+                let mut head = [0; 4_096];
+                let _ = stream.read(&mut head).await;
+                tokio::time::sleep(delay).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+            });
+        }
+    });
+    url
 }
 
 pub(super) fn client() -> Client {
