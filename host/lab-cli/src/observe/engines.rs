@@ -21,6 +21,8 @@ const READ_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) const MAX_METRICS: usize = 4 * 1024 * 1024;
 /// Windows that are kept of an engine. Beyond it, pairs of neighbours are joined.
 const MAX_WINDOWS: usize = 7_200;
+/// Windows that are summed before engines are fitted whose counters move late.
+const LATE_WINDOWS: usize = 60;
 /// Names of models that are kept, and the length of a name.
 const MAX_MODELS: usize = 64;
 const MAX_MODEL_NAME: usize = 256;
@@ -36,6 +38,8 @@ pub(super) struct EngineLog {
     pub(super) failures: u64,
     /// Those that failed because the answer was too large.
     pub(super) too_large: u64,
+    /// Whether the counters of tokens move at the ends of requests (SGLang), not in each step.
+    pub(super) has_late_counters: bool,
     /// Whether the engine has histograms of latencies.
     pub(super) has_latencies: bool,
 }
@@ -101,6 +105,7 @@ impl EngineLog {
         self.has_latencies |= ["vllm", "sglang"]
             .iter()
             .any(|prefix| !samples(text, &format!("{prefix}:time_to_first_token_seconds_count")).is_empty());
+        self.has_late_counters |= !samples(text, "sglang:prompt_tokens_total").is_empty();
         self.facts = probe::facts_of_vllm_metrics(text.as_bytes()).or(&self.facts);
         let names = ["vllm:num_requests_running", "sglang:num_running_reqs"];
         let models = names.iter().flat_map(|name| by_label(text, name, "model_name")).map(|(model, _)| model);
@@ -133,11 +138,22 @@ impl EngineLog {
 
     /// Returns the sum of all windows.
     pub(super) fn total(&self) -> Window {
-        self.windows.iter().fold(Window::default(), |mut sum, (_, window)| {
-            sum.add(window);
-            sum
-        })
+        sum_of(&self.windows)
     }
+
+    /// Returns the windows to which the engine's model can be fitted. Tokens that are counted at the end of a
+    /// request belong to earlier seconds: sums over a minute have most of them in the right place.
+    pub(super) fn fitted_windows(&self) -> impl Iterator<Item = Window> {
+        let size = if self.has_late_counters { LATE_WINDOWS } else { 1 };
+        self.windows.chunks_exact(size).map(sum_of)
+    }
+}
+
+fn sum_of(windows: &[(Duration, Window)]) -> Window {
+    windows.iter().fold(Window::default(), |mut sum, (_, window)| {
+        sum.add(window);
+        sum
+    })
 }
 
 /// Why an engine could not be read.
@@ -226,6 +242,17 @@ mod tests {
                       sglang:inter_token_latency_seconds_count{a=\"b\"} 4\n";
         let sglang = Reading::of(sglang);
         assert_eq!((sglang.queried_tokens, sglang.cached_tokens, sglang.intervals), (70.0, 30.0, 4.0));
+    }
+
+    #[test]
+    fn counters_that_move_at_the_ends_of_requests_are_summed_over_a_minute() {
+        let vllm = EngineLog { windows: vec![Default::default(); 150], ..EngineLog::default() };
+        assert_eq!(vllm.fitted_windows().count(), 150);
+        let second = Window { seconds: 1.0, first_tokens: 2.0, ..Window::default() };
+        let mut sglang = EngineLog { windows: vec![(Duration::ZERO, second); 150], ..EngineLog::default() };
+        sglang.learn("sglang:prompt_tokens_total{a=\"b\"} 70\n", &Mutex::default());
+        let sums: Vec<_> = sglang.fitted_windows().map(|sum| (sum.seconds, sum.first_tokens)).collect();
+        assert_eq!(sums, [(60.0, 120.0), (60.0, 120.0)], "the rest of a minute has tokens of others");
     }
 
     #[test]

@@ -125,8 +125,8 @@ pub(super) fn fleet(args: &ObserveArgs, logs: &[EngineLog]) -> (Fleet, Option<us
     group.blocks = reported(|log| log.facts.total_blocks).unwrap_or(DEFAULT_BLOCKS);
     group.max_num_seqs = args.max_num_seqs;
     group.max_batched_tokens = args.max_batched_tokens;
-    let windows = logs.iter().flat_map(|log| log.windows.iter().map(|(_, window)| window));
-    let fitted = fit_windows(windows, args.max_batched_tokens);
+    let windows: Vec<Window> = logs.iter().flat_map(EngineLog::fitted_windows).collect();
+    let fitted = fit_windows(windows.iter(), args.max_batched_tokens);
     if let Some(fitted) = fitted {
         group.step_time = fitted.step_time;
         group.request_overhead_ms = fitted.request_overhead_ms;

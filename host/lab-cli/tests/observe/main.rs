@@ -327,3 +327,17 @@ async fn s5_what_is_too_long_is_named_by_what_it_is() {
     // S5.5
     assert!(text.contains("answers of /metrics were not read, because they are above 4 MiB"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_the_page_warns_of_counters_that_move_late() {
+    let sglang = metrics_server("sglang:prompt_tokens_total{a=\"b\"} 70\n".to_owned(), Duration::ZERO).await;
+    let scene = Scene::start(&["--workers", &sglang]).await;
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    for number in 0..20 {
+        assert_eq!(client.post(&url).body(body(number, 10)).send().await.unwrap().status(), 200);
+    }
+    let printed = scene.dir.path().join("printed");
+    let text = scene.observer.end(&printed);
+    // S5.4
+    assert!(text.contains("warning: SGLang counts tokens at the ends of requests"), "{text}");
+}

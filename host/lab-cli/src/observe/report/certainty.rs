@@ -142,6 +142,13 @@ fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forec
             "The step time of the engines is fitted to {count} means of their metrics."
         ))),
     }
+    if seen.logs.iter().any(|log| log.has_late_counters) {
+        blocks.push(Block::Warning(
+            "SGLang counts tokens at the ends of requests: the step time is fitted to sums over 60 readings, which says \
+             less than readings do. Observe for an hour, or fit the engines with `pointsman calibrate`"
+                .to_owned(),
+        ));
+    }
     if measured.ttft_ms > 0.0 && change(own.ttft_ms, measured.ttft_ms).abs() > POOR_PERCENT {
         blocks.push(Block::Warning(format!(
             "the simulation of what your router did misses the measured TTFT by more than {POOR_PERCENT:.0} %: trust the \
