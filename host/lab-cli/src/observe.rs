@@ -186,26 +186,22 @@ impl ObserveArgs {
         let tokenizer = self.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
         let measure = Arc::new(Measure::new(self.block_tokens, self.bytes_per_token, tokenizer));
         let reported: Arc<Mutex<Reported>> = Arc::default();
-        let tracker = (!self.kv_events.is_empty())
-            .then(|| Arc::new(Tracker::new(self.workers.len(), self.block_tokens)));
+        let (stop, tasks, start) = (CancellationToken::new(), TaskTracker::new(), Instant::now());
+        let tracker = self.track(&tasks, &stop);
+        // A copy that came before them would have no counter.
+        let following = self.follow_from_first_readings(start, &reported, &stop).await;
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener.with_context(|| format!("cannot listen on {}", self.listen))?;
-        let limit = u64::from(self.max_trace) * MIB as u64;
         let sources = Sources {
             measure: Arc::clone(&measure),
             counts: Arc::clone(&counts),
             reported: Arc::clone(&reported),
             tracker: tracker.clone(),
         };
-        let writer = Writer::new(trace, limit, sources)?;
+        let writer = Writer::new(trace, u64::from(self.max_trace) * MIB as u64, sources)?;
         let (queue, copies) = mpsc::channel(QUEUE_LENGTH);
         let writing =
             std::thread::Builder::new().name("trace".to_owned()).spawn(move || writer.run(copies))?;
-        let (stop, tasks, start) = (CancellationToken::new(), TaskTracker::new(), Instant::now());
-        let following = self.follow(start, &reported, &stop);
-        if let Some(tracker) = &tracker {
-            tracker.start(&self.kv_events, &tasks, &stop);
-        }
         let (workers, address) = (self.workers.len(), listener.local_addr()?);
         print(&format!("observing: copies to http://{address}, {workers} engines, {:?}\n", self.time))?;
         let intake = Arc::new(Intake {
@@ -230,14 +226,31 @@ impl ObserveArgs {
         Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, followed, logs })
     }
 
-    /// Reads the metrics of each engine, by its position.
-    fn follow(&self, start: Instant, reported: &Arc<Mutex<Reported>>, stop: &CancellationToken) -> Following {
+    /// Follows the KV events of the engines, if their addresses are known.
+    fn track(&self, tasks: &TaskTracker, stop: &CancellationToken) -> Option<Arc<Tracker>> {
+        let has_events = !self.kv_events.is_empty();
+        let tracker = has_events.then(|| Arc::new(Tracker::new(self.workers.len(), self.block_tokens)))?;
+        tracker.start(&self.kv_events, tasks, stop);
+        Some(tracker)
+    }
+
+    /// Reads the metrics of each engine, by its position. Returns when each was read once.
+    async fn follow_from_first_readings(
+        &self,
+        start: Instant,
+        reported: &Arc<Mutex<Reported>>,
+        stop: &CancellationToken,
+    ) -> Following {
         let mut following = JoinSet::new();
+        let (first, mut readings) = mpsc::channel(1);
         for (place, url) in self.workers.iter().enumerate() {
             let url = url.trim_end_matches('/').to_owned();
-            let log = EngineLog::follow(url, start, Arc::clone(reported), stop.clone());
+            let log = EngineLog::follow(url, start, Arc::clone(reported), first.clone(), stop.clone());
             following.spawn(async move { (place, log.await) });
         }
+        drop(first);
+        // Nothing is sent: the channel ends when the last sender is dropped.
+        let _ = readings.recv().await;
         following
     }
 

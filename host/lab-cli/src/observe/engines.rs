@@ -8,7 +8,10 @@ use pointsman_lab::Window;
 use pointsman_rig::metrics_text::{by_label, samples, sum};
 use pointsman_workers::{EngineFacts, probe};
 use reqwest::Client;
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Duration, Instant, MissedTickBehavior, interval, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::writer::Reported;
@@ -59,11 +62,13 @@ struct Reading {
 }
 
 impl EngineLog {
-    /// Reads an engine until `stop`. `start` is the start of the observation.
+    /// Reads an engine until `stop`. `start` is the start of the observation. `first` is dropped after the first
+    /// reading.
     pub(super) async fn follow(
         url: String,
         start: Instant,
         reported: Arc<Mutex<Reported>>,
+        first: mpsc::Sender<()>,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let mut setup = Setup { connect_timeout: READ_TIMEOUT, ..Setup::default() };
@@ -72,7 +77,7 @@ impl EngineLog {
         }
         let http = setup.build()?;
         let mut log = Self { url: url.clone(), ..Self::default() };
-        let mut last: Option<(Duration, Reading)> = None;
+        let (mut last, mut first) = (None::<(Duration, Reading)>, Some(first));
         let mut ticks = interval(READ_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -94,6 +99,7 @@ impl EngineLog {
                     log.too_large += u64::from(error == ReadError::TooLarge);
                 }
             }
+            drop(first.take());
             if is_over {
                 return Ok(log);
             }

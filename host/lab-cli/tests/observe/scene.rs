@@ -61,6 +61,11 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) async fn start(arguments: &[&str]) -> Self {
+        Self::start_with_log("pointsman_lab=trace,hyper=trace,h2=trace", arguments).await
+    }
+
+    /// Starts them with log lines of these crates.
+    pub(super) async fn start_with_log(log: &str, arguments: &[&str]) -> Self {
         let mut engines = Vec::new();
         for _ in 0..2 {
             let step_time = Some(StepTime::Linear { c0: 8.0, c1: 0.5, c2: 0.0, c3: 0.05, c4: 0.0 });
@@ -73,11 +78,7 @@ impl Scene {
         let events = |engine: &SimHandle| format!("tcp://127.0.0.1:{}", engine.kv_events_port().unwrap());
         let events: Vec<String> = engines.iter().map(events).collect();
         let mut command = Command::new(LAB);
-        command.env("RUST_LOG", "pointsman_lab=trace,hyper=trace,h2=trace").args([
-            "observe",
-            "--listen",
-            &format!("127.0.0.1:{port}"),
-        ]);
+        command.env("RUST_LOG", log).args(["observe", "--listen", &format!("127.0.0.1:{port}")]);
         if !arguments.contains(&"--workers") {
             command.args(["--workers", &urls.join(","), "--kv-events", &events.join(",")]);
         }
