@@ -15,6 +15,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
 };
+use tokio_util::task::TaskTracker;
 
 pub(super) const LAB: &str = env!("CARGO_BIN_EXE_pointsman-lab");
 
@@ -159,13 +160,15 @@ impl Scene {
 pub(super) async fn metrics_server(text: String, delay: Duration) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move {
+    let tasks = TaskTracker::new();
+    let answers = tasks.clone();
+    tasks.spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
             let answer = format!(
                 "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
                 text.len()
             );
-            tokio::spawn(async move {
+            answers.spawn(async move {
                 let mut head = [0; 4_096];
                 let _ = stream.read(&mut head).await;
                 tokio::time::sleep(delay).await;

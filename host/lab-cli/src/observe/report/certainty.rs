@@ -156,3 +156,32 @@ fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forec
         )));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pointsman_lab::Window;
+
+    use super::*;
+    use crate::observe::{counts::Counts, document::text, tracker::Followed};
+
+    #[test]
+    fn the_page_says_how_many_requests_kv_events_were_not_compared_with() {
+        let followed = Followed { left_out: 3, bad_messages: 2, ..Followed::default() };
+        let seen = Observation {
+            seconds: 1.0,
+            counts: &Counts::default(),
+            written: &[],
+            assigned: &[],
+            followed: &followed,
+            incomplete: Some("cannot write the trace".to_owned()),
+            logs: &[],
+            total: Window::default(),
+        };
+        let mut blocks = Vec::new();
+        add(&mut blocks, &seen, None);
+        let page = text(&blocks);
+        assert!(page.contains("warning: 3 requests were not compared with KV events"), "{page}");
+        assert!(page.contains("warning: 2 messages of KV events were malformed or too long"), "{page}");
+        assert!(page.contains("warning: cannot write the trace"), "{page}");
+    }
+}
