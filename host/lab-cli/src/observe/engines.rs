@@ -62,8 +62,8 @@ struct Reading {
 }
 
 impl EngineLog {
-    /// Reads an engine until `stop`. `start` is the start of the observation. `first` is dropped after the first
-    /// reading.
+    /// Reads an engine until `stop`. `start` is the start of the observation. `first` is dropped after the
+    /// first reading.
     pub(super) async fn follow(
         url: String,
         start: Instant,

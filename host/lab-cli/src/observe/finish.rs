@@ -53,7 +53,8 @@ impl Forecast {
 }
 
 /// Gives the requests of the trace output lengths of which the mean is that of the engines, and writes it
-/// again. Returns a warning when it could not be written: the file then has the lengths that were assumed first.
+/// again. Returns a warning when it could not be written: the file then has the lengths that were assumed at
+/// first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,
