@@ -29,11 +29,11 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use self::{
     counts::Counts,
     engines::EngineLog,
-    finish::{Forecast, complete, fleet, forecast, write_fleet},
+    finish::{Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
     intake::Intake,
     report::Observation,
     request::Measure,
-    tracker::Tracker,
+    tracker::{Followed, Tracker},
     writer::{Reported, Sources, Writer, Written},
 };
 
@@ -43,6 +43,7 @@ mod document;
 mod engines;
 mod finish;
 mod intake;
+mod line_file;
 mod report;
 mod request;
 mod tracker;
@@ -131,8 +132,8 @@ struct Seen {
     counts: Arc<Counts>,
     /// In the order of arrival.
     written: Vec<Written>,
-    /// The engines that KV events told, in the same order.
-    known: Vec<Option<u32>>,
+    /// What KV events told.
+    followed: Followed,
     logs: Vec<EngineLog>,
 }
 
@@ -140,14 +141,16 @@ impl ObserveArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         self.check()?;
         let trace = self.out.join("trace.jsonl");
+        let reserve = Reserve::take(&self.out)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let seen = runtime.block_on(self.observe(&trace))?;
         // A second signal ends the simulation, too.
         runtime.spawn(async {
-            let _ = over(Duration::MAX).await;
-            std::process::exit(INTERRUPTED)
+            if over(Duration::MAX).await.is_ok() {
+                std::process::exit(INTERRUPTED)
+            }
         });
-        self.conclude(&trace, &seen)?;
+        self.conclude(&trace, &seen, reserve)?;
         runtime.shutdown_timeout(END_TIMEOUT);
         Ok(ExitCode::SUCCESS)
     }
@@ -183,26 +186,22 @@ impl ObserveArgs {
         let tokenizer = self.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
         let measure = Arc::new(Measure::new(self.block_tokens, self.bytes_per_token, tokenizer));
         let reported: Arc<Mutex<Reported>> = Arc::default();
-        let tracker = (!self.kv_events.is_empty())
-            .then(|| Arc::new(Tracker::new(self.workers.len(), self.block_tokens)));
+        let (stop, tasks, start) = (CancellationToken::new(), TaskTracker::new(), Instant::now());
+        let tracker = self.track(&tasks, &stop);
+        // A copy that came before them would have no counter.
+        let following = self.follow_from_first_readings(start, &reported, &stop).await;
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener.with_context(|| format!("cannot listen on {}", self.listen))?;
-        let limit = u64::from(self.max_trace) * MIB as u64;
         let sources = Sources {
             measure: Arc::clone(&measure),
             counts: Arc::clone(&counts),
             reported: Arc::clone(&reported),
             tracker: tracker.clone(),
         };
-        let writer = Writer::new(trace, limit, sources)?;
+        let writer = Writer::new(trace, u64::from(self.max_trace) * MIB as u64, sources)?;
         let (queue, copies) = mpsc::channel(QUEUE_LENGTH);
         let writing =
             std::thread::Builder::new().name("trace".to_owned()).spawn(move || writer.run(copies))?;
-        let (stop, tasks, start) = (CancellationToken::new(), TaskTracker::new(), Instant::now());
-        let following = self.follow(start, &reported, &stop);
-        if let Some(tracker) = &tracker {
-            tracker.start(&self.kv_events, &tasks, &stop);
-        }
         let (workers, address) = (self.workers.len(), listener.local_addr()?);
         print(&format!("observing: copies to http://{address}, {workers} engines, {:?}\n", self.time))?;
         let intake = Arc::new(Intake {
@@ -223,61 +222,88 @@ impl ObserveArgs {
         let mut written = joined.map_err(|_| anyhow::anyhow!("the writer of the trace panicked"))?;
         // As the trace is sorted when it is read.
         written.sort_by_key(|request| request.at);
-        let found = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
-        let known = written.iter().map(|request| found.get(&request.number).copied()).collect();
-        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, known, logs })
+        let followed = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
+        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, followed, logs })
     }
 
-    /// Reads the metrics of each engine, by its position.
-    fn follow(&self, start: Instant, reported: &Arc<Mutex<Reported>>, stop: &CancellationToken) -> Following {
+    /// Follows the KV events of the engines, if their addresses are known.
+    fn track(&self, tasks: &TaskTracker, stop: &CancellationToken) -> Option<Arc<Tracker>> {
+        let has_events = !self.kv_events.is_empty();
+        let tracker = has_events.then(|| Arc::new(Tracker::new(self.workers.len(), self.block_tokens)))?;
+        tracker.start(&self.kv_events, tasks, stop);
+        Some(tracker)
+    }
+
+    /// Reads the metrics of each engine, by its position. Returns when each was read once.
+    async fn follow_from_first_readings(
+        &self,
+        start: Instant,
+        reported: &Arc<Mutex<Reported>>,
+        stop: &CancellationToken,
+    ) -> Following {
         let mut following = JoinSet::new();
+        let (first, mut readings) = mpsc::channel(1);
         for (place, url) in self.workers.iter().enumerate() {
             let url = url.trim_end_matches('/').to_owned();
-            let log = EngineLog::follow(url, start, Arc::clone(reported), stop.clone());
+            let log = EngineLog::follow(url, start, Arc::clone(reported), first.clone(), stop.clone());
             following.spawn(async move { (place, log.await) });
         }
+        drop(first);
+        // Nothing is sent: the channel ends when the last sender is dropped.
+        let _ = readings.recv().await;
         following
     }
 
     /// Completes the trace, and writes fleet and page.
-    fn conclude(&self, trace: &Path, seen: &Seen) -> anyhow::Result<()> {
+    fn conclude(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
-        let assigned = assign::assign(&seen.written, &seen.known, &seen.logs);
-        let found = if seen.written.len() < LEAST_REQUESTS {
-            None
-        } else {
-            let trace = complete(trace, self.block_tokens, &seen.written, &total)?;
+        let engine = |request: &Written| seen.followed.engines.get(&request.number).copied();
+        let known: Vec<Option<u32>> = seen.written.iter().map(engine).collect();
+        let assigned = assign::assign(&seen.written, &known, &seen.logs);
+        let (mut found, mut incomplete, mut saved) = (None, None, Ok(()));
+        if seen.written.len() >= LEAST_REQUESTS {
+            let (trace, warning) = complete(trace, self.block_tokens, &seen.written, &total)?;
+            drop(reserve);
             let (fleet, equations) = fleet(self, &seen.logs);
-            write_fleet(&self.out.join("fleet.toml"), &fleet, equations)?;
+            saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
             print(&format!("simulating {} requests\n", trace.requests.len()))?;
-            Some(forecast(self, &trace, &assigned, (fleet, equations))?)
-        };
+            found = Some(forecast(self, &trace, &assigned, (fleet, equations))?);
+            incomplete = warning;
+        }
         let observation = Observation {
             seconds: seen.seconds,
             counts: &seen.counts,
             written: &seen.written,
             assigned: &assigned,
+            followed: &seen.followed,
+            incomplete,
             logs: &seen.logs,
             total,
         };
         let blocks = report::blocks(&observation, found.as_ref());
-        self.write_page(&blocks, found.as_ref())
+        self.write_page(&blocks, found.as_ref())?;
+        saved
     }
 
+    /// Writes the page, and prints it as text, also when it could not be written.
     fn write_page(&self, blocks: &[document::Block], found: Option<&Forecast>) -> anyhow::Result<()> {
         let mut text = document::text(blocks);
+        let mut saved = Ok(());
         match found {
             Some(forecast) => {
                 let title = "What your router did, and what each policy would have done";
                 let page = html::page_after(&forecast.study, title, &document::html(blocks));
                 let path = self.out.join("report.html");
-                std::fs::write(&path, page).with_context(|| format!("cannot write {}", path.display()))?;
-                text.push_str(&format!("\nwritten: {}\n", path.display()));
+                saved = write_private(&path, &page);
+                if saved.is_ok() {
+                    text.push_str(&format!("\nwritten: {}\n", path.display()));
+                }
             }
             None => text.push_str(&format!("\nfewer than {LEAST_REQUESTS} requests: nothing is forecast\n")),
         }
-        print(&text)
+        print(&text)?;
+        saved
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use tokio::time::Duration;
+
 use super::{engines::EngineLog, writer::Written};
 
 /// How an engine was found.
@@ -9,7 +11,7 @@ use super::{engines::EngineLog, writer::Written};
 pub(super) enum How {
     /// The engine stored the blocks of this prompt after the request came.
     Events,
-    /// No other engine began an answer in that second.
+    /// Only this engine began answers in that second, as many as requests waited.
     Counters,
     /// Only the shares of the engines in that second are known.
     Guessed,
@@ -30,23 +32,25 @@ pub(super) fn assign(written: &[Written], known: &[Option<u32>], logs: &[EngineL
     let mut begun = begun_by_second(logs);
     let mut found: Vec<Option<Assigned>> = vec![None; written.len()];
     for (place, engine) in known.iter().enumerate().filter_map(|(place, engine)| Some((place, (*engine)?))) {
-        let at = written.get(place).map_or(0, |request| request.at.as_secs());
+        let at = written.get(place).map_or(Duration::ZERO, |request| request.at);
         take(&mut begun, at, engine);
         if let Some(found) = found.get_mut(place) {
             *found = Some(Assigned { engine, how: How::Events });
         }
     }
     let mut arrivals = written.iter().enumerate().peekable();
-    let mut waiting: VecDeque<usize> = VecDeque::new();
-    for (second, counts) in begun {
-        while let Some((place, _)) = arrivals.next_if(|(_, request)| request.at.as_secs() <= second) {
+    let mut waiting = Waiting::new(logs);
+    for Second { until, counts } in begun.into_values() {
+        while let Some((place, request)) = arrivals.next_if(|(_, request)| request.at <= until) {
             if found.get(place).is_some_and(Option::is_none) {
-                waiting.push_back(place);
+                waiting.add(place, request.at);
             }
         }
-        let how = if counts.len() == 1 { How::Counters } else { How::Guessed };
-        for engine in in_turns(&counts) {
-            let Some(place) = waiting.pop_front() else { break };
+        waiting.give_up(until);
+        let places = waiting.take(counts.values().sum());
+        let is_sure = counts.len() == 1 && (logs.len() == 1 || waiting.took_all);
+        let how = if is_sure { How::Counters } else { How::Guessed };
+        for (place, engine) in places.into_iter().zip(in_turns(&counts)) {
             if let Some(found) = found.get_mut(place) {
                 *found = Some(Assigned { engine, how });
             }
@@ -55,26 +59,100 @@ pub(super) fn assign(written: &[Written], known: &[Option<u32>], logs: &[EngineL
     rest(found, logs)
 }
 
-/// Answers that each engine began, by second and engine.
-type Begun = BTreeMap<u64, BTreeMap<u32, u64>>;
+/// Requests whose answer no counter has yet, in the order of their arrival.
+///
+/// A request that is never answered takes the place of the next one, which takes that of the one after it.
+/// The queue is then too long by one, and that for longer than any request waits: its oldest is given up.
+struct Waiting {
+    /// Positions of the requests, with their times of arrival.
+    requests: VecDeque<(usize, Duration)>,
+    /// When the queue last grew beyond each of its lengths.
+    grown: VecDeque<Duration>,
+    /// How long a request may wait for its first token.
+    patience: Duration,
+    /// Mean number of requests that wait for their first token.
+    usual: usize,
+    /// Whether some that wait should perhaps have been taken instead of others.
+    is_mixed: bool,
+    /// Whether the last counts were of all that waited, which were known.
+    took_all: bool,
+}
 
-fn begun_by_second(logs: &[EngineLog]) -> Begun {
-    let mut begun = Begun::new();
+impl Waiting {
+    fn new(logs: &[EngineLog]) -> Self {
+        let totals = || logs.iter().map(EngineLog::total);
+        let (ttft_s, answers) =
+            totals().fold((0.0, 0.0), |sum, total| (sum.0 + total.ttft_s, sum.1 + total.first_tokens));
+        let mean = if answers > 0.0 { ttft_s / answers } else { 0.0 };
+        // Little's law, for each engine.
+        let usual = totals().map(|total| total.ttft_s / total.seconds.max(1.0)).sum::<f64>();
+        Self {
+            requests: VecDeque::new(),
+            grown: VecDeque::new(),
+            patience: Duration::from_secs((2.0 * mean).ceil() as u64 + 2),
+            usual: usual as usize,
+            is_mixed: false,
+            took_all: false,
+        }
+    }
+
+    fn add(&mut self, place: usize, at: Duration) {
+        self.requests.push_back((place, at));
+        self.grown.push_back(at);
+    }
+
+    /// Gives up the requests that wait for too long at this time.
+    fn give_up(&mut self, now: Duration) {
+        while let (Some((_, at)), Some(grown)) = (self.requests.front(), self.grown.front()) {
+            let is_too_long = self.requests.len() > self.usual && *grown + self.patience < now;
+            if *at + self.patience >= now && !is_too_long {
+                break;
+            }
+            self.requests.pop_front();
+            self.grown.pop_front();
+        }
+        self.is_mixed &= !self.requests.is_empty();
+    }
+
+    /// Takes those that arrived first.
+    fn take(&mut self, count: u64) -> Vec<usize> {
+        let waited = self.requests.len();
+        let taken = usize::try_from(count).unwrap_or(usize::MAX).min(waited);
+        self.took_all = taken == waited && taken as u64 == count && !self.is_mixed;
+        self.is_mixed = taken < waited && (taken > 0 || self.is_mixed);
+        self.grown.truncate(waited - taken);
+        self.requests.drain(..taken).map(|(place, _)| place).collect()
+    }
+}
+
+/// Answers that began in a second.
+#[derive(Default)]
+struct Second {
+    /// Time of the last reading in this second.
+    until: Duration,
+    /// Answers by engine.
+    counts: BTreeMap<u32, u64>,
+}
+
+fn begun_by_second(logs: &[EngineLog]) -> BTreeMap<u64, Second> {
+    let mut begun = BTreeMap::<u64, Second>::new();
     for (engine, log) in (0_u32..).zip(logs) {
         for (at, window) in log.windows.iter().filter(|(_, window)| window.first_tokens >= 1.0) {
-            *begun.entry(at.as_secs()).or_default().entry(engine).or_default() += window.first_tokens as u64;
+            let second = begun.entry(at.as_secs()).or_default();
+            second.until = second.until.max(*at);
+            *second.counts.entry(engine).or_default() += window.first_tokens as u64;
         }
     }
     begun
 }
 
-/// Takes a place of an engine, the first at or after a second.
-fn take(begun: &mut Begun, from: u64, engine: u32) {
-    for (_, counts) in begun.range_mut(from..) {
-        let Some(count) = counts.get_mut(&engine) else { continue };
+/// Takes a place of an engine, the first at or after a time.
+fn take(begun: &mut BTreeMap<u64, Second>, from: Duration, engine: u32) {
+    for (_, second) in begun.range_mut(from.as_secs()..).filter(|(_, second)| second.until >= from) {
+        let Some(count) = second.counts.get_mut(&engine) else { continue };
         *count -= 1;
         if *count == 0 {
-            counts.remove(&engine);
+            second.counts.remove(&engine);
         }
         return;
     }
@@ -118,7 +196,6 @@ fn rest(found: Vec<Option<Assigned>>, logs: &[EngineLog]) -> Vec<Assigned> {
 #[cfg(test)]
 mod tests {
     use pointsman_lab::Window;
-    use tokio::time::Duration;
 
     use super::*;
 
@@ -150,6 +227,39 @@ mod tests {
         assert!(found[2..].iter().all(|found| found.how == How::Guessed));
         assert_eq!(engines[2..8].iter().filter(|engine| **engine == 1).count(), 4, "{engines:?}");
         assert_eq!(found.len(), 9, "also the last, which no counter saw");
+    }
+
+    #[test]
+    fn a_request_that_is_never_answered_shifts_the_others_for_seconds_only() {
+        // From second 5 on, the engines take turns with a request each. The one of 3.9 s is never answered.
+        let at = |engine: u64| (5..30).filter(|at| at % 2 == engine).map(|at| (at, 1.0)).collect::<Vec<_>>();
+        let logs = [log(&at(0)), log(&at(1))];
+        let arrivals: Vec<u64> = std::iter::once(3_900).chain((5..30).map(|at| at * 1_000 - 500)).collect();
+        let found = assign(&written(&arrivals), &[], &logs);
+        // The patience is 2 s for requests that are answered at once.
+        for (second, found) in (5_u32..).zip(&found[1..]).skip(3) {
+            assert_eq!(*found, Assigned { engine: second % 2, how: How::Counters }, "{second}");
+        }
+        assert!(found[..3].iter().all(|found| found.how == How::Guessed), "{found:?}");
+    }
+
+    #[test]
+    fn a_request_that_waits_for_longer_than_any_other_is_given_up() {
+        let logs = [log(&[(20, 1.0), (22, 1.0)]), log(&[(21, 1.0)])];
+        let found = assign(&written(&[1_000, 19_500, 20_500, 21_500]), &[], &logs);
+        let engines: Vec<u32> = found[1..].iter().map(|found| found.engine).collect();
+        assert_eq!(engines, [0, 1, 0]);
+        assert!(found[1..].iter().all(|found| found.how == How::Counters), "{found:?}");
+    }
+
+    #[test]
+    fn a_second_with_fewer_answers_than_requests_that_wait_is_a_guess() {
+        let logs = [log(&[(1, 1.0)]), log(&[(2, 1.0)])];
+        let found = assign(&written(&[100, 200]), &[], &logs);
+        assert!(found.iter().all(|found| found.how == How::Guessed), "{found:?}");
+        let one = [log(&[(1, 1.0), (2, 1.0)])];
+        let found = assign(&written(&[100, 200]), &[], &one);
+        assert!(found.iter().all(|found| found.how == How::Counters), "one engine served all: {found:?}");
     }
 
     #[test]

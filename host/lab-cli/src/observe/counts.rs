@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(super) enum Missed {
     /// The body is longer than `--max-body`.
     TooLarge,
+    /// The prompt has more tokens or blocks than a line of a trace may have.
+    TooLong,
     /// The bodies that are being read fill `--max-memory`.
     Memory,
     /// Requests wait to be written, and the queue is full.
@@ -20,8 +22,9 @@ pub(super) enum Missed {
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 6] = [
+    pub(super) const ALL: [(Self, &'static str); 7] = [
         (Self::TooLarge, "body above --max-body"),
+        (Self::TooLong, "prompt too long for a line of the trace (try a larger --block-tokens)"),
         (Self::Memory, "bodies above --max-memory together"),
         (Self::Busy, "queue full"),
         (Self::Incomplete, "body incomplete"),

@@ -3,12 +3,15 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pointsman_http_client::{Roots, Setup, whole};
+use pointsman_http_client::{BodyError, Roots, Setup, whole};
 use pointsman_lab::Window;
 use pointsman_rig::metrics_text::{by_label, samples, sum};
 use pointsman_workers::{EngineFacts, probe};
 use reqwest::Client;
-use tokio::time::{Duration, Instant, MissedTickBehavior, interval, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{Duration, Instant, MissedTickBehavior, interval, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::writer::Reported;
@@ -18,9 +21,11 @@ pub(super) const READ_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a reading may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// Largest answer of `/metrics`, bytes.
-const MAX_METRICS: usize = 4 * 1024 * 1024;
+pub(super) const MAX_METRICS: usize = 4 * 1024 * 1024;
 /// Windows that are kept of an engine. Beyond it, pairs of neighbours are joined.
 const MAX_WINDOWS: usize = 7_200;
+/// Windows that are summed before engines are fitted whose counters move late.
+const LATE_WINDOWS: usize = 60;
 /// Names of models that are kept, and the length of a name.
 const MAX_MODELS: usize = 64;
 const MAX_MODEL_NAME: usize = 256;
@@ -34,6 +39,10 @@ pub(super) struct EngineLog {
     pub(super) facts: EngineFacts,
     pub(super) readings: u64,
     pub(super) failures: u64,
+    /// Those that failed because the answer was too large.
+    pub(super) too_large: u64,
+    /// Whether the counters of tokens move at the ends of requests (SGLang), not in each step.
+    pub(super) has_late_counters: bool,
     /// Whether the engine has histograms of latencies.
     pub(super) has_latencies: bool,
 }
@@ -53,11 +62,13 @@ struct Reading {
 }
 
 impl EngineLog {
-    /// Reads an engine until `stop`. `start` is the start of the observation.
+    /// Reads an engine until `stop`. `start` is the start of the observation. `first` is dropped after the
+    /// first reading.
     pub(super) async fn follow(
         url: String,
         start: Instant,
         reported: Arc<Mutex<Reported>>,
+        first: mpsc::Sender<()>,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let mut setup = Setup { connect_timeout: READ_TIMEOUT, ..Setup::default() };
@@ -66,16 +77,16 @@ impl EngineLog {
         }
         let http = setup.build()?;
         let mut log = Self { url: url.clone(), ..Self::default() };
-        let mut last: Option<(Duration, Reading)> = None;
+        let (mut last, mut first) = (None::<(Duration, Reading)>, Some(first));
         let mut ticks = interval(READ_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let is_over = stop.run_until_cancelled(ticks.tick()).await.is_none();
             // The last reading completes the last window.
-            let text = timeout(READ_TIMEOUT, read(&http, &url)).await.ok().flatten();
+            let read = timeout(READ_TIMEOUT, read(&http, &url)).await;
             log.readings += 1;
-            match text {
-                Some(text) => {
+            match read.unwrap_or(Err(ReadError::Failed)) {
+                Ok(text) => {
                     let (now, reading) = (start.elapsed(), Reading::of(&text));
                     log.learn(&text, &reported);
                     if let Some((before, earlier)) = last {
@@ -83,8 +94,12 @@ impl EngineLog {
                     }
                     last = Some((now, reading));
                 }
-                None => log.failures += 1,
+                Err(error) => {
+                    log.failures += 1;
+                    log.too_large += u64::from(error == ReadError::TooLarge);
+                }
             }
+            drop(first.take());
             if is_over {
                 return Ok(log);
             }
@@ -96,6 +111,7 @@ impl EngineLog {
         self.has_latencies |= ["vllm", "sglang"]
             .iter()
             .any(|prefix| !samples(text, &format!("{prefix}:time_to_first_token_seconds_count")).is_empty());
+        self.has_late_counters |= !samples(text, "sglang:prompt_tokens_total").is_empty();
         self.facts = probe::facts_of_vllm_metrics(text.as_bytes()).or(&self.facts);
         let names = ["vllm:num_requests_running", "sglang:num_running_reqs"];
         let models = names.iter().flat_map(|name| by_label(text, name, "model_name")).map(|(model, _)| model);
@@ -128,17 +144,40 @@ impl EngineLog {
 
     /// Returns the sum of all windows.
     pub(super) fn total(&self) -> Window {
-        self.windows.iter().fold(Window::default(), |mut sum, (_, window)| {
-            sum.add(window);
-            sum
-        })
+        sum_of(&self.windows)
+    }
+
+    /// Returns the windows to which the engine's model can be fitted. Tokens that are counted at the end of a
+    /// request belong to earlier seconds: sums over a minute have most of them in the right place.
+    pub(super) fn fitted_windows(&self) -> impl Iterator<Item = Window> {
+        let size = if self.has_late_counters { LATE_WINDOWS } else { 1 };
+        self.windows.chunks_exact(size).map(sum_of)
     }
 }
 
-async fn read(http: &Client, url: &str) -> Option<String> {
-    let response = http.get(format!("{url}/metrics")).send().await.ok()?;
-    let response = response.error_for_status().ok()?;
-    String::from_utf8(whole(response, MAX_METRICS).await.ok()?).ok()
+fn sum_of(windows: &[(Duration, Window)]) -> Window {
+    windows.iter().fold(Window::default(), |mut sum, (_, window)| {
+        sum.add(window);
+        sum
+    })
+}
+
+/// Why an engine could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReadError {
+    TooLarge,
+    Failed,
+}
+
+async fn read(http: &Client, url: &str) -> Result<String, ReadError> {
+    let failed = |_| ReadError::Failed;
+    let response = http.get(format!("{url}/metrics")).send().await.map_err(failed)?;
+    let response = response.error_for_status().map_err(failed)?;
+    let body = whole(response, MAX_METRICS).await.map_err(|error| match error {
+        BodyError::TooLarge(_) => ReadError::TooLarge,
+        BodyError::Broken(_) => ReadError::Failed,
+    })?;
+    String::from_utf8(body).map_err(|_| ReadError::Failed)
 }
 
 impl Reading {
@@ -209,6 +248,17 @@ mod tests {
                       sglang:inter_token_latency_seconds_count{a=\"b\"} 4\n";
         let sglang = Reading::of(sglang);
         assert_eq!((sglang.queried_tokens, sglang.cached_tokens, sglang.intervals), (70.0, 30.0, 4.0));
+    }
+
+    #[test]
+    fn counters_that_move_at_the_ends_of_requests_are_summed_over_a_minute() {
+        let vllm = EngineLog { windows: vec![Default::default(); 150], ..EngineLog::default() };
+        assert_eq!(vllm.fitted_windows().count(), 150);
+        let second = Window { seconds: 1.0, first_tokens: 2.0, ..Window::default() };
+        let mut sglang = EngineLog { windows: vec![(Duration::ZERO, second); 150], ..EngineLog::default() };
+        sglang.learn("sglang:prompt_tokens_total{a=\"b\"} 70\n", &Mutex::default());
+        let sums: Vec<_> = sglang.fitted_windows().map(|sum| (sum.seconds, sum.first_tokens)).collect();
+        assert_eq!(sums, [(60.0, 120.0), (60.0, 120.0)], "the rest of a minute has tokens of others");
     }
 
     #[test]

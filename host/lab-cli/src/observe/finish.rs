@@ -1,10 +1,10 @@
 //! The end of an observation: completes the trace, fits the fleet, and runs the comparison.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, Permissions},
     io::{BufWriter, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
-    path::Path,
+    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
 };
 
 use anyhow::Context as _;
@@ -34,6 +34,8 @@ const ARMS: [&str; 7] = [
 /// Blocks and scheduler limits of an engine that does not report them.
 const DEFAULT_BLOCKS: u32 = 8_192;
 const DEFAULT_BLOCK_TOKENS: u32 = 16;
+/// Space for the fleet and the page, bytes.
+const RESERVE_BYTES: usize = 2 * 1024 * 1024;
 
 /// Forecasts.
 pub(super) struct Forecast {
@@ -50,13 +52,15 @@ impl Forecast {
     }
 }
 
-/// Writes the trace again, with output lengths of which the mean is that of the engines.
+/// Gives the requests of the trace output lengths of which the mean is that of the engines, and writes it
+/// again. Returns a warning when it could not be written: the file then has the lengths that were assumed at
+/// first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,
     written: &[Written],
     total: &Window,
-) -> anyhow::Result<Trace> {
+) -> anyhow::Result<(Trace, Option<String>)> {
     let mut trace = Trace::read(path, None, Some(block_tokens), false)?;
     let mean = total.generated_tokens / total.first_tokens;
     let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(written, mean));
@@ -66,15 +70,37 @@ pub(super) fn complete(
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let write = || -> std::io::Result<()> {
-        let file: File =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-        let mut out = BufWriter::new(file);
+        let mut out = BufWriter::new(create_private(partial.as_ref())?);
         trace.write_mooncake(&mut out)?;
         out.flush()?;
         std::fs::rename(&partial, path)
     };
-    write().with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(trace)
+    let warning = write().err().map(|error| {
+        let _ = std::fs::remove_file(&partial);
+        let file = path.display();
+        format!(
+            "cannot write {file} again ({error}): its output lengths are those that were assumed at first"
+        )
+    });
+    Ok((trace, warning))
+}
+
+/// Disk space that is taken at the start, so that a disk that fills up later has space for the page.
+pub(super) struct Reserve(PathBuf);
+
+impl Reserve {
+    pub(super) fn take(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join("reserve");
+        let written = create_private(&path).and_then(|mut file| file.write_all(&vec![0; RESERVE_BYTES]));
+        written.with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
 }
 
 /// Returns the output length with which the shorter of it and the clients' limits have this mean.
@@ -100,8 +126,8 @@ pub(super) fn fleet(args: &ObserveArgs, logs: &[EngineLog]) -> (Fleet, Option<us
     group.blocks = reported(|log| log.facts.total_blocks).unwrap_or(DEFAULT_BLOCKS);
     group.max_num_seqs = args.max_num_seqs;
     group.max_batched_tokens = args.max_batched_tokens;
-    let windows = logs.iter().flat_map(|log| log.windows.iter().map(|(_, window)| window));
-    let fitted = fit_windows(windows, args.max_batched_tokens);
+    let windows: Vec<Window> = logs.iter().flat_map(EngineLog::fitted_windows).collect();
+    let fitted = fit_windows(windows.iter(), args.max_batched_tokens);
     if let Some(fitted) = fitted {
         group.step_time = fitted.step_time;
         group.request_overhead_ms = fitted.request_overhead_ms;
@@ -118,7 +144,20 @@ pub(super) fn write_fleet(path: &Path, fleet: &Fleet, equations: Option<usize>) 
         None => "step time is a default: the metrics did not say enough".to_owned(),
     };
     let text = fleet_text(fleet, &[format!("Written by `pointsman observe`: {step_time}.")]);
-    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+    write_private(path, &text)
+}
+
+/// Writes a file that only its owner may read.
+pub(super) fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
+    let written = create_private(path).and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Opens an empty file that only its owner may read, also when it exists with other rights.
+fn create_private(path: &Path) -> std::io::Result<File> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    Ok(file)
 }
 
 /// Simulates what was observed and what each policy would have done.

@@ -4,7 +4,7 @@
 //! wait for it. A body beyond a bound is discarded as it comes. To close its connection instead would make
 //! nginx count a failure, and send no copies for a while.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, future::pending, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Empty};
@@ -38,7 +38,9 @@ const MAX_STREAMS: u32 = 256;
 const MAX_HEAD: usize = 64 * 1024;
 /// Bytes of bodies that a peer may send on a stream and on a connection of HTTP/2 before they are read.
 const WINDOW: u32 = 64 * 1024;
-/// How long a head, or the next request of a connection, may take.
+/// How long the first request's head of a connection may take. hyper's detection of the version has no limit.
+const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a further head may take, and the pause before it.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a body may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -97,25 +99,29 @@ impl Intake {
 
     async fn connection(self: Arc<Self>, stream: TcpStream) {
         let _ = stream.set_nodelay(true);
+        let first_head = CancellationToken::new();
+        let has_begun = first_head.clone();
         let service = service_fn(move |request: Request<Incoming>| {
+            has_begun.cancel();
             let intake = Arc::clone(&self);
             async move {
                 intake.take(request).await;
                 Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
             }
         });
-        let mut builder = Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(MAX_STREAMS)
-            .initial_stream_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
-            .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
-            .keep_alive_interval(HEAD_TIMEOUT);
-        if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
-            tracing::debug!(error, "connection of a mirror ended");
+        let builder = builder();
+        let is_silent = async {
+            if timeout(FIRST_HEAD_TIMEOUT, first_head.cancelled()).await.is_ok() {
+                pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            ended = builder.serve_connection(TokioIo::new(stream), service) => {
+                if let Err(error) = ended {
+                    tracing::debug!(error, "connection of a mirror ended");
+                }
+            }
+            () = is_silent => tracing::debug!("connection of a mirror closed, no request came"),
         }
     }
 
@@ -176,4 +182,19 @@ impl Intake {
         let count = u32::try_from(bytes).map_err(|_| Missed::TooLarge)?;
         Arc::clone(&self.memory).try_acquire_many_owned(count).map_err(|_| Missed::Memory)
     }
+}
+
+/// Returns what serves a connection of either version.
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).max_buf_size(MAX_HEAD);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_header_list_size(u32::try_from(MAX_HEAD).unwrap_or(u32::MAX))
+        .keep_alive_interval(HEAD_TIMEOUT);
+    builder
 }

