@@ -3,7 +3,7 @@
 //!
 //! The lab repeats the gateway's random draws: both choose at random between equal workers, and the gateway's
 //! receipts contain the seeds. Both use the same engine model, so the comparison covers everything else:
-//! HTTP, KV events over ZMQ, scraped load figures, and the order of events.
+//! HTTP, KV events over ZMQ, scraped load figures, and the order of events. With `--vllm`, see `real`.
 
 use std::{
     path::{Path, PathBuf},
@@ -25,6 +25,7 @@ use crate::{
     table::Checks,
 };
 
+mod real;
 mod slice;
 
 #[derive(Debug, clap::Args)]
@@ -48,6 +49,13 @@ pub(crate) struct Args {
     /// A native mode or a built-in policy, used by both the gateway and the lab.
     #[arg(long, default_value = "kv-aware")]
     arm: String,
+    /// Use two real vLLM engines on CPU, from this virtual environment, which is created if it does not
+    /// exist: round-robin, kv-aware and the default in turns, prompts and answers a 32nd as long.
+    #[arg(long, value_name = "VENV", conflicts_with_all = ["pairs", "engines", "arm"])]
+    vllm: Option<PathBuf>,
+    /// With --vllm: number of turns.
+    #[arg(long, default_value_t = 3, requires = "vllm")]
+    rounds: u32,
     /// Directory to keep the slice, the draws, the receipts and the lab's outcomes in.
     #[arg(long, value_name = "DIR")]
     keep: Option<PathBuf>,
@@ -82,6 +90,9 @@ impl Args {
 
 /// Prints the figures of both; returns an error when a difference exceeds its limit.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
+    if let Some(venv) = &args.vllm {
+        return real::run(args, venv).await;
+    }
     let bin = fleet::build_programs("release", &[fleet::GATEWAY, fleet::ENGINE, fleet::LAB])?;
     let requests = slice::read(&args.trace, args.requests, args.speed)?;
     let temporary = tempfile::Builder::new().prefix("pointsman-fidelity-").tempdir()?;
@@ -149,8 +160,8 @@ async fn gateway(
     let one = |number: usize| {
         let client = &fleet.client;
         async move {
-            let answer = timeout(ANSWER, send(client, number, &requests[number])).await;
-            answer.unwrap_or_else(|_| bail!("no whole answer within {ANSWER:?}"))
+            let request = &requests[number];
+            send(client, number, &request.prompt(), request.output_length).await
         }
     };
     let times = requests.iter().map(|request| Duration::from_millis(200) + request.at());
@@ -163,9 +174,15 @@ async fn gateway(
     Ok((seen, draws))
 }
 
-async fn send(client: &Client, number: usize, request: &Request) -> anyhow::Result<Seen> {
+/// Sends one request and reads its whole stream.
+async fn send(client: &Client, number: usize, prompt: &[u32], output: u64) -> anyhow::Result<Seen> {
+    let answer = timeout(ANSWER, stream(client, number, prompt, output)).await;
+    answer.unwrap_or_else(|_| bail!("no whole answer within {ANSWER:?}"))
+}
+
+async fn stream(client: &Client, number: usize, prompt: &[u32], output: u64) -> anyhow::Result<Seen> {
     let body = json!({
-        "model": "tiny", "prompt": request.prompt(), "max_tokens": request.output_length.max(1),
+        "model": "tiny", "prompt": prompt, "max_tokens": output.max(1),
         "ignore_eos": true, "stream": true, "stream_options": { "include_usage": true },
     })
     .to_string();

@@ -46,6 +46,11 @@ impl RealEngine {
         format!("role={role},{}", self.worker)
     }
 
+    /// Returns where the engine listens: host and port.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Returns a client for the engine.
     pub(crate) fn client(&self) -> Client {
         Client::new(&self.address)

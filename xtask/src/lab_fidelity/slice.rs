@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Number of tokens in a block of the trace.
-const BLOCK: usize = 512;
+pub(super) const BLOCK: usize = 512;
 
 /// One request of a Mooncake trace.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -15,7 +15,7 @@ pub(super) struct Request {
     timestamp: f64,
     pub(super) input_length: u64,
     pub(super) output_length: u64,
-    hash_ids: Vec<u32>,
+    pub(super) hash_ids: Vec<u32>,
 }
 
 impl Request {

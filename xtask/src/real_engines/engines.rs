@@ -79,12 +79,14 @@ impl Installed {
     /// Returns the command, and keys of the worker's description besides role and URL.
     fn vllm(&self, part: Part, port: u16, blocks: u32) -> anyhow::Result<(Command, String)> {
         let mut command = Command::new(self.venv.program("vllm"));
+        // A prompt has to fit into the cache, and the model knows 8,192 positions.
+        let longest = (blocks * 32).clamp(2048, 8192).to_string();
         command
             .arg("serve")
             .arg(&self.model)
             .args(["--served-model-name", "tiny", "--load-format", "dummy", "--seed", "0"])
             .args(["--host", "127.0.0.1", "--port", &port.to_string(), "--dtype", "float32"])
-            .args(["--max-model-len", "2048", "--block-size", "32", "--max-num-seqs", "16"])
+            .args(["--max-model-len", &longest, "--block-size", "32", "--max-num-seqs", "16"])
             .args(["--enforce-eager", "--num-gpu-blocks-override", &blocks.to_string()])
             .args(["--enable-prompt-tokens-details", "--enable-prefix-caching"])
             .envs([("VLLM_CPU_KVCACHE_SPACE", "1"), ("VLLM_CPU_OMP_THREADS_BIND", "nobind")])

@@ -82,8 +82,10 @@ pub(crate) async fn run(args: &Args, kind: Kind) -> anyhow::Result<()> {
         checks: Checks::default(),
     };
     let (plain, expected) = run.plain_engine().await?;
-    if kind == Kind::VllmNixl && args.streams > 0 {
-        run.continued(plain, args.streams).await?;
+    let streams = if kind == Kind::VllmNixl { args.streams } else { 0 };
+    let undisturbed = continuations::undisturbed(&plain, streams).await?;
+    if streams > 0 {
+        run.continued(plain, &undisturbed).await?;
     } else {
         drop(plain);
     }
@@ -95,6 +97,9 @@ pub(crate) async fn run(args: &Args, kind: Kind) -> anyhow::Result<()> {
     let workers = [run.worker(&prefill, "prefill"), run.worker(&decode, "decode")];
     let fleet = run.gateway(PATIENT, &workers).await?;
     let is_sglang = kind == Kind::Sglang;
+    if streams > 0 {
+        run.continued_pairs(&workers, &undisturbed).await?;
+    }
     let Run { prompts, mut checks, .. } = run;
     checks::compare(&fleet.client, &prompts, &expected, &mut checks).await?;
     if is_sglang {
@@ -151,8 +156,7 @@ impl Run {
     }
 
     /// Kills one of two plain engines under streams, twice in each form of continuation.
-    async fn continued(&mut self, first: RealEngine, streams: usize) -> anyhow::Result<()> {
-        let expected = continuations::undisturbed(&first, streams).await?;
+    async fn continued(&mut self, first: RealEngine, expected: &[String]) -> anyhow::Result<()> {
         let mut engines = vec![first];
         for (turn, form) in [Form::Exact, Form::Text, Form::Exact, Form::Text].into_iter().enumerate() {
             sh::status(&format!("starting a second plain engine, to be killed (turn {} of 4)", turn + 1));
@@ -163,9 +167,21 @@ impl Run {
                 engines.iter().map(|engine| self.worker(engine, "aggregated")).collect();
             let fleet = self.gateway(&form.config(), &workers).await?;
             let mut dying = engines.remove(0);
-            continuations::read_through_a_kill(&fleet, form, &mut dying, &expected, &mut self.checks).await?;
+            let (how, checks) = (form.name(), &mut self.checks);
+            continuations::read_through_a_kill(&fleet, form, how, &mut dying, expected, checks).await?;
         }
         Ok(())
+    }
+
+    /// Kills a second decode engine under the streams of pairs.
+    async fn continued_pairs(&mut self, workers: &[String], expected: &[String]) -> anyhow::Result<()> {
+        sh::status("starting a second decode engine, to be killed");
+        let mut dying = self.start("decode-1", Part::Decode)?;
+        dying.ready().await?;
+        let workers = [workers, &[self.worker(&dying, "decode")]].concat();
+        let fleet = self.gateway(&Form::Exact.config(), &workers).await?;
+        let (how, checks) = ("pairs, from token ids", &mut self.checks);
+        continuations::read_through_a_kill(&fleet, Form::Exact, how, &mut dying, expected, checks).await
     }
 }
 
