@@ -94,6 +94,7 @@ pub(crate) async fn prepare(
     });
     let snapshot = state.registry.snapshot();
     let mut routing_request = state.settings.routing_request((&request, &snapshot), tokens.as_ref(), tenant);
+    state.programs.fill(&mut routing_request);
     if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
         return Err(Refused::new(account, error));
     }
