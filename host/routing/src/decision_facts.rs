@@ -230,10 +230,7 @@ impl<'a> DecisionFacts<'a> {
                 None => zeros(out),
             },
             F::SessionBound => self.sparse(rows, out, self.query.session.map(|bound| (bound, 1))),
-            F::ProgramTokens => {
-                let held = request.program.iter().flat_map(|program| program.held.iter().copied());
-                self.sparse(rows, out, held);
-            }
+            F::ProgramTokens => self.sparse(rows, out, request.held_tokens()),
             F::RunningProgramTokens => self.read(rows, out, |load| load.program_tokens()),
             F::LoraLoaded => match request.lora.as_deref() {
                 Some(lora) => {

@@ -182,4 +182,9 @@ impl RoutingRequest {
     pub fn request_blocks(&self) -> u32 {
         self.prompt_tokens.div_ceil(self.block_size.max(1))
     }
+
+    /// Tokens of the request's agent program that candidates are expected to hold.
+    pub(crate) fn held_tokens(&self) -> impl Iterator<Item = (CandidateId, u32)> + '_ {
+        self.program.iter().flat_map(|program| program.held.iter().copied())
+    }
 }
