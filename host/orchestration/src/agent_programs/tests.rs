@@ -126,11 +126,12 @@ async fn f11_programs_and_their_holders_are_bounded() {
         let mut child = request(&programs, session, Some(session + 1_000_000), 16);
         programs.routed(&mut child, &here, NONE);
     }
-    let tables = programs.0.lock();
-    // F11.6
-    assert_eq!([tables.turns.len(), tables.roots.len(), tables.held.len()], [MAX_VALUES; 3]);
-    assert!(tables.turns.get(1_000_000).is_none() && tables.roots.get(0).is_none());
-    drop(tables);
+    {
+        let tables = programs.0.lock();
+        // F11.6
+        assert_eq!([tables.turns.len(), tables.roots.len(), tables.held.len()], [MAX_VALUES; 3]);
+        assert!(tables.turns.get(1_000_000).is_none() && tables.roots.get(0).is_none());
+    }
     assert_eq!(here.load().view().program_tokens(), MAX_VALUES as u32 * 16);
     let all: Vec<_> = (2..20).map(|id| worker(&registry, id)).collect();
     for (_, candidate) in &all {
