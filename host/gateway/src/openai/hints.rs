@@ -215,8 +215,7 @@ impl Hints {
         let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
         let rank: Option<u32> = header(headers, &RANK)?;
         let prefill_rank: Option<u32> = header(headers, &PREFILL_RANK)?;
-        let session: Option<String> = header(headers, &SESSION)?;
-        let lineage = Lineage::parse(headers, session.clone(), &ext)?;
+        let lineage = Lineage::parse(headers, &ext)?;
         let agent_hints = agent_hints(headers, ext.agent_hints)?;
         let mut preferred_taints = ext.routing_constraints.preferred_taints;
         preferred_taints.extend(ext.preferred_taints);
@@ -249,7 +248,7 @@ impl Hints {
             allowed_workers: ext.allowed_worker_ids.map(|ids| ids.into_iter().map(WorkerId).collect()),
             required_taints,
             preferred_taints: preferred_taints.into_iter().collect(),
-            session: session.or(controlled).or(ext.session_id),
+            session: header(headers, &SESSION)?.or(controlled).or(ext.session_id),
             ttft_target_ms: target_ms(headers, &TTFT_TARGET)?.or(ext.ttft_target).or(ext.router.ttft_target),
             itl_target_ms: target_ms(headers, &ITL_TARGET)?.or(ext.itl_target).or(ext.router.itl_target),
             config,

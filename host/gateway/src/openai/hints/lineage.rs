@@ -4,7 +4,7 @@ use http::HeaderMap;
 
 use super::{
     NvExt,
-    headers::{PARENT_SESSION, SESSION_FINAL, header},
+    headers::{PARENT_SESSION, SESSION, SESSION_FINAL, header},
     nvext::AgentContext,
 };
 use crate::openai::request_error::RequestError;
@@ -21,22 +21,18 @@ pub(crate) struct Lineage {
 }
 
 impl Lineage {
-    /// Reads the place of a request, whose header may name a session. A header wins over the body; a request
-    /// that names only a parent belongs to the parent's session.
+    /// Reads the place of a request. A header wins over the body; a request that names only a parent belongs
+    /// to the parent's session.
     ///
     /// # Errors
     /// [`RequestError`] names the header that does not parse.
-    pub(super) fn parse(
-        headers: &HeaderMap,
-        session: Option<String>,
-        ext: &NvExt,
-    ) -> Result<Option<Self>, RequestError> {
+    pub(super) fn parse(headers: &HeaderMap, ext: &NvExt) -> Result<Option<Self>, RequestError> {
         let AgentContext { session_id, parent_session_id, session_final } = &ext.agent_context;
         let controlled = || ext.session_control.as_ref().map(|control| &control.session_id);
         let in_body = session_id.as_ref().or_else(controlled).or(ext.session_id.as_ref());
         let parent = header(headers, &PARENT_SESSION)?.or_else(|| parent_session_id.clone());
         let last: Option<bool> = header(headers, &SESSION_FINAL)?;
-        let session = session.or_else(|| in_body.cloned()).or_else(|| parent.clone());
+        let session = header(headers, &SESSION)?.or_else(|| in_body.cloned()).or_else(|| parent.clone());
         let ends = last.or(*session_final).unwrap_or(false);
         Ok(session.map(|session| Self { session, parent, ends }))
     }
