@@ -20,7 +20,9 @@
 // for each row. The build copies this file beside the policy. `pointsman policy new` writes a complete example.
 
 // Facts that are not one u32. `pointsman policy facts` lists all facts.
-const U64 = new Set(["session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "worker-id"]);
+const U64 = new Set([
+  "session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "program-hash", "worker-id",
+]);
 const F32 = new Set([
   "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
   "prefill-load-scale", "active-request-weight", "temperature", "shared-cache-multiplier", "kv-usage",

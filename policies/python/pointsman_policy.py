@@ -41,7 +41,9 @@ except ImportError:  # plain Python
 MASK = (1 << 64) - 1
 
 # Facts that are not one u32. `pointsman policy facts` lists all facts.
-U64 = frozenset({"session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "worker-id"})
+U64 = frozenset({
+    "session-hash", "lora-hash", "tenant-hash", "other-leg-worker-id", "program-hash", "worker-id",
+})
 F32 = frozenset({
     "priority", "priority-jump-s", "overlap-score-credit", "host-cache-credit", "disk-cache-credit",
     "prefill-load-scale", "active-request-weight", "temperature", "shared-cache-multiplier", "kv-usage",

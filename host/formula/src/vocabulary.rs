@@ -38,7 +38,7 @@ pub(crate) const FLAGS: [&str; 10] = [
 pub(crate) const WITH_KNOWN: [&str; 3] = ["engine-running", "engine-queue", "kv-usage"];
 
 /// Facts that can be absent, with the value that stands for it.
-pub(crate) const ABSENT: [(&str, u32); 28] = [
+pub(crate) const ABSENT: [(&str, u32); 33] = [
     ("n", 1),
     ("max-tokens", 0),
     ("expected-output-tokens", 0),
@@ -53,6 +53,9 @@ pub(crate) const ABSENT: [(&str, u32); 28] = [
     ("other-leg-worker-id", 0),
     ("other-leg-dp-rank", u32::MAX),
     ("queue-us", 0),
+    ("program-hash", 0),
+    ("program-turn", 0),
+    ("program-idle-ms", u32::MAX),
     ("total-blocks", 0),
     ("cached-blocks-device", 0),
     ("cached-blocks-host", 0),
@@ -67,10 +70,12 @@ pub(crate) const ABSENT: [(&str, u32); 28] = [
     ("error-ppm", 0),
     ("max-concurrency", 0),
     ("prefill-us-per-ktoken", 0),
+    ("program-tokens", 0),
+    ("running-program-tokens", 0),
 ];
 
 /// Facts of load: an idle worker has 0, whatever the deployment.
-pub(crate) const LOAD: [&str; 9] = [
+pub(crate) const LOAD: [&str; 10] = [
     "active-requests",
     "active-prefill-tokens",
     "engine-running",
@@ -80,6 +85,7 @@ pub(crate) const LOAD: [&str; 9] = [
     "engine-queue-known",
     "kv-usage-known",
     "error-ppm",
+    "running-program-tokens",
 ];
 
 /// Functions with their arguments, for messages.

@@ -363,6 +363,7 @@ fn build(
         body_bytes: Budget::new(settings.limits.body_bytes_in_flight),
         transcripts: Budget::new(MAX_TRANSCRIPTS),
         sessions: replicas.sessions(),
+        programs: Arc::default(),
         response_searches: Budget::new(MAX_RESPONSE_SEARCHES),
         replicas,
         quarantine: Arc::default(),

@@ -371,11 +371,7 @@ impl Drive {
         self.stop(Leg::Prefill);
         self.stop(Leg::Decode);
         self.release_place();
-        if self.request.hints.session_control.is_some_and(|control| control.close)
-            && let Some(session) = self.routing_request.session_hash
-        {
-            self.state.sessions.close(session);
-        }
+        self.close_session();
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use axum::extract::FromRef;
 use pointsman_discovery::{Fleet, Leases};
-use pointsman_orchestration::{AdmissionQueue, Sessions};
+use pointsman_orchestration::{AdmissionQueue, AgentPrograms, Sessions};
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{Feeds, Registry, probe::ProbeConfig};
@@ -91,6 +91,8 @@ pub struct State {
     pub(crate) transcripts: Arc<Budget>,
     /// Workers that sessions are bound to.
     pub(crate) sessions: Arc<Sessions>,
+    /// Agent programs that run here.
+    pub(crate) programs: Arc<AgentPrograms>,
     /// Searches for the workers of stored responses that no gateway knows.
     pub(crate) response_searches: Arc<Budget>,
     /// Request bodies that break engines.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::BlockHash;
+use pointsman_routing::AgentProgram;
+use pointsman_workers::{BlockHash, name_hash};
 use prefix_index::{Prefix, Salt, block_hashes};
 
 use crate::trace::{Trace, TraceRequest};
@@ -16,6 +17,8 @@ pub(crate) struct Prepared {
     pub(crate) chain: Arc<[u64]>,
     /// Salted hash of the session.
     pub(crate) session_hash: Option<u64>,
+    /// The session's place in an agent program.
+    pub(crate) program: Option<Box<AgentProgram>>,
 }
 
 /// Hashes the prompts of a trace. `block_tokens` is the block size of engines and routing.
@@ -27,9 +30,12 @@ pub(crate) fn prepare(trace: &Trace, block_tokens: u32) -> Vec<Prepared> {
             prompt_tokens(request, number, trace.block_tokens, &mut tokens);
             let hashes = block_hashes(&tokens, block_tokens as usize, &Salt::default());
             let chain = hashes.iter().map(|BlockHash(hash)| *hash).collect();
-            let session_hash =
-                request.session.as_ref().map(|session| pointsman_workers::name_hash(session.as_bytes(), 0));
-            Prepared { prefix: hashes.into(), chain, session_hash }
+            let hash = |name: &Option<String>| name.as_ref().map(|name| name_hash(name.as_bytes(), 0));
+            let (session_hash, parent) = (hash(&request.session), hash(&request.parent));
+            let program = session_hash.map(|session| {
+                Box::new(AgentProgram { session, parent, hash: session, ..AgentProgram::default() })
+            });
+            Prepared { prefix: hashes.into(), chain, session_hash, program }
         })
         .collect()
 }

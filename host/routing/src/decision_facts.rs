@@ -173,14 +173,16 @@ impl<'a> DecisionFacts<'a> {
         }
     }
 
-    /// Appends 1 for one candidate and 0 for the others.
-    fn mark(&self, rows: &[u32], out: &mut Vec<u32>, marked: Option<CandidateId>) {
+    /// Appends the values of a few candidates, and 0 for the others.
+    fn sparse(&self, rows: &[u32], out: &mut Vec<u32>, values: impl IntoIterator<Item = (CandidateId, u32)>) {
         let start = out.len();
         out.resize(start + rows.len(), 0);
-        let row = marked.and_then(|(worker, rank)| self.pool.row_of(worker, rank));
-        let position = row.and_then(|row| rows.binary_search(&row).ok());
-        if let Some(mark) = position.and_then(|position| out.get_mut(start + position)) {
-            *mark = 1;
+        for ((worker, rank), value) in values {
+            let row = self.pool.row_of(worker, rank);
+            let position = row.and_then(|row| rows.binary_search(&row).ok());
+            if let Some(cell) = position.and_then(|position| out.get_mut(start + position)) {
+                *cell = value;
+            }
         }
     }
 
@@ -227,7 +229,9 @@ impl<'a> DecisionFacts<'a> {
                 Some(peer) => self.describe(rows, out, |spec| distance(peer, spec)),
                 None => zeros(out),
             },
-            F::SessionBound => self.mark(rows, out, self.query.session),
+            F::SessionBound => self.sparse(rows, out, self.query.session.map(|bound| (bound, 1))),
+            F::ProgramTokens => self.sparse(rows, out, request.held_tokens()),
+            F::RunningProgramTokens => self.read(rows, out, |load| load.program_tokens()),
             F::LoraLoaded => match request.lora.as_deref() {
                 Some(lora) => {
                     let has = |spec: &WorkerSpec| spec.loras.iter().any(|loaded| loaded == lora);
@@ -283,6 +287,13 @@ impl<'a> DecisionFacts<'a> {
             F::OtherLegDpRank => self.query.other_leg.map_or(u32::MAX, |(_, rank)| rank.0),
             F::Explain => u32::from(self.query.explain),
             F::QueueUs => self.query.queue_us,
+            F::ProgramHash => {
+                return push_u64(request.program.as_ref().map_or(0, |program| program.hash), out);
+            }
+            F::ProgramTurn => request.program.as_ref().map_or(0, |program| program.turn),
+            F::ProgramIdleMs => {
+                request.program.as_ref().and_then(|program| program.idle_ms).unwrap_or(u32::MAX)
+            }
         };
         out.push(value);
     }

@@ -103,6 +103,12 @@ facts! {
         Explain = "explain": U32,
         /// Time for which the request has waited in the gateway's queue, microseconds.
         QueueUs = "queue-us": U32,
+        /// Salted hash of the root session of the request's agent program; 0 when it names no session.
+        ProgramHash = "program-hash": U64,
+        /// Requests of the program that were routed before this one.
+        ProgramTurn = "program-turn": U32,
+        /// Time since a request of the program was routed or answered, milliseconds; 4294967295 when none was.
+        ProgramIdleMs = "program-idle-ms": U32,
     }
 }
 
@@ -161,6 +167,10 @@ facts! {
         EngineQueueKnown = "engine-queue-known": U32,
         /// 1 when the engine reports `kv-usage`, else 0.
         KvUsageKnown = "kv-usage-known": U32,
+        /// Tokens of the request's agent program that the candidate is expected to hold; 0 when none.
+        ProgramTokens = "program-tokens": U32,
+        /// The same of all running programs together.
+        RunningProgramTokens = "running-program-tokens": U32,
     }
 }
 

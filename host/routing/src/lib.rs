@@ -45,7 +45,7 @@ pub use outcome::{Moment, ObservedOutcome};
 pub use policy::{
     Call, Decision, Digest, Failure, OnFailure, Origin, Plan, Policy, PolicyInfo, ShedReason, World,
 };
-pub use query::{CandidateId, Committed, Pairing, Query, RoutingRequest};
+pub use query::{AgentProgram, CandidateId, Committed, Pairing, Query, RoutingRequest};
 pub use receipt::{Decider, Receipt, RefusedDecision, ShadowResult};
 pub use router::{OverrideDecision, ReservedPlace, RouteError, RoutePreview, Routed, Router, no_worker_text};
 pub use shared_state::{ChangeRefused, SharedContent, SharedState, Stamp, StateChange};

@@ -36,6 +36,8 @@ pub struct RoutingRequest {
     pub draw: u64,
     /// Salted hash of the session id.
     pub session_hash: Option<u64>,
+    /// The agent program that the request belongs to.
+    pub program: Option<Box<AgentProgram>>,
     /// The LoRA adapter asked for.
     pub lora: Option<Arc<str>>,
     /// Salted hash of the LoRA name.
@@ -52,6 +54,25 @@ pub struct RoutingRequest {
     pub allowed_workers: Option<Vec<WorkerId>>,
     /// The client's own override of the router config.
     pub config: RouterConfigOverride,
+}
+
+/// The agent program of a request: a root session with the sessions of all sub-agents that descend from it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentProgram {
+    /// Salted hash of the request's session.
+    pub session: u64,
+    /// Salted hash of the session that started it.
+    pub parent: Option<u64>,
+    /// Salted hash of the root session.
+    pub hash: u64,
+    /// Number of requests of the program that were routed before this one.
+    pub turn: u32,
+    /// Time since a request of the program was routed or answered, milliseconds.
+    pub idle_ms: Option<u32>,
+    /// Tokens of the program that candidates are expected to hold.
+    pub held: Vec<(CandidateId, u32)>,
+    /// Whether this request was counted as a turn.
+    pub counted: bool,
 }
 
 /// Identifies a candidate: a worker and one of its data-parallel ranks.
@@ -160,5 +181,10 @@ impl RoutingRequest {
     #[must_use]
     pub fn request_blocks(&self) -> u32 {
         self.prompt_tokens.div_ceil(self.block_size.max(1))
+    }
+
+    /// Tokens of the request's agent program that candidates are expected to hold.
+    pub(crate) fn held_tokens(&self) -> impl Iterator<Item = (CandidateId, u32)> + '_ {
+        self.program.iter().flat_map(|program| program.held.iter().copied())
     }
 }

@@ -21,12 +21,14 @@ use crate::{
 
 mod booked;
 mod estimate;
+pub(crate) mod held;
 mod journal;
 mod rank_blocks;
 mod remote;
 mod speeds;
 
 pub use estimate::Estimate;
+pub use held::HeldTokens;
 pub(crate) use journal::RankJournal;
 pub use journal::{Journal, JournalEntry, LoadValues, WorkerKey};
 use rank_blocks::RankBlocks;

@@ -45,6 +45,8 @@ pub(crate) struct Cell {
     /// Number of KV blocks and their size in tokens, configured or reported; 0 if unknown.
     pub(crate) total_blocks: AtomicU32,
     pub(crate) block_size: AtomicU32,
+    /// KV of running agent programs, in units of [`crate::booking::held::UNIT`] tokens.
+    pub(crate) program_units: AtomicU32,
 }
 
 /// Moving averages of one rank.

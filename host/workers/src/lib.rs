@@ -28,8 +28,8 @@ mod worker;
 
 pub use activity::{Stuck, StuckBy};
 pub use booking::{
-    Booking, BookingRequest, Estimate, Journal, JournalEntry, LoadValues, RankLoad, RemoteBooking,
-    RemoteFigures, WorkerKey,
+    Booking, BookingRequest, Estimate, HeldTokens, Journal, JournalEntry, LoadValues, RankLoad,
+    RemoteBooking, RemoteFigures, WorkerKey,
 };
 pub use breaker::{AfterPause, Breaker, BreakerRules, FailureRate};
 pub use columns::{EngineLoad, RankView};

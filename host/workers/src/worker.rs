@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::{
     activity::Activity,
-    booking::{Booking, BookingRequest, Journal, RankJournal, RankLoad, WorkerKey},
+    booking::{Booking, BookingRequest, HeldTokens, Journal, RankJournal, RankLoad, WorkerKey},
     breaker::{Breaker, BreakerRules},
     columns::Columns,
     facts::{Contradiction, EngineFacts},
@@ -362,6 +362,12 @@ impl Candidate {
     #[must_use]
     pub fn book(&self, request: &BookingRequest) -> Booking {
         Booking::new(self.load.clone(), request)
+    }
+
+    /// Counts tokens of an agent program on this candidate until they are dropped.
+    #[must_use]
+    pub fn hold(&self, tokens: u32) -> HeldTokens {
+        HeldTokens::new(self.load.clone(), tokens)
     }
 
     /// Returns why the candidate must not be chosen now; `None` if it may.

@@ -141,6 +141,12 @@ table! {
         EXPLAIN = "explain": u32,
         /// Time for which the request has waited in the gateway's queue, microseconds.
         QUEUE_US = "queue-us": u32,
+        /// Salted hash of the root session of the request's agent program; 0 when it names no session.
+        PROGRAM_HASH = "program-hash": u64,
+        /// Requests of the program that were routed before this one.
+        PROGRAM_TURN = "program-turn": u32,
+        /// Time since a request of the program was routed or answered, milliseconds; 4294967295 when none was.
+        PROGRAM_IDLE_MS = "program-idle-ms": u32,
     }
     worker {
         /// The worker's id.
@@ -195,5 +201,9 @@ table! {
         ENGINE_QUEUE_KNOWN = "engine-queue-known": u32,
         /// 1 when the engine tells the share of its KV cache in use, else 0.
         KV_USAGE_KNOWN = "kv-usage-known": u32,
+        /// Tokens of the request's agent program that the candidate is expected to hold; 0 when none.
+        PROGRAM_TOKENS = "program-tokens": u32,
+        /// The same of all running programs together.
+        RUNNING_PROGRAM_TOKENS = "running-program-tokens": u32,
     }
 }

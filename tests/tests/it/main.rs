@@ -15,6 +15,7 @@
 
 mod activation;
 mod admin;
+mod agent_programs;
 mod api_keys;
 mod audit;
 mod back_pressure;

@@ -93,7 +93,7 @@ pub(crate) async fn prepare(
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
     let snapshot = state.registry.snapshot();
-    let mut routing_request = state.settings.routing_request((&request, &snapshot), tokens.as_ref(), tenant);
+    let mut routing_request = state.routing_request((&request, &snapshot), tokens.as_ref(), tenant);
     if let Some(error) = only.and_then(|only| restrict(&mut routing_request, only)) {
         return Err(Refused::new(account, error));
     }

@@ -41,7 +41,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
         let tenant = caller.tenant.map(load);
         let snapshot = state.registry.snapshot();
-        let routing_request = state.settings.routing_request((&request, &snapshot), tokens.as_ref(), tenant);
+        let routing_request = state.routing_request((&request, &snapshot), tokens.as_ref(), tenant);
         let plan = orchestrate::plan(&state, &request, &routing_request, &snapshot, Purpose::Preview, None)?;
         let told = preview::preview(&state, &request, tokens.as_ref(), &routing_request, &snapshot, &plan)?;
         Ok(preview::of_route(&request, &told, &id))

@@ -129,7 +129,7 @@ async fn admit(
         TenantLoad { hash, active_requests: state.tenants.active(hash) }
     });
     let (snapshot, planning) = (state.registry.snapshot(), Instant::now());
-    let routing_request = state.settings.routing_request((&parsed, &snapshot), None, tenant);
+    let routing_request = state.routing_request((&parsed, &snapshot), None, tenant);
     account.of_request(&parsed);
     account.logging(state.decision_log.as_ref(), &routing_request);
     account.records(state.router.decisions(), &state.learning, &state.decision_stats, None);

@@ -15,14 +15,16 @@ use crate::{
 };
 
 mod headers;
+mod lineage;
 mod nvext;
 
 use headers::{
     INSTANCE, ITL_TARGET, PREFILL_INSTANCE, PREFILL_RANK, PRIORITY, RANK, SESSION, STRICT_PRIORITY,
     TTFT_TARGET, header, target_ms,
 };
+pub(crate) use lineage::Lineage;
 pub(crate) use nvext::AgentContext;
-use nvext::{AgentHints, Constraints, RouterParams};
+use nvext::{AgentHints, BlockObjects, Constraints, Multimodal, RouterParams};
 
 /// Whether a listener takes hints from its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -112,6 +114,8 @@ pub(crate) struct Hints {
     pub continues: bool,
     /// Agent context of the request, for the access log.
     pub agent: AgentContext,
+    /// The agent program that it belongs to; `None` if it names no session.
+    pub lineage: Option<Lineage>,
     /// When the client made the request, milliseconds by its clock, for the access log.
     pub request_timestamp_ms: Option<f64>,
     /// Checksum of the model card that the client knows, for the access log.
@@ -191,25 +195,6 @@ enum SessionAction {
     Close,
 }
 
-/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids (A4).
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Multimodal {
-    routing_token_ids: Vec<u32>,
-    block_mm_infos: Vec<Option<BlockObjects>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct BlockObjects {
-    mm_objects: Vec<Object>,
-}
-
-#[derive(Deserialize)]
-struct Object {
-    mm_hash: u64,
-}
-
 impl Hints {
     /// Reads hints.
     ///
@@ -230,7 +215,7 @@ impl Hints {
         let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
         let rank: Option<u32> = header(headers, &RANK)?;
         let prefill_rank: Option<u32> = header(headers, &PREFILL_RANK)?;
-        let session: Option<String> = header(headers, &SESSION)?;
+        let lineage = Lineage::parse(headers, &ext)?;
         let agent_hints = agent_hints(headers, ext.agent_hints)?;
         let mut preferred_taints = ext.routing_constraints.preferred_taints;
         preferred_taints.extend(ext.preferred_taints);
@@ -263,7 +248,7 @@ impl Hints {
             allowed_workers: ext.allowed_worker_ids.map(|ids| ids.into_iter().map(WorkerId).collect()),
             required_taints,
             preferred_taints: preferred_taints.into_iter().collect(),
-            session: session.or(controlled).or(ext.session_id),
+            session: header(headers, &SESSION)?.or(controlled).or(ext.session_id),
             ttft_target_ms: target_ms(headers, &TTFT_TARGET)?.or(ext.ttft_target).or(ext.router.ttft_target),
             itl_target_ms: target_ms(headers, &ITL_TARGET)?.or(ext.itl_target).or(ext.router.itl_target),
             config,
@@ -276,6 +261,7 @@ impl Hints {
             probe: read(body, "_HEALTH_CHECK")?.unwrap_or(false),
             continues: false,
             agent: ext.agent_context,
+            lineage,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,
             warning: nvext::warning(body, &ext.annotations),

@@ -213,7 +213,7 @@ impl Drive {
     }
 
     fn record_routed(&mut self, leg: Leg, routed: Routed) -> Event {
-        let candidate = routed.candidate;
+        let (candidate, cached) = (routed.candidate, routed.receipt.cached_blocks);
         self.account.decided(routed.receipt, &self.routing_request);
         let event = match leg {
             Leg::Prefill => {
@@ -223,6 +223,7 @@ impl Drive {
             }
             Leg::Decode | Leg::Aggregated => Event::Routed,
         };
+        self.state.programs.routed(&mut self.routing_request, &candidate, cached);
         let run = &mut self.runs[leg];
         (run.candidate, run.booking) = (Some(candidate), LegBooking::Own(routed.booking));
         self.booked_at = Instant::now();
@@ -269,6 +270,17 @@ impl Drive {
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
             self.state.sessions.bind(session, leg, id_of(candidate), ttl);
+        }
+    }
+
+    /// Ends the session whose last request this was (A2.4, F11.6).
+    pub(super) fn close_session(&self) {
+        let (hints, state) = (&self.request.hints, &self.state);
+        if hints.session_control.is_some_and(|control| control.close) {
+            self.routing_request.session_hash.inspect(|session| state.sessions.close(*session));
+        }
+        if hints.lineage.as_ref().is_some_and(|lineage| lineage.ends) {
+            state.programs.ended(&self.routing_request);
         }
     }
 

@@ -10,6 +10,7 @@ use pointsman_workers::{ModelName, Snapshot};
 use ipnet::IpNet;
 
 use super::{
+    State,
     caller::{Caller, Operator},
     certificates::Certificates,
     continuations::ContinuationRules,
@@ -233,6 +234,15 @@ impl Settings {
         }
     }
 
+    /// Returns how long this request's session is bound to its workers; `None` if it is not bound.
+    #[must_use]
+    pub(crate) fn affinity(&self, hints: &Hints) -> Option<Duration> {
+        hints.session.as_ref()?;
+        hints.session_control.map(|control| control.timeout).or(self.session_affinity)
+    }
+}
+
+impl State {
     /// Returns what routing may know of a request; see [`routing_request`].
     #[must_use]
     pub(crate) fn routing_request(
@@ -241,16 +251,12 @@ impl Settings {
         tokens: Option<&RequestTokens>,
         tenant: Option<TenantLoad>,
     ) -> RoutingRequest {
+        let Settings { measure, targets, .. } = &self.settings;
         // The engine's own hashes of a prompt contain the adapter that the request names as its model.
         let adapter = Some(request.model.as_str()).filter(|_| workers.is_adapter(&request.model));
         let adapter = request.hints.lora.as_deref().or(adapter);
-        routing_request((request, adapter), &self.measure, &self.targets, tokens, tenant)
-    }
-
-    /// Returns how long this request's session is bound to its workers; `None` if it is not bound.
-    #[must_use]
-    pub(crate) fn affinity(&self, hints: &Hints) -> Option<Duration> {
-        hints.session.as_ref()?;
-        hints.session_control.map(|control| control.timeout).or(self.session_affinity)
+        let mut measured = routing_request((request, adapter), measure, targets, tokens, tenant);
+        self.programs.fill(&mut measured);
+        measured
     }
 }

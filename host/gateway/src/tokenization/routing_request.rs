@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_routing::RoutingRequest;
+use pointsman_routing::{AgentProgram, RoutingRequest};
 use pointsman_workers::name_hash;
 use prefix_index::{Prefix, Salt};
 
@@ -79,6 +79,11 @@ pub(crate) fn routing_request(
         priority_jump_s: hints.priority_jump,
         draw: rand::random(),
         session_hash: hints.session.as_deref().map(hash),
+        program: hints.lineage.as_ref().map(|lineage| {
+            let session = hash(&lineage.session);
+            let parent = lineage.parent.as_deref().map(hash);
+            Box::new(AgentProgram { session, parent, hash: session, ..AgentProgram::default() })
+        }),
         lora: hints.lora.as_deref().map(Arc::from),
         lora_hash: adapter.map(hash),
         tenant_hash: tenant.map(|tenant| tenant.hash),
@@ -160,9 +165,12 @@ mod tests {
 
     #[test]
     fn invariant_6_names_reach_policies_as_salted_hashes_only() {
-        let routing_request =
-            of(r#"{"model":"m","prompt":"t","nvext":{"session_id":"alice","lora_name":"l"}}"#);
+        let routing_request = of(r#"{"model":"m","prompt":"t","nvext":{"session_id":"alice","lora_name":"l",
+                "agent_context":{"session_id":"sub","parent_session_id":"alice"}}}"#);
         assert_eq!(routing_request.session_hash, Some(name_hash(b"alice", 1)));
+        let program = routing_request.program.as_deref().unwrap();
+        // F11.7
+        assert_eq!((program.session, program.parent), (name_hash(b"sub", 1), Some(name_hash(b"alice", 1))));
         assert_ne!(routing_request.session_hash, Some(name_hash(b"alice", 2)));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use pointsman_orchestration::{AdmissionQueue, QueueRules, Sessions};
+use pointsman_orchestration::{AdmissionQueue, AgentPrograms, QueueRules, Sessions};
 use pointsman_routing::{
     BatchedLearning, BusyRules, NativeMode, OnFailure, Program, Router, RouterConfig, Slot, SlotEvent,
     SlotKind,
@@ -31,6 +31,7 @@ pub(super) struct Gateway {
     pub(super) workers: Vec<Watched>,
     pub(super) queue: Arc<AdmissionQueue>,
     pub(super) sessions: Sessions,
+    pub(super) programs: AgentPrograms,
     pub(super) learning: BatchedLearning,
     /// State of the gateway in the exchange of bookings; `None` if there is no exchange.
     pub(super) exchange: Option<Exchange>,
@@ -81,6 +82,7 @@ impl Gateway {
                 ..QueueRules::waiting(fleet.queue.limit)
             }),
             sessions: Sessions::default(),
+            programs: AgentPrograms::default(),
             learning,
             failures,
             woken: WakeList::default(),

@@ -39,7 +39,7 @@ impl Lab<'_> {
         });
         let (ttft_target_us, itl_target_us) =
             if self.fleet.queue.targets { request.targets.micros() } else { (None, None) };
-        let routing_request = RoutingRequest {
+        let mut routing_request = RoutingRequest {
             prompt_tokens: request.input_tokens,
             block_size: self.fleet.block_tokens,
             prefix: prepared.prefix,
@@ -49,10 +49,12 @@ impl Lab<'_> {
             itl_target_us,
             draw: self.rng.random(),
             session_hash: prepared.session_hash,
+            program: prepared.program,
             tenant_hash: request.tenant_hash,
             tenant_active_requests,
             ..RoutingRequest::default()
         };
+        self.gateways.of(number).programs.fill(&mut routing_request);
         let fits = |engine: &engines::Engine| engine.core.fits(request.input_tokens, request.output_tokens);
         if !self.engines.get(self.smallest).is_some_and(fits) {
             return self.refuse(number, Ended::TooLarge);
@@ -294,6 +296,7 @@ impl Lab<'_> {
         let handoff = self.fleet.routing.handoff;
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.fell_back |= receipt.decider.fallback().is_some();
+        self.gateways.of(number).programs.routed(&mut flight.request, &candidate, receipt.cached_blocks);
         flight.receipts.push(receipt);
         let engine = engines::position(candidate.worker.id());
         let run = LegRun { engine, candidate, booking: Some(booking), tag: None, sent: self.now };

@@ -136,6 +136,8 @@ impl Lab<'_> {
         flight.last_token = (self.now, token.number);
         if token.last {
             run.tag = None;
+            let programs = &self.gateways.of(number).programs;
+            programs.answered(&flight.request, &run.candidate, token.number);
             run.candidate.load().observe_outcome(true);
             run.candidate.worker.note_outcome(true);
             if token.number > 1 {

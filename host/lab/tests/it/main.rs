@@ -1,5 +1,6 @@
 //! Simulations of whole fleets, and documents whose figures follow from them, in one program.
 
+mod agent_programs;
 mod closed_loop;
 mod gateways;
 mod scale_figures;

@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use tokio::time::{Duration, Instant};
 
 use super::*;
-use crate::{RoutingRequest, config::RouterConfigOverride, inputs::Needs};
+use crate::{AgentProgram, RoutingRequest, config::RouterConfigOverride, inputs::Needs};
 
 const MODEL: &str = "m";
 const BLOCK: u32 = 4;
@@ -90,6 +90,10 @@ fn request(prompt: u32) -> RoutingRequest {
         n: 1,
         lora: Some("writer".into()),
         preferred_taints: vec![("gold".into(), 0.5)],
+        program: Some(Box::new(AgentProgram {
+            held: vec![((WorkerId(3), DpRank(0)), 700), ((WorkerId(5), DpRank(0)), 40)],
+            ..AgentProgram::default()
+        })),
         ..RoutingRequest::default()
     }
 }
@@ -150,6 +154,12 @@ fn expected(fact: WorkerFact, query: &Query<'_>, candidate: &Candidate, overlaps
         F::LocalPrefill => u32::from(spec.local_prefill),
         F::MaxConcurrency => spec.max_concurrency.unwrap_or(0),
         F::PrefillUsPerKtoken => load.view().prefill_us_per_ktoken(),
+        F::ProgramTokens => match (candidate.worker_id(), candidate.rank) {
+            (WorkerId(3), DpRank(0)) => 700,
+            (WorkerId(5), DpRank(0)) => 40,
+            _ => 0,
+        },
+        F::RunningProgramTokens => load.view().program_tokens(),
     }
 }
 

@@ -192,6 +192,7 @@ fn request() -> RoutingRequest {
         priority_jump_s: 0.0,
         draw: 0,
         session_hash: None,
+        program: None,
         lora: None,
         lora_hash: None,
         tenant_hash: None,

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::RankView;
+use crate::booking::held::UNIT;
 
 const MILLIS: i64 = 1_000;
 
@@ -32,6 +33,12 @@ impl RankView<'_> {
         let unnamed = in_blocks(self.cell.unnamed_millis.load(Ordering::Relaxed));
         let own = self.cell.named.load(Ordering::Relaxed).saturating_add(unnamed);
         own.saturating_add(self.remote.map_or(0, |remote| remote.blocks()))
+    }
+
+    /// Returns the number of tokens that running agent programs are expected to hold here.
+    #[must_use]
+    pub fn program_tokens(&self) -> u32 {
+        self.cell.program_units.load(Ordering::Relaxed).saturating_mul(UNIT)
     }
 
     /// Returns the number of booked blocks with a hash.

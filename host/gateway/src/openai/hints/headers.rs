@@ -19,6 +19,8 @@ pub(super) static RANK: [HeaderName; 3] =
 pub(super) static PREFILL_RANK: [HeaderName; 2] =
     [named("x-prefill-dp-rank"), named("x-dynamo-prefill-dp-rank")];
 pub(super) static SESSION: [HeaderName; 2] = [named("x-session-id"), named("x-dynamo-session-id")];
+pub(super) static PARENT_SESSION: [HeaderName; 1] = [named("x-dynamo-parent-session-id")];
+pub(super) static SESSION_FINAL: [HeaderName; 1] = [named("x-dynamo-session-final")];
 pub(super) static PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-priority")];
 pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-strict-priority")];
 

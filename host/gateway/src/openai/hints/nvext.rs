@@ -97,7 +97,8 @@ pub(super) struct RouterParams {
     pub(super) itl_target: Option<f64>,
 }
 
-/// `nvext.agent_context`: what the request is a part of. It goes to the access log and routes nothing.
+/// `nvext.agent_context`: what the request is a part of. It goes to the access log, and policies see hashes of
+/// it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct AgentContext {
@@ -107,6 +108,25 @@ pub(crate) struct AgentContext {
     pub parent_session_id: Option<String>,
     /// Whether the session ends with this request.
     pub session_final: Option<bool>,
+}
+
+/// Routing tokens of a multimodal prompt: what routing hashes in place of the token ids (A4).
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Multimodal {
+    pub(super) routing_token_ids: Vec<u32>,
+    pub(super) block_mm_infos: Vec<Option<BlockObjects>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct BlockObjects {
+    pub(super) mm_objects: Vec<Object>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Object {
+    pub(super) mm_hash: u64,
 }
 
 /// Warning about the priority that Dynamo also gives to engines.

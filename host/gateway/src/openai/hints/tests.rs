@@ -232,9 +232,43 @@ fn a3_every_header_of_a_hint_has_a_dynamo_form() {
         assert_eq!(read(name), Hints { prefill_dp_rank: rank, ..Hints::default() }, "{name}");
     }
     for name in ["x-session-id", "x-dynamo-session-id"] {
-        // A3.2
-        assert_eq!(read(name), Hints { session: Some("3".to_owned()), ..Hints::default() }, "{name}");
+        let session = "3".to_owned();
+        let lineage = Some(Lineage { session: session.clone(), parent: None, ends: false });
+        // A3.2, F11.1
+        assert_eq!(read(name), Hints { session: Some(session), lineage, ..Hints::default() }, "{name}");
     }
+}
+
+#[test]
+fn f11_the_session_of_a_program_is_named_by_headers_or_the_agent_context() {
+    let read = |headers: &[(&'static str, &str)], nvext: &str| {
+        hints(headers, nvext, HintTrust::Trusted).unwrap().lineage.map(|it| (it.session, it.parent, it.ends))
+    };
+    let owned = |session: &str, parent: Option<&str>, ends| {
+        Some((session.to_owned(), parent.map(str::to_owned), ends))
+    };
+    let context = r#"{"session_id":"plain","agent_context":{"session_id":"s","parent_session_id":"p",
+        "session_final":true}}"#;
+    let (parent, last) = ("x-dynamo-parent-session-id", "x-dynamo-session-final");
+    for (headers, nvext, expected) in [
+        (&[][..], "{}", None),
+        (&[], context, owned("s", Some("p"), true)),
+        (
+            &[("x-dynamo-session-id", "h"), (parent, "g"), (last, "false")],
+            context,
+            owned("h", Some("g"), false),
+        ),
+        (&[(parent, "g")], "{}", owned("g", Some("g"), false)),
+        (&[], r#"{"session_id":"plain"}"#, owned("plain", None, false)),
+        (&[], r#"{"session_control":{"session_id":"c"}}"#, owned("c", None, false)),
+    ] {
+        // F11.1, F11.6
+        assert_eq!(read(headers, nvext), expected, "{headers:?} {nvext}");
+    }
+    assert!(hints(&[(last, "yes")], "{}", HintTrust::Trusted).is_err());
+    assert!(hints(&[(parent, &"p".repeat(513))], "{}", HintTrust::Trusted).is_err());
+    // A3.9
+    assert_eq!(hints(&[(parent, "g")], context, HintTrust::Ignored).unwrap().lineage, None);
 }
 
 #[test]
