@@ -45,6 +45,7 @@ fn subject(prefix: Prefix) -> RoutingRequest {
         priority: 0.0,
         priority_jump_s: 0.0,
         session_hash: None,
+        program: None,
         lora: None,
         lora_hash: None,
         tenant_hash: None,
