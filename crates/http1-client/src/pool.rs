@@ -68,8 +68,8 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         self.shared.kept
     }
 
-    /// Takes an idle connection that is still open and current, with how long it was idle. Others that are met
-    /// are closed, but not those that were idle for `max_idle` or longer.
+    /// Takes an idle connection that is still open and current, with how long it was idle. Others that are
+    /// met are closed, but not those that were idle for `max_idle` or longer.
     pub(crate) fn take_idle(
         &self,
         origin: &str,

@@ -65,8 +65,8 @@ impl AgentPrograms {
         }
     }
 
-    /// Notes that a leg was booked on a candidate, which had these blocks of the prompt cached. The first leg of
-    /// a request counts as a turn.
+    /// Notes that a leg was booked on a candidate, which had these blocks of the prompt cached. The first leg
+    /// of a request counts as a turn.
     pub fn routed(&self, request: &mut RoutingRequest, candidate: &Candidate, cached_blocks: [u32; 3]) {
         let (tokens, size) = (request.prompt_tokens, request.block_size);
         let cached = cached_blocks.into_iter().fold(0, u32::saturating_add).saturating_mul(size);

@@ -107,7 +107,8 @@ facts! {
         ProgramHash = "program-hash": U64,
         /// Requests of the program that were routed before this one.
         ProgramTurn = "program-turn": U32,
-        /// Time since a request of the program was routed or answered, milliseconds; 4294967295 when none was.
+        /// Time since a request of the program was routed or answered, milliseconds; 4294967295 when none
+        /// was.
         ProgramIdleMs = "program-idle-ms": U32,
     }
 }

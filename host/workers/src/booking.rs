@@ -21,7 +21,7 @@ use crate::{
 
 mod booked;
 mod estimate;
-pub(crate) mod held;
+mod held;
 mod journal;
 mod rank_blocks;
 mod remote;

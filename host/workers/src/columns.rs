@@ -31,6 +31,9 @@ pub(crate) const CHUNK: usize = 64;
 /// Buckets of the first blocks of booked prompts.
 const BUCKETS: usize = 2_048;
 
+/// Tokens in a unit of [`Cell::program_units`], which a sum of all programs then cannot exceed.
+pub(crate) const PROGRAM_UNIT: u32 = 16;
+
 /// Load of one rank that is booked here, and the size of its KV cache.
 #[derive(Debug, Default)]
 #[repr(C, align(32))]
@@ -45,7 +48,7 @@ pub(crate) struct Cell {
     /// Number of KV blocks and their size in tokens, configured or reported; 0 if unknown.
     pub(crate) total_blocks: AtomicU32,
     pub(crate) block_size: AtomicU32,
-    /// KV of running agent programs, in units of [`crate::booking::held::UNIT`] tokens.
+    /// KV of running agent programs, in units of [`PROGRAM_UNIT`] tokens.
     pub(crate) program_units: AtomicU32,
 }
 

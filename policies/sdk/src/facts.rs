@@ -145,7 +145,8 @@ table! {
         PROGRAM_HASH = "program-hash": u64,
         /// Requests of the program that were routed before this one.
         PROGRAM_TURN = "program-turn": u32,
-        /// Time since a request of the program was routed or answered, milliseconds; 4294967295 when none was.
+        /// Time since a request of the program was routed or answered, milliseconds; 4294967295 when none
+        /// was.
         PROGRAM_IDLE_MS = "program-idle-ms": u32,
     }
     worker {

@@ -1,5 +1,5 @@
-//! Numbers and switches of a request, as clients write them and engines take them: pydantic, which reads requests
-//! for vLLM and SGLang, takes `"16"` for 16 and `"true"` for true.
+//! Numbers and switches of a request, as clients write them and engines take them: pydantic, which reads
+//! requests for vLLM and SGLang, takes `"16"` for 16 and `"true"` for true.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use serde::{
     de::{Error, Unexpected, Visitor},
 };
 
-/// A whole number from 0 on. Some languages write each number as `5.0` or `5e0`. One beyond the largest counts
-/// as the largest: clients write such a limit to have none.
+/// A whole number from 0 on. Some languages write each number as `5.0` or `5e0`. One beyond the largest
+/// counts as the largest: clients write such a limit to have none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WholeNumber(pub(crate) u32);
 

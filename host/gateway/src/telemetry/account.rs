@@ -315,7 +315,6 @@ impl Account {
     }
 
     /// Returns whether an engine reported usage.
-    #[must_use]
     pub(crate) fn has_usage(&self) -> bool {
         self.usage.is_some()
     }

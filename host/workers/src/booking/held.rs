@@ -3,9 +3,8 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use super::RankLoad;
+use crate::columns::PROGRAM_UNIT;
 
-/// Tokens in a unit of the column, which a sum of all programs then cannot exceed.
-pub(crate) const UNIT: u32 = 16;
 /// Maximum number of units that one program counts: about a million tokens.
 const MAX_UNITS: u32 = 1 << 16;
 
@@ -19,7 +18,7 @@ pub struct HeldTokens {
 
 impl HeldTokens {
     pub(crate) fn new(load: Arc<RankLoad>, tokens: u32) -> Self {
-        let units = tokens.div_ceil(UNIT).min(MAX_UNITS);
+        let units = tokens.div_ceil(PROGRAM_UNIT).min(MAX_UNITS);
         load.position.cell().program_units.fetch_add(units, Ordering::Relaxed);
         Self { load, units }
     }

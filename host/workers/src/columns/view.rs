@@ -2,8 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::RankView;
-use crate::booking::held::UNIT;
+use super::{PROGRAM_UNIT, RankView};
 
 const MILLIS: i64 = 1_000;
 
@@ -38,7 +37,7 @@ impl RankView<'_> {
     /// Returns the number of tokens that running agent programs are expected to hold here.
     #[must_use]
     pub fn program_tokens(&self) -> u32 {
-        self.cell.program_units.load(Ordering::Relaxed).saturating_mul(UNIT)
+        self.cell.program_units.load(Ordering::Relaxed).saturating_mul(PROGRAM_UNIT)
     }
 
     /// Returns the number of booked blocks with a hash.

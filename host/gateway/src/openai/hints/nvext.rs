@@ -97,8 +97,8 @@ pub(super) struct RouterParams {
     pub(super) itl_target: Option<f64>,
 }
 
-/// `nvext.agent_context`: what the request is a part of. It goes to the access log, and policies see hashes of
-/// it.
+/// `nvext.agent_context`: what the request is a part of. It goes to the access log, and policies see hashes
+/// of it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub(crate) struct AgentContext {
