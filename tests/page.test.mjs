@@ -65,7 +65,7 @@ const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, 
 
 const LONG = "12345678901234567890";
 const HOSTILE = "<img src=x onerror=alert(1)>";
-const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, in_flight: 2, limit: 16, kv: 0.5, error_ppm: 0, ...more });
+const row = (id, more) => ({ id, url: `http://10.0.0.${id.length}:8000/`, role: "prefill", zone: "a", out: null, reason: null, legs: 100, in_flight: 2, limit: 16, kv: 0.5, error_ppm: 0, ranks: 1, ...more });
 /** Takes a fleet as the gateway tells it: rows without names. */
 const takeFleet = (workers) => store.take("fleet", { columns: Object.keys(row("1")), workers: workers.map((worker) => Object.values(worker)) });
 const decision = (id, more) => ({
@@ -179,6 +179,10 @@ test("a worker that gets nearly everything is told, whether the fleet is small o
   assert.deepEqual(store.notable().map(({ worker: { id }, text }) => [id, text]), [["1", "gets 95 % of all prefill legs"]]);
   takeFleet([row("1", { legs: 60 }), row("2", { legs: 40 })]);
   assert.deepEqual(store.notable(), []);
+  takeFleet([row("1", { legs: 80, ranks: 4 }), row("2", { legs: 20 })]);
+  const [four, one] = ["1", "2"].map((id) => store.store.byId.get(id));
+  assert.deepEqual([four.share, one.share, four.part, four.even], [1, 1, 0.8, 0.8], "a share is even by ranks");
+  assert.deepEqual([store.rankName("1", 0), store.rankName("2", 0), store.rankName("1", null)], ["1/0", "2", "1"]);
   takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), ...even(98)]);
   assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, text]), [["1", "warn", "50.3 times an even share of prefill legs"], ["3", "bad", "8.0 % of its legs failed"], ["2", "bad", `not ready: ${HOSTILE}`]]);
   assert.ok(store.problems()[0].bad, "failures come first");

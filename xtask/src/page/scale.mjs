@@ -21,7 +21,7 @@ const pick = (from, count) => from + Math.floor(random() * count);
 
 const workers = Array.from({ length: WORKERS }, (_, place) => ({
   id: String(place + 1), url: `http://10.0.${place >> 8}.${place & 255}:8000`, role: place < 400 ? "prefill" : "decode", zone: "abc"[place % 3],
-  out: place % 97 === 96 ? "not_ready" : null, reason: place % 97 === 96 ? "GET /health: connection refused" : null, legs: place === 216 ? 900 : 90, in_flight: 3, limit: 16, kv: 0.4, error_ppm: 0,
+  out: place % 97 === 96 ? "not_ready" : null, reason: place % 97 === 96 ? "GET /health: connection refused" : null, legs: place === 216 ? 900 : 90, in_flight: 3, limit: 16, kv: 0.4, error_ppm: 0, ranks: 1,
 }));
 
 function fleet() {

@@ -10,8 +10,8 @@ use crate::state::State;
 
 /// Names of the columns. `id` is a text: it may exceed what a double holds. `out` says why a worker gets no
 /// request; null: it is eligible. `legs` counts the legs of the last four to five minutes.
-const COLUMNS: [&str; 11] =
-    ["id", "url", "role", "zone", "out", "reason", "legs", "in_flight", "limit", "kv", "error_ppm"];
+const COLUMNS: [&str; 12] =
+    ["id", "url", "role", "zone", "out", "reason", "legs", "in_flight", "limit", "kv", "error_ppm", "ranks"];
 
 /// Describes every worker in short. Its ranks are summed up.
 pub(super) fn describe(state: &State) -> Value {
@@ -41,5 +41,6 @@ fn row(worker: &Arc<Worker>, legs: u32) -> Value {
         spec.max_concurrency,
         kv,
         errors.unwrap_or_default(),
+        ranks.len(),
     ])
 }

@@ -8,6 +8,10 @@ import { store } from "./store.js";
 import { tip } from "./tips.js";
 
 const LANES = ["active", "canary", "shadow"];
+/** Decisions of a lane below which its differences say little. */
+const FEW = 100;
+/** Times are known to a step of their histogram, as a share. */
+const STEP = 0.09;
 const isSet = (value) => value !== null && value !== undefined;
 
 /** The rows: label, value of a lane, how to show it, and whether a higher value is better (null: neither). */
@@ -33,7 +37,7 @@ export function lanesTable(status, lanes) {
   const active = shown.find(({ lane }) => lane === "active");
   const heads = shown.map((lane) => laneHead(status, lane));
   const minutes = shown.map(({ lane, decisions_by_minute: counts }) => make("td", null, byMinute(counts, lane)));
-  const rows = ROWS.map(([label, value, format, better]) => make("tr", null, make("td", null, label()), shown.map((lane) => make("td", null, format ? format(value(lane)) : callText(lane), difference(value(active ?? {}), value(lane), lane, better)))));
+  const rows = ROWS.map(([label, value, format, better]) => make("tr", null, make("td", null, label()), shown.map((lane) => make("td", null, format ? format(value(lane)) : callText(lane), difference([active ?? {}, lane].map((one) => ({ value: value(one), ...one })), better)))));
   return make("table.lanes", null, make("thead", null, make("tr", null, make("th"), heads)), make("tbody", null, make("tr", null, make("td", null, "by minute"), minutes), rows));
 }
 
@@ -42,7 +46,7 @@ function byMinute(counts, lane) {
   return spark({ at, lines: [counts], now, label: `Decisions of ${lane} by minute`, kind: ".mini" });
 }
 
-function laneHead(status, { lane, generation, policy, native }) {
+function laneHead(status, { lane, generation, policy, native, decisions }) {
   const runs = lane === "active" ? status : status?.[lane];
   const since = runs ? `since ${clock(runs.since_ms).slice(0, 5)}` : "ended";
   const canary = status?.canary ? status.canary.share : 0;
@@ -50,16 +54,18 @@ function laneHead(status, { lane, generation, policy, native }) {
   const commands = [];
   if (store.hello.may_change && runs) {
     if (lane === "active") commands.push(status.can_roll_back && button("sub", "Roll back …", () => askRollBack(status)));
-    else commands.push(button(lane === "canary" ? "sub.main" : "sub", "Promote …", () => askPromote(status, lane), { "data-key": `promote ${lane}` }), button("sub", "End …", () => askEnd(status, lane), { "data-key": `end ${lane}` }));
+    else commands.push(button(lane === "canary" && decisions >= FEW ? "sub.main" : "sub", "Promote …", () => askPromote(status, lane), { "data-key": `promote ${lane}` }), button("sub", "End …", () => askEnd(status, lane), { "data-key": `end ${lane}` }));
   }
   return make("th", { "data-lane": lane }, chip(lane, lane), make("b.name", null, runs ? `${runs.policy} @${runs.generation}` : `${policy ?? native ?? "native"}${generation === null ? "" : ` @${generation}`}`), make("small", null, `${since}${runs ? ` · ${part}` : ""}`), make("div.buttons", null, commands));
 }
 
-/** The difference of a trial from the active lane: of shares in points, of times in per cent. */
-function difference(base, value, { lane }, better) {
+/** The difference of a trial from the active lane: of shares in points, of times in per cent. It has a colour when it is more
+    than what the histogram and few decisions make. */
+function difference([{ value: base, decisions: most }, { lane, value, decisions }], better) {
   if (lane === "active" || better === undefined || !isSet(base) || !isSet(value)) return null;
+  const isSure = Math.min(most, decisions) >= FEW && (better || Math.abs(value / base - 1) > STEP);
   const text = better ? signed((value - base) * 100, 2, "") : base ? signed((100 * (value - base)) / base, 0, " %") : "";
-  return text && make(`small.${(value > base) === better ? "good" : "warn"}`, null, text);
+  return text && make(`small.${!isSure ? "dim" : (value > base) === better ? "good" : "warn"}`, null, text);
 }
 
 /** A difference with its sign; nothing when it rounds to 0. */

@@ -200,7 +200,7 @@ function spreadCard() {
   const most = roles().map((role) => ofRole(role).filter((worker) => !isOut(worker)).reduce((best, worker) => (best && best.share >= worker.share ? best : worker), null)).filter(Boolean)
     .filter(({ peers }) => peers > 1).sort((a, b) => b.share - a.share)[0];
   if (!most) return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", "Spread of legs"))), make("p.dim", null, "no role has two eligible workers"));
-  const text = most.legs ? `${called(most.id, true)} takes ${percent(most.part, 1)} of the ${most.role} legs; an even share is ${percent(1 / most.peers, 1)}.` : "";
+  const text = most.legs ? `${called(most.id, true)} takes ${percent(most.part, 1)} of the ${most.role} legs; an even share${most.ranks > 1 ? ` for its ${most.ranks} ranks` : ""} is ${percent(most.even, 1)}.` : "";
   return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${most.role} legs`))), spread(most.role), make("p.mt", null, text));
 }
 

@@ -19,7 +19,7 @@ export function called(id, first) {
   const name = nameOf(id);
   return /^[\d…]+$/.test(name) ? `${first ? "Worker" : "worker"} ${name}` : name;
 }
-export const rankName = (worker, rank) => nameOf(worker) + (rank ? `/${rank}` : "");
+export const rankName = (worker, rank) => nameOf(worker) + (rank || (rank === 0 && store.byId.get(String(worker))?.ranks > 1) ? `/${rank}` : "");
 export const idOf = (who) => String(who.worker_text ?? who.worker);
 export const isOut = (worker) => worker.out !== null;
 
@@ -40,11 +40,12 @@ function takeFleet({ columns, workers: rows }) {
   for (const role of new Set(workers.map((worker) => worker.role))) {
     const all = workers.filter((worker) => worker.role === role);
     const eligible = all.filter((worker) => !isOut(worker));
-    const legs = eligible.reduce((sum, worker) => sum + worker.legs, 0);
+    const [legs, ranks] = ["legs", "ranks"].map((column) => eligible.reduce((sum, worker) => sum + worker[column], 0));
     const busiest = Math.max(1, ...all.map((worker) => worker.in_flight));
     for (const worker of all) {
-      worker.share = legs && !isOut(worker) ? (worker.legs * eligible.length) / legs : 0;
       worker.part = legs ? worker.legs / legs : 0;
+      worker.even = ranks ? worker.ranks / ranks : 0;
+      worker.share = worker.even && !isOut(worker) ? worker.part / worker.even : 0;
       worker.peers = eligible.length;
       worker.load = worker.in_flight / (worker.limit || busiest);
     }

@@ -22,7 +22,7 @@ const TEXTS = {
   fallback: "Decisions by the built-in selector, because the policy failed, abstained or took too long.",
   failed: "Share of the decisions whose requests did not fail (status 500 and above).",
   call: "99 of 100 calls of the policy took at most this long, since the gateway started, rounded up to the next bucket. Each request waits for its call.",
-  share: "Legs that this worker got, as a multiple of an even split among the eligible workers of its role, in the last five minutes. 1 is even.",
+  share: "Legs that this worker got, as a multiple of an even split among the ranks of all eligible workers of its role, in the last five minutes. 1 is even.",
   flight: "Requests booked on this worker now, by this gateway and its peers, of its limit max_concurrency.",
   load: "Requests booked on this worker now, as a share of its limit max_concurrency. Without a limit: of the busiest worker of its role.",
   kv: "Share of the engine's KV cache in use, as the engine last reported. Above about 90 % engines start to preempt requests.",
