@@ -1,5 +1,6 @@
 //! Decisions and their outcomes of the last hour, by slot and lane, to compare active, canary and shadow.
-//! Data threads update the statistics without locks.
+//! A new generation of a lane begins anew: figures of two policies together would be of neither. Data threads
+//! update the statistics without locks.
 
 use std::{
     collections::HashMap,
@@ -9,7 +10,7 @@ use std::{
     },
 };
 
-use pointsman_routing::{Lane, SlotKind, Slots};
+use pointsman_routing::{Generation, Lane, SlotKind, Slots};
 use pointsman_workers::ModelName;
 use tokio::time::{Duration, Instant};
 
@@ -31,7 +32,14 @@ pub(crate) struct DecisionStats {
 }
 
 /// The lanes of a slot.
-type SlotStats = [OnceLock<Box<[Minute]>>; Lane::ALL.len()];
+type SlotStats = [OnceLock<LaneStats>; Lane::ALL.len()];
+
+/// Statistics of the newest generation of a lane.
+#[derive(Debug)]
+struct LaneStats {
+    generation: AtomicU64,
+    minutes: Box<[Minute]>,
+}
 
 /// One minute of a lane.
 #[derive(Debug)]
@@ -90,16 +98,21 @@ impl DecisionStats {
         Self { begun: Instant::now(), shared: Default::default(), by_model }
     }
 
-    /// Counts a decision about a request for a model.
-    pub(crate) fn note(&self, model: &ModelName, kind: SlotKind, lane: Lane, decided: &Decided) {
+    /// Counts a decision about a request for a model. `lane` is that of the generation that decided.
+    pub(crate) fn note(
+        &self,
+        model: &ModelName,
+        kind: SlotKind,
+        (lane, generation): (Lane, Generation),
+        decided: &Decided,
+    ) {
         let own = self.by_model.get(model).and_then(|own| own.get(&kind));
         let Some(lanes) = own.or_else(|| self.shared(kind)) else { return };
         let Some(cell) = lanes.get(place(lane)) else { return };
         let number = self.minute();
-        let minutes = cell.get_or_init(|| (0..MAX_MINUTES).map(|_| Minute::default()).collect());
-        let Some(minute) = minutes.get(usize::try_from(number % MAX_MINUTES).unwrap_or_default()) else {
-            return;
-        };
+        let stats = cell.get_or_init(LaneStats::default);
+        let place = usize::try_from(number % MAX_MINUTES).unwrap_or_default();
+        let Some(minute) = stats.minutes.get(place).filter(|_| stats.counts(generation)) else { return };
         // The first thread in a new minute empties the cell. An addition by another thread at that time may
         // be lost.
         if minute.number.swap(number, Ordering::Relaxed) != number {
@@ -118,7 +131,8 @@ impl DecisionStats {
         };
         let cells = lanes.and_then(|lanes| lanes.get(place(lane))?.get());
         let now = self.minute();
-        LaneSum::of(cells.map(AsRef::as_ref).unwrap_or_default(), now, minutes.clamp(1, MAX_MINUTES))
+        let cells = cells.map(|stats| &*stats.minutes).unwrap_or_default();
+        LaneSum::of(cells, now, minutes.clamp(1, MAX_MINUTES))
     }
 
     fn shared(&self, kind: SlotKind) -> Option<&SlotStats> {
@@ -133,6 +147,25 @@ impl DecisionStats {
 
 fn place(lane: Lane) -> usize {
     Lane::ALL.into_iter().position(|other| other == lane).unwrap_or_default()
+}
+
+impl Default for LaneStats {
+    fn default() -> Self {
+        let minutes = (0..MAX_MINUTES).map(|_| Minute::default()).collect();
+        Self { generation: AtomicU64::new(0), minutes }
+    }
+}
+
+impl LaneStats {
+    /// Returns whether a decision of this generation counts. The first one of a newer generation forgets what
+    /// was counted; requests of older ones may end later.
+    fn counts(&self, Generation(generation): Generation) -> bool {
+        let before = self.generation.fetch_max(generation, Ordering::Relaxed);
+        if before < generation {
+            self.minutes.iter().for_each(|minute| minute.number.store(u64::MAX, Ordering::Relaxed));
+        }
+        before <= generation
+    }
 }
 
 impl Default for Minute {

@@ -2,7 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pointsman_routing::{DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, Receipt, SlotKind};
+use pointsman_routing::{
+    DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, SlotKind,
+};
 use pointsman_workers::Leg;
 
 use super::Account;
@@ -117,25 +119,29 @@ impl Account {
                     Default::default()
                 },
             };
-            stats.note(&self.model, receipt.slot, receipt.lane, &decided);
+            stats.note(&self.model, receipt.slot, (receipt.lane, receipt.generation), &decided);
             if let Some(shadow) = shadow {
                 let (agrees, blocks) = (Some(shadow.agrees), shadow.cached_blocks.map(blocks));
                 let decided = Decided { agrees, blocks, ..Decided::default() };
-                stats.note(&self.model, receipt.slot, Lane::Shadow, &decided);
+                // It is compared with one active generation.
+                let generation = shadow.generation.max(receipt.generation);
+                stats.note(&self.model, receipt.slot, (Lane::Shadow, generation), &decided);
             }
         }
         for refused in &self.refusals {
             let decided = Decided { is_shed: true, ..Decided::default() };
-            stats.note(&self.model, refused.program.slot, refused.program.lane, &decided);
+            let ProgramSummary { slot, lane, generation, .. } = *refused.program;
+            stats.note(&self.model, slot, (lane, generation), &decided);
         }
         if let Some(decided) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
             let agrees = decided.shadow_agrees.filter(|_| decided.lane == Lane::Active);
             let (by_fallback, is_shed) = (decided.fallback.is_some(), decided.verdict == "shed");
             let own = Decided { by_fallback, is_shed, agrees, ..Decided::default() };
-            stats.note(&self.model, SlotKind::DecodeOverride, decided.lane, &own);
+            let generation = decided.generation;
+            stats.note(&self.model, SlotKind::DecodeOverride, (decided.lane, generation), &own);
             if agrees.is_some() {
                 let shadow = Decided { agrees, ..Decided::default() };
-                stats.note(&self.model, SlotKind::DecodeOverride, Lane::Shadow, &shadow);
+                stats.note(&self.model, SlotKind::DecodeOverride, (Lane::Shadow, generation), &shadow);
             }
         }
     }

@@ -19,8 +19,13 @@ async fn the_sum_covers_the_window_by_slot_and_lane() {
     let served = Decided { agrees: Some(true), blocks: Some((10, 4)), times, ..Decided::default() };
     for minute in 0..90 {
         let by_fallback = minute % 2 == 0;
-        stats.note(&model, SlotKind::Decode, Lane::Active, &Decided { by_fallback, ..served });
-        stats.note(&own, SlotKind::Decode, Lane::Active, &Decided::default());
+        stats.note(
+            &model,
+            SlotKind::Decode,
+            (Lane::Active, Generation(1)),
+            &Decided { by_fallback, ..served },
+        );
+        stats.note(&own, SlotKind::Decode, (Lane::Active, Generation(1)), &Decided::default());
         tokio::time::advance(Duration::from_secs(60)).await;
     }
     let decode = |model: Option<&ModelName>, minutes| {
@@ -41,4 +46,27 @@ async fn the_sum_covers_the_window_by_slot_and_lane() {
     assert_eq!((nothing.count(Count::Decisions), nothing.share(Count::Agreed, Count::Compared)), (0, None));
     tokio::time::advance(Duration::from_secs(3_600)).await;
     assert_eq!(decode(None, 60).0, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_generation_begins_anew_and_late_requests_of_older_ones_do_not_count() {
+    let stats = stats();
+    let model = ModelName::new("m");
+    let note = |generation, by_fallback| {
+        let decided = Decided { by_fallback, ..Decided::default() };
+        stats.note(&model, SlotKind::Decode, (Lane::Active, Generation(generation)), &decided);
+    };
+    let counts = || {
+        let sum = stats.sum(None, SlotKind::Decode, Lane::Active, 60);
+        (sum.count(Count::Decisions), sum.count(Count::Fallbacks))
+    };
+    for _ in 0..2 {
+        (0..5).for_each(|_| note(3, true));
+        tokio::time::advance(Duration::from_secs(60)).await;
+    }
+    assert_eq!(counts(), (10, 10));
+    note(4, false);
+    note(3, true);
+    // I9.4
+    assert_eq!(counts(), (1, 0));
 }
