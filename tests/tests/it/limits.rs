@@ -44,7 +44,7 @@ async fn i_a_number_of_choices_beyond_the_limit_is_400_on_an_sglang_pair_and_tak
         .unwrap();
     let before = resident();
     for field in ["n", "best_of", "\\u006e"] {
-        for n in ["4294967295", "3000000", "129", "0", "-1", "1.5", "1e400", "\"2\"", "1e9"] {
+        for n in ["4294967295", "3000000", "129", "0", "-1", "1.5", "1e400", "\"200\"", "1e9"] {
             let body = format!(r#"{{"model":"tiny","prompt":"x","max_tokens":1,"{field}":{n}}}"#);
             let (status, message) = ask(&cluster, COMPLETIONS, body).await;
             let name = if field == "best_of" { "best_of" } else { "n" };

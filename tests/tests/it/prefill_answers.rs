@@ -173,3 +173,54 @@ async fn i2_a_stream_that_ends_before_its_first_event_is_retried_elsewhere() {
         cluster.at_rest().await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn i2_a_stream_that_was_retried_and_began_is_not_retried_again() {
+    let role = r#"{"id":"c","model":"tiny","choices":[{"index":0,"delta":{"role":"assistant"}}]}"#;
+    let full = r#"{"error":{"message":"the queue is full","type":"ServiceUnavailable","code":503}}"#;
+    let begins = Act::Send([stream_head(), chunk(format!("data: {role}\n\n").as_bytes())].concat());
+    let pause = || Act::Pause(std::time::Duration::from_millis(50));
+    // The last error lacks its blank line.
+    for end in ["\n\n", ""] {
+        let refuses = [chunk(format!("data: {full}{end}").as_bytes()), b"0\r\n\r\n".to_vec()].concat();
+        let overloaded = acting(vec![begins.clone(), pause(), Act::Send(refuses)]).await;
+        let others = [dying().await, overloaded];
+        let cluster = gateway(&others.each_ref().map(|engine| ("aggregated", engine))).await;
+        for number in 0..6 {
+            let body = value!({"model": "tiny", "stream": true, "max_tokens": 2, "tools": [{"type": "function"}],
+                "messages": [{"role": "user", "content": format!("prompt {number}")}]});
+            let asked = cluster.client.post("/v1/chat/completions", &[], body.to_string());
+            let reply =
+                tokio::time::timeout(std::time::Duration::from_secs(20), asked).await.expect("it hangs");
+            let text = String::from_utf8_lossy(&reply.unwrap().body).into_owned();
+            // I1.2, I2.2
+            assert_eq!(text.matches("\"error\":").count(), 1, "{text}");
+            assert!(text.trim_end().ends_with('}') && !text.contains("[DONE]"), "{text}");
+        }
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i2_the_retry_of_a_stream_without_an_event_may_end_in_prefill() {
+    let turns = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let prefill = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if turns.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0 => {
+            vec![Act::Send(prefilled("length", true))]
+        }
+        _ => vec![Act::Send(prefilled("stop", false))],
+    })
+    .await
+    .unwrap();
+    let decode = [dying().await, dying().await];
+    let workers = [("prefill", &prefill), ("decode", &decode[0]), ("decode", &decode[1])];
+    let cluster = gateway(&workers).await;
+    let body = r#"{"model":"tiny","prompt":"a","max_tokens":2,"stream":true}"#;
+    let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    // C8.3, I2.2
+    assert!(text.contains(r#""finish_reason":"stop""#) && text.ends_with("data: [DONE]\n\n"), "{text}");
+    cluster.at_rest().await.unwrap();
+}

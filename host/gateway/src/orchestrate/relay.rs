@@ -204,6 +204,7 @@ impl Relay {
                     self.event_at = self.read_at;
                     if !std::mem::replace(&mut self.begun, true) {
                         self.set_timer();
+                        self.note_begun();
                     }
                 }
                 self.relay_events(splitter.first(whole));
@@ -345,7 +346,12 @@ impl Relay {
                 }
                 self.drive.perform(action);
             }
-            other => self.drive.perform(other),
+            other => {
+                // A worker is waited for after a retry of legs that sent nothing.
+                let is_route = matches!(other, Action::Route(_)) && self.incoming.is_none();
+                self.resumption.is_pending |= is_route && !self.over && !self.detached;
+                self.drive.perform(other);
+            }
         }
     }
 

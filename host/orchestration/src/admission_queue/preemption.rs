@@ -231,7 +231,10 @@ impl Drop for PausableStream {
         self.end();
         let mut inner = self.queue.inner.lock();
         let Some(streams) = inner.preemption.pools.get_mut(&self.pool) else { return };
-        streams.running.remove(&self.rank);
+        if let Some(asked) = streams.running.remove(&self.rank) {
+            // Who asked it looks for another one.
+            asked.store(false, Ordering::Relaxed);
+        }
         if streams.running.is_empty() && streams.paused == 0 {
             inner.preemption.pools.remove(&self.pool);
         }

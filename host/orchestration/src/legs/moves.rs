@@ -23,6 +23,11 @@ impl Legs {
         self.resumes |= self.client == Client::Reading && !self.consumed && !self.held;
     }
 
+    /// An event of the answer came, and it is no rest of one.
+    pub fn stream_began(&mut self) {
+        self.resumes = false;
+    }
+
     /// Returns the leg that is routed first.
     #[must_use]
     pub fn first_leg(&self) -> Leg {

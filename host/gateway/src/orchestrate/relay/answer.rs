@@ -111,6 +111,12 @@ impl Body for Answer {
                 Some(piece)
             }
             Content::Relayed(relay) => {
+                // Also while the client does not read: the rest may have a place in the queue.
+                if let Some(rest) = relay.take_if(|running| running.is_to_be_continued()) {
+                    this.content = Content::Continued(Some(Box::new(Continued::of(rest))));
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
                 let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
                 if blocked {
                     running.not_read();
@@ -126,15 +132,14 @@ impl Body for Answer {
                     return Poll::Pending;
                 };
                 this.burst += next.as_ref().map_or(0, Bytes::len);
-                if next.is_none()
-                    && let Some(rest) = relay.take()
-                {
-                    if rest.is_to_be_continued() {
-                        this.content = Content::Continued(Some(Box::new(Continued::of(rest))));
+                if next.is_none() {
+                    if running.is_to_be_continued() {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
-                    rest.go_on();
+                    if let Some(rest) = relay.take() {
+                        rest.go_on();
+                    }
                 }
                 next
             }

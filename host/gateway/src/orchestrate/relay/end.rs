@@ -22,7 +22,8 @@ impl Relay {
         if !self.closed {
             self.complete();
         }
-        if self.over {
+        if self.over || self.resumption.is_pending {
+            // The last event was an error.
             return;
         }
         if !self.closed {
@@ -41,7 +42,7 @@ impl Relay {
         }
         if self.closed {
             self.end();
-        } else if !self.over {
+        } else if !self.over && !self.resumption.is_pending {
             self.fail(error);
         }
     }

@@ -119,6 +119,13 @@ impl Relay {
         has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
     }
 
+    /// An event of the stream came: from now on it can only be continued.
+    pub(super) fn note_begun(&mut self) {
+        if self.resumption.seam.is_none() {
+            self.drive.legs.stream_began();
+        }
+    }
+
     /// Whether the stream is to be continued, and the client has nothing of the rest.
     fn rest_is_due(&self) -> bool {
         self.resumption.seam.as_ref().is_some_and(|seam| !seam.has_begun())
@@ -244,7 +251,13 @@ impl Relay {
 
     /// The rest of the answer ended in its prefill leg.
     pub(super) fn take_prefill_answer(&mut self) {
-        let (Some(whole), Some(seam)) = (self.drive.whole.take(), &mut self.resumption.seam) else { return };
+        let Some(whole) = self.drive.whole.take() else { return };
+        let Some(seam) = &mut self.resumption.seam else {
+            // The client has nothing yet: this is the whole answer.
+            self.out.extend_from_slice(whole.body());
+            (self.closed, self.finish_seen, self.resumption.is_pending) = (true, true, false);
+            return;
+        };
         let (events, problem) = seam.join(whole.body());
         self.out.extend_from_slice(&events);
         if let Some(problem) = problem {
