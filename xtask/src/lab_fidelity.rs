@@ -253,7 +253,12 @@ fn lab(args: &Args, bin: &Path, dir: &Path, trace: &Path) -> anyhow::Result<Vec<
     lab.args(["trace", "run"]).arg(trace).args(["--arm", &args.arm]).arg("--fleet").arg(&fleet);
     lab.arg("--draws").arg(dir.join("draws.jsonl")).arg("--output").arg(&output);
     sh::run(&mut lab)?;
-    let text = std::fs::read_to_string(&output)?;
+    outcomes(&output)
+}
+
+/// Reads what the lab wrote of each request.
+fn outcomes(file: &Path) -> anyhow::Result<Vec<Seen>> {
+    let text = std::fs::read_to_string(file)?;
     let seen = text.lines().map(|line| {
         let line: Value = serde_json::from_str(line)?;
         ensure!(line["ended"] == "complete", "the lab did not complete a request: {line}");

@@ -11,11 +11,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
-use serde_json::Value;
-
 use super::{
-    Args, Seen, ratio, send,
+    Args, Seen, outcomes, ratio, send,
     slice::{self, BLOCK, Request},
 };
 use crate::{
@@ -28,6 +25,7 @@ use crate::{
     sh,
     table::{Checks, columns},
 };
+use anyhow::{Context as _, ensure};
 
 /// Factor by which prompts and answers are shorter than in the trace.
 const SCALE: usize = 32;
@@ -194,17 +192,7 @@ impl<'a> Lab<'a> {
         lab.args(["trace", "run", "--fixed-schedule", "--trace-block", &ENGINE_BLOCK.to_string()]);
         lab.args(["--arm", arm, "--fleet"]).arg(self.fleet()).arg("--output").arg(&output).arg(self.trace());
         sh::run(&mut lab)?;
-        let text = std::fs::read_to_string(&output)?;
-        let seen = text.lines().map(|line| {
-            let line: Value = serde_json::from_str(line)?;
-            ensure!(line["ended"] == "complete", "the lab did not complete a request: {line}");
-            Ok(Seen {
-                ttft_ms: line["ttft_ms"].as_f64().unwrap_or_default(),
-                cached: line["cached_tokens"].as_u64().unwrap_or_default(),
-                ..Seen::default()
-            })
-        });
-        Ok(figures(self.requests, &seen.collect::<anyhow::Result<Vec<_>>>()?))
+        Ok(figures(self.requests, &outcomes(&output)?))
     }
 }
 

@@ -15,7 +15,8 @@ impl Drive {
     /// Lets the stream be asked to pause from now on.
     pub(super) fn offer_to_pause(&mut self) {
         let leg = self.answering();
-        if self.pausing.is_none() && self.request.hints.pinned(leg).is_none() {
+        let may_pause = self.request.hints.pinned(leg).is_none() && !self.legs.has_paused_enough();
+        if self.pausing.is_none() && may_pause {
             let (state, request) = (&self.state, &self.routing_request);
             let parking = parking(state, &self.request, request, &self.account, leg);
             self.pausing = state.queue.may_pause(&parking.admission_request, leg);

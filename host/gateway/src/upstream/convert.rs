@@ -11,7 +11,7 @@ impl From<http1_client::CallError<Self>> for CallError {
             http1_client::CallError::Unsent => {
                 Self::Connect("the engine closed the connection before it took the request".to_owned())
             }
-            // An engine that is gone ended with the request, and not because the connection was idle.
+            // The engine is gone since it got the request, which may be the reason.
             http1_client::CallError::NotAgain { closed, connect } => match connect {
                 Self::Connect(_) => closed.into(),
                 other => other,
