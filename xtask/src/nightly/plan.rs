@@ -86,7 +86,7 @@ const ROWS: &[Row] = &[
         "the lab beside the offline replay of NVIDIA Dynamo"),
     row("script-policies", 30, Programs(&["python3", "npm"]), Xtask(&[&["policies", "--all", "--test"]]),
         "policies in Python and JavaScript: build, test, measure"),
-    row("e2e-sdk", 15, PYTHON, Xtask(&[&["e2e-sdk"]]), "the OpenAI and Anthropic Python SDKs through the gateway"),
+    row("e2e-sdk", 15, PYTHON, Xtask(&[&["e2e-sdk"]]), "the OpenAI and Anthropic SDKs and LangChain through the gateway"),
     row("api-fuzz", 40, PYTHON, Xtask(&[&["api-fuzz"]]),
         "answers to generated requests are those of the OpenAPI documents"),
     row("tls-scan", 20, Ask(tls_scan::missing), Xtask(&[&["tls-scan"]]),
