@@ -5,7 +5,11 @@ use std::{path::Path, time::Duration};
 
 use anyhow::ensure;
 
-pub(crate) use self::{rig::Rig, scenario::FleetSpec, timelines::replicas::REPLICAS};
+pub(crate) use self::{
+    rig::Rig,
+    scenario::FleetSpec,
+    timelines::replicas::{LARGE, REPLICAS},
+};
 use self::{run::Options, scenario::Scenario};
 use crate::{
     fleet, setup, sh,

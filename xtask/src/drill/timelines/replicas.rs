@@ -77,3 +77,15 @@ pub(crate) const REPLICAS: Scenario = Scenario {
     rest: 0,
     holds: &[Hold::Happened(&[Happened::Complete]), Hold::Heals(5), Hold::NoneLost, Hold::NoBookings(5)],
 };
+
+/// Eight gateways and 120 engines, whose caches hold a few conversations each.
+pub(crate) const LARGE: FleetSpec = FleetSpec {
+    engines: &[engines(
+        120,
+        "vllm",
+        "aggregated",
+        "--blocks 1500 --max-num-seqs 64 --jitter 0.05 --threads 1",
+    )],
+    gateways: 8,
+    ..REPLICAS.fleet
+};
