@@ -17,7 +17,7 @@ const TURN: std::ops::Range<usize> = 400..1_600;
 /// Turns of a conversation, after which another one begins.
 const TURNS: usize = 12;
 /// Shortest time between two turns of a conversation, seconds. The answer of the first has ended by then.
-const PAUSE: f64 = 4.0;
+const PAUSE: f64 = 8.0;
 
 /// One request.
 pub(super) struct Planned {

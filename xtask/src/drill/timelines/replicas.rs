@@ -78,13 +78,13 @@ pub(crate) const REPLICAS: Scenario = Scenario {
     holds: &[Hold::Happened(&[Happened::Complete]), Hold::Heals(5), Hold::NoneLost, Hold::NoBookings(5)],
 };
 
-/// Eight gateways and 120 engines, whose caches hold a few conversations each.
+/// Eight gateways and 120 engines, which are so slow that 40 requests a second keep one at each engine.
 pub(crate) const LARGE: FleetSpec = FleetSpec {
     engines: &[engines(
         120,
         "vllm",
         "aggregated",
-        "--blocks 1500 --max-num-seqs 64 --jitter 0.05 --threads 1",
+        "--blocks 1500 --max-num-seqs 64 --jitter 0.05 --itl-ms 60 --threads 1",
     )],
     gateways: 8,
     ..REPLICAS.fleet
