@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pointsman_gateway::config::Config;
-use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Stream};
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::Instant};
@@ -353,4 +353,38 @@ async fn l5_a_paused_stream_goes_on_while_the_gateway_drains() {
     assert_eq!(normal(&without_comments(low)), undisturbed);
     assert_eq!(high.last().unwrap(), "[DONE]");
     assert!(sims.iter().all(|sim| sim.state().running == 0));
+}
+
+#[tokio::test]
+async fn l5_a_rest_that_no_pair_can_ever_serve_ends_with_an_error_at_once() {
+    let sim = |role| SimConfig { itl: Duration::from_millis(3), ..SimConfig::instant(Dialect::Sglang, role) };
+    let mut builder = TestClusterBuilder::new().config(|config| {
+        (config.queue.limit, config.queue.max_inflight, config.queue.preempt) = (100, 1, true);
+        config.routing.retries = 3;
+        let by_turn = "[prefill]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
+        config.policies.slots = toml::from_str(by_turn).unwrap();
+    });
+    for turn in 0..3 {
+        let rack = format!(",topology.rack=r{turn}");
+        builder = builder
+            .sim_with(sim(Role::Prefill), &format!("{rack},kv_transfer=required:rack,label.turn={turn}"))
+            .sim_with(sim(Role::Decode), &rack);
+    }
+    let cluster = builder.start().await.unwrap();
+    let refuses = || vec![Fault::always(FaultKind::Status { status: 503, retry_after: Some(1) })];
+    // The stream tries the prefill worker of the first pair and the decode worker of the second one.
+    cluster.sims[0].set_faults(refuses());
+    cluster.sims[3].set_faults(refuses());
+    let low = Begun::of(&cluster, CHAT, LOW, tokens(3_000)).await;
+    let high = Begun::of(&cluster, CHAT, HIGH, tokens(100)).await;
+    assert_eq!(paused(&cluster), 1);
+    for worker in [5, 6] {
+        assert_eq!(cluster.admin.delete(&format!("/workers/{worker}")).await.unwrap().status, 200);
+    }
+    high.all().await;
+    let events = tokio::time::timeout(Duration::from_secs(10), low.all()).await.expect("it waits");
+    // L5.5, I14.10
+    let error = events.last().unwrap();
+    assert!(error.contains("no worker can serve") && error.contains("tokens were delivered"), "{error}");
+    until_nothing_is_left(&cluster).await;
 }
