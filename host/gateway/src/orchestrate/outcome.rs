@@ -236,6 +236,9 @@ impl Drive {
             return Head::Failed(self.answer_failed(error.into()));
         }
         self.bind(self.legs.answering());
+        // Other workers, which failed before, do not matter any more.
+        let run = &mut self.runs.answering;
+        (run.failure, run.refusals) = (None, Refusals::default());
         Head::Stream(head)
     }
 

@@ -214,7 +214,6 @@ impl Relay {
         (self.read_at, self.event_at, self.begun) = (now, now, false);
         self.resumption.is_pending = false;
         self.resumption.moving.changes_worker();
-        self.drive.runs.answering.failure = None;
         self.resumption.seam.iter_mut().for_each(Seam::asks_again);
         if let Some(cached) = self.resumption.seam.as_ref().and_then(|seam| seam.cached_tokens) {
             // The prefill of the rest found the first one's prompt in a cache.
