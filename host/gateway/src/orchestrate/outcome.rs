@@ -13,7 +13,7 @@ use super::{
     quarantine::acquit,
     refusals::Refusals,
     relay, stored,
-    worker_outcome::{note_failure, note_success},
+    worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
     connectors::{PrefillAnswer, connector_for},
@@ -275,6 +275,9 @@ impl Drive {
         if let Some(candidate) = &candidate {
             let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
             note_failure(&self.state, leg, (candidate, sent), &error, is_poison);
+            if lacks_model(&error) {
+                candidate.worker.note_restart();
+            }
         }
         self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
@@ -288,6 +291,7 @@ impl Drive {
                 self.suspect_decode();
             }
         }
+        let has_answered = is_poison || matches!(error, CallError::Status { .. } | CallError::Protocol(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {
@@ -300,7 +304,7 @@ impl Drive {
         if let Some(candidate) = &candidate {
             run.refusals.note(refusal, &cause, &candidate.worker);
         }
-        run.failure = Some(cause);
+        run.fails(cause, has_answered);
         self.free(leg);
         Event::Failed(leg, failed)
     }
