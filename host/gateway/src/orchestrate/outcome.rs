@@ -323,7 +323,7 @@ impl Drive {
         let Some(candidate) = &self.runs[leg].candidate else { return };
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));
-        self.state.programs.answered(&self.routing_request, candidate, self.account.tokens());
+        self.state.programs.answered(&mut self.routing_request, candidate, self.account.tokens());
         acquit(&self.state, &self.request);
         if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
