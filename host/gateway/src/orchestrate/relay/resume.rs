@@ -114,7 +114,7 @@ impl Relay {
     }
 
     /// Whether the client reads a stream of which no event came: it has the head, and comments at most.
-    fn client_has_nothing(&self) -> bool {
+    pub(super) fn client_has_nothing(&self) -> bool {
         let has_nothing = !self.begun && !self.closed && self.resumption.seam.is_none();
         has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
     }
