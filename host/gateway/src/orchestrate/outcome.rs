@@ -242,12 +242,20 @@ impl Drive {
         Head::Stream(head)
     }
 
-    /// Reads why an engine answered without a stream.
+    /// Reads an answer that is not the stream that was asked for. Some servers ignore `stream` for some
+    /// requests: then the whole answer is the client's, unless it has the beginning of a stream.
     pub(super) async fn no_stream(&mut self, head: Response<Body>) -> Event {
         let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
         let pause = self.state.settings.leg_timeouts.pause();
-        let refusal = tokio::time::timeout_at(self.deadline, refusal(head, shown, pause)).await;
-        self.answer_failed(refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned())))
+        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause)).await;
+        let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
+        match read.unwrap_or(Err(CallError::Protocol("the stream has no events".to_owned()))) {
+            Ok(Some(whole)) if is_taken => self.answered_whole(whole),
+            Ok(_) => self.answer_failed(CallError::Protocol(format!(
+                "expected text/event-stream, got content type `{shown}`"
+            ))),
+            Err(error) => self.answer_failed(error),
+        }
     }
 
     /// Turns the failure of the leg that answers into an event.
@@ -377,15 +385,15 @@ fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
     is_value && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok()
 }
 
-/// Error of an answer that should have been a stream: an error object, or another body.
-async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits) -> CallError {
-    let unexpected = format!("expected text/event-stream, got content type `{content_type}`");
-    if !content_type.to_ascii_lowercase().starts_with("application/json") {
-        return CallError::Protocol(unexpected);
+/// Reads an answer that should have been a stream, if it is JSON.
+async fn read_json(head: Response<Body>, pause: PauseLimits) -> Result<Option<Response<Bytes>>, CallError> {
+    if !content_type(&head).to_ascii_lowercase().starts_with(b"application/json") {
+        return Ok(None);
     }
-    match upstream::collect(head.into_body(), Some(pause)).await {
-        Ok(body) if sse::look(&body).error => CallError::of_error_body(&body),
-        Ok(_) => CallError::Protocol(unexpected),
-        Err(error) => error,
+    let (head, body) = head.into_parts();
+    let body = upstream::collect(body, Some(pause)).await?;
+    if sse::look(&body).error {
+        return Err(CallError::of_error_body(&body));
     }
+    Ok(Some(Response::from_parts(head, body)))
 }
