@@ -24,6 +24,7 @@ mod quota;
 mod stream_failures;
 mod trace;
 
+use end::InFlight;
 use legs::OpenLeg;
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
@@ -107,6 +108,8 @@ pub(crate) struct Account {
     open_legs: PerLeg<Option<OpenLeg>>,
     /// Start and end times of the legs.
     times: LegTimes,
+    /// The last field, so that a request is in flight until everything else is released.
+    _in_flight: InFlight,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,8 +127,8 @@ impl Account {
         endpoint: Endpoint,
         started: Instant,
     ) -> Box<Self> {
-        metrics.inflight.inc();
         Box::new(Self {
+            _in_flight: InFlight::begin(&metrics),
             metrics,
             request_id,
             endpoint,

@@ -1,6 +1,6 @@
 //! Handles the end of a request: adds it to the metrics, and writes its line of the access log.
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, sync::Arc};
 
 use tokio::time::Duration;
 
@@ -9,26 +9,35 @@ use crate::{
     openai::sse::Usage,
     telemetry::{
         labels::Name,
-        metrics::{OTHER, ReasonLabels, RequestLabels, seconds},
+        metrics::{Metrics, OTHER, ReasonLabels, RequestLabels, seconds},
         prediction_checks::log_turn,
     },
 };
+
+/// Counts a request as in flight. A gateway that drains ends when none is, and by then each is counted.
+#[derive(Debug)]
+pub(super) struct InFlight(Arc<Metrics>);
+
+impl InFlight {
+    pub(super) fn begin(metrics: &Arc<Metrics>) -> Self {
+        metrics.inflight.inc();
+        Self(Arc::clone(metrics))
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.inflight.dec();
+    }
+}
 
 impl Drop for Account {
     fn drop(&mut self) {
         self.settle();
         self.count_open_legs();
-        if !self.discarded {
-            self.report();
+        if self.discarded {
+            return;
         }
-        // Last: a gateway that drains ends when no request is in flight, and by then this one is counted.
-        self.metrics.inflight.dec();
-    }
-}
-
-impl Account {
-    /// Adds the request to everything that tells of requests.
-    fn report(&self) {
         self.report_decisions();
         let took = self.started.elapsed();
         self.observe_times(took);
@@ -39,7 +48,9 @@ impl Account {
         self.finish_trace();
         self.log();
     }
+}
 
+impl Account {
     /// Returns the time to first token, if there was a token.
     fn ttft(&self) -> Option<Duration> {
         self.first_token.map(|first| first - self.started)
