@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 mod bodies;
 mod exact;
+mod handoffs;
 
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const COMPLETIONS: &str = "/v1/completions";

@@ -5,7 +5,11 @@ use pointsman_orchestration::Event;
 use tokio::time::Instant;
 
 use super::Relay;
-use crate::{openai::error::ApiError, orchestrate::Drive, upstream};
+use crate::{
+    openai::error::ApiError,
+    orchestrate::{Drive, executor::Reached},
+    upstream,
+};
 
 /// Reads the stream of a client that left, until the state machine ends the request.
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
@@ -17,9 +21,19 @@ pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
 
 impl Relay {
     async fn drain(mut self: Box<Self>) {
+        // The legs know already that there is no client.
+        self.drive.saw_gone = true;
         while !self.over {
             self.out.clear();
-            std::future::poll_fn(|cx| self.poll_step(cx)).await;
+            if self.incoming.is_some() {
+                std::future::poll_fn(|cx| self.poll_step(cx)).await;
+                continue;
+            }
+            // The prefill of a rest may run, and the decode leg that consumes its handoff be sent.
+            if let Some(Reached::Stream(head)) = self.drive.step().await {
+                self.attach(head);
+            }
+            self.perform_all();
         }
     }
 

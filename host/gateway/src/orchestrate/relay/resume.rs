@@ -207,7 +207,7 @@ impl Relay {
     }
 
     /// Goes on with the stream of the rest.
-    fn attach(&mut self, head: Response<upstream::Body>) {
+    pub(super) fn attach(&mut self, head: Response<upstream::Body>) {
         let now = Instant::now();
         self.incoming = Some(head.into_body());
         self.splitter = Splitter::default();
@@ -251,6 +251,8 @@ impl Relay {
     /// The rest of the answer ended in its prefill leg.
     pub(super) fn take_prefill_answer(&mut self) {
         let Some(whole) = self.drive.whole.take() else { return };
+        // What failed before was retried.
+        self.drive.runs.answering.failure = None;
         let Some(seam) = &mut self.resumption.seam else {
             // The client has nothing yet: this is the whole answer.
             self.out.extend_from_slice(whole.body());
