@@ -234,6 +234,33 @@ async fn r2_a_decision_is_recorded_with_the_outcome_that_passed() {
 }
 
 #[tokio::test]
+async fn r2_the_answer_of_another_endpoint_is_not_credited_to_the_picked_worker() {
+    let (cluster, picker) = cluster(1).await;
+    for status in [500, 500, 500, 500, 500, 500, 200] {
+        let (_, mut carried) = picker.ask(CHAT, &[("x-session-id", "s1")], &chat()).await.unwrap();
+        carried.answer_head(status, "text/event-stream", Some("127.0.0.9:9")).unwrap();
+        carried.answer_body(EVENTS.as_bytes(), true).unwrap();
+        carried.close();
+        while carried.next().await.unwrap().is_some() {}
+    }
+    cluster.at_rest().await.unwrap();
+    // R2.8
+    assert!(!worker(&cluster, 1).is_failing(), "it answered none of them");
+    let statuses = [
+        cluster
+            .metric("pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"500\"")
+            .await,
+        cluster
+            .metric("pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\"")
+            .await,
+    ];
+    // R2.8
+    assert_eq!(statuses.map(Result::unwrap), [[6.0], [1.0]]);
+    // R2.5
+    assert_eq!(cluster.metric("pointsman_ext_proc_served_total{endpoint=\"other\"").await.unwrap(), [7.0]);
+}
+
+#[tokio::test]
 async fn r2_bookings_end_with_the_stream_however_it_ends() {
     let (cluster, picker) = cluster(1).await;
     let (_, carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();

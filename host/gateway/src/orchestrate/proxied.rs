@@ -53,6 +53,8 @@ enum Content {
     Ignored {
         failed: bool,
     },
+    /// The proxy chose another endpoint, whose answer says nothing of the picked worker.
+    Elsewhere(StatusCode),
 }
 
 /// What has come of the end of a stream of events.
@@ -135,7 +137,9 @@ impl ProxiedRequest {
         }
         // Before the head of a pair's answer, nothing says which of the two is late.
         let is_unknown = self.is_pair() && matches!(self.content, Content::Nothing);
-        let event = self.drive.on_alarm(alarm, Some(self.heard_at).filter(|_| !is_unknown))?;
+        let is_elsewhere = matches!(self.content, Content::Elsewhere(_));
+        let silent_from = Some(self.heard_at).filter(|_| !is_unknown && !is_elsewhere);
+        let event = self.drive.on_alarm(alarm, silent_from)?;
         if is_unknown && self.drive.is_late(Some(self.heard_at)) {
             self.drive.note_handoff_late();
         }
@@ -143,11 +147,15 @@ impl ProxiedRequest {
         Some(ApiError::Deadline)
     }
 
-    /// Handles the head of the answer.
-    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap) {
+    /// Handles the head of the answer. `is_elsewhere`: it is that of another endpoint than the picked one.
+    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap, is_elsewhere: bool) {
         self.heard_at = Instant::now();
         self.drive.account.relay_begins();
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+        if is_elsewhere {
+            (self.content, self.call) = (Content::Elsewhere(status), None);
+            return;
+        }
         let content_type = headers.get(header::CONTENT_TYPE);
         if !status.is_success() {
             self.refused = Some(status);
@@ -175,6 +183,9 @@ impl ProxiedRequest {
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
         self.drive.state.metrics.relayed_bytes.inc_by(bytes.len() as u64);
         self.heard_at = Instant::now();
+        if matches!(self.content, Content::Elsewhere(_)) {
+            return;
+        }
         self.drive
             .candidate(self.drive.answering())
             .inspect(|candidate| candidate.worker.note_sign_of_life());
@@ -249,6 +260,12 @@ impl ProxiedRequest {
                 self.drive.served_whole(&seen, &body);
             }
             Content::Ignored { failed: true } => return,
+            Content::Elsewhere(status) => {
+                let code = if status.is_success() { "ok" } else { "bad_upstream" };
+                self.drive.account.ended(status.as_u16(), code);
+                // Ends the legs without a word about their workers.
+                return self.report(Event::ClientGone);
+            }
         }
         self.drive.account.ended(200, "ok");
         self.report(Event::Ended);

@@ -210,12 +210,13 @@ impl Exchange for GatewayExchange {
     fn answered(&mut self, head: AnswerHead<'_>) -> Vec<(HeaderName, HeaderValue)> {
         let Some(proxied) = &mut self.proxied else { return Vec::new() };
         let picked = proxied.answering().and_then(address_of).map(|address| address.to_string());
-        self.state.metrics.ext_proc.served(match head.served {
+        let served = match head.served {
             None => "unknown",
             Some(served) if picked.as_deref() == Some(served) => "picked",
             Some(_) => "other",
-        });
-        proxied.head(head.status, &head.headers);
+        };
+        self.state.metrics.ext_proc.served(served);
+        proxied.head(head.status, &head.headers, served == "other");
         proxied.own_headers().into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
     }
 
