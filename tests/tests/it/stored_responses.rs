@@ -119,6 +119,29 @@ async fn i12_a_response_is_read_cancelled_and_deleted_where_it_is() {
 }
 
 #[tokio::test]
+async fn i12_a_response_of_one_tenant_does_not_exist_for_another() {
+    let keys = pointsman_tests::client_keys(&[("sk-1", "one"), ("sk-2", "two")]);
+    for workers in [1, 3] {
+        let cluster = cluster(workers, |config| config.auth.keys.clone_from(&keys)).await;
+        let [own, other] = ["Bearer sk-1", "Bearer sk-2"].map(|key| [("authorization", key)]);
+        let id = id_of(&cluster.client.post(RESPONSES, &own, turn(None, false)).await.unwrap());
+        let path = format!("{RESPONSES}/{id}");
+        let asked = cluster.sims.iter().map(|sim| sim.recorded().len()).sum::<usize>();
+        for (method, path) in [("GET", &path), ("DELETE", &path), ("POST", &format!("{path}/cancel"))] {
+            let refused = cluster.client.send(method, path, &other).await.unwrap();
+            // I12.4
+            assert_eq!((refused.status.as_u16(), refused.code().as_str()), (404, "response_not_found"));
+        }
+        let next = cluster.client.post(RESPONSES, &other, turn(Some(&id), false)).await.unwrap();
+        // I12.4
+        assert_eq!((next.status.as_u16(), next.code().as_str()), (404, "response_not_found"));
+        // I12.4: no engine was asked
+        assert_eq!(cluster.sims.iter().map(|sim| sim.recorded().len()).sum::<usize>(), asked);
+        assert_eq!(cluster.client.send("DELETE", &path, &own).await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
 async fn i12_a_response_whose_worker_left_is_gone() {
     let cluster = cluster(2, |_| {}).await;
     let id = first(&cluster.client).await;

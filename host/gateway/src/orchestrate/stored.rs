@@ -1,8 +1,8 @@
 //! Responses that engines store [I12]: which worker has one, and calls about one.
 //!
 //! Engines keep the answers of `/v1/responses` for later requests, each its own. The gateway notes the worker
-//! that sent an id. An id that it does not know, such as one from before its restart, is looked for at the
-//! workers.
+//! that sent an id, and its tenant. An id that it does not know, such as one from before its restart, is looked
+//! for at the workers.
 
 use std::sync::Arc;
 
@@ -60,6 +60,9 @@ pub(super) fn may_store(request: &Request) -> bool {
 pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
     let Some(id) = seen::response_id(json).filter(|id| is_id(id)) else { return false };
     state.sessions.stored(key(state, id, tenant), worker);
+    if tenant.is_some() {
+        state.sessions.stored(key_of_any(state, id), worker);
+    }
     true
 }
 
@@ -118,6 +121,7 @@ pub(crate) async fn call(
     }
     if is_missing(&answered) || (answered.is_ok() && call.method == Method::DELETE) {
         state.sessions.deleted(key);
+        state.sessions.deleted(key_of_any(state, call.id));
     }
     if let Err(CallError::Connect(_)) = &answered {
         worker.note_connect_failed();
@@ -142,6 +146,10 @@ async fn find(
     let stored = state.sessions.storing(key);
     if let Some(worker) = stored.and_then(|(worker, _)| snapshot.get(worker)) {
         return Ok(Some(worker.clone()));
+    }
+    if stored.is_none() && state.sessions.storing(key_of_any(state, id)).is_some() {
+        // It is another tenant's.
+        return Err(ApiError::ResponseNotFound(shortened(id)));
     }
     // The engine of a worker that left says nothing of it.
     let missing = || stored.map_or(Ok(None), |_| Err(ApiError::ResponseNotFound(shortened(id))));
@@ -186,7 +194,13 @@ async fn send(
     upstream.send(&call.method, &to, &headers, Bytes::new()).await
 }
 
-/// Returns the key of a response. It contains the tenant, so that no other tenant finds the response.
+/// Returns the key of a response that some tenant has.
+fn key_of_any(state: &State, id: &str) -> u64 {
+    let salt = name_hash(b"stored response of a tenant", state.settings.measure.salt.expose());
+    name_hash(id.as_bytes(), salt)
+}
+
+/// Returns the key of a tenant's response.
 fn key(state: &State, id: &str, tenant: Option<u64>) -> u64 {
     let salt = name_hash(b"stored response", state.settings.measure.salt.expose());
     name_hash(id.as_bytes(), salt ^ tenant.unwrap_or(0))
