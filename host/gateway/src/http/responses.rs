@@ -76,12 +76,16 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
             tenant: caller.tenant.as_ref().map(|tenant| tenant.hash),
             authorization: headers.get(header::AUTHORIZATION).filter(|_| forwards),
         };
-        answer(&state, &upstream, &call, deadline, &account.request_id).await
+        answer(&state, &upstream, &call, &account.request_id).await
     };
     match timeout_at(deadline, answered).await.unwrap_or(Err(ApiError::Deadline)) {
-        Ok(response) => {
+        Ok(Answered::Whole(response)) => {
             account.ended(response.status().as_u16(), "ok");
-            response
+            response.map(Body::from)
+        }
+        Ok(Answered::Stream(response)) => {
+            let pause = state.settings.leg_timeouts.pause();
+            response.map(|body| events(body, pause, deadline, account))
         }
         Err(error) => {
             account.ended(error.status().as_u16(), error.code());
@@ -90,49 +94,54 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
     }
 }
 
-/// Makes the call. A stream may last until `deadline`.
+/// An engine's answer.
+enum Answered {
+    Whole(Response<Bytes>),
+    Stream(Response<upstream::Body>),
+}
+
+/// Makes the call.
 async fn answer(
     state: &State,
     upstream: &Upstream,
     call: &StoredCall<'_>,
-    deadline: Instant,
     request_id: &str,
-) -> Result<Response<Body>, ApiError> {
+) -> Result<Answered, ApiError> {
     let (answered, worker) = stored::call(state, upstream, call).await?;
     let pause = state.settings.leg_timeouts.pause();
     let (head, mut body) = answered.into_parts();
     body.of_call(InFlight::new(worker.clone(), None));
     let content_type = head.headers.get(header::CONTENT_TYPE).cloned();
     let is_stream = content_type.as_ref().is_some_and(|kind| sse::is_stream(kind.as_bytes()));
-    let body = if is_stream {
-        events(body, pause, deadline, request_id.to_owned())
-    } else {
-        let whole = upstream::collect(body, Some(pause)).await?;
-        let fields = connector_for(worker.spec()).private_answer_fields();
-        Body::from(without_fields(&whole, fields).map_or(whole, Bytes::from))
-    };
-    let mut response = Response::new(body);
+    let mut response = Response::new(());
     *response.status_mut() = head.status;
     response.headers_mut().extend(content_type.map(|kind| (header::CONTENT_TYPE, kind)));
     set_request_id(response.headers_mut(), request_id);
-    Ok(response)
+    if is_stream {
+        return Ok(Answered::Stream(response.map(|()| body)));
+    }
+    let whole = upstream::collect(body, Some(pause)).await?;
+    let fields = connector_for(worker.spec()).private_answer_fields();
+    let whole = without_fields(&whole, fields).map_or(whole, Bytes::from);
+    Ok(Answered::Whole(response.map(|()| whole)))
 }
 
-/// The events of an engine as they come. A failure is one event that ends them.
-fn events(body: upstream::Body, pause: PauseLimits, deadline: Instant, request_id: String) -> Body {
-    Body::from_stream(stream::unfold(Some(body), move |body| {
-        let request_id = request_id.clone();
-        async move {
-            let mut body = body?;
-            let mut bytes = Vec::with_capacity(BUFFER);
-            let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(pause))).await;
-            let failure = match read {
-                Ok(Ok(true)) => return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some(body))),
-                Ok(Ok(false)) => return None,
-                Ok(Err(error)) => ApiError::from(error),
-                Err(_) => ApiError::Deadline,
-            };
-            Some((Ok(failure.event(Format::Responses, &request_id)), None))
-        }
+/// The events of an engine as they come, until `deadline`. A failure is one event that ends them.
+fn events(body: upstream::Body, pause: PauseLimits, deadline: Instant, account: Box<Account>) -> Body {
+    Body::from_stream(stream::unfold(Some((body, account)), move |state| async move {
+        let (mut body, mut account) = state?;
+        let mut bytes = Vec::with_capacity(BUFFER);
+        let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(pause))).await;
+        let failure = match read {
+            Ok(Ok(true)) => return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some((body, account)))),
+            Ok(Ok(false)) => {
+                account.ended(200, "ok");
+                return None;
+            }
+            Ok(Err(error)) => ApiError::from(error),
+            Err(_) => ApiError::Deadline,
+        };
+        account.ended(failure.status().as_u16(), failure.code());
+        Some((Ok(failure.event(Format::Responses, &account.request_id)), None))
     }))
 }
