@@ -278,7 +278,8 @@ async fn remove_departed_workers(state: Arc<State>, stop: CancellationToken) {
     }
 }
 
-/// Samples the load once a minute, for the last hour of the operators' page.
+/// Samples the load once a minute, for the last hour of the operators' page, and forgets agent programs that
+/// ended.
 async fn sample_load(shared: SharedState, stop: CancellationToken) {
     loop {
         tokio::select! {
@@ -286,6 +287,7 @@ async fn sample_load(shared: SharedState, stop: CancellationToken) {
             () = stop.cancelled() => return,
         }
         let state = shared.get();
+        state.programs.expire();
         state.hour.sample(now_ms(), &state.metrics, state.queue.waiting(), &state.registry.snapshot());
     }
 }

@@ -48,6 +48,12 @@ struct Holder {
 }
 
 impl AgentPrograms {
+    /// Forgets programs that ended silently. Requests do this, too, but only those that name a session.
+    pub fn expire(&self) {
+        let now = Instant::now();
+        while !self.0.lock().expire(now) {}
+    }
+
     /// Completes the facts of a request's program.
     pub fn fill(&self, request: &mut RoutingRequest) {
         let Some(program) = request.program.as_deref_mut() else { return };
@@ -124,10 +130,14 @@ impl Tables {
         self.turns.get(program).is_some()
     }
 
-    fn expire(&mut self, now: Instant) {
-        self.turns.expire(now, KNOWN_FOR);
-        self.roots.expire(now, KNOWN_FOR);
-        self.held.expire(now, RUNNING_FOR);
+    /// Forgets what is too old, a part of it at a time. Returns whether this was all.
+    fn expire(&mut self, now: Instant) -> bool {
+        let tables = [
+            self.turns.expire(now, KNOWN_FOR),
+            self.roots.expire(now, KNOWN_FOR),
+            self.held.expire(now, RUNNING_FOR),
+        ];
+        tables.into_iter().all(|is_all| is_all)
     }
 
     fn hold(&mut self, program: u64, candidate: &Candidate, (cached, tokens): (u32, u32), now: Instant) {

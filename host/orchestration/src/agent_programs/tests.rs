@@ -73,6 +73,20 @@ async fn f11_a_program_is_a_root_session_with_all_its_descendants() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn f11_programs_that_ended_silently_are_forgotten_without_requests_of_others() {
+    let (programs, registry) = (AgentPrograms::default(), Registry::default());
+    let (_worker, here) = worker(&registry, 1);
+    for session in 0..300 {
+        programs.routed(&mut request(&programs, session, None, 10), &here, NONE);
+    }
+    assert_eq!(here.load().view().program_tokens(), 3_000);
+    tokio::time::advance(RUNNING_FOR + Duration::from_millis(1)).await;
+    programs.expire();
+    // F11.5
+    assert_eq!(here.load().view().program_tokens(), 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn f11_candidates_hold_the_longest_request_of_a_running_program() {
     let (programs, registry) = (AgentPrograms::default(), Registry::default());
     let ((_, here), (_, there)) = (worker(&registry, 1), worker(&registry, 2));
