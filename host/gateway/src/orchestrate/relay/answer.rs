@@ -45,7 +45,9 @@ enum Content {
 
 /// A relay whose stream is to be continued.
 struct Continued {
-    relay: BoxFuture<'static, Box<Relay>>,
+    /// Runs whether or not the client reads: a rest that waits in the queue must take its turn. `None` is the end of
+    /// a task that panicked.
+    relay: BoxFuture<'static, Option<Box<Relay>>>,
     /// Cancelled when the client leaves.
     gone: CancellationToken,
     tracker: TaskTracker,
@@ -132,21 +134,24 @@ impl Body for Answer {
                     return Poll::Pending;
                 };
                 this.burst += next.as_ref().map_or(0, Bytes::len);
-                if next.is_none() {
-                    if running.is_to_be_continued() {
+                // At once: HTTP/2 polls no more while the client gives no room.
+                if let Some(rest) = relay.take_if(|running| running.is_to_be_continued()) {
+                    this.content = Content::Continued(Some(Box::new(Continued::of(rest))));
+                    if next.is_none() {
                         cx.waker().wake_by_ref();
                         return Poll::Pending;
                     }
-                    if let Some(rest) = relay.take() {
-                        rest.go_on();
-                    }
+                } else if next.is_none()
+                    && let Some(rest) = relay.take()
+                {
+                    rest.go_on();
                 }
                 next
             }
             Content::Continued(continued) => {
                 let Some(running) = continued.as_mut() else { return Poll::Ready(None) };
                 if let Poll::Ready(relay) = running.relay.as_mut().poll(cx) {
-                    this.content = Content::Relayed(Some(relay));
+                    this.content = Content::Relayed(relay);
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
@@ -182,7 +187,8 @@ impl Continued {
         let due = relay.event_at.max(relay.commented_at) + every;
         let (gone, tracker) = (relay.drive.gone.clone(), state.tracker.clone());
         let comment = (!every.is_zero()).then(|| (Box::pin(tokio::time::sleep_until(due)), every));
-        Self { relay: Box::pin(relay.resume()), gone, tracker, comment }
+        let resumed = tracker.spawn(relay.resume());
+        Self { relay: Box::pin(async move { resumed.await.ok() }), gone, tracker, comment }
     }
 
     fn poll_comment(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -196,7 +202,11 @@ impl Continued {
     fn client_gone(self, lost: ApiError) {
         self.gone.cancel();
         let relay = self.relay;
-        self.tracker.spawn(async move { relay.await.client_gone(&lost) });
+        self.tracker.spawn(async move {
+            if let Some(relay) = relay.await {
+                relay.client_gone(&lost);
+            }
+        });
     }
 }
 
