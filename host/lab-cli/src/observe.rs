@@ -2,6 +2,7 @@
 //! It forwards nothing and answers nothing that anyone reads.
 
 use std::{
+    collections::HashMap,
     net::SocketAddr,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
@@ -27,8 +28,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
+    assign::{Assigned, How},
     counts::Counts,
     engines::EngineLog,
+    ext_proc::{Answer, Answers},
     finish::{Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
     intake::Intake,
     report::Observation,
@@ -37,10 +40,12 @@ use self::{
     writer::{Reported, Sources, Writer, Written},
 };
 
+mod answer_tokens;
 mod assign;
 mod counts;
 mod document;
 mod engines;
+mod ext_proc;
 mod finish;
 mod intake;
 mod line_file;
@@ -63,8 +68,9 @@ const INTERRUPTED: i32 = 130;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Let the router in place send a copy of each request to --listen (nginx: `mirror`; Envoy:
-`request_mirror_policies`). Every copy is answered with an empty 200. The trace has lengths and salted hashes
-only; the salt is not written. Engines are only read: GET /metrics once a second.
+`request_mirror_policies`). Every copy is answered with an empty 200. Or let Envoy's filter `ext_proc` call it
+in observability mode: then it sees answers, too, with their engine and length. The trace has lengths and salted
+hashes only; the salt is not written. Engines are only read: GET /metrics once a second.
 
 Examples:
   pointsman observe --workers http://10.0.0.1:8000,http://10.0.0.2:8000 --out trial
@@ -134,7 +140,24 @@ struct Seen {
     written: Vec<Written>,
     /// What KV events told.
     followed: Followed,
+    /// What answers told, by the numbers of their copies.
+    answers: HashMap<u64, Answer>,
     logs: Vec<EngineLog>,
+}
+
+impl Seen {
+    /// Returns the engine of a request, if it was told.
+    fn engine(&self, number: u64) -> Option<Assigned> {
+        let of = |how| move |engine| Assigned { engine, how };
+        let answer = self.answers.get(&number).and_then(|answer| answer.engine).map(of(How::Answer));
+        answer.or_else(|| self.followed.engines.get(&number).copied().map(of(How::Events)))
+    }
+
+    /// Returns the output tokens of each request, as its answer told.
+    fn lengths(&self) -> Vec<Option<u32>> {
+        let of = |request: &Written| self.answers.get(&request.number)?.output_tokens;
+        self.written.iter().map(of).collect()
+    }
 }
 
 impl ObserveArgs {
@@ -204,7 +227,9 @@ impl ObserveArgs {
             std::thread::Builder::new().name("trace".to_owned()).spawn(move || writer.run(copies))?;
         let (workers, address) = (self.workers.len(), listener.local_addr()?);
         print(&format!("observing: copies to http://{address}, {workers} engines, {:?}\n", self.time))?;
+        let answers = Arc::new(Answers::of(&self.workers).await);
         let intake = Arc::new(Intake {
+            answers: Arc::clone(&answers),
             counts: Arc::clone(&counts),
             measure,
             max_body: self.max_body as usize * MIB,
@@ -223,7 +248,8 @@ impl ObserveArgs {
         // As the trace is sorted when it is read.
         written.sort_by_key(|request| request.at);
         let followed = tracker.map(|tracker| tracker.finish()).unwrap_or_default();
-        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, followed, logs })
+        let answers = answers.take();
+        Ok(Seen { seconds: start.elapsed().as_secs_f64(), counts, written, followed, answers, logs })
     }
 
     /// Follows the KV events of the engines, if their addresses are known.
@@ -258,12 +284,12 @@ impl ObserveArgs {
     fn conclude(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
-        let engine = |request: &Written| seen.followed.engines.get(&request.number).copied();
-        let known: Vec<Option<u32>> = seen.written.iter().map(engine).collect();
+        let known: Vec<_> = seen.written.iter().map(|request| seen.engine(request.number)).collect();
         let assigned = assign::assign(&seen.written, &known, &seen.logs);
         let (mut found, mut incomplete, mut saved) = (None, None, Ok(()));
         if seen.written.len() >= LEAST_REQUESTS {
-            let (trace, warning) = complete(trace, self.block_tokens, &seen.written, &total)?;
+            let lengths = seen.lengths();
+            let (trace, warning) = complete(trace, self.block_tokens, &seen.written, &lengths, &total)?;
             drop(reserve);
             let (fleet, equations) = fleet(self, &seen.logs);
             saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
@@ -277,6 +303,7 @@ impl ObserveArgs {
             written: &seen.written,
             assigned: &assigned,
             followed: &seen.followed,
+            answers: &seen.answers,
             incomplete,
             logs: &seen.logs,
             total,

@@ -9,6 +9,8 @@ use super::{engines::EngineLog, writer::Written};
 /// How an engine was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum How {
+    /// The router in place named the engine with its answer.
+    Answer,
     /// The engine stored the blocks of this prompt after the request came.
     Events,
     /// Only this engine began answers in that second, as many as requests waited.
@@ -24,18 +26,18 @@ pub(super) struct Assigned {
     pub(super) how: How,
 }
 
-/// Finds the engine of each request. `known` has the engines that KV events told.
+/// Finds the engine of each request. `known` has those that were told.
 ///
 /// An engine's counters say how many answers it began in each second. The requests that wait get these
 /// places in the order of their arrival; within a second the engines take turns by their numbers.
-pub(super) fn assign(written: &[Written], known: &[Option<u32>], logs: &[EngineLog]) -> Vec<Assigned> {
+pub(super) fn assign(written: &[Written], known: &[Option<Assigned>], logs: &[EngineLog]) -> Vec<Assigned> {
     let mut begun = begun_by_second(logs);
     let mut found: Vec<Option<Assigned>> = vec![None; written.len()];
-    for (place, engine) in known.iter().enumerate().filter_map(|(place, engine)| Some((place, (*engine)?))) {
+    for (place, told) in known.iter().enumerate().filter_map(|(place, told)| Some((place, (*told)?))) {
         let at = written.get(place).map_or(Duration::ZERO, |request| request.at);
-        take(&mut begun, at, engine);
+        take(&mut begun, at, told.engine);
         if let Some(found) = found.get_mut(place) {
-            *found = Some(Assigned { engine, how: How::Events });
+            *found = Some(told);
         }
     }
     let mut arrivals = written.iter().enumerate().peekable();
@@ -265,7 +267,8 @@ mod tests {
     #[test]
     fn what_events_tell_takes_the_place_of_its_engine() {
         let logs = [log(&[(1, 1.0)]), log(&[(1, 1.0)])];
-        let found = assign(&written(&[100, 200]), &[None, Some(0)], &logs);
+        let told = Assigned { engine: 0, how: How::Events };
+        let found = assign(&written(&[100, 200]), &[None, Some(told)], &logs);
         assert_eq!(found[1], Assigned { engine: 0, how: How::Events });
         assert_eq!(found[0], Assigned { engine: 1, how: How::Counters });
     }

@@ -52,20 +52,25 @@ impl Forecast {
     }
 }
 
-/// Gives the requests of the trace output lengths of which the mean is that of the engines, and writes it
-/// again. Returns a warning when it could not be written: the file then has the lengths that were assumed at
+/// Gives the requests of the trace their output lengths, and writes it again. The lengths that no answer told have
+/// the mean that is left of what the engines generated. Returns a warning when it could not be written: the file then has the lengths that were assumed at
 /// first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,
     written: &[Written],
+    told: &[Option<u32>],
     total: &Window,
 ) -> anyhow::Result<(Trace, Option<String>)> {
     let mut trace = Trace::read(path, None, Some(block_tokens), false)?;
-    let mean = total.generated_tokens / total.first_tokens;
-    let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(written, mean));
-    for (request, written) in trace.requests.iter_mut().zip(written) {
-        request.output_tokens = output_tokens(written.max_tokens, mean);
+    let untold: Vec<Written> =
+        written.iter().zip(told).filter(|(_, told)| told.is_none()).map(|(request, _)| *request).collect();
+    let (count, tokens) =
+        told.iter().flatten().fold((0.0, 0.0), |sum, one| (sum.0 + 1.0, sum.1 + f64::from(*one)));
+    let mean = (total.generated_tokens - tokens) / (total.first_tokens - count);
+    let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(&untold, mean));
+    for ((request, written), told) in trace.requests.iter_mut().zip(written).zip(told) {
+        request.output_tokens = told.unwrap_or_else(|| output_tokens(written.max_tokens, mean));
     }
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");

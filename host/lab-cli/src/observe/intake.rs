@@ -1,4 +1,4 @@
-//! Takes copies of requests, HTTP/1.1 and HTTP/2 without TLS.
+//! Takes copies of requests, HTTP/1.1 and HTTP/2 without TLS, and calls of Envoy's `ext_proc` filter.
 //!
 //! Every copy is answered with 200 as soon as its body has come: nobody reads the answer, but a mirror may
 //! wait for it. A body beyond a bound is discarded as it comes. To close its connection instead would make
@@ -7,9 +7,9 @@
 use std::{convert::Infallible, future::pending, sync::Arc};
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt as _, Empty};
+use http_body_util::BodyExt as _;
 use hyper::{
-    Method, Request, Response,
+    HeaderMap, Method, Request, Response,
     body::{Body as _, Incoming},
     header,
     service::service_fn,
@@ -24,9 +24,11 @@ use tokio::{
     time::{Duration, Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::codegen::Service as _;
 
 use super::{
     counts::{Counts, Missed},
+    ext_proc::{self, Answers},
     request::{Arrived, Endpoint, Measure},
 };
 
@@ -43,7 +45,7 @@ const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a further head may take, and the pause before it.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a body may take.
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait after a failed accept: the process has run out of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -53,7 +55,7 @@ pub(super) struct Copied {
     pub(super) number: u64,
     pub(super) arrived: Arrived,
     pub(super) body: Bytes,
-    _memory: OwnedSemaphorePermit,
+    _memory: Option<OwnedSemaphorePermit>,
 }
 
 /// Bounds of bodies, and where complete ones go.
@@ -67,8 +69,50 @@ pub(super) struct Intake {
     pub(super) memory: Arc<Semaphore>,
     /// Complete copies; full when the writer is slow.
     pub(super) queue: mpsc::Sender<Copied>,
+    pub(super) answers: Arc<Answers>,
     /// Start of the observation.
     pub(super) start: Instant,
+}
+
+/// A body that is being read.
+#[derive(Debug, Default)]
+pub(super) struct Body {
+    bytes: BytesMut,
+    memory: Option<OwnedSemaphorePermit>,
+}
+
+impl Body {
+    /// Reserves memory for this many bytes in all.
+    fn reserve(&mut self, intake: &Intake, total: usize) -> Result<(), Missed> {
+        if total > intake.max_body {
+            return Err(Missed::TooLarge);
+        }
+        let reserved = self.memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let missing = u32::try_from(total.saturating_sub(reserved)).map_err(|_| Missed::TooLarge)?;
+        let more = Arc::clone(&intake.memory).try_acquire_many_owned(missing).map_err(|_| Missed::Memory)?;
+        match &mut self.memory {
+            Some(memory) => memory.merge(more),
+            None => self.memory = Some(more),
+        }
+        Ok(())
+    }
+
+    /// Adds bytes within the bounds.
+    pub(super) fn add(&mut self, intake: &Intake, bytes: &[u8]) -> Result<(), Missed> {
+        self.reserve(intake, self.bytes.len() + bytes.len())?;
+        self.bytes.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Returns the copy of which this is the whole body.
+    pub(super) fn copied(self, number: u64, arrived: Arrived) -> Copied {
+        Copied { number, arrived, body: self.bytes.freeze(), _memory: self.memory }
+    }
+}
+
+/// Whether the body behind these headers is not compressed.
+pub(super) fn is_readable(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_ENCODING).is_none_or(|coding| coding == "identity")
 }
 
 impl Intake {
@@ -101,12 +145,16 @@ impl Intake {
         let _ = stream.set_nodelay(true);
         let first_head = CancellationToken::new();
         let has_begun = first_head.clone();
+        let calls = ext_proc::service(Arc::clone(&self));
         let service = service_fn(move |request: Request<Incoming>| {
             has_begun.cancel();
-            let intake = Arc::clone(&self);
+            let (intake, mut calls) = (Arc::clone(&self), calls.clone());
             async move {
+                if ext_proc::is_call(request.uri().path()) {
+                    return calls.call(request).await;
+                }
                 intake.take(request).await;
-                Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new()))
+                Ok::<_, Infallible>(Response::new(tonic::body::Body::empty()))
             }
         });
         let builder = builder();
@@ -131,8 +179,7 @@ impl Intake {
             let head = self.measure.head(self.start.elapsed(), endpoint, request.headers());
             (self.counts.arrive(), head)
         });
-        let coding = request.headers().get(header::CONTENT_ENCODING);
-        let is_readable = coding.is_none_or(|coding| coding == "identity");
+        let is_readable = is_readable(request.headers());
         let mut body = request.into_body();
         let taken = timeout(BODY_TIMEOUT, async {
             let taken = match &arrived {
@@ -147,40 +194,32 @@ impl Intake {
         });
         let taken = taken.await.unwrap_or(Err(Missed::Incomplete));
         let Some((number, arrived)) = arrived else { return };
-        let copied = match taken {
-            Ok((body, memory)) => Copied { number, arrived, body, _memory: memory },
-            Err(why) => return self.counts.miss(why),
-        };
-        if self.queue.try_send(copied).is_err() {
+        match taken {
+            Ok(body) => {
+                self.send(body.copied(number, arrived));
+            }
+            Err(why) => self.counts.miss(why),
+        }
+    }
+
+    /// Gives a copy to the writer. Returns false when that is too slow; the copy is then counted as missed.
+    pub(super) fn send(&self, copied: Copied) -> bool {
+        let is_sent = self.queue.try_send(copied).is_ok();
+        if !is_sent {
             self.counts.miss(Missed::Busy);
         }
+        is_sent
     }
 
     /// Reads a body within the bounds.
-    async fn body(&self, body: &mut Incoming) -> Result<(Bytes, OwnedSemaphorePermit), Missed> {
-        let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-        if length > self.max_body {
-            return Err(Missed::TooLarge);
-        }
-        let mut memory = self.reserve(length)?;
-        let mut bytes = BytesMut::new();
+    async fn body(&self, body: &mut Incoming) -> Result<Body, Missed> {
+        let mut taken = Body::default();
+        taken.reserve(self, usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX))?;
         while let Some(frame) = body.frame().await {
             let Ok(data) = frame.map_err(|_| Missed::Incomplete)?.into_data() else { continue };
-            let total = bytes.len() + data.len();
-            if total > self.max_body {
-                return Err(Missed::TooLarge);
-            }
-            if total > memory.num_permits() {
-                memory.merge(self.reserve(total - memory.num_permits())?);
-            }
-            bytes.extend_from_slice(&data);
+            taken.add(self, &data)?;
         }
-        Ok((bytes.freeze(), memory))
-    }
-
-    fn reserve(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Missed> {
-        let count = u32::try_from(bytes).map_err(|_| Missed::TooLarge)?;
-        Arc::clone(&self.memory).try_acquire_many_owned(count).map_err(|_| Missed::Memory)
+        Ok(taken)
     }
 }
 

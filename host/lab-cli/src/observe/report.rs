@@ -1,10 +1,12 @@
 //! The page: what the router did, what each policy would have done, how sure, and why.
 
+use std::collections::HashMap;
+
 use pointsman_lab::{ArmReport, Ended, RunResult, Window};
 
 use super::{
-    assign::Assigned, counts::Counts, document::Block, engines::EngineLog, finish::Forecast,
-    tracker::Followed, writer::Written,
+    assign::Assigned, counts::Counts, document::Block, engines::EngineLog, ext_proc::Answer,
+    finish::Forecast, tracker::Followed, writer::Written,
 };
 
 mod certainty;
@@ -23,6 +25,7 @@ pub(super) struct Observation<'a> {
     pub(super) written: &'a [Written],
     pub(super) assigned: &'a [Assigned],
     pub(super) followed: &'a Followed,
+    pub(super) answers: &'a HashMap<u64, Answer>,
     /// Why the trace could not be written with all that is known.
     pub(super) incomplete: Option<String>,
     pub(super) logs: &'a [EngineLog],

