@@ -81,7 +81,7 @@ async fn p8_an_etcd_with_tls_and_users_names_workers_and_what_it_refuses_is_name
         [("cert-file", "cert.pem"), ("key-file", "key.pem"), ("trusted-ca-file", "ca.pem")]
             .map(|(flag, file)| format!("--{flag}={}", path(file))),
     );
-    etcd.restart_with_tls(&flags.collect::<Vec<_>>()).await;
+    etcd.restart("https", &flags.collect::<Vec<_>>()).await;
     let right = DiscoveryEtcd {
         name: "a".to_owned(),
         endpoints: vec![format!("https://127.0.0.1:{}", etcd.port())],

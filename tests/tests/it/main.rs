@@ -71,6 +71,7 @@ mod metrics;
 mod metrics_reference;
 mod moves;
 mod multimodal;
+mod networks;
 mod openapi;
 mod orchestration;
 mod packages;
