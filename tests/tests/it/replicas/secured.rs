@@ -10,14 +10,14 @@ use pointsman_tests::tls::{Authority, TlsFiles};
 use super::*;
 
 /// Waits until the gateway says why it is not connected, and checks that it serves.
-async fn until_refused(cluster: &TestCluster, word: &str) {
+pub(super) async fn until_refused(cluster: &TestCluster, word: &str) {
     let is_named = |replicas: &Value| replicas["problem"].to_string().contains(word);
     until(cluster, "/replicas", word, is_named).await;
     assert_eq!(get(cluster, "/replicas").await["connected"], false);
     assert_eq!(chat(cluster).await, 200);
 }
 
-async fn until_connected(cluster: &TestCluster) {
+pub(super) async fn until_connected(cluster: &TestCluster) {
     until(cluster, "/replicas", "connected", |replicas| replicas["connected"] == true).await;
 }
 
@@ -70,7 +70,7 @@ async fn q4_wrong_credentials_are_refused_and_named() {
 }
 
 /// Certificates of a server and of its clients, and the lines of its configuration.
-fn mutual_tls() -> (TlsFiles, String) {
+pub(super) fn mutual_tls() -> (TlsFiles, String) {
     let authority = Authority::new().unwrap();
     let files = TlsFiles::new(&authority.server().unwrap(), Some(&authority)).unwrap();
     let client = authority.issue(&pointsman_tests::tls::Leaf::default()).unwrap();
@@ -86,7 +86,7 @@ fn mutual_tls() -> (TlsFiles, String) {
     (files, lines)
 }
 
-fn tls(files: &TlsFiles) -> Option<ReplicasTls> {
+pub(super) fn tls(files: &TlsFiles) -> Option<ReplicasTls> {
     let path = |name| Some(files.path(name));
     Some(ReplicasTls {
         ca_file: path("ca.pem"),
@@ -96,7 +96,7 @@ fn tls(files: &TlsFiles) -> Option<ReplicasTls> {
 }
 
 /// URL of a server to which clients speak TLS.
-fn secure_url(nats: &Nats) -> String {
+pub(super) fn secure_url(nats: &Nats) -> String {
     nats.url().replace("nats://", "tls://")
 }
 
@@ -134,7 +134,7 @@ async fn q4_an_nkey_over_tls_connects_and_a_wrong_one_is_named() {
 }
 
 /// A JWT of NATS.
-fn jwt(issuer: &KeyPair, subject: &KeyPair, of: Value, expires: Option<u64>) -> String {
+pub(super) fn jwt(issuer: &KeyPair, subject: &KeyPair, of: Value, expires: Option<u64>) -> String {
     let mut claims = json!({
         "jti": "test", "iat": 1_700_000_000, "iss": issuer.public_key(), "sub": subject.public_key(),
         "name": "test", "nats": of,
@@ -150,7 +150,7 @@ fn jwt(issuer: &KeyPair, subject: &KeyPair, of: Value, expires: Option<u64>) -> 
 }
 
 /// A credentials file, as `nsc` writes it.
-fn credentials(account: &KeyPair, expires: Option<u64>) -> String {
+pub(super) fn credentials(account: &KeyPair, expires: Option<u64>) -> String {
     let user = KeyPair::new_user();
     let of =
         json!({ "type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1, "pub": {}, "sub": {} });
