@@ -11,6 +11,8 @@ use crate::{
     wire::VERSION,
 };
 
+mod advice;
+
 /// Longest time that connecting to one server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of messages that wait to be read, and to be written.
@@ -65,7 +67,14 @@ pub(super) async fn connect(config: ReplicasConfig) -> Result<Connection, Connec
     let limit = CONNECT_TIMEOUT * u32::try_from(servers.len().max(1)).unwrap_or(1) + CONNECT_TIMEOUT;
     let fleet: Subject = format!("{subjects}.*").into();
     let connecting = async {
-        let client = options.connect(servers).await.map_err(|error| ConnectError::Connect(chain(&error)))?;
+        let client = match options.connect(servers).await {
+            Ok(client) => client,
+            Err(error) => {
+                let problem = chain(&error);
+                let advice = advice::after(&config, &error, &problem).await;
+                return Err(ConnectError::Connect(problem + &advice));
+            }
+        };
         let messages = client.subscribe(fleet.clone()).await;
         let messages = messages.map_err(|error| ConnectError::Connect(chain(&error)))?;
         Ok((client, messages))

@@ -1,5 +1,7 @@
 //! NATS servers that let a gateway do a part of what the exchange needs, or stop letting it in.
 
+use nkeys::KeyPair;
+
 use super::{secured::*, *};
 
 /// Lines of a server with two users, whose passwords are `right`, and the permissions of the first one.
@@ -83,4 +85,24 @@ async fn q4_a_user_that_may_not_subscribe_is_named_and_heard_by_the_others() {
     until_peers(&one, 1).await;
     // Q4.9
     until_permitted(&one).await;
+}
+
+#[tokio::test]
+async fn q4_a_user_that_the_server_forgets_is_refused_until_it_is_known_again() {
+    let (known, other) = (KeyPair::new_user(), KeyPair::new_user());
+    let lines = |key: &KeyPair| format!("authorization {{ users = [ {{ nkey: {} }} ] }}", key.public_key());
+    let Some(nats) = Nats::start(&lines(&known)).await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("nk");
+    std::fs::write(&file, known.seed().unwrap()).unwrap();
+    let one = first(Replicas { nkey_file: Some(file), ..replicas("one", &nats.url()) }).await;
+    until_connected(&one).await;
+    nats.configure(&lines(&other)).unwrap();
+    nats.reload().unwrap();
+    // Q4.5
+    until_refused(&one, &format!("check that the server knows the NKey {}", known.public_key())).await;
+    nats.configure(&lines(&known)).unwrap();
+    nats.reload().unwrap();
+    // Q3.2
+    until_connected(&one).await;
 }
