@@ -76,6 +76,7 @@ mod openapi;
 mod orchestration;
 mod packages;
 mod page;
+mod picker_garbage;
 mod pins;
 mod policies;
 mod preemption;
