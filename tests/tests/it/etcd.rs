@@ -38,7 +38,7 @@ async fn until_refused(cluster: &TestCluster, word: &str) {
 }
 
 /// Lets `gateway` read the keys below /w/, and `stranger` none. Their passwords are `right`.
-async fn add_users(etcd: &Etcd) {
+pub(crate) async fn add_users(etcd: &Etcd) {
     let [key, end] = ["/w/", "/w0"].map(|key| BASE64.encode(key));
     let permission = json!({ "permType": "READ", "key": key, "range_end": end });
     for (path, body) in [

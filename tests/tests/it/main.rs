@@ -65,6 +65,7 @@ mod latency_targets;
 mod learning;
 mod lengths;
 mod limits;
+mod locked_servers;
 mod log_lines;
 mod messages;
 mod metrics;
