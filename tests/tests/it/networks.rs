@@ -3,7 +3,7 @@
 
 use std::{process::Command, time::Duration};
 
-use pointsman_gateway::config::{Config, DiscoveryEtcd, Replicas};
+use pointsman_gateway::config::{Config, DiscoveryEtcd, Probe, Replicas, Timeouts};
 use pointsman_tests::{
     TestCluster, TestClusterBuilder,
     client::text_of,
@@ -84,16 +84,31 @@ async fn until(cluster: &TestCluster, path: &str, what: &str, fits: impl Fn(&Val
     panic!("{what}: {}", get(cluster, path).await);
 }
 
-/// The host of the worker that has the request.
-async fn busy(cluster: &TestCluster) -> usize {
+/// The one of the hosts whose engine has the request.
+async fn busy(cluster: &TestCluster, hosts: &[Host]) -> usize {
     for _ in 0..1_000 {
         let snapshot = cluster.gateway.state().registry.snapshot();
-        if let Some(place) = snapshot.workers().iter().position(|worker| worker.active_requests() > 0) {
+        let busy = snapshot.workers().iter().filter(|worker| worker.active_requests() > 0);
+        let at = |address: String| busy.clone().any(|worker| worker.spec().url.contains(&address));
+        if let Some(place) = hosts.iter().position(|host| at(host.place.address.to_string())) {
             return place;
         }
         sleep(Duration::from_millis(2)).await;
     }
-    panic!("no worker has the request");
+    panic!("no engine has the request");
+}
+
+/// Streams an answer, and cuts the host off that has the request of the last leg after a while. Returns the
+/// events, the time from the cut to the end, and the host.
+async fn cut_in_the_middle(cluster: &TestCluster, hosts: &[Host]) -> (Vec<String>, Duration, usize) {
+    let cut = async {
+        let place = busy(cluster, hosts).await;
+        sleep(Duration::from_millis(400)).await;
+        hosts[place].cut().unwrap();
+        (place, Instant::now())
+    };
+    let ((events, _), (place, since)) = tokio::join!(streamed(cluster, TOKENS), cut);
+    (events, since.elapsed(), place)
 }
 
 #[tokio::test]
@@ -104,37 +119,79 @@ async fn i16_a_stream_whose_engine_is_cut_off_goes_on_elsewhere_or_ends_in_time(
     )) {
         return;
     }
+    for pair in [false, true] {
+        let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap(), Host::new(3).unwrap()];
+        let role = if pair { "decode" } else { "aggregated" };
+        let mut flags = vec![hosts[0].engine(role, 20).unwrap(), hosts[1].engine(role, 20).unwrap()];
+        if pair {
+            flags.push(hosts[2].engine("prefill", 1).unwrap());
+        }
+        for continuations in [1, 0] {
+            let cluster = gateway(&flags, |config| {
+                config.routing.continuations = continuations;
+                config.timeouts.event_idle = Duration::from_secs(1);
+                config.timeouts.stream_comment = Duration::ZERO;
+            })
+            .await;
+            let (undisturbed, _) = streamed(&cluster, TOKENS).await;
+            assert!(is_whole(&undisturbed));
+            let (events, took, place) = cut_in_the_middle(&cluster, &hosts[..2]).await;
+            if continuations == 1 {
+                // I16.1
+                assert!(is_whole(&events), "{events:?}");
+                assert_eq!(text_of(&events), text_of(&undisturbed));
+            } else {
+                // I16.1
+                assert!(events.iter().any(|event| event.contains("engine_timeout")), "{events:?}");
+            }
+            // I16.1
+            assert!(took < Duration::from_secs(5), "{took:?}");
+            cluster.at_rest().await.unwrap();
+            hosts[place].heal().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn i16_with_default_limits_health_checks_find_an_engine_that_is_cut_off() {
+    if !own_network(concat!(
+        module_path!(),
+        "::i16_with_default_limits_health_checks_find_an_engine_that_is_cut_off"
+    )) {
+        return;
+    }
     let mut hosts = [Host::new(1).unwrap(), Host::new(2).unwrap()];
     let flags = [hosts[0].engine("aggregated", 20).unwrap(), hosts[1].engine("aggregated", 20).unwrap()];
-    for continuations in [1, 0] {
-        let cluster = gateway(&flags, |config| {
-            config.routing.continuations = continuations;
-            config.timeouts.event_idle = Duration::from_secs(1);
-            config.timeouts.stream_comment = Duration::ZERO;
-        })
-        .await;
-        let (undisturbed, _) = streamed(&cluster, TOKENS).await;
-        assert!(is_whole(&undisturbed));
-        let cut = async {
-            let place = busy(&cluster).await;
-            sleep(Duration::from_millis(400)).await;
-            hosts[place].cut().unwrap();
-            (place, Instant::now())
-        };
-        let ((events, took), (place, cut)) = tokio::join!(streamed(&cluster, TOKENS), cut);
-        if continuations == 1 {
-            // I16.1
-            assert!(is_whole(&events), "{events:?}");
-            assert_eq!(text_of(&events), text_of(&undisturbed));
-        } else {
-            // I16.1
-            assert!(events.iter().any(|event| event.contains("engine_timeout")), "{events:?}");
-            assert!(cut.elapsed() < Duration::from_secs(4), "{:?}", cut.elapsed());
-        }
-        assert!(took < Duration::from_secs(10), "{took:?}");
-        cluster.at_rest().await.unwrap();
-        hosts[place].heal().unwrap();
+    let cluster = gateway(&flags, |config| {
+        config.probe = Probe::default();
+        config.timeouts = Timeouts::default();
+    })
+    .await;
+    let (undisturbed, _) = streamed(&cluster, TOKENS).await;
+    let (events, took, place) = cut_in_the_middle(&cluster, &hosts).await;
+    // I16.5
+    assert!(is_whole(&events), "{took:?} {events:?}");
+    assert_eq!(text_of(&events), text_of(&undisturbed));
+    // I16.5
+    assert!(took < Duration::from_secs(20), "{took:?}");
+    for _ in 0..6 {
+        let (events, took) = streamed(&cluster, 4).await;
+        // I16.5: it is left out.
+        assert!(is_whole(&events) && took < Duration::from_secs(1), "{took:?} {events:?}");
     }
+    hosts[place].heal().unwrap();
+    let healed = until_eligible(&cluster).await;
+    // I16.5
+    assert!(healed < Duration::from_secs(10), "{healed:?}");
+    cluster.at_rest().await.unwrap();
+}
+
+/// Waits until every worker gets requests.
+async fn until_eligible(cluster: &TestCluster) -> Duration {
+    until(cluster, "/workers", "all are eligible", |workers| {
+        workers["workers"].as_array().unwrap().iter().all(|worker| worker["ineligible"].is_null())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -212,10 +269,7 @@ async fn i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request() {
     assert!(quick(&all[40..]) >= 19, "the worker is not left out: {all:?}");
     assert!(all.iter().all(|took| *took < Duration::from_secs(4)), "{all:?}");
     hosts[0].heal().unwrap();
-    until(&cluster, "/workers", "it is eligible again", |workers| {
-        workers["workers"].as_array().unwrap().iter().all(|worker| worker["ineligible"].is_null())
-    })
-    .await;
+    until_eligible(&cluster).await;
     cluster.at_rest().await.unwrap();
 }
 

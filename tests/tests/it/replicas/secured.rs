@@ -212,6 +212,11 @@ async fn q4_a_jwt_over_tls_connects_and_a_wrong_one_is_named() {
     files.write("two.creds", &credentials(&account, None)).unwrap();
     let two = second(&one, with("two", files.path("two.creds"))).await;
     until_peers(&two, 1).await;
+    let booking = book(&one);
+    // Q1.1
+    until_remote(&two, 1).await;
+    drop(booking);
+    until_remote(&two, 0).await;
 }
 
 #[tokio::test]
