@@ -113,6 +113,8 @@ impl Place {
 /// A host that the test reaches over a network. Dropping it ends its namespace and its engines.
 pub struct Host {
     namespace: Child,
+    /// The end of its link in the namespace of the test.
+    link: String,
     /// The host's place.
     pub place: Place,
     engines: Vec<Child>,
@@ -127,18 +129,18 @@ impl Host {
         let namespace = Command::new("unshare").args(["--net", "sleep", "600"]).spawn()?;
         let (address, process) = (Ipv4Addr::new(10, 77, number, 2), namespace.id());
         let place = Place { address, namespace: Some(process) };
-        let host = Self { namespace, place, engines: Vec::new() };
+        let host = Self { namespace, link: format!("v{number}"), place, engines: Vec::new() };
         let of = |process: &str| fs::read_link(format!("/proc/{process}/ns/net"));
         let (own, begun) = (of("self")?, Instant::now());
         while of(&process.to_string()).map_or(true, |other| other == own) {
             ensure!(begun.elapsed() < Duration::from_secs(5), "the namespace was not created");
             std::thread::sleep(Duration::from_millis(2));
         }
-        let (link, gateway) = (format!("v{number}"), format!("10.77.{number}.1"));
+        let (link, gateway) = (&*host.link, format!("10.77.{number}.1"));
         let pid = process.to_string();
-        run("ip", &["link", "add", &link, "type", "veth", "peer", "name", "e0", "netns", &pid])?;
-        run("ip", &["addr", "add", &format!("{gateway}/24"), "dev", &link])?;
-        run("ip", &["link", "set", &link, "up"])?;
+        run("ip", &["link", "add", link, "type", "veth", "peer", "name", "e0", "netns", &pid])?;
+        run("ip", &["addr", "add", &format!("{gateway}/24"), "dev", link])?;
+        run("ip", &["link", "set", link, "up"])?;
         host.run("ip", &["addr", "add", &format!("{address}/24"), "dev", "e0"])?;
         host.run("ip", &["link", "set", "e0", "up"])?;
         host.run("ip", &["link", "set", "lo", "up"])?;
@@ -227,6 +229,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
+        // The kernel removes it with the namespace, but later.
+        let _ = run("ip", &["link", "del", &self.link]);
         for process in self.engines.iter_mut().chain([&mut self.namespace]) {
             let _ = process.kill();
             let _ = process.wait();

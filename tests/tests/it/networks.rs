@@ -153,10 +153,10 @@ async fn i16_a_stream_whose_engine_is_cut_off_goes_on_elsewhere_or_ends_in_time(
 }
 
 #[tokio::test]
-async fn i16_with_default_limits_health_checks_find_an_engine_that_is_cut_off() {
+async fn i16_a_silent_stream_of_a_worker_that_fails_its_health_checks_is_not_waited_for() {
     if !own_network(concat!(
         module_path!(),
-        "::i16_with_default_limits_health_checks_find_an_engine_that_is_cut_off"
+        "::i16_a_silent_stream_of_a_worker_that_fails_its_health_checks_is_not_waited_for"
     )) {
         return;
     }
@@ -164,7 +164,7 @@ async fn i16_with_default_limits_health_checks_find_an_engine_that_is_cut_off() 
     let flags = [hosts[0].engine("aggregated", 20).unwrap(), hosts[1].engine("aggregated", 20).unwrap()];
     let cluster = gateway(&flags, |config| {
         config.probe = Probe::default();
-        config.timeouts = Timeouts::default();
+        config.timeouts = Timeouts { event_idle: Duration::from_secs(30), ..Timeouts::default() };
     })
     .await;
     let (undisturbed, _) = streamed(&cluster, TOKENS).await;
@@ -172,8 +172,8 @@ async fn i16_with_default_limits_health_checks_find_an_engine_that_is_cut_off() 
     // I16.5
     assert!(is_whole(&events), "{took:?} {events:?}");
     assert_eq!(text_of(&events), text_of(&undisturbed));
-    // I16.5
-    assert!(took < Duration::from_secs(20), "{took:?}");
+    // I16.5: after 15 s, and the time of the rest.
+    assert!(took < Duration::from_secs(22), "{took:?}");
     for _ in 0..6 {
         let (events, took) = streamed(&cluster, 4).await;
         // I16.5: it is left out.
@@ -246,8 +246,8 @@ async fn i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request() {
         config.timeouts.head = Duration::from_secs(1);
         // Each request connects.
         config.upstream.idle_connections = 0;
-        // Requests by health checks heal the worker again.
-        config.probe.interval = Duration::from_millis(300);
+        // Health checks find the engine again, and are too slow to find that it is cut off.
+        config.probe.interval = Duration::from_secs(2);
     })
     .await;
     hosts[0].cut().unwrap();
