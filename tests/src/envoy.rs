@@ -57,10 +57,22 @@ impl Envoy {
     /// # Errors
     /// It does not start within 20 s.
     pub async fn start(program: &Path, pickers: [SocketAddr; 2]) -> anyhow::Result<Self> {
+        Self::start_edited(program, pickers, |config| config)?.healthy(2).await
+    }
+
+    /// Starts Envoy with that configuration after an edit. It waits for nothing.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_edited(
+        program: &Path,
+        pickers: [SocketAddr; 2],
+        edit: impl FnOnce(String) -> String,
+    ) -> anyhow::Result<Self> {
         let dir = TempDir::new()?;
         let (clients, admin) = (free_port()?, free_port()?);
         let file = dir.path().join("envoy.yaml");
-        std::fs::write(&file, config(clients, admin, pickers.map(|picker| picker.port()))?)?;
+        std::fs::write(&file, edit(config(clients, admin, pickers.map(|picker| picker.port()))?))?;
         let log = std::fs::File::create(dir.path().join("envoy.log"))?;
         let mut command = Command::new(program);
         command.arg("-c").arg(&file).args(["--concurrency", "1", "--log-level", "warning"]);
@@ -69,16 +81,22 @@ impl Envoy {
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn()?;
         let address = SocketAddr::from(([127, 0, 0, 1], clients));
         let admin = Client::new(SocketAddr::from(([127, 0, 0, 1], admin)));
-        let envoy = Self { child, address, admin, _dir: dir };
+        Ok(Self { child, address, admin, _dir: dir })
+    }
+
+    /// Waits until it has found this many pickers healthy.
+    ///
+    /// # Errors
+    /// That takes longer than 20 s.
+    pub async fn healthy(self, count: u64) -> anyhow::Result<Self> {
         for _ in 0..200 {
-            let healthy = envoy.healthy_pickers().await.unwrap_or(0);
-            if healthy == 2 {
-                return Ok(envoy);
+            if self.healthy_pickers().await.unwrap_or(0) == count {
+                return Ok(self);
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let log = std::fs::read_to_string(envoy._dir.path().join("envoy.log")).unwrap_or_default();
-        anyhow::bail!("Envoy did not find two healthy pickers within 20 s: {log}")
+        let log = std::fs::read_to_string(self._dir.path().join("envoy.log")).unwrap_or_default();
+        anyhow::bail!("Envoy did not find {count} healthy pickers within 20 s: {log}")
     }
 
     /// Returns how many pickers pass Envoy's health checks.

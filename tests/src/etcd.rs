@@ -1,23 +1,24 @@
 //! The real etcd, for tests of workers that it names.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-use crate::{client::Client, nats::free_port};
+use crate::{client::Client, nats::free_port, network::Place};
 
 /// A running etcd.
 pub struct Etcd {
     process: Child,
+    place: Place,
     ports: [u16; 2],
     data: TempDir,
 }
@@ -27,31 +28,39 @@ impl Etcd {
     ///
     /// # Panics
     /// It does not listen within 10 s.
-    #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
     pub async fn start() -> Option<Self> {
+        Self::start_at(Place::HERE).await
+    }
+
+    /// Starts a server elsewhere.
+    ///
+    /// # Panics
+    /// Same as [`Self::start`].
+    #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
+    pub async fn start_at(place: Place) -> Option<Self> {
         let (ports, data) = ([free_port(), free_port()], TempDir::new().ok()?);
-        let Some(process) = spawn(data.path(), ports, "http", &[]) else {
+        let Some(process) = spawn(data.path(), place, ports, "http", &[]) else {
             eprintln!("skipped: etcd is not in the PATH (Debian: apt-get install etcd-server)");
             return None;
         };
-        let server = Self { process, ports, data };
+        let server = Self { process, place, ports, data };
         server.ready().await;
         Some(server)
     }
 
-    /// Starts it again with TLS, with these flags.
+    /// Starts it again with these flags, for clients of this scheme: `http` or `https`.
     ///
     /// # Panics
     /// It does not listen within 10 s.
-    pub async fn restart_with_tls(&mut self, flags: &[String]) {
+    pub async fn restart(&mut self, scheme: &str, flags: &[String]) {
         self.kill();
-        if let Some(process) = spawn(self.data.path(), self.ports, "https", flags) {
+        if let Some(process) = spawn(self.data.path(), self.place, self.ports, scheme, flags) {
             self.process = process;
         }
         self.ready().await;
     }
 
-    /// Port of the clients on 127.0.0.1.
+    /// Port of the clients.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.ports[0]
@@ -62,8 +71,17 @@ impl Etcd {
     /// # Errors
     /// See [`Self::call`].
     pub async fn put(&self, key: &str, value: &Value) -> anyhow::Result<()> {
+        self.put_leased(key, value, 0).await
+    }
+
+    /// Writes a key that ends with a lease; 0: with none.
+    ///
+    /// # Errors
+    /// See [`Self::call`].
+    pub async fn put_leased(&self, key: &str, value: &Value, lease: u64) -> anyhow::Result<()> {
         let (key, value) = (BASE64.encode(key), BASE64.encode(value.to_string()));
-        self.call("/v3/kv/put", json!({ "key": key, "value": value })).await.map(drop)
+        let body = json!({ "key": key, "value": value, "lease": lease.to_string() });
+        self.call("/v3/kv/put", body).await.map(drop)
     }
 
     /// Calls the JSON gateway without TLS.
@@ -71,8 +89,29 @@ impl Etcd {
     /// # Errors
     /// The server refused the call.
     pub async fn call(&self, path: &str, body: Value) -> anyhow::Result<Value> {
-        let client = Client::new(SocketAddr::from((Ipv4Addr::LOCALHOST, self.port())));
-        let reply = client.post(path, &[], body.to_string()).await?;
+        self.call_with(&[], path, body).await
+    }
+
+    /// Calls it as a user.
+    ///
+    /// # Errors
+    /// The server refused the user or the call.
+    pub async fn call_as(
+        &self,
+        user: &str,
+        password: &str,
+        path: &str,
+        body: Value,
+    ) -> anyhow::Result<Value> {
+        let who = json!({ "name": user, "password": password });
+        let answer = self.call("/v3/auth/authenticate", who).await?;
+        let token = answer.get("token").and_then(Value::as_str).context("no token")?.to_owned();
+        self.call_with(&[("authorization", &token)], path, body).await
+    }
+
+    async fn call_with(&self, headers: &[(&str, &str)], path: &str, body: Value) -> anyhow::Result<Value> {
+        let client = Client::new(SocketAddr::from((self.place.address, self.port())));
+        let reply = client.post(path, headers, body.to_string()).await?;
         ensure!(reply.status == 200, "{path}: {reply:?}");
         reply.json()
     }
@@ -80,7 +119,7 @@ impl Etcd {
     #[expect(clippy::panic, reason = "helpers of tests may fail as tests do")]
     async fn ready(&self) {
         for _ in 0..500 {
-            if TcpStream::connect(("127.0.0.1", self.port())).await.is_ok() {
+            if TcpStream::connect((self.place.address, self.port())).await.is_ok() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -100,9 +139,11 @@ impl Drop for Etcd {
     }
 }
 
-fn spawn(data: &Path, [client, peer]: [u16; 2], scheme: &str, flags: &[String]) -> Option<Child> {
-    let (client, peer) = (format!("{scheme}://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
-    let mut command = Command::new("etcd");
+fn spawn(data: &Path, place: Place, ports: [u16; 2], scheme: &str, flags: &[String]) -> Option<Child> {
+    let [client, peer] = ports;
+    let (client, peer) =
+        (format!("{scheme}://{}:{client}", place.address), format!("http://127.0.0.1:{peer}"));
+    let mut command = place.command("etcd");
     command.args(["--name", "a", "--data-dir"]).arg(data);
     command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);

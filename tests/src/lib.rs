@@ -9,6 +9,7 @@ pub mod etcd;
 pub mod fountain;
 pub mod http2;
 pub mod nats;
+pub mod network;
 pub mod own_process;
 pub mod picker;
 pub mod raw;

@@ -10,10 +10,13 @@ use std::{
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
+use crate::network::Place;
+
 /// A running server.
 pub struct Nats {
     process: Child,
-    /// Its port on 127.0.0.1.
+    place: Place,
+    /// Its port.
     pub port: u16,
     dir: TempDir,
 }
@@ -23,16 +26,24 @@ impl Nats {
     ///
     /// # Panics
     /// It does not listen within 10 s.
-    #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
     pub async fn start(config: &str) -> Option<Self> {
+        Self::start_at(Place::HERE, config).await
+    }
+
+    /// Starts a server elsewhere.
+    ///
+    /// # Panics
+    /// Same as [`Self::start`].
+    #[expect(clippy::print_stderr, reason = "a test says that it was skipped")]
+    pub async fn start_at(place: Place, config: &str) -> Option<Self> {
         let port = free_port();
         let dir = TempDir::new().ok()?;
         std::fs::write(dir.path().join("nats.conf"), config).ok()?;
-        let Some(process) = spawn(dir.path(), port) else {
+        let Some(process) = spawn(dir.path(), place, port) else {
             eprintln!("skipped: nats-server is not in the PATH (Debian: apt-get install nats-server)");
             return None;
         };
-        let server = Self { process, port, dir };
+        let server = Self { process, place, port, dir };
         server.ready().await;
         Some(server)
     }
@@ -49,22 +60,38 @@ impl Nats {
     /// It does not listen within 10 s.
     pub async fn restart(&mut self) {
         self.kill();
-        if let Some(process) = spawn(self.dir.path(), self.port) {
+        if let Some(process) = spawn(self.dir.path(), self.place, self.port) {
             self.process = process;
         }
         self.ready().await;
     }
 
+    /// Writes another configuration, for [`Self::restart`] and [`Self::reload`].
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn configure(&self, config: &str) -> std::io::Result<()> {
+        std::fs::write(self.dir.path().join("nats.conf"), config)
+    }
+
+    /// Has the running server read its configuration again.
+    ///
+    /// # Errors
+    /// `kill` cannot be run.
+    pub fn reload(&self) -> std::io::Result<()> {
+        Command::new("kill").args(["-HUP", &self.process.id().to_string()]).status().map(drop)
+    }
+
     /// URL of the server.
     #[must_use]
     pub fn url(&self) -> String {
-        format!("nats://127.0.0.1:{}", self.port)
+        format!("nats://{}:{}", self.place.address, self.port)
     }
 
     #[expect(clippy::panic, reason = "helpers of tests may fail as tests do")]
     async fn ready(&self) {
         for _ in 0..500 {
-            if TcpStream::connect(("127.0.0.1", self.port)).await.is_ok() {
+            if TcpStream::connect((self.place.address, self.port)).await.is_ok() {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -79,9 +106,10 @@ impl Drop for Nats {
     }
 }
 
-fn spawn(dir: &Path, port: u16) -> Option<Child> {
-    let mut command = Command::new("nats-server");
-    command.arg("-c").arg(dir.join("nats.conf")).args(["-a", "127.0.0.1", "-p", &port.to_string()]);
+fn spawn(dir: &Path, place: Place, port: u16) -> Option<Child> {
+    let mut command = place.command("nats-server");
+    command.arg("-c").arg(dir.join("nats.conf"));
+    command.args(["-a", &place.address.to_string(), "-p", &port.to_string()]);
     command.arg("-sd").arg(dir).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command.spawn().ok()
 }

@@ -24,12 +24,15 @@ use crate::{
     AnswerHead, Exchange, Picker, Refusal, RequestHead,
     message::{self, Half, Head},
     metadata,
+    silent::Silent,
 };
 
 /// How long a stream may be open without the headers of a request.
 const FIRST_MESSAGE: Duration = Duration::from_secs(10);
 /// How long a stream may be open after the end of the answer.
 const LAST_MESSAGE: Duration = Duration::from_secs(10);
+/// Largest head of a request, bytes of names and values. Envoy's own limit is 60 KiB.
+const MAX_HEAD: usize = 64 * 1024;
 /// Number of messages that may come after the end of a body or of its trailers: proxies repeat the end.
 const MAX_SURPLUS: u32 = 16;
 
@@ -37,6 +40,8 @@ const MAX_SURPLUS: u32 = 16;
 pub(crate) struct Conversation<P: Picker> {
     picker: Arc<P>,
     connection: Extensions,
+    /// Counts the stream until the headers of its request have come.
+    silent: Option<Silent>,
     phase: Phase<P::Exchange>,
     modes: Modes,
     /// When the stream was opened, or the answer ended.
@@ -81,10 +86,11 @@ impl Modes {
 }
 
 impl<P: Picker> Conversation<P> {
-    pub(crate) fn new(picker: Arc<P>, connection: Extensions) -> Self {
+    pub(crate) fn new(picker: Arc<P>, connection: Extensions, silent: Option<Silent>) -> Self {
         Self {
             picker,
             connection,
+            silent,
             phase: Phase::Head,
             modes: Modes::default(),
             since: Instant::now(),
@@ -172,6 +178,11 @@ impl<P: Picker> Conversation<P> {
     ) -> Result<(), Status> {
         if !matches!(self.phase, Phase::Head) {
             return Err(Status::invalid_argument("the request headers came a second time"));
+        }
+        self.silent = None;
+        if message::head_bytes(&message) > MAX_HEAD {
+            self.refuse(too_large());
+            return Ok(());
         }
         let (has_body, mode) = (!message.end_of_stream, self.modes.request);
         if has_body && !matches!(mode, BodySendMode::FullDuplexStreamed | BodySendMode::Buffered) {
@@ -317,6 +328,12 @@ impl<P: Picker> Conversation<P> {
         self.out.clear();
         self.out.push_back(message::refusal(refusal));
     }
+}
+
+/// The refusal of a head that is too large.
+fn too_large() -> Refusal {
+    let text = format!("reading the request headers: they have more than {MAX_HEAD} bytes; send fewer\n");
+    Refusal { status: 431, code: "headers_too_large", headers: Vec::new(), body: text.into() }
 }
 
 /// The refusal of a body that arrives in a way in which no endpoint can be picked for it.

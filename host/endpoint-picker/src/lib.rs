@@ -15,18 +15,22 @@
 //!   |-- answer body (chunks) ------->|-- answer_bytes, ended ------------>|
 //! ```
 //!
-//! `message` and `metadata` read and write the messages, `conversation` is the state machine of one stream,
-//! `service` runs it, `health` answers health checks. Nothing here knows how an endpoint is chosen.
+//! `message` and `metadata` read and write the messages, `message_bytes` bounds their memory, `conversation`
+//! is the state machine of one stream, `service` runs it, `silent` counts those without a request, `health`
+//! answers health checks. Nothing here knows how an endpoint is chosen.
 
 mod conversation;
 mod health;
 mod message;
+mod message_bytes;
 mod metadata;
 mod picker;
 mod service;
+mod silent;
 #[cfg(test)]
 mod tests;
 
 pub use health::{Health, health_service};
+pub use message_bytes::{Counted, MessageBytes};
 pub use picker::{AnswerHead, Exchange, Pick, Picker, Refusal, RequestHead};
 pub use service::{EXT_PROC_SERVICE, MAX_OVERHEAD, ext_proc_service};

@@ -7,9 +7,9 @@ use envoy_types::pb::envoy::{
         header_value_option::HeaderAppendAction,
     },
     service::ext_proc::v3::{
-        BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, ImmediateResponse,
-        ProcessingResponse, StreamedBodyResponse, TrailersResponse, body_mutation::Mutation,
-        processing_response::Response,
+        BodyMutation, BodyResponse, CommonResponse, HeaderMutation, HeadersResponse, HttpHeaders,
+        ImmediateResponse, ProcessingResponse, StreamedBodyResponse, TrailersResponse,
+        body_mutation::Mutation, processing_response::Response,
     },
     r#type::v3::HttpStatus,
 };
@@ -62,6 +62,12 @@ impl Head {
         }
         head
     }
+}
+
+/// Returns the bytes of the names and values of a head.
+pub(crate) fn head_bytes(message: &HttpHeaders) -> usize {
+    let fields = message.headers.iter().flat_map(|headers| &headers.headers);
+    fields.map(|field| field.key.len() + field.value.len() + field.raw_value.len()).sum()
 }
 
 fn text(value: Vec<u8>) -> String {

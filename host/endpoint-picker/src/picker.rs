@@ -8,6 +8,11 @@ use tokio::time::Instant;
 pub trait Picker: Send + Sync + 'static {
     /// One request.
     type Exchange: Exchange;
+    /// Memory for a message that is being read. Dropping it gives the memory back.
+    type Room: Send + Sync + Unpin + 'static;
+
+    /// Reserves memory for a large message; `None`: there is not as much.
+    fn reserve(&self, bytes: usize) -> Option<Self::Room>;
 
     /// Begins a request. It is refused, or its endpoint is picked, later. `connection` has the HTTP server's
     /// data about the proxy's connection.

@@ -13,7 +13,7 @@ use futures_util::{Stream, stream};
 use tokio::time::timeout_at;
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::{Picker, conversation::Conversation};
+use crate::{Picker, conversation::Conversation, message_bytes::Counted, silent::SilentStreams};
 
 /// Name of the service.
 pub const EXT_PROC_SERVICE: &str = SERVICE_NAME;
@@ -21,16 +21,24 @@ pub const EXT_PROC_SERVICE: &str = SERVICE_NAME;
 /// Bytes of a message besides the body that it carries.
 pub const MAX_OVERHEAD: usize = 256 * 1024;
 
-/// Returns the service. A message may carry `max_body` bytes of a body.
+/// Returns the service. A message may carry `max_body` bytes of a body, and `max_silent` streams may be open
+/// without the headers of a request.
 pub fn ext_proc_service<P: Picker>(
     picker: P,
     max_body: usize,
-) -> ExternalProcessorServer<impl ExternalProcessor> {
-    ExternalProcessorServer::new(Service(Arc::new(picker)))
-        .max_decoding_message_size(max_body.saturating_add(MAX_OVERHEAD))
+    max_silent: usize,
+) -> Counted<ExternalProcessorServer<impl ExternalProcessor>, P> {
+    let picker = Arc::new(picker);
+    let service = Service { picker: picker.clone(), silent: SilentStreams::new(max_silent) };
+    let service = ExternalProcessorServer::new(service)
+        .max_decoding_message_size(max_body.saturating_add(MAX_OVERHEAD));
+    Counted::new(service, picker, max_body)
 }
 
-struct Service<P>(Arc<P>);
+struct Service<P> {
+    picker: Arc<P>,
+    silent: SilentStreams,
+}
 
 type Answers = Pin<Box<dyn Stream<Item = Result<ProcessingResponse, Status>> + Send>>;
 
@@ -43,7 +51,8 @@ impl<P: Picker> ExternalProcessor for Service<P> {
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Answers>, Status> {
         let (_, connection, messages) = request.into_parts();
-        let talk = (messages, Conversation::new(self.0.clone(), connection));
+        let silent = self.silent.open()?;
+        let talk = (messages, Conversation::new(self.picker.clone(), connection, Some(silent)));
         Ok(Response::new(Box::pin(stream::unfold(Some(talk), |talk| async move {
             let (mut messages, mut conversation) = talk?;
             let answer = next(&mut messages, &mut conversation).await?;

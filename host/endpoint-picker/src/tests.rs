@@ -34,6 +34,11 @@ struct Recorded {
 
 impl Picker for Recorder {
     type Exchange = Recorded;
+    type Room = ();
+
+    fn reserve(&self, _: usize) -> Option<()> {
+        Some(())
+    }
 
     fn begin(&self, head: RequestHead, _: &Extensions) -> Recorded {
         Recorded { log: self.0.clone(), head, received: 0 }
@@ -103,7 +108,7 @@ struct Talk {
 impl Talk {
     fn new() -> Self {
         let (sender, log) = unbounded_channel();
-        Self { conversation: Conversation::new(Arc::new(Recorder(sender)), Extensions::new()), log }
+        Self { conversation: Conversation::new(Arc::new(Recorder(sender)), Extensions::new(), None), log }
     }
 
     async fn say(&mut self, request: Request) -> Vec<ProcessingResponse> {

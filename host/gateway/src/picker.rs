@@ -12,8 +12,9 @@ use pointsman_endpoint_picker::{
 };
 
 use crate::{
-    budget::Budget,
+    budget::{Budget, Share},
     http::{DataThread, arrival::Arrival, peer::Sender},
+    openai::body_bytes::reserve,
     orchestrate::availability::servable_models,
     state::SharedState,
 };
@@ -34,6 +35,12 @@ struct GatewayPicker {
 
 impl Picker for GatewayPicker {
     type Exchange = GatewayExchange;
+    type Room = Share;
+
+    fn reserve(&self, bytes: usize) -> Option<Share> {
+        let mut share = self.thread.context().0.body_bytes.share();
+        reserve(&mut share, bytes).is_ok().then_some(share)
+    }
 
     fn begin(&self, head: RequestHead, extensions: &Extensions) -> GatewayExchange {
         // The proxy's certificate is not the client's.
@@ -62,7 +69,8 @@ pub(crate) fn routes(
     streams: Arc<Budget>,
     max_body: usize,
 ) -> Router {
-    let picker = ext_proc_service(GatewayPicker { thread, own, streams }, max_body);
+    let max_silent = streams.limit();
+    let picker = ext_proc_service(GatewayPicker { thread, own, streams }, max_body, max_silent);
     Router::new()
         .route_service(&format!("/{EXT_PROC_SERVICE}/{{method}}"), picker)
         .route_service("/grpc.health.v1.Health/{method}", health_service(Readiness(shared)))

@@ -13,7 +13,6 @@ use futures_util::FutureExt as _;
 use pointsman_orchestration::{SessionChange, Sessions};
 use pointsman_workers::{Journal, JournalEntry, LogLimit, Registry};
 use prefix_index::PrefixIndex;
-use rand::RngExt as _;
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -26,18 +25,19 @@ use crate::{
     outbox::Outbox,
     peers::{Effect, PeerLimits, Peers, Refused, writer_of},
     shared_states::SharedStates,
-    status::{StateView, Status, StatusView},
+    status::{Status, StatusView},
 };
 
 mod bound;
 mod connect;
+mod connection_events;
+mod denials;
 mod link;
 mod state;
 mod times;
 
-use connect::{Connection, connect};
-use link::{Event, Link};
-use state::StateLink;
+use denials::Denials;
+use link::Link;
 use times::Times;
 
 /// Bounds of the data that is kept about other gateways.
@@ -49,8 +49,6 @@ const MAX_WAITING: usize = 32 * 1024 * 1024;
 const LOOK: Duration = Duration::from_millis(20);
 /// Pauses between two attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// A connection that lasted longer is replaced without a growing pause.
-const STABLE: Duration = Duration::from_secs(5);
 /// Shortest pause between two snapshots that others ask for.
 const ASKED_INTERVAL: Duration = Duration::from_millis(200);
 /// Longest age of the view that operators see.
@@ -80,6 +78,7 @@ pub struct Exchange {
     /// Changes that the journal lost, when last looked at.
     journal_lost: u64,
     problem: Option<String>,
+    denials: Denials,
     name_conflict: Option<Instant>,
     refusals: LogLimit,
 }
@@ -109,6 +108,7 @@ impl Exchange {
         let now = Instant::now();
         Self {
             outbox: Outbox::new(changed, incarnation, lease_ms, config.block_size),
+            denials: Denials::new(config.lease / 4),
             peers: Peers::new((name, incarnation), config.block_size, LIMITS, status.counters.clone()),
             config,
             journal,
@@ -160,62 +160,6 @@ impl Exchange {
             }
         }
         self.say_bye().await;
-    }
-
-    fn on_event(&mut self, event: Event) {
-        match event {
-            Event::Due => self.link = Link::Connecting(Box::pin(connect(self.config.clone()))),
-            Event::Connected(connection) => self.on_connected(connection),
-            Event::Messages(messages) => {
-                let now = Instant::now();
-                for message in messages {
-                    self.receive(&message.subject, &message.payload, now);
-                }
-            }
-            Event::Lost(error) => self.on_lost(&error),
-        }
-    }
-
-    fn on_connected(&mut self, connection: Box<Connection>) {
-        tracing::info!(server = connection.server, fleet = self.config.fleet, "connected to NATS");
-        self.outbox.set_limit(connection.client.max_payload());
-        self.state_link =
-            Some(StateLink::start(&self.config, &connection.client, &self.states, &self.status));
-        self.link = Link::Up(connection);
-        self.problem = None;
-        self.waiting.clear();
-        self.waiting_bytes = 0;
-        let now = Instant::now();
-        self.times.connected = now;
-        self.times.sessions_due = true;
-        let ask = self.outbox.ask("");
-        self.enqueue(vec![ask]);
-        self.send(now);
-        self.send_snapshot(now);
-        self.show(now);
-    }
-
-    fn on_lost(&mut self, error: &str) {
-        self.status.counters.disconnects.fetch_add(1, Relaxed);
-        self.state_link = None;
-        self.status.set_state(StateView::apart("not connected to NATS"));
-        // A server that ends each connection at once must not be called without a pause.
-        if matches!(self.link, Link::Up(_)) && self.times.connected.elapsed() > STABLE {
-            self.times.backoff = BACKOFF.0;
-        }
-        // Jitter: many gateways lose a server at the same moment.
-        let pause = self.times.backoff.mul_f64(rand::rng().random_range(0.5..1.0));
-        self.times.backoff = (self.times.backoff * 2).min(BACKOFF.1);
-        self.link = Link::Waiting(Instant::now() + pause);
-        if self.problem.as_deref() != Some(error) {
-            tracing::warn!(
-                error,
-                servers = self.config.servers.join(","),
-                "not connected to NATS: this gateway routes without the load of the others"
-            );
-            self.problem = Some(error.to_owned());
-        }
-        self.show(Instant::now());
     }
 
     /// Applies a message of another gateway.
@@ -289,6 +233,7 @@ impl Exchange {
             self.journal_lost = lost;
             self.times.snapshot_due = true;
         }
+        self.look_at_denials(now);
         if matches!(self.link, Link::Up(_)) {
             for peer in self.peers.to_ask(now) {
                 let ask = self.outbox.ask(&peer);
@@ -371,7 +316,7 @@ impl Exchange {
             fleet: self.config.fleet.as_str().into(),
             connected: matches!(self.link, Link::Up(_)),
             name_conflict: self.name_conflict.is_some_and(recent),
-            problem: self.problem.clone(),
+            problem: self.problem.clone().or_else(|| self.denials.problem()),
             own_bookings: self.outbox.bookings(),
             peers: self.peers.status(now),
         });

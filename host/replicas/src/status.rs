@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::AtomicU64};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use serde::Serialize;
 
 /// Counters of the exchange. All rise only.
@@ -47,6 +47,8 @@ pub struct Status {
     pub counters: Arc<Counters>,
     view: ArcSwap<StatusView>,
     state: ArcSwap<StateView>,
+    /// What the server refused of the policies' state since it was tried last.
+    state_denial: ArcSwapOption<String>,
 }
 
 /// Status of the policies' shared state, as it was a moment ago.
@@ -69,7 +71,7 @@ pub struct StatusView {
     pub connected: bool,
     /// Whether another process uses the name of this gateway.
     pub name_conflict: bool,
-    /// Why it is not connected.
+    /// Why it is not connected, or which subjects NATS refuses to its user.
     pub problem: Option<String>,
     /// Number of this gateway's bookings that the others get.
     pub own_bookings: usize,
@@ -124,6 +126,16 @@ impl Status {
     /// Replaces that view.
     pub(crate) fn set_state(&self, view: StateView) {
         self.state.store(Arc::new(view));
+    }
+
+    /// Records that the server refused a subject of the policies' state.
+    pub(crate) fn note_state_denial(&self, denial: String) {
+        self.state_denial.store(Some(Arc::new(denial)));
+    }
+
+    /// Takes what the server refused of the policies' state.
+    pub(crate) fn take_state_denial(&self) -> Option<Arc<String>> {
+        self.state_denial.swap(None)
     }
 
     /// Replaces the view.

@@ -8,6 +8,7 @@ use pointsman_tests::{
     Client, TestCluster, TestClusterBuilder,
     client::text_of,
     envoy::{Envoy, config, program},
+    tls::{Authority, Leaf, TlsFiles},
 };
 use serde_json::json;
 
@@ -133,4 +134,79 @@ async fn r6_a_client_that_leaves_releases_its_booking() {
     drop((events, client));
     // R6.5
     cluster.at_rest().await.unwrap();
+}
+
+/// The configuration of Envoy with the `transport_socket` of the documentation, with these files.
+fn secured(config: String, files: &TlsFiles, certificate: &str) -> String {
+    let page = include_str!("../../../docs/envoy.md");
+    let socket = page.split("```yaml\n").find(|part| part.contains("transport_socket:")).unwrap();
+    let mut socket = socket.split("```").next().unwrap().to_owned();
+    for (of_page, name) in [
+        ("/etc/envoy/envoy.crt", &*format!("{certificate}.pem")),
+        ("/etc/envoy/envoy.key", &format!("{certificate}-key.pem")),
+        ("/etc/envoy/picker-ca.crt", "ca.pem"),
+    ] {
+        assert!(socket.contains(of_page));
+        socket = socket.replace(of_page, &files.path(name).display().to_string());
+    }
+    let cluster = "    - name: pointsman\n";
+    assert!(config.contains(cluster));
+    config.replace(cluster, &format!("{cluster}{socket}"))
+}
+
+#[tokio::test]
+async fn r6_envoy_and_the_gateway_show_each_other_certificates() {
+    let Some(program) = installed() else { return };
+    let authority = Authority::new().unwrap();
+    let other = Authority::new().unwrap();
+    let files = TlsFiles::new(&authority.server().unwrap(), Some(&authority)).unwrap();
+    for (name, authority) in [("envoy", &authority), ("stranger", &other)] {
+        let client = authority.issue(&Leaf { names: vec!["envoy.example"], ..Leaf::default() }).unwrap();
+        files.write(&format!("{name}.pem"), &client.certificate_pem).unwrap();
+        files.write(&format!("{name}-key.pem"), &client.key_pem).unwrap();
+    }
+    let of_other = TlsFiles::new(&other.server().unwrap(), Some(&authority)).unwrap();
+    let gateway = async |files: &TlsFiles| {
+        let mut tls = files.tls();
+        tls.require_client_cert = true;
+        let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
+            config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+            config.ext_proc.tls = Some(tls);
+        });
+        builder.start().await.unwrap()
+    };
+    let (trusted, untrusted) = (gateway(&files).await, gateway(&of_other).await);
+    let pickers = [&trusted, &untrusted].map(|cluster| cluster.gateway.ext_proc.unwrap());
+    let envoy = Envoy::start_edited(&program, pickers, |config| secured(config, &files, "envoy")).unwrap();
+    // R6.6: the certificate of the second gateway is one of another authority.
+    let envoy = envoy.healthy(1).await.unwrap();
+    let client = Client::new(envoy.address);
+    for _ in 0..8 {
+        let events = client.stream(CHAT, &[], chat(true, "hello")).await.unwrap();
+        // R6.6
+        assert_eq!(events.status, 200);
+        assert!(!text_of(&events.all().await.unwrap()).is_empty());
+    }
+    trusted.at_rest().await.unwrap();
+    let picked = "pointsman_ext_proc_picks_total{result=\"picked\"";
+    assert!(trusted.metric(picked).await.unwrap().iter().sum::<f64>() >= 8.0);
+    assert_eq!(untrusted.metric(picked).await.unwrap().iter().sum::<f64>(), 0.0);
+    let stranger =
+        Envoy::start_edited(&program, pickers, |config| secured(config, &files, "stranger")).unwrap();
+    let failed = async || {
+        let failures = "pointsman_tls_handshake_failures_total{listener=\"ext_proc\"";
+        trusted.metric(failures).await.unwrap().iter().sum::<f64>()
+    };
+    for _ in 0..200 {
+        if failed().await > 0.0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // R6.6
+    assert!(failed().await > 0.0, "a stranger was not refused");
+    assert_eq!(stranger.healthy_pickers().await.unwrap(), 0);
+    let refused = Client::new(stranger.address).post(CHAT, &[], chat(false, "a")).await.unwrap();
+    // R6.6
+    assert!(refused.status.is_server_error(), "{refused:?}");
 }

@@ -11,7 +11,8 @@ use pointsman_workers::{BlockHash, Booking, BookingRequest, Leg, WorkerSpec};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, time::Instant};
 
-mod secured;
+mod permissions;
+pub(crate) mod secured;
 mod state;
 
 const LEASE: Duration = Duration::from_millis(800);

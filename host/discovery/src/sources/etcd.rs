@@ -238,18 +238,16 @@ impl Source for EtcdSource {
         let mut pauses = Pauses::default();
         let endpoints = &self.config.endpoints;
         let secure = endpoints.iter().find(|endpoint| !endpoint.starts_with("http://")).or(endpoints.first());
-        let Some(url) = secure else { return };
-        let client = loop {
-            match http::client(&self.config.tls, url) {
-                Ok(client) => break client,
-                Err(problem) => reporter.away(problem.to_string()),
-            }
-            pauses.wait().await;
-        };
+        let Some(url) = secure.cloned() else { return };
         let mut endpoints = self.config.endpoints.clone().into_iter().cycle();
         let Some(mut endpoint) = endpoints.next() else { return };
         loop {
-            match self.follow(&client, &endpoint, &reporter, &mut pauses).await {
+            // Certificates are renewed while the gateway runs: their files are read again for each reading.
+            let followed = match http::client(&self.config.tls, &url) {
+                Ok(client) => self.follow(&client, &endpoint, &reporter, &mut pauses).await,
+                Err(problem) => Err(problem.to_string()),
+            };
+            match followed {
                 // A member that ends each watch at once must not keep both busy.
                 Ok(()) => tokio::time::sleep(Duration::from_millis(100)).await,
                 Err(problem) => {
@@ -269,6 +267,10 @@ async fn refusal(response: Response, limit: Duration) -> String {
         "; the JSON gateway of etcd refuses client certificates with a common name: use one without it"
     } else if text.contains("user name is empty") {
         "; this etcd has users: set `username` and `password_file`"
+    } else if text.contains("authentication is not enabled") {
+        "; this etcd has no users: enable them, or remove `username` and `password_file`"
+    } else if text.contains("permission denied") {
+        "; give the role of this user the right to read the keys of `prefix`"
     } else if text.contains("authentication failed") {
         "; check `username` and `password_file`"
     } else {

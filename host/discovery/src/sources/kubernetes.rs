@@ -189,6 +189,14 @@ impl KubernetesSource {
         Ok(request.bearer_auth(token.trim_end()))
     }
 
+    /// Reads all objects. Returns a client for the watch, and the version of the list. The client has the
+    /// certificates that the files have now.
+    async fn list_anew(&mut self) -> Result<(Client, String), String> {
+        let client = http::client(&self.config.tls, &self.config.api).map_err(|error| error.to_string())?;
+        let version = self.list(&client).await?;
+        Ok((client, version))
+    }
+
     /// Reads all objects. Returns the version of the list.
     async fn list(&mut self, client: &Client) -> Result<String, String> {
         let limit = self.config.timeout;
@@ -314,26 +322,19 @@ impl KubernetesSource {
 impl Source for KubernetesSource {
     async fn run(mut self, reporter: Reporter) {
         let mut pauses = Pauses::default();
-        let client = loop {
-            match http::client(&self.config.tls, &self.config.api) {
-                Ok(client) => break client,
-                Err(problem) => reporter.away(problem.to_string()),
-            }
-            pauses.wait().await;
-        };
-        let mut version: Option<String> = None;
+        let mut following: Option<(Client, String)> = None;
         loop {
-            let outcome = match &mut version {
-                None => match self.list(&client).await {
+            let outcome = match &mut following {
+                None => match self.list_anew().await {
                     Ok(listed) => {
                         reporter.present(self.table.snapshot_once(Read::Whole));
-                        version = Some(listed);
+                        following = Some(listed);
                         pauses = Pauses::default();
                         continue;
                     }
                     Err(problem) => Err(problem),
                 },
-                Some(version) => self.watch(&client, version, &reporter).await,
+                Some((client, version)) => self.watch(client, version, &reporter).await,
             };
             match outcome {
                 Ok(Ended::Resume) => {
@@ -342,12 +343,12 @@ impl Source for KubernetesSource {
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Ok(Ended::Relist) => {
-                    version = None;
+                    following = None;
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
                 Err(problem) => {
                     // The server may no longer have the changes since this version.
-                    version = None;
+                    following = None;
                     reporter.away(format!("{}: {problem}", self.config.api));
                     pauses.wait().await;
                 }

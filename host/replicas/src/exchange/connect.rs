@@ -2,19 +2,24 @@
 
 use std::{io, path::Path, time::Duration};
 
-use async_nats::{Client, ConnectOptions, Event, ServerAddr, Subject, Subscriber};
+use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError, Subject, Subscriber};
 use tokio::sync::mpsc;
 
+use super::denials::Denial;
 use crate::{
     config::{Credentials, ReplicasConfig},
     wire::VERSION,
 };
+
+mod advice;
 
 /// Longest time that connecting to one server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of messages that wait to be read, and to be written.
 const READ_QUEUE: usize = 4_096;
 const WRITE_QUEUE: usize = 64;
+/// Maximum number of refusals that wait to be read.
+const DENIED_QUEUE: usize = 8;
 /// Maximum size of a file with a secret, bytes.
 const MAX_SECRET: u64 = 64 * 1024;
 
@@ -23,10 +28,14 @@ pub(super) struct Connection {
     pub(super) client: Client,
     /// Subject of this gateway.
     pub(super) subject: Subject,
+    /// Subject of all gateways of the fleet.
+    pub(super) fleet: Subject,
     /// Messages of the others.
     pub(super) messages: Subscriber,
     /// Tells why the connection was lost.
     pub(super) lost: mpsc::Receiver<String>,
+    /// Tells what the user of this gateway may not do. The connection goes on.
+    pub(super) denied: mpsc::Receiver<Denial>,
     /// Address of the server, for the log.
     pub(super) server: String,
 }
@@ -47,7 +56,8 @@ pub(super) enum ConnectError {
 /// Connects to one of the servers and subscribes.
 pub(super) async fn connect(config: ReplicasConfig) -> Result<Connection, ConnectError> {
     let (lost_sender, lost) = mpsc::channel(1);
-    let options = options(&config, lost_sender).await?;
+    let (denied_sender, denied) = mpsc::channel(DENIED_QUEUE);
+    let options = options(&config, lost_sender, denied_sender).await?;
     let mut servers = Vec::new();
     for url in &config.servers {
         let address = url.parse::<ServerAddr>();
@@ -55,9 +65,17 @@ pub(super) async fn connect(config: ReplicasConfig) -> Result<Connection, Connec
     }
     let subjects = format!("pointsman.{}.v{VERSION}", config.fleet);
     let limit = CONNECT_TIMEOUT * u32::try_from(servers.len().max(1)).unwrap_or(1) + CONNECT_TIMEOUT;
+    let fleet: Subject = format!("{subjects}.*").into();
     let connecting = async {
-        let client = options.connect(servers).await.map_err(|error| ConnectError::Connect(chain(&error)))?;
-        let messages = client.subscribe(format!("{subjects}.*")).await;
+        let client = match options.connect(servers).await {
+            Ok(client) => client,
+            Err(error) => {
+                let problem = chain(&error);
+                let advice = advice::after(&config, &error, &problem).await;
+                return Err(ConnectError::Connect(problem + &advice));
+            }
+        };
+        let messages = client.subscribe(fleet.clone()).await;
         let messages = messages.map_err(|error| ConnectError::Connect(chain(&error)))?;
         Ok((client, messages))
     };
@@ -65,12 +83,14 @@ pub(super) async fn connect(config: ReplicasConfig) -> Result<Connection, Connec
     let (client, messages) = connected.map_err(|_| ConnectError::Timeout(limit))??;
     let info = client.server_info();
     let server = format!("{} {}:{}", info.server_name, info.host, info.port);
-    Ok(Connection { client, subject: format!("{subjects}.{}", config.name).into(), messages, lost, server })
+    let subject = format!("{subjects}.{}", config.name).into();
+    Ok(Connection { client, subject, fleet, messages, lost, denied, server })
 }
 
 async fn options(
     config: &ReplicasConfig,
     lost: mpsc::Sender<String>,
+    denied: mpsc::Sender<Denial>,
 ) -> Result<ConnectOptions, ConnectError> {
     let mut options = ConnectOptions::new()
         .name(format!("pointsman {}", config.name))
@@ -84,16 +104,7 @@ async fn options(
         .subscription_capacity(READ_QUEUE)
         .client_capacity(WRITE_QUEUE)
         .event_callback(move |event| {
-            let problem = match event {
-                Event::Disconnected => Some("connection lost".to_owned()),
-                Event::Closed => Some("connection closed".to_owned()),
-                Event::LameDuckMode => Some("server is shutting down".to_owned()),
-                Event::ServerError(error) => Some(format!("server error: {error}")),
-                _ => None,
-            };
-            if let Some(problem) = problem {
-                let _ = lost.try_send(problem);
-            }
+            report(event, &lost, &denied);
             std::future::ready(())
         });
     options = match &config.credentials {
@@ -124,6 +135,26 @@ async fn options(
         options = options.add_client_certificate(certificate.clone(), key.clone());
     }
     Ok(options)
+}
+
+/// Reports why the connection was lost, or what the server refuses.
+fn report(event: Event, lost: &mpsc::Sender<String>, denied: &mpsc::Sender<Denial>) {
+    let problem = match event {
+        Event::Disconnected => "connection lost".to_owned(),
+        Event::Closed => "connection closed".to_owned(),
+        Event::LameDuckMode => "server is shutting down".to_owned(),
+        Event::ServerError(error) => {
+            if let ServerError::Other(text) = &error
+                && let Some(denial) = Denial::of(text)
+            {
+                let _ = denied.try_send(denial);
+                return;
+            }
+            format!("server error: {error}")
+        }
+        _ => return,
+    };
+    let _ = lost.try_send(problem);
 }
 
 /// Reads a file with a secret, without the end of its line.

@@ -5,7 +5,10 @@ use std::pin::Pin;
 use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::Instant;
 
-use super::connect::{ConnectError, Connection};
+use super::{
+    connect::{ConnectError, Connection},
+    denials::Denial,
+};
 
 /// Maximum number of messages that are read before timers are checked.
 const READ_AT_ONCE: usize = 64;
@@ -26,6 +29,8 @@ pub(super) enum Event {
     Due,
     Connected(Box<Connection>),
     Messages(Vec<async_nats::Message>),
+    /// The server refuses a subject, and keeps the connection.
+    Denied(Denial),
     Lost(String),
 }
 
@@ -42,10 +47,11 @@ impl Link {
                 Err(error) => Event::Lost(error.to_string()),
             },
             Self::Up(connection) => {
-                let Connection { messages, lost, .. } = &mut **connection;
+                let Connection { messages, lost, denied, .. } = &mut **connection;
                 tokio::select! {
                     biased;
                     error = lost.recv() => Event::Lost(error.unwrap_or_else(|| "connection closed".to_owned())),
+                    Some(denial) = denied.recv() => Event::Denied(denial),
                     first = messages.next() => match first {
                         None => Event::Lost("subscription ended".to_owned()),
                         Some(first) => {

@@ -91,10 +91,15 @@ impl StateLink {
         loop {
             // A slot may begin to share its state at any time.
             if self.states.any() {
-                let problem = match self.keep_equal().await {
+                self.status.take_state_denial();
+                let mut problem = match self.keep_equal().await {
                     Ok(()) => "the watch of the bucket ended".to_owned(),
                     Err(problem) => problem,
                 };
+                // A refused request has no other answer than this.
+                if let Some(denial) = self.status.take_state_denial() {
+                    problem = format!("{problem}: {denial}");
+                }
                 if self.status.state().problem.as_ref() != Some(&problem) {
                     tracing::warn!(problem, "state of policies is not shared");
                 }

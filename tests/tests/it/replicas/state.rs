@@ -234,3 +234,56 @@ async fn q7_what_has_expired_is_removed_from_the_bucket() {
     // Q7.10
     assert!(bucket.entry("aggregated.kYg.c.gone").await.unwrap().is_some());
 }
+
+#[tokio::test]
+async fn q7_without_the_permissions_of_the_state_bookings_are_still_exchanged() {
+    let users = "authorization { users = [ { user: pointsman, password: secret, permissions: {
+        publish: [\"pointsman.default.v1.>\"], subscribe: [\"pointsman.default.v1.*\", \"_INBOX.>\"] } } ] }";
+    let Some(nats) = Nats::start(&format!("{JETSTREAM}\n{users}")).await else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "secret").unwrap();
+    let settings = |name| Replicas {
+        username: Some("pointsman".to_owned()),
+        password_file: Some(file.clone()),
+        ..replicas(name, &nats.url())
+    };
+    let (one, two) = (with(settings("one")).await, with(settings("two")).await);
+    let refused = |replicas: &Value| {
+        replicas["state"]["problem"].as_str().is_some_and(|why| why.contains("may not publish to `$JS.API."))
+    };
+    // Q7.13
+    until(&one, "/replicas", "the refusal is named", refused).await;
+    until_peers(&one, 1).await;
+    until_peers(&two, 1).await;
+    assert_eq!(get(&one, "/replicas").await["problem"], Value::Null);
+    // Q7.13
+    assert_eq!(one.metric("pointsman_replicas_disconnects_total ").await.unwrap(), [0.0]);
+    assert_eq!(chat(&one).await, 200);
+}
+
+#[tokio::test]
+async fn q7_state_is_shared_over_mutual_tls_by_users_with_nkeys() {
+    let (files, lines) = secured::mutual_tls();
+    let users = [nkeys::KeyPair::new_user(), nkeys::KeyPair::new_user()];
+    let [one, two] = [0, 1].map(|place| users[place].public_key());
+    let lines = format!(
+        "{lines}{JETSTREAM}\naccounts {{ fleet: {{ jetstream: enabled, \
+         users: [ {{ nkey: {one} }}, {{ nkey: {two} }} ] }} }}"
+    );
+    let Some(nats) = Nats::start(&lines).await else { return };
+    let settings = |place: usize, name: &str| {
+        files.write(name, &users[place].seed().unwrap()).unwrap();
+        Replicas {
+            nkey_file: Some(files.path(name)),
+            tls: secured::tls(&files),
+            ..replicas(name, &secured::secure_url(&nats))
+        }
+    };
+    let (one, two) = (with(settings(0, "one")).await, with(settings(1, "two")).await);
+    until_shared(&one).await;
+    until_shared(&two).await;
+    until_peers(&one, 1).await;
+    // Q7.7
+    assert_eq!(in_turn([&one, &two], 8).await, [200, 200, 200, 200, 200, 200, 429, 429]);
+}

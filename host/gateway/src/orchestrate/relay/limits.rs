@@ -119,7 +119,10 @@ impl Relay {
 
     /// Returns why the engine is given up, if it is.
     fn lost(&self, now: Instant) -> Option<CallError> {
-        if !self.begun && self.incoming.is_some() && self.worker().is_some_and(Worker::is_down) {
+        // An engine within an answer may be slow to answer a health check. One that is silent, too, is gone.
+        let pause = self.drive.state.settings.leg_timeouts.pause();
+        let is_quiet = !self.begun || (!self.closed && now >= pause.half(self.event_at));
+        if is_quiet && self.incoming.is_some() && self.worker().is_some_and(Worker::is_down) {
             return Some(CallError::Down);
         }
         if now < self.silent_at()? {
