@@ -365,7 +365,7 @@ impl ApiError {
 fn hint(meant: Option<&'static str>) -> String {
     match meant {
         Some(path) => format!("the path is {path}: correct the base URL of the client"),
-        None => "docs/configuration.md lists the endpoints".to_owned(),
+        None => "GET /openapi.json lists the endpoints of this listener".to_owned(),
     }
 }
 

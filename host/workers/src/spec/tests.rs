@@ -51,7 +51,7 @@ fn errors_name_the_key_and_the_value() {
         ("role=decode,engine=vllm,url=a:1", "url: `a:1` does not start with http:// or https://"),
         (
             "role=decode,engine=vllm,url=https://a:0/x",
-            "url: `https://a:0/x` is not of the form https://host[:port][/path]",
+            "url: `https://a:0/x`: the port is not a number from 1 to 65535",
         ),
         (
             "role=decode,engine=vllm,url=http://a:1,tls_server_name=b",
@@ -67,7 +67,7 @@ fn errors_name_the_key_and_the_value() {
         ),
         (
             "role=decode,engine=vllm,url=http://a:0",
-            "url: `http://a:0` is not of the form http://host[:port][/path]",
+            "url: `http://a:0`: the port is not a number from 1 to 65535",
         ),
         (
             "role=decode,engine=vllm,url=http://:80",
@@ -75,7 +75,7 @@ fn errors_name_the_key_and_the_value() {
         ),
         (
             "role=decode,engine=vllm,url=http://a:99999",
-            "url: `http://a:99999` is not of the form http://host[:port][/path]",
+            "url: `http://a:99999`: the port is not a number from 1 to 65535",
         ),
         (
             "role=decode,engine=vllm,url=http://a:1/b\tc",

@@ -113,12 +113,12 @@ impl Account {
             prompt_tokens,
             output_tokens = self.tokens,
             cached_tokens,
-            ttft_ms = self.ttft().map(|ttft| ttft.as_secs_f64() * 1e3),
+            ttft_ms = self.ttft().map(millis),
             not_continued = self.not_continued,
             moved = self.receipts.iter().any(|receipt| receipt.moved).then_some(true),
             not_moved = self.not_moved,
-            paused_ms = (!self.paused.is_zero()).then_some(self.paused.as_secs_f64() * 1e3),
-            took_ms = took.as_secs_f64() * 1e3,
+            paused_ms = (!self.paused.is_zero()).then_some(millis(self.paused)),
+            took_ms = millis(took),
             trace = origin.map(|request| self.trace_context(request).id()),
             agent_session = agent.and_then(|agent| agent.session_id.as_deref()),
             agent_parent = agent.and_then(|agent| agent.parent_session_id.as_deref()),
@@ -128,4 +128,9 @@ impl Account {
             "request"
         );
     }
+}
+
+/// Milliseconds with three decimals, for log lines.
+fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }
