@@ -24,6 +24,7 @@ mod client;
 mod exposition;
 mod figures;
 mod health;
+mod loads;
 mod one_token;
 mod pace;
 mod parse;

@@ -383,7 +383,7 @@ async fn l5_a_rest_that_no_pair_can_ever_serve_ends_with_an_error_at_once() {
     }
     high.all().await;
     let events = tokio::time::timeout(Duration::from_secs(10), low.all()).await.expect("it waits");
-    // L5.5, I14.10
+    // L5.7, I14.10
     let error = events.last().unwrap();
     assert!(error.contains("no worker can serve") && error.contains("tokens were delivered"), "{error}");
     until_nothing_is_left(&cluster).await;

@@ -323,6 +323,48 @@ async fn i3_a_stream_that_is_silent_while_its_engine_works_goes_on_with_comments
 }
 
 #[tokio::test]
+async fn i3_an_sglang_engine_without_metrics_is_asked_for_its_load() {
+    for works in [true, false] {
+        let used = AtomicU64::new(100);
+        let engine = RawEngine::start(move |request| match request.line.as_str() {
+            "GET /health" | "GET /ready" => vec![Act::Send(json("{}"))],
+            "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny","owned_by":"sglang"}]}"#))],
+            "GET /server_info" => vec![Act::Send(json(r#"{"disaggregation_mode":"null"}"#))],
+            "GET /v1/loads?include=core" => {
+                let used = used.fetch_add(u64::from(works), Ordering::Relaxed);
+                let load = format!(
+                    r#"{{"loads":[{{"num_running_reqs":1,"num_waiting_reqs":2,"num_used_tokens":{used}}}]}}"#
+                );
+                vec![Act::Send(json(&load))]
+            }
+            line if line.starts_with("POST") => {
+                let first = Act::Send([stream_head(), event("a", "null")].concat());
+                let rest = [event("b", "\"stop\""), chunk(b"data: [DONE]\n\n"), chunk(b"")].concat();
+                vec![first, Act::Pause(1_500 * MS), Act::Send(rest)]
+            }
+            _ => vec![Act::Send(status("404 Not Found", "{}"))],
+        })
+        .await
+        .unwrap();
+        let builder = TestClusterBuilder::new().config(|config| {
+            config.timeouts.event_idle = 500 * MS;
+            config.probe.load_interval = 50 * MS;
+            let flag = format!("id=1,role=aggregated,engine=sglang,url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        });
+        let cluster = builder.start().await.unwrap();
+        let load = |cluster: &TestCluster| worker(cluster, 1).engine_load();
+        // B8.3
+        cluster.until("its load is read", |cluster| load(cluster).is_some()).await.unwrap();
+        assert_eq!(load(&cluster).map(|load| (load.running, load.waiting)), Some((Some(1), Some(2))));
+        let (text, _) = stream(&cluster).await;
+        // I3.6: the tokens in use move while it works
+        assert_eq!(text.ends_with("data: [DONE]\n\n"), works, "{text}");
+        assert_eq!(text.contains("timeouts.event_idle"), !works, "{text}");
+    }
+}
+
+#[tokio::test]
 async fn i3_a_stream_ends_when_nothing_moves_and_always_at_its_bound() {
     let (still, works) =
         (Behaviour::default(), Behaviour { works: AtomicBool::new(true), ..Behaviour::default() });

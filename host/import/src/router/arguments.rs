@@ -84,7 +84,14 @@ impl CommandLine {
         if arguments.len() > MAX_ARGUMENTS || bytes > MAX_BYTES {
             bail!("a command line has at most {MAX_ARGUMENTS} arguments of {MAX_BYTES} bytes together");
         }
-        if let Some(script) = shell::script(arguments) {
+        let whole = whole_line(arguments);
+        if let Some(line) = whole
+            && let [words] = shell::commands(line)?.as_slice()
+            && words.len() > 1
+        {
+            return Self::parse(words);
+        }
+        if let Some(script) = shell::script(arguments).or(whole) {
             let mut routers = shell::commands(script)?;
             routers.retain(|words| words.iter().any(|word| is_router(word)));
             return match routers.as_slice() {
@@ -238,6 +245,14 @@ fn skip_program<'a>(
         }
     }
     Ok(())
+}
+
+/// Returns a command line that is one argument, as it is copied from a manifest. A flag with its value is
+/// none.
+fn whole_line(arguments: &[String]) -> Option<&str> {
+    let [line] = arguments else { return None };
+    let (first, _) = line.trim().split_once(char::is_whitespace)?;
+    (!first.contains('=') || is_assignment(first)).then_some(line)
 }
 
 fn is_program(text: &str) -> bool {

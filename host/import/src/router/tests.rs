@@ -249,7 +249,15 @@ fn words(line: &[&str]) -> Vec<String> {
 fn s3_a_script_of_a_shell_is_read() {
     let script = "set -e; cd /srv && exec python3 -u -m sglang_router.launch_router --policy 'power_of_two' \
                   --worker-urls http://a:1 > /var/log/router 2>&1";
-    for line in [vec!["sh", "-c", script], vec!["/usr/bin/tini", "--", "/bin/bash", "-ec", script]] {
+    let pasted = "python3 -m sglang_router.launch_router --policy power_of_two --worker-urls http://a:1\n";
+    for line in [
+        vec!["sh", "-c", script],
+        vec!["/usr/bin/tini", "--", "/bin/bash", "-ec", script],
+        vec![script],
+        vec![pasted],
+        vec!["--policy power_of_two --worker-urls http://a:1"],
+        vec!["sh -c 'smg launch --policy=power_of_two --worker-urls http://a:1'"],
+    ] {
         let made = import(Flavor::Sglang, &words(&line)).unwrap();
         let table: toml::Table = made.draft.text("x").parse().unwrap();
         // S3.1

@@ -46,9 +46,9 @@ pub(super) struct Figures {
     pub(super) asleep: Option<bool>,
     pub(super) progress: EngineProgress,
     /// When the process started, seconds since 1970.
-    started: Option<f64>,
+    pub(super) started: Option<f64>,
     /// When the first of its counters was created.
-    created: Option<f64>,
+    pub(super) created: Option<f64>,
 }
 
 impl Figures {

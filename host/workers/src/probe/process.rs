@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use super::{
     MAX_LOAD_FAILURES, Probe, Response,
     figures::{Figures, figures},
+    loads::{LOADS, figures_of_loads},
     parse,
 };
 use crate::{columns::EngineLoad, id::Engine};
@@ -19,6 +20,11 @@ pub(super) fn metrics_path(engine: Engine) -> Option<&'static str> {
     }
 }
 
+/// Returns where else an engine tells its load, if it does not at `path`.
+fn path_after(path: &str, engine: Engine) -> Option<&'static str> {
+    (engine == Engine::Sglang && path != LOADS).then_some(LOADS)
+}
+
 /// Returns where an engine says whether it sleeps, if its metrics do not: vLLM with its endpoints for
 /// development, to which that for sleep belongs.
 pub(super) fn sleep_path(engine: Engine) -> Option<&'static str> {
@@ -29,15 +35,20 @@ impl Probe {
     /// Reads the load figures. Figures that could not be read several times in a row are forgotten: an old
     /// figure must not keep a worker busy.
     pub(super) async fn read_load(&mut self) {
-        let Some(path) = self.load_path else { return };
-        let read = match self.get(path).await {
-            Response::Absent => {
-                self.load_path = None;
+        let (path, answer) = loop {
+            let Some(path) = self.load_path else {
                 self.worker.note_signs(None);
                 return self.worker.set_engine_load(None);
+            };
+            match self.get(path).await {
+                Response::Absent => self.load_path = path_after(path, self.worker.spec().engine),
+                answer => break (path, answer),
             }
-            answer => answer.body().ok().flatten().map(|body| figures(&body)),
         };
+        let read = answer.body().ok().flatten().and_then(|body| match path {
+            LOADS => figures_of_loads(&body),
+            _ => Some(figures(&body)),
+        });
         if let Some(mut figures) = read {
             if figures.asleep.is_none() {
                 figures.asleep = self.ask_whether_asleep().await;
