@@ -243,11 +243,8 @@ async fn i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request() {
     let flags = [hosts[0].engine("aggregated", 1).unwrap(), hosts[1].engine("aggregated", 1).unwrap()];
     let cluster = gateway(&flags, |config| {
         config.server.threads = 1;
-        config.timeouts.head = Duration::from_secs(1);
         // Each request connects.
         config.upstream.idle_connections = 0;
-        // Health checks find the engine again, and are too slow to find that it is cut off.
-        config.probe.interval = Duration::from_secs(2);
     })
     .await;
     hosts[0].cut().unwrap();
@@ -269,7 +266,6 @@ async fn i16_connecting_to_an_engine_that_is_cut_off_delays_no_other_request() {
     assert!(quick(&all[40..]) >= 19, "the worker is not left out: {all:?}");
     assert!(all.iter().all(|took| *took < Duration::from_secs(4)), "{all:?}");
     hosts[0].heal().unwrap();
-    until_eligible(&cluster).await;
     cluster.at_rest().await.unwrap();
 }
 
