@@ -68,7 +68,10 @@ impl GatewayArgs {
     /// The URL, the token or the roots are not valid.
     pub fn client(&self) -> anyhow::Result<Gateway> {
         let url: Url = self.url.parse().with_context(|| {
-            format!("--gateway `{}` is not a URL: write http://HOST:PORT of the operators' listener", self.url)
+            format!(
+                "--gateway `{}` is not a URL: write http://HOST:PORT of the operators' listener",
+                self.url
+            )
         })?;
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             bail!("--gateway `{}`: expected http://HOST:PORT or https://HOST:PORT", self.url);

@@ -366,7 +366,10 @@ fn base_url(url: &str) -> Result<String, SpecError> {
         return Err(error("url", format!("`{url}`: the port is not a number from 1 to 65535")));
     }
     if path.ends_with("/v1") {
-        return Err(error("url", format!("`{url}`: leave /v1 out; the gateway adds the path of each request")));
+        return Err(error(
+            "url",
+            format!("`{url}`: leave /v1 out; the gateway adds the path of each request"),
+        ));
     }
     let port = if port.is_some() { "" } else { default_port };
     Ok(format!("{scheme}{authority}{port}{path}"))
