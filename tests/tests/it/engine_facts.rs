@@ -56,6 +56,8 @@ fn sglang(role: Role) -> SimConfig {
     SimConfig { block_size: 1, blocks: 4_096, ..SimConfig::instant(Dialect::Sglang, role) }
 }
 
+const UNLOADED: &str = r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#;
+
 #[tokio::test]
 async fn b5_role_ranks_bootstrap_port_and_capacity_of_sglang_need_no_configuration() {
     let cluster = empty().await;
@@ -262,7 +264,6 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
         checks: usize,
         readings: Vec<usize>,
     }
-    const UNLOADED: &str = r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#;
     for interval in [Duration::from_millis(10), Duration::from_secs(600)] {
         let asked = Arc::new(Mutex::new(Asked::default()));
         let script = {
@@ -304,18 +305,18 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
             assert!(steps.iter().all(|checks| (1..=10).contains(checks)), "{:?}", asked.readings);
             continue;
         }
+        let ask = async |prompt: &str| {
+            let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+            cluster.client.post("/v1/completions", &[], body).await.unwrap().status.as_u16()
+        };
         let before = readings();
-        let body = json!({"model": "tiny", "prompt": "no such path"}).to_string();
-        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
-        assert_eq!(reply.status.as_u16(), 404, "{reply:?}");
+        assert_eq!(ask("no such path").await, 404);
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         // B5.7: a 404 about something else says nothing about the worker
         assert_eq!(readings(), before);
         for (prompt, status) in [("reset", 502), ("unloaded", 404)] {
             let before = readings();
-            let body = json!({"model": "tiny", "prompt": prompt}).to_string();
-            let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
-            assert_eq!(reply.status.as_u16(), status, "{reply:?}");
+            assert_eq!(ask(prompt).await, status, "{prompt}");
             // B5.7: after a failure, and after a 404
             cluster.until("the facts are read again", |_| readings() > before).await.unwrap();
         }

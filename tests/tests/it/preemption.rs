@@ -399,8 +399,8 @@ async fn l5_a_tenant_is_charged_for_a_paused_stream_whose_client_leaves() {
     })
     .await;
     let queued = async |tenant: &'static str, count: u32| {
-        let (client, before) = (cluster.client.clone(), waiting(&cluster));
-        let asked = tokio::spawn(async move {
+        let (client, before, mut asked) = (cluster.client.clone(), waiting(&cluster), JoinSet::new());
+        asked.spawn(async move {
             let stream = client.stream(CHAT, &[(TENANT, tenant)], body(CHAT, tokens(count))).await.unwrap();
             (tenant, stream)
         });
@@ -408,13 +408,13 @@ async fn l5_a_tenant_is_charged_for_a_paused_stream_whose_client_leaves() {
         asked
     };
     let first = Begun::of(&cluster, CHAT, &[(TENANT, "first")], tokens(300)).await;
-    let small = queued("small", 5).await;
-    let large = queued("large", 2_000).await;
+    let mut small = queued("small", 5).await;
+    let mut large = queued("large", 2_000).await;
     // Shares are counted as long as a request waits.
     let last = queued("last", 5).await;
     first.all().await;
-    small.await.unwrap().1.all().await.unwrap();
-    let mut large = large.await.unwrap().1;
+    small.join_next().await.unwrap().unwrap().1.all().await.unwrap();
+    let (_, mut large) = large.join_next().await.unwrap().unwrap();
     for _ in 0..200 {
         large.next().await.unwrap().unwrap();
     }
@@ -423,9 +423,9 @@ async fn l5_a_tenant_is_charged_for_a_paused_stream_whose_client_leaves() {
     drop(large);
     cluster.until("its place is free", |cluster| paused(cluster) == 0).await.unwrap();
     let mut order = JoinSet::new();
-    for asked in [last, queued("large", 5).await, queued("small", 5).await] {
+    for mut asked in [last, queued("large", 5).await, queued("small", 5).await] {
         order.spawn(async move {
-            let (tenant, stream) = asked.await.unwrap();
+            let (tenant, stream) = asked.join_next().await.unwrap().unwrap();
             stream.all().await.unwrap();
             tenant
         });

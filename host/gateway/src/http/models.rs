@@ -67,8 +67,9 @@ impl Models {
     /// Returns the description of a model, with the length of its context where vLLM and SGLang have it.
     fn describe(&self, name: &str) -> Value {
         let mut card = json!({ "id": name, "object": "model", "created": 0, "owned_by": "pointsman" });
-        if let Some(length) = context_length(&self.snapshot, &ModelName::new(name)) {
-            card["max_model_len"] = length.into();
+        let length = context_length(&self.snapshot, &ModelName::new(name));
+        if let (Some(length), Some(fields)) = (length, card.as_object_mut()) {
+            fields.insert("max_model_len".to_owned(), length.into());
         }
         card
     }
