@@ -60,6 +60,10 @@ pub(crate) struct Args {
     /// direct calls.
     #[arg(long)]
     tls: bool,
+    /// Only send a scenario of each shape to the gateway, and end it with SIGTERM: `deploy/package.sh` counts
+    /// branches meanwhile.
+    #[arg(long, conflicts_with_all = ["scenarios", "rivals", "versus", "tokenizer", "tls"])]
+    train: bool,
     /// File to append one line of JSON to, for each router and scenario.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -73,6 +77,9 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         ensure!(binary.is_file(), "--versus: {} does not exist", binary.display());
     }
     setup::run()?;
+    if args.train {
+        return train(&fleet::build("release")?).await;
+    }
     if routers::nginx_program().is_none() {
         sh::status("nginx is not installed and takes no part: apt-get install nginx-light");
     }
@@ -122,7 +129,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
 const SHAPES: [&str; 8] = ["a", "b", "c", "d", "e", "e2", "f", "g"];
 
 /// Sends a scenario of each shape to the gateway of `bin`, and ends it with SIGTERM.
-pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
+async fn train(bin: &Path) -> anyhow::Result<()> {
     let programs = Programs {
         bin: bin.to_owned(),
         versus: None,
