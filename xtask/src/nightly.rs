@@ -1,5 +1,5 @@
-//! `nightly`: runs the checks that take too long for CI. Each row runs a command with a time limit. At the end it
-//! prints one table.
+//! `nightly`: runs the checks that take too long for CI. Each row runs a command with a time limit. At the
+//! end it prints one table.
 
 use std::{
     process::Command,
@@ -74,29 +74,27 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         results.push((row.name, outcome, started.elapsed()));
     }
     table(&results).iter().for_each(|line| sh::print(line));
-    let failed: Vec<&str> =
-        results.iter().filter(|(_, outcome, _)| outcome.is_failure()).map(|(name, ..)| name.as_str()).collect();
+    let failed: Vec<&str> = results
+        .iter()
+        .filter(|(_, outcome, _)| outcome.is_failure())
+        .map(|(name, ..)| name.as_str())
+        .collect();
     ensure!(failed.is_empty(), "rows that failed: {}", failed.join(", "));
     let passed = results.iter().any(|(_, outcome, _)| *outcome == Outcome::Passed);
     ensure!(passed, "every row was skipped, so nothing was tested");
     Ok(())
 }
 
-/// Returns all rows: first the scenarios, except the longest, which comes last, because a hosted runner may stop
-/// before its end.
+/// Returns all rows: first the scenarios, except the longest, which comes last, because a hosted runner may
+/// stop before its end.
 fn rows() -> anyhow::Result<Vec<Row>> {
-    let scenario = |one: &drill::Row| {
-        let minutes = one.nightly.as_ref().map(|minutes| format!(" --minutes {minutes}")).unwrap_or_default();
-        Row {
-            name: one.name.to_owned(),
-            minutes: one.minutes,
-            purpose: one.purpose.to_owned(),
-            needs: one.needs.iter().map(|name| (*name).to_owned()).collect(),
-            run: format!("cargo xtask drill {}{minutes}", one.name),
-        }
+    let scenario = |one: drill::Scenario| {
+        let minutes = one.nightly.map(|minutes| format!(" --minutes {minutes}")).unwrap_or_default();
+        let run = format!("cargo xtask drill {}{minutes}", one.name);
+        Row { name: one.name, minutes: one.minutes, purpose: one.purpose, needs: one.needs, run }
     };
     let plan: Plan = toml::from_str(ROWS)?;
-    let mut rows: Vec<Row> = drill::ROWS.iter().map(scenario).chain(plan.row).collect();
+    let mut rows: Vec<Row> = drill::scenarios()?.into_iter().map(scenario).chain(plan.row).collect();
     rows.sort_by_key(|row| row.name == "soak");
     Ok(rows)
 }

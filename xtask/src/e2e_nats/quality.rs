@@ -10,7 +10,7 @@ use super::{
     load::{self, Seen},
 };
 use crate::{
-    drill::{FleetSpec, REPLICAS, Rig},
+    drill::{self, FleetSpec, Rig},
     sh,
     stats::{median, quantile, sorted},
     table::Checks,
@@ -68,7 +68,7 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
     let spec = FleetSpec {
         gateways: if case == Case::One { 1 } else { 3 },
         nats: case == Case::Exchange,
-        ..REPLICAS.fleet
+        ..drill::choose(&["replicas".to_owned()])?.remove(0).fleet
     };
     let rig = Rig::start(&spec, bin).await?;
     let clients: Vec<_> = rig.fleets().map(|gateway| gateway.client.clone()).collect();
