@@ -91,14 +91,13 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         tls: args.tls,
         config: "",
     };
-    let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
-    ensure!(!chosen.is_empty(), "no scenario is called {:?}: expected {}", args.scenarios, scenario::names());
+    let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some())?;
     let out = sh::root().join(&args.out);
     std::fs::create_dir_all(out.parent().context("--out names no file")?)?;
     let mut out = std::fs::OpenOptions::new().append(true).create(true).open(out)?;
     let commit = sh::commit();
     let mut comparison = Vec::new();
-    for scenario in chosen {
+    for scenario in &chosen {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
         let before = MachineUse::now();
         let mut rounds = Vec::new();
@@ -117,7 +116,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
             sh::print(&warning);
         }
         versus::print_rivals(&rounds);
-        comparison.push(versus::row(scenario.name, &rounds));
+        comparison.push(versus::row(&scenario.name, &rounds));
     }
     if args.versus.is_some() {
         versus::print(&comparison);
@@ -138,7 +137,7 @@ async fn train(bin: &Path) -> anyhow::Result<()> {
         tls: false,
         config: "",
     };
-    for scenario in scenario::choose(&SHAPES.map(str::to_owned), false) {
+    for scenario in &scenario::choose(&SHAPES, false)? {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
         let engines = Engines::start(scenario, &programs.bin, dir.path())?;
