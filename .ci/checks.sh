@@ -15,8 +15,8 @@ trap ended EXIT
 # Ends a check that cannot run on this machine.
 skip() { echo "skipped: $1" && exit 77; }
 
-# Builds programs with a profile, `dev` or `release`, and sets `bin` to their directory. With POINTSMAN_BIN=DIR nothing is
-# built. A build with `dev` uses the features of the whole workspace, so that the tests reuse its results.
+# Builds programs with a profile, `dev` or `release`, and sets `bin` to their directory. With POINTSMAN_BIN=DIR nothing
+# is built. A build with `dev` uses the features of the whole workspace, so that the tests reuse its results.
 programs() {
   local profile=$1 built=$1 whole=
   shift
@@ -66,8 +66,8 @@ engine() {
   workers+=(--worker "role=$role,engine=vllm,url=http://$(announced "$name" listening)")
 }
 
-# Starts a gateway with flags in front of the engines, and waits until all are eligible. Sets `clients` and `admin` to its
-# addresses.
+# Starts a gateway with flags in front of the engines, and waits until all are eligible. Sets `clients` and `admin` to
+# its addresses.
 gateway() {
   start gateway "$bin/pointsman" serve --listen 127.0.0.1:0 --admin-listen 127.0.0.1:0 "${workers[@]}" "$@"
   clients=$(announced gateway listening) admin=$(announced gateway admin)

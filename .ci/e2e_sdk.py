@@ -1,12 +1,17 @@
 """The OpenAI and Anthropic SDKs through every endpoint that they have and the gateway serves."""
 
 import io
+import subprocess
 import sys
+import urllib.request
 
 import anthropic
+import langchain_openai
 import openai
 
-base = sys.argv[1]
+base, admin = sys.argv[1:3]
+# The command that reads streams with the Node SDK, where node is installed.
+node = sys.argv[3:]
 client = openai.OpenAI(base_url=f"{base}/v1", api_key="none")
 claude = anthropic.Anthropic(base_url=base, api_key="none")
 messages = [{"role": "user", "content": "hello from the SDK"}]
@@ -114,6 +119,62 @@ def errors():
     return ", ".join(seen)
 
 
+def continued():
+    """Streams that went on elsewhere because their engine failed, so far."""
+    lines = urllib.request.urlopen(f"{admin}/metrics").read().decode().splitlines()
+    start, labels = "pointsman_continuations_total", ['cause="failure"', 'reason="continued']
+    fits = lambda line: line.startswith(start) and all(label in line for label in labels)
+    return sum(int(line.split()[-1]) for line in lines if fits(line))
+
+
+def read_with_openai(prompt):
+    chunks = list(client.chat.completions.create(
+        model="tiny", messages=prompt, max_tokens=24, stream=True, stream_options={"include_usage": True}
+    ))
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    roles = [choice.delta.role for choice in choices if choice.delta.role]
+    reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
+    usages = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1, chunks
+    assert (roles, reasons, usages) == (["assistant"], ["length"], [24]), chunks
+    return "".join(choice.delta.content or "" for choice in choices)
+
+
+def read_with_langchain(prompt):
+    model = langchain_openai.ChatOpenAI(
+        base_url=f"{base}/v1", api_key="none", model="tiny", max_tokens=24, max_retries=0
+    )
+    whole = None
+    for chunk in model.stream(prompt):
+        whole = chunk if whole is None else whole + chunk
+    assert whole.response_metadata["finish_reason"] == "length", whole
+    return whole.content
+
+
+def read_with_node(prompt):
+    answer = subprocess.run([*node, f"{base}/v1", prompt[0]["content"]], capture_output=True, text=True)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stdout
+
+
+def kills(read):
+    """Streams whose engine ends the connection after a few tokens: the SDK sees nothing of it."""
+
+    def call():
+        before, streams = continued(), 40
+        for stream in range(streams):
+            # One of the two decode engines cuts half of the answers to prompts with this text.
+            prompt = [{"role": "user", "content": f"cut-this-stream {stream} {read.__name__}"}]
+            whole = client.chat.completions.create(model="tiny", messages=prompt, max_tokens=24)
+            text = read(prompt)
+            assert text == whole.choices[0].message.content, (text, whole)
+        count = continued() - before
+        assert count > 0, "no stream was cut"
+        return f"{streams} streams are whole, {count} of them went on elsewhere"
+
+    return call
+
+
 calls = [
     ("chat.completions", chat),
     ("completions", completions),
@@ -125,7 +186,11 @@ calls = [
     ("anthropic messages", claude_messages),
     ("anthropic count_tokens", count_tokens),
     ("errors", errors),
+    ("cut: openai", kills(read_with_openai)),
+    ("cut: langchain", kills(read_with_langchain)),
 ]
+if node:
+    calls.append(("cut: openai for Node", kills(read_with_node)))
 print(f"openai {openai.__version__}, anthropic {anthropic.__version__}")
 for name, call in calls:
     print(f"{name:<24} {call()}")

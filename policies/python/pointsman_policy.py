@@ -195,7 +195,7 @@ def _case(policy_class, case: dict) -> str | None:
     if "state" in case or "outcomes" in case:
         return None
     rows, expect = case.get("rows", []), case["expect"]
-    call = Call(rows=len(rows), seed=case.get("seed", 0), now_us=case.get("now-us", 0))
+    call = Call(rows=len(rows), seed=case.get("seed", 0), now_us=case.get("now-us", 0), attempt=case.get("attempt", 0))
     try:
         answer = ask(policy_class, rows, case.get("request"), case.get("decode", {}), case.get("settings"), call)
     except Shed as shed:

@@ -1,5 +1,5 @@
-//! `e2e-nats`: compares three gateways that exchange their load over the real NATS server with one gateway,
-//! and with three gateways that do not exchange it. All processes are real, and each case gets the same load.
+//! `e2e-nats`: compares several gateways that exchange their load over the real NATS server with one gateway,
+//! and with as many gateways that do not exchange it. All processes are real, and each case gets the same load.
 //! `drill replicas` tests failures of such gateways.
 
 use crate::{fleet, table::Checks};
@@ -18,6 +18,13 @@ pub(crate) struct Args {
     /// Requests a second of all gateways together.
     #[arg(long, default_value_t = 30.0)]
     rate: f64,
+    /// Eight gateways and 120 engines instead of three and six.
+    #[arg(long)]
+    large: bool,
+    /// Conversations of agents, which grow with each turn, instead of prompts with common beginnings. Each turn
+    /// goes to a random gateway.
+    #[arg(long)]
+    agents: bool,
 }
 
 /// Runs the comparison. Returns an error when a requirement was not met.

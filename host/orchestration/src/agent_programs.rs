@@ -74,6 +74,9 @@ impl AgentPrograms {
         let (first, now) = (!std::mem::replace(&mut program.counted, true), Instant::now());
         let mut tables = self.0.lock();
         tables.expire(now);
+        if !first && !tables.knows(program.hash) {
+            return;
+        }
         let turns = tables.turns.touch(program.hash, now);
         *turns = turns.saturating_add(u32::from(first));
         if program.hash != program.session {
@@ -82,19 +85,24 @@ impl AgentPrograms {
         tables.hold(program.hash, candidate, (cached, tokens), now);
     }
 
-    /// Notes that a candidate answered.
-    pub fn answered(&self, request: &RoutingRequest, candidate: &Candidate, output_tokens: u32) {
-        let Some(program) = request.program.as_deref() else { return };
+    /// Notes that a candidate answered. An answer that comes after the program has ended does not begin it
+    /// again.
+    pub fn answered(&self, request: &mut RoutingRequest, candidate: &Candidate, output_tokens: u32) {
+        let tokens = request.prompt_tokens.saturating_add(output_tokens);
+        let Some(program) = request.program.as_deref_mut() else { return };
+        program.answered = true;
         let now = Instant::now();
         let mut tables = self.0.lock();
-        tables.turns.touch(program.hash, now);
-        let tokens = request.prompt_tokens.saturating_add(output_tokens);
-        tables.hold(program.hash, candidate, (0, tokens), now);
+        if tables.knows(program.hash) {
+            tables.turns.touch(program.hash, now);
+            tables.hold(program.hash, candidate, (0, tokens), now);
+        }
     }
 
-    /// Forgets the session of a request, because it was the last one. A program ends with its root.
+    /// Forgets the session of a request, because it was the last one, unless it was not answered: its client
+    /// may send it again. A program ends with its root.
     pub fn ended(&self, request: &RoutingRequest) {
-        let Some(program) = request.program.as_deref() else { return };
+        let Some(program) = request.program.as_deref().filter(|program| program.answered) else { return };
         let mut tables = self.0.lock();
         if program.hash == program.session {
             tables.turns.remove(program.hash);
@@ -109,6 +117,11 @@ impl Tables {
     fn root(&self, session: u64, parent: Option<u64>) -> u64 {
         let known = parent.unwrap_or(session);
         self.roots.get(known).map_or(known, |(_, root)| *root)
+    }
+
+    /// Whether a program began and has not ended.
+    fn knows(&self, program: u64) -> bool {
+        self.turns.get(program).is_some()
     }
 
     fn expire(&mut self, now: Instant) {

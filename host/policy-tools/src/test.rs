@@ -137,8 +137,8 @@ fn observe(policy: &dyn Policy, case: &Case) -> Result<(), Failure> {
 /// Makes the one call of a case, with the same arguments as the SDK's native tests.
 fn ask(policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     let info = policy.info();
-    let call =
-        Call { leg: Leg::Prefill, attempt: 0, rows: case.row_count(), seed: case.seed, now_us: case.now_us };
+    let Case { seed, now_us, attempt, .. } = *case;
+    let call = Call { leg: Leg::Prefill, attempt, rows: case.row_count(), seed, now_us };
     // Made as a preview, so that state written by one case is absent in the next.
     let context = &mut DecisionContext::new(Purpose::Preview);
     let rows = case.row_count() as usize;

@@ -73,6 +73,8 @@ pub struct AgentProgram {
     pub held: Vec<(CandidateId, u32)>,
     /// Whether this request was counted as a turn.
     pub counted: bool,
+    /// Whether a worker answered this request.
+    pub answered: bool,
 }
 
 /// Identifies a candidate: a worker and one of its data-parallel ranks.

@@ -1,7 +1,7 @@
 //! Parses and checks the body of a request, with the engine's checks and errors.
 
 use axum::http::{HeaderMap, header};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error as _};
 use serde_json::Value;
 
 use crate::{
@@ -35,8 +35,10 @@ pub(crate) struct Body {
     max_completion_tokens: Option<u32>,
     min_tokens: u32,
     n: Option<u32>,
+    #[serde(deserialize_with = "lax_bool")]
     pub(crate) stream: bool,
     stream_options: Option<StreamOptions>,
+    #[serde(deserialize_with = "lax_bool")]
     ignore_eos: bool,
     temperature: Option<f64>,
     pub(crate) return_token_ids: bool,
@@ -76,6 +78,7 @@ enum PromptField {
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default)]
 struct StreamOptions {
+    #[serde(deserialize_with = "lax_bool")]
     include_usage: bool,
     continuous_usage_stats: bool,
 }
@@ -342,6 +345,20 @@ impl Body {
         let natural = config.natural_len.saturating_sub(begun).max(self.min_tokens).max(1);
         let natural = if self.ignore_eos { u32::MAX } else { natural };
         Ok(if natural < wanted { (natural, Finish::Stop) } else { (wanted, Finish::Length) })
+    }
+}
+
+/// Reads a switch as pydantic does for both engines: also a number or a text.
+fn lax_bool<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    let value = Value::deserialize(deserializer)?;
+    let text = value.as_str().map(str::to_ascii_lowercase);
+    match (&value, text.as_deref()) {
+        (Value::Bool(switch), _) => Ok(*switch),
+        (Value::Null, _) | (_, Some("false" | "f" | "no" | "n" | "off" | "0")) => Ok(false),
+        (_, Some("true" | "t" | "yes" | "y" | "on" | "1")) => Ok(true),
+        _ if value.as_f64() == Some(0.0) => Ok(false),
+        _ if value.as_f64() == Some(1.0) => Ok(true),
+        _ => Err(D::Error::custom("Input should be a valid boolean, unable to interpret input")),
     }
 }
 

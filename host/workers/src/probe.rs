@@ -36,7 +36,7 @@ use figures::Figures;
 pub use health::HealthChecks;
 use health::health_path;
 use pace::{Failing, spread};
-use process::metrics_path;
+use process::{metrics_path, sleep_path};
 use read_facts::Problem;
 use stuck::Watch;
 
@@ -166,6 +166,7 @@ struct Probe {
     checks: HealthChecks,
     health_path: &'static str,
     load_path: Option<&'static str>,
+    sleep_path: Option<&'static str>,
     /// Last figures of the engine's metrics.
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
@@ -193,6 +194,7 @@ impl Probe {
             checks: HealthChecks::default(),
             health_path: health_path(engine),
             load_path: metrics_path(engine),
+            sleep_path: sleep_path(engine),
             figures: None,
             load_failures: 0,
             incomplete: false,
@@ -274,6 +276,7 @@ impl Probe {
         if stale {
             let engine = self.worker.spec().engine;
             (self.health_path, self.load_path) = (health_path(engine), metrics_path(engine));
+            self.sleep_path = sleep_path(engine);
         }
         match self.ask_health().await {
             Response::Ok(_) | Response::Absent if stale => match self.facts(false).await {

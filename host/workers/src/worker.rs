@@ -73,6 +73,8 @@ pub struct Worker {
     /// Problem that the last probe found.
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
+    /// Longest context of each of the engine's models, tokens.
+    context_lengths: ArcSwap<Vec<(String, u32)>>,
     contradiction: ArcSwapOption<Contradiction>,
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,
@@ -141,6 +143,7 @@ impl Worker {
         let ranks = positions.map(rank).collect();
         Self {
             facts: ArcSwap::default(),
+            context_lengths: ArcSwap::default(),
             contradiction: ArcSwapOption::empty(),
             traits_hash: spec.traits_hash(),
             spec: Arc::new(spec),

@@ -31,6 +31,8 @@ pub struct Case {
     pub seed: u64,
     /// Time of the call, microseconds since the Unix epoch.
     pub now_us: u64,
+    /// 0 for the first attempt of the leg, plus 1 for each retry.
+    pub attempt: u32,
     /// Numbers in the slot's state before the call.
     pub state: BTreeMap<String, i64>,
     /// Outcomes that the policy observes before the call.

@@ -44,6 +44,8 @@ struct RawCase {
     #[serde(default)]
     now_us: u64,
     #[serde(default)]
+    attempt: u32,
+    #[serde(default)]
     state: BTreeMap<String, i64>,
     #[serde(default)]
     outcomes: Vec<Outcome>,
@@ -98,6 +100,7 @@ fn read(number: usize, table: toml::Table, facts: &FactTable) -> Result<Case, Ca
         settings: settings.map_err(|error| wrong("settings".to_owned(), error.to_string()))?,
         seed: raw.seed,
         now_us: raw.now_us,
+        attempt: raw.attempt,
         state: raw.state,
         outcomes: raw.outcomes,
         request: encode("request".to_owned(), raw.request, &|name| facts.request(name))?,

@@ -17,6 +17,7 @@ pub struct ProgramAware {
     block_size: Slot<u32>,
     program: Slot<u64>,
     turn: Slot<u32>,
+    other_worker: Slot<u64>,
     explain: Slot<u32>,
     waiting: Column<u32>,
     context: Column<u32>,
@@ -24,6 +25,15 @@ pub struct ProgramAware {
     capacity: Column<u32>,
     cached: [Column<u32>; 3],
     running: Column<u32>,
+}
+
+impl ProgramAware {
+    /// Returns whether the request begins a program. One that has a worker for a leg, or had one that failed
+    /// it, began its program before.
+    fn begins_program(&self, call: &Call, facts: &Facts<'_>) -> bool {
+        let is_admitted = call.attempt > 0 || self.other_worker.get(facts) != 0;
+        !is_admitted && self.program.get(facts) != 0 && self.turn.get(facts) == 0
+    }
 }
 
 impl Policy for ProgramAware {
@@ -38,6 +48,7 @@ impl Policy for ProgramAware {
             block_size: wants.request(facts::BLOCK_SIZE),
             program: wants.request(facts::PROGRAM_HASH),
             turn: wants.request(facts::PROGRAM_TURN),
+            other_worker: wants.request(facts::OTHER_LEG_WORKER_ID),
             explain: wants.request(facts::EXPLAIN),
             waiting: wants.worker(facts::ACTIVE_PREFILL_TOKENS),
             context: wants.worker(facts::DECODE_BLOCKS),
@@ -65,8 +76,7 @@ impl Selector for ProgramAware {
             cached: self.cached.map(|column| column.slice(facts)),
             running: self.running.slice(facts),
         };
-        let is_new = self.program.get(facts) != 0 && self.turn.get(facts) == 0;
-        if is_new && full(&self.settings, &prompt, &columns) {
+        if self.begins_program(call, facts) && full(&self.settings, &prompt, &columns) {
             let reason = "running programs fill the caches of all workers; retry later".to_owned();
             return Ok(Decision::Shed(Shed { status: 529, reason }));
         }

@@ -177,5 +177,6 @@ fn shed(reason: Shed) -> Answer {
 }
 
 fn call(case: &Case) -> Call {
-    Call { rows: case.row_count(), seed: case.seed, now_us: case.now_us, ..Call::default() }
+    let Case { seed, now_us, attempt, .. } = *case;
+    Call { rows: case.row_count(), seed, now_us, attempt, ..Call::default() }
 }

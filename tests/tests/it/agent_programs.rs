@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pointsman_gateway::config::Config;
-use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder};
 use pointsman_workers::name_hash;
 use serde_json::{Value, json};
@@ -18,7 +18,8 @@ const STAYS: &str = "[policies.slots.aggregated]\nbuiltin = 'formula'\n[policies
 
 async fn cluster(slots: &str) -> TestCluster {
     let more: Config = toml::from_str(slots).unwrap();
-    let engine = || SimConfig::instant(Dialect::Vllm, Role::Aggregated);
+    let itl = Duration::from_millis(1);
+    let engine = || SimConfig { itl, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     TestClusterBuilder::new()
         .config(|config| {
             config.policies.slots = more.policies.slots;
@@ -115,5 +116,34 @@ async fn f11_a_policy_keeps_programs_where_they_run() {
             assert_eq!(ask(&cluster, &[(SESSION, &child), (PARENT, root)], json!({})).await, home);
         }
     }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn f11_a_program_ends_with_a_last_request_that_is_answered_and_stays_ended() {
+    let cluster = cluster("").await;
+    let last = [(SESSION, "lead"), ("x-dynamo-session-final", "true")];
+    let body = |stream: bool| {
+        json!({"model": "tiny", "max_tokens": 500, "ignore_eos": true, "stream": stream,
+               "messages": [{"role": "user", "content": "hello"}]})
+        .to_string()
+    };
+    ask(&cluster, &[(SESSION, "lead")], json!({})).await;
+    let refuse = Fault::always(FaultKind::Status { status: 400, retry_after: None });
+    cluster.sims.iter().for_each(|sim| sim.set_faults(vec![refuse.clone()]));
+    assert_eq!(cluster.client.post(CHAT, &last, body(false)).await.unwrap().status, 400);
+    cluster.sims.iter().for_each(|sim| sim.set_faults(Vec::new()));
+    cluster.at_rest().await.unwrap();
+    let mut stream = cluster.client.stream(CHAT, &[(SESSION, "lead")], body(true)).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    // F11.6: the client may send the request that failed again
+    assert_eq!(facts(&cluster).await["program-turn"], json!(2));
+    ask(&cluster, &last, json!({})).await;
+    assert_eq!(stream.all().await.unwrap().last().unwrap(), "[DONE]");
+    cluster.at_rest().await.unwrap();
+    ask(&cluster, &[(SESSION, "lead")], json!({})).await;
+    let facts = facts(&cluster).await;
+    // F11.6: the stream that ended later does not count
+    assert_eq!((&facts["program-turn"], &facts["program-idle-ms"]), (&json!(0), &json!(u32::MAX)));
     cluster.at_rest().await.unwrap();
 }

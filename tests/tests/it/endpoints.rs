@@ -422,6 +422,24 @@ async fn b12_transcripts_pass_as_text_and_as_a_stream() {
 }
 
 #[tokio::test]
+async fn b3_clients_learn_the_context_of_a_model() {
+    let sim =
+        |max_model_len| SimConfig { max_model_len, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let builder = TestClusterBuilder::new().sim_with(sim(8_192), "").sim_with(sim(4_096), "");
+    let cluster = builder.start().await.unwrap();
+    let length = async |cluster: &TestCluster| {
+        let list = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
+        let one = cluster.client.get("/v1/models/tiny").await.unwrap().json().unwrap();
+        assert_eq!(list["data"][0], one);
+        one["max_model_len"].clone()
+    };
+    // B3.5
+    assert_eq!(length(&cluster).await, 4_096);
+    assert_eq!(cluster.admin.delete("/workers/2").await.unwrap().status, 200);
+    assert_eq!(length(&cluster).await, 8_192);
+}
+
+#[tokio::test]
 async fn b12_models_version_health_and_unknown_paths_answer_as_openai_does() {
     let cluster = aggregated().await;
     let get = async |path: &str| cluster.client.get(path).await.unwrap();

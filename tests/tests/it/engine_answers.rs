@@ -214,6 +214,25 @@ async fn i3_blanks_before_a_whole_answer_keep_its_connection_alive() {
 }
 
 #[tokio::test]
+async fn i3_a_whole_answer_to_a_request_for_a_stream_passes() {
+    let bench = bench(|_| {}).await;
+    bench.answer(vec![Act::Send(json(ANSWER))]);
+    for _ in 0..3 {
+        let reply = bench.cluster.client.post(COMPLETIONS, &[], body(true, false)).await.unwrap();
+        // I3.12
+        assert_eq!((reply.status.as_u16(), &*reply.body), (200, ANSWER.as_bytes()));
+        assert_eq!(reply.headers["content-type"], "application/json");
+    }
+    let ok = "pointsman_legs_total{leg=\"aggregated\",engine=\"openai\",outcome=\"ok\"}";
+    assert_eq!(bench.cluster.metric(ok).await.unwrap(), [3.0], "the engine works");
+    for broken in ["[]", "{\"choices\":[", "\"text\""] {
+        bench.answer(vec![Act::Send(json(broken))]);
+        assert_eq!(streamed(&bench.cluster).await.0, 502, "{broken}");
+    }
+    bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn the_content_type_of_a_stream_is_read_in_any_case_and_with_parameters() {
     let bench = bench(|_| {}).await;
     for content_type in

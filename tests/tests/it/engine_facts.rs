@@ -262,6 +262,7 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
         checks: usize,
         readings: Vec<usize>,
     }
+    const UNLOADED: &str = r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#;
     for interval in [Duration::from_millis(10), Duration::from_secs(600)] {
         let asked = Arc::new(Mutex::new(Asked::default()));
         let script = {
@@ -280,7 +281,10 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
                     }
                     line if line.starts_with("GET") => vec![Act::Send(json_answer("{}"))],
                     _ if request.body.contains("reset") => vec![Act::Reset],
-                    _ => vec![Act::Send(status("404 Not Found", r#"{"error":{"message":"no"}}"#))],
+                    _ if request.body.contains("unloaded") => {
+                        vec![Act::Send(status("404 Not Found", UNLOADED))]
+                    }
+                    _ => vec![Act::Send(status("404 Not Found", r#"{"detail":"Not Found"}"#))],
                 }
             }
         };
@@ -300,7 +304,14 @@ async fn b5_facts_are_read_again_after_ten_checks_a_failure_and_a_404() {
             assert!(steps.iter().all(|checks| (1..=10).contains(checks)), "{:?}", asked.readings);
             continue;
         }
-        for (prompt, status) in [("reset", 502), ("unknown", 404)] {
+        let before = readings();
+        let body = json!({"model": "tiny", "prompt": "no such path"}).to_string();
+        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+        assert_eq!(reply.status.as_u16(), 404, "{reply:?}");
+        tokio::time::sleep(Duration::from_millis(1_500)).await;
+        // B5.7: a 404 about something else says nothing about the worker
+        assert_eq!(readings(), before);
+        for (prompt, status) in [("reset", 502), ("unloaded", 404)] {
             let before = readings();
             let body = json!({"model": "tiny", "prompt": prompt}).to_string();
             let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();

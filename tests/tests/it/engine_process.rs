@@ -1,7 +1,14 @@
 //! Other reports of engines, beside their facts: slow health checks, sleep, a new process, versions
 //! that do not pair, and which leg knows the cached tokens (B8).
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
@@ -219,4 +226,33 @@ async fn b8_the_prefill_leg_of_mooncake_says_how_much_was_cached() {
         assert_eq!(cached(&cluster).await.1, 48);
     }
     assert!(decode.requests()[0].body.contains("\"remote_engine_id\":\"e\""), "{:?}", decode.requests());
+}
+
+#[tokio::test]
+async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
+    let sleeps = Arc::new(AtomicBool::new(false));
+    let asked = sleeps.clone();
+    let engine = RawEngine::start(move |request| {
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"vllm"}]}"#),
+            "GET /health" => json_answer("{}"),
+            "GET /metrics" => status("200 OK", "vllm:num_requests_running 0\n"),
+            "GET /is_sleeping" => {
+                json_answer(&json!({ "is_sleeping": asked.load(Ordering::SeqCst) }).to_string())
+            }
+            _ => status("404 Not Found", "{}"),
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap();
+    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+    let spec = WorkerSpec::parse_flag(&flag).unwrap();
+    let cluster = TestClusterBuilder::new().config(|config| config.workers.push(spec)).start().await.unwrap();
+    sleeps.store(true, Ordering::SeqCst);
+    let asleep = |cluster: &TestCluster| ineligible(cluster) == [Some(Ineligible::Asleep)];
+    // B8.10
+    cluster.until("it is asleep", asleep).await.unwrap();
+    sleeps.store(false, Ordering::SeqCst);
+    cluster.until("it is awake", |cluster| ineligible(cluster) == [None]).await.unwrap();
 }

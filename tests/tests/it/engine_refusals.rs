@@ -61,6 +61,45 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
     cluster.at_rest().await.unwrap();
 }
 
+#[tokio::test]
+async fn i2_a_refusal_is_not_hidden_by_a_worker_that_does_not_answer() {
+    const UNLOADED: &str = r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#;
+    let engine = async |end: Act| {
+        let script = move |request: &RawRequest| match request.line.as_str() {
+            "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+            line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+            _ => vec![end.clone()],
+        };
+        RawEngine::start(script).await.unwrap()
+    };
+    for order in [[0, 1], [1, 0]] {
+        let refusing = engine(Act::Send(raw_engine::status("404 Not Found", UNLOADED))).await;
+        let engines = [refusing, engine(Act::Reset).await];
+        let cluster = TestClusterBuilder::new()
+            .config(|config| {
+                let by_turn =
+                    "[aggregated]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
+                config.policies.slots = toml::from_str(by_turn).unwrap();
+                config.workers.extend(engines.iter().zip(order).map(|(engine, turn)| {
+                    let url = format!("url=http://{},label.turn={turn}", engine.address);
+                    WorkerSpec::parse_flag(&format!("role=aggregated,engine=openai,{url}")).unwrap()
+                }));
+            })
+            .start()
+            .await
+            .unwrap();
+        let reply = ask(&cluster, "tiny").await;
+        // I2.4: whichever was asked first
+        assert_eq!(
+            (reply.status.as_u16(), String::from_utf8_lossy(&reply.body)),
+            (404, UNLOADED.into()),
+            "{order:?}"
+        );
+        assert!(engines.iter().all(|engine| !engine.requests().is_empty()), "both were asked");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
 async fn ask(cluster: &TestCluster, model: &str) -> Reply {
     let body = json!({"model": model, "prompt": "hello", "max_tokens": 2}).to_string();
     cluster.client.post(COMPLETIONS, &[], body).await.unwrap()

@@ -96,6 +96,18 @@ async fn a5_what_engines_take_passes_as_it_is() {
 }
 
 #[tokio::test]
+async fn a5_a_switch_that_is_a_text_streams() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang] {
+        let cluster = TestClusterBuilder::new().sim(dialect, Role::Aggregated).start().await.unwrap();
+        let body = chat(2).replace("\"ignore_eos\":true", r#""ignore_eos":1,"stream":"yes""#);
+        let events = cluster.client.stream(CHAT, &[], body).await.unwrap().all().await.unwrap();
+        // A5.18
+        assert_eq!(events.last().unwrap(), "[DONE]", "{dialect:?}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn i_invalid_request_a_context_too_long_is_the_engine_s_own_400() {
     let config = SimConfig { max_model_len: 64, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let cluster = TestClusterBuilder::new().sim_with(config, "").start().await.unwrap();

@@ -84,6 +84,37 @@ async fn a_failed_leg_is_tried_elsewhere_before_the_first_byte() {
     }
 }
 
+/// Two engines, the first of which is always tried first.
+async fn in_order() -> TestCluster {
+    let builder = TestClusterBuilder::new().config(|config| {
+        let by_turn = "[aggregated]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
+        config.policies.slots = toml::from_str(by_turn).unwrap();
+    });
+    let builder = [0, 1].iter().fold(builder, |builder, turn| {
+        builder.sim_with(paced(Role::Aggregated), &format!(",label.turn={turn}"))
+    });
+    builder.start().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_stream_that_was_retried_is_recorded_by_how_it_ended() {
+    let cluster = in_order().await;
+    cluster.sims[0].set_faults(once(status(500)));
+    let events = cluster.client.stream(CHAT, &[], chat(true, 5)).await.unwrap().all().await.unwrap();
+    assert_eq!(events.last().unwrap(), "[DONE]");
+    assert_eq!(cluster.sims[0].state().faults_fired.values().sum::<u64>(), 1);
+    cluster.at_rest().await.unwrap();
+    let served =
+        "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"200\",code=\"ok\"}";
+    // I2.10
+    assert_eq!(cluster.metric(served).await.unwrap(), [1.0]);
+    cluster.sims[0].set_faults(once(status(503)));
+    cluster.sims[1].set_faults(once(FaultKind::Cut { after_tokens: 3 }));
+    // I2.10: the second engine broke; that the first one was busy is no reason to come back
+    assert_eq!(broken(&cluster).await, "bad_upstream");
+    cluster.at_rest().await.unwrap();
+}
+
 #[tokio::test]
 async fn i_an_engine_s_4xx_passes_unchanged_and_is_not_retried() {
     let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();

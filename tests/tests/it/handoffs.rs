@@ -220,9 +220,11 @@ async fn c11_a_decode_error_is_not_held() {
 async fn i_a_head_that_comes_while_prefill_runs_does_not_rule_out_a_retry() {
     a_head_and(Vec::new()).await;
     a_head_and(chunk(b": ping\n\n")).await;
+    // I2.2: the head is passed on, and no event came
+    a_head_and(chunk(b"data: {\"choices\":[")).await;
 }
 
-/// The decode engine sends a head and `more`, and no event, while prefill runs and fails.
+/// The decode engine sends a head and `more`, and no whole event, while prefill runs and fails.
 async fn a_head_and(more: Vec<u8>) {
     let calls = Arc::new(AtomicUsize::new(0));
     let prefill = |calls: Arc<AtomicUsize>| {
@@ -247,7 +249,7 @@ async fn a_head_and(more: Vec<u8>) {
         .await
         .unwrap();
     let stream = cluster.client.stream(COMPLETIONS, &[], prompt(json!({"stream": true}))).await.unwrap();
-    // I2.6: the head of the first attempt was not passed on
+    // I2.6: the first attempt sent nothing but its head
     assert_eq!((stream.status.as_u16(), stream.all().await.unwrap().len()), (200, 3));
     cluster.at_rest().await.unwrap();
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pointsman_gateway::config::Config;
-use pointsman_sim::{Dialect, Role, SimConfig};
+use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{TestCluster, TestClusterBuilder, client::Stream};
 use serde_json::{Value, json};
 use tokio::{task::JoinSet, time::Instant};
@@ -353,4 +353,89 @@ async fn l5_a_paused_stream_goes_on_while_the_gateway_drains() {
     assert_eq!(normal(&without_comments(low)), undisturbed);
     assert_eq!(high.last().unwrap(), "[DONE]");
     assert!(sims.iter().all(|sim| sim.state().running == 0));
+}
+
+#[tokio::test]
+async fn l5_a_rest_that_no_pair_can_ever_serve_ends_with_an_error_at_once() {
+    let sim = |role| SimConfig { itl: Duration::from_millis(3), ..SimConfig::instant(Dialect::Sglang, role) };
+    let mut builder = TestClusterBuilder::new().config(|config| {
+        (config.queue.limit, config.queue.max_inflight, config.queue.preempt) = (100, 1, true);
+        config.routing.retries = 3;
+        let by_turn = "[prefill]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
+        config.policies.slots = toml::from_str(by_turn).unwrap();
+    });
+    for turn in 0..3 {
+        let rack = format!(",topology.rack=r{turn}");
+        builder = builder
+            .sim_with(sim(Role::Prefill), &format!("{rack},kv_transfer=required:rack,label.turn={turn}"))
+            .sim_with(sim(Role::Decode), &rack);
+    }
+    let cluster = builder.start().await.unwrap();
+    let refuses = || vec![Fault::always(FaultKind::Status { status: 503, retry_after: Some(1) })];
+    // The stream tries the prefill worker of the first pair and the decode worker of the second one.
+    cluster.sims[0].set_faults(refuses());
+    cluster.sims[3].set_faults(refuses());
+    let low = Begun::of(&cluster, CHAT, LOW, tokens(3_000)).await;
+    let high = Begun::of(&cluster, CHAT, HIGH, tokens(100)).await;
+    assert_eq!(paused(&cluster), 1);
+    for worker in [5, 6] {
+        assert_eq!(cluster.admin.delete(&format!("/workers/{worker}")).await.unwrap().status, 200);
+    }
+    high.all().await;
+    let events = tokio::time::timeout(Duration::from_secs(10), low.all()).await.expect("it waits");
+    // L5.5, I14.10
+    let error = events.last().unwrap();
+    assert!(error.contains("no worker can serve") && error.contains("tokens were delivered"), "{error}");
+    until_nothing_is_left(&cluster).await;
+}
+
+#[tokio::test]
+async fn l5_a_tenant_is_charged_for_a_paused_stream_whose_client_leaves() {
+    const TENANT: &str = "x-tenant";
+    let cluster = full(Dialect::Vllm, ONE, 100, |config| {
+        config.queue.max_inflight = 1;
+        config.server.tenant_header = TENANT.to_owned();
+        config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
+    })
+    .await;
+    let queued = async |tenant: &'static str, count: u32| {
+        let (client, before) = (cluster.client.clone(), waiting(&cluster));
+        let asked = tokio::spawn(async move {
+            let stream = client.stream(CHAT, &[(TENANT, tenant)], body(CHAT, tokens(count))).await.unwrap();
+            (tenant, stream)
+        });
+        cluster.until("it waits", |cluster| waiting(cluster) > before).await.unwrap();
+        asked
+    };
+    let first = Begun::of(&cluster, CHAT, &[(TENANT, "first")], tokens(300)).await;
+    let small = queued("small", 5).await;
+    let large = queued("large", 2_000).await;
+    // Shares are counted as long as a request waits.
+    let last = queued("last", 5).await;
+    first.all().await;
+    small.await.unwrap().1.all().await.unwrap();
+    let mut large = large.await.unwrap().1;
+    for _ in 0..200 {
+        large.next().await.unwrap().unwrap();
+    }
+    let high = Begun::of(&cluster, CHAT, HIGH, tokens(600)).await;
+    assert_eq!(paused(&cluster), 1);
+    drop(large);
+    cluster.until("its place is free", |cluster| paused(cluster) == 0).await.unwrap();
+    let mut order = JoinSet::new();
+    for asked in [last, queued("large", 5).await, queued("small", 5).await] {
+        order.spawn(async move {
+            let (tenant, stream) = asked.await.unwrap();
+            stream.all().await.unwrap();
+            tenant
+        });
+    }
+    high.all().await;
+    let mut served = Vec::new();
+    while let Some(tenant) = order.join_next().await {
+        served.push(tenant.unwrap());
+    }
+    // L5.7: the tenant of the stream has got more tokens than the other one
+    assert_eq!(served, ["last", "small", "large"]);
+    until_nothing_is_left(&cluster).await;
 }

@@ -131,3 +131,20 @@ async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
     // I2.9
     assert_eq!((prefill.requests().len(), decode.requests().len()), (2, 2));
 }
+
+#[tokio::test]
+async fn i2_a_response_that_an_engine_may_store_is_not_sent_twice() {
+    for (store, statuses, sent) in [("", [200, 502], 2), (",\"store\":false", [200, 200], 3)] {
+        let engine = every_other(Act::Close).await;
+        let cluster = gateway(&engine).await;
+        for status in statuses {
+            let body = format!(r#"{{"model":"tiny","input":"the same"{store}}}"#);
+            let reply = cluster.client.post("/v1/responses", &[], body).await.unwrap();
+            assert_eq!(reply.status.as_u16(), status, "{store} {reply:?}");
+            tokio::time::sleep(IDLE).await;
+        }
+        // I2.9
+        assert_eq!(engine.requests().len(), sent, "{store}");
+        cluster.at_rest().await.unwrap();
+    }
+}

@@ -1,4 +1,5 @@
-//! Requests that arrive at random times, each at a random gateway, many of them with a common beginning.
+//! Requests that arrive at random times, each at a random gateway: prompts with common beginnings, or turns of
+//! agents' conversations.
 
 use std::time::Duration;
 
@@ -11,6 +12,12 @@ use crate::{client::Client, load::at_times};
 const GROUPS: usize = 32;
 /// Length of a common beginning, characters.
 const COMMON: usize = 6_000;
+/// Text that a turn of a conversation adds, characters.
+const TURN: std::ops::Range<usize> = 400..1_600;
+/// Turns of a conversation, after which another one begins.
+const TURNS: usize = 12;
+/// Shortest time between two turns of a conversation, seconds. The answer of the first has ended by then.
+const PAUSE: f64 = 8.0;
 
 /// One request.
 pub(super) struct Planned {
@@ -29,10 +36,19 @@ pub(super) struct Seen {
     pub(super) problem: Option<String>,
 }
 
+/// A conversation that goes on.
+struct Conversation {
+    text: String,
+    turns: usize,
+    /// Time of its last turn, seconds.
+    last: f64,
+}
+
 /// Plans the requests of a seed.
-pub(super) fn plan(seed: u64, rate: f64, time: Duration) -> Vec<Planned> {
+pub(super) fn plan(seed: u64, rate: f64, time: Duration, agents: bool) -> Vec<Planned> {
     let mut random = StdRng::seed_from_u64(seed);
     let beginnings: Vec<String> = (0..GROUPS).map(|_| words(&mut random, COMMON)).collect();
+    let mut conversations: Vec<Conversation> = Vec::new();
     let (mut at, mut plan) = (0.0_f64, Vec::new());
     loop {
         at -= random.random_range(f64::MIN_POSITIVE..1.0).ln() / rate;
@@ -41,9 +57,13 @@ pub(super) fn plan(seed: u64, rate: f64, time: Duration) -> Vec<Planned> {
         }
         // Some common beginnings occur more often than others.
         let group = random.random_range(0..GROUPS).min(random.random_range(0..GROUPS));
-        let own = random.random_range(200..800);
         let beginning = beginnings.get(group).map_or("", String::as_str);
-        let prompt = format!("{beginning}{}", words(&mut random, own));
+        let prompt = if agents {
+            turn(&mut random, &mut conversations, beginning, at)
+        } else {
+            let own = random.random_range(200..800);
+            format!("{beginning}{}", words(&mut random, own))
+        };
         let body = json!({
             "model": "tiny", "stream": true, "ignore_eos": true, "max_tokens": random.random_range(20..100),
             "messages": [{ "role": "user", "content": prompt }],
@@ -51,6 +71,23 @@ pub(super) fn plan(seed: u64, rate: f64, time: Duration) -> Vec<Planned> {
         let draw = random.random_range(0..1_000_000);
         plan.push(Planned { at: Duration::from_secs_f64(at), draw, body: body.to_string() });
     }
+}
+
+/// Returns the prompt of the next turn of the conversation that waits longest, or of a new one if none waits.
+fn turn(random: &mut StdRng, all: &mut Vec<Conversation>, beginning: &str, at: f64) -> String {
+    all.retain(|one| one.turns < TURNS);
+    let waits = |one: &&mut Conversation| one.last + PAUSE <= at;
+    let longest = all.iter_mut().filter(waits).min_by(|one, other| one.last.total_cmp(&other.last));
+    let added = random.random_range(TURN);
+    let added = words(random, added);
+    if let Some(one) = longest {
+        one.text.push_str(&added);
+        (one.turns, one.last) = (one.turns + 1, at);
+        return one.text.clone();
+    }
+    let text = format!("{beginning}{added}");
+    all.push(Conversation { text: text.clone(), turns: 1, last: at });
+    text
 }
 
 fn words(random: &mut StdRng, length: usize) -> String {

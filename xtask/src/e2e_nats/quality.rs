@@ -1,4 +1,4 @@
-//! Compares one gateway, three gateways that exchange their load, and three that do not, under the same load.
+//! Compares one gateway, several gateways that exchange their load, and as many that do not, under the same load.
 
 use std::{path::Path, time::Duration};
 
@@ -11,12 +11,14 @@ use super::{
 };
 use crate::{
     drill::{self, FleetSpec, Rig},
+    metrics_text,
+    proc::Memory,
     sh,
     stats::{median, quantile, sorted},
     table::Checks,
 };
 
-/// Largest difference between three gateways that exchange their load and one gateway, as a share.
+/// Largest difference between gateways that exchange their load and one gateway, as a share.
 const LIMIT: f64 = 0.05;
 /// Time between two readings of the engines' load.
 const SAMPLE: Duration = Duration::from_millis(200);
@@ -38,6 +40,17 @@ struct Figures {
     hit_rate: f64,
     /// 90th percentile of the time to first token, milliseconds.
     ttft_p90: f64,
+    cost: Cost,
+}
+
+/// What the exchange costs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cost {
+    /// Messages that all gateways sent and received, for each request.
+    messages: f64,
+    bytes: f64,
+    /// Largest resident memory of a gateway, MB.
+    memory: f64,
 }
 
 const CASES: [Case; 3] = [Case::One, Case::Exchange, Case::Apart];
@@ -52,9 +65,11 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
             let (figures, seen) = one(args, bin, case, seed).await?;
             checks.none(&format!("seed {seed}, {}: requests that failed", case.name()), seen.failed);
             seen.problem.iter().for_each(|problem| sh::status(&format!("the first failure: {problem}")));
-            let Figures { imbalance, hit_rate, ttft_p90 } = figures;
+            let Figures { imbalance, hit_rate, ttft_p90, cost } = figures;
             let shown = format!("{imbalance:.3}, {hit_rate:.3}, {ttft_p90:.0} ms");
             checks.show(&format!("seed {seed}, {}: imbalance, hit rate, TTFT p90", case.name()), shown);
+            let shown = format!("{:.1}, {:.0}, {:.0}", cost.messages, cost.bytes, cost.memory);
+            checks.show(&format!("seed {seed}, {}: messages, bytes a request, MB", case.name()), shown);
             row[place] = figures;
         }
         all.push(row);
@@ -65,14 +80,18 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
 
 async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(Figures, Seen)> {
     // Each engine's cache holds about a third of the common beginnings, so the choice of the engine matters.
-    let spec = FleetSpec {
-        gateways: if case == Case::One { 1 } else { 3 },
-        nats: case == Case::Exchange,
-        ..drill::choose(&["replicas".to_owned()])?.remove(0).fleet
-    };
+    let mut fleet = drill::choose(&["replicas".to_owned()])?.remove(0).fleet;
+    if args.large {
+        // These engines are so slow that 40 requests a second keep one at each of them.
+        fleet.gateways = 8;
+        fleet.flags.push_str(" --itl-ms 60");
+        fleet.engines.iter_mut().for_each(|engines| engines.count = 120);
+    }
+    let gateways = if case == Case::One { 1 } else { fleet.gateways };
+    let spec = FleetSpec { gateways, nats: case == Case::Exchange, ..fleet };
     let rig = Rig::start(&spec, bin).await?;
     let clients: Vec<_> = rig.fleets().map(|gateway| gateway.client.clone()).collect();
-    let plan = load::plan(seed, args.rate, Duration::from_secs(args.seconds));
+    let plan = load::plan(seed, args.rate, Duration::from_secs(args.seconds), args.agents);
     let mut samples = Vec::new();
     let sampling = async {
         loop {
@@ -87,12 +106,27 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
     let states = rig.states().await;
     let total =
         |pointer: &str| -> f64 { states.iter().filter_map(|state| state.pointer(pointer)?.as_f64()).sum() };
+    let cost = cost(&rig, plan.len()).await?;
     let figures = Figures {
+        cost,
         imbalance: mean(&samples),
         hit_rate: total("/prefix_hits") / total("/prefix_queries").max(1.0),
         ttft_p90: quantile(&sorted(seen.ttft.clone()), 0.9),
     };
     Ok((figures, seen))
+}
+
+/// Reads what the exchange cost from the metrics of all gateways.
+async fn cost(rig: &Rig, requests: usize) -> anyhow::Result<Cost> {
+    let mut cost = Cost::default();
+    for gateway in rig.fleets() {
+        let text = gateway.metrics().await?;
+        let sum = |name: &str| metrics_text::sum(&text, name);
+        cost.messages += sum("pointsman_replicas_messages_total") / requests.max(1) as f64;
+        cost.bytes += sum("pointsman_replicas_bytes_total") / requests.max(1) as f64;
+        cost.memory = cost.memory.max(Memory::of(gateway.gateway.pid())?.resident);
+    }
+    Ok(cost)
 }
 
 /// Returns the busiest engine's number of requests divided by the mean, if the mean is at least one.
@@ -107,7 +141,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// Compares three gateways with one, seed by seed.
+/// Compares the gateways with one, seed by seed.
 fn judge(all: &[[Figures; 3]], checks: &mut Checks) {
     type Read = fn(&Figures) -> f64;
     let figures: [(&str, Read, bool); 3] = [
@@ -132,8 +166,8 @@ impl Case {
     fn name(self) -> &'static str {
         match self {
             Self::One => "one gateway",
-            Self::Exchange => "three with exchange",
-            Self::Apart => "three without",
+            Self::Exchange => "several with exchange",
+            Self::Apart => "several without",
         }
     }
 }
@@ -157,6 +191,7 @@ mod tests {
             imbalance: 1.2 * factor,
             hit_rate: 0.5 / factor,
             ttft_p90: 100.0 * factor,
+            cost: Cost::default(),
         };
         let judged = |exchange: f64, apart: f64| {
             let mut checks = Checks::default();

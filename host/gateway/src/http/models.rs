@@ -1,5 +1,7 @@
 //! `GET /v1/models` and `GET /v1/models/{id}`: which models can be served now (B3).
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     body::Body,
@@ -7,20 +9,24 @@ use axum::{
     http::{HeaderMap, Request as HttpRequest, Response},
     response::IntoResponse,
 };
+use pointsman_workers::{ModelName, Snapshot};
 use serde_json::{Value, json};
 
 use super::{DataThread, arrival::Arrival, auth, peer::Sender, request_id};
 use crate::{
     openai::{error::ApiError, short_text::shortened},
-    orchestrate::{availability::servable_models, no_worker_registered},
+    orchestrate::{
+        availability::{context_length, servable_models},
+        no_worker_registered,
+    },
 };
 
 /// Lists the models.
 pub(super) async fn list(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
     let (headers, sender) = (request.headers().clone(), Arrival::of(request.extensions()).sender);
     let models = async {
-        let names = allowed(&thread, &headers, &sender).await?;
-        let data: Vec<_> = names.iter().map(describe).collect();
+        let models = allowed(&thread, &headers, &sender).await?;
+        let data: Vec<_> = models.names.iter().map(|name| models.describe(name)).collect();
         Ok(json!({ "object": "list", "data": data }))
     };
     answer(models.await, &headers)
@@ -34,24 +40,38 @@ pub(super) async fn one(
 ) -> Response<Body> {
     let (headers, sender) = (request.headers().clone(), Arrival::of(request.extensions()).sender);
     let model = async {
-        let names = allowed(&thread, &headers, &sender).await?;
-        let found = names.iter().find(|name| **name == id).map(describe);
-        let none = thread.state.get().registry.snapshot().workers().is_empty();
+        let models = allowed(&thread, &headers, &sender).await?;
+        let found = models.names.iter().find(|name| **name == id).map(|name| models.describe(name));
+        let none = models.snapshot.workers().is_empty();
         let missing = || if none { no_worker_registered() } else { ApiError::ModelNotFound(shortened(&id)) };
         found.ok_or_else(missing)
     };
     answer(model.await, &headers)
 }
 
-/// The models, for a client that may know them.
-async fn allowed(thread: &DataThread, headers: &HeaderMap, sender: &Sender) -> Result<Vec<String>, ApiError> {
-    let state = thread.state.get();
-    auth::authorize_client(&state, headers, sender).await?;
-    Ok(servable_models(&state.registry.snapshot(), &state.settings))
+/// The models that can be served.
+struct Models {
+    names: Vec<String>,
+    snapshot: Arc<Snapshot>,
 }
 
-fn describe(name: &String) -> Value {
-    json!({ "id": name, "object": "model", "created": 0, "owned_by": "pointsman" })
+/// Returns the models, for a client that may know them.
+async fn allowed(thread: &DataThread, headers: &HeaderMap, sender: &Sender) -> Result<Models, ApiError> {
+    let state = thread.state.get();
+    auth::authorize_client(&state, headers, sender).await?;
+    let snapshot = state.registry.snapshot();
+    Ok(Models { names: servable_models(&snapshot, &state.settings), snapshot })
+}
+
+impl Models {
+    /// Returns the description of a model, with the length of its context where vLLM and SGLang have it.
+    fn describe(&self, name: &str) -> Value {
+        let mut card = json!({ "id": name, "object": "model", "created": 0, "owned_by": "pointsman" });
+        if let Some(length) = context_length(&self.snapshot, &ModelName::new(name)) {
+            card["max_model_len"] = length.into();
+        }
+        card
+    }
 }
 
 fn answer(answered: Result<Value, ApiError>, headers: &HeaderMap) -> Response<Body> {

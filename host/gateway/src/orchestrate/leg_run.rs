@@ -69,6 +69,16 @@ pub(crate) enum LegBooking {
 /// A booking that a task shares with its request.
 pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
 
+impl LegRun {
+    /// Notes why the leg failed. An engine's own refusal says more than another engine that did not answer
+    /// after it.
+    pub(super) fn fails(&mut self, cause: ApiError, has_answered: bool) {
+        if has_answered || !matches!(self.failure, Some(ApiError::Engine { .. })) {
+            self.failure = Some(cause);
+        }
+    }
+}
+
 impl LegBooking {
     pub(super) fn is_some(&self) -> bool {
         match self {

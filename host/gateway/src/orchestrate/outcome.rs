@@ -13,7 +13,7 @@ use super::{
     quarantine::acquit,
     refusals::Refusals,
     relay, stored,
-    worker_outcome::{note_failure, note_success},
+    worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
     connectors::{PrefillAnswer, connector_for},
@@ -236,15 +236,26 @@ impl Drive {
             return Head::Failed(self.answer_failed(error.into()));
         }
         self.bind(self.legs.answering());
+        // Other workers, which failed before, do not matter any more.
+        let run = &mut self.runs.answering;
+        (run.failure, run.refusals) = (None, Refusals::default());
         Head::Stream(head)
     }
 
-    /// Reads why an engine answered without a stream.
+    /// Reads an answer that is not the stream that was asked for. Some servers ignore `stream` for some
+    /// requests: then the whole answer is the client's, unless it has the beginning of a stream.
     pub(super) async fn no_stream(&mut self, head: Response<Body>) -> Event {
         let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
         let pause = self.state.settings.leg_timeouts.pause();
-        let refusal = tokio::time::timeout_at(self.deadline, refusal(head, shown, pause)).await;
-        self.answer_failed(refusal.unwrap_or(CallError::Protocol("the stream has no events".to_owned())))
+        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause)).await;
+        let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
+        match read.unwrap_or(Err(CallError::Protocol("the stream has no events".to_owned()))) {
+            Ok(Some(whole)) if is_taken => self.answered_whole(whole),
+            Ok(_) => self.answer_failed(CallError::Protocol(format!(
+                "expected text/event-stream, got content type `{shown}`"
+            ))),
+            Err(error) => self.answer_failed(error),
+        }
     }
 
     /// Turns the failure of the leg that answers into an event.
@@ -272,6 +283,9 @@ impl Drive {
         if let Some(candidate) = &candidate {
             let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
             note_failure(&self.state, leg, (candidate, sent), &error, is_poison);
+            if lacks_model(&error) {
+                candidate.worker.note_restart();
+            }
         }
         self.account.leg_ended(leg, Err(error.kind()));
         self.attempts.note_failure(candidate.as_ref().map(id_of));
@@ -285,6 +299,7 @@ impl Drive {
                 self.suspect_decode();
             }
         }
+        let has_answered = is_poison || matches!(error, CallError::Status { .. } | CallError::Protocol(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {
@@ -297,7 +312,7 @@ impl Drive {
         if let Some(candidate) = &candidate {
             run.refusals.note(refusal, &cause, &candidate.worker);
         }
-        run.failure = Some(cause);
+        run.fails(cause, has_answered);
         self.free(leg);
         Event::Failed(leg, failed)
     }
@@ -316,7 +331,7 @@ impl Drive {
         let Some(candidate) = &self.runs[leg].candidate else { return };
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));
-        self.state.programs.answered(&self.routing_request, candidate, self.account.tokens());
+        self.state.programs.answered(&mut self.routing_request, candidate, self.account.tokens());
         acquit(&self.state, &self.request);
         if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
@@ -370,15 +385,15 @@ fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
     is_value && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok()
 }
 
-/// Error of an answer that should have been a stream: an error object, or another body.
-async fn refusal(head: Response<Body>, content_type: String, pause: PauseLimits) -> CallError {
-    let unexpected = format!("expected text/event-stream, got content type `{content_type}`");
-    if !content_type.to_ascii_lowercase().starts_with("application/json") {
-        return CallError::Protocol(unexpected);
+/// Reads an answer that should have been a stream, if it is JSON.
+async fn read_json(head: Response<Body>, pause: PauseLimits) -> Result<Option<Response<Bytes>>, CallError> {
+    if !content_type(&head).to_ascii_lowercase().starts_with(b"application/json") {
+        return Ok(None);
     }
-    match upstream::collect(head.into_body(), Some(pause)).await {
-        Ok(body) if sse::look(&body).error => CallError::of_error_body(&body),
-        Ok(_) => CallError::Protocol(unexpected),
-        Err(error) => error,
+    let (head, body) = head.into_parts();
+    let body = upstream::collect(body, Some(pause)).await?;
+    if sse::look(&body).error {
+        return Err(CallError::of_error_body(&body));
     }
+    Ok(Some(Response::from_parts(head, body)))
 }

@@ -33,12 +33,12 @@ impl Drive {
 
     /// Finds and books workers for the rest of the answer. Returns whether there are some.
     pub(super) fn plan_move(&mut self) -> bool {
-        self.tried_and_left().is_some_and(|tried| self.book_both(&tried))
+        self.tried_and_left().is_some_and(|tried| self.book_both(&tried).is_ok())
     }
 
-    fn book_both(&mut self, tried: &[CandidateId]) -> bool {
-        self.planned_move = self.find_both(tried).map(Box::new);
-        self.planned_move.is_some()
+    fn book_both(&mut self, tried: &[CandidateId]) -> Result<(), RouteError> {
+        self.planned_move = Some(Box::new(self.find_both(tried)?));
+        Ok(())
     }
 
     /// Finds and books workers for the rest of a stream that is paused, which may go back to the worker that
@@ -47,10 +47,8 @@ impl Drive {
         // Workers joined and left while the stream was paused.
         self.snapshot = self.state.registry.snapshot();
         let tried = self.attempts.tried().to_vec();
-        match self.legs_of_rest().iter().try_for_each(|leg| self.preview(*leg, &tried)) {
-            Ok(()) => !self.book_both(&tried),
-            Err(error) => error.is_back_pressure(),
-        }
+        let free = self.legs_of_rest().iter().try_for_each(|leg| self.preview(*leg, &tried));
+        free.and_then(|()| self.book_both(&tried)).is_err_and(|error| error.is_back_pressure())
     }
 
     /// Ends the plan: from now on, legs are routed as always.
@@ -69,32 +67,31 @@ impl Drive {
         }
     }
 
-    fn find_both(&self, tried: &[CandidateId]) -> Option<PlannedMove> {
+    fn find_both(&self, tried: &[CandidateId]) -> Result<PlannedMove, RouteError> {
         let answering = self.answering();
-        let book = |leg, other| match self.ask(leg, &self.elsewhere(leg, other, tried), false, &mut None) {
-            Ok(Found::Worker(routed)) => Some(routed),
-            Ok(Found::Place(_)) | Err(_) => None,
-        };
+        let book = |leg, other| self.book_worker(leg, &self.elsewhere(leg, other, tried), &mut None);
         let id = |routed: &Routed| Some(id_of(&routed.candidate));
+        let mut planned = PlannedMove::default();
         if answering == Leg::Aggregated {
-            return Some(PlannedMove { answering: Some(book(answering, None)?), ..PlannedMove::default() });
+            planned.answering = Some(book(answering, None)?);
+            return Ok(planned);
         }
         if self.legs.first_leg() == Leg::Decode {
             let decode = book(Leg::Decode, None)?;
-            let prefill = book(Leg::Prefill, id(&decode))?;
-            return Some(PlannedMove { prefill: Some(prefill), answering: Some(decode), place: None });
+            planned.prefill = Some(book(Leg::Prefill, id(&decode))?);
+            planned.answering = Some(decode);
+            return Ok(planned);
         }
         let prefill = book(Leg::Prefill, None)?;
-        let mut planned = PlannedMove::default();
-        if self.executor.traits(&prefill.candidate)?.handoff == HandoffKind::Completed {
+        let handoff = self.executor.traits(&prefill.candidate).map(|traits| traits.handoff);
+        if handoff == Some(HandoffKind::Completed) {
             let query = self.elsewhere(Leg::Decode, id(&prefill), tried);
-            let Ok(Found::Place(place)) = self.ask(Leg::Decode, &query, true, &mut None) else { return None };
-            planned.place = place;
+            planned.place = self.reserve_place(Leg::Decode, &query, &mut None)?;
         } else {
             planned.answering = Some(book(Leg::Decode, id(&prefill))?);
         }
         planned.prefill = Some(prefill);
-        Some(planned)
+        Ok(planned)
     }
 
     /// Workers that were tried, and the one that the stream leaves.
@@ -127,7 +124,7 @@ impl Drive {
     /// Asks for a leg's worker without a record: the legs are booked when all of them have one.
     fn preview(&self, leg: Leg, tried: &[CandidateId]) -> Result<(), RouteError> {
         let question = Query { request_id: None, ..self.elsewhere(leg, None, tried) };
-        self.ask(leg, &question, true, &mut None).map(drop)
+        self.reserve_place(leg, &question, &mut None).map(drop)
     }
 
     /// The query for another worker. `other`: the worker of the other leg, if it is known.

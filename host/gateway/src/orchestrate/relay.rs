@@ -147,6 +147,9 @@ impl Relay {
             && let Poll::Ready(event) = self.drive.poll_prefill(cx)
         {
             self.prefill_ended();
+            if matches!(event, Event::Failed(..)) && self.client_has_nothing() {
+                self.drive.legs.begin_again();
+            }
             self.report(event);
             return Poll::Ready(());
         }

@@ -96,30 +96,48 @@ impl Drive {
     fn find(&mut self, leg: Leg, refused: &mut Option<RefusedDecision>) -> Result<Found, RouteError> {
         match self.take_planned(leg) {
             Some(found) => Ok(found),
-            None => self.ask(leg, &self.query(leg), self.legs.reserves(), refused),
+            None if self.legs.reserves() => {
+                self.reserve_place(leg, &self.query(leg), refused).map(Found::Place)
+            }
+            None => self.book_worker(leg, &self.query(leg), refused).map(Found::Worker),
         }
     }
 
-    /// Asks the router for a leg's worker, or reserves a place.
-    pub(super) fn ask(
+    /// Asks the router for a leg's worker, and books it.
+    pub(super) fn book_worker(
         &self,
         leg: Leg,
         query: &Query<'_>,
-        reserves: bool,
         refused: &mut Option<RefusedDecision>,
-    ) -> Result<Found, RouteError> {
-        let router = &self.state.router;
-        let purpose = if reserves { Purpose::Preview } else { Purpose::Route };
-        let (over, fallback) = match leg {
-            Leg::Decode => router.decode_config(query, purpose),
-            _ => (RouterConfigOverride::default(), None),
-        };
-        if reserves {
-            return router.reserve(query, &over, refused).map(Found::Place);
-        }
+    ) -> Result<Routed, RouteError> {
+        let (over, fallback) = self.override_of(leg, query, Purpose::Route);
         let metrics = &self.state.metrics;
         fallback.into_iter().for_each(|reason| metrics.fell_back(SlotKind::DecodeOverride, reason));
-        router.route_noting(query, &over, refused).map(Found::Worker)
+        self.state.router.route_noting(query, &over, refused)
+    }
+
+    /// Asks the router whether a leg could have a worker, and reserves a place on it.
+    pub(super) fn reserve_place(
+        &self,
+        leg: Leg,
+        query: &Query<'_>,
+        refused: &mut Option<RefusedDecision>,
+    ) -> Result<Option<ReservedPlace>, RouteError> {
+        let (over, _) = self.override_of(leg, query, Purpose::Preview);
+        self.state.router.reserve(query, &over, refused)
+    }
+
+    /// Returns the decode override's configuration of a leg, and why that fell back.
+    fn override_of(
+        &self,
+        leg: Leg,
+        query: &Query<'_>,
+        purpose: Purpose,
+    ) -> (RouterConfigOverride, Option<&'static str>) {
+        match leg {
+            Leg::Decode => self.state.router.decode_config(query, purpose),
+            Leg::Prefill | Leg::Aggregated => (RouterConfigOverride::default(), None),
+        }
     }
 
     /// Gives up a handoff whose prefill engine died or freed its blocks. Returns whether there was one.

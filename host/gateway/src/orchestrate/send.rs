@@ -21,7 +21,7 @@ use super::{
     executor::Executor,
     leg_run::LegAnswer,
     prefill_call::{PrefillCall, Prefilled},
-    target,
+    stored, target,
     whole_estimate::WholeEstimate,
 };
 use crate::{
@@ -148,7 +148,8 @@ impl Drive {
             .extend(self.request.form.as_ref().map(|form| (header::CONTENT_TYPE, form.content_type.clone())));
         let to = Destination::new(spec, self.request.endpoint.path());
         let worker = candidate.worker.clone();
-        let upstream = if leg == Leg::Decode { self.upstream.at_most_once() } else { self.upstream.clone() };
+        let is_sent_once = leg == Leg::Decode || stored::may_store(&self.request);
+        let upstream = if is_sent_once { self.upstream.at_most_once() } else { self.upstream.clone() };
         let streams = self.request.stream && !consume;
         self.begin_estimate(leg, streams);
         let limits = self.state.settings.leg_timeouts;

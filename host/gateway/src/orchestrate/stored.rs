@@ -17,6 +17,7 @@ use crate::{
     connectors::{LegContext, RequestToken, Target, leg_headers},
     openai::{
         error::ApiError,
+        lax::Flag,
         request::{Endpoint, Request},
         request_error::read,
         seen,
@@ -45,6 +46,13 @@ pub(crate) struct StoredCall<'a> {
     pub(crate) tenant: Option<u64>,
     /// The caller's `authorization`, where engines get it.
     pub(crate) authorization: Option<&'a HeaderValue>,
+}
+
+/// Returns whether an engine may store the answer to a request, and store it twice if it gets the request
+/// twice.
+pub(super) fn may_store(request: &Request) -> bool {
+    let is_response = request.endpoint == Endpoint::Responses;
+    is_response && !matches!(read(&request.body, "store"), Ok(Some(Flag(false))))
 }
 
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns

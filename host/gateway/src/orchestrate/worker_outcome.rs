@@ -1,9 +1,13 @@
 //! Tells workers how the legs that they ran ended.
 
+use http::StatusCode;
 use pointsman_workers::{Candidate, Leg};
 use tokio::time::Instant;
 
-use crate::{state::State, upstream::CallError};
+use crate::{
+    state::State,
+    upstream::{CallError, text},
+};
 
 /// Counts a leg that succeeded, and reports it to its worker.
 pub(super) fn note_success(state: &State, leg: Leg, candidate: &Candidate) {
@@ -44,7 +48,34 @@ pub(super) fn note_failure(
         }
         CallError::Timeout(_) => worker.note_timeout(),
         CallError::Broken(_) => worker.note_restart(),
-        CallError::Status { status, .. } if *status == http::StatusCode::NOT_FOUND => worker.note_restart(),
         _ => {}
+    }
+}
+
+/// Returns whether an engine says that it does not have the model: it may have restarted with another one.
+/// Any other 404 is about the request, for example about its path or a stored response.
+pub(super) fn lacks_model(error: &CallError) -> bool {
+    let CallError::Status { status: StatusCode::NOT_FOUND, body, .. } = error else { return false };
+    text(body).to_ascii_lowercase().contains("model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_404_about_the_model_says_that_the_engine_lacks_it() {
+        let lacks = |status: u16, body: &'static str| {
+            let status = StatusCode::from_u16(status).unwrap();
+            let (content_type, retry_after, body) = (None, None, body.into());
+            lacks_model(&CallError::Status { status, content_type, retry_after, body, in_body: false })
+        };
+        // B5.7
+        assert!(lacks(404, r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#));
+        assert!(lacks(404, r#"{"error":"Model 'tiny' not found, try pulling it first"}"#));
+        assert!(!lacks(400, r#"{"error":{"message":"The model `tiny` does not exist."}}"#));
+        let others =
+            [r#"{"detail":"Not Found"}"#, r#"{"error":{"message":"Response with id 'a' not found."}}"#, ""];
+        assert!(!others.iter().any(|body| lacks(404, body)));
     }
 }

@@ -3,7 +3,6 @@
 
 use std::sync::Arc;
 
-use pointsman_orchestration::Admission;
 use pointsman_routing::{Decider, Decisions, Learning, LegTimes, Receipt, RefusedDecision, RoutingRequest};
 use pointsman_workers::{ModelName, PerLeg};
 use tokio::time::{Duration, Instant};
@@ -28,13 +27,13 @@ mod trace;
 use legs::OpenLeg;
 use log::LogDraft;
 pub(crate) use override_record::OverrideRecord;
+use quota::Quota;
 use stream_failures::StreamFailure;
 
 use crate::{
     budget::Share,
     openai::request::{Endpoint, Request},
     openai::sse::Usage,
-    tenant_limits::Reservation,
 };
 
 /// Record of one request. Dropping it writes it.
@@ -94,10 +93,8 @@ pub(crate) struct Account {
     stream_failures: Vec<StreamFailure>,
     /// The request's share of the memory limit for all bodies.
     body: Option<Share>,
-    /// Admission by the queue.
-    admission: Option<Admission>,
-    /// Reservation of a part of the tenant's limits.
-    reservation: Option<Reservation>,
+    /// The request's place among those in flight, and its part of the tenant's limits.
+    quota: Quota,
     /// Fields of the access log besides the outcome.
     origin: Option<Arc<Request>>,
     /// The decision log, and the fields of the request's entry.
@@ -163,8 +160,7 @@ impl Account {
             paused: Duration::ZERO,
             stream_failures: Vec::new(),
             body: None,
-            admission: None,
-            reservation: None,
+            quota: Quota::default(),
             origin: None,
             log: None,
             trace: None,

@@ -137,7 +137,7 @@ impl Lab<'_> {
         if token.last {
             run.tag = None;
             let programs = &self.gateways.of(number).programs;
-            programs.answered(&flight.request, &run.candidate, token.number);
+            programs.answered(&mut flight.request, &run.candidate, token.number);
             run.candidate.load().observe_outcome(true);
             run.candidate.worker.note_outcome(true);
             if token.number > 1 {

@@ -81,7 +81,7 @@ async fn f11_candidates_hold_the_longest_request_of_a_running_program() {
     programs.routed(&mut first, &here, NONE);
     // F11.4: the prompt counts at once, the answer when it has ended.
     assert_eq!((held(&request(&programs, 7, None, 1)), sums()), (vec![(1, 1_600)], (1_600, 0)));
-    programs.answered(&first, &here, 320);
+    programs.answered(&mut first, &here, 320);
     let mut other = request(&programs, 6, None, 800);
     programs.routed(&mut other, &here, [30, 10, 0]);
     // Later, the program's own tokens are cached, too.
@@ -98,9 +98,18 @@ async fn f11_candidates_hold_the_longest_request_of_a_running_program() {
     // The other program does not run any more.
     assert_eq!((held(&request(&programs, 6, None, 1)), sums()), (vec![], (1_920, 800)));
     programs.ended(&child);
+    assert_eq!(facts(&request(&programs, 8, None, 1)).0, 7, "it was not answered");
+    programs.answered(&mut child, &there, 0);
+    programs.ended(&child);
     assert_eq!((facts(&request(&programs, 8, None, 1)).0, sums()), (8, (1_920, 800)));
+    let mut second = request(&programs, 7, None, 1_600);
+    programs.routed(&mut second, &here, NONE);
     programs.ended(&first);
     // F11.6
+    assert_eq!((facts(&request(&programs, 7, None, 1)), sums()), ((7, 0, None), (0, 0)));
+    programs.routed(&mut second, &there, NONE);
+    programs.answered(&mut second, &here, 320);
+    // F11.6: the program has ended
     assert_eq!((facts(&request(&programs, 7, None, 1)), sums()), ((7, 0, None), (0, 0)));
 }
 

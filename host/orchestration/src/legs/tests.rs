@@ -850,6 +850,10 @@ enum Happening {
     DecodeWorkersDie,
     /// The prefill engine dies after its answer.
     PrefillDies,
+    /// An event without a token came, such as one that tells the role.
+    StreamBegins,
+    /// A leg fails while the client has the head of the answer, and no event.
+    FailsWithoutEvent(Leg, Failed),
 }
 
 /// State outside the state machine: legs in flight, and what each may do next.
@@ -868,7 +872,9 @@ struct World {
     token: bool,
     finish: bool,
     relayed: bool,
-    /// The rest of an answer is generated elsewhere, and no token of it came.
+    /// An event of the answer came, or the answer is the rest of one.
+    begun: bool,
+    /// The rest of an answer is generated elsewhere, and no token of it came; or the client has no event.
     resumes: bool,
     continuations: u32,
     moves: u32,
@@ -904,6 +910,7 @@ impl World {
             token: false,
             finish: false,
             relayed: false,
+            begun: false,
             resumes: false,
             continuations: 0,
             moves: 0,
@@ -970,7 +977,7 @@ impl World {
                 // I14.1
                 assert!(self.relayed && self.token && !self.gone && self.answers == 0, "{self:?}");
                 assert!(!self.owed && self.routing.is_none());
-                (self.resumes, self.token) = (true, false);
+                (self.resumes, self.begun, self.token) = (true, true, false);
                 self.continuations += 1;
             }
             A::Lose(lost) => self.lose(lost),
@@ -1056,15 +1063,31 @@ impl World {
             events.push(E::ClientGone);
         }
         let mut happenings: Vec<_> = events.into_iter().map(Happening::Reported).collect();
+        if self.decode && self.head && self.relayed && waits && !self.begun {
+            let of = |leg| move |failed| Happening::FailsWithoutEvent(leg, failed);
+            happenings.extend([RETRYABLE_SENT, FATAL, BROKE].map(of(Leg::Decode)));
+            happenings.extend(failures.map(of(Leg::Prefill)).into_iter().filter(|_| self.prefill));
+            happenings.push(Happening::StreamBegins);
+        }
         happenings.extend(self.decode_lives.then_some(Happening::DecodeWorkersDie));
         happenings.extend((self.prefill_lives && self.owed).then_some(Happening::PrefillDies));
         happenings
     }
 
     /// Changes the world. Returns the event that the driver reports.
-    fn happen(&mut self, happening: Happening) -> Option<Event> {
+    fn happen(&mut self, legs: &mut Legs, happening: Happening) -> Option<Event> {
         let event = match happening {
             Happening::Reported(event) => event,
+            Happening::StreamBegins => {
+                (self.begun, self.resumes) = (true, false);
+                legs.stream_began();
+                return None;
+            }
+            Happening::FailsWithoutEvent(leg, failed) => {
+                self.resumes = true;
+                legs.begin_again();
+                E::Failed(leg, failed)
+            }
             Happening::DecodeWorkersDie => {
                 self.decode_lives = false;
                 return None;
@@ -1090,7 +1113,9 @@ impl World {
             }
             E::PrefillWasAll | E::Failed(Leg::Prefill, _) => self.prefill = false,
             E::Head => self.head = true,
-            E::FirstToken => (self.token, self.owed, self.resumes) = (true, false, false),
+            E::FirstToken => {
+                (self.token, self.owed, self.resumes, self.begun) = (true, false, false, true);
+            }
             E::FinishSeen => self.finish = true,
             E::Ended => (self.decode, self.owed) = (false, false),
             E::Failed(_, failed) => {
@@ -1117,7 +1142,7 @@ impl World {
     fn step(&mut self, legs: &mut Legs, choice: u8) -> Option<Event> {
         let possible = self.possible();
         assert!(!possible.is_empty(), "nothing can happen any more: {legs:?} {self:?}");
-        let event = self.happen(possible[choice as usize % possible.len()])?;
+        let event = self.happen(legs, possible[choice as usize % possible.len()])?;
         legs.on(event).into_iter().for_each(|action| self.perform(action));
         Some(event)
     }

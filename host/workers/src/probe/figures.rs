@@ -42,8 +42,8 @@ pub(super) struct Figures {
     pub(super) waiting: Option<u32>,
     pub(super) kv_usage: Option<f32>,
     pub(super) kv_tokens: Option<u64>,
-    /// Whether the engine sleeps. An engine without this metric is awake.
-    pub(super) asleep: bool,
+    /// Whether the engine sleeps.
+    pub(super) asleep: Option<bool>,
     pub(super) progress: EngineProgress,
     /// When the process started, seconds since 1970.
     started: Option<f64>,
@@ -95,7 +95,8 @@ pub(super) fn figures(metrics: &[u8]) -> Figures {
         add(&FINISHED, &sample, &mut progress.finished_requests);
         add(&STEP_TOKENS, &sample, &mut progress.step_tokens);
         if is_one_of(sample.name, &SLEEP_STATE) {
-            figures.asleep |= sample.label("sleep_state") == Some("awake") && sample.value == 0.0;
+            let sleeps = sample.label("sleep_state") == Some("awake") && sample.value == 0.0;
+            figures.asleep = Some(sleeps || figures.asleep == Some(true));
         } else if sample.name == "process_start_time_seconds" {
             figures.started = Some(figures.started.map_or(sample.value, |other| other.max(sample.value)));
         } else if is_one_of(sample.name, &CREATED) {
@@ -192,7 +193,7 @@ mod tests {
     fn figures_of_a_real_engine_are_read() {
         let read = figures(include_bytes!("../../../../tests/fixtures/engines/metrics.txt"));
         assert_eq!((read.running, read.waiting, read.kv_usage), (Some(0), Some(0), Some(0.0)));
-        assert_eq!((read.progress.prompt_tokens, read.asleep), (Some(1_306), false));
+        assert_eq!((read.progress.prompt_tokens, read.asleep), (Some(1_306), Some(false)));
         assert_eq!((read.started, read.created), (Some(1.7952338661e9), Some(1.795233966858278e9)));
     }
 
@@ -204,7 +205,7 @@ mod tests {
         // It counts streamed and whole answers apart.
         assert_eq!((read.progress.prompt_tokens, read.kv_tokens), (Some(77), Some(0)));
         let read = figures(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));
-        assert_eq!((read.running, read.waiting, read.asleep), (Some(0), Some(0), false));
+        assert_eq!((read.running, read.waiting, read.asleep), (Some(0), Some(0), Some(false)));
         assert!(read.kv_usage.is_some() && read.started.is_some(), "{read:?}");
     }
 
@@ -263,7 +264,8 @@ mod tests {
             };
             figures((of("awake", awake) + &of("discard_all", 0)).as_bytes()).asleep
         };
-        assert_eq!((state(1), state(0)), (false, true));
+        assert_eq!((state(1), state(0)), (Some(false), Some(true)));
+        assert_eq!(figures(b"vllm:num_requests_running 1\n").asleep, None);
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub(super) struct Models {
     pub(super) names: Vec<String>,
     /// Those of the names that are adapters of a model: they have a parent.
     pub(super) adapters: Vec<String>,
+    /// Longest context of each model that has one, tokens. An adapter has that of its parent.
+    pub(super) lengths: Vec<(String, u32)>,
     pub(super) owner: Option<String>,
 }
 
@@ -32,6 +34,17 @@ struct Model {
     owned_by: Option<String>,
     #[serde(default)]
     parent: Value,
+    #[serde(default)]
+    max_model_len: Value,
+}
+
+impl List {
+    fn length(&self, model: &Model) -> Option<u32> {
+        let parent = || self.data.iter().find(|parent| model.parent.as_str() == Some(&parent.id));
+        let own = |model: &Model| model.max_model_len.as_u64();
+        let length = own(model).or_else(|| own(parent()?))?;
+        u32::try_from(length).ok().filter(|length| *length > 0)
+    }
 }
 
 /// Parses the response of `/v1/models`.
@@ -40,7 +53,9 @@ pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
     let adapters = list.data.iter().filter(|model| model.parent.is_string());
     let adapters = adapters.map(|model| model.id.clone()).collect();
-    Ok(Models { adapters, names: list.data.into_iter().map(|model| model.id).collect(), owner })
+    let lengths = list.data.iter().filter_map(|model| Some((model.id.clone(), list.length(model)?)));
+    let lengths = lengths.collect();
+    Ok(Models { adapters, lengths, names: list.data.into_iter().map(|model| model.id).collect(), owner })
 }
 
 /// Parses the engine ids by rank from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id":
@@ -129,6 +144,12 @@ pub(super) fn vllm_version(body: &[u8]) -> Option<String> {
     }
     let Version { version } = serde_json::from_slice(body).ok()?;
     Some(short(&version)).filter(|version| !version.is_empty())
+}
+
+/// Parses vLLM's `/is_sleeping`.
+pub(super) fn is_sleeping(body: &[u8]) -> bool {
+    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+    answer.get("is_sleeping") == Some(&Value::Bool(true))
 }
 
 /// Cuts a name that an engine reports.
@@ -225,11 +246,24 @@ mod tests {
         let models = models(include_bytes!("../../../../tests/fixtures/engines/models.json")).unwrap();
         assert_eq!(
             models,
-            Models { names: vec!["tiny".into()], adapters: vec![], owner: Some("vllm".into()) }
+            Models {
+                names: vec!["tiny".into()],
+                adapters: vec![],
+                lengths: vec![("tiny".into(), 2_048)],
+                owner: Some("vllm".into())
+            }
         );
         let metrics = include_bytes!("../../../../tests/fixtures/engines/metrics.txt");
         let facts = vllm_facts(metrics);
         assert_eq!((facts.block_size, facts.total_blocks, facts.connector), (Some(32), Some(32_768), None));
+    }
+
+    #[test]
+    fn an_adapter_has_the_context_of_its_parent_and_other_values_count_as_none() {
+        let list = br#"{"data":[{"id":"a","max_model_len":4096},{"id":"a-1","parent":"a"},
+            {"id":"b","max_model_len":"long"},{"id":"c","max_model_len":0},{"id":"d","parent":"x"}]}"#;
+        let lengths = models(list).unwrap().lengths;
+        assert_eq!(lengths, [("a".to_owned(), 4_096), ("a-1".to_owned(), 4_096)]);
     }
 
     #[test]
@@ -270,7 +304,9 @@ mod tests {
     fn facts_of_a_real_decode_engine_of_vllm_with_nixl_are_parsed() {
         let names =
             models(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/prefill-models.json"));
-        let expected = Models { names: vec!["tiny".into()], adapters: vec![], owner: Some("vllm".into()) };
+        let lengths = vec![("tiny".into(), 2_048)];
+        let expected =
+            Models { names: vec!["tiny".into()], adapters: vec![], lengths, owner: Some("vllm".into()) };
         assert_eq!(names.unwrap(), expected);
         let facts =
             vllm_facts(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/decode-metrics.txt"));

@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use super::{
     MAX_LOAD_FAILURES, Probe, Response,
     figures::{Figures, figures},
+    parse,
 };
 use crate::{columns::EngineLoad, id::Engine};
 
@@ -16,6 +17,12 @@ pub(super) fn metrics_path(engine: Engine) -> Option<&'static str> {
         Engine::Trtllm => Some("/prometheus/metrics"),
         Engine::Openai => None,
     }
+}
+
+/// Returns where an engine says whether it sleeps, if its metrics do not: vLLM with its endpoints for
+/// development, to which that for sleep belongs.
+pub(super) fn sleep_path(engine: Engine) -> Option<&'static str> {
+    (engine == Engine::Vllm).then_some("/is_sleeping")
 }
 
 impl Probe {
@@ -31,7 +38,10 @@ impl Probe {
             }
             answer => answer.body().ok().flatten().map(|body| figures(&body)),
         };
-        if let Some(figures) = read {
+        if let Some(mut figures) = read {
+            if figures.asleep.is_none() {
+                figures.asleep = self.ask_whether_asleep().await;
+            }
             self.observe(figures);
             if figures.has_load() {
                 self.load_failures = 0;
@@ -47,6 +57,20 @@ impl Probe {
         }
     }
 
+    /// Asks an engine whose metrics do not tell whether it sleeps; `None`: it did not answer now. One that
+    /// cannot be asked is awake.
+    async fn ask_whether_asleep(&mut self) -> Option<bool> {
+        let Some(path) = self.sleep_path else { return Some(false) };
+        match self.get(path).await {
+            Response::Ok(body) => Some(parse::is_sleeping(&body)),
+            Response::Absent => {
+                self.sleep_path = None;
+                Some(false)
+            }
+            _ => None,
+        }
+    }
+
     /// Notes what the metrics say of the process, apart from its load.
     pub(super) fn observe(&mut self, figures: Figures) {
         let earlier = self.figures.replace(figures);
@@ -55,9 +79,11 @@ impl Probe {
             self.worker.note_restart();
         }
         self.worker.note_signs(figures.signs());
-        if self.worker.set_asleep(figures.asleep) {
-            self.log(if figures.asleep { "asleep" } else { "awake" }, "");
-            if figures.asleep {
+        if let Some(asleep) = figures.asleep
+            && self.worker.set_asleep(asleep)
+        {
+            self.log(if asleep { "asleep" } else { "awake" }, "");
+            if asleep {
                 // An engine that falls asleep drops its cache.
                 self.index.forget_records(self.worker.id());
             }

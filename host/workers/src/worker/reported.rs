@@ -7,6 +7,7 @@ use super::{Health, Worker};
 use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
+    id::ModelName,
 };
 
 impl Worker {
@@ -49,6 +50,18 @@ impl Worker {
         let block_size = value(self.spec.block_size, facts.block_size);
         self.ranks.iter().for_each(|rank| rank.view().set_capacity(total_blocks, block_size));
         self.facts.store(Arc::new(facts));
+    }
+
+    /// Returns the longest context of a model, tokens, if the engine reports it.
+    #[must_use]
+    pub fn context_length(&self, model: &ModelName) -> Option<u32> {
+        let lengths = self.context_lengths.load();
+        lengths.iter().find(|(name, _)| name == model.as_str()).map(|(_, length)| *length)
+    }
+
+    /// Stores the longest context of each model that the engine reports.
+    pub(crate) fn set_context_lengths(&self, lengths: Vec<(String, u32)>) {
+        self.context_lengths.store(Arc::new(lengths));
     }
 
     /// Returns the engine's load figures, if they were read. They count for all of its ranks together.

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs a rival of `cargo xtask bench gateway` until it is ended: rivals.sh NAME. Variables: PYTHON of the environment with
-# the rival; PORT and METRICS_PORT to listen on; DIR for its files; the engines' URLs in PREFILL (empty when they serve
-# whole requests) and SERVING; BOOTSTRAP with the ports of prefill engines; EVENTS with a URL=ADDRESS of KV events for
-# each engine; TOKENIZER, a directory.
+# Runs a rival of `cargo xtask bench gateway` until it is ended: rivals.sh NAME. Variables: PYTHON of the environment
+# with the rival; PORT and METRICS_PORT to listen on; DIR for its files; the engines' URLs in PREFILL (empty when they
+# serve whole requests) and SERVING; BOOTSTRAP with the ports of prefill engines; EVENTS with a URL=ADDRESS of KV events
+# for each engine; TOKENIZER, a directory.
 set -euo pipefail
 
 # Sets `engines` to the flags that name the engines.
@@ -39,9 +39,9 @@ case $1 in
       --kv-event-model tiny "${events[@]}" --worker-urls $SERVING
     ;;
   # NVIDIA Dynamo's frontend in KV mode, with its fastest settings: the faster of its tokenizers, a cache of encoded
-  # prefixes, and no log line for a request. It uses its own protocol to its engines. These are its mockers, which compute
-  # nothing: as many as a scenario has engines, so fast that every prefill takes less than a millisecond. (With the ratio
-  # 0, which means infinite in the help text, version 1.6.0 runs in real time.)
+  # prefixes, and no log line for a request. It uses its own protocol to its engines. These are its mockers, which
+  # compute nothing: as many as a scenario has engines, so fast that every prefill takes less than a millisecond. (With
+  # the ratio 0, which means infinite in the help text, version 1.6.0 runs in real time.)
   dynamo+mocker)
     mkdir -p "$DIR/model"
     ln -s "$(realpath "$TOKENIZER")"/* "$DIR/model"

@@ -44,6 +44,8 @@ export function spark({ at, lines, now, span = spanOf(at, now), low = 0, top, ma
     points.forEach((line, place) => svg.append(draw("path", { class: `line${place}`, d: path(line) })));
   }
   const node = make(`div.spark${kind}`, { role: "img", "aria-label": label }, svg);
+  const most = Math.max(...values);
+  if (at.length > 1 && most > low) node.append(make("small", { style: { bottom: `${100 - y(most)}%` } }, format(most)));
   for (const { at_ms: time, label: mark, isBad } of marks.filter((one) => one.at_ms >= now - span)) {
     node.append(make(`i.mark${isBad ? ".bad" : ""}${mark.length > 1 ? ".many" : ""}`, { "data-number": mark, style: { left: `${x(time).toFixed(1)}%` } }));
   }

@@ -30,7 +30,8 @@ export function fleet(root, [colour]) {
     view[key] = value;
     paint(view, legend, blocks, about);
   };
-  const controls = make("div.head.controls", null, choice("Colour by", Object.entries(SCALES).map(([key, { name }]) => [key, name]), view.by, set("by")), choice("Order", [["name", "by name"], ["value", "highest first"]], view.order, set("order")), input);
+  view.colours = choice("Colour by", Object.entries(SCALES).map(([key, { name }]) => [key, name]), view.by, set("by"));
+  const controls = make("div.head.controls", null, view.colours, choice("Order", [["name", "by name"], ["value", "highest first"]], view.order, set("order")), input);
   put(root, title, make("div.cols", null, make("section.card", null, controls, legend, blocks, about), side));
   return {
     kinds: ["fleet"],
@@ -84,6 +85,8 @@ function sorted(role, { by, order }) {
 function paint(view, legend, blocks, about) {
   const scale = SCALES[view.by];
   const cells = store.workers.length >= MIN_CELLS;
+  // A table has the figures themselves.
+  view.colours.hidden = !cells;
   legend.hidden = !cells;
   about.hidden = !cells;
   render(legend, view.by, () => [scale.names.map((name, level) => name && make("span", null, make(`i.f${level}`), name)), make("span", null, make("i.off"), "not eligible")]);

@@ -105,7 +105,7 @@ function signals() {
   const now = Date.now(), at = [...minutes.map((one) => one.at_ms), now];
   const of = (key) => [...minutes, stats].map((one) => (one[key] === undefined ? null : one[key]));
   const shares = [...minutes, stats].map(({ requests_per_second: rate, errors_per_second: errors }) => (rate ? 1 - errors / rate : null));
-  const numbered = chartMarks(now), ends = [minute(now - spanOf(at, now)), minute(now)];
+  const span = spanOf(at, now), numbered = chartMarks(now, span), ends = [minute(now - span), minute(now)];
   const line = (label, lines, format, more) => spark({ at, lines, now, marks: numbered, label: `${label} in the last hour`, format, ...more });
   const latency = (name) => ["p50", "p90", "p99"].map((quantile) => [...timeParts(stats[`${name}_${quantile}_ms`]), quantile]);
   const ms = (value) => timeParts(value).join(" ");
@@ -116,7 +116,7 @@ function signals() {
     signal("success", "Success", [success === null ? ["–", ""] : percent(success, 2).split(" ")], `${number(stats.errors_per_second, 1)}/s failed, ${number(stats.refusals_per_second, 1)}/s refused`, line("Success", [shares], (value) => percent(value, 2), { low: Math.min(0.99, lowest - (1 - lowest) * 0.2), top: 1.0005 }), ends),
     signal("ttft", "Time to first token", latency("ttft"), null, line("Time to first token", ["p50", "p90", "p99"].map((one) => of(`ttft_${one}_ms`)), ms), ends),
     signal("itl", "Time per token", latency("itl"), null, line("Time per token", ["p50", "p90", "p99"].map((one) => of(`itl_${one}_ms`)), ms), ends),
-    signal("cache", "Cache hits", [percent(stats.cached_share).split(" ")], `${percent(stats.predicted_share)} predicted`, line("Cache hits", [of("cached_share")], percent, { top: 1 }), ends),
+    signal("cache", "Cache hits", [percent(stats.cached_share).split(" ")], stats.predicted_share ? `${percent(stats.predicted_share)} predicted` : "none predicted", line("Cache hits", [of("cached_share")], percent, { top: 1 }), ends),
     signal("queue", "Queue", [[number(stats.queue.waiting), "waiting"]], [tip("output", "output"), ` ${number(stats.output_tokens_per_second)} tokens/s`], line("Requests in the queue", [waiting], number, { top: Math.max(4, ...waiting) * 1.1 }), ends));
 }
 

@@ -88,15 +88,15 @@ export function openRefusals(slot) {
   return slot.refusals.filter((one) => !settled(one)).reverse();
 }
 
-/** Marks of changes that are closer than this are one, milliseconds. */
-const CLOSE = 90e3;
+/** Marks of changes that are closer than this are one, as a share of the chart's span. */
+const CLOSE = 1 / 8;
 
-/** The changes as marks of a chart: those next to each other are one. */
-export function chartMarks(now) {
+/** The changes as marks of a chart that shows `span` milliseconds: those whose numbers would touch are one. */
+export function chartMarks(now, span) {
   const found = [];
   for (const { at_ms: at, number, isBad } of marks(now)) {
     const last = found.at(-1);
-    if (last && at - last.at_ms < CLOSE) Object.assign(last, { to: number, isBad: last.isBad || isBad });
+    if (last && at - last.at_ms < CLOSE * span) Object.assign(last, { to: number, isBad: last.isBad || isBad });
     else found.push({ at_ms: at, number, to: number, isBad });
   }
   return found.map((mark) => ({ ...mark, label: mark.to > mark.number ? `${mark.number}–${mark.to}` : `${mark.number}` }));

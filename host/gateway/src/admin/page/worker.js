@@ -60,7 +60,7 @@ function heading({ spec, models, health, draining, stuck, ranks }, row) {
 
 function signals({ worker: { engine_load: engine, total_blocks: blocks, ranks }, hour }, row, recorded) {
   const now = Date.now(), last = store.minutes.slice(-hour.legs.length).map((one) => one.at_ms);
-  const at = [...last, now], numbered = chartMarks(now), ends = [minute(now - spanOf(at, now)), minute(now)];
+  const at = [...last, now], span = spanOf(at, now), numbered = chartMarks(now, span), ends = [minute(now - span), minute(now)];
   const line = (label, values, format, options) => spark({ at, lines: [[...values.slice(-last.length), values.now]], now, marks: numbered, label: `${label} in the last hour`, format, ...options });
   const with_ = (values, present) => Object.assign([...values], { now: present });
   const ttft = Math.max(0, ...ranks.map((rank) => rank.ttft_ewma_us)) / 1e3 || null, itl = Math.max(0, ...ranks.map((rank) => rank.itl_ewma_us)) / 1e3 || null;
@@ -75,7 +75,7 @@ function signals({ worker: { engine_load: engine, total_blocks: blocks, ranks },
     row.role === "decode"
       ? signal("workerItl", "Time per token", [timeParts(itl)], compared(itl, store.stats?.itl_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), (value) => `TTFT ${millis(value)}`), ends)
       : signal("workerTtft", row.role === "prefill" ? "Prefill leg" : "Time to first token", [timeParts(ttft)], row.role === "prefill" ? "until its answer" : compared(ttft, store.stats?.ttft_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), millis), ends),
-    signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(" ")], found ? `${percent(found.predicted)} predicted; ${percent(store.stats?.cached_share)} in all` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar("reported", found.reported), bar("predicted", found.predicted)]), ["latest requests", ""]),
+    signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(" ")], found ? `${found.predicted ? percent(found.predicted) : "none"} predicted; ${percent(store.stats?.cached_share)} in all` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar("reported", found.reported), bar("predicted", found.predicted)]), ["latest requests", ""]),
     signal("errors", "Errors", [percent(row.error_ppm / 1e6, 1).split(" ")], failures(recorded), line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.error_ppm / 1e6), (value) => percent(value, 1), { top: Math.max(0.01, row.error_ppm / 1e6, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
 }
 

@@ -114,7 +114,7 @@ impl Relay {
     }
 
     /// Whether the client reads a stream of which no event came: it has the head, and comments at most.
-    fn client_has_nothing(&self) -> bool {
+    pub(super) fn client_has_nothing(&self) -> bool {
         let has_nothing = !self.begun && !self.closed && self.resumption.seam.is_none();
         has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
     }
@@ -214,7 +214,6 @@ impl Relay {
         (self.read_at, self.event_at, self.begun) = (now, now, false);
         self.resumption.is_pending = false;
         self.resumption.moving.changes_worker();
-        self.drive.runs.answering.failure = None;
         self.resumption.seam.iter_mut().for_each(Seam::asks_again);
         if let Some(cached) = self.resumption.seam.as_ref().and_then(|seam| seam.cached_tokens) {
             // The prefill of the rest found the first one's prompt in a cache.

@@ -18,10 +18,17 @@ impl Drop for Account {
     fn drop(&mut self) {
         self.settle();
         self.count_open_legs();
-        self.metrics.inflight.dec();
-        if self.discarded {
-            return;
+        if !self.discarded {
+            self.report();
         }
+        // Last: a gateway that drains ends when no request is in flight, and by then this one is counted.
+        self.metrics.inflight.dec();
+    }
+}
+
+impl Account {
+    /// Adds the request to everything that tells of requests.
+    fn report(&self) {
         self.report_decisions();
         let took = self.started.elapsed();
         self.observe_times(took);
@@ -32,9 +39,7 @@ impl Drop for Account {
         self.finish_trace();
         self.log();
     }
-}
 
-impl Account {
     /// Returns the time to first token, if there was a token.
     fn ttft(&self) -> Option<Duration> {
         self.first_token.map(|first| first - self.started)

@@ -9,6 +9,17 @@ use crate::{
     budget::Share, openai::rate_limit::Exceeded, openai::request::Endpoint, tenant_limits::Reservation,
 };
 
+/// The parts of a request in the queue and in its tenant's limits.
+#[derive(Debug, Default)]
+pub(super) struct Quota {
+    /// Admission by the queue.
+    admission: Option<Admission>,
+    /// Input and output tokens for which earlier admissions of the request charged its tenant.
+    charged: (u64, u64),
+    /// Reservation of a part of the tenant's limits.
+    reservation: Option<Reservation>,
+}
+
 impl Account {
     /// Returns the size of the request's body.
     #[must_use]
@@ -18,12 +29,12 @@ impl Account {
 
     /// Keeps the queue's admission until the request ends.
     pub(crate) fn admitted(&mut self, admission: Admission) {
-        self.admission = Some(admission);
+        self.quota.admission = Some(admission);
     }
 
     /// Keeps a reservation of the tenant's limits until the request ends.
     pub(crate) fn reserved(&mut self, reservation: Option<Reservation>) {
-        self.reservation = reservation;
+        self.quota.reservation = reservation;
     }
 
     /// Reserves the tokens that the request may need.
@@ -35,25 +46,32 @@ impl Account {
         request: &RoutingRequest,
         endpoint: Endpoint,
     ) -> Result<(), Box<Exceeded>> {
-        let Some(reservation) = &mut self.reservation else { return Ok(()) };
+        let Some(reservation) = &mut self.quota.reservation else { return Ok(()) };
         let output = if endpoint.streams() { estimated_output(request) } else { 0 };
         reservation.tokens(u64::from(request.prompt_tokens), output)
     }
 
     /// Adds the headers with the client's limits.
     pub(crate) fn add_limit_headers(&self, headers: &mut HeaderMap) {
-        if let Some(reservation) = &self.reservation {
+        if let Some(reservation) = &self.quota.reservation {
             reservation.headers().write(headers);
         }
     }
 
+    /// Gives the request's admission back. Its tenant is charged for the tokens that were used since the
+    /// admission before.
+    pub(super) fn give_back_admission(&mut self) {
+        let Some(mut admission) = self.quota.admission.take() else { return };
+        let ((input, output), (input_before, output_before)) = (self.used_tokens(), self.quota.charged);
+        admission.used(input.saturating_sub(input_before), output.saturating_sub(output_before));
+        self.quota.charged = (input, output);
+    }
+
     /// Replaces the request's reserved estimate of tokens with the tokens that it used.
     pub(super) fn settle(&mut self) {
+        self.give_back_admission();
         let (input, output) = self.used_tokens();
-        if let Some(mut admission) = self.admission.take() {
-            admission.used(input, output);
-        }
-        if let Some(mut reservation) = self.reservation.take() {
+        if let Some(mut reservation) = self.quota.reservation.take() {
             reservation.used(input, output);
         }
     }

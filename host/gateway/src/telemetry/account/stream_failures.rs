@@ -49,15 +49,13 @@ impl Account {
         }
     }
 
-    /// Records that the stream pauses, and gives the request's admission back: its tenant is charged for all
-    /// tokens when the rest ends.
+    /// Records that the stream pauses, and gives the request's admission back: its rest needs another one,
+    /// which it does not get if its client leaves.
     pub(crate) fn pauses(&mut self, answering: Leg) {
         self.moved(answering);
         // The worker of the rest is not slow because the stream was paused.
         self.block_began = None;
-        if let Some(mut admission) = self.admission.take() {
-            admission.used(0, 0);
-        }
+        self.give_back_admission();
     }
 
     /// Records that a pause ended.
