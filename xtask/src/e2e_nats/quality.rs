@@ -1,4 +1,5 @@
-//! Compares one gateway, several gateways that exchange their load, and as many that do not, under the same load.
+//! Compares one gateway, several gateways that exchange their load, and as many that do not, under the same
+//! load.
 
 use std::{path::Path, time::Duration};
 
