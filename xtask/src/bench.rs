@@ -1,7 +1,7 @@
 //! `bench`: compares routers with each other, and counts instructions. `cargo bench` runs criterion's
 //! benches.
 
-pub(crate) mod gateway;
+mod gateway;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {

@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(&mut doc)?;
     let mut skipped = optional()?;
     skipped.extend(no_book);
-    sh::run(&mut models(2))?;
+    sh::run(&mut models())?;
     tests()?;
     for line in &skipped {
         sh::status(line);
@@ -53,11 +53,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Returns the command that runs the loom model checker on the data that threads share without a lock.
 /// `tests/models` is a separate workspace, because it compiles the host's files with `cfg(loom)`.
-pub(crate) fn models(preemptions: u32) -> Command {
+fn models() -> Command {
     let mut cargo = sh::cargo();
     cargo.args(["run", "--release", "--quiet", "--locked", "--manifest-path", "tests/models/Cargo.toml"]);
     cargo.arg("--target-dir").arg(fleet::target_dir().join("models"));
-    cargo.args(["--", "--preemptions", &preemptions.to_string()]);
     cargo
 }
 

@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     decisions::{Decisions, now_us},
     fleet::{self, Fleet, Process},
-    load::{Arrivals, Load, Recorder, Running, STEADY, Target},
+    load::{Arrivals, Load, Recorder, Running, Target},
     proc::Memory,
     sh,
     stats::quantile,
@@ -236,7 +236,7 @@ impl<S: Server> Rig<S> {
         let recorder = Arc::<Recorder>::default();
         let address = self.fleet.gateway.listening();
         let target = Target { address, authority: None, instance: 1 };
-        let load = Load { arrivals: Arrivals::Paced(self.args.2.into(), 8), ..STEADY };
+        let load = Load { arrivals: Arrivals::Paced(self.args.2.into(), 8), ..Load::default() };
         let running = recorder.start(load, &target)?;
         Ok((recorder, running))
     }

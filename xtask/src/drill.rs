@@ -1,4 +1,4 @@
-//! `drill`: runs real processes under load and causes faults. Each scenario is a row of a table. The row also
+//! `drill`: runs real processes under load and causes faults. Each scenario is a row of a table, which also
 //! contains the requirements for the end.
 
 use std::{path::Path, time::Duration};
@@ -7,10 +7,9 @@ use anyhow::ensure;
 
 pub(crate) use self::{
     rig::Rig,
-    scenario::FleetSpec,
-    timelines::replicas::{LARGE, REPLICAS},
+    scenario::{FleetSpec, Scenario},
 };
-use self::{run::Options, scenario::Scenario};
+use self::{run::Options, scenario::Scenarios};
 use crate::{
     fleet, setup, sh,
     table::{Checks, columns},
@@ -28,7 +27,6 @@ mod run;
 mod scenario;
 #[cfg(test)]
 mod tests;
-mod timelines;
 
 /// Maximum time from the repair of a fault until everything works again.
 const HEAL: Duration = Duration::from_secs(15);
@@ -58,71 +56,17 @@ pub(crate) struct Args {
     only: String,
 }
 
-/// Way in which a row runs.
-enum How {
-    /// Phases over time.
-    Timeline(&'static Scenario),
-    /// Cases that run during a steady load.
-    Engines,
-    Clients,
-    Hostile,
+/// Returns all scenarios.
+pub(crate) fn scenarios() -> anyhow::Result<Vec<Scenario>> {
+    let all: Scenarios = toml::from_str(include_str!("../drill/scenarios.toml"))?;
+    Ok(all.row)
 }
-
-/// A scenario.
-pub(crate) struct Row {
-    pub(crate) name: &'static str,
-    pub(crate) purpose: &'static str,
-    /// Time limit in `nightly`, minutes.
-    pub(crate) minutes: u64,
-    /// Duration of the last phase in `nightly`, minutes; `None` for the scenario's own.
-    pub(crate) nightly: Option<&'static str>,
-    /// Programs that the scenario needs besides those of the repository.
-    pub(crate) needs: &'static [&'static str],
-    how: How,
-}
-
-const fn row(name: &'static str, minutes: u64, how: How, purpose: &'static str) -> Row {
-    Row { name, purpose, minutes, nightly: None, needs: &[], how }
-}
-
-/// All scenarios.
-#[rustfmt::skip]
-pub(crate) const ROWS: &[Row] = &[
-    row("faults", 30, How::Timeline(&timelines::FAULTS), "10,000 requests while 5 % of all legs meet a fault"),
-    row("disconnect-notice", 10, How::Timeline(&timelines::DISCONNECT_NOTICE),
-        "2,000 clients that leave: engines notice within 100 ms"),
-    row("disconnect-vllm", 10, How::Timeline(&timelines::DISCONNECT_VLLM),
-        "2,000 clients that leave: committed handoffs are pulled, nothing is stranded"),
-    row("disconnect-sglang", 10, How::Timeline(&timelines::DISCONNECT_SGLANG),
-        "2,000 clients that leave: bootstrap rooms are used once, nothing is stranded"),
-    row("engines", 30, How::Engines, "80 kinds of misbehaviour of engines on every leg, kills and stops"),
-    row("clients", 20, How::Clients, "malformed, slow, unread and abandoned requests, floods of HTTP/2"),
-    row("hostile", 60, How::Hostile, "bad policies of every kind under load, three passes"),
-    row("reloads", 20, How::Timeline(&timelines::RELOADS),
-        "1,000 policy reloads under load: none fails, decisions stay quick, memory stays"),
-    row("overload", 20, How::Timeline(&timelines::OVERLOAD),
-        "ten times the capacity for five minutes: goodput, memory, refusals, recovery"),
-    row("fairness-equal", 5, How::Timeline(&timelines::fairness::EQUAL),
-        "two tenants, one sends 20 times as much: equal shares"),
-    row("fairness-weighted", 5, How::Timeline(&timelines::fairness::WEIGHTED),
-        "two tenants, one sends 20 times as much: shares of 3 to 1"),
-    row("fairness-first-tokens", 8, How::Timeline(&timelines::fairness::FIRST_TOKENS),
-        "the light tenant's first tokens come as soon as without the heavy one"),
-    row("soak", 150, How::Timeline(&timelines::SOAK),
-        "everything changes for two hours: no unexplained error, nothing grows"),
-    Row { nightly: Some("15"), needs: &["nats-server", "etcd"],
-        ..row("chaos", 40, How::Timeline(&timelines::replicas::CHAOS),
-            "three gateways; engines, gateways, NATS, etcd and networks fail at random") },
-    Row { needs: &["nats-server"],
-        ..row("replicas", 10, How::Timeline(&REPLICAS),
-            "three gateways; an engine, NATS, a gateway and a network fail in turn") },
-];
 
 /// Runs scenarios one after another. Returns an error when a requirement was not met.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     if args.list {
-        let cells = |row: &Row| vec![row.name.to_owned(), row.purpose.to_owned(), row.needs.join(", ")];
-        columns(&ROWS.iter().map(cells).collect::<Vec<_>>()).iter().for_each(|line| sh::print(line));
+        let cells = |row: &Scenario| vec![row.name.clone(), row.purpose.clone(), row.needs.join(", ")];
+        columns(&scenarios()?.iter().map(cells).collect::<Vec<_>>()).iter().for_each(|line| sh::print(line));
         return Ok(());
     }
     ensure!(args.scale > 0.0, "--scale {}: expected a number above 0", args.scale);
@@ -133,7 +77,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     let mut failed = Vec::new();
     for row in rows {
         sh::print(&format!("\n## {}: {}\n", row.name, row.purpose));
-        if let Err(error) = one(row, args, &bin).await {
+        if let Err(error) = one(&row, args, &bin).await {
             sh::status(&format!("{}: {error:#}", row.name));
             failed.push(row.name);
         }
@@ -142,29 +86,31 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn one(row: &Row, args: &Args, bin: &Path) -> anyhow::Result<()> {
+async fn one(row: &Scenario, args: &Args, bin: &Path) -> anyhow::Result<()> {
     let mut checks = Checks::default();
-    match row.how {
-        How::Timeline(scenario) => {
+    match row.name.as_str() {
+        "engines" => engines::run(&args.only, bin, &mut checks).await?,
+        "clients" => clients::run(&args.only, args.scale, bin, &mut checks).await?,
+        "hostile" => hostile::run(&args.only, args.seed, bin, &mut checks).await?,
+        _ => {
             let options = Options { minutes: args.minutes, scale: args.scale, seed: args.seed };
-            run::run(scenario, bin, options, &mut checks).await?;
+            run::run(row, bin, options, &mut checks).await?;
         }
-        How::Engines => engines::run(&args.only, bin, &mut checks).await?,
-        How::Clients => clients::run(&args.only, args.scale, bin, &mut checks).await?,
-        How::Hostile => hostile::run(&args.only, args.seed, bin, &mut checks).await?,
     }
     checks.finish()
 }
 
-/// Returns rows by their names or by the beginning of their names.
-pub(crate) fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Row>> {
-    let fits = |row: &Row, name: &str| {
+/// Returns scenarios by their names or by the beginning of their names.
+pub(crate) fn choose(names: &[String]) -> anyhow::Result<Vec<Scenario>> {
+    let fits = |row: &Scenario, name: &str| {
         row.name == name || row.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'))
     };
+    let mut rows = scenarios()?;
     for name in names {
-        let all: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
-        let known = ROWS.iter().any(|row| fits(row, name));
+        let all: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        let known = rows.iter().any(|row| fits(row, name));
         ensure!(known, "no scenario is called `{name}`: expected {}", all.join(", "));
     }
-    Ok(ROWS.iter().filter(|row| names.iter().any(|name| fits(row, name))).collect())
+    rows.retain(|row| names.iter().any(|name| fits(row, name)));
+    Ok(rows)
 }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::{
     fleet::{self, EngineSpec, Fleet, Process, free_port},
-    load::{Arrivals, Kind, Load, Prompt, Recorder, Running, STEADY, Target},
+    load::{Arrivals, Kind, Load, Prompt, Recorder, Running, Target},
     metrics_text::sum_with,
     poll::until,
     proc, setup, sh,
@@ -146,11 +146,11 @@ fn start(
 ) -> anyhow::Result<(Arc<Recorder>, Running)> {
     let load = Load {
         arrivals: Arrivals::Clients(clients),
-        kinds: &[Kind::Stream],
+        kinds: vec![Kind::Stream],
         prompt: Prompt::Distinct(u64::MAX),
         tokens: (args.tokens, args.tokens),
         requests,
-        ..STEADY
+        ..Load::default()
     };
     let recorder = Arc::<Recorder>::default();
     let target = Target { address: address.to_owned(), authority: None, instance: 1 };

@@ -1,6 +1,6 @@
 //! `e2e-nats`: compares several gateways that exchange their load over the real NATS server with one gateway,
-//! and with as many gateways that do not exchange it. All processes are real, and each case gets the same load.
-//! `drill replicas` tests failures of such gateways.
+//! and with as many gateways that do not exchange it. All processes are real, and each case gets the same
+//! load. `drill replicas` tests failures of such gateways.
 
 use crate::{fleet, table::Checks};
 
@@ -21,8 +21,8 @@ pub(crate) struct Args {
     /// Eight gateways and 120 engines instead of three and six.
     #[arg(long)]
     large: bool,
-    /// Conversations of agents, which grow with each turn, instead of prompts with common beginnings. Each turn
-    /// goes to a random gateway.
+    /// Conversations of agents, which grow with each turn, instead of prompts with common beginnings. Each
+    /// turn goes to a random gateway.
     #[arg(long)]
     agents: bool,
 }

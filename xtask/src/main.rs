@@ -10,7 +10,6 @@ use pointsman_rig::{client, load, machine, metrics_text, poll, proc, stats, tabl
 
 use crate::real_engines::{engines::Kind, pair};
 
-mod api_fuzz;
 mod bench;
 mod book;
 mod certificates;
@@ -21,29 +20,21 @@ mod digest;
 mod discovery;
 mod drill;
 mod e2e_envoy;
-mod e2e_image;
 mod e2e_kv;
 mod e2e_nats;
-mod e2e_sdk;
-mod e2e_wheel;
 mod fleet;
-mod lab_dynamo;
 mod lab_fidelity;
-mod lab_scale;
 mod lab_suite;
 mod nats;
 mod nightly;
-mod package;
 mod page;
 mod policies;
-mod profile;
 mod real_engines;
 mod setup;
 mod sh;
 mod shadow;
 mod spec;
 mod structure;
-mod tls_scan;
 
 /// Developer and set-up commands of Pointsman.
 #[derive(Debug, Parser)]
@@ -69,8 +60,6 @@ enum Command {
     Nightly(nightly::Args),
     /// Compare the gateway with other routers, or count its instructions.
     Bench(bench::Args),
-    /// Build the files of a release: programs, Debian package, image, wheel, SBOM and digests.
-    Package(package::Args),
     /// Build every policy into target/policies.
     Policies(policies::Args),
     /// List every clause of docs/behaviour.md with the assertions that prove it.
@@ -79,18 +68,10 @@ enum Command {
     Drill(drill::Args),
     /// Compare the decisions of a shadow policy with those of the same policy on the recorded receipts.
     Shadow(shadow::Args),
-    /// Compare the lab with NVIDIA Dynamo's offline replay on the same trace.
-    LabDynamo(lab_dynamo::Args),
     /// Play a trace through a gateway with simulated engines and through the lab, and compare.
     LabFidelity(lab_fidelity::Args),
-    /// Simulate a million requests on a thousand engines within 8 GB.
-    LabScale(lab_scale::Args),
     /// Compare the default policy with every shipped rival on a fixed matrix of traffic and fleets.
     LabSuite(lab_suite::Args),
-    /// Call every endpoint with the OpenAI and Anthropic Python SDKs through a gateway.
-    E2eSdk,
-    /// Compare answers to generated requests with the OpenAPI documents (schemathesis).
-    ApiFuzz(api_fuzz::Args),
     /// Run real vLLM prefill and decode engines (NIXL, on CPU) behind the gateway.
     E2eVllm(pair::Args),
     /// Run real vLLM prefill and decode engines (Mooncake over TCP, on CPU) behind the gateway.
@@ -107,12 +88,6 @@ enum Command {
     E2eEnvoy(e2e_envoy::Args),
     /// Compare one gateway with three that exchange their load over the real NATS, and three that do not.
     E2eNats(e2e_nats::Args),
-    /// Run the image of `package` without rights and with a read-only root; needs podman and root.
-    E2eImage(e2e_image::Args),
-    /// Install a wheel of `package` into a fresh environment and call its programs; needs python3.
-    E2eWheel(e2e_wheel::Args),
-    /// Scan the TLS of both listeners with testssl.sh.
-    TlsScan(tls_scan::Args),
     /// Test the admin page in Chromium and write docs/page.png; needs Chromium, node and npm.
     Page,
 }
@@ -144,28 +119,20 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Book(args) => book::run(&args),
         Command::Nightly(args) => nightly::run(&args),
         Command::Bench(args) => bench::run(&args).await,
-        Command::Package(args) => package::run(&args).await,
         Command::Policies(args) => policies::run(&args),
         Command::Spec(args) => spec::run(&args),
         Command::Drill(args) => drill::run(&args).await,
         Command::Shadow(args) => shadow::run(&args).await,
-        Command::LabDynamo(args) => lab_dynamo::run(&args),
         Command::LabFidelity(args) => lab_fidelity::run(&args).await,
-        Command::LabScale(args) => lab_scale::run(&args).await,
         Command::LabSuite(args) => lab_suite::run(&args),
         Command::E2eEtcd(args) => discovery::run_etcd(&args).await,
         Command::E2eKubernetes(args) => discovery::run_kubernetes(&args).await,
         Command::E2eEnvoy(args) => e2e_envoy::run(&args).await,
         Command::E2eNats(args) => e2e_nats::run(&args).await,
-        Command::E2eImage(args) => e2e_image::run(&args).await,
-        Command::E2eWheel(args) => e2e_wheel::run(&args),
-        Command::E2eSdk => e2e_sdk::run().await,
-        Command::ApiFuzz(args) => api_fuzz::run(&args).await,
         Command::E2eVllm(args) => pair::run(&args, Kind::VllmNixl).await,
         Command::E2eMooncake(args) => pair::run(&args, Kind::VllmMooncake).await,
         Command::E2eSglang(args) => pair::run(&args, Kind::Sglang).await,
         Command::E2eKv(args) => e2e_kv::run(&args).await,
-        Command::TlsScan(args) => tls_scan::run(&args),
         Command::Page => page::run().await,
     }
 }
@@ -189,6 +156,21 @@ mod tests {
                     let known = drill::choose(&[scenario.to_owned()]);
                     assert!(known.is_ok(), "{}: `cargo xtask drill {scenario}`", file.display());
                 }
+            }
+        }
+    }
+
+    /// The project does not own this name in PyPI, so anyone could publish a package under it.
+    #[test]
+    fn no_document_installs_a_package_of_that_name_from_an_index() {
+        for file in sh::tracked_files(".md").unwrap() {
+            let text = std::fs::read_to_string(sh::root().join(&file)).unwrap_or_default();
+            for command in
+                ["pip install ", "pip3 install ", "pipx install ", "tool install ", "uvx ", "--from "]
+            {
+                let named = text.split(command).skip(1).find(|rest| rest.starts_with("pointsman"));
+                let named = named.map(|rest| rest.lines().next().unwrap_or_default());
+                assert_eq!(named, None, "{}: `{command}`", file.display());
             }
         }
     }

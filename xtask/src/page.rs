@@ -68,7 +68,7 @@ pub(crate) async fn run() -> anyhow::Result<()> {
 }
 
 /// Finds a browser; returns an error that names what is missing.
-pub(crate) fn requirements() -> anyhow::Result<PathBuf> {
+fn requirements() -> anyhow::Result<PathBuf> {
     let chosen = std::env::var_os("CHROMIUM").map(PathBuf::from);
     let found = chosen.or_else(|| BROWSERS.iter().map(PathBuf::from).find(|path| path.exists()));
     let npm = sh::succeeds(Command::new("npm").arg("--version"));

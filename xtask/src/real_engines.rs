@@ -1,4 +1,4 @@
-//! Code that the commands with real engines share: engines as processes, Python environments, and the checks
+//! Code that the commands with real engines share: engines as processes, and the checks
 //! of a prefill and a decode engine behind the gateway.
 
 use std::{path::Path, process::Command, time::Duration};
@@ -12,11 +12,7 @@ use crate::{
 mod checks;
 mod continuations;
 pub(crate) mod engines;
-mod install;
 pub(crate) mod pair;
-mod venv;
-
-use venv::Venv;
 
 /// Maximum time until an engine is ready. Two engines that share two cores need some minutes.
 const BOOT: Duration = Duration::from_secs(600);

@@ -19,13 +19,17 @@ pub(crate) fn root() -> PathBuf {
 /// run again, and a hundred crates would be compiled again, when cargo is called first by xtask and then
 /// directly.
 pub(crate) fn cargo() -> Command {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    without_cargo_variables(Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())))
+}
+
+/// Returns a command in the workspace's root that may call cargo; [`cargo`] says why.
+pub(crate) fn without_cargo_variables(mut command: Command) -> Command {
     let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_xtask)) {
-        cargo.env_remove(name);
+        command.env_remove(name);
     }
-    cargo.current_dir(root());
-    cargo
+    command.current_dir(root());
+    command
 }
 
 /// Runs a command until it ends, with its output on the terminal.

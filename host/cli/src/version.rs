@@ -3,7 +3,7 @@
 /// Release, as in `Cargo.toml`.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Release, followed by `+` and the commit if the build knew it: `0.1.0+6032306ab12c`. `cargo xtask package`
+/// Release, followed by `+` and the commit if the build knew it: `0.1.0+6032306ab12c`. `deploy/package.sh`
 /// sets the variable; a build script that asked git would run again after each commit.
 pub const VERSION: &str = match option_env!("POINTSMAN_VERSION") {
     Some(version) if !version.is_empty() => version,

@@ -10,6 +10,7 @@ use std::{
 };
 
 use futures_util::{StreamExt as _, future::join_all, stream};
+use serde::Deserialize;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
@@ -18,13 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 mod recorder;
 
-pub use recorder::{Answer, End, Kind, Load, Prompt, Recorder, STEADY, Target, latency_ms};
+pub use recorder::{Answer, End, Kind, Load, Prompt, Recorder, Target, latency_ms};
 
 /// Requests that one load has open at most. More means that answers do not come.
 pub const MAX_OPEN: usize = 2_000;
 
 /// When requests are sent.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
+#[serde(rename_all = "kebab-case")]
 pub enum Arrivals {
     /// So many a second, whatever happens to them (open loop).
     Rate(f64),
@@ -33,7 +35,7 @@ pub enum Arrivals {
     /// By so many clients, each of which sends its next request after an answer (closed loop).
     Clients(u32),
     /// As `Clients`, but the clients begin one after the other, spread evenly over this time.
-    Ramped(u32, Duration),
+    Ramped(u32, #[serde(with = "humantime_serde")] Duration),
 }
 
 /// A request that is due.

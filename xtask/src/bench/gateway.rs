@@ -60,6 +60,10 @@ pub(crate) struct Args {
     /// direct calls.
     #[arg(long)]
     tls: bool,
+    /// Only send a scenario of each shape to the gateway, and end it with SIGTERM: `deploy/package.sh` counts
+    /// branches meanwhile.
+    #[arg(long, conflicts_with_all = ["scenarios", "rivals", "versus", "tokenizer", "tls"])]
+    train: bool,
     /// File to append one line of JSON to, for each router and scenario.
     #[arg(long, default_value = "target/bench/gateway.jsonl")]
     out: PathBuf,
@@ -73,6 +77,9 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         ensure!(binary.is_file(), "--versus: {} does not exist", binary.display());
     }
     setup::run()?;
+    if args.train {
+        return train(&fleet::build("release")?).await;
+    }
     if routers::nginx_program().is_none() {
         sh::status("nginx is not installed and takes no part: apt-get install nginx-light");
     }
@@ -84,14 +91,13 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         tls: args.tls,
         config: "",
     };
-    let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some());
-    ensure!(!chosen.is_empty(), "no scenario is called {:?}: expected {}", args.scenarios, scenario::names());
+    let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some())?;
     let out = sh::root().join(&args.out);
     std::fs::create_dir_all(out.parent().context("--out names no file")?)?;
     let mut out = std::fs::OpenOptions::new().append(true).create(true).open(out)?;
     let commit = sh::commit();
     let mut comparison = Vec::new();
-    for scenario in chosen {
+    for scenario in &chosen {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
         let before = MachineUse::now();
         let mut rounds = Vec::new();
@@ -110,7 +116,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
             sh::print(&warning);
         }
         versus::print_rivals(&rounds);
-        comparison.push(versus::row(scenario.name, &rounds));
+        comparison.push(versus::row(&scenario.name, &rounds));
     }
     if args.versus.is_some() {
         versus::print(&comparison);
@@ -122,7 +128,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
 const SHAPES: [&str; 8] = ["a", "b", "c", "d", "e", "e2", "f", "g"];
 
 /// Sends a scenario of each shape to the gateway of `bin`, and ends it with SIGTERM.
-pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
+async fn train(bin: &Path) -> anyhow::Result<()> {
     let programs = Programs {
         bin: bin.to_owned(),
         versus: None,
@@ -131,7 +137,7 @@ pub(crate) async fn serve_all(bin: &Path) -> anyhow::Result<()> {
         tls: false,
         config: "",
     };
-    for scenario in scenario::choose(&SHAPES.map(str::to_owned), false) {
+    for scenario in &scenario::choose(&SHAPES, false)? {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
         let engines = Engines::start(scenario, &programs.bin, dir.path())?;

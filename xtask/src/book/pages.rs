@@ -7,31 +7,43 @@
 use std::{
     collections::HashMap,
     fs,
-    io::{Read as _, Write as _},
+    io::Write as _,
     path::{Component, Path, PathBuf},
 };
 
 use anyhow::Context as _;
+use regex::{Captures, Regex};
 use serde_json::Value;
 
 use crate::sh;
 
-/// For each file of the repository in the book: its page, and its heading if the page includes several files.
-type Places = HashMap<PathBuf, (PathBuf, String)>;
+/// A line that includes another file.
+const INCLUDE: &str = r"(?m)^\{\{#include (\S+)\}\}$";
+/// Code, which stays as it is, or a link: its text and its target.
+const LINK: &str = r"(?x)
+    (?ms: ^\ *``` .*? ^\ *``` ) | `[^`\n]*`
+    | \[ ( (?: [^\[\]`] | `[^`]*` | \[[^\[\]]*\] )* ) \] \( ( [^()\s]+ ) \)";
+
+struct Pages {
+    /// For each file of the repository in the book: its page, and its heading if the page includes several
+    /// files.
+    places: HashMap<PathBuf, (PathBuf, String)>,
+    include: Regex,
+    link: Regex,
+}
 
 /// Reads the book that mdbook sends on stdin, and writes it with changed text to stdout.
 pub(super) fn preprocess() -> anyhow::Result<()> {
-    let mut input = String::new();
-    std::io::stdin().read_to_string(&mut input).context("could not read the book of mdbook")?;
-    let mut given: Value = serde_json::from_str(&input).context("the book of mdbook is not JSON")?;
+    let mut given: Value =
+        serde_json::from_reader(std::io::stdin().lock()).context("reading the book of mdbook")?;
     let mut book = given[1].take();
-    let mut places = Places::new();
+    let mut pages = Pages::new()?;
     each_page(&mut book, &mut |page, text| {
-        find_places(page, text, &mut places);
+        pages.find_places(page, text);
         Ok(())
     })?;
     each_page(&mut book, &mut |page, text| {
-        *text = rewritten(page, text, &places)?;
+        *text = pages.rewritten(page, text)?;
         Ok(())
     })?;
     std::io::stdout().write_all(book.to_string().as_bytes()).context("could not answer mdbook")
@@ -54,139 +66,90 @@ fn each_page(
     }
 }
 
-/// Returns the file that a line includes, relative to the root of the repository.
-fn included(page: &Path, line: &str) -> Option<PathBuf> {
-    let name = line.trim().strip_prefix("{{#include ")?.strip_suffix("}}")?;
-    Some(normal(&Path::new("docs").join(page).parent()?.join(name.trim())))
-}
-
-fn find_places(page: &Path, text: &str, places: &mut Places) {
-    places.insert(Path::new("docs").join(page), (page.to_owned(), String::new()));
-    for (number, file) in text.lines().filter_map(|line| included(page, line)).enumerate() {
-        let heading = if number == 0 { None } else { fs::read_to_string(sh::root().join(&file)).ok() };
-        let heading =
-            heading.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("# ")));
-        places.insert(file, (page.to_owned(), heading.map(anchor).unwrap_or_default()));
+impl Pages {
+    fn new() -> anyhow::Result<Self> {
+        Ok(Self { places: HashMap::new(), include: Regex::new(INCLUDE)?, link: Regex::new(LINK)? })
     }
-    // The book begins with this page.
-    for index in ["README.md", "docs/SUMMARY.md"] {
-        places.entry(index.into()).or_insert_with(|| ("introduction.md".into(), String::new()));
+
+    fn find_places(&mut self, page: &Path, text: &str) {
+        let own = Path::new("docs").join(page);
+        for (number, found) in self.include.captures_iter(text).enumerate() {
+            let file = beside(&own, &found[1]);
+            let text = fs::read_to_string(sh::root().join(&file)).unwrap_or_default();
+            let heading = text.lines().find_map(|line| line.strip_prefix("# ")).filter(|_| number > 0);
+            self.places.insert(file, (page.to_owned(), heading.map(anchor).unwrap_or_default()));
+        }
+        self.places.insert(own, (page.to_owned(), String::new()));
+        // The book begins with this page.
+        for index in ["README.md", "docs/SUMMARY.md"] {
+            self.places.entry(index.into()).or_insert_with(|| ("introduction.md".into(), String::new()));
+        }
+    }
+
+    fn rewritten(&self, page: &Path, text: &str) -> anyhow::Result<String> {
+        let own = Path::new("docs").join(page);
+        let (mut out, mut end) = (String::new(), 0);
+        for found in self.include.captures_iter(text) {
+            let place = found.get_match().range();
+            out.push_str(&self.with_links(&text[end..place.start], &own, page));
+            end = place.end;
+            let file = beside(&own, &found[1]);
+            let text = fs::read_to_string(sh::root().join(&file));
+            let text = text.with_context(|| format!("could not read {}", file.display()))?;
+            out.push_str(&self.with_links(&text, &file, page));
+        }
+        Ok(out + &self.with_links(&text[end..], &own, page))
+    }
+
+    /// Returns the text of `file` with its links changed for `page`.
+    fn with_links(&self, text: &str, file: &Path, page: &Path) -> String {
+        let change = |found: &Captures<'_>| match (found.get(1), found.get(2)) {
+            (Some(label), Some(target)) => match self.target(target.as_str(), file, page) {
+                Some(target) => format!("[{}]({target})", label.as_str()),
+                None => label.as_str().to_owned(),
+            },
+            _ => found[0].to_owned(),
+        };
+        self.link.replace_all(text, change).into_owned()
+    }
+
+    /// Returns the target of a link on `page`; `None` if it is not in the book.
+    fn target(&self, target: &str, file: &Path, page: &Path) -> Option<String> {
+        let (name, heading) = target.split_once('#').unwrap_or((target, ""));
+        if name.is_empty() || name.contains("://") || name.starts_with("mailto:") {
+            return Some(target.to_owned());
+        }
+        let path = beside(file, name);
+        let (to, anchor) = match self.places.get(&path) {
+            Some((to, first)) => (to.as_path(), if heading.is_empty() { first } else { heading }),
+            // Pictures are beside the pages.
+            None => (
+                path.strip_prefix("docs")
+                    .ok()
+                    .filter(|path| path.extension().is_some_and(|end| end != "md"))?,
+                "",
+            ),
+        };
+        let up = "../".repeat(page.components().count().saturating_sub(1));
+        // mdbook calls a page README.md `index`.
+        let to = to.to_string_lossy().replace("README.md", "index.md");
+        let anchor = if anchor.is_empty() { String::new() } else { format!("#{anchor}") };
+        Some(format!("{up}{to}{anchor}"))
     }
 }
 
 /// Returns the anchor of a heading.
 fn anchor(title: &str) -> String {
-    let kept = title
-        .to_lowercase()
-        .chars()
-        .filter(|c| c.is_alphanumeric() || " -_".contains(*c))
-        .collect::<String>();
-    kept.replace(' ', "-")
+    let kept = |c: &char| c.is_alphanumeric() || " -_".contains(*c);
+    title.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")
 }
 
-fn rewritten(page: &Path, text: &str, places: &Places) -> anyhow::Result<String> {
-    let own = Path::new("docs").join(page);
-    let mut out = String::new();
-    let mut pending = String::new();
-    for line in text.lines() {
-        let Some(file) = included(page, line) else {
-            pending.push_str(line);
-            pending.push('\n');
-            continue;
-        };
-        out.push_str(&with_links(&std::mem::take(&mut pending), &own, page, places));
-        let path = sh::root().join(&file);
-        let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
-        out.push_str(&with_links(&text, &file, page, places));
-    }
-    out.push_str(&with_links(&pending, &own, page, places));
-    Ok(out)
-}
-
-/// Returns the text of `file` with its links changed for `page`.
-fn with_links(text: &str, file: &Path, page: &Path, places: &Places) -> String {
-    let (mut out, mut block) = (String::new(), false);
-    let mut code = false;
-    for line in text.split_inclusive('\n') {
-        let fence = line.trim_start().starts_with("```");
-        block ^= fence;
-        if block || fence || line.trim().is_empty() {
-            code = false;
-            out.push_str(line);
-            continue;
-        }
-        let mut rest = line;
-        while let Some(at) = rest.find(['`', ']']) {
-            let (before, behind) = rest.split_at(at);
-            out.push_str(before);
-            code ^= behind.starts_with('`');
-            match behind.strip_prefix("](").filter(|_| !code).and_then(|link| link.split_once(')')) {
-                Some((target, after)) => {
-                    add_link(&mut out, target, file, page, places);
-                    rest = after;
-                }
-                None => {
-                    out.push_str(&behind[..1]);
-                    rest = &behind[1..];
-                }
-            }
-        }
-        out.push_str(rest);
-    }
-    out
-}
-
-/// Ends a link whose text is at the end of `out`.
-fn add_link(out: &mut String, target: &str, file: &Path, page: &Path, places: &Places) {
-    let (name, heading) = target.split_once('#').unwrap_or((target, ""));
-    if name.is_empty() || name.contains("://") || name.starts_with("mailto:") {
-        out.push_str(&format!("]({target})"));
-        return;
-    }
-    let path = normal(&file.parent().unwrap_or(Path::new("")).join(name));
-    let place = places.get(&path);
-    // Pictures are beside the pages.
-    let picture =
-        path.strip_prefix("docs").ok().filter(|path| path.extension().is_some_and(|end| end != "md"));
-    let (to, anchor) = match (place, picture) {
-        (Some((to, first)), _) => (to.as_path(), if heading.is_empty() { first.as_str() } else { heading }),
-        (None, Some(picture)) => (picture, ""),
-        (None, None) => {
-            if let Some(begin) = begin_of_link(out) {
-                out.remove(begin);
-            }
-            return;
-        }
-    };
-    let up = "../".repeat(page.components().count().saturating_sub(1));
-    // mdbook calls a page README.md `index`.
-    let to = to.to_string_lossy().replace("README.md", "index.md");
-    let anchor = if anchor.is_empty() { String::new() } else { format!("#{anchor}") };
-    out.push_str(&format!("]({up}{to}{anchor})"));
-}
-
-/// Returns the start of the text of the link that ends at the end of `out`.
-fn begin_of_link(out: &str) -> Option<usize> {
-    let mut depth = 0_usize;
-    for (at, byte) in out.bytes().enumerate().rev() {
-        match byte {
-            b']' => depth += 1,
-            b'[' if depth == 0 => return Some(at),
-            b'[' => depth -= 1,
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Resolves `.` and `..` without reading the file system.
-fn normal(path: &Path) -> PathBuf {
+/// Returns the path that `name` means in `file`, without reading the file system.
+fn beside(file: &Path, name: &str) -> PathBuf {
     let mut out = PathBuf::new();
-    for part in path.components() {
+    for part in file.with_file_name("").join(name).components() {
         match part {
-            Component::ParentDir => {
-                out.pop();
-            }
+            Component::ParentDir => drop(out.pop()),
             Component::CurDir => {}
             other => out.push(other),
         }
@@ -198,19 +161,17 @@ fn normal(path: &Path) -> PathBuf {
 mod tests {
     use std::path::Path;
 
-    use super::{Places, anchor, with_links};
+    use super::{Pages, anchor};
 
-    fn places() -> Places {
+    fn on_page(text: &str, file: &str, page: &str) -> String {
+        let mut pages = Pages::new().unwrap();
         let place = |file: &str, page: &str, heading: &str| (file.into(), (page.into(), heading.to_owned()));
-        Places::from([
+        pages.places.extend([
             place("docs/limits.md", "limits.md", ""),
             place("policies/README.md", "policies/README.md", ""),
             place("policies/random/README.md", "policies/README.md", "random"),
-        ])
-    }
-
-    fn on_page(text: &str, file: &str, page: &str) -> String {
-        with_links(text, Path::new(file), Path::new(page), &places())
+        ]);
+        pages.with_links(text, Path::new(file), Path::new(page))
     }
 
     #[test]

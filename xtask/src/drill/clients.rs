@@ -15,7 +15,7 @@ use super::beside::Beside;
 use crate::{
     certificates::Certificates,
     fleet::{self, EngineSpec, Fleet},
-    load::{STEADY, Target as Address},
+    load::{Load, Target as Address},
     metrics_text, sh,
     table::{self, Checks},
 };
@@ -155,7 +155,7 @@ impl<'a> Groups<'a> {
             return Ok(());
         }
         sh::status(name);
-        let beside = Beside::start(&self.target.fleet, &self.target.address, STEADY)?;
+        let beside = Beside::start(&self.target.fleet, &self.target.address, Load::default())?;
         sleep(Duration::from_millis(500)).await;
         let before = beside.begin()?;
         let seen = attack(self.target).await.with_context(|| format!("the group: {name}"))?;

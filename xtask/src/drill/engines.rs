@@ -51,7 +51,7 @@ const KILLED: &str = "the process is killed (SIGKILL) and restarts";
 const OTHER_MODEL: &str = "the process restarts with another model";
 
 /// Rows by kind and leg.
-type Rows = BTreeMap<(usize, &'static str), (&'static str, Row)>;
+type Rows = BTreeMap<(usize, &'static str), (String, Row)>;
 
 /// Runs the kinds whose names contain a text.
 pub(super) async fn run(only: &str, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
@@ -85,27 +85,27 @@ async fn run_group(
     wanted: &impl Fn(&str) -> bool,
 ) -> anyhow::Result<Rows> {
     let mut rows = Rows::new();
-    let all = cases::all();
+    let all = cases::all()?;
     let last = all.len();
-    for (place, case) in all.iter().enumerate().filter(|(_, case)| wanted(case.name)) {
+    for (place, case) in all.iter().enumerate().filter(|(_, case)| wanted(&case.name)) {
         if group.has(case) {
             let row = group.run(fleet, case, place as u64).await?;
-            note(&group, case.name, &row);
-            rows.insert((place, group.name), (case.name, row));
+            note(&group, &case.name, &row);
+            rows.insert((place, group.name), (case.name.clone(), row));
         }
     }
     if wanted(STOPPED) {
         let row = group.run_stopped(fleet).await?;
-        rows.insert((last, group.name), (STOPPED, row));
+        rows.insert((last, group.name), (STOPPED.to_owned(), row));
     }
     if wanted(KILLED) {
         let row = group.run_killed(fleet, bin, dir).await?;
-        rows.insert((last + 1, group.name), (KILLED, row));
+        rows.insert((last + 1, group.name), (KILLED.to_owned(), row));
     }
     // On other legs, a group needs two workers of the model.
     if wanted(OTHER_MODEL) && group.name.starts_with("aggregated") {
         let row = group.run_other_model(fleet, bin, dir).await?;
-        rows.insert((last + 2, group.name), (OTHER_MODEL, row));
+        rows.insert((last + 2, group.name), (OTHER_MODEL.to_owned(), row));
     }
     Ok(rows)
 }
@@ -126,7 +126,7 @@ fn report(rows: &Rows, checks: &mut Checks) {
     let mut table = vec![head.map(str::to_owned).to_vec()];
     let (mut failed, mut kinds) = (0, BTreeMap::<usize, Vec<_>>::new());
     for ((place, leg), (name, row)) in rows {
-        kinds.entry(*place).or_default().push((*leg, *name, row));
+        kinds.entry(*place).or_default().push((*leg, name, row));
     }
     for legs in kinds.values() {
         let sum = |of: fn(&Row) -> u64| legs.iter().map(|(.., row)| of(row)).sum::<u64>();
@@ -135,7 +135,7 @@ fn report(rows: &Rows, checks: &mut Checks) {
         let slowest = recovery.and_then(|all| all.into_iter().max());
         failed += bad.len();
         table.push(vec![
-            legs.first().map(|(_, name, _)| (*name).to_owned()).unwrap_or_default(),
+            legs.first().map(|(_, name, _)| (*name).clone()).unwrap_or_default(),
             legs.len().to_string(),
             sum(|row| row.requests).to_string(),
             sum(|row| row.hits).to_string(),
@@ -165,7 +165,7 @@ mod tests {
     fn a_desync_an_error_too_many_and_a_worker_that_stays_away_fall_short() {
         let passes = |row: Row| {
             let mut checks = Checks::default();
-            report(&Rows::from([((0, "decode (vLLM)"), ("status 500", row))]), &mut checks);
+            report(&Rows::from([((0, "decode (vLLM)"), ("status 500".to_owned(), row))]), &mut checks);
             checks.finish().is_ok()
         };
         let good = Row { recovery: Some(Duration::ZERO), errors: 1, errors_allowed: 1, ..Row::default() };

@@ -11,7 +11,7 @@ use anyhow::bail;
 use super::beside::Beside;
 use crate::{
     fleet::{self, EngineSpec, Fleet},
-    load::{Arrivals, Load, STEADY, Target},
+    load::{Arrivals, Load, Target},
     sh,
     table::{Checks, columns},
 };
@@ -24,8 +24,6 @@ mod verdict;
 use cases::Guests;
 use run::Run;
 
-/// The load of well-behaved clients during the cases.
-const LOAD: Load = Load { arrivals: Arrivals::Paced(500.0, 16), ..STEADY };
 /// Number of passes over the list.
 const ROUNDS: u32 = 3;
 /// Number of generated files, in the first round.
@@ -54,7 +52,8 @@ pub(super) async fn run(only: &str, seed: u64, bin: &Path, checks: &mut Checks) 
     let dir = tempfile::Builder::new().prefix("pointsman-drill-").tempdir()?;
     let fleet = start(bin, dir.path()).await?;
     let target = Target { address: fleet.gateway.listening(), authority: None, instance: 1 };
-    let beside = Beside::start(&fleet, &target, LOAD)?;
+    let load = Load { arrivals: Arrivals::Paced(500.0, 16), ..Load::default() };
+    let beside = Beside::start(&fleet, &target, load)?;
     let run = Run { fleet, guests, next: Cell::new(0), seen: RefCell::default() };
     let mut memory = vec![run.warm_up().await?];
     let head = ["case", "file", "expected", "/policies", "/metrics", "peak MB", "p99 ms", "good after s", ""];

@@ -47,7 +47,9 @@ fn one(hold: &Hold, record: &Record, checks: &mut Checks) {
         }
         Hold::NoBookings(seconds) => bookings(*seconds, record, checks),
         Hold::EnginesZero(counters) => {
-            counters.iter().for_each(|(what, pointer)| checks.none(what, record.engines_sum(pointer)));
+            counters.iter().for_each(|pointer| {
+                checks.none(&format!("engines: {pointer}"), record.engines_sum(pointer));
+            });
             checks.check("engines at the end", record.states.len(), !record.states.is_empty());
         }
         Hold::EveryFault => {
@@ -116,7 +118,7 @@ fn share_of(load: &str, expected: f64, error: f64, record: &Record, checks: &mut
     let (mut own, mut all) = (0.0, 0.0);
     for answer in complete {
         all += cost(answer);
-        own += if answer.load == load { cost(answer) } else { 0.0 };
+        own += if *answer.load == *load { cost(answer) } else { 0.0 };
     }
     let share = own / all;
     let shown = format!("{:.1} % (of {:.1} %)", share * 100.0, expected * 100.0);
@@ -126,7 +128,7 @@ fn share_of(load: &str, expected: f64, error: f64, record: &Record, checks: &mut
 
 fn first_tokens(load: &str, ratio: f64, record: &Record, checks: &mut Checks) {
     let p99 = |phase: &PhaseRecord| {
-        let own = phase.counted.iter().filter(|answer| answer.load == load);
+        let own = phase.counted.iter().filter(|answer| *answer.load == *load);
         let times = own.filter_map(|answer| Some(answer.ttft?.as_secs_f64() * 1e3));
         quantile(&sorted(times.collect()), 0.99)
     };

@@ -48,7 +48,7 @@ pub(super) struct Record {
 /// Record of one phase.
 #[derive(Debug, Default)]
 pub(super) struct PhaseRecord {
-    pub(super) name: &'static str,
+    pub(super) name: String,
     /// Duration of the part of the phase that counts, seconds.
     pub(super) seconds: f64,
     /// Requests that ended in the part that counts.

@@ -85,14 +85,14 @@ impl Rig {
         };
         let certificates = if spec.tls { Some(Certificates::write(dir.path())?) } else { None };
         let engines = spec.engines.iter().flat_map(|engines| {
-            let spec = EngineSpec::new(engines.dialect, engines.role, engines.flags).worker(engines.worker);
-            vec![spec; engines.count]
+            let one = EngineSpec::new(&engines.dialect, &engines.role, &spec.flags).worker(&engines.worker);
+            vec![one; engines.count]
         });
         let engines = engines.map(|spec| Engine { spec, address: String::new(), process: None });
         let mut rig = Self {
             bin: bin.to_owned(),
             source: spec.source,
-            config: spec.config.to_owned(),
+            config: spec.config.clone(),
             engines: engines.collect(),
             left_out: None,
             nats,

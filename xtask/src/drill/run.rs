@@ -62,7 +62,7 @@ pub(super) async fn run(
         run.phase(phase, is_last).await.with_context(|| format!("the phase `{}`", phase.name))?;
     }
     run.at_rest(scenario, idle).await?;
-    judge(scenario.holds, &run.record, checks);
+    judge(&scenario.holds, &run.record, checks);
     Ok(())
 }
 
@@ -94,7 +94,7 @@ impl Run {
         let warm_up = Duration::from_secs(phase.warm_up);
         sleep(warm_up).await;
         let began = Instant::now();
-        let progress = sh::progress(time.as_secs(), phase.name);
+        let progress = sh::progress(time.as_secs(), &phase.name);
         let mut readings = Vec::new();
         let mut read = began;
         let mut change = began + first_change(&phase.changes);
@@ -128,7 +128,8 @@ impl Run {
         let all = self.recorder.take();
         let (counted, others) = all.into_iter().partition(|answer| (began..=until).contains(&answer.ended));
         let seconds = (until - began).as_secs_f64();
-        self.record.phases.push(PhaseRecord { name: phase.name, seconds, counted, others, readings });
+        let name = phase.name.clone();
+        self.record.phases.push(PhaseRecord { name, seconds, counted, others, readings });
         Ok(())
     }
 
@@ -136,7 +137,7 @@ impl Run {
         let Some(Some(gateway)) = self.rig.gateways.get(place) else { return Ok(Vec::new()) };
         let peak = self.record.phases.last().map_or(0.0, judge::goodput);
         let start = |load: &crate::load::Load| {
-            let mut load = *load;
+            let mut load = load.clone();
             if phase.times_peak > 0.0 {
                 load.arrivals = Arrivals::Rate(peak * phase.times_peak);
             }
@@ -160,26 +161,26 @@ impl Run {
 
     /// Makes the change that is due. Returns the time of the next change.
     async fn change(&mut self, phase: &Phase, due: Instant) -> anyhow::Result<Instant> {
-        match phase.changes {
+        match &phase.changes {
             Changes::None | Changes::EngineFaults(_) => {}
             Changes::Cycle { every, steps } => {
                 let step = steps.get(self.turn % steps.len()).context("no step")?;
                 let round = self.turn / steps.len();
                 self.turn += 1;
-                self.step(*step, round).await?;
-                return Ok(due + every);
+                self.step(step, round).await?;
+                return Ok(due + *every);
             }
             Changes::Random { faults, calm } => {
                 let mut drawn = draw(&mut self.random, faults);
                 drawn.sort_unstable();
                 let away = Duration::from_millis(self.random.random_range(500..6_000));
                 self.take_away(phase, &drawn, away, false).await?;
-                return Ok(Instant::now() + calm);
+                return Ok(Instant::now() + *calm);
             }
             Changes::Each { faults, away } => {
                 if let Some(fault) = faults.get(self.turn) {
                     self.turn += 1;
-                    self.take_away(phase, &[*fault], away, true).await?;
+                    self.take_away(phase, &[*fault], *away, true).await?;
                     return Ok(Instant::now() + Duration::from_secs(1));
                 }
             }
@@ -188,8 +189,8 @@ impl Run {
     }
 
     /// Makes one change of a cycle.
-    async fn step(&mut self, step: Change, round: usize) -> anyhow::Result<()> {
-        let count = self.record.changes.entry(step).or_default();
+    async fn step(&mut self, step: &Change, round: usize) -> anyhow::Result<()> {
+        let count = self.record.changes.entry(step.clone()).or_default();
         *count += 1;
         let count = *count;
         let place = round % self.rig.engines.len().max(1);

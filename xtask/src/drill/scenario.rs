@@ -1,24 +1,51 @@
-//! Parts of a scenario: a fleet, requests over time, changes during the requests, and requirements.
+//! Scenarios, as `xtask/drill/scenarios.toml` has them: a fleet, requests over time, changes during the
+//! requests, and requirements.
 
 use std::time::Duration;
 
+use serde::Deserialize;
+
 use crate::load::Load;
 
-/// A scenario over time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Scenarios {
+    pub(super) row: Vec<Scenario>,
+}
+
+/// A scenario.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Scenario {
+    pub(crate) name: String,
+    pub(crate) purpose: String,
+    /// Time limit in `nightly`, minutes.
+    pub(crate) minutes: u64,
+    /// Duration of the last phase in `nightly`, minutes; `None` for the scenario's own.
+    pub(crate) nightly: Option<u64>,
+    /// Programs that the scenario needs besides those of the repository.
+    #[serde(default)]
+    pub(crate) needs: Vec<String>,
+    #[serde(default)]
     pub(crate) fleet: FleetSpec,
-    /// Phases in their order. `--minutes` replaces the duration of the last phase.
-    pub(crate) phases: &'static [Phase],
+    /// Phases in their order. `--minutes` replaces the duration of the last phase. Without phases, the
+    /// scenario runs cases during a steady load.
+    #[serde(default)]
+    pub(super) phases: Vec<Phase>,
     /// Time without requests before engines are judged, seconds. Leases end during it.
-    pub(crate) rest: u64,
-    pub(crate) holds: &'static [Hold],
+    #[serde(default)]
+    pub(super) rest: u64,
+    #[serde(default)]
+    pub(super) holds: Vec<Hold>,
 }
 
 /// Engines, gateways, and the servers between them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub(crate) struct FleetSpec {
-    pub(crate) engines: &'static [Engines],
+    /// Flags of `pointsman-sim`, for every engine.
+    pub(crate) flags: String,
+    pub(crate) engines: Vec<Engines>,
     pub(crate) gateways: usize,
     /// Way in which gateways find their engines.
     pub(crate) source: Source,
@@ -27,24 +54,40 @@ pub(crate) struct FleetSpec {
     /// Whether clients use TLS.
     pub(crate) tls: bool,
     /// Further configuration of each gateway, TOML.
-    pub(crate) config: &'static str,
+    pub(crate) config: String,
     /// Policies to install in turn, as the names of their crates.
-    pub(crate) policies: &'static [&'static str],
+    pub(crate) policies: Vec<String>,
+}
+
+impl Default for FleetSpec {
+    fn default() -> Self {
+        Self {
+            flags: String::new(),
+            engines: Vec::new(),
+            gateways: 1,
+            source: Source::Flags,
+            nats: false,
+            tls: false,
+            config: String::new(),
+            policies: Vec::new(),
+        }
+    }
 }
 
 /// A group of equal engines.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Engines {
     pub(crate) count: usize,
-    pub(crate) dialect: &'static str,
-    pub(crate) role: &'static str,
-    /// Flags of `pointsman-sim`.
-    pub(crate) flags: &'static str,
+    pub(crate) dialect: String,
+    pub(crate) role: String,
     /// Further fields of the worker's description; may be empty.
-    pub(crate) worker: &'static str,
+    #[serde(default)]
+    pub(crate) worker: String,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Source {
     /// Workers are given as `--worker` flags.
     Flags,
@@ -55,11 +98,12 @@ pub(crate) enum Source {
 }
 
 /// Requests for a time, and changes during that time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct Phase {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     /// Loads that each gateway gets.
-    pub(crate) loads: &'static [Load],
+    pub(crate) loads: Vec<Load>,
     /// Rate of the loads, as a multiple of the answers a second of the previous phase; 0 for the loads' own
     /// rates.
     pub(crate) times_peak: f64,
@@ -70,31 +114,49 @@ pub(crate) struct Phase {
     pub(crate) changes: Changes,
 }
 
+impl Default for Phase {
+    fn default() -> Self {
+        Self {
+            name: "load".to_owned(),
+            loads: vec![Load::default()],
+            times_peak: 0.0,
+            seconds: 3_600,
+            warm_up: 0,
+            changes: Changes::None,
+        }
+    }
+}
+
 /// Changes while requests run.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Changes {
     None,
     /// A share of all legs gets a fault of some kind. All kinds that the simulated engine has occur.
     EngineFaults(f64),
     /// The changes are made one after another, repeatedly.
     Cycle {
+        #[serde(with = "humantime_serde")]
         every: Duration,
-        steps: &'static [Change],
+        steps: Vec<Change>,
     },
     /// Random faults are caused, also two at once, and repaired.
     Random {
-        faults: &'static [Fault],
+        faults: Vec<Fault>,
+        #[serde(with = "humantime_serde")]
         calm: Duration,
     },
     /// Each fault is caused, the gateways notice it, and it is repaired.
     Each {
-        faults: &'static [Fault],
+        faults: Vec<Fault>,
+        #[serde(with = "humantime_serde")]
         away: Duration,
     },
 }
 
 /// A change that is not a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Change {
     /// The source leaves out an engine, a different one in each round.
     LeaveOut,
@@ -109,11 +171,12 @@ pub(crate) enum Change {
     /// The killed engine starts again.
     RestartEngine,
     /// The next policy is renamed into its place in the policy directory.
-    Policy(&'static str),
+    Policy(String),
 }
 
 /// Something that fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Fault {
     Engine,
     Nats,
@@ -126,10 +189,11 @@ pub(crate) enum Fault {
 }
 
 /// A requirement for the end of a scenario. Times are in milliseconds unless stated otherwise.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Hold {
     /// Some requests ended in each of these ways.
-    Happened(&'static [Happened]),
+    Happened(Vec<Happened>),
     /// Every answer has an end or one valid error, except the answers that a killed gateway cut off.
     NoneLost,
     /// At most this share of the requests ended with one valid error.
@@ -140,8 +204,8 @@ pub(crate) enum Hold {
     Slowest(u64),
     /// No booking is left after this number of seconds.
     NoBookings(u64),
-    /// These counters of the engines are zero, each given by a name and a JSON pointer.
-    EnginesZero(&'static [(&'static str, &'static str)]),
+    /// These counters of the engines are zero, as JSON pointers into `/sim/state`.
+    EnginesZero(Vec<String>),
     /// Every kind of fault was injected.
     EveryFault,
     /// No committed handoff was lost.
@@ -165,16 +229,17 @@ pub(crate) enum Hold {
     /// decisions.
     NearSwaps(f64),
     /// A load gets this share of the served tokens, with this largest deviation.
-    Share(&'static str, f64, f64),
+    Share(String, f64, f64),
     /// The p99 of a load's time to first token in the last phase is at most this multiple of that in the
     /// first phase.
-    FirstTokens(&'static str, f64),
+    FirstTokens(String, f64),
     /// Everything works again within this number of seconds after each fault.
     Heals(u64),
 }
 
 /// A result that must occur.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Happened {
     Complete,
     Refused,
@@ -182,7 +247,8 @@ pub(crate) enum Happened {
 }
 
 /// Growth of a figure between the parts `[from, from + window]` and `[1 - window, 1]` of the last phase.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Growth {
     pub(crate) figure: Figure,
     pub(crate) from: f64,
@@ -190,7 +256,8 @@ pub(crate) struct Growth {
     pub(crate) limit: Limit,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Figure {
     Resident,
     Anonymous,
@@ -198,7 +265,8 @@ pub(crate) enum Figure {
     Threads,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Limit {
     Share(f64),
     Count(f64),

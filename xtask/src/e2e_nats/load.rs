@@ -1,5 +1,5 @@
-//! Requests that arrive at random times, each at a random gateway: prompts with common beginnings, or turns of
-//! agents' conversations.
+//! Requests that arrive at random times, each at a random gateway: prompts with common beginnings, or turns
+//! of agents' conversations.
 
 use std::time::Duration;
 

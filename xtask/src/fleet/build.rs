@@ -24,8 +24,6 @@ pub(crate) const ENGINE: Program = Program { name: "pointsman-sim", package: "po
 pub(crate) const LAB: Program = Program { name: "pointsman-lab", package: "pointsman-lab-cli" };
 /// The program with the commands for policy authors.
 pub(crate) const POLICY: Program = Program { name: "pointsman-policy", package: "pointsman-policy-tools" };
-/// The program with `import` and `top`.
-pub(crate) const TOOLS: Program = Program { name: "pointsman-tools", package: "pointsman-tools" };
 
 /// Builds the gateway and the engine with a profile and returns their directory.
 pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {

@@ -7,8 +7,11 @@ use std::{
 
 use serde_json::json;
 
-use super::{RealEngine, Venv, install};
+use super::RealEngine;
 use crate::{fleet::free_port, sh};
+
+/// Script that installs an engine.
+const INSTALL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/real_engines/install.sh");
 
 /// An engine, with the connector over which a pair of it moves KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,20 +38,20 @@ pub(crate) enum Part {
 #[derive(Debug)]
 pub(crate) struct Installed {
     kind: Kind,
-    venv: Venv,
+    venv: PathBuf,
     pub(crate) model: PathBuf,
 }
 
 impl Installed {
     /// Uses a virtual environment, which is created if it does not exist.
     pub(crate) fn at(kind: Kind, venv: Option<&Path>) -> anyhow::Result<Self> {
-        let (default, install): (_, fn(&Venv) -> _) = match kind {
-            Kind::VllmNixl | Kind::VllmMooncake => ("target/venv-vllm", install::vllm),
-            Kind::Sglang => ("target/venv-sglang", install::sglang),
+        let (engine, default) = match kind {
+            Kind::VllmNixl | Kind::VllmMooncake => ("vllm", "target/venv-vllm"),
+            Kind::Sglang => ("sglang", "target/venv-sglang"),
         };
-        let venv = Venv::at(&sh::root().join(venv.unwrap_or(Path::new(default))));
-        install(&venv)?;
-        Ok(Self { kind, model: venv.model()?, venv })
+        let venv = sh::root().join(venv.unwrap_or(Path::new(default)));
+        sh::run(Command::new("bash").args([INSTALL, engine]).arg(&venv))?;
+        Ok(Self { kind, model: venv.join("tiny-model"), venv })
     }
 
     /// Starts an engine with so many KV blocks, without waiting until it is ready.
@@ -78,7 +81,7 @@ impl Installed {
 
     /// Returns the command, and keys of the worker's description besides role and URL.
     fn vllm(&self, part: Part, port: u16, blocks: u32) -> anyhow::Result<(Command, String)> {
-        let mut command = Command::new(self.venv.program("vllm"));
+        let mut command = Command::new(self.venv.join("bin/vllm"));
         // A prompt has to fit into the cache, and the model knows 8,192 positions.
         let longest = (blocks * 32).clamp(2048, 8192).to_string();
         command
@@ -102,7 +105,7 @@ impl Installed {
     }
 
     fn sglang(&self, part: Part, port: u16) -> anyhow::Result<Command> {
-        let mut command = self.venv.python();
+        let mut command = Command::new(self.venv.join("bin/python"));
         command
             .args(["-m", "sglang.launch_server", "--model-path"])
             .arg(&self.model)

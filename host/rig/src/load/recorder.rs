@@ -10,6 +10,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{Arrivals, MAX_OPEN, Running, Turn, start};
@@ -24,7 +25,8 @@ mod request;
 const SHOWN: usize = 5;
 
 /// A kind of request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case", rename_all_fields = "kebab-case")]
 pub enum Kind {
     /// A client that reads a whole answer.
     Whole,
@@ -44,7 +46,8 @@ pub enum Kind {
 }
 
 /// The text of a prompt.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Prompt {
     /// All are equal.
     Same,
@@ -55,37 +58,42 @@ pub enum Prompt {
 }
 
 /// Requests of one kind of client.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Load {
     /// Name, for tables.
-    pub name: &'static str,
+    pub name: Arc<str>,
     /// When requests are sent.
     pub arrivals: Arrivals,
     /// Kinds in turn.
-    pub kinds: &'static [Kind],
+    pub kinds: Vec<Kind>,
     /// Text of the prompts.
     pub prompt: Prompt,
     /// Least and most output tokens of a request.
     pub tokens: (u32, u32),
     /// A header of all requests; the name is empty for none.
-    pub header: (&'static str, &'static str),
+    pub header: (String, String),
     /// Number of requests after which the load ends.
     pub requests: u64,
     /// Number of requests after which the load begins with new connections.
     pub renew: u64,
 }
 
-/// Small requests of well-behaved clients.
-pub const STEADY: Load = Load {
-    name: "steady",
-    arrivals: Arrivals::Paced(50.0, 10),
-    kinds: &[Kind::Whole],
-    prompt: Prompt::Same,
-    tokens: (1, 1),
-    header: ("", ""),
-    requests: u64::MAX,
-    renew: u64::MAX,
-};
+impl Default for Load {
+    /// Small requests of well-behaved clients.
+    fn default() -> Self {
+        Self {
+            name: "steady".into(),
+            arrivals: Arrivals::Paced(50.0, 10),
+            kinds: vec![Kind::Whole],
+            prompt: Prompt::Same,
+            tokens: (1, 1),
+            header: Default::default(),
+            requests: u64::MAX,
+            renew: u64::MAX,
+        }
+    }
+}
 
 /// How a request ended for its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -107,7 +115,7 @@ pub enum End {
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// Name of the load.
-    pub load: &'static str,
+    pub load: Arc<str>,
     /// Number of the process that was asked.
     pub instance: u32,
     /// When it was due.
@@ -198,13 +206,14 @@ impl Recorder {
     /// # Errors
     /// The certificate of the authority cannot be read.
     pub fn start(self: &Arc<Self>, load: Load, target: &Target) -> anyhow::Result<Running> {
+        let (arrivals, requests) = (load.arrivals, load.requests);
         let source = Arc::new(Source {
             recorder: self.clone(),
             load,
             target: target.clone(),
             client: Mutex::new(target.client()?),
         });
-        Ok(start(load.arrivals, load.requests, move |turn| source.clone().send(turn)))
+        Ok(start(arrivals, requests, move |turn| source.clone().send(turn)))
     }
 }
 
@@ -249,7 +258,8 @@ mod tests {
         for arrivals in [Arrivals::Rate(1_000.0), Arrivals::Paced(1_000.0, 4), Arrivals::Clients(4)] {
             let recorder = Arc::<Recorder>::default();
             let target = Target { address: address.clone(), authority: None, instance: 1 };
-            let mut running = recorder.start(Load { arrivals, requests: 8, ..STEADY }, &target).unwrap();
+            let mut running =
+                recorder.start(Load { arrivals, requests: 8, ..Load::default() }, &target).unwrap();
             while !running.is_over() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }

@@ -170,8 +170,8 @@ mod tests {
 
     #[test]
     fn a_turn_repeats_the_one_before_and_another_conversation_begins_otherwise() {
-        let scenario = *choose(&["conv".to_owned()], true).first().unwrap();
-        let bodies = Bodies::new(scenario);
+        let scenario = choose(&["conv"], true).unwrap().remove(0);
+        let bodies = Bodies::new(&scenario);
         let contents = |body: &[u8]| -> Vec<String> {
             let json: Value = serde_json::from_slice(body).unwrap();
             let messages = json["messages"].as_array().unwrap().iter();

@@ -17,7 +17,6 @@ use crate::{
     proc::{self, CpuTime},
 };
 
-mod dynamo;
 mod rivals;
 
 pub(super) use rivals::Rivals;
@@ -43,13 +42,6 @@ pub(super) enum Router {
     Dynamo,
 }
 
-/// Engines that belong to one rival and end with it.
-#[derive(Debug, Default)]
-struct OwnEngines {
-    _simulated: Option<Engines>,
-    _mockers: Option<Process>,
-}
-
 /// A running router.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -61,8 +53,8 @@ pub(super) struct Running {
     /// Resident memory before the first request, megabytes.
     pub(super) idle_mb: f64,
     process: Option<Process>,
-    /// Its own engines, whose CPU time is not counted.
-    _engines: OwnEngines,
+    /// Engines that belong to it alone.
+    _engines: Option<Engines>,
     _dir: tempfile::TempDir,
 }
 
@@ -130,7 +122,7 @@ impl Router {
         let tls = programs.tls.then(|| Certificates::write(dir.path())).transpose()?;
         let tls = tls.as_ref();
         let access = tls.map_or_else(String::new, |tls| format!("[server.tls]\n{}", tls.table()));
-        let mut own = OwnEngines::default();
+        let mut own = None;
         let (address, process) = match self {
             Self::Direct => (targets.first().context("the scenario has no engine")?.address.clone(), None),
             Self::Nginx => some(nginx(dir.path(), targets, tls).await?),
@@ -141,23 +133,11 @@ impl Router {
                 let bin = programs.versus.as_ref().context("--versus is not set")?;
                 some(gateway(bin, dir.path(), (scenario, &access), engines, programs).await?)
             }
-            Self::Vllm | Self::Sglang => {
-                let python = programs.rivals.python(self).context("--rivals does not have it")?;
-                some(rivals::start(self, python, dir.path(), scenario, engines).await?)
-            }
-            Self::VllmKvAware => {
-                let python = programs.rivals.python(self).context("--rivals does not have it")?;
-                let engines = Engines::with_tokens(scenario, &programs.bin, dir.path())?;
-                let started = rivals::start_kv_aware(python, dir.path(), &engines).await?;
-                own._simulated = Some(engines);
-                some(started)
-            }
-            Self::Dynamo => {
-                let python = programs.rivals.python(self).context("--rivals does not have it")?;
-                let tokenizer = programs.tokenizer.as_ref().context("--tokenizer is not set")?;
-                let dynamo = dynamo::start(python, dir.path(), tokenizer).await?;
-                own._mockers = Some(dynamo.mockers);
-                some((dynamo.address, dynamo.frontend))
+            rival => {
+                if rival == Self::VllmKvAware {
+                    own = Some(Engines::with_tokens(scenario, &programs.bin, dir.path())?);
+                }
+                some(rivals::start(rival, programs, dir.path(), own.as_ref().unwrap_or(engines)).await?)
             }
         };
         let client = match tls {

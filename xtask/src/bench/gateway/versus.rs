@@ -6,7 +6,7 @@ use crate::{sh, stats::median};
 /// Figures of this build divided by those of the other build.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Comparison {
-    scenario: &'static str,
+    scenario: String,
     /// CPU time of this build divided by that of the other, for each round.
     cpu: Vec<f64>,
     ttft_p50: f64,
@@ -16,10 +16,10 @@ pub(super) struct Comparison {
 
 /// Computes each ratio within a round, so that a disturbance affects both builds, and then the median over
 /// the rounds.
-pub(super) fn row(scenario: &'static str, rounds: &[Round]) -> Comparison {
+pub(super) fn row(scenario: &str, rounds: &[Round]) -> Comparison {
     let ratios = |figure| ratios(rounds, "versus", figure);
     Comparison {
-        scenario,
+        scenario: scenario.to_owned(),
         cpu: ratios(|figures| figures.cpu_per_1000_s),
         ttft_p50: median(ratios(|figures| figures.ttft_p50_ms)),
         hop_p50: median(ratios(|figures| figures.hop_p50_us)),

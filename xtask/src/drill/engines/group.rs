@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{
-    cases::{Case, Expected, SMUGGLED, Target},
+    cases::{Case, Expected, SMUGGLED},
     proxy::Proxy,
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 const REQUESTS: u64 = 8;
 /// Number of concurrent requests.
 const AT_ONCE: usize = 4;
-/// Maximum number of batches until a script has applied to at least one request.
+/// Maximum number of batches until a case has applied to at least one request.
 const BATCHES: u32 = 4;
 /// Time after which a request counts as hanging.
 const HANG: Duration = Duration::from_secs(20);
@@ -52,7 +52,7 @@ pub(super) struct Group {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Row {
     pub(super) requests: u64,
-    /// Number of requests to which the script applied.
+    /// Number of requests to which the case applied.
     pub(super) hits: u64,
     pub(super) errors: u64,
     pub(super) errors_allowed: u64,
@@ -108,18 +108,18 @@ impl Group {
 
     /// Whether a case is possible on this leg.
     pub(super) fn has(&self, case: &Case) -> bool {
-        case.target != Target::Abort || self.dialect == "sglang"
+        !case.target.contains("abort") || self.dialect == "sglang"
     }
 
     /// Runs one case: sends requests while the worker misbehaves, and then until it serves again.
     pub(super) async fn run(&self, fleet: &Fleet, case: &Case, turn: u64) -> anyhow::Result<Row> {
         let mut row = Row::default();
         let before = self.proxy.hits();
-        self.proxy.misbehave(Some((case.target, case.script.clone())));
+        self.proxy.misbehave(Some(case.clone()));
         for batch in 0..BATCHES {
             self.requests(fleet, turn * 1_000 + u64::from(batch) * 100, &mut row).await;
             row.hits = self.proxy.hits() - before;
-            if row.hits > 0 || case.target != Target::Generation {
+            if row.hits > 0 || !case.target.starts_with("post /v1/") {
                 break;
             }
         }

@@ -1,6 +1,6 @@
 //! A proxy in front of one simulated engine, which can misbehave in every byte of an answer.
 //!
-//! It serves one request on each connection. Without a script, it forwards everything unchanged.
+//! It serves one request on each connection. Without a case, it forwards everything unchanged.
 
 use std::{
     net::SocketAddr,
@@ -16,17 +16,13 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     task::{AbortHandle, JoinSet},
-    time::{sleep, timeout},
+    time::timeout,
 };
 
-use super::cases::{Answer, Script, Step, Target};
+use super::cases::{Answer, Case};
 
 /// Maximum time of a step. The gateway gives up earlier.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Size of the pieces of a slow answer, bytes.
-const DRIP_BYTES: usize = 40;
-/// Pause between two pieces of a slow answer.
-const DRIP: Duration = Duration::from_millis(1);
 
 /// A running proxy. Dropping it closes all its connections.
 #[derive(Debug)]
@@ -40,8 +36,8 @@ pub(super) struct Proxy {
 struct Shared {
     /// Address of the engine.
     engine: String,
-    script: Mutex<Option<(Target, Script)>>,
-    /// Number of requests to which the script applied.
+    case: Mutex<Option<Case>>,
+    /// Number of requests to which the case applied.
     hits: AtomicU64,
 }
 
@@ -58,7 +54,7 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let shared =
-            Arc::new(Shared { engine: engine.to_owned(), script: Mutex::new(None), hits: AtomicU64::new(0) });
+            Arc::new(Shared { engine: engine.to_owned(), case: Mutex::new(None), hits: AtomicU64::new(0) });
         let proxy = shared.clone();
         let mut runner = JoinSet::new();
         let task = runner.spawn(async move {
@@ -73,12 +69,12 @@ impl Proxy {
         Ok(Self { address, shared, task })
     }
 
-    /// Starts to misbehave, or to forward everything if there is no script.
-    pub(super) fn misbehave(&self, script: Option<(Target, Script)>) {
-        *self.shared.script.lock() = script;
+    /// Starts to misbehave, or to forward everything if there is no case.
+    pub(super) fn misbehave(&self, case: Option<Case>) {
+        *self.shared.case.lock() = case;
     }
 
-    /// Returns the number of requests to which a script applied.
+    /// Returns the number of requests to which a case applied.
     pub(super) fn hits(&self) -> u64 {
         self.shared.hits.load(Ordering::Relaxed)
     }
@@ -93,51 +89,14 @@ impl Drop for Proxy {
 async fn serve(mut client: TcpStream, proxy: &Shared) -> Option<()> {
     client.set_nodelay(true).ok()?;
     let request = read_request(&mut client).await?;
-    let script = proxy.script.lock().clone();
-    let script = script.filter(|(target, _)| target.meets(&request.line)).map(|(_, script)| script);
-    let Some(script) = script else { return pass_on(client, proxy, &request).await };
+    let case = proxy.case.lock().clone().filter(|case| request.line.starts_with(&case.target));
+    let Some(case) = case else { return pass_on(client, proxy, &request).await };
     proxy.hits.fetch_add(1, Ordering::Relaxed);
-    let steps = match script {
-        Script::Steps(steps) => steps,
-        Script::Edit(edit) => edit(&real_answer(proxy, &request).await?),
-    };
-    for step in steps {
-        timeout(LIMIT, act(&mut client, step)).await.ok()??;
+    let answer = if case.edits { real_answer(proxy, &request).await? } else { Answer::default() };
+    for step in &case.steps {
+        timeout(LIMIT, step.act(&mut client, &answer)).await.ok()??;
     }
     Some(())
-}
-
-/// Performs a step. Returns `None` when the connection has ended.
-async fn act(client: &mut TcpStream, step: Step) -> Option<()> {
-    match step {
-        Step::Send(bytes) => client.write_all(&bytes).await.ok(),
-        Step::Drip(bytes) => {
-            for piece in bytes.chunks(DRIP_BYTES) {
-                client.write_all(piece).await.ok()?;
-                sleep(DRIP).await;
-            }
-            Some(())
-        }
-        Step::Repeat(bytes) => {
-            while client.write_all(&bytes).await.is_ok() {}
-            None
-        }
-        Step::Pause(pause) => {
-            sleep(pause).await;
-            Some(())
-        }
-        Step::Hang => {
-            let mut buffer = [0; 1024];
-            while matches!(client.read(&mut buffer).await, Ok(1..)) {}
-            None
-        }
-        Step::Close => None,
-        Step::Reset => {
-            // Closing with a linger time of zero sends RST.
-            let _ = client.set_zero_linger();
-            None
-        }
-    }
 }
 
 /// Forwards a request and its answer until either side closes its connection.
@@ -168,7 +127,7 @@ async fn real_answer(proxy: &Shared, request: &Request) -> Option<Answer> {
     let text = String::from_utf8_lossy(bytes.get(..head)?).to_ascii_lowercase();
     let body = bytes.get(head..)?;
     let body = if text.contains("transfer-encoding: chunked") { joined(body)? } else { body.to_vec() };
-    Some(Answer { stream: text.contains("text/event-stream"), body })
+    Some(Answer { stream: text.contains("text/event-stream"), body: String::from_utf8(body).ok()? })
 }
 
 /// Returns the request with a header that ends the connection after the answer.

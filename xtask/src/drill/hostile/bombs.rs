@@ -15,7 +15,7 @@ const SEED_BYTES: usize = 8_192;
 pub(super) fn cases(guests: &Guests) -> Vec<Case> {
     let [good, _] = &guests.good;
     let with = |module: &[u8]| bombs::with_module(good, module);
-    let table: Vec<(&str, Vec<u8>, &'static str)> = vec![
+    let table: Vec<(&str, Vec<u8>, &str)> = vec![
         ("2,000 nested instance types", bombs::nested_instance_types(2_000), "exceeds_limit"),
         ("a chain of 30,000 list types", bombs::nested_lists(30_000), "exceeds_limit"),
         ("a section that claims 4 GiB", bombs::claims_4_gib(), "malformed"),
@@ -44,7 +44,7 @@ pub(super) fn cases(guests: &Guests) -> Vec<Case> {
     ];
     let mut cases: Vec<Case> = table
         .into_iter()
-        .map(|(name, bytes, kind)| case(name, PREFILL, bytes, Expected::Refused(kind)))
+        .map(|(name, bytes, kind)| case(name, PREFILL, bytes, Expected::Refused(kind.to_owned())))
         .collect();
     cases.push(Case {
         content: Content::Changing { times: 500, pause: Duration::from_millis(20) },

@@ -97,7 +97,7 @@ impl Run {
             }
             Err(error) => (vec![format!("{error:#}")], false),
         };
-        let mut row = vec![case.name.clone(), case.file.to_owned(), case.expected.shown()];
+        let mut row = vec![case.name.clone(), case.file.clone(), case.expected.shown()];
         row.extend(cells);
         row.resize(8, String::new());
         row.push(if passed { "ok" } else { "FAILED" }.to_owned());
@@ -107,7 +107,7 @@ impl Run {
     async fn measured(&self, case: &Case, beside: &Beside) -> anyhow::Result<(Evidence, Cost, Duration)> {
         let before_mb = beside.begin()?;
         let evidence = self.outcome(case).await?;
-        let good_after = self.good_again(case.file).await?;
+        let good_after = self.good_again(&case.file).await?;
         Ok((evidence, beside.end(before_mb)?, good_after))
     }
 
@@ -200,19 +200,19 @@ impl Run {
     fn install(&self, case: &Case) -> anyhow::Result<String> {
         match &case.content {
             Content::Bytes(bytes) => {
-                self.fleet.drop_policy(case.file, bytes)?;
+                self.fleet.drop_policy(&case.file, bytes)?;
                 Ok(sha256(bytes))
             }
             Content::Pipe => {
                 let staged = self.fleet.policies.join(".pipe");
                 sh::run(Command::new("mkfifo").arg(&staged))?;
-                std::fs::rename(staged, self.fleet.policies.join(case.file))?;
+                std::fs::rename(staged, self.fleet.policies.join(&case.file))?;
                 Ok(String::new())
             }
             Content::KernelFile => {
                 let staged = self.fleet.policies.join(".link");
                 symlink("/proc/kmsg", &staged)?;
-                std::fs::rename(staged, self.fleet.policies.join(case.file))?;
+                std::fs::rename(staged, self.fleet.policies.join(&case.file))?;
                 // The gateway reads it as an empty file.
                 Ok(sha256(b""))
             }
@@ -222,7 +222,7 @@ impl Run {
 
     /// Waits for the newest refusal of the case's content.
     async fn refusal(&self, case: &Case, installed: &Installed) -> anyhow::Result<Value> {
-        self.until(case.file, |slot| {
+        self.until(&case.file, |slot| {
             let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
             let found = records.iter().rev().find(|record| {
                 let same = record["digest"].as_str().is_none_or(|digest| digest == installed.digest);
@@ -239,7 +239,7 @@ impl Run {
         let kind = if kind == "compiler_died" && installed.again { "quarantined" } else { kind };
         ensure!(record["kind"] == kind, "{}: {}", record["kind"], record["message"]);
         ensure!(
-            self.slot(case.file).await?["digest"] != installed.digest,
+            self.slot(&case.file).await?["digest"] != installed.digest,
             "it serves although it was refused"
         );
         let counted = self.reloads("refused", kind).await?;
@@ -249,12 +249,12 @@ impl Run {
     async fn rolled_back(
         &self,
         case: &Case,
-        failures: &[&str],
+        failures: &[String],
         installed: &Installed,
     ) -> anyhow::Result<Evidence> {
         let record = self.refusal(case, installed).await?;
         ensure!(record["kind"] == "rolled_back", "{}: {}", record["kind"], record["message"]);
-        let slot = self.slot(case.file).await?;
+        let slot = self.slot(&case.file).await?;
         ensure!(slot["state"] == "rolled-back", "the slot's state is {}", slot["state"]);
         ensure!(slot["digest"] != installed.digest, "it serves although it was rolled back");
         let quarantined = slot["quarantined"].as_array().context("the slot has no field `quarantined`")?;
@@ -278,7 +278,7 @@ impl Run {
             let failures = slot["failures"].as_u64().unwrap_or(u64::MAX);
             Ok((slot["digest"] == digest && calls > 1_500).then_some((calls, failures)))
         };
-        let (calls, failures) = self.until(case.file, served).await?;
+        let (calls, failures) = self.until(&case.file, served).await?;
         ensure!(failures * 100 < calls, "{failures} of {calls} calls failed");
         let rate = (self.log_lines()? - lines) as f64 / started.elapsed().as_secs_f64();
         ensure!(rate < 100.0, "the log grows by {rate:.0} lines a second; the limit is 100");
@@ -296,17 +296,17 @@ impl Run {
             let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
             Ok(records.iter().rev().find(|record| record["digest"] == installed.digest).map(refusal_cell))
         };
-        Ok(Evidence { policies: self.until(case.file, ended).await?, metrics: String::new() })
+        Ok(Evidence { policies: self.until(&case.file, ended).await?, metrics: String::new() })
     }
 
     async fn stray(&self, case: &Case) -> anyhow::Result<Evidence> {
         let listed = || async {
             let status = self.fleet.admin.json("/policies").await?;
             let strays = status["strays"].as_array().context("/policies has no field `strays`")?;
-            Ok(strays.iter().any(|stray| stray == case.file).then_some(()))
+            Ok(strays.iter().any(|stray| *stray == case.file.as_str()).then_some(()))
         };
         poll::until("/policies lists it among the strays", LIMIT, listed).await?;
-        std::fs::remove_file(self.fleet.policies.join(case.file))?;
+        std::fs::remove_file(self.fleet.policies.join(&case.file))?;
         let metrics = format!("refused/no_slot {}", self.reloads("refused", "no_slot").await?);
         Ok(Evidence { policies: "listed among the strays".to_owned(), metrics })
     }

@@ -23,7 +23,7 @@ impl Recorder {
         tokens: u32,
     ) {
         let Received { status, ttft, sent, .. } = received;
-        let (load, instance, ended) = (load.name, target.instance, Instant::now());
+        let (load, instance, ended) = (load.name.clone(), target.instance, Instant::now());
         let (sent, status, ttft) = (sent.unwrap_or(due), *status, *ttft);
         self.answers.lock().push(Answer { load, instance, due, sent, ended, ttft, tokens, status, end });
     }
@@ -40,8 +40,9 @@ impl Recorder {
             }
             _ => LIMIT,
         };
-        let headers = [load.header];
-        let headers = if load.header.0.is_empty() { &[][..] } else { &headers[..] };
+        let (name, value) = &load.header;
+        let headers = [(name.as_str(), value.as_str())];
+        let headers = if name.is_empty() { &[][..] } else { &headers[..] };
         let mut received = Received::default();
         let read = async {
             if kind == Kind::LeavesAtHead {

@@ -1,5 +1,4 @@
-//! Finds rivals in Python environments. Starts vLLM's and SGLang's routers as their documentation recommends:
-//! with round robin and without an index; and vLLM's router also with its index.
+//! Finds rivals in Python environments, and starts them with `rivals.sh`.
 
 use std::{
     path::{Path, PathBuf},
@@ -7,29 +6,35 @@ use std::{
     time::Duration,
 };
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
+use serde_json::Value;
 
 use super::{
     super::{
+        Programs,
         engines::{Engine, Engines},
-        scenario::{Scenario, Shape},
     },
     Router,
 };
 use crate::{
+    client::Client,
     fleet::{End, Process, free_port},
+    poll::until,
     sh,
 };
 
-/// Module of vLLM's router.
-const VLLM: &str = "vllm_router.launch_router";
-/// Module of SGLang's router.
-const SGLANG: &str = "sglang_router.launch_router";
+/// Script that starts a rival.
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/gateway/rivals.sh");
+/// Maximum time to start. Python modules of 100 MB are read from the disk, and Dynamo's frontend loads the
+/// vocabulary.
+const START_LIMIT: Duration = Duration::from_secs(120);
+/// Number of Dynamo's mockers.
+const MOCKERS: usize = 4;
 /// Rivals, and the Python modules that each needs.
 const MODULES: [(Router, &[&str]); 4] = [
-    (Router::Vllm, &[VLLM]),
-    (Router::VllmKvAware, &[VLLM]),
-    (Router::Sglang, &[SGLANG]),
+    (Router::Vllm, &["vllm_router.launch_router"]),
+    (Router::VllmKvAware, &["vllm_router.launch_router"]),
+    (Router::Sglang, &["sglang_router.launch_router"]),
     (Router::Dynamo, &["dynamo.frontend", "dynamo.mocker", "dynamo._core"]),
 ];
 /// Script that succeeds if a module of that name can be imported.
@@ -73,87 +78,59 @@ impl Rivals {
     }
 }
 
-/// Starts a rival and waits until it serves.
+/// Starts a rival with `rivals.sh`, and waits until it serves. Returns its address.
 pub(super) async fn start(
     kind: Router,
-    python: &Path,
-    dir: &Path,
-    scenario: &Scenario,
-    engines: &Engines,
-) -> anyhow::Result<(String, Process)> {
-    let (module, pair) = match kind {
-        Router::Vllm => (VLLM, "--vllm-pd-disaggregation"),
-        _ => (SGLANG, "--pd-disaggregation"),
-    };
-    let (mut command, address) = command(python, module, "round_robin")?;
-    if matches!(scenario.shape, Shape::Disaggregated(_)) {
-        command.arg(pair);
-        for engine in &engines.prefill {
-            command.args(["--prefill", &url(engine)]);
-            if kind == Router::Sglang {
-                command.arg(engine.bootstrap_port.to_string());
-            }
-        }
-        for engine in &engines.serving {
-            command.args(["--decode", &url(engine)]);
-        }
-        if kind == Router::Vllm {
-            command.args(["--kv-connector", "nixl"]);
-        }
-    } else {
-        command.arg("--worker-urls").args(engines.serving.iter().map(url));
-    }
-    serving(kind, command, address, dir).await
-}
-
-/// Starts vLLM's router with the policy `kv_aware`. In front of HTTP workers it has no tokenizer: it sends
-/// each prompt to `/v1/chat/completions/render` of every engine.
-pub(super) async fn start_kv_aware(
-    python: &Path,
+    programs: &Programs,
     dir: &Path,
     engines: &Engines,
 ) -> anyhow::Result<(String, Process)> {
-    let (mut command, address) = command(python, VLLM, "kv_aware")?;
-    command.args(["--kv-event-block-size", "16", "--kv-event-model", "tiny"]);
-    for engine in &engines.serving {
-        let source = format!("{}=tcp://127.0.0.1:{}", url(engine), engine.kv_events_port);
-        command.args(["--kv-event-source", &source]);
+    let python = programs.rivals.python(kind).context("--rivals does not have it")?;
+    let port = free_port()?.to_string();
+    let address = format!("127.0.0.1:{port}");
+    let each =
+        |engines: &[Engine], of: fn(&Engine) -> String| engines.iter().map(of).collect::<Vec<_>>().join(" ");
+    let url = |engine: &Engine| format!("http://{}", engine.address);
+    let events = |one: &Engine| format!("http://{}=tcp://127.0.0.1:{}", one.address, one.kv_events_port);
+    let mut command = Command::new("bash");
+    command.arg(SCRIPT).arg(kind.name()).env("PYTHON", python).env("DIR", dir);
+    command.env("PORT", port).env("METRICS_PORT", free_port()?.to_string());
+    command.env("PREFILL", each(&engines.prefill, url)).env("SERVING", each(&engines.serving, url));
+    command.env("BOOTSTRAP", each(&engines.prefill, |engine| engine.bootstrap_port.to_string()));
+    command.env("EVENTS", each(&engines.serving, events));
+    command.env("TOKENIZER", programs.tokenizer.as_deref().unwrap_or(Path::new("")));
+    let mut process = Process::logging(kind.name(), command, dir, End::KillTree)?;
+    process.healthy(&address, START_LIMIT).await?;
+    if kind == Router::Dynamo {
+        let client = Client::new(&address);
+        let ready = || async {
+            let (health, models) = (client.json("/health").await?, client.json("/v1/models").await?);
+            Ok((mockers(&health) >= MOCKERS && lists_model(&models)).then_some(()))
+        };
+        until("Dynamo serves the model", START_LIMIT, ready).await.with_context(|| process.last_lines())?;
     }
-    command.arg("--worker-urls").args(engines.serving.iter().map(url));
-    serving(Router::VllmKvAware, command, address, dir).await
-}
-
-/// Returns the command of a router, with its address.
-fn command(python: &Path, module: &str, policy: &str) -> anyhow::Result<(Command, String)> {
-    let port = free_port()?;
-    let mut command = Command::new(python);
-    command.args(["-m", module, "--host", "127.0.0.1", "--policy", policy, "--log-level", "error"]);
-    command.args(["--port", &port.to_string(), "--prometheus-port", &free_port()?.to_string()]);
-    Ok((command, format!("127.0.0.1:{port}")))
-}
-
-fn url(engine: &Engine) -> String {
-    format!("http://{}", engine.address)
-}
-
-async fn serving(
-    kind: Router,
-    command: Command,
-    address: String,
-    dir: &Path,
-) -> anyhow::Result<(String, Process)> {
-    let mut process = Process::logging(kind.name(), command, dir, End::Terminate)?;
-    process.healthy(&address, Duration::from_secs(60)).await?;
-    // The router probes its workers before it sends them requests.
+    // A router probes its workers before it sends them requests.
     tokio::time::sleep(Duration::from_secs(2)).await;
     Ok((address, process))
+}
+
+/// Returns the number of Dynamo's mockers in the answer of `/health`.
+fn mockers(health: &Value) -> usize {
+    let instances = health["instances"].as_array().into_iter().flatten();
+    instances.filter(|instance| instance["endpoint"] == "generate").count()
+}
+
+fn lists_model(models: &Value) -> bool {
+    models["data"].as_array().is_some_and(|models| models.iter().any(|model| model["id"] == "tiny"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
-    use super::{Rivals, Router};
+    use serde_json::json;
+
+    use super::{Rivals, Router, SCRIPT, lists_model, mockers};
 
     /// Makes an environment whose interpreter finds the modules that begin with `prefix`.
     fn environment(dir: &Path, prefix: &str) -> std::path::PathBuf {
@@ -186,5 +163,35 @@ mod tests {
             let error = Rivals::find(&[environment]).unwrap_err().to_string();
             assert!(error.contains("can start no rival") && error.contains("uv pip install"), "{error}");
         }
+    }
+
+    #[test]
+    fn the_script_names_the_engines_to_each_rival() {
+        let dir = tempfile::tempdir().unwrap();
+        let arguments = |name: &str, prefill: &str| {
+            let mut bash = std::process::Command::new("bash");
+            bash.args([SCRIPT, name]).env("PYTHON", "echo").env("PORT", "1").env("METRICS_PORT", "2");
+            bash.env("PREFILL", prefill).env("SERVING", "http://c http://d").env("BOOTSTRAP", "7 8");
+            bash.env("EVENTS", "http://c=tcp://e").env("DIR", dir.path()).env("TOKENIZER", dir.path());
+            String::from_utf8(bash.output().unwrap().stdout).unwrap()
+        };
+        let pairs = "http://a http://b";
+        let vllm = "--prefill http://a --prefill http://b --decode http://c --decode http://d\n";
+        assert!(arguments("vllm-router", pairs).ends_with(vllm));
+        let sglang = "--pd-disaggregation --prefill http://a 7 --prefill http://b 8 --decode http://c --decode http://d\n";
+        assert!(arguments("sglang-router", pairs).ends_with(sglang));
+        assert!(
+            arguments("sglang-router", "")
+                .ends_with("--policy round_robin --worker-urls http://c http://d\n")
+        );
+        let kv_aware = "--kv-event-source http://c=tcp://e --worker-urls http://c http://d\n";
+        assert!(arguments("vllm-kv-aware", "").ends_with(kv_aware));
+    }
+
+    #[test]
+    fn only_instances_that_generate_count() {
+        let health = json!({ "instances": [{ "endpoint": "generate" }, { "endpoint": "clear_kv_blocks" }] });
+        assert_eq!((mockers(&health), mockers(&json!(null))), (1, 0));
+        assert!(lists_model(&json!({ "data": [{ "id": "tiny" }] })) && !lists_model(&json!({ "data": [] })));
     }
 }
