@@ -140,7 +140,7 @@ async fn s5_kv_events_tell_which_engine_served_and_the_forecast_of_the_router_is
     let cached: u64 = scene.engines.iter().map(|engine| engine.state().prefix_hits).sum();
     let text = scene.observer.end(&printed);
     // S5.6
-    assert!(text.contains("100.0 % told by KV events"), "{text}");
+    assert!(text.contains("100.0 % by KV events"), "{text}");
     // S5.6
     assert!(text.contains("0.0 % of the requests are estimated from bytes"), "{text}");
     let line = text.lines().find(|line| line.starts_with("hit rate")).unwrap();

@@ -77,9 +77,9 @@ async fn f11_programs_that_ended_silently_are_forgotten_without_requests_of_othe
     let (programs, registry) = (AgentPrograms::default(), Registry::default());
     let (_worker, here) = worker(&registry, 1);
     for session in 0..300 {
-        programs.routed(&mut request(&programs, session, None, 10), &here, NONE);
+        programs.routed(&mut request(&programs, session, None, 16), &here, NONE);
     }
-    assert_eq!(here.load().view().program_tokens(), 3_000);
+    assert_eq!(here.load().view().program_tokens(), 4_800);
     tokio::time::advance(RUNNING_FOR + Duration::from_millis(1)).await;
     programs.expire();
     // F11.5
