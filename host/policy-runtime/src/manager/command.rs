@@ -68,7 +68,7 @@ pub enum CommandError {
     /// The slot does not exist.
     #[error("unknown slot `{0}`; `GET /policies` lists the slots")]
     UnknownSlot(String),
-    /// The lane has no previous content, or no trial.
+    /// The lane has no previous content, no trial, or runs its default because its file was removed.
     #[error("slot `{0}` has nothing to roll back to; install other content instead")]
     NothingToRollBack(String),
     /// The slot rolled nothing back, or its files ask for other content now.

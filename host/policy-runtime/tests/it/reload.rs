@@ -10,8 +10,8 @@
 use std::{fs, sync::Arc, time::Duration};
 
 use pointsman_policy_runtime::{
-    Access, Capacity, Command, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine, PolicyManager,
-    Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
+    Access, Capacity, Command, CommandError, Limits, ManagerConfig, ManagerStatus, PolicyDir, PolicyEngine,
+    PolicyManager, Probation, Rank, SlotConfig, SlotSpec, SlotState, SlotStatus, TrustRules,
 };
 use pointsman_routing::{Call, DecisionContext, Failure, Lane, NativeMode, Program, Purpose, Slot, SlotKind};
 use pointsman_test_guests::{HOSTILE, LOW_QUEUE, WEIGHTED_RANDOM};
@@ -155,6 +155,14 @@ fn a_removed_file_gives_the_slot_back_to_its_default() {
     fs::remove_file(managed.path("prefill.wasm")).unwrap();
     let status = managed.until(|slot, _| slot.state == SlotState::Default && slot.generation.0 == 3);
     assert_eq!(status.policy, "native:least-loaded");
+    // O1.18
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let slot = (SlotKind::Prefill, None);
+    let refused = runtime.block_on(managed.manager.execute(Command::RollBack { slot, lane: Lane::Active }));
+    assert_eq!(refused.unwrap_err(), CommandError::NothingToRollBack("prefill".into()));
+    let status = &managed.manager.status().slots[0];
+    assert_eq!((status.policy.as_str(), status.generation.0), ("native:least-loaded", 3));
+    assert!(status.quarantined.is_empty(), "{status:#?}");
 }
 
 #[test]

@@ -93,11 +93,15 @@ impl ManagedSlot {
         self.remember(record);
     }
 
-    /// Takes the content out of a lane and quarantines it. Returns `None` when the lane is empty or has no
-    /// previous content.
+    /// Takes the content out of a lane and quarantines it. Returns `None` when the lane is empty, has no
+    /// previous content, or runs what replaced a removed file.
     fn quarantine(&mut self, mode: Lane) -> Option<Content> {
         let content = self.lane(mode).content?;
         if mode == Lane::Active {
+            // A removed file serves no more, and what replaced it is not at fault.
+            if self.removed {
+                return None;
+            }
             let previous = self.previous?;
             self.slot.rollback()?;
             self.previous = None;
