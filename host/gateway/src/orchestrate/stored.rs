@@ -1,8 +1,8 @@
 //! Responses that engines store [I12]: which worker has one, and calls about one.
 //!
 //! Engines keep the answers of `/v1/responses` for later requests, each its own. The gateway notes the worker
-//! that sent an id, and its tenant. An id that it does not know, such as one from before its restart, is looked
-//! for at the workers.
+//! that sent an id, and its tenant. An id that it does not know, such as one from before its restart, is
+//! looked for at the workers.
 
 use std::sync::Arc;
 

@@ -52,9 +52,9 @@ impl Forecast {
     }
 }
 
-/// Gives the requests of the trace their output lengths, and writes it again. The lengths that no answer told have
-/// the mean that is left of what the engines generated. Returns a warning when it could not be written: the file then has the lengths that were assumed at
-/// first.
+/// Gives the requests of the trace their output lengths, and writes it again. The lengths that no answer told
+/// have the mean that is left of what the engines generated. Returns a warning when the trace could not be
+/// written: the file then has the lengths that were assumed at first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,

@@ -48,8 +48,8 @@ impl<V: Default> Aged<V> {
         }
     }
 
-    /// Removes the oldest of the values that were not used for longer than `limit`. Returns whether these were
-    /// all.
+    /// Removes the oldest of the values that were not used for longer than `limit`. Returns whether these
+    /// were all.
     pub(super) fn expire(&mut self, now: Instant, limit: Duration) -> bool {
         for _ in 0..MAX_EXPIRED {
             let Some((at, key)) = self.by_age.first().copied() else { return true };

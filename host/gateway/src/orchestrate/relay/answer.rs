@@ -45,8 +45,8 @@ enum Content {
 
 /// A relay whose stream is to be continued.
 struct Continued {
-    /// Runs whether or not the client reads: a rest that waits in the queue must take its turn. `None` is the end of
-    /// a task that panicked.
+    /// Runs whether or not the client reads: a rest that waits in the queue must take its turn. `None` is the
+    /// end of a task that panicked.
     relay: BoxFuture<'static, Option<Box<Relay>>>,
     /// Cancelled when the client leaves.
     gone: CancellationToken,
