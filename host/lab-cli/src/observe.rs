@@ -28,10 +28,10 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::{
+    answers::{Answer, Answers},
     assign::{Assigned, How},
     counts::Counts,
     engines::EngineLog,
-    ext_proc::{Answer, Answers},
     finish::{Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
     intake::Intake,
     report::Observation,
@@ -41,6 +41,7 @@ use self::{
 };
 
 mod answer_tokens;
+mod answers;
 mod assign;
 mod counts;
 mod document;
@@ -49,6 +50,7 @@ mod ext_proc;
 mod finish;
 mod intake;
 mod line_file;
+mod listener;
 mod report;
 mod request;
 mod tracker;
@@ -237,7 +239,7 @@ impl ObserveArgs {
             queue,
             start,
         });
-        tasks.spawn(intake.run(listener, tasks.clone(), stop.clone()));
+        tasks.spawn(listener::run(intake, listener, tasks.clone(), stop.clone()));
         over(self.time).await?;
         stop.cancel();
         tasks.close();

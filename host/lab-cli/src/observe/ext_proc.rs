@@ -3,7 +3,7 @@
 //!
 //! An answer tells what a copy of a request cannot: the engine, the output tokens, and whether it failed.
 
-use std::{collections::HashMap, net::SocketAddr, pin::Pin, sync::Arc};
+use std::{net::SocketAddr, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use envoy_types::pb::{
@@ -22,14 +22,14 @@ use hyper::{
     HeaderMap, Method,
     header::{HeaderName, HeaderValue},
 };
-use parking_lot::Mutex;
 use tokio::time::{Duration, Instant, timeout_at};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     answer_tokens::AnswerTokens,
+    answers::Answer,
     counts::Missed,
-    intake::{BODY_TIMEOUT, Body, Intake},
+    intake::{BODY_TIMEOUT, Body, Intake, is_readable},
     request::{Arrived, Endpoint},
 };
 
@@ -39,57 +39,8 @@ const MAX_MESSAGE: usize = 2 * 1024 * 1024;
 const MAX_HEADERS: usize = 256;
 /// How long an answer may pause.
 const ANSWER_SILENCE: Duration = Duration::from_secs(600);
-/// Answers that are remembered: as many as a trace has requests.
-const MAX_ANSWERS: usize = 4_000_000;
 /// Attribute with the address of the engine.
 const UPSTREAM: &str = "upstream.address";
-
-/// What the answer to a request told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Answer {
-    /// The engine, by its position in `--workers`.
-    pub(super) engine: Option<u32>,
-    pub(super) output_tokens: Option<u32>,
-    /// Whether its status is an error's.
-    pub(super) has_failed: bool,
-}
-
-/// What answers told, by the numbers of their requests.
-#[derive(Debug, Default)]
-pub(super) struct Answers {
-    /// Positions of the engines by the addresses that Envoy knows them by.
-    engines: HashMap<SocketAddr, u32>,
-    found: Mutex<HashMap<u64, Answer>>,
-}
-
-impl Answers {
-    /// Looks the addresses of the engines up. An engine whose name is not known now is not recognised.
-    pub(super) async fn of(workers: &[String]) -> Self {
-        let mut engines = HashMap::new();
-        for (place, url) in (0_u32..).zip(workers) {
-            let Ok(url) = url.parse::<reqwest::Url>() else { continue };
-            let (Some(host), Some(port)) = (url.host_str(), url.port_or_known_default()) else { continue };
-            let host = host.trim_matches(['[', ']']);
-            match tokio::net::lookup_host((host, port)).await {
-                Ok(found) => engines.extend(found.map(|address| (address, place))),
-                Err(error) => tracing::warn!(host, %error, "engine not recognised in answers: unknown name"),
-            }
-        }
-        Self { engines, found: Mutex::default() }
-    }
-
-    /// Returns what is known, and forgets it.
-    pub(super) fn take(&self) -> HashMap<u64, Answer> {
-        std::mem::take(&mut self.found.lock())
-    }
-
-    fn add(&self, number: u64, answer: Answer) {
-        let mut found = self.found.lock();
-        if found.len() < MAX_ANSWERS {
-            found.insert(number, answer);
-        }
-    }
-}
 
 /// Path of the method.
 pub(super) fn is_call(path: &str) -> bool {
@@ -172,7 +123,7 @@ impl Exchange {
 
     fn on(&mut self, message: ProcessingRequest) {
         if let Some(engine) = message.attributes.values().find_map(upstream) {
-            self.answer.engine = self.intake.answers.engines.get(&engine).copied();
+            self.answer.engine = self.intake.answers.engine(engine);
         }
         match message.request {
             Some(Part::RequestHeaders(head)) => self.request_head(head),
@@ -198,7 +149,7 @@ impl Exchange {
         };
         let arrived = self.intake.measure.head(self.intake.start.elapsed(), endpoint, &headers);
         let number = self.intake.counts.arrive();
-        if !super::intake::is_readable(&headers) {
+        if !is_readable(&headers) {
             self.intake.counts.miss(Missed::Unreadable);
             self.phase = Phase::Sent;
             return;
@@ -234,7 +185,7 @@ impl Exchange {
         }
         let Head { status, headers, .. } = Head::of(head.headers);
         self.answer.has_failed = status >= 400;
-        self.phase = if head.end_of_stream || !super::intake::is_readable(&headers) {
+        self.phase = if head.end_of_stream || !is_readable(&headers) {
             Phase::Over
         } else {
             Phase::Answer(AnswerTokens::of(&headers))

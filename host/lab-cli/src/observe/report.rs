@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use pointsman_lab::{ArmReport, Ended, RunResult, Window};
 
 use super::{
-    assign::Assigned, counts::Counts, document::Block, engines::EngineLog, ext_proc::Answer,
-    finish::Forecast, tracker::Followed, writer::Written,
+    answers::Answer, assign::Assigned, counts::Counts, document::Block, engines::EngineLog, finish::Forecast,
+    tracker::Followed, writer::Written,
 };
 
 mod certainty;

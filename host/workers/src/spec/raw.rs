@@ -359,17 +359,15 @@ fn base_url(url: &str) -> Result<String, SpecError> {
     let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
     let bad = authority.is_empty() || authority.starts_with(':') || !trimmed.bytes().all(fits);
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
+    let problem = |what: &str| Err(error("url", format!("`{url}`{what}")));
     if bad {
-        return Err(error("url", format!("`{url}` is not of the form {scheme}host[:port][/path]")));
+        return problem(&format!(" is not of the form {scheme}host[:port][/path]"));
     }
     if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
-        return Err(error("url", format!("`{url}`: the port is not a number from 1 to 65535")));
+        return problem(": the port is not a number from 1 to 65535");
     }
     if path.ends_with("/v1") {
-        return Err(error(
-            "url",
-            format!("`{url}`: leave /v1 out; the gateway adds the path of each request"),
-        ));
+        return problem(": leave /v1 out; the gateway adds the path of each request");
     }
     let port = if port.is_some() { "" } else { default_port };
     Ok(format!("{scheme}{authority}{port}{path}"))
