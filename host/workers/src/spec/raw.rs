@@ -357,10 +357,9 @@ fn base_url(url: &str) -> Result<String, SpecError> {
         known.ok_or_else(|| error("url", format!("`{url}` does not start with http:// or https://")))?;
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
-    let bad = authority.is_empty() || authority.starts_with(':') || !trimmed.bytes().all(fits);
     let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
     let problem = |what: &str| Err(error("url", format!("`{url}`{what}")));
-    if bad {
+    if authority.is_empty() || authority.starts_with(':') || !trimmed.bytes().all(fits) {
         return problem(&format!(" is not of the form {scheme}host[:port][/path]"));
     }
     if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
