@@ -1,5 +1,5 @@
-//! Connections of the router in place, HTTP/1.1 and HTTP/2 without TLS: copies of requests, and calls of Envoy's
-//! `ext_proc` filter.
+//! Connections of the router in place, HTTP/1.1 and HTTP/2 without TLS: copies of requests, and calls of
+//! Envoy's `ext_proc` filter.
 
 use std::{convert::Infallible, future::pending, sync::Arc};
 
