@@ -29,7 +29,10 @@ const EDGES: &[(&str, &str)] = &[
         "cli config-file decision-log embedded-policies orchestration policy-runtime replicas routing \
          sim workers",
     ),
-    ("lab-cli", "cli embedded-policies guest-build http-client lab policy-runtime rig sim tokens workers"),
+    (
+        "lab-cli",
+        "cli embedded-policies endpoint-picker guest-build http-client lab policy-runtime rig sim tokens workers",
+    ),
     ("admin-cli", "cli http-client"),
     ("config-file", "config-derive"),
     ("discovery", "http-client workers"),

@@ -31,6 +31,7 @@ mod silent;
 mod tests;
 
 pub use health::{Health, health_service};
+pub use message::Head;
 pub use message_bytes::{Counted, MessageBytes};
 pub use picker::{AnswerHead, Exchange, Pick, Picker, Refusal, RequestHead};
 pub use service::{EXT_PROC_SERVICE, MAX_OVERHEAD, ext_proc_service};

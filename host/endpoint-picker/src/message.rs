@@ -32,16 +32,21 @@ pub(crate) enum Half {
 
 /// A head as Envoy sends it.
 #[derive(Debug, Default)]
-pub(crate) struct Head {
-    pub(crate) method: String,
-    pub(crate) path: String,
-    pub(crate) status: u16,
-    pub(crate) headers: HeaderMap,
+pub struct Head {
+    /// `:method` of a request.
+    pub method: String,
+    /// `:path` of a request, with its query.
+    pub path: String,
+    /// `:status` of an answer; 0: it has none.
+    pub status: u16,
+    /// The other fields.
+    pub headers: HeaderMap,
 }
 
 impl Head {
     /// Reads a list of headers. Fields that HTTP does not allow are left out.
-    pub(crate) fn of(headers: Option<EnvoyHeaders>) -> Self {
+    #[must_use]
+    pub fn of(headers: Option<EnvoyHeaders>) -> Self {
         let mut head = Self::default();
         for EnvoyHeader { key, value, raw_value } in
             headers.unwrap_or_default().headers.into_iter().take(MAX_HEADERS)

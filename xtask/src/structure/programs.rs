@@ -9,7 +9,7 @@ use crate::sh;
 const PROGRAMS: [(&str, usize); 5] = [
     (DAEMON, 420),
     ("pointsman-policy-tools", 290),
-    ("pointsman-lab-cli", 385),
+    ("pointsman-lab-cli", 386),
     ("pointsman-tools", 195),
     ("pointsman-sim", 135),
 ];

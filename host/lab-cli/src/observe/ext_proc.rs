@@ -5,23 +5,17 @@
 
 use std::{net::SocketAddr, pin::Pin, sync::Arc};
 
-use bytes::Bytes;
 use envoy_types::pb::{
-    envoy::{
-        config::core::v3::HeaderMap as EnvoyHeaders,
-        service::ext_proc::v3::{
-            HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
-            external_processor_server::{ExternalProcessor, ExternalProcessorServer, SERVICE_NAME},
-            processing_request::Request as Part,
-        },
+    envoy::service::ext_proc::v3::{
+        HttpBody, HttpHeaders, ProcessingRequest, ProcessingResponse,
+        external_processor_server::{ExternalProcessor, ExternalProcessorServer},
+        processing_request::Request as Part,
     },
     google::protobuf::{Struct, value::Kind},
 };
 use futures_util::{Stream, StreamExt as _, stream};
-use hyper::{
-    HeaderMap, Method,
-    header::{HeaderName, HeaderValue},
-};
+use hyper::Method;
+use pointsman_endpoint_picker::{EXT_PROC_SERVICE, Head};
 use tokio::time::{Duration, Instant, timeout_at};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -35,8 +29,6 @@ use super::{
 
 /// Size of a message: a chunk of a body, or a list of headers, bytes.
 const MAX_MESSAGE: usize = 2 * 1024 * 1024;
-/// Maximum number of headers that are read from a message.
-const MAX_HEADERS: usize = 256;
 /// How long an answer may pause.
 const ANSWER_SILENCE: Duration = Duration::from_secs(600);
 /// Attribute with the address of the engine.
@@ -44,7 +36,7 @@ const UPSTREAM: &str = "upstream.address";
 
 /// Path of the method.
 pub(super) fn is_call(path: &str) -> bool {
-    path.strip_prefix('/').and_then(|path| path.strip_suffix("/Process")) == Some(SERVICE_NAME)
+    path.strip_prefix('/').and_then(|path| path.strip_suffix("/Process")) == Some(EXT_PROC_SERVICE)
 }
 
 /// Returns the gRPC service.
@@ -63,7 +55,7 @@ impl ExternalProcessor for Observer {
         request: Request<Streaming<ProcessingRequest>>,
     ) -> Result<Response<Self::ProcessStream>, Status> {
         let (intake, messages) = (Arc::clone(&self.0), request.into_inner());
-        // The connection polls the answers, of which there are none, until the messages have ended.
+        // The answer is a stream without a message. It ends when Envoy's messages have ended.
         let observing = stream::once(async move { observe(intake, messages).await.err().map(Err) });
         Ok(Response::new(Box::pin(observing.filter_map(std::future::ready))))
     }
@@ -210,41 +202,6 @@ impl Drop for Exchange {
         if let Some(number) = self.number {
             self.intake.answers.add(number, self.answer);
         }
-    }
-}
-
-/// A head as Envoy sends it.
-#[derive(Default)]
-struct Head {
-    method: String,
-    path: String,
-    status: u16,
-    headers: HeaderMap,
-}
-
-impl Head {
-    fn of(headers: Option<EnvoyHeaders>) -> Self {
-        let mut head = Self::default();
-        for header in headers.unwrap_or_default().headers.into_iter().take(MAX_HEADERS) {
-            let raw = header.raw_value;
-            let value = if raw.is_empty() { header.value.into_bytes() } else { raw };
-            match header.key.as_str() {
-                ":method" => head.method = String::from_utf8(value).unwrap_or_default(),
-                ":path" => head.path = String::from_utf8(value).unwrap_or_default(),
-                ":status" => {
-                    head.status =
-                        String::from_utf8(value).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-                }
-                name => {
-                    let name = HeaderName::try_from(name).ok();
-                    let value = HeaderValue::from_maybe_shared(Bytes::from(value)).ok();
-                    if let (Some(name), Some(value)) = (name, value) {
-                        head.headers.append(name, value);
-                    }
-                }
-            }
-        }
-        head
     }
 }
 
