@@ -113,12 +113,6 @@ impl Body for Answer {
                 Some(piece)
             }
             Content::Relayed(relay) => {
-                // Also while the client does not read: the rest may have a place in the queue.
-                if let Some(rest) = relay.take_if(|running| running.is_to_be_continued()) {
-                    this.content = Content::Continued(Some(Box::new(Continued::of(rest))));
-                    cx.waker().wake_by_ref();
-                    return Poll::Pending;
-                }
                 let Some(running) = relay.as_mut() else { return Poll::Ready(None) };
                 if blocked {
                     running.not_read();
