@@ -1,5 +1,5 @@
 //! Networks that break as real ones do: hosts in network namespaces of their own, and a firewall that drops
-//! packets between them and the gateway. Nobody is told that a packet was dropped.
+//! packets between them and the gateway. Neither side learns that a packet was dropped.
 //!
 //! ```text
 //! namespace of the test: gateway, clients      namespace of a host: an engine, or a server

@@ -396,7 +396,7 @@ async fn p8_an_etcd_that_is_cut_off_keeps_its_workers_and_is_read_again() {
     until(&cluster, "/discovery", "the key is read", source(|source| source["workers"] == 1)).await;
     until(&cluster, "/readyz", "it is ready", |ready| ready["ready"] == true).await;
     assert!(is_whole(&streamed(&cluster, 4).await.0));
-    // A key whose lease ends while nobody here can hear of it.
+    // The lease of this key ends while the gateway cannot reach etcd.
     etcd.call("/v3/lease/grant", json!({ "TTL": "3", "ID": "77" })).await.unwrap();
     etcd.put_leased(
         "/w/2",

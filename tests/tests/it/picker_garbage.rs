@@ -213,7 +213,7 @@ async fn r7_messages_that_break_the_protocol_end_their_stream_with_a_status() {
         ("an empty message", invalid, vec![message(None)]),
         ("a message that is no protobuf", Code::Internal, vec![framed(&[0xff; 40])]),
         ("a compressed message", Code::Internal, vec![Bytes::from_static(&[1, 0, 0, 0, 1, 0])]),
-        ("a prefix that is none", Code::Internal, vec![Bytes::from_static(b"{\"a\": 1}")]),
+        ("JSON in the place of a message's prefix", Code::Internal, vec![Bytes::from_static(b"{\"a\": 1}")]),
         ("a head twice", invalid, vec![message(Some(head())), message(Some(head()))]),
         (
             "a head twice, when the endpoint is picked",

@@ -99,7 +99,7 @@ impl Denials {
         self.subscribed.replace(now).is_some()
     }
 
-    /// Describes all refusals; `None`: there are none.
+    /// Describes all refusals; `None`: nothing is refused.
     pub(super) fn problem(&self) -> Option<String> {
         let all: Vec<String> = self.known.iter().map(|(denial, _)| denial.to_string()).collect();
         let advice = "check the permissions of the gateway's user at the NATS server";

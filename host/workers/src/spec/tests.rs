@@ -78,6 +78,10 @@ fn errors_name_the_key_and_the_value() {
             "url: `http://a:99999`: the port is not a number from 1 to 65535",
         ),
         (
+            "role=decode,engine=vllm,url=http://a:1/v1/",
+            "url: `http://a:1/v1/`: leave /v1 out; the gateway adds the path of each request",
+        ),
+        (
             "role=decode,engine=vllm,url=http://a:1/b\tc",
             "url: `http://a:1/b\tc` is not of the form http://host[:port][/path]",
         ),
