@@ -40,6 +40,14 @@ fn b1_sglang_decode_cannot_prefill_locally_by_default_and_vllm_can() {
     assert!(local("role=decode,engine=sglang,url=http://a:1,local_prefill=true"));
 }
 
+/// Each flag is refused with the text beside it.
+#[track_caller]
+fn refused_with(cases: &[(&str, &str)]) {
+    for (flag, expected) in cases {
+        assert_eq!(WorkerSpec::parse_flag(flag).unwrap_err().to_string(), *expected);
+    }
+}
+
 #[test]
 fn errors_name_the_key_and_the_value() {
     let cases = [
@@ -48,6 +56,29 @@ fn errors_name_the_key_and_the_value() {
             "role: unknown role `cook`: expected prefill, decode or aggregated",
         ),
         ("role=decode,engine=vllm", "url: is missing"),
+        (
+            "role=decode,engine=vllm,url=http://a:1,dp_size=0",
+            "dp_size: `0` is out of range: expected 1 to 4096",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:1,speed=9",
+            "speed: unknown key `speed`: expected one of role, engine, url, id, model, dp_size, bootstrap_host, \
+             bootstrap_port, transport, kv_compatibility, kv_transfer, kv_addr, kv_events, kv_replay, \
+             label.NAME, topology.NAME, taint, lora, local_prefill, prefill_cancellable, handoff_lease_s, \
+             max_concurrency, block_size, total_blocks, api_key, tls_server_name",
+        ),
+        (
+            "role=decode,engine=openai,url=http://a:1",
+            "role: `decode` is not supported by engine openai: use aggregated",
+        ),
+        ("role", "role: is not of the form key=value"),
+    ];
+    refused_with(&cases);
+}
+
+#[test]
+fn errors_of_a_url_name_the_part_that_is_wrong() {
+    let cases = [
         ("role=decode,engine=vllm,url=a:1", "url: `a:1` does not start with http:// or https://"),
         (
             "role=decode,engine=vllm,url=https://a:0/x",
@@ -85,26 +116,8 @@ fn errors_name_the_key_and_the_value() {
             "role=decode,engine=vllm,url=http://a:1/b\tc",
             "url: `http://a:1/b\tc` is not of the form http://host[:port][/path]",
         ),
-        (
-            "role=decode,engine=vllm,url=http://a:1,dp_size=0",
-            "dp_size: `0` is out of range: expected 1 to 4096",
-        ),
-        (
-            "role=decode,engine=vllm,url=http://a:1,speed=9",
-            "speed: unknown key `speed`: expected one of role, engine, url, id, model, dp_size, bootstrap_host, \
-             bootstrap_port, transport, kv_compatibility, kv_transfer, kv_addr, kv_events, kv_replay, \
-             label.NAME, topology.NAME, taint, lora, local_prefill, prefill_cancellable, handoff_lease_s, \
-             max_concurrency, block_size, total_blocks, api_key, tls_server_name",
-        ),
-        (
-            "role=decode,engine=openai,url=http://a:1",
-            "role: `decode` is not supported by engine openai: use aggregated",
-        ),
-        ("role", "role: is not of the form key=value"),
     ];
-    for (flag, expected) in cases {
-        assert_eq!(WorkerSpec::parse_flag(flag).unwrap_err().to_string(), expected);
-    }
+    refused_with(&cases);
 }
 
 #[test]
