@@ -177,6 +177,15 @@ impl Host {
         self.filter("drop")
     }
 
+    /// Drops every packet from and to another host.
+    ///
+    /// # Errors
+    /// `nft` refuses the rules.
+    pub fn cut_from(&self, other: &Self) -> anyhow::Result<()> {
+        let other = other.place.address;
+        self.filter(&format!("ip saddr {other} drop; ip daddr {other} drop"))
+    }
+
     /// Drops one packet in a hundred for each percent, in both directions.
     ///
     /// # Errors

@@ -319,18 +319,11 @@ async fn q3_requests_do_not_notice_that_nats_is_cut_off() {
     }
     let host = Host::new(1).unwrap();
     let nats = Nats::start_at(host.place, "jetstream: enabled").await.unwrap();
-    let settings = |name: &str| Replicas {
-        servers: vec![nats.url()],
-        name: name.to_owned(),
-        lease: Duration::from_millis(800),
-        ..Replicas::default()
-    };
     let mut engine = Host::new(2).unwrap();
     let flags = [engine.engine("aggregated", 1).unwrap()];
-    let one = gateway(&flags, |config| config.replicas = settings("one")).await;
-    let two = gateway(&flags, |config| config.replicas = settings("two")).await;
-    let knows = |count: usize| move |ready: &Value| ready["replicas"]["peers"] == count;
-    until(&one, "/readyz", "they know each other", knows(1)).await;
+    let one = gateway(&flags, |config| config.replicas = sharing("one", &nats)).await;
+    let two = gateway(&flags, |config| config.replicas = sharing("two", &nats)).await;
+    until_it_knows(&one, 1).await;
     let times = async || {
         let mut times = Vec::new();
         for _ in 0..40 {
@@ -356,9 +349,84 @@ async fn q3_requests_do_not_notice_that_nats_is_cut_off() {
     assert!(alone[38] < before[38] + Duration::from_millis(200), "{before:?} {alone:?}");
     assert!(get(&two, "/replicas").await["problem"].is_string());
     host.heal().unwrap();
-    let healed = until(&one, "/readyz", "they know each other again", knows(1)).await;
+    let healed = until_it_knows(&one, 1).await;
     // Q3.2
     assert!(healed < Duration::from_secs(12), "{healed:?}");
+}
+
+/// Settings of a gateway that shares its load over a server.
+fn sharing(name: &str, nats: &Nats) -> Replicas {
+    Replicas {
+        servers: vec![nats.url()],
+        name: name.to_owned(),
+        lease: Duration::from_millis(800),
+        ..Replicas::default()
+    }
+}
+
+/// Waits until a gateway knows this number of others.
+async fn until_it_knows(cluster: &TestCluster, count: usize) -> Duration {
+    until(cluster, "/readyz", &format!("it knows {count} others"), |ready| {
+        ready["replicas"]["peers"] == count
+    })
+    .await
+}
+
+#[tokio::test]
+async fn q3_each_part_of_a_nats_cluster_that_is_split_counts_alone_until_it_is_whole() {
+    if !own_network(concat!(
+        module_path!(),
+        "::q3_each_part_of_a_nats_cluster_that_is_split_counts_alone_until_it_is_whole"
+    )) || !is_installed("nats-server")
+    {
+        return;
+    }
+    let hosts = [Host::new(1).unwrap(), Host::new(2).unwrap()];
+    let listen = |place: usize| format!("name: nats, listen: \"{}:6222\"", hosts[place].place.address);
+    let first = format!("cluster {{ {} }}", listen(0));
+    let route = format!("routes: [\"nats://{}:6222\"]", hosts[0].place.address);
+    let second = format!("cluster {{ {}, {route} }}", listen(1));
+    let servers = [
+        Nats::start_at(hosts[0].place, &first).await.unwrap(),
+        Nats::start_at(hosts[1].place, &second).await.unwrap(),
+    ];
+    let mut engine = Host::new(3).unwrap();
+    let flags = [engine.engine("aggregated", 20).unwrap()];
+    let one = gateway(&flags, |config| config.replicas = sharing("one", &servers[0])).await;
+    let two = gateway(&flags, |config| config.replicas = sharing("two", &servers[0])).await;
+    let far = gateway(&flags, |config| config.replicas = sharing("far", &servers[1])).await;
+    for cluster in [&one, &two, &far] {
+        until_it_knows(cluster, 2).await;
+    }
+    let remote = |count: u64| {
+        move |workers: &Value| workers["workers"][0]["ranks"][0]["remote"]["active_requests"] == count
+    };
+    let long = streamed(&far, 900);
+    let split = async {
+        until(&one, "/workers", "the far request is booked here", remote(1)).await;
+        hosts[0].cut_from(&hosts[1]).unwrap();
+        // Q3.4: the servers still answer both sides, so nothing but the silence of the others tells.
+        let noticed = tokio::join!(until_it_knows(&one, 1), until_it_knows(&two, 1), until_it_knows(&far, 0));
+        assert!(noticed.0.max(noticed.1).max(noticed.2) < Duration::from_secs(4), "{noticed:?}");
+        // Q3.4
+        until(&one, "/workers", "the far request is forgotten", remote(0)).await;
+        let ready = get(&far, "/readyz").await;
+        assert!(ready["ready"] == true && ready["replicas"]["alone"] == true, "{ready}");
+        assert_eq!(get(&one, "/readyz").await["replicas"]["alone"], false);
+        for cluster in [&one, &two, &far] {
+            let (events, took) = streamed(cluster, 4).await;
+            assert!(is_whole(&events) && took < Duration::from_secs(1), "{took:?}");
+        }
+        hosts[0].heal().unwrap();
+        let healed = tokio::join!(until_it_knows(&one, 2), until_it_knows(&two, 2), until_it_knows(&far, 2));
+        // Q3.5
+        assert!(healed.0.max(healed.1).max(healed.2) < Duration::from_secs(8), "{healed:?}");
+        until(&one, "/workers", "the far request is booked again", remote(1)).await;
+    };
+    let ((events, _), ()) = tokio::join!(long, split);
+    assert!(is_whole(&events));
+    // Q3.5
+    until(&one, "/workers", "nothing is left of it", remote(0)).await;
 }
 
 #[tokio::test]
