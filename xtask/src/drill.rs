@@ -7,7 +7,7 @@ use anyhow::ensure;
 
 pub(crate) use self::{
     rig::Rig,
-    scenario::{FleetSpec, Scenario},
+    scenario::{Fault, FleetSpec, Scenario},
 };
 use self::{run::Options, scenario::Scenarios};
 use crate::{

@@ -4,6 +4,7 @@
 
 use crate::{fleet, table::Checks};
 
+mod churn;
 mod load;
 mod quality;
 
@@ -25,6 +26,9 @@ pub(crate) struct Args {
     /// turn goes to a random gateway.
     #[arg(long)]
     agents: bool,
+    /// Kill an engine or a gateway and start it again, in turn, all the time. One gateway alone is not killed.
+    #[arg(long)]
+    churn: bool,
 }
 
 /// Runs the comparison. Returns an error when a requirement was not met.

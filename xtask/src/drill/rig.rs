@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::scenario::{Fault, FleetSpec, Source};
 use crate::{
     certificates::Certificates,
+    client::Client,
     discovery::{
         Server as _,
         etcd::{Etcd, section},
@@ -118,6 +119,19 @@ impl Rig {
     /// Returns the running gateways.
     pub(crate) fn fleets(&self) -> impl Iterator<Item = &Fleet> {
         self.gateways.iter().flatten().map(|gateway| &gateway.fleet)
+    }
+
+    /// Returns a client of each gateway, by position; `None` for one that does not run.
+    pub(crate) fn clients(&self) -> Vec<Option<Client>> {
+        self.gateways
+            .iter()
+            .map(|gateway| gateway.as_ref().map(|gateway| gateway.fleet.client.clone()))
+            .collect()
+    }
+
+    /// Returns the number of engines, with those that do not run.
+    pub(crate) fn engines(&self) -> usize {
+        self.engines.len()
     }
 
     /// Returns the first gateway.
@@ -245,7 +259,7 @@ impl Rig {
 
     /// Causes a fault. With `leaves`, a killed engine is also removed from etcd, if the scenario uses etcd.
     /// Returns the instance of the gateway that was killed.
-    pub(super) async fn fail(
+    pub(crate) async fn fail(
         &mut self,
         fault: Fault,
         place: usize,
@@ -272,7 +286,7 @@ impl Rig {
     }
 
     /// Repairs a fault. A gateway starts last, because it waits for its engines.
-    pub(super) async fn repair(
+    pub(crate) async fn repair(
         &mut self,
         faults: &[Fault],
         engine: usize,

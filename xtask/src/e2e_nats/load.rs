@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::json;
+use tokio::time::Instant;
 
-use crate::{client::Client, load::at_times};
+use super::churn::Gateways;
+use crate::load::at_times;
 
 /// Number of common beginnings.
 const GROUPS: usize = 32;
@@ -33,6 +35,8 @@ pub(super) struct Seen {
     /// Times to the first token, milliseconds.
     pub(super) ttft: Vec<f64>,
     pub(super) failed: u64,
+    /// Requests whose gateway was killed.
+    pub(super) cut: u64,
     pub(super) problem: Option<String>,
 }
 
@@ -97,16 +101,22 @@ fn words(random: &mut StdRng, length: usize) -> String {
 }
 
 /// Sends the requests when they are due, and waits for all answers.
-pub(super) async fn send(plan: &[Planned], gateways: &[Client]) -> Seen {
+pub(super) async fn send(plan: &[Planned], gateways: &Gateways) -> Seen {
     let one = |place: usize| async move {
         let request = plan.get(place)?;
-        let client = gateways.get(request.draw % gateways.len().max(1))?;
-        Some(client.stream_chat(&[], request.body.clone()).await)
+        let (gateway, client) = gateways.choose(request.draw)?;
+        let begun = Instant::now();
+        let streamed = client.stream_chat(&[], request.body.clone()).await;
+        let was_cut = gateways.was_killed_since(gateway, begun);
+        Some((streamed, was_cut))
     };
     let mut seen = Seen::default();
-    for streamed in at_times(plan.iter().map(|request| request.at), one).await.into_iter().flatten() {
+    for (streamed, was_cut) in
+        at_times(plan.iter().map(|request| request.at), one).await.into_iter().flatten()
+    {
         match streamed.ttft.filter(|_| streamed.complete) {
             Some(ttft) => seen.ttft.push(ttft.as_secs_f64() * 1_000.0),
+            None if was_cut => seen.cut += 1,
             None => {
                 seen.failed += 1;
                 seen.problem = seen.problem.take().or(streamed.problem);

@@ -8,6 +8,7 @@ use tokio::time::sleep;
 
 use super::{
     Args,
+    churn::{Churn, Gateways},
     load::{self, Seen},
 };
 use crate::{
@@ -67,6 +68,9 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
             checks.none(&format!("seed {seed}, {}: requests that failed", case.name()), seen.failed);
             seen.problem.iter().for_each(|problem| sh::status(&format!("the first failure: {problem}")));
             let Figures { imbalance, hit_rate, ttft_p90, cost } = figures;
+            if args.churn {
+                checks.show(&format!("seed {seed}, {}: requests of killed gateways", case.name()), seen.cut);
+            }
             let shown = format!("{imbalance:.3}, {hit_rate:.3}, {ttft_p90:.0} ms");
             checks.show(&format!("seed {seed}, {}: imbalance, hit rate, TTFT p90", case.name()), shown);
             let shown = format!("{:.1}, {:.0}, {:.0}", cost.messages, cost.bytes, cost.memory);
@@ -90,21 +94,15 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
     }
     let gateways = if case == Case::One { 1 } else { fleet.gateways };
     let spec = FleetSpec { gateways, nats: case == Case::Exchange, ..fleet };
-    let rig = Rig::start(&spec, bin).await?;
-    let clients: Vec<_> = rig.fleets().map(|gateway| gateway.client.clone()).collect();
+    let mut rig = Rig::start(&spec, bin).await?;
+    let running = Gateways::of(&rig);
     let plan = load::plan(seed, args.rate, Duration::from_secs(args.seconds), args.agents);
-    let mut samples = Vec::new();
-    let sampling = async {
-        loop {
-            samples.extend(imbalance(&rig.states().await));
-            sleep(SAMPLE).await;
-        }
-    };
+    let (mut samples, mut churn) = (Vec::new(), Churn::begin(args.churn));
     let seen = tokio::select! {
-        seen = load::send(&plan, &clients) => seen,
-        () = sampling => Seen::default(),
+        seen = load::send(&plan, &running) => seen,
+        seen = watch(&mut rig, &running, &mut churn, &mut samples) => seen?,
     };
-    let states = rig.states().await;
+    let states = [churn.lost, rig.states().await].concat();
     let total =
         |pointer: &str| -> f64 { states.iter().filter_map(|state| state.pointer(pointer)?.as_f64()).sum() };
     let cost = cost(&rig, plan.len()).await?;
@@ -115,6 +113,21 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
         ttft_p90: quantile(&sorted(seen.ttft.clone()), 0.9),
     };
     Ok((figures, seen))
+}
+
+/// Reads the engines' load all the time, and lets engines and gateways come and go. Ends only with an error.
+async fn watch(
+    rig: &mut Rig,
+    running: &Gateways,
+    churn: &mut Churn,
+    samples: &mut Vec<f64>,
+) -> anyhow::Result<Seen> {
+    loop {
+        let states = rig.states().await;
+        samples.extend(imbalance(&states));
+        churn.step(rig, running, &states).await?;
+        sleep(SAMPLE).await;
+    }
 }
 
 /// Reads what the exchange cost from the metrics of all gateways.

@@ -1,5 +1,5 @@
-//! Streams that read through the death of a real engine (I14): their answers are compared with undisturbed
-//! ones, from text and from token ids.
+//! Streams that read through the death of a real engine (I14), or through its drain (I15): their answers are
+//! compared with undisturbed ones, from text and from token ids.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     client::{CHAT, Client},
     fleet::Fleet,
     metrics_text::by_label,
-    sh,
+    poll, sh,
     table::Checks,
 };
 
@@ -33,6 +33,18 @@ pub(crate) enum Form {
     Text,
     Exact,
 }
+
+/// How an engine leaves while streams run.
+#[derive(Debug)]
+pub(crate) enum Leaves<'a> {
+    /// It is killed.
+    Killed(&'a mut RealEngine),
+    /// It drains, and its streams move to others.
+    Drained(&'a RealEngine),
+}
+
+/// Maximum time until a draining engine has no request. Two engines share the cores with each other.
+const EMPTY: Duration = Duration::from_secs(60);
 
 /// What a client read.
 struct Read {
@@ -68,13 +80,13 @@ pub(crate) async fn undisturbed(engine: &RealEngine, streams: usize) -> anyhow::
     Ok(answers)
 }
 
-/// Kills `dying` while streams run, and compares what their clients read with `expected`. `how` names the run
-/// in the table.
-pub(crate) async fn read_through_a_kill(
+/// Lets an engine leave while streams run, and compares what their clients read with `expected`. `how` names
+/// the run in the table.
+pub(crate) async fn read_through(
     fleet: &Fleet,
     form: Form,
     how: &str,
-    dying: &mut RealEngine,
+    leaves: Leaves<'_>,
     expected: &[String],
     checks: &mut Checks,
 ) -> anyhow::Result<()> {
@@ -88,12 +100,18 @@ pub(crate) async fn read_through_a_kill(
     });
     let all = APART * u32::try_from(streams).unwrap_or_default();
     let after = all.mul_f64(rand::rng().random_range(0.6..1.0));
-    let kill = async {
+    let leave = async {
         sleep(after).await;
-        dying.crash();
-        Ok::<_, anyhow::Error>(())
+        match leaves {
+            Leaves::Killed(engine) => engine.crash(),
+            Leaves::Drained(engine) => return Ok(Some(drain(fleet, engine).await?)),
+        }
+        Ok::<_, anyhow::Error>(None)
     };
-    let (read, ()) = tokio::try_join!(try_join_all(readers), kill)?;
+    let (read, drained) = tokio::try_join!(try_join_all(readers), leave)?;
+    if let Some(took) = drained {
+        checks.check(&format!("{how}: time until the worker was empty"), format!("{took:.1?}"), true);
+    }
     let whole = read.iter().filter(|read| read.is_whole).count();
     let equal = read.iter().zip(expected).filter(|(read, expected)| read.text == **expected).count();
     let metrics = fleet.metrics().await?;
@@ -121,6 +139,26 @@ pub(crate) async fn read_through_a_kill(
     let shown = format!("p50 {:.2} s, p99 {:.2} s", at(0.5), at(0.99));
     checks.check(&format!("{how}: longest pauses of those continued"), shown, true);
     Ok(())
+}
+
+/// Drains an engine by moving its streams. Returns the time until it had no request.
+async fn drain(fleet: &Fleet, engine: &RealEngine) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
+    let url = format!("http://{}", engine.address());
+    let workers = fleet.admin.json("/workers").await?;
+    let of = |workers: &Value| -> Option<Value> {
+        workers["workers"].as_array()?.iter().find(|worker| worker["spec"]["url"] == url.as_str()).cloned()
+    };
+    let id = of(&workers).context("the gateway does not have the engine")?["id"].clone();
+    fleet.admin.post(&format!("/workers/{id}/drain?move=true"), "").await?;
+    let empty = || async {
+        let worker = of(&fleet.admin.json("/workers").await?).context("the worker is gone")?;
+        let ranks = worker["ranks"].as_array().into_iter().flatten();
+        let active: u64 = ranks.filter_map(|rank| rank["active_requests"].as_u64()).sum();
+        Ok((active == 0).then_some(()))
+    };
+    poll::until("the draining engine has no request", EMPTY, empty).await?;
+    Ok(begun.elapsed())
 }
 
 /// Reads a greedy stream: a chat, or a completion.

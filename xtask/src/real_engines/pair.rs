@@ -4,7 +4,8 @@
 //! Greedy output through both legs must equal that of one plain engine, token by token; with SGLang also for
 //! lists of prompts. The engines' own counters must show that KV was transferred. Engines must not hold
 //! requests or blocks of disconnected clients for longer than the lease. When a decode engine is killed, its
-//! stream must end with one valid error event. SGLang pairs hang on several choices, so the gateway must
+//! stream must end with one valid error event. With vLLM and NIXL, streams must also go on elsewhere when
+//! their engine is killed or drained. SGLang pairs hang on several choices, so the gateway must
 //! refuse them.
 
 use std::{path::PathBuf, time::Duration};
@@ -18,7 +19,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::{
     PATIENT, RealEngine, checks,
-    continuations::{self, Form},
+    continuations::{self, Form, Leaves},
     engines::{Installed, Kind, Part},
 };
 use crate::{
@@ -168,20 +169,28 @@ impl Run {
             let fleet = self.gateway(&form.config(), &workers).await?;
             let mut dying = engines.remove(0);
             let (how, checks) = (form.name(), &mut self.checks);
-            continuations::read_through_a_kill(&fleet, form, how, &mut dying, expected, checks).await?;
+            let leaves = Leaves::Killed(&mut dying);
+            continuations::read_through(&fleet, form, how, leaves, expected, checks).await?;
         }
         Ok(())
     }
 
-    /// Kills a second decode engine under the streams of pairs.
+    /// Drains a second decode engine under the streams of pairs, and then kills it.
     async fn continued_pairs(&mut self, workers: &[String], expected: &[String]) -> anyhow::Result<()> {
         sh::status("starting a second decode engine, to be killed");
         let mut dying = self.start("decode-1", Part::Decode)?;
         dying.ready().await?;
         let workers = [workers, &[self.worker(&dying, "decode")]].concat();
-        let fleet = self.gateway(&Form::Exact.config(), &workers).await?;
-        let (how, checks) = ("pairs, from token ids", &mut self.checks);
-        continuations::read_through_a_kill(&fleet, Form::Exact, how, &mut dying, expected, checks).await
+        for killed in [false, true] {
+            let fleet = self.gateway(&Form::Exact.config(), &workers).await?;
+            let (how, leaves) = match killed {
+                false => ("pairs, drained", Leaves::Drained(&dying)),
+                true => ("pairs, killed", Leaves::Killed(&mut dying)),
+            };
+            let checks = &mut self.checks;
+            continuations::read_through(&fleet, Form::Exact, how, leaves, expected, checks).await?;
+        }
+        Ok(())
     }
 }
 
