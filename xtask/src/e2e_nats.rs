@@ -26,7 +26,8 @@ pub(crate) struct Args {
     /// turn goes to a random gateway.
     #[arg(long)]
     agents: bool,
-    /// Kill an engine or a gateway and start it again, in turn, all the time. One gateway alone is not killed.
+    /// Kill an engine and start it again, then a gateway, and so on, all the time. A single gateway is not
+    /// killed.
     #[arg(long)]
     churn: bool,
 }
