@@ -100,6 +100,11 @@ pub(crate) async fn read_through(
     });
     let all = APART * u32::try_from(streams).unwrap_or_default();
     let after = all.mul_f64(rand::rng().random_range(0.6..1.0));
+    let reason = match (&leaves, form) {
+        (Leaves::Drained(_), _) => "moved",
+        (Leaves::Killed(_), Form::Exact) => "continued_exact",
+        (Leaves::Killed(_), Form::Text) => "continued",
+    };
     let leave = async {
         sleep(after).await;
         match leaves {
@@ -117,7 +122,7 @@ pub(crate) async fn read_through(
     let metrics = fleet.metrics().await?;
     let reasons = by_label(&metrics, "pointsman_continuations_total", "reason");
     let counted = |reason: &str| reasons.get(reason).copied().unwrap_or_default();
-    let continued = counted(if form == Form::Exact { "continued_exact" } else { "continued" });
+    let continued = counted(reason);
     let ended: f64 = match form {
         Form::Exact => 0.0,
         Form::Text => NOT_FROM_TEXT.iter().map(|reason| counted(reason)).sum(),
