@@ -10,8 +10,6 @@ pub struct Settings {
     pub step_tokens: f32,
     /// Weight of the delay of each active request of the decode worker by this prompt's computation.
     pub delayed_weight: f32,
-    /// Prompt tokens that a step of decode computes in addition without taking longer.
-    pub free_tokens: f32,
     /// Prompt tokens that take as long to compute as the transfer of one token.
     pub transfer_tokens: f32,
     /// Prompt tokens that take as long to compute as the fixed part of a handoff.
@@ -42,8 +40,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             step_tokens: 1_000.0,
-            delayed_weight: 0.5,
-            free_tokens: 256.0,
+            delayed_weight: 3.0,
             transfer_tokens: 0.2,
             handoff_tokens: 500.0,
         }
@@ -59,7 +56,6 @@ impl Settings {
         let all = [
             ("step-tokens", self.step_tokens),
             ("delayed-weight", self.delayed_weight),
-            ("free-tokens", self.free_tokens),
             ("transfer-tokens", self.transfer_tokens),
             ("handoff-tokens", self.handoff_tokens),
         ];
@@ -72,7 +68,7 @@ impl Settings {
     /// Returns the cost of a prefill on the decode worker: its time, and the delay of those who decode there.
     pub(crate) fn local(&self, prompt: Prompt, decode: Worker) -> f32 {
         let (queue, own) = self.prefill(prompt, decode);
-        queue + own + single(decode.requests) * self.delayed_weight * (own - self.free_tokens).max(0.0)
+        queue + own + single(decode.requests) * self.delayed_weight * own
     }
 
     /// Returns the time until the KV of a remote prefill has arrived; `None` without prefill workers.
@@ -109,7 +105,6 @@ mod tests {
         let largest = Settings {
             step_tokens: 1e6,
             delayed_weight: 1e6,
-            free_tokens: 0.0,
             transfer_tokens: 1e6,
             handoff_tokens: 1e6,
         };
