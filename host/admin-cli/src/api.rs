@@ -87,8 +87,18 @@ pub struct Slot {
     /// Content that was rolled back.
     #[serde(default)]
     pub quarantined: Vec<String>,
+    /// The rollback that an undo would end now.
+    #[serde(default)]
+    pub undo: Option<RolledBack>,
     #[serde(default)]
     pub refusals: Vec<Refusal>,
+}
+
+/// A rollback.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RolledBack {
+    pub policy: String,
+    pub digest: String,
 }
 
 impl Slot {

@@ -50,7 +50,8 @@ pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
     Change, ChangeRecord, Command, CommandError, CompilingStatus, InitialContent, LaneStatus, LaneSummary,
     ManagerConfig, ManagerStatus, MemoryStatus, PartRefusal, PartStatus, PolicyDir, PolicyManager, Probation,
-    RefusalRecord, ReloadCount, Report, SlotConfig, SlotName, SlotState, SlotStatus, SlotSummary, Source,
+    RefusalRecord, ReloadCount, Report, RollbackStatus, SlotConfig, SlotName, SlotState, SlotStatus,
+    SlotSummary, Source, UndoneRollback,
 };
 pub use meter::Usage;
 pub use probe::SampleCall;

@@ -49,13 +49,14 @@ use folder::Folder;
 use managed_lane::Content;
 pub use managed_lane::Source;
 use managed_slot::ManagedSlot;
+pub use managed_slot::UndoneRollback;
 use manager_task::ManagerTask;
 use plan::Refused;
 use program_builder::{BuildError, ProgramBuilder};
 pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
 pub use status::{
-    CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus,
-    SlotSummary,
+    CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, RollbackStatus,
+    SlotState, SlotStatus, SlotSummary,
 };
 
 /// When a new generation is rolled back.
@@ -253,8 +254,9 @@ impl PolicyManager {
         Ok(Self { status, slots, states, logs, engine, changed, commands, stop })
     }
 
-    /// Runs a command and waits for its report. `Reload` and `Configure` wait for pending compiles, for at
-    /// most [`ManagerConfig::compile_wait`]; `RollBack` and `Promote` wait for none.
+    /// Runs a command and waits for its report. `Reload` and `Configure` wait for pending compiles, and
+    /// `UndoRollBack` for those of its slot, for at most [`ManagerConfig::compile_wait`]; `RollBack` and
+    /// `Promote` wait for none.
     ///
     /// # Errors
     /// [`CommandError`] when the command fails.

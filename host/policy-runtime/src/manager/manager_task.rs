@@ -11,13 +11,13 @@ use std::{
 use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     time::Instant,
 };
 
 use super::{
     Probation,
-    command::{Command, CommandError, QueuedCommand, Report, SlotName, slot_label},
+    command::{Command, CommandError, QueuedCommand, SlotName, slot_label},
     compile_queue::{CompileQueue, Finished},
     managed_slot::ManagedSlot,
     now_ms,
@@ -27,13 +27,14 @@ use super::{
 };
 use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
 
+mod replies;
+
+use replies::{Done, Waiting};
+
 /// Number of changes in the status.
 const MAX_HISTORY: usize = 50;
 /// Time after which a scan looks again for a file that was missing: it may be in the middle of a replacement.
 const MISSING_RESCAN: Duration = Duration::from_secs(1);
-
-/// Channel of a command's answer.
-type Reply = oneshot::Sender<Result<Report, CommandError>>;
 
 pub(super) struct ManagerTask {
     builder: ProgramBuilder,
@@ -50,13 +51,6 @@ pub(super) struct ManagerTask {
     waiting: Vec<Waiting>,
     /// Longest time that a command waits for compiles.
     reply_within: Duration,
-}
-
-/// A command that waits for compiles, with what changed so far.
-struct Waiting {
-    changed: Vec<Change>,
-    reply: Reply,
-    until: Instant,
 }
 
 impl ManagerTask {
@@ -97,7 +91,7 @@ impl ManagerTask {
                 () = tokio::time::sleep_until(clock.due) => {
                     self.scan();
                     // The scan may have cancelled what a command waits for.
-                    self.reply_when_idle();
+                    self.reply_when_compiled();
                     clock.scanned(self.managed.iter().any(ManagedSlot::misses_file));
                 }
             }
@@ -134,43 +128,6 @@ impl ManagerTask {
         files.map(|one| Path::new(&one.file).with_extension("").display().to_string()).collect()
     }
 
-    /// When the next command has waited for compiles long enough.
-    fn next_reply(&self) -> Instant {
-        let next = self.waiting.iter().map(|waiting| waiting.until).min();
-        next.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600))
-    }
-
-    /// Answers the commands that have waited long enough.
-    fn reply_in_time(&mut self) {
-        let now = Instant::now();
-        let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|one| one.until <= now);
-        self.waiting = waiting;
-        self.reply(late);
-    }
-
-    fn reply(&self, waiting: Vec<Waiting>) {
-        for Waiting { changed, reply, .. } in waiting {
-            // The caller may have given up waiting; the command is done all the same.
-            let _ = reply.send(Ok(self.report(changed)));
-        }
-    }
-
-    /// Runs a command and sends its report, at once or when all compiles have finished.
-    fn handle_command(&mut self, command: Command, reply: Reply) {
-        let waits = matches!(command, Command::Reload | Command::Configure { .. });
-        match self.run_command(command) {
-            Ok(changed) if waits && !self.builder.compiler.is_idle() => {
-                let until = Instant::now() + self.reply_within;
-                self.waiting.push(Waiting { changed, reply, until });
-            }
-            outcome => {
-                let report = outcome.map(|changed| self.report(changed));
-                // The caller may have given up waiting; the command is done all the same.
-                let _ = reply.send(report);
-            }
-        }
-    }
-
     /// Takes a finished compile and continues with the lanes that wait for one.
     fn resume(&mut self, finished: Finished) {
         if !self.builder.compiler.finish(finished) {
@@ -184,32 +141,14 @@ impl ManagerTask {
         self.count(&changes);
         // The list of files that compile is shorter now.
         self.publish();
-        self.waiting.iter_mut().for_each(|waiting| waiting.changed.extend(changes.iter().cloned()));
-        self.reply_when_idle();
-    }
-
-    fn reply_when_idle(&mut self) {
-        if self.builder.compiler.is_idle() {
-            let waiting = std::mem::take(&mut self.waiting);
-            self.reply(waiting);
-        }
+        self.waiting.iter_mut().for_each(|waiting| waiting.done.add(&changes));
+        self.reply_when_compiled();
     }
 
     fn release_unwanted(&mut self) {
         let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
         let wanted: HashSet<_> = lanes.flat_map(|lane| &lane.waits_for).collect();
         self.builder.compiler.release_unwanted(&wanted);
-    }
-
-    fn report(&self, changed: Vec<Change>) -> Report {
-        let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
-        Report {
-            changed,
-            refused: lanes.flat_map(|lane| lane.refusals.clone()).collect(),
-            compiling: self.compiling(),
-            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
-            slots: self.managed.iter().map(ManagedSlot::summary).collect(),
-        }
     }
 
     /// Reads what every slot shall run, and applies what is new.
@@ -222,8 +161,11 @@ impl ManagerTask {
         let strays = self.update_strays();
         self.count(&changes);
         let compiling: Vec<_> = self.managed.iter().flat_map(ManagedSlot::compiling).collect();
-        let other_compiles = self.status.load().compiling != compiling;
-        if strays || other_compiles || !changes.is_empty() || *self.publish.borrow() == 0 {
+        let undo: Vec<_> = self.managed.iter().map(ManagedSlot::undoable).collect();
+        let shown = self.status.load();
+        let other_compiles = shown.compiling != compiling;
+        let other_undo = !shown.slots.iter().map(|slot| &slot.undo).eq(undo.iter());
+        if strays || other_compiles || other_undo || !changes.is_empty() || *self.publish.borrow() == 0 {
             self.publish();
         }
         changes
@@ -238,17 +180,14 @@ impl ManagerTask {
         }
     }
 
-    fn run_command(&mut self, command: Command) -> Result<Vec<Change>, CommandError> {
+    fn run_command(&mut self, command: Command) -> Result<Done, CommandError> {
         let changed = match command {
             Command::Reload => {
                 self.managed.iter_mut().for_each(ManagedSlot::retry_compiles);
                 self.scan()
             }
             Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
-            Command::UndoRollBack { slot } => {
-                let managed = find(&mut self.managed, &slot)?;
-                managed.undo_roll_back(&mut self.builder)?
-            }
+            Command::UndoRollBack { slot } => return self.undo_roll_back(slot),
             Command::Promote { slot, from } => {
                 let builder = &self.builder;
                 let managed = find(&mut self.managed, &slot)?;
@@ -258,7 +197,15 @@ impl ManagerTask {
         };
         self.count_commands(&changed);
         self.publish();
-        Ok(changed)
+        Ok(changed.into())
+    }
+
+    fn undo_roll_back(&mut self, slot: SlotName) -> Result<Done, CommandError> {
+        let mut changed = Vec::new();
+        let undone = find(&mut self.managed, &slot)?.undo_roll_back(&mut self.builder, &mut changed);
+        self.count(&changed);
+        self.publish();
+        Ok(Done { changed, undone: Some((slot, undone?)) })
     }
 
     fn configure(&mut self, specs: Vec<(SlotName, SlotSpec)>, trust: TrustRules) -> Vec<Change> {

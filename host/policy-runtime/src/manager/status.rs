@@ -93,6 +93,8 @@ pub struct SlotStatus {
     pub rollbacks: u64,
     /// Digests of content that was rolled back. It is not tried again until the file or its settings change.
     pub quarantined: Vec<Digest>,
+    /// The rollback that an undo would end now. `None` while no file or setting asks for what was rolled back.
+    pub undo: Option<RollbackStatus>,
     /// Last refusals, oldest first.
     pub refusals: VecDeque<RefusalRecord>,
     /// Grants of the active lane.
@@ -103,6 +105,15 @@ pub struct SlotStatus {
     pub canary: Option<LaneStatus>,
     /// The shadow.
     pub shadow: Option<LaneStatus>,
+}
+
+/// A rollback that can be undone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RollbackStatus {
+    /// Name of the policy that was rolled back.
+    pub policy: String,
+    /// Digest of its content.
+    pub digest: Digest,
 }
 
 /// Size of a slot's `state`, with its limits.

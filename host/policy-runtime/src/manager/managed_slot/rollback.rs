@@ -7,11 +7,10 @@ use super::{
         Probation,
         command::{CommandError, slot_label},
         managed_lane::Content,
-        program_builder::ProgramBuilder,
         record::{Change, rolled_back},
         status::SlotState,
     },
-    ManagedSlot,
+    ManagedSlot, RolledBack,
 };
 
 /// Number of quarantined contents that a slot remembers.
@@ -68,24 +67,6 @@ impl ManagedSlot {
         Ok(self.change(mode, result, "command"))
     }
 
-    /// Lets the content run again that was rolled back last, where files or configuration still ask for it. A
-    /// trial that was promoted before begins again as a trial.
-    pub(in super::super) fn undo_roll_back(
-        &mut self,
-        builder: &mut ProgramBuilder,
-    ) -> Result<Vec<Change>, CommandError> {
-        let name = slot_label(&self.name());
-        let content = self.quarantined.pop_back().ok_or_else(|| CommandError::NothingToUndo(name.clone()))?;
-        for lane in Lane::ALL {
-            self.lane(lane).allow(content.fingerprint);
-        }
-        let digest = content.main.map(|digest| digest.to_string());
-        tracing::info!(slot = name, digest, "rollback undone by command");
-        let changes = self.scan(builder);
-        let waits = self.compiling().next().is_some();
-        if changes.is_empty() && !waits { Err(CommandError::NothingToUndo(name)) } else { Ok(changes) }
-    }
-
     /// Records that a lane does not run what directory and configuration ask for.
     fn refuse_rolled_back(&mut self, lane: Lane, file: String, content: Content, message: String) {
         let record = self.refusal(lane, file, content.main, "rolled_back", message);
@@ -97,6 +78,7 @@ impl ManagedSlot {
     /// previous content, or runs what replaced a removed file.
     fn quarantine(&mut self, mode: Lane) -> Option<Content> {
         let content = self.lane(mode).content?;
+        let policy = self.policy(mode).unwrap_or_default();
         if mode == Lane::Active {
             // A removed file serves no more, and what replaced it is not at fault.
             if self.removed {
@@ -116,7 +98,7 @@ impl ManagedSlot {
         if self.quarantined.len() >= MAX_QUARANTINED {
             self.quarantined.pop_front();
         }
-        self.quarantined.push_back(content);
+        self.quarantined.push_back(RolledBack { content, policy, undone: false });
         Some(content)
     }
 }
