@@ -186,7 +186,11 @@ impl ManagerTask {
                 self.managed.iter_mut().for_each(ManagedSlot::retry_compiles);
                 self.scan()
             }
-            Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
+            Command::RollBack { slot, lane } => {
+                let change = find(&mut self.managed, &slot)?.roll_back(lane, &self.builder)?;
+                self.release_unwanted();
+                vec![change]
+            }
             Command::UndoRollBack { slot } => return self.undo_roll_back(slot),
             Command::Promote { slot, from } => {
                 let builder = &self.builder;
@@ -216,10 +220,6 @@ impl ManagerTask {
             }
         }
         self.scan()
-    }
-
-    fn find(&mut self, slot: &SlotName) -> Result<&mut ManagedSlot, CommandError> {
-        find(&mut self.managed, slot)
     }
 
     /// Lists the stray files and logs new ones. Returns whether the list changed.

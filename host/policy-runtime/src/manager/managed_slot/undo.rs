@@ -19,7 +19,7 @@ use crate::refusal::Refusal;
 /// Content that a slot rolled back.
 pub(super) struct RolledBack {
     pub(super) content: Content,
-    /// Name of the policy.
+    /// Name of the policy, or the file of one that was not compiled yet.
     pub(super) policy: String,
     /// Whether an operator undid the rollback. It is in force again when the content is refused.
     pub(super) undone: bool,
@@ -30,7 +30,7 @@ pub(super) struct RolledBack {
 pub struct UndoneRollback {
     /// Label of the slot: `prefill`, or `model/prefill`.
     pub slot: String,
-    /// Name of the policy that was rolled back.
+    /// Name of the policy that was rolled back, or the file of one that was not compiled yet.
     pub policy: String,
     /// Digest of its content.
     pub digest: Digest,

@@ -85,6 +85,8 @@ impl ManagerTask {
                 let report = outcome.and_then(|done| self.report(done));
                 // The caller may have given up waiting; the command is done all the same.
                 let _ = reply.send(report);
+                // A rollback may have cancelled what another command waits for.
+                self.reply_when_compiled();
             }
         }
     }
