@@ -112,7 +112,7 @@ impl ManagedSlot {
             slot: self.slot.kind(),
             model: self.slot.model().map(ToString::to_string),
             lane: mode,
-            file: lane.file.display().to_string(),
+            file: lane.found.display().to_string(),
             since_ms: lane.waits_since_ms,
         })
     }
@@ -181,6 +181,9 @@ impl ManagedSlot {
         lane.asked = None;
         if lane.may_come_back(exists, moved) {
             return None;
+        }
+        if let Some(found) = builder.find(&lane.file) {
+            lane.found = found;
         }
         let plan = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),

@@ -25,7 +25,11 @@ use super::{
     record::{Change, ChangeRecord, ReloadCount},
     status::ManagerStatus,
 };
-use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
+use crate::{
+    refusal::Refusal,
+    spec::SlotSpec,
+    trust::{TrustRules, name_of},
+};
 
 mod replies;
 
@@ -125,7 +129,7 @@ impl ManagerTask {
     /// Returns the labels of the lanes that wait for a compile.
     fn compiling(&self) -> Vec<String> {
         let files = self.managed.iter().flat_map(ManagedSlot::compiling);
-        files.map(|one| Path::new(&one.file).with_extension("").display().to_string()).collect()
+        files.map(|one| name_of(Path::new(&one.file))).collect()
     }
 
     /// Takes a finished compile and continues with the lanes that wait for one.

@@ -148,7 +148,15 @@ impl ProgramBuilder {
 
     /// Returns whether the lane's own file exists, as a component or as formulas.
     pub(super) fn has(&self, file: &Path) -> bool {
-        self.folder.has(file) || self.formulas.is_some() && self.folder.has(&formula_file(file))
+        self.find(file).is_some()
+    }
+
+    /// Returns the lane's own file, or the formula file in its place, if one of them exists.
+    pub(super) fn find(&self, file: &Path) -> Option<PathBuf> {
+        if self.folder.has(file) {
+            return Some(file.to_owned());
+        }
+        Some(formula_file(file)).filter(|formula| self.formulas.is_some() && self.folder.has(formula))
     }
 
     /// Reads the lane's own `file`, or the formula file in its place.

@@ -1,0 +1,42 @@
+//! Formula files in the policy directory of the real binary.
+
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "helpers of tests may fail as tests do")]
+
+use serde_json::Value;
+
+use crate::policy_files::daemon::Daemon;
+
+fn policies(daemon: &Daemon) -> Value {
+    serde_json::from_str(&daemon.request("GET", "/policies")).unwrap()
+}
+
+#[test]
+fn a_formula_file_is_shown_by_its_own_name_while_it_compiles_and_when_it_is_refused() {
+    let daemon = Daemon::start("");
+    let wrong = b"cost = \"active_requestz\"\n";
+    daemon.drop_file("prefill.formula.toml", wrong);
+    daemon.until_it_refuses("prefill", wrong);
+    let slot = daemon.slot("prefill");
+    // O1.20
+    assert_eq!(
+        (&slot["file"], &slot["refusals"][0]["file"]),
+        (&"prefill.formula.toml".into(), &"prefill.formula.toml".into()),
+        "{slot}"
+    );
+    let good = b"cost = \"active_requests\"\n";
+    daemon.drop_file("prefill.formula.toml", good);
+    let compiling = loop {
+        let status = policies(&daemon);
+        if let Some(file) = status["compiling"].as_array().unwrap().first() {
+            break file.clone();
+        }
+        assert!(daemon.slot("prefill")["refusals"].as_array().unwrap().len() == 1, "{status}");
+    };
+    // O1.20
+    assert_eq!(compiling["file"], "prefill.formula.toml");
+    daemon.until_it_serves("prefill", good);
+    let rolled_back: Value =
+        serde_json::from_str(&daemon.request("POST", "/policies/prefill/rollback")).unwrap();
+    // O1.20
+    assert_eq!(rolled_back["refused"][0]["file"], "prefill.formula.toml", "{rolled_back}");
+}
