@@ -44,7 +44,7 @@ pub use catch_panic::{PanicHook, panic_hook};
 pub use compile_child::run_compiler_process;
 pub use compiler_process::{CompileLimits, QuarantinedFile, clear_quarantine, quarantined_files};
 pub use engine::{Limits, PolicyEngine};
-pub use formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings};
+pub use formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{

@@ -435,6 +435,52 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
 }
 
 #[test]
+fn inspect_and_test_check_a_formula_file_as_the_gateway_does() {
+    let dir = folder();
+    let write = |text: &str| fs::write(dir.path().join("prefill.formula.toml"), text).expect("written");
+    let run = |command: &str| pointsman(dir.path(), [command, "prefill.formula.toml"]);
+    write("# mine\ncost = \"2 * engine_que\"\n");
+    let mistake = "line 2, column 13: cost: unknown name `engine_que`; did you mean `engine_queue`?";
+    let ran = run("inspect");
+    // O5.10
+    assert!(ran.code == Some(1) && ran.out.contains("bytes, formulas\n"), "{}{}", ran.out, ran.err);
+    assert!(ran.out.ends_with(&format!("admitted  no (formula): {mistake}\n")), "{}", ran.out);
+    let ran = run("test");
+    // O5.10
+    assert!(ran.code == Some(2) && ran.err.contains(&format!("refused (formula): {mistake}")), "{}", ran.err);
+    write("cost = \"engine_queue\"\nkeep = \"!known(kv_usage) || kv_usage < 0.9\"\n");
+    let ran = run("inspect");
+    // O5.10
+    assert!(ran.code == Some(0) && ran.out.ends_with("admitted  yes\n"), "{}{}", ran.out, ran.err);
+    let workers = ran.out.lines().find(|line| line.starts_with("workers ")).unwrap_or_default();
+    assert!(workers.contains("engine-queue") && workers.contains("kv-usage"), "{}", ran.out);
+    let ran = run("test");
+    // O5.10
+    let expected = "prefill.formula.toml: accepted; no cases: cases.toml is missing\n";
+    assert_eq!((ran.code, &*ran.out), (Some(0), expected), "{}", ran.err);
+    let case = |usage: [f32; 2], expect: &str| {
+        let row = |usage: f32, queue: u32| {
+            format!("{{ kv-usage-known = 1, kv-usage = {usage:?}, engine-queue = {queue} }}")
+        };
+        let rows = [row(usage[0], 1), row(usage[1], 2)].join(", ");
+        format!("[[case]]\nname = \"{expect}\"\nrows = [{rows}]\nexpect = {{ {expect} }}\n")
+    };
+    // O5.10: `keep` comes before `cost`
+    let all = [case([0.1, 0.2], "row = 0"), case([0.95, 0.2], "row = 1"), case([0.95, 0.95], "keep = []")];
+    fs::write(dir.path().join("cases.toml"), all.concat()).expect("written");
+    let ran = run("test");
+    assert!(ran.code == Some(0) && ran.out.ends_with("3 passed, 0 failed\n"), "{}{}", ran.out, ran.err);
+    assert!(!ran.out.contains("warning"), "{}", ran.out);
+    write(&format!("cost = \"1\"\n{}", "#".repeat(65_536)));
+    let ran = run("inspect");
+    assert!(
+        ran.code == Some(1) && ran.out.contains("no (too_large): the file has 65549 bytes"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
 fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let dir = folder();
     let line = concat!(

@@ -19,7 +19,7 @@ use super::{
 use crate::{
     access::Access,
     engine::PolicyEngine,
-    formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FILE_BYTES},
+    formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES},
     loaded::digest,
     refusal::Refusal,
     spec::{LaneSpec, Part, Rank, ScorerPart},
@@ -170,7 +170,7 @@ impl ProgramBuilder {
         if main.is_some() {
             return Err(refused(None, Refusal::TwoFiles(file.display().to_string())));
         }
-        let Some((bytes, digest)) = self.read_checked(&formula, MAX_FILE_BYTES)? else {
+        let Some((bytes, digest)) = self.read_checked(&formula, MAX_FORMULA_FILE_BYTES)? else {
             return Ok(OwnFile::default());
         };
         let text =
