@@ -142,6 +142,9 @@ pub struct Policies {
     pub compiling: Vec<Compiling>,
     #[serde(default)]
     pub strays: Vec<String>,
+    /// What is wrong with each of the strays.
+    #[serde(default)]
+    pub stray_problems: Vec<String>,
     #[serde(default)]
     pub history: Vec<LaneChange>,
 }

@@ -51,7 +51,13 @@ fn shown(policies: &Policies, now_ms: u64) -> String {
     let compiling = compiling.map(|one| format!("{}, begun {}", one.file, ago(one.since_ms)));
     section("being compiled", compiling.collect());
     section("refused", refused(&policies.slots, &ago));
-    section("files of no slot", policies.strays.clone());
+    let problems = policies.stray_problems.iter().map(Some).chain(std::iter::repeat(None));
+    let strays = policies.strays.iter().zip(problems);
+    let strays = strays.map(|(file, problem)| match problem {
+        Some(problem) => format!("{file}: {problem}"),
+        None => file.clone(),
+    });
+    section("files of no slot", strays.collect());
     section("rolled back", policies.slots.iter().flat_map(rolled_back).collect());
     let changes = policies.history.iter().rev().take(CHANGES).map(|change| {
         let policy = change.policy.as_deref().unwrap_or(NONE);
@@ -162,7 +168,8 @@ mod tests {
                 "quarantined": ["sha256:88"], "undo": null, "canary": null, "shadow": null,
             }],
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 99_000 }],
-            "strays": ["old.wasm"],
+            "strays": ["old.wasm", "older.wasm"],
+            "stray_problems": ["the file name selects no slot; did you mean `cold.wasm`?"],
             "history": [{ "at_ms": 50_000, "slot": "prefill", "lane": "active", "result": "installed",
                           "reason": "changed", "policy": "least-loaded" }],
         }));
@@ -174,7 +181,7 @@ mod tests {
         for line in [
             "  decode.wasm, begun 1 s ago\n",
             "  prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
-            "  old.wasm\n",
+            "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n",
             "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
             "  decode sha256:88: no file asks for it now; an undo needs its file again\n",
             "  prefill active: installed (changed), now least-loaded, 50 s ago\n",

@@ -10,6 +10,8 @@ pub struct Report {
     refused: Vec<Refusal>,
     compiling: Vec<String>,
     strays: Vec<String>,
+    #[serde(default)]
+    stray_problems: Vec<String>,
     slots: Vec<Slot>,
     undone: Option<Undone>,
 }
@@ -69,7 +71,9 @@ impl Report {
         );
         let refused = self.refused.iter();
         lines.extend(refused.map(|one| format!("refused: {} ({}): {}", one.file, one.kind, one.message)));
-        lines.extend(self.strays.iter().map(|file| format!("of no slot: {file}")));
+        let problems = self.stray_problems.iter().map(|problem| format!(": {problem}"));
+        let strays = self.strays.iter().zip(problems.chain(std::iter::repeat(String::new())));
+        lines.extend(strays.map(|(file, problem)| format!("of no slot: {file}{problem}")));
         lines.iter().map(|line| format!("{}\n", clean(line))).collect()
     }
 
@@ -149,7 +153,7 @@ mod tests {
                 change("active", "later_release", "reason"),
             ],
             "refused": [{ "file": "decode.wasm", "kind": "not_wasm", "message": "garbage \u{1b}[2J" }],
-            "compiling": ["aggregated"], "strays": ["x.wasm"],
+            "compiling": ["aggregated"], "strays": ["x.wasm"], "stray_problems": ["it is no slot"],
             "slots": [{ "slot": "prefill", "model": null, "active": { "policy": "kv-aware", "generation": 3 },
                         "canary": null, "shadow": null }],
         }))
@@ -163,7 +167,7 @@ mod tests {
             "prefill: active: later_release (reason)",
             "still compiling: aggregated; it is installed when it is ready",
             "refused: decode.wasm (not_wasm): garbage \u{fffd}[2J",
-            "of no slot: x.wasm",
+            "of no slot: x.wasm: it is no slot",
         ];
         // O1.11
         assert_eq!(report.sentences(), lines.map(|line| format!("{line}\n")).concat());

@@ -41,6 +41,7 @@ mod plan;
 mod program_builder;
 mod record;
 mod status;
+mod strays;
 
 use command::QueuedCommand;
 pub use command::{Command, CommandError, Report, SlotName};

@@ -132,8 +132,13 @@ pub enum Refusal {
         slot: SlotKind,
     },
     /// The file name selects no slot.
-    #[error("the file name selects no slot; expected one of {0}")]
-    NoSlot(String),
+    #[error("the file name selects no slot; {}", name_advice(.near.as_deref(), .expected))]
+    NoSlot {
+        /// The name of a slot's file that is most like it.
+        near: Option<String>,
+        /// Names of the files of all slots.
+        expected: String,
+    },
     /// The formula file cannot be used.
     #[error("{0}")]
     Formula(String),
@@ -199,6 +204,10 @@ pub enum Refusal {
     },
 }
 
+fn name_advice(near: Option<&str>, expected: &str) -> String {
+    near.map_or_else(|| format!("expected one of {expected}"), |near| format!("did you mean `{near}`?"))
+}
+
 impl Refusal {
     /// Returns the stable label for metrics, `/policies` and log lines.
     #[must_use]
@@ -226,7 +235,7 @@ impl Refusal {
             Self::NotDeterministic { .. } => "not_deterministic",
             Self::Observe(_) => "observe",
             Self::WrongSlot { .. } => "wrong_slot",
-            Self::NoSlot(_) => "no_slot",
+            Self::NoSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",
             Self::Quarantined(_) => "quarantined",

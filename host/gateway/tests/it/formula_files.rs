@@ -40,3 +40,29 @@ fn a_formula_file_is_shown_by_its_own_name_while_it_compiles_and_when_it_is_refu
     // O1.20
     assert_eq!(rolled_back["refused"][0]["file"], "prefill.formula.toml", "{rolled_back}");
 }
+
+#[test]
+fn a_formula_file_with_a_misspelled_slot_is_told_with_the_name_that_is_near() {
+    let daemon = Daemon::start("");
+    daemon.drop_file("prefil.formula.toml", b"cost = \"active_requests\"\n");
+    let report: Value = serde_json::from_str(&daemon.request("POST", "/policies/reload")).unwrap();
+    let problem = "the file name selects no slot; did you mean `prefill.formula.toml`?";
+    // O1.10
+    assert_eq!(
+        (&report["strays"][0], &report["stray_problems"][0]),
+        (&"prefil.formula.toml".into(), &problem.into()),
+        "{report}"
+    );
+    let url = format!("http://{}", daemon.admin);
+    let shown = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(crate::programs::pointsman());
+        let ran = command.args(arguments).args(["--gateway", &url]).output().unwrap();
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    let line = format!("prefil.formula.toml: {problem}\n");
+    // O1.10, O1.11
+    for arguments in [&["policies"][..], &["policy", "reload"]] {
+        let out = shown(arguments);
+        assert!(out.contains(&line), "{arguments:?}: {out}");
+    }
+}

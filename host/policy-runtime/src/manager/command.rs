@@ -57,8 +57,10 @@ pub struct Report {
     pub refused: Vec<RefusalRecord>,
     /// Lanes whose policies still compile.
     pub compiling: Vec<String>,
-    /// `.wasm` files in the policy directory that belong to no slot.
+    /// Policy files in the directory that belong to no slot.
     pub strays: Vec<String>,
+    /// What is wrong with the name of each of them, and which name is near.
+    pub stray_problems: Vec<String>,
     /// Policies that every slot runs now.
     pub slots: Vec<SlotSummary>,
     /// The rollback that the command undid.

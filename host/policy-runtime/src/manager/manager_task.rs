@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -21,9 +21,10 @@ use super::{
     compile_queue::{CompileQueue, Finished},
     managed_slot::ManagedSlot,
     now_ms,
-    program_builder::{ProgramBuilder, formula_file},
+    program_builder::ProgramBuilder,
     record::{Change, ChangeRecord, ReloadCount},
     status::ManagerStatus,
+    strays::{SlotFiles, Stray},
 };
 use crate::{
     refusal::Refusal,
@@ -50,7 +51,7 @@ pub(super) struct ManagerTask {
     counts: Vec<ReloadCount>,
     history: VecDeque<ChangeRecord>,
     /// Files in the directory that belong to no slot.
-    strays: Vec<PathBuf>,
+    strays: Vec<Stray>,
     /// Commands that wait for compiles.
     waiting: Vec<Waiting>,
     /// Longest time that a command waits for compiles.
@@ -228,19 +229,16 @@ impl ManagerTask {
 
     /// Lists the stray files and logs new ones. Returns whether the list changed.
     fn update_strays(&mut self) -> bool {
-        let files = || self.managed.iter().flat_map(ManagedSlot::lanes).map(|lane| lane.file.as_path());
-        let formulas: Vec<PathBuf> = files().map(formula_file).collect();
-        let known = files().chain(formulas.iter().map(PathBuf::as_path));
-        let strays = self.builder.folder.strays(known);
-        if strays == self.strays {
+        let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
+        let names = SlotFiles::new(lanes.map(|lane| lane.file.as_path()));
+        let strays = self.builder.folder.strays(names.all());
+        if strays.iter().eq(self.strays.iter().map(|stray| &stray.file)) {
             return false;
         }
-        let names: Vec<String> = files().map(|file| file.display().to_string()).collect();
-        let fresh: Vec<PathBuf> =
-            strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
-        for stray in &fresh {
-            let refusal = Refusal::NoSlot(names.join(", "));
-            let file = stray.display();
+        let strays: Vec<Stray> = strays.into_iter().map(|file| names.stray(file)).collect();
+        let fresh: Vec<Stray> = strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
+        for Stray { file, refusal } in &fresh {
+            let file = file.display();
             tracing::warn!(%file, kind = refusal.kind(), error = %refusal, "policy refused");
             self.increment("refused", refusal.kind());
         }
@@ -289,7 +287,8 @@ impl ManagerTask {
             slots: self.managed.iter().map(ManagedSlot::status).collect(),
             reloads: self.counts.clone(),
             history: self.history.clone(),
-            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
+            strays: self.strays.iter().map(Stray::name).collect(),
+            stray_problems: self.strays.iter().map(Stray::problem).collect(),
             compiling: self.managed.iter().flat_map(ManagedSlot::compiling).collect(),
         }));
         self.publish.send_modify(|version| *version += 1);

@@ -22,8 +22,10 @@ pub struct ManagerStatus {
     pub reloads: Vec<ReloadCount>,
     /// Last changes of lanes, oldest first.
     pub history: VecDeque<ChangeRecord>,
-    /// `.wasm` files in the policy directory that belong to no slot.
+    /// Policy files in the directory that belong to no slot.
     pub strays: Vec<String>,
+    /// What is wrong with the name of each of them, and which name is near.
+    pub stray_problems: Vec<String>,
     /// Files that are being compiled.
     pub compiling: Vec<CompilingStatus>,
 }

@@ -9,6 +9,7 @@ use super::{
         command::{Command, CommandError, Report, SlotName},
         managed_slot::{ManagedSlot, UndoneRollback},
         record::Change,
+        strays::Stray,
     },
     ManagerTask,
 };
@@ -120,7 +121,8 @@ impl ManagerTask {
             changed,
             refused: lanes.flat_map(|lane| lane.refusals.clone()).collect(),
             compiling: self.compiling(),
-            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
+            strays: self.strays.iter().map(Stray::name).collect(),
+            stray_problems: self.strays.iter().map(Stray::problem).collect(),
             slots: self.managed.iter().map(ManagedSlot::summary).collect(),
             undone: undone.map(|(_, undone)| undone),
         })
