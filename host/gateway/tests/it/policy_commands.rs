@@ -428,7 +428,7 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&[line("1a", 1).replace("engine-queue", "n-queue")]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("\"least-loaded\" asks for: `engine-queue` (in 1 decisions)"), "{}", ran.err);
+    assert!(ran.err.contains("\"least-loaded\" asks for: `engine-queue` (in 1 decision)"), "{}", ran.err);
     write(&["no decision".to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
@@ -502,7 +502,7 @@ fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let differs = "differs 1a decode: 12/1, now 11/0 (cost 5)";
     assert!(ran.code == Some(1) && ran.out.contains(differs), "{}{}", ran.out, ran.err);
     let ran = run("cost = \"active_requests + error_ppm\"");
-    assert!(ran.code == Some(2) && ran.err.contains("`error-ppm` (in 1 decisions)"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("`error-ppm` (in 1 decision)"), "{}", ran.err);
     let ran = run("cost = \"active_request\"");
     let refused = "refused (formula): line 1, column 9: cost: unknown name `active_request`; did you mean `active_requests`?";
     assert!(ran.code == Some(2) && ran.err.contains(refused), "{}", ran.err);
