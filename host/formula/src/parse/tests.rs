@@ -49,7 +49,7 @@ fn a_mistake_has_its_place_and_what_was_expected() {
             3,
             "expected a number, a fact, a function, a text or `(` after `+`; found the end of the formula",
         ),
-        ("max(1, ", 7, "`(`, `)` after `,`; found the end of the formula"),
+        ("max(1, ", 7, "a text or `(` after `,`; found the end of the formula"),
         ("a = 1", 2, "found `=`; write `==` to compare"),
         ("a and b", 2, "found `and`; write `&&`"),
         ("a || ", 5, "after `||`; found the end"),
