@@ -66,3 +66,29 @@ fn a_formula_file_with_a_misspelled_slot_is_told_with_the_name_that_is_near() {
         assert!(out.contains(&line), "{arguments:?}: {out}");
     }
 }
+
+#[test]
+fn the_code_of_a_formula_is_compiled_once_and_each_edit_configures_it() {
+    let cache = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(&format!("compile_cache = '{}'", cache.path().join("c").display()));
+    // Looks into the cache, whether they found the code or compiled it.
+    let looks = || -> f64 {
+        let metrics = daemon.request("GET", "/metrics");
+        let lines = metrics.lines().filter(|line| line.starts_with("pointsman_policy_compile_cache_total"));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let edit = |number: u32| {
+        let text = format!("cost = \"active_requests * {number}\"\n");
+        daemon.drop_file("prefill.formula.toml", text.as_bytes());
+        daemon.until_it_serves("prefill", text.as_bytes())
+    };
+    let before = looks();
+    let mut times = vec![edit(1)];
+    let first = looks();
+    assert!(first > before, "{before}, then {first}");
+    times.extend((2..6).map(edit));
+    println!("from the rename until the new formula serves: {times:?}");
+    // O1.21
+    assert_eq!(looks(), first, "{times:?}");
+    assert_eq!(daemon.children(), 0);
+}
