@@ -27,7 +27,6 @@ use super::{
     strays::{SlotFiles, Stray},
 };
 use crate::{
-    refusal::Refusal,
     spec::SlotSpec,
     trust::{TrustRules, name_of},
 };

@@ -214,7 +214,7 @@ impl OwnPolicy {
         if let Some(failure) = running.last_failure.filter(|failure| failure.at_ms > self.failed_at) {
             self.failed_at = failure.at_ms;
             let (count, calls) = (running.failures, counted(running.calls, "call"));
-            let (message, kind) = (failure.message, failure.kind);
+            let (message, kind) = (&failure.message, &failure.kind);
             let text = format!("{count} of {calls} failed; the last: {message} ({kind})");
             seen.lines.push(("failure", text));
         }
