@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -372,6 +373,41 @@ fn build_reports_what_a_project_lacks() {
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(words.contains("`no-such-python` cannot be run") && words.contains("PyPI"), "{words}");
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
+    let dir = folder();
+    let cargo = dir.path().join("cargo");
+    let script = "#!/bin/sh\necho \"$*\" >> arguments\necho '   Compiling x v1.0.0' >&2\nexit 101\n";
+    fs::write(&cargo, script).expect("written");
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).expect("an executable");
+    fs::write(dir.path().join("Cargo.toml"), "[package]\nname = \"x\"\n[workspace]\n").expect("written");
+    let build = |mut command: Command| {
+        let output = command.current_dir(dir.path()).env("CARGO", &cargo).output().expect("the binary runs");
+        let words = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).replace("\r\n", "\n");
+        let arguments = fs::read_to_string(dir.path().join("arguments")).expect("cargo ran");
+        (words, arguments.lines().last().expect("a line").contains("--quiet"))
+    };
+    let mut piped = Command::new(crate::programs::pointsman());
+    piped.args(["policy", "build"]);
+    let begins = "building  ., from Rust; a first build takes a minute\n";
+    let failed = "pointsman: building guest `x` failed:\n   Compiling x v1.0.0\n";
+    // O6.1
+    assert_eq!(build(piped), (format!("{begins}{failed}"), true));
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("skipped: `script` of util-linux is not installed");
+        return;
+    }
+    let mut terminal = Command::new("script");
+    let program = format!("{} policy build", crate::programs::pointsman());
+    terminal.args(["--quiet", "--return", "--command", &program, "/dev/null"]);
+    let (words, quiet) = build(terminal);
+    // O6.1
+    let expected = format!(
+        "{begins}   Compiling x v1.0.0\npointsman: building guest `x` failed:\ncargo says above why\n"
+    );
+    assert_eq!((words, quiet), (expected, false));
 }
 
 #[test]

@@ -92,7 +92,8 @@ impl Steps {
             });
         }
         let dir = self.source.path().as_os_str().to_owned();
-        let arguments = self.command("build", &[&[dir, "--out".into(), out.clone().into()], &self.tools]);
+        let arguments = self
+            .command("build", &[&[dir, "--quiet".into(), "--out".into(), out.clone().into()], &self.tools]);
         Box::pin(async move {
             let built = words.succeeded(run(arguments, limit).await);
             Outcome::Built(built.and_then(|_| component(&out)))
