@@ -104,7 +104,7 @@ pub enum Refusal {
     #[error("{0}")]
     UnknownFact(String),
     /// A call with made-up facts failed, or its result cannot be used.
-    #[error("the probe with {rows} rows failed: {failure}")]
+    #[error("a trial call with {} failed: {failure}; `pointsman policy inspect` repeats it", candidates(.rows))]
     Probe {
         /// Candidate rows of the call.
         rows: u32,
@@ -113,8 +113,8 @@ pub enum Refusal {
     },
     /// Two instances gave different answers to the same call.
     #[error(
-        "not deterministic: the same call with {rows} rows gave two answers; take time and randomness from the \
-         call only"
+        "not deterministic: the same trial call with {} gave two answers; take time and randomness from the call \
+         only", candidates(.rows)
     )]
     NotDeterministic {
         /// Candidate rows of the call.
@@ -202,6 +202,10 @@ pub enum Refusal {
         /// Digest in the configuration.
         pinned: Digest,
     },
+}
+
+fn candidates(rows: &u32) -> String {
+    format!("{rows} made-up candidate{}", if *rows == 1 { "" } else { "s" })
 }
 
 fn name_advice(near: Option<&str>, expected: &str) -> String {
