@@ -92,3 +92,19 @@ fn the_code_of_a_formula_is_compiled_once_and_each_edit_configures_it() {
     assert_eq!(looks(), first, "{times:?}");
     assert_eq!(daemon.children(), 0);
 }
+
+#[test]
+fn an_edited_formula_serves_soon_without_a_compile_cache() {
+    let daemon = Daemon::start("");
+    let times: Vec<_> = (1..5)
+        .map(|number: u32| {
+            let text =
+                format!("cost = \"active_requests * {number}\"\nkeep = \"error_ppm < {number}0000\"\n");
+            daemon.drop_file("prefill.formula.toml", text.as_bytes());
+            daemon.until_it_serves("prefill", text.as_bytes())
+        })
+        .collect();
+    println!("from the rename until the new formula serves: {times:?}");
+    // O1.21: the first one is compiled
+    assert!(times[1..].iter().all(|time| *time < times[0] / 3), "{times:?}");
+}
