@@ -144,8 +144,8 @@ fn observe(policy: &dyn Policy, case: &Case) -> Result<(), Failure> {
     )
 }
 
-/// Asks the policy about the rows that the filter before it keeps, as the gateway does. The answer names a row
-/// by its number in the case. Rows of which none is kept are the filter's answer.
+/// Asks the policy about the rows that the filter before it keeps, as the gateway does. The answer names a
+/// row by its number in the case. Rows of which none is kept are the filter's answer.
 fn ask_kept(filter: Option<&LoadedPolicy>, policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
     let Some(filter) = filter else { return ask(policy, case) };
     let kept = match ask(filter, case)? {

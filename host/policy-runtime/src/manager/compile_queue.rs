@@ -61,8 +61,8 @@ pub(super) type Compiled = HashMap<(Digest, Arc<[Grant]>), CompiledPolicy>;
 #[derive(Default)]
 struct BuiltInCode {
     compiled: Mutex<HashMap<Digest, CompiledPolicy>>,
-    /// Cancelled when the queue is dropped. A file that changes does not cancel such a compile: its code is the
-    /// same, and frequent changes would cancel it each time.
+    /// Cancelled when the queue is dropped. A file that changes does not cancel such a compile: the code is
+    /// the same, and frequent changes would cancel it each time.
     closed: Cancel,
 }
 
@@ -234,8 +234,8 @@ impl Drop for CompileQueue {
 }
 
 impl BuiltInCode {
-    /// Returns the code of a job's policy for its slot. Compiles it if no job did before; other jobs of built-in
-    /// policies wait meanwhile.
+    /// Returns the code of a job's policy for its slot. Compiles it if no job did before; other jobs of
+    /// built-in policies wait meanwhile.
     fn get(&self, job: &CompileJob, engine: &PolicyEngine) -> Result<CompiledPolicy, Refusal> {
         let mut compiled = self.compiled.lock();
         if let Some(compiled) = compiled.get(&job.code) {

@@ -95,7 +95,8 @@ pub struct SlotStatus {
     pub rollbacks: u64,
     /// Digests of content that was rolled back. It is not tried again until the file or its settings change.
     pub quarantined: Vec<Digest>,
-    /// The rollback that an undo would end now. `None` while no file or setting asks for what was rolled back.
+    /// The rollback that an undo would end now. `None` while no file or setting asks for what was rolled
+    /// back.
     pub undo: Option<RollbackStatus>,
     /// Last refusals, oldest first.
     pub refusals: VecDeque<RefusalRecord>,

@@ -46,7 +46,7 @@ impl RolledBack {
 
 impl ManagedSlot {
     /// Lets the newest content run again that was rolled back and that files and configuration ask for. A
-    /// trial that was promoted before begins again as a trial. Adds what the scan for it changed to `changes`.
+    /// trial that was promoted before begins again as a trial. `changes` gets what the scan for it changed.
     pub(in super::super) fn undo_roll_back(
         &mut self,
         builder: &mut ProgramBuilder,
