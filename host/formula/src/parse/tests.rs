@@ -53,7 +53,7 @@ fn a_mistake_has_its_place_and_what_was_expected() {
         ("a = 1", 2, "found `=`; write `==` to compare"),
         ("a and b", 2, "found `and`; write `&&`"),
         ("a || ", 5, "after `||`; found the end"),
-        ("(a", 2, "expected `)`, `?`, an operator; found the end"),
+        ("(a", 2, "expected `(`, `)`, `?`, an operator; found the end"),
         ("max(a b)", 6, "found `b`"),
         ("'x", 2, "a quote that ends the text"),
         ("a ? b", 5, "`:`"),
