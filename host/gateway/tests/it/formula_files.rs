@@ -10,6 +10,14 @@ fn policies(daemon: &Daemon) -> Value {
     serde_json::from_str(&daemon.request("GET", "/policies")).unwrap()
 }
 
+/// Returns what a command prints.
+fn pointsman(daemon: &Daemon, arguments: &[&str]) -> String {
+    let url = format!("http://{}", daemon.admin);
+    let mut command = std::process::Command::new(crate::programs::pointsman());
+    let ran = command.args(arguments).args(["--gateway", &url]).output().unwrap();
+    String::from_utf8(ran.stdout).unwrap()
+}
+
 #[test]
 fn a_formula_file_is_shown_by_its_own_name_while_it_compiles_and_when_it_is_refused() {
     let daemon = Daemon::start("");
@@ -39,6 +47,15 @@ fn a_formula_file_is_shown_by_its_own_name_while_it_compiles_and_when_it_is_refu
         serde_json::from_str(&daemon.request("POST", "/policies/prefill/rollback")).unwrap();
     // O1.20
     assert_eq!(rolled_back["refused"][0]["file"], "prefill.formula.toml", "{rolled_back}");
+    let shown = pointsman(&daemon, &["policies"]);
+    // O1.10
+    assert!(shown.contains("; to let it run again: pointsman policy rollback prefill --undo\n"), "{shown}");
+    let undone = pointsman(&daemon, &["policy", "rollback", "prefill", "--undo"]);
+    // O1.12
+    let expected = "prefill: the rollback of `formula` is undone\n\
+                    prefill: the active lane runs `formula` (generation 4)\n";
+    assert_eq!(undone, expected);
+    assert!(!pointsman(&daemon, &["policies"]).contains("--undo"));
 }
 
 #[test]
@@ -53,16 +70,10 @@ fn a_formula_file_with_a_misspelled_slot_is_told_with_the_name_that_is_near() {
         (&"prefil.formula.toml".into(), &problem.into()),
         "{report}"
     );
-    let url = format!("http://{}", daemon.admin);
-    let shown = |arguments: &[&str]| {
-        let mut command = std::process::Command::new(crate::programs::pointsman());
-        let ran = command.args(arguments).args(["--gateway", &url]).output().unwrap();
-        String::from_utf8(ran.stdout).unwrap()
-    };
     let line = format!("prefil.formula.toml: {problem}\n");
     // O1.10, O1.11
     for arguments in [&["policies"][..], &["policy", "reload"]] {
-        let out = shown(arguments);
+        let out = pointsman(&daemon, arguments);
         assert!(out.contains(&line), "{arguments:?}: {out}");
     }
 }
