@@ -50,11 +50,10 @@ use folder::Folder;
 use managed_lane::Content;
 pub use managed_lane::Source;
 use managed_slot::ManagedSlot;
-pub use managed_slot::UndoneRollback;
 use manager_task::ManagerTask;
 use plan::Refused;
 use program_builder::{BuildError, ProgramBuilder};
-pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
+pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount, UndoneRollback};
 pub use status::{
     CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, RollbackStatus,
     SlotState, SlotStatus, SlotSummary,

@@ -6,8 +6,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::{
-    managed_slot::UndoneRollback,
-    record::{Change, RefusalRecord},
+    record::{Change, RefusalRecord, UndoneRollback},
     status::SlotSummary,
 };
 use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};

@@ -27,7 +27,6 @@ mod rollback;
 mod undo;
 
 use undo::RolledBack;
-pub use undo::UndoneRollback;
 
 /// Number of refusals in the status.
 const MAX_REFUSALS: usize = 16;

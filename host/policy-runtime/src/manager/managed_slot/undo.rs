@@ -1,7 +1,6 @@
 //! Content that was rolled back: keeps it out, and lets it run again when an operator undoes the rollback.
 
 use pointsman_routing::{Digest, Lane};
-use serde::Serialize;
 
 use super::{
     super::{
@@ -9,7 +8,7 @@ use super::{
         managed_lane::Content,
         plan::{Plan, Refused},
         program_builder::ProgramBuilder,
-        record::Change,
+        record::{Change, UndoneRollback},
         status::RollbackStatus,
     },
     ManagedSlot,
@@ -23,19 +22,6 @@ pub(super) struct RolledBack {
     pub(super) policy: String,
     /// Whether an operator undid the rollback. It is in force again when the content is refused.
     pub(super) undone: bool,
-}
-
-/// A rollback that an operator undid.
-#[derive(Clone, Debug, Serialize)]
-pub struct UndoneRollback {
-    /// Label of the slot: `prefill`, or `model/prefill`.
-    pub slot: String,
-    /// Name of the policy that was rolled back, or the file of one that was not compiled yet.
-    pub policy: String,
-    /// Digest of its content.
-    pub digest: Digest,
-    #[serde(skip)]
-    fingerprint: Digest,
 }
 
 impl RolledBack {

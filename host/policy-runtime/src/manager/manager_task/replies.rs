@@ -7,8 +7,8 @@ use tokio::{sync::oneshot, time::Instant};
 use super::{
     super::{
         command::{Command, CommandError, Report, SlotName},
-        managed_slot::{ManagedSlot, UndoneRollback},
-        record::Change,
+        managed_slot::ManagedSlot,
+        record::{Change, UndoneRollback},
         strays::Stray,
     },
     ManagerTask,
