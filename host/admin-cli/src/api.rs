@@ -87,8 +87,18 @@ pub struct Slot {
     /// Content that was rolled back.
     #[serde(default)]
     pub quarantined: Vec<String>,
+    /// The rollback that an undo would end now.
+    #[serde(default)]
+    pub undo: Option<RolledBack>,
     #[serde(default)]
     pub refusals: Vec<Refusal>,
+}
+
+/// A rollback.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RolledBack {
+    pub policy: String,
+    pub digest: String,
 }
 
 impl Slot {
@@ -132,6 +142,9 @@ pub struct Policies {
     pub compiling: Vec<Compiling>,
     #[serde(default)]
     pub strays: Vec<String>,
+    /// What is wrong with each of the strays.
+    #[serde(default)]
+    pub stray_problems: Vec<String>,
     #[serde(default)]
     pub history: Vec<LaneChange>,
 }

@@ -13,7 +13,7 @@ use crate::{
     print,
     summary::SummaryArgs,
     text::{Column, NONE, Table, millis, moment},
-    worker_name::id_of,
+    worker_name::worker_of,
 };
 
 /// Commands below `decisions`.
@@ -83,7 +83,7 @@ impl DecisionsArgs {
         if name.parse::<u64>().is_ok() {
             return Ok(Some(name.clone()));
         }
-        Ok(Some(block_on(async { Ok(id_of(gateway, name).await?) })?.to_string()))
+        Ok(Some(block_on(async { Ok(worker_of(gateway, name).await?.id) })?.to_string()))
     }
 }
 

@@ -12,8 +12,8 @@ use crate::{
     block_on,
     gateway::{Gateway, GatewayArgs},
     print,
-    text::clean,
-    worker_name::id_of,
+    text::{clean, counted},
+    worker_name::worker_of,
 };
 
 /// Time between two looks at the worker's requests.
@@ -68,13 +68,20 @@ impl UndrainArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let gateway = self.gateway.client()?;
         block_on(async {
-            let id = id_of(&gateway, &self.which.worker).await?;
+            let worker = worker_of(&gateway, &self.which.worker).await?;
+            let id = worker.id;
             let answer = gateway.delete(&format!("/workers/{id}/drain")).await?;
             if self.json {
                 return answer.print_json();
             }
             answer.read::<IgnoredAny>()?;
-            print(&format!("worker {id} gets requests again\n"))?;
+            print(&match (worker.draining, &worker.ineligible) {
+                (true, _) => format!("worker {id} gets requests again\n"),
+                (false, None) => format!("worker {id} was not drained; it gets requests as before\n"),
+                (false, Some(why)) => {
+                    format!("worker {id} was not drained; it gets no request: {}\n", clean(why))
+                }
+            })?;
             Ok(ExitCode::SUCCESS)
         })
     }
@@ -84,7 +91,7 @@ impl DrainArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         let gateway = self.gateway.client()?;
         block_on(async {
-            let id = id_of(&gateway, &self.which.worker).await?;
+            let id = worker_of(&gateway, &self.which.worker).await?.id;
             let moves = if self.moves { "?move=true" } else { "" };
             let answer = gateway.post(&format!("/workers/{id}/drain{moves}")).await?;
             if self.json {
@@ -122,16 +129,20 @@ impl DrainArgs {
             }
             if waited >= self.timeout {
                 print(&format!(
-                    "worker {id} still has {active} requests after {seconds:.1} s; it stays draining{}\n",
-                    summary(moves)
+                    "worker {id} still has {} after {seconds:.1} s; it stays draining{}{}\n",
+                    counted(active, "request"),
+                    summary(moves),
+                    left(active, moves)
                 ))?;
                 return Ok(ExitCode::FAILURE);
             }
             let progress = self.moves.then(|| (active, moves.cloned()));
             if progress != told && told_at.elapsed() >= PROGRESS_INTERVAL {
                 let moving = moves.map_or(0, |moves| moves.moving);
+                let are = if moving == 1 { "is" } else { "are" };
                 print(&format!(
-                    "worker {id} has {active} requests, {moving} are moving{}\n",
+                    "worker {id} has {}, {moving} {are} moving{}\n",
+                    counted(active, "request"),
                     summary(moves)
                 ))?;
                 (told, told_at) = (progress, Instant::now());
@@ -141,20 +152,63 @@ impl DrainArgs {
     }
 }
 
-/// Says how many streams left the worker and how many stayed; empty without `--move`.
+/// Says how many streams left the worker, and how many stayed and why; empty without `--move`.
 fn summary(moves: Option<&Moves>) -> String {
     let Some(Moves { moved, failed, stayed, .. }) = moves else { return String::new() };
-    let mut text = format!(": {moved} streams moved");
+    let mut text = format!(": {} moved", counted(*moved, "stream"));
     if *failed > 0 {
         text.push_str(&format!(", {failed} failed"));
     }
     if !stayed.is_empty() {
-        let reasons: Vec<String> =
-            stayed.iter().map(|(reason, count)| format!("{count} {}", clean(reason))).collect();
+        let reason = |(reason, count): (&String, &u64)| match explained(reason) {
+            Some(why) => format!("{count} {reason}: {why}"),
+            None => format!("{count} {}", clean(reason)),
+        };
+        let reasons: Vec<String> = stayed.iter().map(reason).collect();
         let count: u64 = stayed.values().sum();
-        text.push_str(&format!(", {count} stayed until their end ({})", reasons.join(", ")));
+        let their = if count == 1 { "its" } else { "their" };
+        text.push_str(&format!(", {count} stayed until {their} end ({})", reasons.join("; ")));
     }
     text
+}
+
+/// Says why requests are left on the worker, and what to do.
+fn left(active: u64, moves: Option<&Moves>) -> String {
+    let Some(Moves { moving, stayed, .. }) = moves else {
+        return "; requests end where they run: `--move` continues streams on other workers".to_owned();
+    };
+    let undecided = active.saturating_sub(moving + stayed.values().sum::<u64>());
+    if undecided == 0 {
+        return String::new();
+    }
+    let (wait, are) = if undecided == 1 { ("waits", "is") } else { ("wait", "are") };
+    format!("; {undecided} {wait} for another worker, or {are} of a realtime session or of Envoy")
+}
+
+/// Explains why a stream does not leave its worker (docs/continuation.md).
+fn explained(reason: &str) -> Option<&'static str> {
+    Some(match reason {
+        "off" => "`continuations` is 0",
+        "pinned" => "a hint names the worker",
+        "moved_twice" => "it left two workers before",
+        "not_streamed" => "the answer is not streamed",
+        "engine" => "the model has workers of an engine that cannot continue chats",
+        "endpoint" => "answers of this endpoint are not continued",
+        "seed" => "the request has a seed, and draws",
+        "choices" => "the request asks for several choices",
+        "logprobs" => "the request asks for log probabilities",
+        "tools" => "the request has tools",
+        "structured_output" => "the answer has to follow a format",
+        "penalties" => "the request has penalties",
+        "reasoning" => "the request asks for reasoning",
+        "template" => "the request changes the chat template",
+        "other_field" => "the request has a field of which the effect on the rest is not known",
+        "other_content" => "the answer has thoughts, calls of tools, refusals or sound",
+        "too_long" => "the text is longer than 256 KiB",
+        "memory" => "the texts of all streams take too much memory",
+        "exhausted" => "the stream was continued before",
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -166,9 +220,19 @@ mod tests {
         assert_eq!(summary(None), "");
         let stayed = [("tools".to_owned(), 2), ("\u{1b}".to_owned(), 1)].into();
         let moves = Moves { moved: 3, moving: 1, failed: 1, stayed };
-        let expected = ": 3 streams moved, 1 failed, 3 stayed until their end (1 \u{fffd}, 2 tools)";
+        let expected = ": 3 streams moved, 1 failed, 3 stayed until their end (1 \u{fffd}; 2 tools: the request has tools)";
         // O1.17
         assert_eq!(summary(Some(&moves)), expected);
+        assert_eq!(
+            left(5, Some(&moves)),
+            "; 1 waits for another worker, or is of a realtime session or of Envoy"
+        );
+        assert_eq!(left(4, Some(&moves)), "");
         assert_eq!(summary(Some(&Moves::default())), ": 0 streams moved");
+        assert_eq!(summary(Some(&Moves { moved: 1, ..Moves::default() })), ": 1 stream moved");
+        assert_eq!(
+            [0, 1, 2].map(|count| counted(count, "request")),
+            ["0 requests", "1 request", "2 requests"]
+        );
     }
 }

@@ -5,7 +5,7 @@ use serde::Deserialize as _;
 use crate::{
     api::{Decision, Outcome},
     status::short,
-    text::{clean, millis, moment},
+    text::{clean, counted, millis, moment},
 };
 
 /// Explains a decision: the request, the decider, the choice and its reason, and how the request ended.
@@ -101,7 +101,7 @@ fn chosen(one: &Decision) -> String {
     let among = if one.inputs_dropped {
         "; the inputs were too large to record".to_owned()
     } else {
-        format!(" among {among} candidates")
+        format!(" among {}", counted(among as u64, "candidate"))
     };
     let second = match (&one.runner_up, choice.cost) {
         (Some(second), Some(cost)) => second.cost.map(|other| {
@@ -122,7 +122,8 @@ fn chosen(one: &Decision) -> String {
 
 fn left(one: &Decision) -> Option<String> {
     let left = one.left.as_ref()?;
-    Some(format!("Filters left {} of {} candidates.", left.len(), one.candidates.len()))
+    let all = counted(one.candidates.len() as u64, "candidate");
+    Some(format!("Filters left {} of {all}.", left.len()))
 }
 
 fn shadow(one: &Decision) -> Option<String> {

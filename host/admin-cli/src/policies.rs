@@ -51,10 +51,14 @@ fn shown(policies: &Policies, now_ms: u64) -> String {
     let compiling = compiling.map(|one| format!("{}, begun {}", one.file, ago(one.since_ms)));
     section("being compiled", compiling.collect());
     section("refused", refused(&policies.slots, &ago));
-    section("files of no slot", policies.strays.clone());
-    let undo = policies.slots.iter().filter(|slot| !slot.quarantined.is_empty());
-    let undo = undo.map(|slot| format!("pointsman policy rollback {} --undo{}", slot.slot, model(slot)));
-    section("rolled back; to let the last one run again", undo.collect());
+    let problems = policies.stray_problems.iter().map(Some).chain(std::iter::repeat(None));
+    let strays = policies.strays.iter().zip(problems);
+    let strays = strays.map(|(file, problem)| match problem {
+        Some(problem) => format!("{file}: {problem}"),
+        None => file.clone(),
+    });
+    section("files of no slot", strays.collect());
+    section("rolled back", policies.slots.iter().flat_map(rolled_back).collect());
     let changes = policies.history.iter().rev().take(CHANGES).map(|change| {
         let policy = change.policy.as_deref().unwrap_or(NONE);
         let (slot, lane, result) = (&change.slot, &change.lane, &change.result);
@@ -62,6 +66,23 @@ fn shown(policies: &Policies, now_ms: u64) -> String {
     });
     section("last changes", changes.collect());
     text
+}
+
+/// Says how what the slot rolled back can run again.
+fn rolled_back(slot: &Slot) -> Option<String> {
+    let Some(undo) = &slot.undo else {
+        let digest = slot.quarantined.last()?;
+        let digest = short(digest);
+        return Some(format!(
+            "{} {digest}: no file asks for it now; an undo needs its file again",
+            slot.slot
+        ));
+    };
+    let (name, digest, model) = (&slot.slot, short(&undo.digest), model(slot));
+    let policy = &undo.policy;
+    Some(format!(
+        "{name} {policy} {digest}; to let it run again: pointsman policy rollback {name} --undo{model}"
+    ))
 }
 
 fn model(slot: &Slot) -> String {
@@ -139,10 +160,16 @@ mod tests {
                 "version": null, "digest": "sha256:0123456789abcdef", "calls": 9, "failures": 1,
                 "breaker_open": false, "since_ms": 50_000, "quarantined": ["sha256:77"],
                 "refusals": [refusal(40_000, "before the last change"), refusal(60_000, "the newest \u{1b}[2J")],
+                "undo": { "policy": "least-loaded", "digest": "sha256:77" },
                 "canary": { "generation": 5, "share": 0.2, "policy": "trial", "since_ms": 1 }, "shadow": null,
+            }, {
+                "slot": "decode", "model": null, "state": "rolled-back", "generation": 4, "policy": "kv-aware",
+                "version": null, "digest": null, "calls": 9, "failures": 1, "breaker_open": false,
+                "quarantined": ["sha256:88"], "undo": null, "canary": null, "shadow": null,
             }],
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 99_000 }],
-            "strays": ["old.wasm"],
+            "strays": ["old.wasm", "older.wasm"],
+            "stray_problems": ["the file name selects no slot; did you mean `cold.wasm`?"],
             "history": [{ "at_ms": 50_000, "slot": "prefill", "lane": "active", "result": "installed",
                           "reason": "changed", "policy": "least-loaded" }],
         }));
@@ -154,8 +181,9 @@ mod tests {
         for line in [
             "  decode.wasm, begun 1 s ago\n",
             "  prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
-            "  old.wasm\n",
-            "  pointsman policy rollback prefill --undo --model tiny\n",
+            "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n",
+            "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
+            "  decode sha256:88: no file asks for it now; an undo needs its file again\n",
             "  prefill active: installed (changed), now least-loaded, 50 s ago\n",
         ] {
             assert!(text.contains(line), "{line}: {text}");

@@ -128,6 +128,11 @@ pub fn millis(time: Option<f64>) -> String {
     }
 }
 
+/// Returns a number with its noun: `1 request`, `2 requests`.
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 /// A share from 0 to 1.
 pub fn percent(share: Option<f64>) -> String {
     share.map_or(NONE.to_owned(), |share| {
@@ -176,6 +181,14 @@ pub fn moment(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_followed_by_a_noun_in_the_singular() {
+        assert_eq!(
+            [0, 1, 2].map(|count| counted(count, "request")),
+            ["0 requests", "1 request", "2 requests"]
+        );
+    }
 
     #[test]
     fn no_control_character_of_any_kind_is_left() {

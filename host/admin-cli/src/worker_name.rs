@@ -10,10 +10,10 @@ use crate::{
 /// Workers that an error lists.
 const LISTED: usize = 5;
 
-/// Asks the gateway which worker a name stands for, and returns its id.
-pub(crate) async fn id_of(gateway: &Gateway, name: &str) -> Result<u64, GatewayError> {
+/// Asks the gateway which worker a name stands for.
+pub(crate) async fn worker_of(gateway: &Gateway, name: &str) -> Result<Worker, GatewayError> {
     let workers: Workers = gateway.get("/workers").await?.read()?;
-    find(&workers.workers, name).map(|worker| worker.id).map_err(GatewayError::NoWorker)
+    find(&workers.workers, name).cloned().map_err(GatewayError::NoWorker)
 }
 
 /// Finds a worker. A whole id, URL or address wins over a beginning of another worker's.

@@ -50,13 +50,47 @@ pub(crate) fn parse(formula: &str) -> Result<Node, Mistake> {
     check_size(formula)?;
     grammar::whole(formula).map_err(|error| {
         let at = error.location.offset;
-        let name = |token: &'static str| if token == "EOF" { "the end of the formula" } else { token };
-        let mut wanted: Vec<&str> = error.expected.tokens().map(name).collect();
-        wanted.sort_unstable();
-        let wanted = wanted.join(", ");
-        let rest = formula.get(at..).unwrap_or_default();
+        let (before, rest) = formula.split_at_checked(at).unwrap_or((formula, ""));
+        let wanted = wanted(error.expected.tokens(), before);
         Mistake::new(at, format!("expected {wanted}; found {}{}", found(rest), hint(rest)))
     })
+}
+
+/// Tokens with which a value begins, as the grammar names them.
+const VALUE_TOKENS: [&str; 7] = ["a number", "a name", "\"!\"", "\"-\"", "\"(\"", "\"'\"", "\"\\\"\""];
+
+/// Lists what may follow `before`. All beginnings of a value are one entry.
+fn wanted(tokens: impl Iterator<Item = &'static str>, before: &str) -> String {
+    let mut tokens: Vec<&str> = tokens.collect();
+    tokens.sort_unstable();
+    let is_value = tokens.contains(&"a number");
+    tokens.retain(|token| !is_value || !VALUE_TOKENS.contains(token));
+    let shown =
+        tokens.into_iter().map(|token| match token.strip_prefix('"').and_then(|t| t.strip_suffix('"')) {
+            Some(literal) => format!("`{literal}`"),
+            None if token == "EOF" => "the end of the formula".to_owned(),
+            None => token.to_owned(),
+        });
+    let value = is_value.then(|| "a number, a fact, a function, a text or `(`".to_owned());
+    let mut wanted = value.into_iter().chain(shown).collect::<Vec<_>>().join(", ");
+    if let Some(last) = last_token(before).filter(|_| is_value) {
+        wanted.push_str(&format!(" after `{last}`"));
+    }
+    wanted
+}
+
+/// Returns the last operator, word or sign of a text.
+fn last_token(text: &str) -> Option<&str> {
+    let text = text.trim_end();
+    let last = text.chars().next_back()?;
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '_';
+    let is_operator = |letter: char| "+-*/<>=!&|".contains(letter);
+    let rest = match last {
+        letter if is_word(letter) => text.trim_end_matches(is_word),
+        letter if is_operator(letter) => text.trim_end_matches(is_operator),
+        letter => text.strip_suffix(letter)?,
+    };
+    text.get(rest.len()..)
 }
 
 /// Checks length, nesting and the number of operators, which bound the recursion of what follows.

@@ -10,7 +10,18 @@ pub struct Report {
     refused: Vec<Refusal>,
     compiling: Vec<String>,
     strays: Vec<String>,
+    #[serde(default)]
+    stray_problems: Vec<String>,
     slots: Vec<Slot>,
+    undone: Option<Undone>,
+}
+
+/// A rollback that was undone.
+#[derive(Debug, Deserialize)]
+struct Undone {
+    /// Label of the slot: `prefill`, or `model/prefill`.
+    slot: String,
+    policy: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -48,7 +59,9 @@ impl Report {
     /// Returns one line for each change, refusal and compile.
     #[must_use]
     pub fn sentences(&self) -> String {
-        let mut lines: Vec<String> = self.changed.iter().map(|change| self.sentence(change)).collect();
+        let mut lines: Vec<String> = self.undone.iter().map(Undone::sentence).collect();
+        lines.extend(self.changed.iter().map(|change| self.sentence(change)));
+        lines.extend(self.undone.iter().filter_map(|undone| self.still_runs(undone)));
         if lines.is_empty() {
             lines.push("nothing changed".to_owned());
         }
@@ -58,7 +71,9 @@ impl Report {
         );
         let refused = self.refused.iter();
         lines.extend(refused.map(|one| format!("refused: {} ({}): {}", one.file, one.kind, one.message)));
-        lines.extend(self.strays.iter().map(|file| format!("of no slot: {file}")));
+        let problems = self.stray_problems.iter().map(|problem| format!(": {problem}"));
+        let strays = self.strays.iter().zip(problems.chain(std::iter::repeat(String::new())));
+        lines.extend(strays.map(|(file, problem)| format!("of no slot: {file}{problem}")));
         lines.iter().map(|line| format!("{}\n", clean(line))).collect()
     }
 
@@ -82,6 +97,13 @@ impl Report {
         }
     }
 
+    /// Says what serves until the content of an undone rollback is compiled.
+    fn still_runs(&self, undone: &Undone) -> Option<String> {
+        let slot = self.slots.iter().find(|slot| slot.label() == undone.slot && self.changed.is_empty())?;
+        let active = slot.active.as_ref()?;
+        Some(format!("{}: {} serves until it is compiled", undone.slot, active.label()))
+    }
+
     /// Names the policy that the lane of a change runs now.
     fn now(&self, change: &Change) -> String {
         let slot = self.slots.iter().find(|slot| (&slot.slot, &slot.model) == (&change.slot, &change.model));
@@ -90,9 +112,25 @@ impl Report {
             "shadow" => slot.shadow.as_ref(),
             _ => slot.active.as_ref(),
         });
-        lane.map_or("nothing".to_owned(), |lane| {
-            format!("`{}` (generation {})", lane.policy, lane.generation)
-        })
+        lane.map_or("nothing".to_owned(), Lane::label)
+    }
+}
+
+impl Undone {
+    fn sentence(&self) -> String {
+        format!("{}: the rollback of `{}` is undone", self.slot, self.policy)
+    }
+}
+
+impl Slot {
+    fn label(&self) -> String {
+        self.model.as_ref().map_or_else(|| self.slot.clone(), |model| format!("{model}/{}", self.slot))
+    }
+}
+
+impl Lane {
+    fn label(&self) -> String {
+        format!("`{}` (generation {})", self.policy, self.generation)
     }
 }
 
@@ -115,7 +153,7 @@ mod tests {
                 change("active", "later_release", "reason"),
             ],
             "refused": [{ "file": "decode.wasm", "kind": "not_wasm", "message": "garbage \u{1b}[2J" }],
-            "compiling": ["aggregated"], "strays": ["x.wasm"],
+            "compiling": ["aggregated"], "strays": ["x.wasm"], "stray_problems": ["it is no slot"],
             "slots": [{ "slot": "prefill", "model": null, "active": { "policy": "kv-aware", "generation": 3 },
                         "canary": null, "shadow": null }],
         }))
@@ -129,9 +167,36 @@ mod tests {
             "prefill: active: later_release (reason)",
             "still compiling: aggregated; it is installed when it is ready",
             "refused: decode.wasm (not_wasm): garbage \u{fffd}[2J",
-            "of no slot: x.wasm",
+            "of no slot: x.wasm: it is no slot",
         ];
         // O1.11
         assert_eq!(report.sentences(), lines.map(|line| format!("{line}\n")).concat());
+    }
+
+    #[test]
+    fn an_undo_says_what_it_undid_and_what_serves() {
+        let report = |changed: serde_json::Value, compiling: &[&str], policy: &str| {
+            let active = json!({ "policy": policy, "generation": 4 });
+            let slot = json!({ "slot": "prefill", "model": "tiny", "active": active });
+            let report = json!({
+                "changed": changed, "refused": [], "compiling": compiling, "strays": [], "slots": [slot],
+                "undone": { "slot": "tiny/prefill", "policy": "least-loaded", "digest": "sha256:77" },
+            });
+            serde_json::from_value::<Report>(report).expect("a report").sentences()
+        };
+        let change = json!({ "slot": "prefill", "model": "tiny", "lane": "active", "result": "installed",
+                             "reason": "changed", "generation": 4 });
+        // O1.12
+        assert_eq!(
+            report(json!([change]), &[], "least-loaded"),
+            "tiny/prefill: the rollback of `least-loaded` is undone\n\
+             tiny/prefill: the active lane runs `least-loaded` (generation 4)\n"
+        );
+        assert_eq!(
+            report(json!([]), &["tiny/prefill"], "kv-aware"),
+            "tiny/prefill: the rollback of `least-loaded` is undone\n\
+             tiny/prefill: `kv-aware` (generation 4) serves until it is compiled\n\
+             still compiling: tiny/prefill; it is installed when it is ready\n"
+        );
     }
 }

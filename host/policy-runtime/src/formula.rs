@@ -13,7 +13,7 @@ use toml::Spanned;
 /// End of the name of a formula file.
 pub const FORMULA_SUFFIX: &str = ".formula.toml";
 /// Largest formula file, bytes.
-pub(crate) const MAX_FILE_BYTES: usize = 64 * 1024;
+pub const MAX_FORMULA_FILE_BYTES: usize = 64 * 1024;
 
 /// The components of the built-in policy `formula`.
 #[derive(Clone, Copy, Debug)]

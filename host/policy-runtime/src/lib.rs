@@ -44,13 +44,14 @@ pub use catch_panic::{PanicHook, panic_hook};
 pub use compile_child::run_compiler_process;
 pub use compiler_process::{CompileLimits, QuarantinedFile, clear_quarantine, quarantined_files};
 pub use engine::{Limits, PolicyEngine};
-pub use formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings};
+pub use formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES};
 pub use inspect::{Inspection, inspect};
 pub use loaded::{CompiledPolicy, LoadCost, LoadedPolicy, compile, digest, load};
 pub use manager::{
     Change, ChangeRecord, Command, CommandError, CompilingStatus, InitialContent, LaneStatus, LaneSummary,
     ManagerConfig, ManagerStatus, MemoryStatus, PartRefusal, PartStatus, PolicyDir, PolicyManager, Probation,
-    RefusalRecord, ReloadCount, Report, SlotConfig, SlotName, SlotState, SlotStatus, SlotSummary, Source,
+    RefusalRecord, ReloadCount, Report, RollbackStatus, SlotConfig, SlotName, SlotState, SlotStatus,
+    SlotSummary, Source, UndoneRollback,
 };
 pub use meter::Usage;
 pub use probe::SampleCall;

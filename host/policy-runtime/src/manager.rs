@@ -41,6 +41,7 @@ mod plan;
 mod program_builder;
 mod record;
 mod status;
+mod strays;
 
 use command::QueuedCommand;
 pub use command::{Command, CommandError, Report, SlotName};
@@ -52,10 +53,10 @@ use managed_slot::ManagedSlot;
 use manager_task::ManagerTask;
 use plan::Refused;
 use program_builder::{BuildError, ProgramBuilder};
-pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount};
+pub use record::{Change, ChangeRecord, RefusalRecord, ReloadCount, UndoneRollback};
 pub use status::{
-    CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, SlotState, SlotStatus,
-    SlotSummary,
+    CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, RollbackStatus,
+    SlotState, SlotStatus, SlotSummary,
 };
 
 /// When a new generation is rolled back.
@@ -253,8 +254,9 @@ impl PolicyManager {
         Ok(Self { status, slots, states, logs, engine, changed, commands, stop })
     }
 
-    /// Runs a command and waits for its report. `Reload` and `Configure` wait for pending compiles, for at
-    /// most [`ManagerConfig::compile_wait`]; `RollBack` and `Promote` wait for none.
+    /// Runs a command and waits for its report. `Reload` and `Configure` wait for pending compiles, and
+    /// `UndoRollBack` for those of its slot, for at most [`ManagerConfig::compile_wait`]; `RollBack` and
+    /// `Promote` wait for none.
     ///
     /// # Errors
     /// [`CommandError`] when the command fails.

@@ -104,7 +104,7 @@ pub enum Refusal {
     #[error("{0}")]
     UnknownFact(String),
     /// A call with made-up facts failed, or its result cannot be used.
-    #[error("the probe with {rows} rows failed: {failure}")]
+    #[error("a trial call with {} failed: {failure}; `pointsman policy inspect` repeats it", candidates(.rows))]
     Probe {
         /// Candidate rows of the call.
         rows: u32,
@@ -113,8 +113,8 @@ pub enum Refusal {
     },
     /// Two instances gave different answers to the same call.
     #[error(
-        "not deterministic: the same call with {rows} rows gave two answers; take time and randomness from the \
-         call only"
+        "not deterministic: the same trial call with {} gave two answers; take time and randomness from the call \
+         only", candidates(.rows)
     )]
     NotDeterministic {
         /// Candidate rows of the call.
@@ -132,8 +132,13 @@ pub enum Refusal {
         slot: SlotKind,
     },
     /// The file name selects no slot.
-    #[error("the file name selects no slot; expected one of {0}")]
-    NoSlot(String),
+    #[error("the file name selects no slot; {}", name_advice(.near.as_deref(), .expected))]
+    NoSlot {
+        /// The name of a slot's file that is most like it.
+        near: Option<String>,
+        /// Names of the files of all slots.
+        expected: String,
+    },
     /// The formula file cannot be used.
     #[error("{0}")]
     Formula(String),
@@ -199,6 +204,14 @@ pub enum Refusal {
     },
 }
 
+fn candidates(rows: &u32) -> String {
+    format!("{rows} made-up candidate{}", if *rows == 1 { "" } else { "s" })
+}
+
+fn name_advice(near: Option<&str>, expected: &str) -> String {
+    near.map_or_else(|| format!("expected one of {expected}"), |near| format!("did you mean `{near}`?"))
+}
+
 impl Refusal {
     /// Returns the stable label for metrics, `/policies` and log lines.
     #[must_use]
@@ -226,7 +239,7 @@ impl Refusal {
             Self::NotDeterministic { .. } => "not_deterministic",
             Self::Observe(_) => "observe",
             Self::WrongSlot { .. } => "wrong_slot",
-            Self::NoSlot(_) => "no_slot",
+            Self::NoSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",
             Self::Quarantined(_) => "quarantined",

@@ -119,7 +119,7 @@ impl Binding {
 }
 
 /// Path of a file without `.wasm` or `.formula.toml`, as pins and signatures name it.
-fn name_of(file: &Path) -> String {
+pub(crate) fn name_of(file: &Path) -> String {
     let name = file.to_string_lossy();
     match name.strip_suffix(FORMULA_SUFFIX) {
         Some(name) => name.to_owned(),

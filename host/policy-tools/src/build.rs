@@ -2,13 +2,14 @@
 
 use std::{
     fs,
+    io::{IsTerminal as _, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::Context as _;
 use clap::Args;
-use pointsman_guest_build::{BuildCache, Built, Project};
+use pointsman_guest_build::{BuildCache, Built, Language, Project};
 
 use crate::{
     output::{print, spinner},
@@ -44,6 +45,9 @@ pub(crate) struct HowArgs {
     /// change the built components [default: pointsman/builds in $XDG_CACHE_HOME or ~/.cache].
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
     cache: Option<PathBuf>,
+    /// Do not say that the build begins.
+    #[arg(long)]
+    quiet: bool,
     /// Build a script with its tools alone, and nothing of earlier builds. A Python policy then starts
     /// faster.
     #[arg(long)]
@@ -67,14 +71,28 @@ impl BuildArgs {
     }
 }
 
+/// Returns whether cargo writes to the terminal.
+fn shows_cargo(project: &Project) -> bool {
+    project.language() == Language::Rust && std::io::stderr().is_terminal()
+}
+
 impl HowArgs {
     pub(crate) fn open(&self, dir: &Path) -> anyhow::Result<Project> {
-        Ok(Project::open(dir, self.tools.as_deref())?)
+        let project = Project::open(dir, self.tools.as_deref())?;
+        Ok(if shows_cargo(&project) { project.showing_progress() } else { project })
     }
 
     /// Builds the project in `dir`.
     pub(crate) fn build(&self, project: &Project, dir: &Path) -> anyhow::Result<Built> {
-        let building = || spinner(format!("building {}", dir.display()));
+        if !self.quiet {
+            let language = project.language().as_str();
+            let line =
+                format!("building  {}, from {language}; a first build takes a minute\n", dir.display());
+            // The build goes on where nobody can read this.
+            let _ = std::io::stderr().write_all(line.as_bytes());
+        }
+        // cargo shows its own progress.
+        let building = || (!shows_cargo(project)).then(|| spinner(format!("building {}", dir.display())));
         if let Some(cache) = self.cache() {
             let spinner = building();
             let built = project.build_with(&cache)?;

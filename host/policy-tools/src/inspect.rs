@@ -1,12 +1,13 @@
 //! `pointsman policy inspect`: describes a policy file and checks whether this host would load it.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::Args;
+use pointsman_policy_runtime::digest;
 
 use crate::{
     output::print,
-    policy_file::{LimitArgs, read, refused},
+    policy_file::{LimitArgs, PolicyFile, formulas, is_formula, read, refused},
 };
 
 /// Arguments of `inspect`.
@@ -15,7 +16,7 @@ use crate::{
 Exit code: 0 when the host would load the policy, 1 when the policy or its settings are refused, 2 when the
 file cannot be read or is not a policy.")]
 pub struct InspectArgs {
-    /// The component, or core module with embedded WIT metadata.
+    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).
     file: PathBuf,
     /// Settings, as a JSON object.
     #[arg(long, value_name = "JSON", default_value = "{}")]
@@ -26,6 +27,9 @@ pub struct InspectArgs {
 
 impl InspectArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        if is_formula(&self.file) {
+            return self.formula();
+        }
         let found =
             pointsman_policy_runtime::inspect(&read(&self.file)?, &self.settings, self.limits.limits())
                 .map_err(|refusal| refused(&self.file, &refusal))?;
@@ -51,6 +55,38 @@ impl InspectArgs {
                     list(&policy.request_facts),
                     list(&policy.worker_facts),
                 ));
+                ExitCode::SUCCESS
+            }
+            Err(refusal) => {
+                text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
+                ExitCode::FAILURE
+            }
+        };
+        print(&text)?;
+        Ok(code)
+    }
+
+    /// Checks a formula file, and tries it as the gateway does.
+    fn formula(&self) -> anyhow::Result<ExitCode> {
+        let bytes = read(&self.file)?;
+        let mut text = format!(
+            "file      {}\nsha256    {}\nsize      {} bytes, formulas\n",
+            self.file.display(),
+            digest(&bytes),
+            bytes.len(),
+        );
+        let outcome = match formulas(&bytes, 0) {
+            Err(refusal) => Err(refusal),
+            Ok(_) => {
+                let file = PolicyFile::read(&self.file, &self.limits)?;
+                file.load("{}").map(|policy| file.facts(&policy))
+            }
+        };
+        let list = |facts: BTreeSet<String>| list(&facts.into_iter().collect::<Vec<_>>());
+        let code = match outcome {
+            Ok((request, worker)) => {
+                let (request, worker) = (list(request), list(worker));
+                text.push_str(&format!("request   {request}\nworkers   {worker}\nadmitted  yes\n"));
                 ExitCode::SUCCESS
             }
             Err(refusal) => {

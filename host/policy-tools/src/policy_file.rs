@@ -1,6 +1,7 @@
 //! Reads, compiles and loads a policy file for a command, with the limits from the command line.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -9,10 +10,10 @@ use anyhow::Context as _;
 use clap::Args;
 use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
 use pointsman_policy_runtime::{
-    Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, LoadedPolicy, PolicyEngine,
-    Refusal, digest,
+    Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, LoadedPolicy,
+    MAX_FORMULA_FILE_BYTES, PolicyEngine, Refusal, digest,
 };
-use pointsman_routing::Origin;
+use pointsman_routing::{Origin, Policy as _};
 
 use crate::{output::spinner, user_cache};
 
@@ -74,17 +75,26 @@ impl PolicyFile {
 
     fn read_on(engine: &PolicyEngine, path: &Path, limits: &LimitArgs, salt: u64) -> anyhow::Result<Self> {
         let bytes = read_or_built_in(path)?;
-        if !path.to_string_lossy().ends_with(FORMULA_SUFFIX) {
+        if !is_formula(path) {
             let access = Access::new(&Access::ALL);
             let compiled = compiled(engine, path, &bytes, &access)
                 .map_err(|refusal| hinted(refused(path, &refusal), hint(&bytes, &limits.limits())))?;
             let (path, limits) = (path.to_owned(), limits.limits());
             return Ok(Self { path, bytes, limits, compiled, formulas: None, access });
         }
-        let text = std::str::from_utf8(&bytes).with_context(|| path.display().to_string())?;
-        let settings = FormulaSettings::of_file(text, salt);
-        let settings = settings.map_err(|why| refused(path, &Refusal::Formula(why)))?;
+        let settings = formulas(&bytes, salt).map_err(|refusal| refused(path, &refusal))?;
         Self::of_formulas(path, settings, &bytes, limits)
+    }
+
+    /// Returns the facts of requests and of workers that it asks for, with those of the filter before it.
+    pub(crate) fn facts(&self, policy: &LoadedPolicy) -> (BTreeSet<String>, BTreeSet<String>) {
+        let wants = [Some(policy), self.filter()].into_iter().flatten().map(|policy| &policy.info().wants);
+        let (mut request, mut worker) = (BTreeSet::new(), BTreeSet::new());
+        for wants in wants {
+            request.extend(wants.request.iter().map(|fact| fact.name().to_owned()));
+            worker.extend(wants.worker.iter().map(ToString::to_string));
+        }
+        (request, worker)
     }
 
     /// Makes the built-in policy `formula` with these settings. `content` identifies them.
@@ -147,6 +157,21 @@ impl PolicyFile {
             .and_then(|compiled| compiled.configure(Origin::File(self.path.clone()), settings));
         policy.map_err(|refusal| self.refused(&refusal))
     }
+}
+
+/// Returns whether a file has the name of a formula file.
+pub(crate) fn is_formula(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(FORMULA_SUFFIX)
+}
+
+/// Checks the content of a formula file as the gateway does.
+pub(crate) fn formulas(bytes: &[u8], salt: u64) -> Result<FormulaSettings, Refusal> {
+    if bytes.len() > MAX_FORMULA_FILE_BYTES {
+        return Err(Refusal::TooLarge { size: bytes.len(), limit: MAX_FORMULA_FILE_BYTES });
+    }
+    let text = std::str::from_utf8(bytes);
+    let text = text.map_err(|_| Refusal::Formula("the file is not UTF-8; write it as text".to_owned()))?;
+    FormulaSettings::of_file(text, salt).map_err(Refusal::Formula)
 }
 
 /// Makes one instance of a policy that was just built, and has it describe and configure itself. It may use

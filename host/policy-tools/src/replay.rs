@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeMap, io::BufRead};
 
+use pointsman_admin_cli::text;
 use pointsman_policy_runtime::State;
 use pointsman_routing::{Policy, World};
 use serde::{Deserialize, Serialize};
@@ -287,7 +288,7 @@ impl Answer {
 }
 
 fn counted(facts: &BTreeMap<String, u64>) -> String {
-    let one = |(name, count): (&String, &u64)| format!("`{name}` (in {count} decisions)");
+    let one = |(name, count): (&String, &u64)| format!("`{name}` (in {})", text::counted(*count, "decision"));
     facts.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 

@@ -1,6 +1,10 @@
 //! `pointsman policy test`: runs the cases of a `cases.toml` against the compiled component.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use clap::Args;
@@ -16,20 +20,22 @@ use pointsman_workers::{DpRank, Leg, WorkerId};
 use crate::{
     one_row,
     output::print,
-    policy_file::{LimitArgs, PolicyFile},
+    policy_file::{LimitArgs, PolicyFile, is_formula},
 };
 
 /// Arguments of `test`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Of a formula file with `keep`, a case gets the answer of `cost` among the rows that `keep` keeps, by their
+numbers in the case. A formula file without cases is only checked.
 Exit code: 0 when every case passed, 1 when one failed, 2 when the file is refused or the cases cannot
 be read.")]
 pub struct TestArgs {
-    /// The component, or core module with embedded WIT metadata.
+    /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).
     file: PathBuf,
-    /// The cases, in the format that the SDK's native tests also read.
-    #[arg(long, value_name = "FILE", default_value = "cases.toml")]
-    cases: PathBuf,
+    /// The cases, in the format that the SDK's native tests also read [default: cases.toml].
+    #[arg(long, value_name = "FILE")]
+    cases: Option<PathBuf>,
     /// Settings, as a JSON object, for cases that have none [default: {}].
     #[arg(long, value_name = "JSON")]
     settings: Option<String>,
@@ -55,8 +61,13 @@ impl TestArgs {
             Err(refusal) => return Err(file.refused(refusal)),
             Ok(_) => {}
         }
-        let text = std::fs::read_to_string(&self.cases).with_context(|| self.cases.display().to_string())?;
-        let cases = cases::parse(&text, &fact_table()).with_context(|| self.cases.display().to_string())?;
+        let path = self.cases.as_deref().unwrap_or(Path::new("cases.toml"));
+        if self.cases.is_none() && is_formula(&self.file) && !path.exists() {
+            print(&format!("{}: accepted; no cases: {} is missing\n", self.file.display(), path.display()))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let cases = cases::parse(&text, &fact_table()).with_context(|| path.display().to_string())?;
         let mut report = Report::default();
         for case in &cases {
             let answer = loads.answer(case, default);
@@ -90,11 +101,8 @@ impl Loads<'_> {
     /// Returns the facts that a case sets and the policy loaded for it does not ask for.
     fn unasked(&self, case: &Case) -> Vec<String> {
         let Some((_, Ok(policy))) = &self.current else { return Vec::new() };
-        let wants = &policy.info().wants;
-        case.unasked(
-            wants.request.iter().map(|fact| fact.name().to_owned()),
-            wants.worker.iter().map(ToString::to_string),
-        )
+        let (request, worker) = self.file.facts(policy);
+        case.unasked(request, worker)
     }
 
     fn answer(&mut self, case: &Case, default: &str) -> Answer {
@@ -105,9 +113,11 @@ impl Loads<'_> {
                 return Answer::Failed(format!("state \"{key}\": {error}"));
             }
         }
+        let file = self.file;
+        let filter = file.filter();
         let answer = match self.with(case.settings.as_deref().unwrap_or(default)) {
             Ok(policy) => observe(policy, case)
-                .and_then(|()| ask(policy, case))
+                .and_then(|()| ask_kept(filter, policy, case))
                 .unwrap_or_else(|failure| Answer::Failed(format!("{failure} ({})", failure.kind()))),
             Err(Refusal::Configure(message)) => Answer::Refused(message.clone()),
             // It is not the settings: a probe's trap, for example.
@@ -132,6 +142,22 @@ fn observe(policy: &dyn Policy, case: &Case) -> Result<(), Failure> {
         Moment { now_us: case.now_us, seed: case.seed },
         &outcomes,
     )
+}
+
+/// Asks the policy about the rows that the filter before it keeps, as the gateway does. The answer names a
+/// row by its number in the case. Rows of which none is kept are the filter's answer.
+fn ask_kept(filter: Option<&LoadedPolicy>, policy: &dyn Policy, case: &Case) -> Result<Answer, Failure> {
+    let Some(filter) = filter else { return ask(policy, case) };
+    let kept = match ask(filter, case)? {
+        Answer::Keep(kept) if !kept.is_empty() => kept,
+        other => return Ok(other),
+    };
+    let row = |place: &u32| case.rows.get(*place as usize).cloned();
+    let rows = kept.iter().filter_map(row).collect();
+    Ok(match ask(policy, &Case { rows, ..case.clone() })? {
+        Answer::Row(place) => Answer::Row(kept.get(place as usize).copied().unwrap_or(place)),
+        other => other,
+    })
 }
 
 /// Makes the one call of a case, with the same arguments as the SDK's native tests.

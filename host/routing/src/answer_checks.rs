@@ -12,7 +12,7 @@ const SHED_STATUSES: [u16; 3] = [429, 503, 529];
 /// [`Failure::Invalid`] names what is wrong.
 pub fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure> {
     if row as usize >= rows {
-        return Err(Failure::Invalid(format!("row {row} of {rows}")));
+        return Err(Failure::Invalid(format!("it chose row {row}, and {}", numbered(rows))));
     }
     if given.is_empty() { Ok(()) } else { costs(given, rows) }
 }
@@ -23,7 +23,11 @@ pub fn choice(row: u32, given: &[f32], rows: usize) -> Result<(), Failure> {
 /// [`Failure::Invalid`] names what is wrong.
 pub fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
     if given.len() != rows {
-        return Err(Failure::Invalid(format!("{} costs for {rows} rows", given.len())));
+        return Err(Failure::Invalid(format!(
+            "it gave {} for {}; give one for each row",
+            counted(given.len(), "cost"),
+            counted(rows, "row")
+        )));
     }
     // Looks at all of them without a branch: almost always all are finite.
     if given.iter().fold(true, |finite, cost| finite & cost.is_finite()) {
@@ -31,7 +35,10 @@ pub fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
     }
     match given.iter().position(|cost| !cost.is_finite()) {
         Some(row) => {
-            Err(Failure::Invalid(format!("cost {} in row {row}", given.get(row).unwrap_or(&f32::NAN))))
+            let cost = given.get(row).unwrap_or(&f32::NAN);
+            Err(Failure::Invalid(format!(
+                "the cost of row {row} is {cost}; a cost has to be a finite number"
+            )))
         }
         None => Ok(()),
     }
@@ -43,10 +50,12 @@ pub fn costs(given: &[f32], rows: usize) -> Result<(), Failure> {
 /// [`Failure::Invalid`] names what is wrong.
 pub fn kept(given: &[u32], rows: usize) -> Result<(), Failure> {
     if let Some(row) = given.iter().find(|row| **row as usize >= rows) {
-        return Err(Failure::Invalid(format!("kept row {row} of {rows}")));
+        return Err(Failure::Invalid(format!("it kept row {row}, and {}", numbered(rows))));
     }
     match given.windows(2).find(|pair| pair.first() >= pair.last()) {
-        Some(pair) => Err(Failure::Invalid(format!("kept rows {pair:?} do not rise"))),
+        Some(pair) => Err(Failure::Invalid(format!(
+            "it kept rows {pair:?} in this order; name each row once, from the lowest to the highest"
+        ))),
         None => Ok(()),
     }
 }
@@ -74,6 +83,19 @@ pub fn plan(plan: Plan) -> Result<Plan, Failure> {
     }
 }
 
+/// Says which numbers rows have.
+fn numbered(rows: usize) -> String {
+    match rows {
+        0 => "there is no row".to_owned(),
+        1 => "the only row is 0".to_owned(),
+        rows => format!("the rows are 0 to {}", rows - 1),
+    }
+}
+
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,12 +106,14 @@ mod tests {
 
     #[test]
     fn an_answer_that_breaks_the_contract_is_named() {
-        invalid(choice(3, &[], 3), "row 3 of 3");
-        invalid(choice(0, &[1.0], 2), "1 costs for 2 rows");
-        invalid(costs(&[0.0, f32::NAN], 2), "cost NaN in row 1");
-        invalid(costs(&[f32::INFINITY], 1), "cost inf in row 0");
-        invalid(kept(&[0, 5], 3), "kept row 5 of 3");
-        invalid(kept(&[1, 1], 3), "kept rows [1, 1] do not rise");
+        invalid(choice(3, &[], 3), "it chose row 3, and the rows are 0 to 2");
+        invalid(choice(1, &[], 1), "it chose row 1, and the only row is 0");
+        invalid(choice(0, &[1.0], 2), "it gave 1 cost for 2 rows; give one for each row");
+        invalid(costs(&[0.0, f32::NAN], 2), "the cost of row 1 is NaN; a cost has to be a finite number");
+        invalid(costs(&[f32::INFINITY], 1), "the cost of row 0 is inf; a cost has to be a finite number");
+        invalid(kept(&[0, 5], 3), "it kept row 5, and the rows are 0 to 2");
+        let order = "it kept rows [1, 1] in this order; name each row once, from the lowest to the highest";
+        invalid(kept(&[1, 1], 3), order);
         let teapot = ShedReason { status: 418, reason: String::new() };
         assert_eq!(
             plan(Plan::Shed(teapot)),

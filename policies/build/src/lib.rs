@@ -7,7 +7,7 @@
 use std::{
     env,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
 mod cache;
@@ -41,6 +41,7 @@ pub struct GuestBuild {
     profile: &'static str,
     features: Option<&'static str>,
     componentize: bool,
+    shows_progress: bool,
 }
 
 impl GuestBuild {
@@ -55,6 +56,7 @@ impl GuestBuild {
             profile: "guest",
             features: None,
             componentize: true,
+            shows_progress: false,
         }
     }
 
@@ -85,6 +87,12 @@ impl GuestBuild {
         self
     }
 
+    /// Lets cargo write its progress and messages to standard error, which must be a terminal.
+    fn showing_progress(mut self, shows_progress: bool) -> Self {
+        self.shows_progress = shows_progress;
+        self
+    }
+
     /// Builds it and answers its bytes.
     ///
     /// # Errors
@@ -93,9 +101,18 @@ impl GuestBuild {
         if !has_target(self.target)? {
             return Err(GuestBuildError::MissingTarget(self.target.triple()));
         }
-        let output = run(self.cargo())?;
+        let mut cargo = self.cargo();
+        if self.shows_progress {
+            cargo.stderr(Stdio::inherit());
+        } else {
+            cargo.arg("--quiet");
+        }
+        let output = run(cargo)?;
         if !output.status.success() {
-            let output = String::from_utf8_lossy(&output.stderr).into_owned();
+            let output = match self.shows_progress {
+                true => "cargo says above why".to_owned(),
+                false => String::from_utf8_lossy(&output.stderr).into_owned(),
+            };
             return Err(GuestBuildError::Failed { package: self.package.clone(), output });
         }
         let file = format!("{}.wasm", self.package.replace('-', "_"));
@@ -125,7 +142,7 @@ impl GuestBuild {
         flags.extend(remapped_paths());
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR));
         cargo.current_dir(&self.workspace);
-        cargo.args(["build", "--quiet", "--profile", self.profile, "--target", self.target.triple()]);
+        cargo.args(["build", "--profile", self.profile, "--target", self.target.triple()]);
         cargo.args(["--package", &self.package]).arg("--target-dir").arg(&self.target_dir);
         if let Some(features) = self.features {
             cargo.args(["--no-default-features", "--features", features]);

@@ -28,6 +28,7 @@ pub struct Project {
     /// The manifest of the language: `Cargo.toml`, or `policy.toml` of a script.
     manifest: toml::Table,
     tools: PathBuf,
+    shows_progress: bool,
 }
 
 /// A component with the name of its project.
@@ -87,7 +88,13 @@ impl Project {
             Some(tools) => std::path::absolute(tools).map_err(|error| problem(error.to_string()))?,
             None => absolute.join("target/tools"),
         };
-        Ok(Self { folder: absolute, language, manifest, tools })
+        Ok(Self { folder: absolute, language, manifest, tools, shows_progress: false })
+    }
+
+    /// Lets cargo write its progress and messages to standard error, which must be a terminal.
+    #[must_use]
+    pub fn showing_progress(self) -> Self {
+        Self { shows_progress: true, ..self }
     }
 
     /// Returns the language of the project.
@@ -147,7 +154,7 @@ impl Project {
         };
         let profile = if alone { "release" } else { "guest" };
         let build = GuestBuild::new(&self.folder, &self.package()?).target(target);
-        build.place(&place.join("guests"), profile).build()
+        build.place(&place.join("guests"), profile).showing_progress(self.shows_progress).build()
     }
 
     /// The workspace's folder; that of the project when it is one by itself.

@@ -44,17 +44,22 @@ fn operators_bind_as_in_cel() {
 #[test]
 fn a_mistake_has_its_place_and_what_was_expected() {
     let cases = [
-        ("1 +", 3, "found the end of the formula"),
+        (
+            "1 +",
+            3,
+            "expected a number, a fact, a function, a text or `(` after `+`; found the end of the formula",
+        ),
+        ("max(1, ", 7, "a text or `(` after `,`; found the end of the formula"),
         ("a = 1", 2, "found `=`; write `==` to compare"),
         ("a and b", 2, "found `and`; write `&&`"),
-        ("a || ", 5, "a name"),
-        ("(a", 2, "\")\""),
+        ("a || ", 5, "after `||`; found the end"),
+        ("(a", 2, "expected `(`, `)`, `?`, an operator; found the end"),
         ("max(a b)", 6, "found `b`"),
         ("'x", 2, "a quote that ends the text"),
-        ("a ? b", 5, "\":\""),
-        ("", 0, "a number"),
+        ("a ? b", 5, "`:`"),
+        ("", 0, "expected a number, a fact, a function, a text or `(`; found the end"),
         ("ü", 0, "found `ü`"),
-        ("a in b", 5, "\"[\""),
+        ("a in b", 5, "`[`"),
     ];
     for (formula, at, part) in cases {
         let (found, text) = mistake(formula);

@@ -234,7 +234,9 @@ impl AdminError {
             Self::NoSlot(_) | Self::Command(E::UnknownSlot(_)) => (StatusCode::NOT_FOUND, "slot_not_found"),
             Self::BadQuery(_) | Self::BadLane { .. } => (StatusCode::BAD_REQUEST, "invalid_request"),
             Self::Command(E::NothingToRollBack(_)) => (StatusCode::CONFLICT, "nothing_to_roll_back"),
-            Self::Command(E::NothingToUndo(_)) => (StatusCode::CONFLICT, "nothing_to_undo"),
+            Self::Command(E::NothingToUndo(_) | E::NoFileToUndo { .. } | E::UndoRefused { .. }) => {
+                (StatusCode::CONFLICT, "nothing_to_undo")
+            }
             Self::Command(E::NothingToPromote { .. }) => (StatusCode::CONFLICT, "nothing_to_promote"),
             Self::Command(E::Ambiguous { .. }) => (StatusCode::CONFLICT, "ambiguous"),
             Self::Command(E::Refused(refusal)) => (StatusCode::CONFLICT, refusal.kind()),

@@ -183,8 +183,8 @@ fn log_policies(report: &Report) {
             "policy refusal in force"
         );
     }
-    for file in &report.strays {
-        tracing::warn!(file, "file in the policy directory names no slot");
+    for (file, error) in report.strays.iter().zip(&report.stray_problems) {
+        tracing::warn!(file, error, "file in the policy directory names no slot");
     }
     for lane in &report.compiling {
         tracing::info!(lane, "policy still compiles");

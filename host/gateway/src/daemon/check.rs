@@ -105,9 +105,8 @@ fn policies(
     // Policies that the configuration names were found above.
     let found = report.refused.iter().map(slots::refused);
     problems.extend(found.filter(|problem| !known.contains(&problem.path)));
-    for stray in &report.strays {
-        let message =
-            format!("`{stray}` names no slot, so nothing runs it; rename it after a slot, or remove it");
+    for (stray, problem) in report.strays.iter().zip(&report.stray_problems) {
+        let message = format!("nothing runs `{stray}`: {problem}");
         warnings.push(Problem::new("policies.dir", message));
     }
     for lane in &report.compiling {

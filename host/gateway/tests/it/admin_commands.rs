@@ -163,7 +163,7 @@ async fn status_workers_and_decisions_show_what_a_served_request_left() {
         "the aggregated leg of request",
         "Slot aggregated ran",
         "Worker 7 (rank 0) was chosen",
-        "among 1 candidates",
+        "among 1 candidate.",
         "with status 200 (ok)",
         "4 output tokens",
     ] {
@@ -231,9 +231,10 @@ async fn a_drain_that_moves_streams_says_what_moved_and_what_stayed() {
     assert_eq!(done.code, Some(0), "{}{}", done.out, done.err);
     let last = done.out.lines().last().unwrap();
     assert!(last.starts_with("worker 7 has no request after "), "{}", done.out);
-    assert!(last.ends_with(" s: 1 streams moved, 1 stayed until their end (1 not_streamed)"), "{}", done.out);
+    let stayed = " s: 1 stream moved, 1 stayed until its end (1 not_streamed: the answer is not streamed)";
+    assert!(last.ends_with(stayed), "{}", done.out);
     // O1.17: how it goes
-    assert!(done.out.contains("worker 7 has 1 requests, 0 are moving: 1 streams moved"), "{}", done.out);
+    assert!(done.out.contains("worker 7 has 1 request, 0 are moving: 1 stream moved"), "{}", done.out);
     assert!(stream.join().unwrap().contains("data: [DONE]"));
     assert!(whole.join().unwrap().contains("\"finish_reason\""));
 }
@@ -250,7 +251,9 @@ async fn a_drain_waits_for_requests_and_can_be_undone() {
     // O1.4
     let short = daemon.run(&["drain", "7", "--wait", "--timeout", "300ms"]);
     assert_eq!(short.code, Some(1), "{}{}", short.out, short.err);
-    assert!(short.out.starts_with("worker 7 still has 1 requests after 0."), "{}", short.out);
+    assert!(short.out.starts_with("worker 7 still has 1 request after 0."), "{}", short.out);
+    // O1.17
+    assert!(short.out.contains(": `--move` continues streams on other workers\n"), "{}", short.out);
     let workers = daemon.run(&["workers"]).out;
     assert!(workers.contains(" draining "), "{workers}");
     let done = daemon.run(&["drain", "7", "--wait"]);
@@ -269,6 +272,9 @@ async fn a_drain_waits_for_requests_and_can_be_undone() {
     // O1.4
     assert_eq!(daemon.run(&["undrain", "127.0.0.1"]).out, "worker 7 gets requests again\n");
     daemon.ready();
+    // O1.4
+    let not_drained = "worker 7 was not drained; it gets requests as before\n";
+    assert_eq!(daemon.run(&["undrain", "7"]).out, not_drained);
     // O1.1
     let missing = daemon.run(&["drain", "8"]);
     assert_eq!(missing.code, Some(1), "{}", missing.err);

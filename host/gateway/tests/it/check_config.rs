@@ -64,7 +64,7 @@ tokenizer = "/no/such/either"
         "p.toml:14:17: policies.slots.aggregated: the policy `least-loaded` is refused: configure failed: ",
         "p.toml:18:1: models.tiny.tokenizer: cannot read tokenizer file /no/such/tokenizer.json: No such file",
         "p.toml:20:1: models.other.tokenizer: cannot read tokenizer file /no/such/either/tokenizer.json",
-        "warning: p.toml:7:1: policies.dir: `prefil.wasm` names no slot",
+        "warning: p.toml:7:1: policies.dir: nothing runs `prefil.wasm`: the file name selects no slot; did you mean `prefill.wasm`?",
         "pointsman: 9 problems",
     ] {
         assert!(text.contains(expected), "{expected}\nis not in\n{text}");

@@ -8,6 +8,7 @@ mod check_config;
 mod compare;
 mod config_commands;
 mod demo;
+mod formula_files;
 mod helm_chart;
 mod import;
 mod import_parity;

@@ -4,6 +4,7 @@
 
 use std::{
     fs,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -109,7 +110,8 @@ fn inspect_and_test_refuse_what_live_would_refuse_and_tell_a_panic_with_its_plac
             "[[case]]\nname = '{mode}'\nsettings = {{ mode = '{mode}' }}\nrows = [{{}}]\nexpect = {{ {expect} }}\n"
         )
     };
-    let odd = "shed status 200 is not allowed: use 429, 503 or 529";
+    let odd = "a trial call with 1 made-up candidate failed: invalid answer: shed status 200 is not allowed: use \
+               429, 503 or 529; `pointsman policy inspect` repeats it";
     let panic = "panicked at tests/guests/hostile/src/lib.rs:";
     for (mode, expect, reason) in [("shed", "shed = 200", odd), ("trap", "row = 0", panic)] {
         fs::write(dir.path().join("cases.toml"), case(mode, expect)).expect("written");
@@ -375,6 +377,40 @@ fn build_reports_what_a_project_lacks() {
 }
 
 #[test]
+fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
+    let dir = folder();
+    let cargo = dir.path().join("cargo");
+    let script = "#!/bin/sh\necho \"$*\" >> arguments\necho '   Compiling x v1.0.0' >&2\nexit 101\n";
+    fs::write(&cargo, script).expect("written");
+    fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).expect("an executable");
+    fs::write(dir.path().join("Cargo.toml"), "[package]\nname = \"x\"\n[workspace]\n").expect("written");
+    let build = |mut command: Command| {
+        let output = command.current_dir(dir.path()).env("CARGO", &cargo).output().expect("the binary runs");
+        let words = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).replace("\r\n", "\n");
+        let arguments = fs::read_to_string(dir.path().join("arguments")).expect("cargo ran");
+        (words.trim_end().to_owned(), arguments.lines().last().expect("a line").contains("--quiet"))
+    };
+    let mut piped = Command::new(crate::programs::pointsman());
+    piped.args(["policy", "build"]);
+    let begins = "building  ., from Rust; a first build takes a minute\n";
+    let failed = "pointsman: building guest `x` failed:\n   Compiling x v1.0.0";
+    // O6.1
+    assert_eq!(build(piped), (format!("{begins}{failed}"), true));
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("skipped: `script` of util-linux is not installed");
+        return;
+    }
+    let mut terminal = Command::new("script");
+    let program = format!("{} policy build", crate::programs::pointsman());
+    terminal.args(["--quiet", "--return", "--command", &program, "/dev/null"]);
+    let (words, quiet) = build(terminal);
+    // O6.1
+    let expected =
+        format!("{begins}   Compiling x v1.0.0\npointsman: building guest `x` failed:\ncargo says above why");
+    assert_eq!((words, quiet), (expected, false));
+}
+
+#[test]
 fn the_memory_limit_of_the_command_line_applies() {
     let dir = folder();
     embedded(dir.path(), "least-loaded");
@@ -428,10 +464,56 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&[line("1a", 1).replace("engine-queue", "n-queue")]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("\"least-loaded\" asks for: `engine-queue` (in 1 decisions)"), "{}", ran.err);
+    assert!(ran.err.contains("\"least-loaded\" asks for: `engine-queue` (in 1 decision)"), "{}", ran.err);
     write(&["no decision".to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
+}
+
+#[test]
+fn inspect_and_test_check_a_formula_file_as_the_gateway_does() {
+    let dir = folder();
+    let write = |text: &str| fs::write(dir.path().join("prefill.formula.toml"), text).expect("written");
+    let run = |command: &str| pointsman(dir.path(), [command, "prefill.formula.toml"]);
+    write("# mine\ncost = \"2 * engine_que\"\n");
+    let mistake = "line 2, column 13: cost: unknown name `engine_que`; did you mean `engine_queue`?";
+    let ran = run("inspect");
+    // O5.10
+    assert!(ran.code == Some(1) && ran.out.contains("bytes, formulas\n"), "{}{}", ran.out, ran.err);
+    assert!(ran.out.ends_with(&format!("admitted  no (formula): {mistake}\n")), "{}", ran.out);
+    let ran = run("test");
+    // O5.10
+    assert!(ran.code == Some(2) && ran.err.contains(&format!("refused (formula): {mistake}")), "{}", ran.err);
+    write("cost = \"engine_queue\"\nkeep = \"!known(kv_usage) || kv_usage < 0.9\"\n");
+    let ran = run("inspect");
+    // O5.10
+    assert!(ran.code == Some(0) && ran.out.ends_with("admitted  yes\n"), "{}{}", ran.out, ran.err);
+    let workers = ran.out.lines().find(|line| line.starts_with("workers ")).unwrap_or_default();
+    assert!(workers.contains("engine-queue") && workers.contains("kv-usage"), "{}", ran.out);
+    let ran = run("test");
+    // O5.10
+    let expected = "prefill.formula.toml: accepted; no cases: cases.toml is missing\n";
+    assert_eq!((ran.code, &*ran.out), (Some(0), expected), "{}", ran.err);
+    let case = |usage: [f32; 2], expect: &str| {
+        let row = |usage: f32, queue: u32| {
+            format!("{{ kv-usage-known = 1, kv-usage = {usage:?}, engine-queue = {queue} }}")
+        };
+        let rows = [row(usage[0], 1), row(usage[1], 2)].join(", ");
+        format!("[[case]]\nname = \"{expect}\"\nrows = [{rows}]\nexpect = {{ {expect} }}\n")
+    };
+    // O5.10: `keep` comes before `cost`
+    let all = [case([0.1, 0.2], "row = 0"), case([0.95, 0.2], "row = 1"), case([0.95, 0.95], "keep = []")];
+    fs::write(dir.path().join("cases.toml"), all.concat()).expect("written");
+    let ran = run("test");
+    assert!(ran.code == Some(0) && ran.out.ends_with("3 passed, 0 failed\n"), "{}{}", ran.out, ran.err);
+    assert!(!ran.out.contains("warning"), "{}", ran.out);
+    write(&format!("cost = \"1\"\n{}", "#".repeat(65_536)));
+    let ran = run("inspect");
+    assert!(
+        ran.code == Some(1) && ran.out.contains("no (too_large): the file has 65547 bytes"),
+        "{}",
+        ran.out
+    );
 }
 
 #[test]
@@ -456,7 +538,7 @@ fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let differs = "differs 1a decode: 12/1, now 11/0 (cost 5)";
     assert!(ran.code == Some(1) && ran.out.contains(differs), "{}{}", ran.out, ran.err);
     let ran = run("cost = \"active_requests + error_ppm\"");
-    assert!(ran.code == Some(2) && ran.err.contains("`error-ppm` (in 1 decisions)"), "{}", ran.err);
+    assert!(ran.code == Some(2) && ran.err.contains("`error-ppm` (in 1 decision)"), "{}", ran.err);
     let ran = run("cost = \"active_request\"");
     let refused = "refused (formula): line 1, column 9: cost: unknown name `active_request`; did you mean `active_requests`?";
     assert!(ran.code == Some(2) && ran.err.contains(refused), "{}", ran.err);

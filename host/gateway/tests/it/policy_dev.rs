@@ -92,9 +92,9 @@ async fn a_saved_formula_is_the_shadow_a_broken_one_is_not_and_the_end_removes_i
     );
     // O5.2
     dev.until(" stays in the shadow lane");
-    until("the file that runs is back", || {
-        fs::read_to_string(gateway.policies().join("aggregated.shadow.formula.toml")).unwrap() == BY_REQUESTS
-    });
+    // O5.10: it is not installed
+    let installed = fs::read_to_string(gateway.policies().join("aggregated.shadow.formula.toml")).unwrap();
+    assert_eq!((installed.as_str(), gateway.slot()["refusals"].as_array().unwrap().len()), (BY_REQUESTS, 0));
     assert_eq!(shadow(&gateway)["digest"], digest(BY_REQUESTS));
 
     let other = "cost = \"active_requests * 2\"\n";
@@ -209,7 +209,9 @@ async fn one_pass_ends_with_a_code_for_scripts() {
     fs::write(&file, "cost = \"active_requestz\"\n").unwrap();
     let (code, text) = run(dir.path(), &target.arguments(&["--replace"]));
     // O5.9
-    assert!(code == Some(1) && text.contains("refused   ") && gateway.files().is_empty(), "{text}");
+    assert!(code == Some(1) && text.contains("refused   "), "{text}");
+    // O5.10: it did not replace the file that was there
+    assert_eq!(gateway.files(), ["aggregated.shadow.formula.toml"], "{text}");
     // Without a gateway: build and cases.
     fs::write(&file, BY_REQUESTS).unwrap();
     let case = |row: u32| {
@@ -225,6 +227,14 @@ async fn one_pass_ends_with_a_code_for_scripts() {
         // O5.9
         assert!(code == Some(expected) && text.contains(part), "{text}");
     }
+    fs::remove_file(dir.path().join("cases.toml")).unwrap();
+    fs::write(&file, "cost = \"active_requestz\"\n").unwrap();
+    let (code, text) = run(dir.path(), &[]);
+    // O5.10: without cases and without a gateway
+    assert!(
+        code == Some(1) && text.contains("refused   rule.formula.toml (formula): line 1, column 9: cost: "),
+        "{text}"
+    );
     let (code, text) = run(dir.path(), &["--slot", "prefil"]);
     assert!(code == Some(2) && text.contains("expected prefill, decode"), "{text}");
     let empty = tempfile::tempdir().unwrap();

@@ -9,7 +9,7 @@ use pointsman_embedded_policies::LEAST_LOADED;
 use pointsman_test_bombs as bombs;
 use tokio::time::Instant;
 
-mod daemon;
+pub(crate) mod daemon;
 
 use daemon::{Daemon, version_of};
 

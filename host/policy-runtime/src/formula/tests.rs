@@ -29,6 +29,11 @@ fn a_mistake_has_its_line_and_column_in_the_file() {
             "keep = '''\ntrue &&\n kv_usag < 1'''",
             "line 3, column 2: keep: unknown name `kv_usag`; did you mean `kv_usage`?",
         ),
+        (
+            "cost = \"1 +\"",
+            "line 1, column 12: cost: expected a number, a fact, a function, a text or `(` after `+`; found the end of \
+             the formula",
+        ),
         ("cost = \"1 +\\t x\"", "line 1, column 8: cost: column 6: unknown name `x`"),
         ("cost = \"1\"\nshed = { when = \"kv_usage > 1\" }", "line 2, column 27: shed.when: each candidate"),
         (

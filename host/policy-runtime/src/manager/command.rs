@@ -1,12 +1,12 @@
 //! Commands of operators, their reports and errors. The manager's thread runs them between scans.
 
-use pointsman_routing::{Lane, SlotKind};
+use pointsman_routing::{Digest, Lane, SlotKind};
 use pointsman_workers::ModelName;
 use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::{
-    record::{Change, RefusalRecord},
+    record::{Change, RefusalRecord, UndoneRollback},
     status::SlotSummary,
 };
 use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
@@ -56,10 +56,15 @@ pub struct Report {
     pub refused: Vec<RefusalRecord>,
     /// Lanes whose policies still compile.
     pub compiling: Vec<String>,
-    /// `.wasm` files in the policy directory that belong to no slot.
+    /// Policy files in the directory that belong to no slot.
     pub strays: Vec<String>,
+    /// What is wrong with the name of each of them, and which name is near.
+    pub stray_problems: Vec<String>,
     /// Policies that every slot runs now.
     pub slots: Vec<SlotSummary>,
+    /// The rollback that the command undid.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub undone: Option<UndoneRollback>,
 }
 
 /// Why a command failed.
@@ -71,9 +76,34 @@ pub enum CommandError {
     /// The lane has no previous content, no trial, or runs its default because its file was removed.
     #[error("slot `{0}` has nothing to roll back to; install other content instead")]
     NothingToRollBack(String),
-    /// The slot rolled nothing back, or its files ask for other content now.
-    #[error("slot `{0}` has no rollback to undo; put the file into the policy folder again")]
+    /// The slot rolled nothing back.
+    #[error("slot `{0}` has no rollback to undo")]
     NothingToUndo(String),
+    /// Nothing asks for the content that the slot rolled back.
+    #[error(
+        "slot `{slot}` rolled back `{policy}` ({digest}), and no file or setting asks for it now: put it at \
+         `{file}` again, then undo the rollback"
+    )]
+    NoFileToUndo {
+        /// The slot.
+        slot: String,
+        /// The policy that was rolled back last.
+        policy: String,
+        /// Digest of its content.
+        digest: Digest,
+        /// File of the active lane.
+        file: String,
+    },
+    /// The content that was rolled back cannot be used any more.
+    #[error("the rollback of `{policy}` in slot `{slot}` stays: {why}; undo it again when that is mended")]
+    UndoRefused {
+        /// The slot.
+        slot: String,
+        /// The policy that was rolled back.
+        policy: String,
+        /// File, kind and message of the refusal.
+        why: String,
+    },
     /// The slot does not run the trial, or none.
     #[error("slot `{slot}` does not have {what} to promote; it runs {lanes}; {advice}")]
     NothingToPromote {

@@ -56,6 +56,16 @@ pub(super) struct CompileJob {
 /// Compiled policies by digest of their code, and grants.
 pub(super) type Compiled = HashMap<(Digest, Arc<[Grant]>), CompiledPolicy>;
 
+/// Code of the built-in policies that jobs asked for. It is compiled once: a formula that is edited, or other
+/// settings, configure the same code anew.
+#[derive(Default)]
+struct BuiltInCode {
+    compiled: Mutex<HashMap<Digest, CompiledPolicy>>,
+    /// Cancelled when the queue is dropped. A file that changes does not cancel such a compile: the code is
+    /// the same, and frequent changes would cancel it each time.
+    closed: Cancel,
+}
+
 /// Result of a job.
 #[derive(Clone)]
 pub(super) struct CompileResult {
@@ -83,6 +93,7 @@ pub(super) struct CompileQueue(Arc<Shared>);
 struct Shared {
     jobs: Mutex<Jobs>,
     changed: Condvar,
+    built_in: BuiltInCode,
 }
 
 #[derive(Default)]
@@ -118,9 +129,10 @@ impl CompileJob {
     }
 
     /// Runs the job on this thread.
-    pub(super) fn run(&self, engine: &PolicyEngine, cancel: &Cancel) -> CompileResult {
+    fn run(&self, engine: &PolicyEngine, cancel: &Cancel, built_in: &BuiltInCode) -> CompileResult {
         self.run_with(|| {
-            let compiled = self.compile(engine, cancel)?;
+            let compiled =
+                if self.is_built_in { built_in.get(self, engine)? } else { self.compile(engine, cancel)? };
             if cancel.is_cancelled() {
                 return Err(Refusal::CompilerDied("cancelled: the file changed".to_owned()));
             }
@@ -187,7 +199,7 @@ impl CompileQueue {
                     tracing::debug!(%error, "compile thread keeps its priority");
                 }
                 while let Some(Queued { job, number, cancel }) = shared.next() {
-                    let result = job.run(&engine, &cancel);
+                    let result = job.run(&engine, &cancel, &shared.built_in);
                     shared.end(number);
                     if !cancel.is_cancelled() {
                         // The manager may have ended.
@@ -216,7 +228,23 @@ impl Drop for CompileQueue {
         jobs.closed = true;
         jobs.waiting.clear();
         jobs.running.iter().for_each(|running| running.cancel.cancel());
+        self.0.built_in.closed.cancel();
         self.0.changed.notify_all();
+    }
+}
+
+impl BuiltInCode {
+    /// Returns the code of a job's policy for its slot. Compiles it if no job did before; other jobs of
+    /// built-in policies wait meanwhile.
+    fn get(&self, job: &CompileJob, engine: &PolicyEngine) -> Result<CompiledPolicy, Refusal> {
+        let mut compiled = self.compiled.lock();
+        if let Some(compiled) = compiled.get(&job.code) {
+            return Ok(compiled.with_access(&job.access));
+        }
+        let fresh = job.compile(engine, &self.closed)?;
+        // Built-in policies have the same grants in every slot. A kept one must not keep a slot's state.
+        compiled.insert(job.code, fresh.with_access(&Access::new(&Access::ALL)));
+        Ok(fresh)
     }
 }
 

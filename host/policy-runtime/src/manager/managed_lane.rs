@@ -43,6 +43,8 @@ pub(super) struct ManagedLane {
     pub(super) load_ms: u64,
     /// Fingerprint of what directory and configuration ask for now.
     pub(super) wanted: Option<Digest>,
+    /// Fingerprint of what the last scan read; `None` if a part of it was missing or could not be used.
+    pub(super) asked: Option<Digest>,
     /// Fingerprint that an operator's promotion overrides. The promotion stays while directory and
     /// configuration ask for it.
     pub(super) held: Option<Option<Digest>>,
@@ -71,6 +73,7 @@ impl ManagedLane {
             since_ms: now_ms(),
             load_ms: 0,
             wanted: content.map(|content| content.fingerprint),
+            asked: None,
             held: None,
             refused: None,
             refusals: Vec::new(),
@@ -119,6 +122,12 @@ impl ManagedLane {
             return true;
         }
         self.refused == Some(fingerprint)
+    }
+
+    /// Returns whether its files and settings ask for this content, and it runs something else.
+    pub(super) fn lacks(&self, fingerprint: Digest) -> bool {
+        let runs = self.content.map(|content| content.fingerprint);
+        self.asked == Some(fingerprint) && runs != Some(fingerprint)
     }
 
     /// Forgets why content did not run here.

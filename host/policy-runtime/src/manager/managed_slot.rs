@@ -17,7 +17,6 @@ use super::{
 use crate::{
     access::{Access, Grant},
     guest_info::truncate,
-    refusal::Refusal,
     spec::{LaneSpec, SlotSpec},
     state::State,
 };
@@ -25,6 +24,9 @@ use crate::{
 mod promote;
 mod report;
 mod rollback;
+mod undo;
+
+use undo::RolledBack;
 
 /// Number of refusals in the status.
 const MAX_REFUSALS: usize = 16;
@@ -44,8 +46,9 @@ pub(super) struct ManagedSlot {
     removed: bool,
     pub(super) rollbacks: u64,
     pub(super) refusals: VecDeque<RefusalRecord>,
-    /// Content that no lane of this slot takes again until the process ends.
-    quarantined: VecDeque<Content>,
+    /// Content that no lane of this slot takes again until the process ends or an operator undoes the
+    /// rollback.
+    quarantined: VecDeque<RolledBack>,
 }
 
 impl ManagedSlot {
@@ -108,7 +111,7 @@ impl ManagedSlot {
             slot: self.slot.kind(),
             model: self.slot.model().map(ToString::to_string),
             lane: mode,
-            file: lane.file.display().to_string(),
+            file: lane.found.display().to_string(),
             since_ms: lane.waits_since_ms,
         })
     }
@@ -174,8 +177,12 @@ impl ManagedSlot {
                 lane.file != file && lane.own.is_some() && lane.own == own && builder.has(&lane.file)
             });
         let lane = self.lane(mode);
+        lane.asked = None;
         if lane.may_come_back(exists, moved) {
             return None;
+        }
+        if let Some(found) = builder.find(&lane.file) {
+            lane.found = found;
         }
         let plan = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
@@ -185,6 +192,7 @@ impl ManagedSlot {
         let lane = self.lane(mode);
         lane.found = plan.own_file().unwrap_or(&lane.file).clone();
         lane.own = plan.own.as_ref().map(|own| own.digest);
+        lane.asked = Some(plan.fingerprint);
         if self.is_quarantined(plan.fingerprint) {
             return self.refuse_quarantined(mode, &plan);
         }
@@ -217,6 +225,7 @@ impl ManagedSlot {
         let source = if plan.has_own_file() { Source::File } else { Source::Default };
         let content = Content { fingerprint: plan.fingerprint, main: plan.main_digest(), source };
         // Building can extend the plan, so that it is now content that runs already or is quarantined.
+        self.lane(mode).asked = Some(content.fingerprint);
         if content.fingerprint != before && self.is_quarantined(content.fingerprint) {
             return self.refuse_quarantined(mode, &plan);
         }
@@ -235,6 +244,7 @@ impl ManagedSlot {
             self.slot.try_out(mode, program, spec.share);
         }
         self.lane(mode).set_content(content);
+        [before, content.fingerprint].into_iter().for_each(|one| self.undo_took_effect(one));
         self.log_content(mode, "policy installed");
         let (result, reason) = if gone { ("removed", "file_gone") } else { ("installed", "changed") };
         Some(self.change(mode, result, reason))
@@ -248,27 +258,6 @@ impl ManagedSlot {
             Lane::Canary => snapshot.canary.as_ref().map(|trial| trial.handle.clone()),
             Lane::Shadow => snapshot.shadow.as_ref().map(|trial| trial.handle.clone()),
         }
-    }
-
-    fn is_quarantined(&self, fingerprint: Digest) -> bool {
-        self.quarantined.iter().any(|content| content.fingerprint == fingerprint)
-    }
-
-    /// Returns the digests to show for quarantined content.
-    pub(super) fn quarantined(&self) -> Vec<Digest> {
-        self.quarantined.iter().map(|content| content.main.unwrap_or(content.fingerprint)).collect()
-    }
-
-    /// Refuses content that was rolled back, once for each time that it appears.
-    fn refuse_quarantined(&mut self, mode: Lane, plan: &Plan) -> Option<Change> {
-        let lane = self.lane(mode);
-        if lane.wanted.replace(plan.fingerprint) == Some(plan.fingerprint) {
-            return None;
-        }
-        lane.held = None;
-        let refusal = Refusal::Quarantined("this slot rolled it back before".to_owned());
-        let refused = Refused::new(lane.found.clone(), plan.main_digest(), refusal);
-        self.refuse(mode, None, &refused)
     }
 
     /// Ends a trial that has neither a file nor a spec any more.
@@ -308,6 +297,7 @@ impl ManagedSlot {
             self.refusal(mode, file, refused.digest, refused.refusal.kind(), message)
         };
         let records: Vec<RefusalRecord> = refused.all().into_iter().map(record).collect();
+        fingerprint.into_iter().for_each(|fingerprint| self.undo_failed(fingerprint));
         if !self.lane(mode).refuse(fingerprint, records.clone()) {
             return None;
         }

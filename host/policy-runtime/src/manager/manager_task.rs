@@ -3,7 +3,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -11,29 +11,34 @@ use std::{
 use arc_swap::ArcSwap;
 use pointsman_routing::SlotEvent;
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     time::Instant,
 };
 
 use super::{
     Probation,
-    command::{Command, CommandError, QueuedCommand, Report, SlotName, slot_label},
+    command::{Command, CommandError, QueuedCommand, SlotName, slot_label},
     compile_queue::{CompileQueue, Finished},
     managed_slot::ManagedSlot,
     now_ms,
-    program_builder::{ProgramBuilder, formula_file},
+    program_builder::ProgramBuilder,
     record::{Change, ChangeRecord, ReloadCount},
     status::ManagerStatus,
+    strays::{SlotFiles, Stray},
 };
-use crate::{refusal::Refusal, spec::SlotSpec, trust::TrustRules};
+use crate::{
+    spec::SlotSpec,
+    trust::{TrustRules, name_of},
+};
+
+mod replies;
+
+use replies::{Done, Waiting};
 
 /// Number of changes in the status.
 const MAX_HISTORY: usize = 50;
 /// Time after which a scan looks again for a file that was missing: it may be in the middle of a replacement.
 const MISSING_RESCAN: Duration = Duration::from_secs(1);
-
-/// Channel of a command's answer.
-type Reply = oneshot::Sender<Result<Report, CommandError>>;
 
 pub(super) struct ManagerTask {
     builder: ProgramBuilder,
@@ -45,18 +50,11 @@ pub(super) struct ManagerTask {
     counts: Vec<ReloadCount>,
     history: VecDeque<ChangeRecord>,
     /// Files in the directory that belong to no slot.
-    strays: Vec<PathBuf>,
+    strays: Vec<Stray>,
     /// Commands that wait for compiles.
     waiting: Vec<Waiting>,
     /// Longest time that a command waits for compiles.
     reply_within: Duration,
-}
-
-/// A command that waits for compiles, with what changed so far.
-struct Waiting {
-    changed: Vec<Change>,
-    reply: Reply,
-    until: Instant,
 }
 
 impl ManagerTask {
@@ -97,7 +95,7 @@ impl ManagerTask {
                 () = tokio::time::sleep_until(clock.due) => {
                     self.scan();
                     // The scan may have cancelled what a command waits for.
-                    self.reply_when_idle();
+                    self.reply_when_compiled();
                     clock.scanned(self.managed.iter().any(ManagedSlot::misses_file));
                 }
             }
@@ -131,44 +129,7 @@ impl ManagerTask {
     /// Returns the labels of the lanes that wait for a compile.
     fn compiling(&self) -> Vec<String> {
         let files = self.managed.iter().flat_map(ManagedSlot::compiling);
-        files.map(|one| Path::new(&one.file).with_extension("").display().to_string()).collect()
-    }
-
-    /// When the next command has waited for compiles long enough.
-    fn next_reply(&self) -> Instant {
-        let next = self.waiting.iter().map(|waiting| waiting.until).min();
-        next.unwrap_or_else(|| Instant::now() + Duration::from_secs(3_600))
-    }
-
-    /// Answers the commands that have waited long enough.
-    fn reply_in_time(&mut self) {
-        let now = Instant::now();
-        let (late, waiting) = std::mem::take(&mut self.waiting).into_iter().partition(|one| one.until <= now);
-        self.waiting = waiting;
-        self.reply(late);
-    }
-
-    fn reply(&self, waiting: Vec<Waiting>) {
-        for Waiting { changed, reply, .. } in waiting {
-            // The caller may have given up waiting; the command is done all the same.
-            let _ = reply.send(Ok(self.report(changed)));
-        }
-    }
-
-    /// Runs a command and sends its report, at once or when all compiles have finished.
-    fn handle_command(&mut self, command: Command, reply: Reply) {
-        let waits = matches!(command, Command::Reload | Command::Configure { .. });
-        match self.run_command(command) {
-            Ok(changed) if waits && !self.builder.compiler.is_idle() => {
-                let until = Instant::now() + self.reply_within;
-                self.waiting.push(Waiting { changed, reply, until });
-            }
-            outcome => {
-                let report = outcome.map(|changed| self.report(changed));
-                // The caller may have given up waiting; the command is done all the same.
-                let _ = reply.send(report);
-            }
-        }
+        files.map(|one| name_of(Path::new(&one.file))).collect()
     }
 
     /// Takes a finished compile and continues with the lanes that wait for one.
@@ -184,32 +145,14 @@ impl ManagerTask {
         self.count(&changes);
         // The list of files that compile is shorter now.
         self.publish();
-        self.waiting.iter_mut().for_each(|waiting| waiting.changed.extend(changes.iter().cloned()));
-        self.reply_when_idle();
-    }
-
-    fn reply_when_idle(&mut self) {
-        if self.builder.compiler.is_idle() {
-            let waiting = std::mem::take(&mut self.waiting);
-            self.reply(waiting);
-        }
+        self.waiting.iter_mut().for_each(|waiting| waiting.done.add(&changes));
+        self.reply_when_compiled();
     }
 
     fn release_unwanted(&mut self) {
         let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
         let wanted: HashSet<_> = lanes.flat_map(|lane| &lane.waits_for).collect();
         self.builder.compiler.release_unwanted(&wanted);
-    }
-
-    fn report(&self, changed: Vec<Change>) -> Report {
-        let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
-        Report {
-            changed,
-            refused: lanes.flat_map(|lane| lane.refusals.clone()).collect(),
-            compiling: self.compiling(),
-            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
-            slots: self.managed.iter().map(ManagedSlot::summary).collect(),
-        }
     }
 
     /// Reads what every slot shall run, and applies what is new.
@@ -222,8 +165,11 @@ impl ManagerTask {
         let strays = self.update_strays();
         self.count(&changes);
         let compiling: Vec<_> = self.managed.iter().flat_map(ManagedSlot::compiling).collect();
-        let other_compiles = self.status.load().compiling != compiling;
-        if strays || other_compiles || !changes.is_empty() || *self.publish.borrow() == 0 {
+        let undo: Vec<_> = self.managed.iter().map(ManagedSlot::undoable).collect();
+        let shown = self.status.load();
+        let other_compiles = shown.compiling != compiling;
+        let other_undo = !shown.slots.iter().map(|slot| &slot.undo).eq(undo.iter());
+        if strays || other_compiles || other_undo || !changes.is_empty() || *self.publish.borrow() == 0 {
             self.publish();
         }
         changes
@@ -238,17 +184,18 @@ impl ManagerTask {
         }
     }
 
-    fn run_command(&mut self, command: Command) -> Result<Vec<Change>, CommandError> {
+    fn run_command(&mut self, command: Command) -> Result<Done, CommandError> {
         let changed = match command {
             Command::Reload => {
                 self.managed.iter_mut().for_each(ManagedSlot::retry_compiles);
                 self.scan()
             }
-            Command::RollBack { slot, lane } => vec![self.find(&slot)?.roll_back(lane)?],
-            Command::UndoRollBack { slot } => {
-                let managed = find(&mut self.managed, &slot)?;
-                managed.undo_roll_back(&mut self.builder)?
+            Command::RollBack { slot, lane } => {
+                let change = find(&mut self.managed, &slot)?.roll_back(lane, &self.builder)?;
+                self.release_unwanted();
+                vec![change]
             }
+            Command::UndoRollBack { slot } => return self.undo_roll_back(slot),
             Command::Promote { slot, from } => {
                 let builder = &self.builder;
                 let managed = find(&mut self.managed, &slot)?;
@@ -258,7 +205,15 @@ impl ManagerTask {
         };
         self.count_commands(&changed);
         self.publish();
-        Ok(changed)
+        Ok(changed.into())
+    }
+
+    fn undo_roll_back(&mut self, slot: SlotName) -> Result<Done, CommandError> {
+        let mut changed = Vec::new();
+        let undone = find(&mut self.managed, &slot)?.undo_roll_back(&mut self.builder, &mut changed);
+        self.count(&changed);
+        self.publish();
+        Ok(Done { changed, undone: Some((slot, undone?)) })
     }
 
     fn configure(&mut self, specs: Vec<(SlotName, SlotSpec)>, trust: TrustRules) -> Vec<Change> {
@@ -271,25 +226,18 @@ impl ManagerTask {
         self.scan()
     }
 
-    fn find(&mut self, slot: &SlotName) -> Result<&mut ManagedSlot, CommandError> {
-        find(&mut self.managed, slot)
-    }
-
     /// Lists the stray files and logs new ones. Returns whether the list changed.
     fn update_strays(&mut self) -> bool {
-        let files = || self.managed.iter().flat_map(ManagedSlot::lanes).map(|lane| lane.file.as_path());
-        let formulas: Vec<PathBuf> = files().map(formula_file).collect();
-        let known = files().chain(formulas.iter().map(PathBuf::as_path));
-        let strays = self.builder.folder.strays(known);
-        if strays == self.strays {
+        let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
+        let names = SlotFiles::new(lanes.map(|lane| lane.file.as_path()));
+        let strays = self.builder.folder.strays(names.all());
+        if strays.iter().eq(self.strays.iter().map(|stray| &stray.file)) {
             return false;
         }
-        let names: Vec<String> = files().map(|file| file.display().to_string()).collect();
-        let fresh: Vec<PathBuf> =
-            strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
-        for stray in &fresh {
-            let refusal = Refusal::NoSlot(names.join(", "));
-            let file = stray.display();
+        let strays: Vec<Stray> = strays.into_iter().map(|file| names.stray(file)).collect();
+        let fresh: Vec<Stray> = strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
+        for Stray { file, refusal } in &fresh {
+            let file = file.display();
             tracing::warn!(%file, kind = refusal.kind(), error = %refusal, "policy refused");
             self.increment("refused", refusal.kind());
         }
@@ -338,7 +286,8 @@ impl ManagerTask {
             slots: self.managed.iter().map(ManagedSlot::status).collect(),
             reloads: self.counts.clone(),
             history: self.history.clone(),
-            strays: self.strays.iter().map(|stray| stray.display().to_string()).collect(),
+            strays: self.strays.iter().map(Stray::name).collect(),
+            stray_problems: self.strays.iter().map(Stray::problem).collect(),
             compiling: self.managed.iter().flat_map(ManagedSlot::compiling).collect(),
         }));
         self.publish.send_modify(|version| *version += 1);

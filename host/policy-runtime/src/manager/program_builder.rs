@@ -19,7 +19,7 @@ use super::{
 use crate::{
     access::Access,
     engine::PolicyEngine,
-    formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FILE_BYTES},
+    formula::{FORMULA_SUFFIX, FormulaComponents, FormulaSettings, MAX_FORMULA_FILE_BYTES},
     loaded::digest,
     refusal::Refusal,
     spec::{LaneSpec, Part, Rank, ScorerPart},
@@ -148,7 +148,15 @@ impl ProgramBuilder {
 
     /// Returns whether the lane's own file exists, as a component or as formulas.
     pub(super) fn has(&self, file: &Path) -> bool {
-        self.folder.has(file) || self.formulas.is_some() && self.folder.has(&formula_file(file))
+        self.find(file).is_some()
+    }
+
+    /// Returns the lane's own file, or the formula file in its place, if one of them exists.
+    pub(super) fn find(&self, file: &Path) -> Option<PathBuf> {
+        if self.folder.has(file) {
+            return Some(file.to_owned());
+        }
+        Some(formula_file(file)).filter(|formula| self.formulas.is_some() && self.folder.has(formula))
     }
 
     /// Reads the lane's own `file`, or the formula file in its place.
@@ -162,7 +170,7 @@ impl ProgramBuilder {
         if main.is_some() {
             return Err(refused(None, Refusal::TwoFiles(file.display().to_string())));
         }
-        let Some((bytes, digest)) = self.read_checked(&formula, MAX_FILE_BYTES)? else {
+        let Some((bytes, digest)) = self.read_checked(&formula, MAX_FORMULA_FILE_BYTES)? else {
             return Ok(OwnFile::default());
         };
         let text =

@@ -53,6 +53,19 @@ pub struct RefusalRecord {
     pub at_ms: u64,
 }
 
+/// A rollback that an operator undid.
+#[derive(Clone, Debug, Serialize)]
+pub struct UndoneRollback {
+    /// Label of the slot: `prefill`, or `model/prefill`.
+    pub slot: String,
+    /// Name of the policy that was rolled back, or the file of one that was not compiled yet.
+    pub policy: String,
+    /// Digest of its content.
+    pub digest: Digest,
+    #[serde(skip)]
+    pub(super) fingerprint: Digest,
+}
+
 /// Number of changes with one result and reason.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReloadCount {

@@ -22,8 +22,10 @@ pub struct ManagerStatus {
     pub reloads: Vec<ReloadCount>,
     /// Last changes of lanes, oldest first.
     pub history: VecDeque<ChangeRecord>,
-    /// `.wasm` files in the policy directory that belong to no slot.
+    /// Policy files in the directory that belong to no slot.
     pub strays: Vec<String>,
+    /// What is wrong with the name of each of them, and which name is near.
+    pub stray_problems: Vec<String>,
     /// Files that are being compiled.
     pub compiling: Vec<CompilingStatus>,
 }
@@ -93,6 +95,9 @@ pub struct SlotStatus {
     pub rollbacks: u64,
     /// Digests of content that was rolled back. It is not tried again until the file or its settings change.
     pub quarantined: Vec<Digest>,
+    /// The rollback that an undo would end now. `None` while no file or setting asks for what was rolled
+    /// back.
+    pub undo: Option<RollbackStatus>,
     /// Last refusals, oldest first.
     pub refusals: VecDeque<RefusalRecord>,
     /// Grants of the active lane.
@@ -103,6 +108,15 @@ pub struct SlotStatus {
     pub canary: Option<LaneStatus>,
     /// The shadow.
     pub shadow: Option<LaneStatus>,
+}
+
+/// A rollback that can be undone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct RollbackStatus {
+    /// Name of the policy that was rolled back.
+    pub policy: String,
+    /// Digest of its content.
+    pub digest: Digest,
 }
 
 /// Size of a slot's `state`, with its limits.

@@ -43,7 +43,8 @@ fn manager_of(dir: TempDir, spec: SlotSpec) -> TestManager {
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
         rescan: Duration::from_millis(200),
-        compile_wait: Duration::from_secs(60),
+        // On a busy machine the slow file takes more than a minute.
+        compile_wait: Duration::from_secs(180),
     };
     let manager = PolicyManager::start(policies, config, events).unwrap();
     TestManager { dir, slot, manager }
@@ -257,14 +258,53 @@ fn a_slow_compile_delays_neither_another_file_nor_a_rollback() {
         "native:least-loaded",
         "the slow one is not there yet"
     );
-    // A reload is answered when the compile under way is done, with its result.
+    // O1.19: what was saved before the rollback does not replace what the operator went back to.
     let report = runtime.block_on(managed.manager.execute(Command::Reload)).unwrap();
+    assert!(report.changed.is_empty() && report.compiling.is_empty(), "{report:?}");
+    let held = &report.refused[0];
+    assert_eq!((&*held.file, held.kind, report.refused.len()), ("prefill.wasm", "rolled_back", 1));
+    assert!(
+        held.message.starts_with("an operator rolled the slot back before this was compiled"),
+        "{held:?}"
+    );
+    let status = managed.manager.status().slots[0].clone();
+    assert_eq!((&*status.policy, &*status.undo.unwrap().policy), ("native:least-loaded", "prefill.wasm"));
+    // An undo lets it run. It is answered when the compile is done, with its result.
+    let begun = tokio::time::Instant::now();
+    let slot = (SlotKind::Prefill, None);
+    let report = runtime.block_on(managed.manager.execute(Command::UndoRollBack { slot })).unwrap();
     let slow = begun.elapsed();
     assert!(report.changed.iter().any(|change| change.result == "installed"), "{report:?}");
     assert_eq!(managed.manager.status().slots[0].policy, "hostile");
     // A busy machine delays every swap: the bound only shows that none waited for the compilation.
     assert!(answered < slow / 8, "answered after {answered:?}, large after {slow:?}");
     println!("small after {small:?}, rollback answered after {answered:?}, large after {slow:?}");
+}
+
+#[test]
+fn a_rollback_keeps_out_what_compiles_and_what_is_saved_later_goes_live() {
+    let managed = managed("{}");
+    managed.drop_in(&slow_to_compile());
+    managed.until(|_, status| !status.compiling.is_empty());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let roll_back = || {
+        let slot = (SlotKind::Prefill, None);
+        runtime.block_on(managed.manager.execute(Command::RollBack { slot, lane: Lane::Active }))
+    };
+    // O1.19: nothing ran before, and nothing is to come.
+    let done = roll_back().unwrap();
+    assert_eq!((done.changed[0].result, done.changed[0].reason), ("kept", "command"));
+    assert!(managed.manager.status().compiling.is_empty());
+    assert_eq!(roll_back().unwrap_err(), CommandError::NothingToRollBack("prefill".into()));
+    // O1.19
+    managed.drop_in(WEIGHTED_RANDOM);
+    managed.until(|slot, _| slot.policy == "weighted-random");
+    // A file that no scan has seen yet was saved before the rollback, too.
+    managed.drop_in(HOSTILE);
+    assert_eq!(roll_back().unwrap().slots[0].active.as_ref().unwrap().policy, "native:least-loaded");
+    std::thread::sleep(Duration::from_millis(600));
+    let status = managed.manager.status().slots[0].clone();
+    assert_eq!((&*status.policy, status.quarantined.len()), ("native:least-loaded", 3), "{status:?}");
 }
 
 #[test]

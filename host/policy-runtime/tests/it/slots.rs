@@ -384,36 +384,93 @@ fn a_rollback_by_command_outlives_scans_of_the_unchanged_file_and_goes_one_step(
     managed.holds(|slot| slot.policy == "weighted-random");
 }
 
+fn undo(managed: &TestManager) -> Result<Report, CommandError> {
+    managed.ask(Command::UndoRollBack { slot: NAME })
+}
+
 #[test]
-fn a_rollback_is_undone_once_and_only_while_the_file_asks_for_what_ran() {
+fn a_rollback_is_undone_once_and_the_answer_says_what_serves() {
     let managed = plain(&[]);
-    let undo = || managed.ask(Command::UndoRollBack { slot: NAME });
-    assert_eq!(undo().unwrap_err(), CommandError::NothingToUndo("prefill".into()));
+    assert_eq!(undo(&managed).unwrap_err(), CommandError::NothingToUndo("prefill".into()));
     managed.put("prefill.wasm", LEAST_LOADED);
     managed.until("active", |slot| slot.policy == "least-loaded");
     managed.roll_back(Lane::Active).unwrap();
-    managed.holds(|slot| slot.policy == "kv-aware");
-    undo().unwrap();
+    let rolled_back = managed.status().undo.unwrap();
+    // O1.10
+    assert_eq!((&*rolled_back.policy, rolled_back.digest), ("least-loaded", sha256(LEAST_LOADED)));
+    managed.holds(|slot| slot.policy == "kv-aware" && slot.undo.is_some());
+    let report = undo(&managed).unwrap();
     // O1.12
-    let back = managed.until("back", |slot| slot.policy == "least-loaded");
-    assert!(back.quarantined.is_empty(), "{back:#?}");
+    assert_eq!(report.undone.unwrap().policy, "least-loaded");
+    let changed: Vec<_> = report.changed.iter().map(|change| (change.lane, change.result)).collect();
+    assert_eq!(changed, [(Lane::Active, "installed")]);
+    assert_eq!(report.slots[0].active.as_ref().unwrap().policy, "least-loaded");
+    let back = managed.status();
+    assert!(back.quarantined.is_empty() && back.undo.is_none(), "{back:#?}");
+    let history = managed.manager.status().history.back().cloned().unwrap();
+    // O1.10
+    assert_eq!((history.change.result, history.policy.as_deref()), ("installed", Some("least-loaded")));
     managed.holds(|slot| slot.policy == "least-loaded");
     // O1.12
-    assert_eq!(undo().unwrap_err(), CommandError::NothingToUndo("prefill".into()));
-    // The file asks for something else now.
+    assert_eq!(undo(&managed).unwrap_err(), CommandError::NothingToUndo("prefill".into()));
+}
+
+#[test]
+fn an_undo_that_fails_can_be_tried_again_when_a_file_asks_for_what_was_rolled_back() {
+    let managed = plain(&[]);
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("active", |slot| slot.policy == "least-loaded");
     managed.roll_back(Lane::Active).unwrap();
+    // The file asks for something else now.
     managed.put("prefill.wasm", WEIGHTED_RANDOM);
-    managed.until("another file", |slot| slot.policy == "weighted-random");
+    managed.until("another file", |slot| slot.policy == "weighted-random" && slot.undo.is_none());
     // O1.12
-    assert_eq!(undo().unwrap_err(), CommandError::NothingToUndo("prefill".into()));
-    managed.holds(|slot| slot.policy == "weighted-random");
-    // An ended trial begins again.
+    let refused = undo(&managed).unwrap_err().to_string();
+    let expected = format!(
+        "slot `prefill` rolled back `least-loaded` ({}), and no file or setting asks for it now: put it at \
+         `prefill.wasm` again, then undo the rollback",
+        sha256(LEAST_LOADED)
+    );
+    assert_eq!(refused, expected);
+    managed.holds(|slot| slot.policy == "weighted-random" && slot.quarantined.len() == 1);
     managed.put("prefill.canary.wasm", LEAST_LOADED);
-    managed.until("a canary", |slot| slot.canary.is_some());
+    managed.until("kept out", |slot| slot.refusals.back().is_some_and(|last| last.kind == "quarantined"));
+    let undone = undo(&managed).unwrap();
+    // O1.12
+    assert_eq!(undone.slots[0].canary.as_ref().unwrap().policy, "least-loaded");
+    // An ended trial begins again.
     managed.roll_back(Lane::Canary).unwrap();
     managed.holds(|slot| slot.canary.is_none());
-    undo().unwrap();
+    managed.remove("prefill.canary.wasm");
+    managed.until("no file", |slot| slot.undo.is_none());
+    assert!(matches!(undo(&managed), Err(CommandError::NoFileToUndo { .. })));
+    managed.put("prefill.canary.wasm", LEAST_LOADED);
+    managed.until("a file", |slot| slot.undo.is_some());
+    undo(&managed).unwrap();
     managed.until("a canary again", |slot| slot.canary.is_some());
+}
+
+#[test]
+fn an_undo_says_why_the_content_is_refused_now_and_works_when_that_is_mended() {
+    let managed = plain(&[]);
+    managed.put("prefill.wasm", LEAST_LOADED);
+    managed.until("active", |slot| slot.policy == "least-loaded");
+    managed.roll_back(Lane::Active).unwrap();
+    let pins = BTreeMap::from([("prefill".to_owned(), sha256(WEIGHTED_RANDOM))]);
+    let trusting = |trust| managed.ask(Command::Configure { specs: Vec::new(), trust }).unwrap();
+    trusting(TrustRules::new(None, pins).unwrap());
+    assert_eq!(managed.status().undo, None);
+    let refused = undo(&managed).unwrap_err().to_string();
+    let expected = "the rollback of `least-loaded` in slot `prefill` stays: `prefill.wasm` was refused \
+                    (pin_mismatch): sha256 ";
+    // O1.12
+    assert!(
+        refused.starts_with(expected) && refused.ends_with("undo it again when that is mended"),
+        "{refused}"
+    );
+    trusting(TrustRules::default());
+    undo(&managed).unwrap();
+    assert_eq!(managed.status().policy, "least-loaded");
 }
 
 #[test]

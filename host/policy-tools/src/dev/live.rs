@@ -7,7 +7,7 @@ use pointsman_admin_cli::{
     Gateway, GatewayError,
     api::{LastFailure, Policies, Slot, Trial},
     query, segment,
-    text::percent,
+    text::{counted, percent},
 };
 use pointsman_routing::Lane;
 use serde::Deserialize;
@@ -213,11 +213,9 @@ impl OwnPolicy {
         }
         if let Some(failure) = running.last_failure.filter(|failure| failure.at_ms > self.failed_at) {
             self.failed_at = failure.at_ms;
-            let (count, calls) = (running.failures, running.calls);
-            let text = format!(
-                "{} of {calls} calls failed; the last: {} ({})",
-                count, failure.message, failure.kind
-            );
+            let (count, calls) = (running.failures, counted(running.calls, "call"));
+            let (message, kind) = (&failure.message, &failure.kind);
+            let text = format!("{count} of {calls} failed; the last: {message} ({kind})");
             seen.lines.push(("failure", text));
         }
         seen.status = has_decided.then(|| running.status(lane));
@@ -323,7 +321,11 @@ impl<'a> Running<'a> {
                     "shadow, generation {generation}: agrees in {agree} of {all} ({share}), {failed} failed"
                 )
             }
-            _ => format!("{lane}, generation {generation}: {} calls, {} failed", self.calls, self.failures),
+            _ => format!(
+                "{lane}, generation {generation}: {}, {} failed",
+                counted(self.calls, "call"),
+                self.failures
+            ),
         };
         if self.breaker_open {
             text.push_str("; its breaker is open, so it is not called");

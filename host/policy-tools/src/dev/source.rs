@@ -7,6 +7,7 @@ use pointsman_guest_build::Language;
 use pointsman_policy_runtime::FORMULA_SUFFIX;
 
 use super::watch::Sources;
+use crate::policy_file;
 
 /// Source of the policy, by its canonical path.
 #[derive(Clone, Debug)]
@@ -82,8 +83,6 @@ impl Source {
 }
 
 fn is_formula(file: &Path) -> bool {
-    file.file_name().is_some_and(|name| {
-        let name = name.to_string_lossy();
-        name.ends_with(FORMULA_SUFFIX) && !name.starts_with('.')
-    })
+    let hidden = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    policy_file::is_formula(file) && !hidden
 }

@@ -12,7 +12,10 @@ use super::{
     child::{Ran, run},
     source::Source,
 };
-use crate::replay::{Difference, FactDifference, Report};
+use crate::{
+    policy_file::formulas,
+    replay::{Difference, FactDifference, Report},
+};
 
 /// Largest policy file that is installed, bytes; the gateway's limit.
 const MAX_COMPONENT: u64 = 32 << 20;
@@ -72,7 +75,7 @@ impl Steps {
         ["--log-json".into(), name.into()].into_iter().chain(more.concat()).collect()
     }
 
-    /// Builds the component. A formula file is only copied, so that all steps see the same text.
+    /// Builds the component. A formula file is copied, so that all steps see the same text, and checked.
     pub(super) fn build(&self) -> Step {
         let (out, limit, words) = (self.output(), self.limit, self.words());
         if let Source::Formula(file) = &self.source {
@@ -80,11 +83,17 @@ impl Steps {
             return Box::pin(async move {
                 let copied =
                     std::fs::copy(&file, &out).map_err(|error| format!("{}: {error}", file.display()));
-                Outcome::Built(copied.and_then(|_| component(&out)))
+                let name = file.file_name().unwrap_or_default().to_string_lossy();
+                Outcome::Built(copied.and_then(|_| component(&out)).and_then(|component| {
+                    // The salt of the names does not matter to a check.
+                    let checked = formulas(&component.bytes, 0).map(|_| component);
+                    checked.map_err(|refusal| format!("{name} ({}): {refusal}", refusal.kind()))
+                }))
             });
         }
         let dir = self.source.path().as_os_str().to_owned();
-        let arguments = self.command("build", &[&[dir, "--out".into(), out.clone().into()], &self.tools]);
+        let arguments = self
+            .command("build", &[&[dir, "--quiet".into(), "--out".into(), out.clone().into()], &self.tools]);
         Box::pin(async move {
             let built = words.succeeded(run(arguments, limit).await);
             Outcome::Built(built.and_then(|_| component(&out)))

@@ -19,7 +19,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(150);
 
 pub(crate) struct Daemon {
     process: Child,
-    admin: String,
+    pub(crate) admin: String,
     pub(crate) dir: TempDir,
 }
 

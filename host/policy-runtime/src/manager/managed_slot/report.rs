@@ -83,6 +83,7 @@ impl ManagedSlot {
             previous: self.slot.previous().filter(|_| self.previous.is_some()).as_ref().map(program_name),
             rollbacks: self.rollbacks,
             quarantined: self.quarantined(),
+            undo: self.undoable(),
             refusals: self.refusals.clone(),
             grants: grants(&self.spec.active),
             memory: self.grants_state().then(|| MemoryStatus::of(self.memory())),

@@ -6,12 +6,13 @@ use super::{
     super::{
         Probation,
         command::{CommandError, slot_label},
-        managed_lane::Content,
+        managed_lane::{Content, Source},
+        plan::Plan,
         program_builder::ProgramBuilder,
         record::{Change, rolled_back},
         status::SlotState,
     },
-    ManagedSlot,
+    ManagedSlot, RolledBack,
 };
 
 /// Number of quarantined contents that a slot remembers.
@@ -52,38 +53,68 @@ impl ManagedSlot {
         Some(self.change(event.lane, result, event.failure.kind()))
     }
 
-    /// Rolls a lane back by command.
-    pub(in super::super) fn roll_back(&mut self, mode: Lane) -> Result<Change, CommandError> {
+    /// Rolls a lane back by command. What its files asked for before, and what is not compiled yet, stays out
+    /// as well: it must not replace what the operator went back to.
+    pub(in super::super) fn roll_back(
+        &mut self,
+        mode: Lane,
+        builder: &ProgramBuilder,
+    ) -> Result<Change, CommandError> {
         let name = slot_label(&self.name());
         let generation = self.running(mode).map(|handle| handle.generation.0);
-        let content = self.quarantine(mode).ok_or_else(|| CommandError::NothingToRollBack(name.clone()))?;
-        let digest = content.main.map(|digest| digest.to_string());
-        tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
-        let file = self.lane(mode).found.display().to_string();
-        let message =
-            "rolled back by an operator; change the file or its settings to try again, or undo the rollback"
-                .to_owned();
-        self.refuse_rolled_back(mode, file, content, message);
-        let result = if mode == Lane::Active { "rolled_back" } else { "withdrawn" };
+        let pending = self.pending(mode, builder);
+        let content = self.quarantine(mode);
+        if let Some(content) = content {
+            let digest = content.main.map(|digest| digest.to_string());
+            tracing::info!(slot = name, lane = %mode, generation, digest, "policy rolled back by command");
+            let file = self.lane(mode).found.display().to_string();
+            let message =
+                "rolled back by an operator; change the file or its settings to try again, or undo \
+                           the rollback"
+                    .to_owned();
+            self.refuse_rolled_back(mode, file, content, message);
+        }
+        let result = match (content, &pending, mode) {
+            (None, None, _) => return Err(CommandError::NothingToRollBack(name)),
+            (None, Some(_), _) => "kept",
+            (Some(_), _, Lane::Active) => "rolled_back",
+            (Some(_), ..) => "withdrawn",
+        };
+        if let Some(plan) = pending {
+            self.hold_back(mode, &plan);
+        }
         Ok(self.change(mode, result, "command"))
     }
 
-    /// Lets the content run again that was rolled back last, where files or configuration still ask for it. A
-    /// trial that was promoted before begins again as a trial.
-    pub(in super::super) fn undo_roll_back(
-        &mut self,
-        builder: &mut ProgramBuilder,
-    ) -> Result<Vec<Change>, CommandError> {
-        let name = slot_label(&self.name());
-        let content = self.quarantined.pop_back().ok_or_else(|| CommandError::NothingToUndo(name.clone()))?;
-        for lane in Lane::ALL {
-            self.lane(lane).allow(content.fingerprint);
-        }
-        let digest = content.main.map(|digest| digest.to_string());
-        tracing::info!(slot = name, digest, "rollback undone by command");
-        let changes = self.scan(builder);
-        let waits = self.compiling().next().is_some();
-        if changes.is_empty() && !waits { Err(CommandError::NothingToUndo(name)) } else { Ok(changes) }
+    /// Returns what a lane's files and settings ask for, if it neither runs nor was refused yet.
+    fn pending(&self, mode: Lane, builder: &ProgramBuilder) -> Option<Plan> {
+        let lane = self.lane_of(mode);
+        let plan = builder.plan(Some(&lane.file), self.spec_of(mode)).ok()??;
+        let asked = Some(plan.fingerprint);
+        let previous = self.previous.filter(|_| mode == Lane::Active);
+        let serves = [lane.content, previous].into_iter().flatten().any(|one| Some(one.fingerprint) == asked);
+        let is_removed = !plan.has_own_file() && lane.content.is_some_and(|one| one.source == Source::File);
+        // Behind a promotion that is rolled back there may be a file that was never compiled.
+        let is_behind = mode == Lane::Active && lane.held == Some(asked);
+        let is_known = lane.wanted == asked && lane.waits_for.is_empty() && !is_behind;
+        (!serves && !is_removed && !is_known && !self.is_quarantined(plan.fingerprint)).then_some(plan)
+    }
+
+    /// Keeps content out that was not compiled yet.
+    fn hold_back(&mut self, mode: Lane, plan: &Plan) {
+        let source = if plan.has_own_file() { Source::File } else { Source::Default };
+        let content = Content { fingerprint: plan.fingerprint, main: plan.main_digest(), source };
+        let lane = self.lane(mode);
+        lane.found = plan.own_file().unwrap_or(&lane.file).clone();
+        let file = lane.found.display().to_string();
+        lane.waits_for.clear();
+        lane.waits_since_ms = 0;
+        (lane.asked, lane.wanted) = (Some(plan.fingerprint), Some(plan.fingerprint));
+        let message = "an operator rolled the slot back before this was compiled; change the file or its \
+                       settings to try again, or undo the rollback"
+            .to_owned();
+        self.refuse_rolled_back(mode, file.clone(), content, message);
+        self.remember_rolled_back(content, file);
     }
 
     /// Records that a lane does not run what directory and configuration ask for.
@@ -97,6 +128,7 @@ impl ManagedSlot {
     /// previous content, or runs what replaced a removed file.
     fn quarantine(&mut self, mode: Lane) -> Option<Content> {
         let content = self.lane(mode).content?;
+        let policy = self.policy(mode).unwrap_or_default();
         if mode == Lane::Active {
             // A removed file serves no more, and what replaced it is not at fault.
             if self.removed {
@@ -113,10 +145,14 @@ impl ManagedSlot {
             self.slot.withdraw(mode);
             self.lane(mode).clear();
         }
+        self.remember_rolled_back(content, policy);
+        Some(content)
+    }
+
+    fn remember_rolled_back(&mut self, content: Content, policy: String) {
         if self.quarantined.len() >= MAX_QUARANTINED {
             self.quarantined.pop_front();
         }
-        self.quarantined.push_back(content);
-        Some(content)
+        self.quarantined.push_back(RolledBack { content, policy, undone: false });
     }
 }

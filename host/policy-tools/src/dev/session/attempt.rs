@@ -67,7 +67,8 @@ impl Session {
         }
         match built {
             Err(text) => {
-                self.console.say("build", &text)?;
+                let label = if self.steps.source.is_formula() { "refused" } else { "build" };
+                self.console.say(label, &text)?;
                 self.fail()
             }
             Ok(component) => {

@@ -1,0 +1,141 @@
+//! Content that was rolled back: keeps it out, and lets it run again when an operator undoes the rollback.
+
+use pointsman_routing::{Digest, Lane};
+
+use super::{
+    super::{
+        command::{CommandError, slot_label},
+        managed_lane::Content,
+        plan::{Plan, Refused},
+        program_builder::ProgramBuilder,
+        record::{Change, UndoneRollback},
+        status::RollbackStatus,
+    },
+    ManagedSlot,
+};
+use crate::refusal::Refusal;
+
+/// Content that a slot rolled back.
+pub(super) struct RolledBack {
+    pub(super) content: Content,
+    /// Name of the policy, or the file of one that was not compiled yet.
+    pub(super) policy: String,
+    /// Whether an operator undid the rollback. It is in force again when the content is refused.
+    pub(super) undone: bool,
+}
+
+impl RolledBack {
+    fn digest(&self) -> Digest {
+        self.content.main.unwrap_or(self.content.fingerprint)
+    }
+}
+
+impl ManagedSlot {
+    /// Lets the newest content run again that was rolled back and that files and configuration ask for. A
+    /// trial that was promoted before begins again as a trial. `changes` gets what the scan for it changed.
+    pub(in super::super) fn undo_roll_back(
+        &mut self,
+        builder: &mut ProgramBuilder,
+        changes: &mut Vec<Change>,
+    ) -> Result<UndoneRollback, CommandError> {
+        let slot = slot_label(&self.name());
+        // A file may have changed since the last scan.
+        let mut refused = None;
+        for mode in Lane::ALL {
+            let plan = builder.plan(Some(&self.lane_of(mode).file), self.spec_of(mode));
+            self.lane(mode).asked = plan.as_ref().ok().and_then(|plan| Some(plan.as_ref()?.fingerprint));
+            refused = refused.or(plan.err());
+        }
+        let place = self.undo_place();
+        let Some(rolled_back) = place.and_then(|place| self.quarantined.get_mut(place)) else {
+            return Err(self.cannot_undo(slot, refused.as_ref()));
+        };
+        rolled_back.undone = true;
+        let fingerprint = rolled_back.content.fingerprint;
+        let (policy, digest) = (rolled_back.policy.clone(), rolled_back.digest());
+        for lane in Lane::ALL {
+            self.lane(lane).allow(fingerprint);
+        }
+        tracing::info!(slot, policy, %digest, "rollback undone by command");
+        changes.extend(self.scan(builder));
+        let undone = UndoneRollback { slot, policy, digest, fingerprint };
+        self.check_undone(&undone).map(|()| undone)
+    }
+
+    fn cannot_undo(&self, slot: String, refused: Option<&Refused>) -> CommandError {
+        let Some(one) = self.quarantined.iter().rev().find(|one| !one.undone) else {
+            return CommandError::NothingToUndo(slot);
+        };
+        let policy = one.policy.clone();
+        match refused {
+            Some(Refused { file, refusal, .. }) => {
+                let why = format!("`{}` was refused ({}): {refusal}", file.display(), refusal.kind());
+                CommandError::UndoRefused { slot, policy, why }
+            }
+            None => {
+                let file = self.active.found.display().to_string();
+                CommandError::NoFileToUndo { slot, policy, digest: one.digest(), file }
+            }
+        }
+    }
+
+    /// Returns an error if the content of an undone rollback was refused since.
+    pub(in super::super) fn check_undone(&self, undone: &UndoneRollback) -> Result<(), CommandError> {
+        let is_in_force = |one: &RolledBack| one.content.fingerprint == undone.fingerprint && !one.undone;
+        if !self.quarantined.iter().any(is_in_force) {
+            return Ok(());
+        }
+        let lanes = self.lanes();
+        let asks = lanes.iter().filter(|lane| lane.asked == Some(undone.fingerprint));
+        let refusal = asks.flat_map(|lane| &lane.refusals).next();
+        let why = refusal.map_or("it was refused".to_owned(), |one| {
+            format!("`{}` was refused ({}): {}", one.file, one.kind, one.message)
+        });
+        Err(CommandError::UndoRefused { slot: undone.slot.clone(), policy: undone.policy.clone(), why })
+    }
+
+    /// Returns the rollback that an undo would end now.
+    pub(in super::super) fn undoable(&self) -> Option<RollbackStatus> {
+        let rolled_back = self.quarantined.get(self.undo_place()?)?;
+        Some(RollbackStatus { policy: rolled_back.policy.clone(), digest: rolled_back.digest() })
+    }
+
+    fn undo_place(&self) -> Option<usize> {
+        let is_asked = |one: &RolledBack| {
+            !one.undone && self.lanes().iter().any(|lane| lane.lacks(one.content.fingerprint))
+        };
+        self.quarantined.iter().rposition(is_asked)
+    }
+
+    /// Forgets an undone rollback whose content runs again.
+    pub(super) fn undo_took_effect(&mut self, fingerprint: Digest) {
+        self.quarantined.retain(|one| !one.undone || one.content.fingerprint != fingerprint);
+    }
+
+    /// Puts a rollback in force again whose content was refused, so that the undo can be tried again.
+    pub(super) fn undo_failed(&mut self, fingerprint: Digest) {
+        let same = self.quarantined.iter_mut().filter(|one| one.content.fingerprint == fingerprint);
+        same.for_each(|one| one.undone = false);
+    }
+
+    pub(super) fn is_quarantined(&self, fingerprint: Digest) -> bool {
+        self.quarantined.iter().any(|one| !one.undone && one.content.fingerprint == fingerprint)
+    }
+
+    /// Returns the digests to show for quarantined content.
+    pub(super) fn quarantined(&self) -> Vec<Digest> {
+        self.quarantined.iter().filter(|one| !one.undone).map(RolledBack::digest).collect()
+    }
+
+    /// Refuses content that was rolled back, once for each time that it appears.
+    pub(super) fn refuse_quarantined(&mut self, mode: Lane, plan: &Plan) -> Option<Change> {
+        let lane = self.lane(mode);
+        if lane.wanted.replace(plan.fingerprint) == Some(plan.fingerprint) {
+            return None;
+        }
+        lane.held = None;
+        let refusal = Refusal::Quarantined("this slot rolled it back before".to_owned());
+        let refused = Refused::new(lane.found.clone(), plan.main_digest(), refusal);
+        self.refuse(mode, None, &refused)
+    }
+}

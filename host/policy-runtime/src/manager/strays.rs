@@ -1,0 +1,85 @@
+//! Files in the policy directory whose names select no slot.
+
+use std::path::{Path, PathBuf};
+
+use super::program_builder::formula_file;
+use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
+
+/// Least likeness of a name that is suggested, 0 to 1.
+const MIN_LIKENESS: f64 = 0.8;
+
+/// Names of the files of all slots.
+pub(super) struct SlotFiles {
+    components: Vec<PathBuf>,
+    formulas: Vec<PathBuf>,
+}
+
+/// A file of no slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stray {
+    pub(super) file: PathBuf,
+    pub(super) refusal: Refusal,
+}
+
+impl SlotFiles {
+    /// `components`: those of all lanes.
+    pub(super) fn new<'a>(components: impl Iterator<Item = &'a Path>) -> Self {
+        let components: Vec<PathBuf> = components.map(Path::to_owned).collect();
+        let formulas = components.iter().map(|file| formula_file(file)).collect();
+        Self { components, formulas }
+    }
+
+    pub(super) fn all(&self) -> impl Iterator<Item = &Path> {
+        self.components.iter().chain(&self.formulas).map(PathBuf::as_path)
+    }
+
+    /// Says what is wrong with a name that is not one of these, and which of the same ending is near.
+    pub(super) fn stray(&self, file: PathBuf) -> Stray {
+        let name = file.to_string_lossy();
+        let names = if name.ends_with(FORMULA_SUFFIX) { &self.formulas } else { &self.components };
+        let names: Vec<String> = names.iter().map(|file| file.display().to_string()).collect();
+        let likeness = |other: &String| strsim::normalized_damerau_levenshtein(&name, other);
+        let near = names.iter().map(|other| (likeness(other), other));
+        let near =
+            near.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(likeness, _)| *likeness >= MIN_LIKENESS);
+        let refusal =
+            Refusal::NoSlot { near: near.map(|(_, name)| name.clone()), expected: names.join(", ") };
+        Stray { file, refusal }
+    }
+}
+
+impl Stray {
+    pub(super) fn name(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    pub(super) fn problem(&self) -> String {
+        self.refusal.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_misspelled_name_has_the_nearest_name_of_its_kind_and_another_one_has_all() {
+        let files = ["prefill.wasm", "prefill.canary.wasm", "decode.wasm", "tiny/decode.wasm"].map(Path::new);
+        let files = SlotFiles::new(files.into_iter());
+        let problem = |name: &str| files.stray(name.into()).problem();
+        for (name, near) in [
+            ("prefil.formula.toml", "prefill.formula.toml"),
+            ("prefil.wasm", "prefill.wasm"),
+            ("prefill.canray.wasm", "prefill.canary.wasm"),
+            ("tiny/decod.formula.toml", "tiny/decode.formula.toml"),
+        ] {
+            let expected = format!("the file name selects no slot; did you mean `{near}`?");
+            assert_eq!(problem(name), expected, "{name}");
+        }
+        assert_eq!(
+            problem("my.wasm"),
+            "the file name selects no slot; expected one of prefill.wasm, prefill.canary.wasm, decode.wasm, \
+             tiny/decode.wasm"
+        );
+    }
+}
