@@ -55,6 +55,14 @@ pub(super) fn may_store(request: &Request) -> bool {
     is_response && !matches!(read(&request.body, "store"), Ok(Some(Flag(false))))
 }
 
+/// Returns whether an engine may go on with a request after this failure: it answers in the background,
+/// whether or not the connection holds, and may have got the request.
+pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
+    let may_have_it = error.began() && !matches!(error, CallError::Status { .. });
+    let in_background = || matches!(read(&request.body, "background"), Ok(Some(Flag(true))));
+    may_have_it && request.endpoint == Endpoint::Responses && in_background()
+}
+
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns
 /// whether it does.
 pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
