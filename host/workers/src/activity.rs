@@ -174,8 +174,8 @@ impl Activity {
         }
     }
 
-    /// The engine answered a health check. Where its figures are not known, nothing else says that it works on
-    /// a stream that is silent. It is no progress: an engine that is stuck may answer, too.
+    /// The engine answered a health check. Where its figures are not known, nothing else says that it works
+    /// on a stream that is silent. It is no progress: an engine that is stuck may answer, too.
     pub(crate) fn note_health(&self) {
         let track = self.track.lock();
         if track.signs.is_none() && track.stuck.is_none() {

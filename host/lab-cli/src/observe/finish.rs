@@ -54,8 +54,8 @@ impl Forecast {
 
 /// Leaves the requests out of the trace whose answers were errors, gives the others their output lengths, and
 /// writes it again. `served` and `told` are about those others. The lengths that no answer told have the mean
-/// that is left of what the engines generated. Returns a warning when the trace could not be written: the file
-/// then has all requests, with the lengths that were assumed at first.
+/// that is left of what the engines generated. Returns a warning when the trace could not be written: the
+/// file then has all requests, with the lengths that were assumed at first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,
