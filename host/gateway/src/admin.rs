@@ -19,7 +19,7 @@ use crate::{
 };
 
 mod audit;
-mod big_numbers;
+pub(crate) mod big_numbers;
 mod config;
 mod decisions;
 mod events;

@@ -155,10 +155,9 @@ impl Seen {
         answer.or_else(|| self.followed.engines.get(&number).copied().map(of(How::Events)))
     }
 
-    /// Returns the output tokens of each request, as its answer told.
-    fn lengths(&self) -> Vec<Option<u32>> {
-        let of = |request: &Written| self.answers.get(&request.number)?.output_tokens;
-        self.written.iter().map(of).collect()
+    /// Returns whether the answer to a request was an error.
+    fn has_failed(&self, request: &Written) -> bool {
+        self.answers.get(&request.number).is_some_and(|answer| answer.has_failed)
     }
 }
 
@@ -286,12 +285,17 @@ impl ObserveArgs {
     fn conclude(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
-        let known: Vec<_> = seen.written.iter().map(|request| seen.engine(request.number)).collect();
-        let assigned = assign::assign(&seen.written, &known, &seen.logs);
+        // A request that failed used no engine, or not for as long as one that is served.
+        let has_failed: Vec<bool> = seen.written.iter().map(|request| seen.has_failed(request)).collect();
+        let served: Vec<Written> =
+            seen.written.iter().filter(|request| !seen.has_failed(request)).copied().collect();
+        let known: Vec<_> = served.iter().map(|request| seen.engine(request.number)).collect();
+        let assigned = assign::assign(&served, &known, &seen.logs);
         let (mut found, mut incomplete, mut saved) = (None, None, Ok(()));
-        if seen.written.len() >= LEAST_REQUESTS {
-            let lengths = seen.lengths();
-            let (trace, warning) = complete(trace, self.block_tokens, &seen.written, &lengths, &total)?;
+        if served.len() >= LEAST_REQUESTS {
+            let told = |request: &Written| seen.answers.get(&request.number)?.output_tokens;
+            let told: Vec<_> = served.iter().map(told).collect();
+            let (trace, warning) = complete(trace, self.block_tokens, &has_failed, (&served, &told), &total)?;
             drop(reserve);
             let (fleet, equations) = fleet(self, &seen.logs);
             saved = write_fleet(&self.out.join("fleet.toml"), &fleet, equations);
@@ -302,7 +306,8 @@ impl ObserveArgs {
         let observation = Observation {
             seconds: seen.seconds,
             counts: &seen.counts,
-            written: &seen.written,
+            written: &served,
+            failed: seen.written.len() - served.len(),
             assigned: &assigned,
             followed: &seen.followed,
             answers: &seen.answers,

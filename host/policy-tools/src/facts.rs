@@ -1,7 +1,8 @@
-//! `pointsman policy facts`: lists the facts that a policy can ask for.
+//! `pointsman policy facts`: lists the facts that a policy can ask for, or shows one.
 
 use std::{fmt::Write as _, process::ExitCode};
 
+use anyhow::ensure;
 use clap::Args;
 use pointsman_guest_build::contract::{Fact, Scope, facts};
 use serde_json::json;
@@ -14,6 +15,8 @@ use crate::{new::ProjectWorld, output::print};
 A policy names its facts in `configure`. Label facts are made from the labels that operators give to workers.
 Each line has name, type, unit and range, and the value that stands for \"not known\" or \"not given\".")]
 pub struct FactsArgs {
+    /// Show only the fact of this name.
+    name: Option<String>,
     /// Show facts as policies of this world receive them.
     #[arg(long)]
     world: Option<ProjectWorld>,
@@ -24,16 +27,31 @@ pub struct FactsArgs {
 
 impl FactsArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        if let Some(name) = &self.name {
+            ensure!(
+                facts().any(|fact| fact.name == name),
+                "unknown fact `{name}`; `pointsman policy facts` lists the names of facts"
+            );
+        }
         print(&if self.json { self.json() } else { self.text() })?;
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Returns the facts to show.
+    fn shown(&self) -> impl Iterator<Item = Fact> {
+        facts().filter(|fact| self.name.as_ref().is_none_or(|name| fact.name == name))
+    }
+
     fn text(&self) -> String {
-        let width = facts().map(|fact| fact.name.len()).max().unwrap_or_default();
+        let width = self.shown().map(|fact| fact.name.len()).max().unwrap_or_default();
         let mut text = String::new();
         for scope in [Scope::Request, Scope::Worker] {
+            let mut facts = self.shown().filter(|fact| fact.scope == scope).peekable();
+            if facts.peek().is_none() {
+                continue;
+            }
             text.push_str(&self.heading(scope));
-            for Fact { name, ty, meaning, unit, absent, .. } in facts().filter(|fact| fact.scope == scope) {
+            for Fact { name, ty, meaning, unit, absent, .. } in facts {
                 let absent = absent.map(|absent| format!("; when absent {absent}")).unwrap_or_default();
                 let _ = writeln!(text, "  {name:width$} {ty}  {unit}{absent}\n      {meaning}");
             }
@@ -79,7 +97,7 @@ impl FactsArgs {
                 "meaning": meaning, "functions": self.functions(scope),
             })
         };
-        let entries: Vec<_> = facts().map(entry).collect();
+        let entries: Vec<_> = self.shown().map(entry).collect();
         format!("{:#}\n", serde_json::Value::from(entries))
     }
 }
@@ -111,11 +129,11 @@ mod tests {
 
     #[test]
     fn the_world_says_which_function_receives_a_fact() {
-        let all = FactsArgs { world: None, json: false };
+        let all = FactsArgs { name: None, world: None, json: false };
         assert!(all.text().starts_with("Request facts: one value each\n"), "{}", all.text());
         assert!(all.text().contains("max-tokens"), "{}", all.text());
         assert!(all.text().contains("u32  tokens; when absent 0\n"), "{}", all.text());
-        let world = FactsArgs { world: Some(ProjectWorld::DecodeOverride), json: true };
+        let world = FactsArgs { name: None, world: Some(ProjectWorld::DecodeOverride), json: true };
         let list: Vec<serde_json::Value> = serde_json::from_str(&world.json()).expect("JSON");
         let fact = |name: &str| list.iter().find(|fact| fact["name"] == name).expect(name).clone();
         assert_eq!(fact("prompt-tokens")["functions"], json!(["decide", "decode-config"]));

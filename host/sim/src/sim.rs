@@ -35,12 +35,15 @@ pub enum StartError {
     #[error("invalid settings: {0}")]
     Config(String),
     /// An address cannot be bound.
-    #[error("cannot listen on {addr}")]
+    #[error(
+        "cannot listen on port {} of {}: {error}; end the program that has the port, or give another one with \
+         --listen, --bootstrap-port or --kv-events-port (0: any free port)", .addr.port(), .addr.ip()
+    )]
     Listen {
         /// Address to listen on.
         addr: SocketAddr,
         /// Error of the operating system.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -182,7 +185,7 @@ impl Drop for SimHandle {
 }
 
 async fn listen(addr: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
-    let failed = |source| StartError::Listen { addr, source };
+    let failed = |error| StartError::Listen { addr, error };
     let listener = TcpListener::bind(addr).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))

@@ -145,7 +145,7 @@ impl Activity {
         }
     }
 
-    /// Returns when the worker last gave a sign of progress, or its creation. It may lag by two looks.
+    /// Returns when the worker last gave a sign that it works, or its creation. It may lag by two looks.
     pub(crate) fn alive_at(&self) -> Instant {
         self.created + Duration::from_millis(self.alive_ms.load(Ordering::Relaxed))
     }
@@ -171,6 +171,15 @@ impl Activity {
         // Such an engine counts as working, so that no stream ends early.
         if moved || signs.tells_only_that_requests_run() {
             self.alive(now);
+        }
+    }
+
+    /// The engine answered a health check. Where its figures are not known, nothing else says that it works
+    /// on a stream that is silent. It is no progress: an engine that is stuck may answer, too.
+    pub(crate) fn note_health(&self) {
+        let track = self.track.lock();
+        if track.signs.is_none() && track.stuck.is_none() {
+            self.alive(Instant::now());
         }
     }
 

@@ -235,6 +235,7 @@ impl Probe {
                         stale = self.read_again().await;
                     }
                     self.checks.answered();
+                    self.worker.activity().note_health();
                     if !stale && self.checks.passed(&self.worker) {
                         self.worker.set_problem(None);
                         self.log("healthy", "");

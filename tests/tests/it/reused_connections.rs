@@ -11,7 +11,7 @@ use std::{
 
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, stream_head},
+    raw_engine::{self, chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 
@@ -145,6 +145,49 @@ async fn i2_a_response_that_an_engine_may_store_is_not_sent_twice() {
         }
         // I2.9
         assert_eq!(engine.requests().len(), sent, "{store}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+/// Ends the first generation request of all engines that share `posts`, and answers the others.
+fn ends_first(end: Act, posts: Arc<AtomicUsize>) -> impl Fn(&RawRequest) -> Vec<Act> {
+    move |request| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if posts.fetch_add(1, Ordering::SeqCst) == 0 => vec![end.clone()],
+        _ => vec![Act::Send(json(r#"{"id":"resp_1","object":"response","output":[]}"#))],
+    }
+}
+
+#[tokio::test]
+async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_with_it() {
+    for (fields, ends, status, sent) in [
+        ("", Act::Reset, 200, 2),
+        (",\"store\":true", Act::Close, 200, 2),
+        (",\"background\":true", Act::Reset, 502, 1),
+        (",\"background\":true", Act::Hang, 504, 1),
+        // The engine did not take it.
+        (",\"background\":true", Act::Send(raw_engine::status("503 Service Unavailable", "{}")), 200, 2),
+    ] {
+        let posts = Arc::new(AtomicUsize::new(0));
+        let start = || RawEngine::start(ends_first(ends.clone(), posts.clone()));
+        let engines = [start().await.unwrap(), start().await.unwrap()];
+        let cluster = TestClusterBuilder::new()
+            .config(|config| {
+                config.timeouts.whole_head = Duration::from_millis(500);
+                for engine in &engines {
+                    let flag = format!("role=aggregated,engine=openai,url=http://{}", engine.address);
+                    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                }
+            })
+            .start()
+            .await
+            .unwrap();
+        let body = format!(r#"{{"model":"tiny","input":"once"{fields}}}"#);
+        let reply = cluster.client.post("/v1/responses", &[], body).await.unwrap();
+        let got = engines.iter().map(|engine| engine.requests().len()).sum::<usize>();
+        // I12.8
+        assert_eq!((reply.status.as_u16(), got), (status, sent), "{fields} {reply:?}");
         cluster.at_rest().await.unwrap();
     }
 }

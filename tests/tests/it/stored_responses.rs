@@ -247,6 +247,39 @@ async fn i12_a_response_that_the_gateway_does_not_know_is_found_at_the_workers()
 }
 
 #[tokio::test]
+async fn i12_a_response_whose_owner_is_not_known_does_not_exist_where_tenants_do() {
+    let keys = pointsman_tests::client_keys(&[("sk-1", "one"), ("sk-2", "")]);
+    for workers in [1, 3] {
+        let cluster = cluster(workers, |config| config.auth.keys.clone_from(&keys)).await;
+        // As after a restart of the gateway.
+        let engine = Client::new(cluster.sims[workers - 1].addr());
+        let id = first(&engine).await;
+        let path = format!("{RESPONSES}/{id}");
+        let asked = || cluster.sims.iter().map(|sim| sim.recorded().len()).sum::<usize>();
+        let before = asked();
+        // A caller without a tenant might be reading a tenant's response.
+        for key in ["Bearer sk-1", "Bearer sk-2"].map(|key| [("authorization", key)]) {
+            for (method, path) in [("GET", &path), ("DELETE", &path), ("POST", &format!("{path}/cancel"))] {
+                let refused = cluster.client.send(method, path, &key).await.unwrap();
+                // I12.7
+                assert_eq!((refused.status.as_u16(), refused.code().as_str()), (404, "response_not_found"));
+            }
+            let next = cluster.client.post(RESPONSES, &key, turn(Some(&id), false)).await.unwrap();
+            // I12.7
+            assert_eq!((next.status.as_u16(), next.code().as_str()), (404, "response_not_found"));
+        }
+        // I12.7: no engine was asked
+        assert_eq!(asked(), before);
+        assert_eq!(engine.get(&path).await.unwrap().status, 200, "it was not deleted");
+        let own = [("authorization", "Bearer sk-1")];
+        let made = id_of(&cluster.client.post(RESPONSES, &own, turn(None, false)).await.unwrap());
+        let read = cluster.client.get_with(&format!("{RESPONSES}/{made}"), &own).await.unwrap();
+        // I12.2
+        assert_eq!(read.status, 200, "{read:?}");
+    }
+}
+
+#[tokio::test]
 async fn i12_behind_a_proxy_the_next_turn_goes_there_too() {
     let cluster = cluster(3, |config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap())).await;
     let picker = PickerClient::connect(cluster.gateway.ext_proc.unwrap()).await.unwrap();

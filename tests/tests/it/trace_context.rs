@@ -204,4 +204,11 @@ async fn i9_every_refusal_of_the_admin_port_has_one_shape_and_large_ids_are_text
     tokio::time::sleep(Duration::from_millis(20)).await;
     let decisions = cluster.admin.get("/decisions").await.unwrap();
     assert!(String::from_utf8_lossy(&decisions.body).contains(&format!("\"{big}\"")), "{:?}", decisions.body);
+    let decision = &decisions.json().unwrap()["decisions"][0];
+    // I9.2
+    assert_eq!(decision["candidates_text"], json!([[big.to_string(), "0"]]), "{decision}");
+    let preview = cluster.client.post("/v1/route", &[], chat(json!({}))).await.unwrap().json().unwrap();
+    // I9.2
+    assert_eq!(preview["worker_id"]["decode_worker_id_text"], json!(big.to_string()), "{preview}");
+    assert_eq!(preview["legs"][0]["candidates"][0]["worker_text"], json!(big.to_string()), "{preview}");
 }

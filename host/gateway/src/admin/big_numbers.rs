@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 const EXACT: u64 = 1 << 53;
 
 /// Adds `KEY_text` next to each KEY whose value is such a number, or a list with one, on every level.
-pub(super) fn with_texts(value: Value) -> Value {
+pub(crate) fn with_texts(value: Value) -> Value {
     match value {
         Value::Array(items) => items.into_iter().map(with_texts).collect(),
         Value::Object(members) => Value::Object(members.into_iter().flat_map(member).collect::<Map<_, _>>()),
@@ -16,18 +16,27 @@ pub(super) fn with_texts(value: Value) -> Value {
 
 fn member((key, value): (String, Value)) -> Vec<(String, Value)> {
     let text = match &value {
-        Value::Number(_) if is_big(&value) => Some(Value::from(value.to_string())),
-        Value::Array(items) if items.iter().any(is_big) => {
-            Some(items.iter().map(|item| Value::from(item.to_string())).collect())
+        Value::Number(_) | Value::Array(_) if is_big(&value) => {
+            Some((format!("{key}_text"), text_of(&value)))
         }
         _ => None,
     };
-    let text = text.map(|text| (format!("{key}_text"), text));
     [(key, with_texts(value))].into_iter().chain(text).collect()
 }
 
+/// Returns whether a value is such a number, or a list with one on any level.
 fn is_big(value: &Value) -> bool {
+    if let Value::Array(items) = value {
+        return items.iter().any(is_big);
+    }
     value.as_u64().or(value.as_i64().map(i64::unsigned_abs)).is_some_and(|number| number > EXACT)
+}
+
+fn text_of(value: &Value) -> Value {
+    match value {
+        Value::Array(items) => items.iter().map(text_of).collect(),
+        other => Value::from(other.to_string()),
+    }
 }
 
 #[cfg(test)]
@@ -40,12 +49,14 @@ mod tests {
     fn numbers_that_a_double_cannot_hold_have_a_text_next_to_them() {
         let big = u64::MAX - 1;
         let told = with_texts(
-            json!({ "id": big, "ranks": [{ "hash": -9_007_199_254_740_993_i64 }], "ids": [1, big], "n": 5 }),
+            json!({ "id": big, "ranks": [{ "hash": -9_007_199_254_740_993_i64 }], "ids": [1, big],
+                "rows": [[big, 0], [7, 1]], "n": 5 }),
         );
         let expected = json!({
             "id": big, "id_text": "18446744073709551614",
             "ranks": [{ "hash": -9_007_199_254_740_993_i64, "hash_text": "-9007199254740993" }],
-            "ids": [1, big], "ids_text": ["1", "18446744073709551614"], "n": 5,
+            "ids": [1, big], "ids_text": ["1", "18446744073709551614"],
+            "rows": [[big, 0], [7, 1]], "rows_text": [["18446744073709551614", "0"], ["7", "1"]], "n": 5,
         });
         assert_eq!(told, expected);
     }

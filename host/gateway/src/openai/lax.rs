@@ -19,6 +19,10 @@ impl<'de> Deserialize<'de> for WholeNumber {
     }
 }
 
+/// Some servers take -1 for no limit.
+const NEGATIVE: &str =
+    "the number is negative; give a whole number from 0 on, or leave the field out for no limit";
+
 struct WholeNumberVisitor;
 
 impl Visitor<'_> for WholeNumberVisitor {
@@ -32,9 +36,16 @@ impl Visitor<'_> for WholeNumberVisitor {
         Ok(WholeNumber(u32::try_from(number).unwrap_or(u32::MAX)))
     }
 
+    fn visit_i64<E: Error>(self, number: i64) -> Result<WholeNumber, E> {
+        u64::try_from(number).map_or_else(|_| Err(E::custom(NEGATIVE)), |number| self.visit_u64(number))
+    }
+
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
     fn visit_f64<E: Error>(self, number: f64) -> Result<WholeNumber, E> {
-        if number < 0.0 || number.fract() != 0.0 {
+        if number < 0.0 {
+            return Err(E::custom(NEGATIVE));
+        }
+        if number.fract() != 0.0 {
             return Err(E::invalid_value(Unexpected::Float(number), &self));
         }
         Ok(WholeNumber(number as u32))
@@ -117,6 +128,10 @@ mod tests {
         }
         for (json, number) in [("\"5\"", 5), ("\" 5 \"", 5), ("\"5.0\"", 5), ("true", 1), ("false", 0)] {
             assert_eq!(read(json), Some(number), "{json}");
+        }
+        for negative in ["-1", "-1.0"] {
+            let error = serde_json::from_str::<WholeNumber>(negative).expect_err(negative).to_string();
+            assert!(error.contains("negative; give a whole number from 0 on, or leave"), "{error}");
         }
         let texts = ["\"\"", "\".\"", "\"-5\"", "\"1e2\"", "\"inf\"", "\"NaN\"", "\"1.5\"", "\"five\""];
         for other in ["-1", "-1.0", "1.5", "1e999", "[]"].iter().chain(&texts) {

@@ -274,7 +274,7 @@ impl Drive {
         // A handoff that is in hand goes to another worker only if that one certainly takes it.
         let may_serve = error.retryable() || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
-            retryable: may_serve && !is_poison && !is_pinned,
+            retryable: may_serve && !is_poison && !is_pinned && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal(),
             began: error.began(),
             broke: error.breaks_engine(),

@@ -16,6 +16,7 @@ use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    admin::big_numbers::with_texts,
     openai::{endpoint::Format, error::ApiError, request::Request, request_id::set_request_id},
     orchestrate::{self, RequestPlan, plan, quarantine::would_be_quarantined},
     state::State,
@@ -59,7 +60,7 @@ pub(crate) fn preview(
     if let Some(answer) = answer.as_object_mut().filter(|_| state.settings.tell_decisions) {
         answer.insert("legs".to_owned(), legs.iter().map(leg).collect());
     }
-    Ok(answer)
+    Ok(with_texts(answer))
 }
 
 /// Returns the answer of `POST /v1/route`.

@@ -2,7 +2,7 @@
 //!
 //! Engines keep the answers of `/v1/responses` for later requests, each its own. The gateway notes the worker
 //! that sent an id, and its tenant. An id that it does not know, such as one from before its restart, is
-//! looked for at the workers.
+//! looked for at the workers. Where tenants are configured it is not: engines know no owners.
 
 use std::sync::Arc;
 
@@ -55,14 +55,19 @@ pub(super) fn may_store(request: &Request) -> bool {
     is_response && !matches!(read(&request.body, "store"), Ok(Some(Flag(false))))
 }
 
+/// Returns whether an engine may go on with a request after this failure: it answers in the background,
+/// whether or not the connection holds, and may have got the request.
+pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
+    let may_have_it = error.began() && !matches!(error, CallError::Status { .. });
+    let in_background = || matches!(read(&request.body, "background"), Ok(Some(Flag(true))));
+    may_have_it && request.endpoint == Endpoint::Responses && in_background()
+}
+
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns
 /// whether it does.
 pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
     let Some(id) = seen::response_id(json).filter(|id| is_id(id)) else { return false };
     state.sessions.stored(key(state, id, tenant), worker);
-    if tenant.is_some() {
-        state.sessions.stored(key_of_any(state, id), worker);
-    }
     true
 }
 
@@ -70,7 +75,7 @@ pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: Cand
 /// response that no worker has is the engine's to refuse.
 ///
 /// # Errors
-/// The worker that stored the response has left.
+/// The worker that stored the response has left, or its owner is not known.
 pub(crate) async fn pin(
     state: &State,
     upstream: &Upstream,
@@ -103,25 +108,24 @@ pub(crate) async fn call(
     if !is_id(call.id) {
         return Err(missing());
     }
-    let (key, find) = (key(state, call.id, call.tenant), async || {
-        find(state, upstream, call.id, call.tenant, call.authorization).await
-    });
+    let key = key(state, call.id, call.tenant);
     let was_known = state.sessions.storing(key).is_some();
-    let mut worker = find().await?.ok_or_else(missing)?;
+    let found = find(state, upstream, call.id, call.tenant, call.authorization).await?;
+    let mut worker = found.ok_or_else(missing)?;
     let limit = state.settings.leg_timeouts.head;
     let silence = Silence { what: "answer about a stored response", key: "head", limit };
     let mut answered = upstream::within(silence, send(upstream, &worker, call)).await;
     if was_known && is_missing(&answered) {
         // It may be at another worker now.
         state.sessions.deleted(key);
-        if let Some(other) = find().await?.filter(|other| other.id() != worker.id()) {
+        let found = search(state, upstream, call.id, key, call.authorization).await;
+        if let Some(other) = found.filter(|other| other.id() != worker.id()) {
             worker = other;
             answered = upstream::within(silence, send(upstream, &worker, call)).await;
         }
     }
     if is_missing(&answered) || (answered.is_ok() && call.method == Method::DELETE) {
         state.sessions.deleted(key);
-        state.sessions.deleted(key_of_any(state, call.id));
     }
     if let Err(CallError::Connect(_)) = &answered {
         worker.note_connect_failed();
@@ -133,8 +137,10 @@ fn is_missing(answered: &Result<Response<Body>, CallError>) -> bool {
     matches!(answered, Err(CallError::Status { status, .. }) if *status == StatusCode::NOT_FOUND)
 }
 
-/// Returns the worker that has a response; `None` if it is not known, and none says that it has it. Where the
-/// worker that stored it has left, its engine may have come back as another worker.
+/// Returns the worker that has a response; `None` if it is not known, and none says that it has it.
+///
+/// Where tenants are configured, a response that is not known does not exist: an engine does not say whose it
+/// is, and whoever asked first would get it.
 async fn find(
     state: &State,
     upstream: &Upstream,
@@ -142,44 +148,65 @@ async fn find(
     tenant: Option<u64>,
     authorization: Option<&HeaderValue>,
 ) -> Result<Option<Arc<Worker>>, ApiError> {
-    let (snapshot, key) = (state.registry.snapshot(), key(state, id, tenant));
+    let key = key(state, id, tenant);
     let stored = state.sessions.storing(key);
-    if let Some(worker) = stored.and_then(|(worker, _)| snapshot.get(worker)) {
-        return Ok(Some(worker.clone()));
+    let worker = stored.and_then(|(worker, _)| state.registry.snapshot().get(worker).cloned());
+    if worker.is_some() {
+        return Ok(worker);
     }
-    if stored.is_none() && state.sessions.storing(key_of_any(state, id)).is_some() {
-        // It is another tenant's.
-        return Err(ApiError::ResponseNotFound(shortened(id)));
+    if stored.is_none() {
+        if state.settings.has_tenants {
+            return Err(ApiError::ResponseNotFound(shortened(id)));
+        }
+        let mut workers = searched(state);
+        if workers.len() < 2 {
+            return Ok(workers.pop());
+        }
     }
-    // The engine of a worker that left says nothing of it.
-    let missing = || stored.map_or(Ok(None), |_| Err(ApiError::ResponseNotFound(shortened(id))));
-    let may_store = |worker: &&Arc<Worker>| {
+    // The worker that stored it has left. Its engine may have come back as another one.
+    let found = search(state, upstream, id, key, authorization).await;
+    if found.is_none() && stored.is_some() {
+        Err(ApiError::ResponseNotFound(shortened(id)))
+    } else {
+        Ok(found)
+    }
+}
+
+/// Returns the workers that may have a response that the gateway does not know.
+fn searched(state: &State) -> Vec<Arc<Worker>> {
+    let may_have_it = |worker: &&Arc<Worker>| {
         worker.health() == Health::Healthy && worker.spec().role != Role::Prefill && !worker.is_down()
     };
-    let mut workers: Vec<Arc<Worker>> =
-        snapshot.workers().iter().filter(may_store).take(MAX_ASKED).cloned().collect();
-    if workers.len() < 2 && stored.is_none() {
-        return Ok(workers.pop());
-    }
+    state.registry.snapshot().workers().iter().filter(may_have_it).take(MAX_ASKED).cloned().collect()
+}
+
+/// Asks the workers for a response, and notes the one that has it under `key`.
+async fn search(
+    state: &State,
+    upstream: &Upstream,
+    id: &str,
+    key: u64,
+    authorization: Option<&HeaderValue>,
+) -> Option<Arc<Worker>> {
     // A stranger may send any number of ids that do not exist.
-    let Some(_place) = state.response_searches.reserve(1) else { return missing() };
+    let _place = state.response_searches.reserve(1)?;
     let path = format!("/v1/responses/{id}");
     let ask = |worker: Arc<Worker>| {
         let path = path.clone();
         async move {
-            let call = StoredCall { method: Method::GET, id, path, tenant, authorization };
+            let call = StoredCall { method: Method::GET, id, path, tenant: None, authorization };
             let answered = timeout(SEARCH_TIMEOUT, send(upstream, &worker, &call)).await;
             answered.is_ok_and(|answered| answered.is_ok()).then_some(worker)
         }
     };
-    let mut asked = stream::iter(workers).map(ask).buffer_unordered(ASKED_AT_ONCE);
+    let mut asked = stream::iter(searched(state)).map(ask).buffer_unordered(ASKED_AT_ONCE);
     while let Some(has_it) = asked.next().await {
         if let Some(worker) = has_it {
             state.sessions.stored(key, (worker.id(), DpRank(0)));
-            return Ok(Some(worker));
+            return Some(worker);
         }
     }
-    missing()
+    None
 }
 
 async fn send(
@@ -192,12 +219,6 @@ async fn send(
     let headers = leg_headers(&context, target, call.authorization);
     let to = Destination::new(target.spec, &call.path);
     upstream.send(&call.method, &to, &headers, Bytes::new()).await
-}
-
-/// Returns the key of a response that some tenant has.
-fn key_of_any(state: &State, id: &str) -> u64 {
-    let salt = name_hash(b"stored response of a tenant", state.settings.measure.salt.expose());
-    name_hash(id.as_bytes(), salt)
 }
 
 /// Returns the key of a tenant's response.

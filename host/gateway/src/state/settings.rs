@@ -90,6 +90,8 @@ pub(crate) struct Settings {
     pub trusted_proxies: Vec<IpNet>,
     /// Header in which a trusted proxy names the tenant; `None` if no header.
     pub tenant_header: Option<HeaderName>,
+    /// Whether the configuration tells tenants apart: by keys, certificates, tokens or a proxy's header.
+    pub has_tenants: bool,
     /// Tokens of operators.
     pub operators: Keys<Operator>,
     /// Certificates of operators.
@@ -191,7 +193,15 @@ impl Settings {
         } = configured.routing;
         let (auth, credentials) = (&configured.auth, &configured.credentials);
         let (split, model_splits) = split_rules(configured);
+        let keys = Keys::of_clients(credentials, hash_salt.expose());
+        let certificates = Certificates::of_clients(&auth.certificates, hash_salt.expose());
+        let tenant_header = configured.server.tenant_header();
+        let is_of_tenant = |caller: &Caller| caller.tenant.is_some();
         Self {
+            has_tenants: tenant_header.is_some()
+                || auth.jwt.as_ref().is_some_and(|jwt| !jwt.tenant_claim.is_empty())
+                || keys.owners().any(is_of_tenant)
+                || certificates.owners().any(is_of_tenant),
             split,
             model_splits,
             continuations: ContinuationRules::of(configured),
@@ -221,10 +231,10 @@ impl Settings {
             },
             tell_decisions,
             max_body_bytes,
-            keys: Keys::of_clients(credentials, hash_salt.expose()),
-            certificates: Certificates::of_clients(&auth.certificates, hash_salt.expose()),
+            keys,
+            certificates,
             trusted_proxies: auth.networks(),
-            tenant_header: configured.server.tenant_header(),
+            tenant_header,
             operators_are_known: configured.server.admin_token.is_some() || auth.knows_operators(),
             operator_certificates: Certificates::of_operators(&auth.certificates),
             operators: Keys::of_operators(credentials, configured.server.admin_token.as_ref()),

@@ -270,6 +270,12 @@ fn facts_are_listed_with_type_unit_and_the_value_when_absent() {
     assert!(ran.out.contains("Worker facts: one column each, a value for each candidate, in score\n"));
     let line = ran.out.lines().find(|line| line.starts_with("  engine-queue ")).expect("listed");
     assert!(line.ends_with(" u32  requests; when absent 0; check `engine-queue-known`"), "{line}");
+    let ran = pointsman(dir.path(), ["facts", "kv-usage"]);
+    assert!(ran.out.starts_with("Worker facts: ") && ran.out.contains("  kv-usage f32"), "{}", ran.out);
+    assert!(!ran.out.contains("Request facts") && !ran.out.contains("active-requests"), "{}", ran.out);
+    let ran = pointsman(dir.path(), ["facts", "kv-use"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("unknown fact `kv-use`; `pointsman policy facts` lists"), "{}", ran.err);
     let ran = pointsman(dir.path(), ["facts", "--json"]);
     let list: Vec<serde_json::Value> = serde_json::from_str(&ran.out).expect("JSON");
     assert!(list.iter().any(|fact| fact["name"] == "label-is/<key>=<value>" && fact["scope"] == "worker"));

@@ -19,10 +19,12 @@ pub(super) enum Missed {
     Unreadable,
     /// The trace has its largest size, or cannot be written.
     Full,
+    /// Envoy shows the request and would wait for answers.
+    Waited,
 }
 
 impl Missed {
-    pub(super) const ALL: [(Self, &'static str); 7] = [
+    pub(super) const ALL: [(Self, &'static str); 8] = [
         (Self::TooLarge, "body above --max-body"),
         (Self::TooLong, "prompt too long for a line of the trace (try a larger --block-tokens)"),
         (Self::Memory, "bodies above --max-memory together"),
@@ -30,6 +32,10 @@ impl Missed {
         (Self::Incomplete, "body incomplete"),
         (Self::Unreadable, "compressed, not JSON, or several prompts"),
         (Self::Full, "trace above --max-trace, or not writable"),
+        (
+            Self::Waited,
+            "shown by Envoy without observability_mode: true (see deploy/envoy/observe-answers.yaml)",
+        ),
     ];
 }
 

@@ -1,6 +1,9 @@
 //! Takes requests with their answers from Envoy's `ext_proc` filter in observability mode. Envoy sends what
 //! passes and waits for nothing; the observer sends nothing.
 //!
+//! Outside that mode Envoy waits for an answer to each message. The observer then ends the call without an
+//! error, which Envoy takes as the wish to see no more of this request: it goes on at once.
+//!
 //! An answer tells what a copy of a request cannot: the engine, the output tokens, and whether it failed.
 
 use std::{net::SocketAddr, pin::Pin, sync::Arc};
@@ -16,6 +19,7 @@ use envoy_types::pb::{
 use futures_util::{Stream, StreamExt as _, stream};
 use hyper::Method;
 use pointsman_endpoint_picker::{EXT_PROC_SERVICE, Head};
+use pointsman_workers::LogLimit;
 use tokio::time::{Duration, Instant, timeout_at};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -33,6 +37,8 @@ const MAX_MESSAGE: usize = 2 * 1024 * 1024;
 const ANSWER_SILENCE: Duration = Duration::from_secs(600);
 /// Attribute with the address of the engine.
 const UPSTREAM: &str = "upstream.address";
+/// Log lines about requests for which Envoy waits.
+static LINES: LogLimit = LogLimit::new(Duration::from_secs(10));
 
 /// Path of the method.
 pub(super) fn is_call(path: &str) -> bool {
@@ -70,10 +76,8 @@ async fn observe(intake: Arc<Intake>, mut messages: Streaming<ProcessingRequest>
         let Ok(message) = timeout_at(since + limit, messages.message()).await else { return Ok(()) };
         let Some(message) = message? else { return Ok(()) };
         if !message.observability_mode {
-            return Err(Status::invalid_argument(
-                "observability_mode is off, in which Envoy waits for answers: turn it on, as in \
-                 deploy/envoy/observe-answers.yaml",
-            ));
+            exchange.let_pass();
+            return Ok(());
         }
         if exchange.answers() {
             since = Instant::now();
@@ -111,6 +115,22 @@ impl Exchange {
     /// Returns whether the request has come to its end, so that an answer is due.
     fn answers(&self) -> bool {
         matches!(self.phase, Phase::Sent | Phase::Answer(_))
+    }
+
+    /// Leaves out a request for which Envoy waits.
+    fn let_pass(&mut self) {
+        if matches!(self.phase, Phase::Head) {
+            self.intake.counts.arrive();
+        }
+        self.intake.counts.miss(Missed::Waited);
+        self.phase = Phase::Over;
+        if let Some(suppressed) = LINES.due() {
+            tracing::warn!(
+                suppressed,
+                "request not observed: Envoy waits for answers; set observability_mode: true in its filter ext_proc, \
+                 as in deploy/envoy/observe-answers.yaml"
+            );
+        }
     }
 
     fn on(&mut self, message: ProcessingRequest) {

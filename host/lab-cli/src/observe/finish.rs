@@ -52,24 +52,27 @@ impl Forecast {
     }
 }
 
-/// Gives the requests of the trace their output lengths, and writes it again. The lengths that no answer told
-/// have the mean that is left of what the engines generated. Returns a warning when the trace could not be
-/// written: the file then has the lengths that were assumed at first.
+/// Leaves the requests out of the trace whose answers were errors, gives the others their output lengths, and
+/// writes it again. `served` and `told` are about those others. The lengths that no answer told have the mean
+/// that is left of what the engines generated. Returns a warning when the trace could not be written: the
+/// file then has all requests, with the lengths that were assumed at first.
 pub(super) fn complete(
     path: &Path,
     block_tokens: u32,
-    written: &[Written],
-    told: &[Option<u32>],
+    has_failed: &[bool],
+    (served, told): (&[Written], &[Option<u32>]),
     total: &Window,
 ) -> anyhow::Result<(Trace, Option<String>)> {
     let mut trace = Trace::read(path, None, Some(block_tokens), false)?;
+    let mut failures = has_failed.iter();
+    trace.requests.retain(|_| !failures.next().copied().unwrap_or_default());
     let untold: Vec<Written> =
-        written.iter().zip(told).filter(|(_, told)| told.is_none()).map(|(request, _)| *request).collect();
+        served.iter().zip(told).filter(|(_, told)| told.is_none()).map(|(request, _)| *request).collect();
     let (count, tokens) =
         told.iter().flatten().fold((0.0, 0.0), |sum, one| (sum.0 + 1.0, sum.1 + f64::from(*one)));
     let mean = (total.generated_tokens - tokens) / (total.first_tokens - count);
     let mean = (mean >= 1.0 && mean.is_finite()).then(|| limit_of_mean(&untold, mean));
-    for ((request, written), told) in trace.requests.iter_mut().zip(written).zip(told) {
+    for ((request, written), told) in trace.requests.iter_mut().zip(served).zip(told) {
         request.output_tokens = told.unwrap_or_else(|| output_tokens(written.max_tokens, mean));
     }
     let mut partial = path.as_os_str().to_owned();
@@ -84,7 +87,8 @@ pub(super) fn complete(
         let _ = std::fs::remove_file(&partial);
         let file = path.display();
         format!(
-            "cannot write {file} again ({error}): its output lengths are those that were assumed at first"
+            "cannot write {file} again ({error}): it has failed requests, too, and the output lengths that were \
+             assumed at first"
         )
     });
     Ok((trace, warning))

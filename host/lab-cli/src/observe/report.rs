@@ -21,8 +21,10 @@ const NOTABLE_HITS: f64 = 0.03;
 pub(super) struct Observation<'a> {
     pub(super) seconds: f64,
     pub(super) counts: &'a Counts,
-    /// In the order of arrival.
+    /// Those that were served, in the order of arrival.
     pub(super) written: &'a [Written],
+    /// Number of requests that are left out, because their answers were errors.
+    pub(super) failed: usize,
     pub(super) assigned: &'a [Assigned],
     pub(super) followed: &'a Followed,
     pub(super) answers: &'a HashMap<u64, Answer>,

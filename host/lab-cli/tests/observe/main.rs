@@ -12,6 +12,14 @@
 
 use std::{os::unix::fs::PermissionsExt as _, path::Path, process::Command, time::Duration};
 
+use envoy_types::pb::envoy::{
+    config::core::v3::{HeaderMap, HeaderValue},
+    service::ext_proc::v3::{
+        HttpBody, HttpHeaders, ProcessingRequest, external_processor_client::ExternalProcessorClient,
+        processing_request::Request as Part,
+    },
+};
+use futures_util::{StreamExt as _, stream};
 use reqwest::Client;
 use serde_json::json;
 use tokio::{
@@ -20,6 +28,7 @@ use tokio::{
     task::JoinSet,
     time::Instant,
 };
+use tonic::transport::Endpoint;
 
 use self::scene::{LAB, Scene, SmallDisk, client, metrics_server};
 
@@ -256,25 +265,90 @@ async fn s5_what_envoy_shows_with_answers_has_engine_and_length() {
     let (out, printed) = (scene.out(), scene.dir.path().join("printed"));
     let text = scene.observer.end(&printed);
     // S5.9
-    assert!(text.contains("31 copies arrived, 31 are in the trace"), "{text}");
+    assert!(text.contains("31 copies arrived, 30 are in the trace, 1 are left out because"), "{text}");
     // S5.9
     assert!(text.contains("100.0 % told with the answer"), "{text}");
-    // S5.9: the refused one has no tokens.
-    assert!(text.contains("Output tokens: 96.8 % of the requests have those of their answer"), "{text}");
-    assert!(text.contains("warning: 1 answers were errors"), "{text}");
+    // S5.9: the refused one is not among them.
+    assert!(text.contains("Output tokens: 100.0 % of the requests have those of their answer"), "{text}");
     let trace = std::fs::read_to_string(out.join("trace.jsonl")).unwrap();
-    let mut lengths: Vec<u64> = trace
+    let lengths: Vec<u64> = trace
         .lines()
         .map(|line| {
             serde_json::from_str::<serde_json::Value>(line).unwrap()["output_length"].as_u64().unwrap()
         })
         .collect();
-    lengths.truncate(30);
     // S5.9
     assert_eq!(lengths, (3..33).collect::<Vec<u64>>());
     // S5.2
     assert_private(&out);
     assert!(!text.contains(MARKER));
+}
+
+/// Shows a request to the observer as Envoy's `ext_proc` does, and waits until the observer ends the call.
+/// Returns how many messages the observer sent.
+async fn show(observer: &str, parts: Vec<ProcessingRequest>) -> Result<usize, tonic::Status> {
+    let channel = Endpoint::new(observer.to_owned()).unwrap().connect().await.unwrap();
+    let parts = stream::iter(parts).chain(stream::pending());
+    let mut answers = ExternalProcessorClient::new(channel).process(parts).await?.into_inner();
+    let mut count = 0;
+    while tokio::time::timeout(Duration::from_secs(5), answers.message()).await.unwrap()?.is_some() {
+        count += 1;
+    }
+    Ok(count)
+}
+
+/// The messages of a chat and of its answer, which has this status.
+fn exchange(number: usize, status: &str, observability_mode: bool) -> Vec<ProcessingRequest> {
+    let headers = |pairs: &[(&str, &str)], end_of_stream| {
+        let header = |(key, value): &(&str, &str)| HeaderValue {
+            key: (*key).to_owned(),
+            raw_value: value.as_bytes().to_vec(),
+            ..HeaderValue::default()
+        };
+        let headers = Some(HeaderMap { headers: pairs.iter().map(header).collect() });
+        HttpHeaders { headers, end_of_stream, ..HttpHeaders::default() }
+    };
+    let path = "/v1/chat/completions";
+    let request = headers(&[(":method", "POST"), (":path", path)], false);
+    let body = HttpBody { body: body(number, 300).into_bytes(), end_of_stream: true, ..HttpBody::default() };
+    let parts = [
+        Part::RequestHeaders(request),
+        Part::RequestBody(body),
+        Part::ResponseHeaders(headers(&[(":status", status)], true)),
+    ];
+    let of = |request| ProcessingRequest {
+        request: Some(request),
+        observability_mode,
+        ..ProcessingRequest::default()
+    };
+    parts.map(of).to_vec()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_requests_that_failed_are_left_out_and_those_that_envoy_holds_pass() {
+    let scene = Scene::start(&[]).await;
+    let observer = format!("http://127.0.0.1:{}", scene.port);
+    for number in 0..30 {
+        let status = if number % 3 == 0 { "503" } else { "200" };
+        // S5.9: nothing is answered.
+        assert_eq!(show(&observer, exchange(number, status, true)).await.unwrap(), 0);
+    }
+    for number in 0..4 {
+        let head = exchange(number, "200", false).into_iter().take(1).collect();
+        // S5.10: the call ends at once, without an error, and without an answer.
+        assert_eq!(show(&observer, head).await.unwrap(), 0);
+    }
+    let (out, printed) = (scene.out(), scene.dir.path().join("printed"));
+    let text = scene.observer.end(&printed);
+    // S5.9, S5.10
+    assert!(text.contains("34 copies arrived, 20 are in the trace, 10 are left out because"), "{text}");
+    assert!(text.contains("missed: 4 shown by Envoy without observability_mode: true"), "{text}");
+    assert!(text.contains("simulating 20 requests"), "{text}");
+    let trace = std::fs::read_to_string(out.join("trace.jsonl")).unwrap();
+    // S5.9
+    assert_eq!(trace.lines().count(), 20);
+    // S5.10
+    assert!(text.contains("request not observed: Envoy waits for answers"), "{text}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

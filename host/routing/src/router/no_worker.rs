@@ -36,7 +36,10 @@ pub(super) fn text(
     why: impl Fn(&Candidate) -> Option<Phrase>,
 ) -> String {
     if pool.is_empty() {
-        return format!("no {leg} worker is registered for this model");
+        return format!(
+            "no {leg} worker is registered for '{model}': GET /v1/models lists the models that are served, and \
+             `pointsman workers` each worker with its role and models"
+        );
     }
     // Workers of a role in the order of the pool, by their problem.
     let mut roles: Vec<(&'static str, Vec<(Phrase, usize)>)> = Vec::new();

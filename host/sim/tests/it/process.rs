@@ -39,6 +39,19 @@ async fn a_parent_finds_the_port_and_ends_it() {
 }
 
 #[test]
+fn a_port_that_is_taken_is_named_with_what_to_do() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap();
+    let args = ["--role", "prefill", "--engine", "vllm", "--listen", &addr.to_string()];
+    let output = Command::new(env!("CARGO_BIN_EXE_pointsman-sim")).args(args).output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = format!("cannot listen on port {} of 127.0.0.1: Address already in use", addr.port());
+    assert!(!output.status.success() && stderr.contains(&said), "{stderr}");
+    assert!(stderr.contains("or give another one with --listen"), "{stderr}");
+    assert_eq!(stderr.matches("Address already in use").count(), 1, "{stderr}");
+}
+
+#[test]
 fn invalid_settings_are_refused_with_their_values() {
     for (args, said) in [
         (["--speedup", "-1"], "speedup `-1`"),

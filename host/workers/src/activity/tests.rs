@@ -196,3 +196,28 @@ async fn i3_an_engine_that_counts_the_tokens_in_its_cache_works_when_they_move()
         assert_eq!(worker.alive_at(), Instant::now());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_is_not_stuck() {
+    let (worker, figures) = (worker(), worker());
+    figures.note_signs(signs(Some(1)));
+    let begun = figures.alive_at();
+    tokio::time::advance(100 * SECOND).await;
+    [&worker, &figures].map(|worker| worker.activity().note_health());
+    // I3.6
+    assert_eq!(worker.alive_at(), Instant::now());
+    // I3.6: figures tell more than an answered health check
+    assert_eq!(figures.alive_at(), begun);
+    let _call = InFlight::new(worker.clone(), None);
+    for request in 1..=3 {
+        worker.note_deadline(request);
+        worker.activity().note_health();
+    }
+    // B7.3: an answered health check is no progress
+    assert_eq!(stuck_by(&watch(&worker, 1, |_| None).await), Some(StuckBy::Deadlines));
+    let before = worker.alive_at();
+    worker.activity().note_health();
+    // I3.6: the silent streams of an engine that is stuck end
+    assert_eq!(worker.alive_at(), before);
+    assert!(before < Instant::now());
+}

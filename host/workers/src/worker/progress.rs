@@ -44,7 +44,7 @@ impl Worker {
     }
 
     /// Returns when the worker last made progress: it sent a byte of an answer or a KV event, or a figure of
-    /// its engine moved.
+    /// its engine moved. An answered health check counts where figures are not known.
     #[must_use]
     pub fn alive_at(&self) -> Instant {
         self.activity.alive_at()

@@ -24,6 +24,9 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     let reasons: Vec<String> = missed.iter().map(|(why, count)| format!("{count} {why}")).collect();
     let (kept, answers) = (number(seen.written.len()), seen.total.first_tokens);
     let mut told = format!("{arrived} copies arrived, {} are in the trace", seen.written.len());
+    if seen.failed > 0 {
+        told.push_str(&format!(", {} are left out because their answers were errors", seen.failed));
+    }
     if !reasons.is_empty() {
         told.push_str(&format!(", missed: {}", reasons.join(", ")));
     }
@@ -119,12 +122,6 @@ fn lengths(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
         100.0 * ratio(number(told), number(seen.written.len())),
         ratio(seen.total.generated_tokens, seen.total.first_tokens)
     )));
-    let failed = seen.answers.values().filter(|answer| answer.has_failed).count();
-    if failed > 0 {
-        blocks.push(Block::Warning(format!(
-            "{failed} answers were errors: their requests are simulated as if they had been served"
-        )));
-    }
 }
 
 fn calibration(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: &Forecast) {
@@ -185,6 +182,7 @@ mod tests {
             seconds: 1.0,
             counts: &Counts::default(),
             written: &[],
+            failed: 4,
             assigned: &[],
             followed: &followed,
             answers: &HashMap::new(),
@@ -195,6 +193,10 @@ mod tests {
         let mut blocks = Vec::new();
         add(&mut blocks, &seen, None);
         let page = text(&blocks);
+        assert!(
+            page.contains("are in the trace, 4 are left out because their answers were errors."),
+            "{page}"
+        );
         assert!(page.contains("warning: 3 requests were not compared with KV events"), "{page}");
         assert!(page.contains("warning: 2 messages of KV events were malformed or too long"), "{page}");
         assert!(page.contains("warning: cannot write the trace"), "{page}");
