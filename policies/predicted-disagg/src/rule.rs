@@ -38,12 +38,7 @@ pub(crate) struct Worker {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            step_tokens: 1_000.0,
-            delayed_weight: 3.0,
-            transfer_tokens: 0.2,
-            handoff_tokens: 500.0,
-        }
+        Self { step_tokens: 1_000.0, delayed_weight: 3.0, transfer_tokens: 0.2, handoff_tokens: 500.0 }
     }
 }
 
@@ -102,12 +97,8 @@ mod tests {
     #[test]
     fn costs_at_the_limits_are_finite() {
         let worker = Worker { waiting: u32::MAX, requests: u32::MAX, cached: u32::MAX };
-        let largest = Settings {
-            step_tokens: 1e6,
-            delayed_weight: 1e6,
-            transfer_tokens: 1e6,
-            handoff_tokens: 1e6,
-        };
+        let largest =
+            Settings { step_tokens: 1e6, delayed_weight: 1e6, transfer_tokens: 1e6, handoff_tokens: 1e6 };
         assert_eq!(largest.check(), Ok(()));
         let prompt = Prompt { tokens: u32::MAX, block: u32::MAX };
         assert!(largest.local(prompt, Worker { cached: 0, ..worker }).is_finite());

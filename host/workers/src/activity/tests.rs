@@ -203,7 +203,7 @@ async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_i
     figures.note_signs(signs(Some(1)));
     let begun = figures.alive_at();
     tokio::time::advance(100 * SECOND).await;
-    [&worker, &figures].map(|worker| worker.activity().note_health());
+    [&worker, &figures].iter().for_each(|worker| worker.activity().note_health());
     // I3.6
     assert_eq!(worker.alive_at(), Instant::now());
     // I3.6: figures tell more than an answered health check
