@@ -19,7 +19,6 @@ use crate::{
 };
 
 mod audit;
-pub(crate) mod big_numbers;
 mod config;
 mod decisions;
 mod events;

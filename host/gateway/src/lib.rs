@@ -10,6 +10,7 @@
 //! `daemon` assembles it. No module names wasmtime.
 
 mod admin;
+mod big_numbers;
 mod budget;
 pub mod cli;
 pub mod config;

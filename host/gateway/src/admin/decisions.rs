@@ -17,11 +17,8 @@ use pointsman_routing::{DecisionHeader, DecisionId, DecisionResult, Decisions, R
 use serde_json::{Value, json};
 use tokio::time::Duration;
 
-use super::{
-    big_numbers::with_texts,
-    refuse::{invalid, refuse},
-};
-use crate::state::State;
+use super::refuse::{invalid, refuse};
+use crate::{big_numbers::with_texts, state::State};
 
 /// Default number of decisions in an answer.
 const DEFAULT_LIMIT: usize = 50;

@@ -21,8 +21,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::{sync::watch, time::MissedTickBehavior};
 
-use super::{big_numbers::with_texts, fleet, guard::MayChange, refuse::invalid, status, workers};
+use super::{fleet, guard::MayChange, refuse::invalid, status, workers};
 use crate::{
+    big_numbers::with_texts,
     http::request_id,
     openai::error,
     state::{SharedState, State},

@@ -19,10 +19,9 @@ use serde_json::{Value, json};
 
 use super::{
     audit::Detail,
-    big_numbers::with_texts,
     refuse::{invalid, refuse, worker_id},
 };
-use crate::{openai::short_text::shortened, state::State};
+use crate::{big_numbers::with_texts, openai::short_text::shortened, state::State};
 
 /// Time of a lease that asks for none.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use axum::{Json, extract::State as Extract};
 use serde_json::Value;
 
-use super::big_numbers::with_texts;
-use crate::state::State;
+use crate::{big_numbers::with_texts, state::State};
 
 /// `GET /replicas`.
 pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {

@@ -8,10 +8,10 @@ use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::big_numbers::with_texts;
 use crate::{
-    orchestrate::availability::servable_models, state::State, telemetry::hour::TokenRates,
-    telemetry::hour::now_ms, telemetry::live_stats::LiveSummary, version::VERSION,
+    big_numbers::with_texts, orchestrate::availability::servable_models, state::State,
+    telemetry::hour::TokenRates, telemetry::hour::now_ms, telemetry::live_stats::LiveSummary,
+    version::VERSION,
 };
 
 /// Maximum number of reasons in an answer.

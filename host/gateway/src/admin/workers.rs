@@ -18,10 +18,9 @@ use serde_json::{Value, json};
 
 use super::{
     audit::Detail,
-    big_numbers::with_texts,
     refuse::{invalid, no_worker, refuse, worker_id},
 };
-use crate::{openai::short_text::shortened, state::State};
+use crate::{big_numbers::with_texts, openai::short_text::shortened, state::State};
 
 /// `GET /workers`.
 pub(super) async fn list(Extract(state): Extract<Arc<State>>) -> Json<Value> {

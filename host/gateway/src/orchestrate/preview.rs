@@ -16,7 +16,7 @@ use pointsman_workers::{Leg, Snapshot};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    admin::big_numbers::with_texts,
+    big_numbers::with_texts,
     openai::{endpoint::Format, error::ApiError, request::Request, request_id::set_request_id},
     orchestrate::{self, RequestPlan, plan, quarantine::would_be_quarantined},
     state::State,
