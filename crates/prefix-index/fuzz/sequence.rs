@@ -209,6 +209,8 @@ fn store(path: &[u8]) -> KvEvent {
         tier: Tier::Device,
         extra_keys: Vec::new(),
         group: None,
+        kind: None,
+        locals: None,
     })
 }
 
@@ -238,7 +240,9 @@ fn hostile(worker: WorkerId, events: &[(u8, Option<u8>, Vec<u8>, Act, u8)]) {
                 lora: None,
                 tier,
                 extra_keys: vec![vec![ExtraKey::Text("a".to_owned())]; usize::from(tokens % 3)],
-                group: None,
+                group: (size % 5 == 4).then_some(u32::from(*size)),
+                kind: None,
+                locals: None,
             }),
             Act::Remove(_) | Act::Restart => KvEvent::Removed { hashes, tier, group: None },
             Act::Clear => KvEvent::Cleared,

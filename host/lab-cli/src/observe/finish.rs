@@ -87,8 +87,8 @@ pub(super) fn complete(
         let _ = std::fs::remove_file(&partial);
         let file = path.display();
         format!(
-            "cannot write {file} again ({error}): it has failed requests, too, and the output lengths that were \
-             assumed at first"
+            "cannot write {file} again ({error}): it has the failed requests, too, and its output lengths are those \
+             that were assumed at first"
         )
     });
     Ok((trace, warning))
