@@ -78,6 +78,8 @@ pub(crate) struct Activity {
     waiting: AtomicU32,
     /// The last sign of progress, milliseconds after `created`.
     alive_ms: AtomicU64,
+    /// Time after `created`, ms, of the last answered health check that says that the worker works.
+    healthy_ms: AtomicU64,
     created: Instant,
     /// Whether handoffs were late since one finished.
     handoffs_late: AtomicBool,
@@ -120,6 +122,7 @@ impl Activity {
             heard: AtomicBool::new(false),
             waiting: AtomicU32::new(0),
             alive_ms: AtomicU64::new(0),
+            healthy_ms: AtomicU64::new(0),
             created: now,
             handoffs_late: AtomicBool::new(false),
             times_put_aside: AtomicU64::new(0),
@@ -145,9 +148,15 @@ impl Activity {
         }
     }
 
-    /// Returns when the worker last gave a sign that it works, or its creation. It may lag by two looks.
+    /// Returns when the worker last gave a sign of progress, or its creation. It may lag by two looks.
     pub(crate) fn alive_at(&self) -> Instant {
         self.created + Duration::from_millis(self.alive_ms.load(Ordering::Relaxed))
+    }
+
+    /// Like [`Activity::alive_at`]. Where figures are not known, an answered health check is a sign, too.
+    pub(crate) fn works_at(&self) -> Instant {
+        let healthy = self.created + Duration::from_millis(self.healthy_ms.load(Ordering::Relaxed));
+        healthy.max(self.alive_at())
     }
 
     /// Returns how often the worker was put aside.
@@ -179,7 +188,7 @@ impl Activity {
     pub(crate) fn note_health(&self) {
         let track = self.track.lock();
         if track.signs.is_none() && track.stuck.is_none() {
-            self.alive(Instant::now());
+            self.healthy_ms.fetch_max(self.millis(Instant::now()), Ordering::Relaxed);
         }
     }
 
@@ -292,8 +301,12 @@ impl Activity {
     }
 
     fn alive(&self, at: Instant) {
-        let millis = at.saturating_duration_since(self.created).as_millis();
-        self.alive_ms.fetch_max(u64::try_from(millis).unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.alive_ms.fetch_max(self.millis(at), Ordering::Relaxed);
+    }
+
+    /// Milliseconds from the worker's creation.
+    fn millis(&self, at: Instant) -> u64 {
+        u64::try_from(at.saturating_duration_since(self.created).as_millis()).unwrap_or(u64::MAX)
     }
 }
 

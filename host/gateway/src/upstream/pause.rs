@@ -18,7 +18,17 @@ pub(crate) struct PauseLimits {
 impl PauseLimits {
     /// Returns when a pause has to end that began at `from`, as far as is known now.
     pub(crate) fn end(self, from: Instant, worker: Option<&Worker>) -> Instant {
-        let quiet = worker.map_or(from, |worker| worker.alive_at().max(from));
+        self.end_after(from, worker.map(Worker::alive_at))
+    }
+
+    /// Like [`PauseLimits::end`], of a pause between two events: a model may think. The bytes of a whole
+    /// answer come one after another.
+    pub(crate) fn end_between_events(self, from: Instant, worker: Option<&Worker>) -> Instant {
+        self.end_after(from, worker.map(Worker::works_at))
+    }
+
+    fn end_after(self, from: Instant, sign: Option<Instant>) -> Instant {
+        let quiet = sign.map_or(from, |sign| sign.max(from));
         (quiet + self.idle).min(from + self.most.max(self.idle))
     }
 

@@ -201,13 +201,13 @@ async fn i3_an_engine_that_counts_the_tokens_in_its_cache_works_when_they_move()
 async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_is_not_stuck() {
     let (worker, figures) = (worker(), worker());
     figures.note_signs(signs(Some(1)));
-    let begun = figures.alive_at();
+    let begun = figures.works_at();
     tokio::time::advance(100 * SECOND).await;
     [&worker, &figures].iter().for_each(|worker| worker.activity().note_health());
     // I3.6
-    assert_eq!(worker.alive_at(), Instant::now());
+    assert_eq!(worker.works_at(), Instant::now());
     // I3.6: figures tell more than an answered health check
-    assert_eq!(figures.alive_at(), begun);
+    assert_eq!(figures.works_at(), begun);
     let _call = InFlight::new(worker.clone(), None);
     for request in 1..=3 {
         worker.note_deadline(request);
@@ -215,9 +215,9 @@ async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_i
     }
     // B7.3: an answered health check is no progress
     assert_eq!(stuck_by(&watch(&worker, 1, |_| None).await), Some(StuckBy::Deadlines));
-    let before = worker.alive_at();
+    let before = worker.works_at();
     worker.activity().note_health();
     // I3.6: the silent streams of an engine that is stuck end
-    assert_eq!(worker.alive_at(), before);
+    assert_eq!(worker.works_at(), before);
     assert!(before < Instant::now());
 }

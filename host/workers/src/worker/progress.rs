@@ -44,10 +44,17 @@ impl Worker {
     }
 
     /// Returns when the worker last made progress: it sent a byte of an answer or a KV event, or a figure of
-    /// its engine moved. An answered health check counts where figures are not known.
+    /// its engine moved.
     #[must_use]
     pub fn alive_at(&self) -> Instant {
         self.activity.alive_at()
+    }
+
+    /// Like [`Worker::alive_at`]. Where its engine's figures are not known, an answered health check counts,
+    /// too, unless the worker is stuck.
+    #[must_use]
+    pub fn works_at(&self) -> Instant {
+        self.activity.works_at()
     }
 
     /// Reports that the worker gave a sign of progress.

@@ -144,7 +144,7 @@ impl Relay {
             return Some(self.event_at + END_GRACE);
         }
         if self.begun {
-            return Some(limits.pause().end(self.event_at, self.worker()));
+            return Some(limits.pause().end_between_events(self.event_at, self.worker()));
         }
         // The prefill leg has a limit of its own.
         (!self.drive.prefill_runs()).then(|| self.event_at + limits.head)
