@@ -86,8 +86,10 @@ impl HowArgs {
     pub(crate) fn build(&self, project: &Project, dir: &Path) -> anyhow::Result<Built> {
         if !self.quiet {
             let language = project.language().as_str();
-            let line =
-                format!("building  {}, from {language}; a first build takes a minute\n", dir.display());
+            let line = format!(
+                "building  {}, from {language}; a first build takes a minute or more\n",
+                dir.display()
+            );
             // The build goes on where nobody can read this.
             let _ = std::io::stderr().write_all(line.as_bytes());
         }

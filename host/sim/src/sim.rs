@@ -36,8 +36,8 @@ pub enum StartError {
     Config(String),
     /// An address cannot be bound.
     #[error(
-        "cannot listen on port {} of {}: {error}; end the program that has the port, or give another one with \
-         --listen, --bootstrap-port or --kv-events-port (0: any free port)", .addr.port(), .addr.ip()
+        "cannot listen on port {} of {}: {error}; give another one with --listen, --bootstrap-port or \
+         --kv-events-port (0: any free port)", .addr.port(), .addr.ip()
     )]
     Listen {
         /// Address to listen on.

@@ -28,8 +28,7 @@ async fn a_missing_leg_is_named() {
         // Stock SGLang decode workers cannot prefill.
         let cluster = TestClusterBuilder::new().sim(Dialect::Sglang, role).start().await.unwrap();
         let expected = format!(
-            "no {missing} worker is registered for 'tiny': GET /v1/models lists the models that are served, and \
-             `pointsman workers` each worker with its role and models"
+            "no {missing} worker is registered for 'tiny': GET /v1/models lists the models that are served"
         );
         assert_eq!(ask(&cluster).await, (503, expected));
     }

@@ -48,19 +48,23 @@ pub(crate) struct StoredCall<'a> {
     pub(crate) authorization: Option<&'a HeaderValue>,
 }
 
-/// Returns whether an engine may store the answer to a request, and store it twice if it gets the request
-/// twice.
+/// Returns whether an engine may store the answer to a request, or go on with it in the background, and do so
+/// twice if it gets the request twice.
 pub(super) fn may_store(request: &Request) -> bool {
     let is_response = request.endpoint == Endpoint::Responses;
-    is_response && !matches!(read(&request.body, "store"), Ok(Some(Flag(false))))
+    let is_not_stored = || matches!(read(&request.body, "store"), Ok(Some(Flag(false))));
+    is_response && (!is_not_stored() || is_in_background(request))
+}
+
+fn is_in_background(request: &Request) -> bool {
+    matches!(read(&request.body, "background"), Ok(Some(Flag(true))))
 }
 
 /// Returns whether an engine may go on with a request after this failure: it answers in the background,
 /// whether or not the connection holds, and may have got the request.
 pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
     let may_have_it = error.began() && !matches!(error, CallError::Status { .. });
-    let in_background = || matches!(read(&request.body, "background"), Ok(Some(Flag(true))));
-    may_have_it && request.endpoint == Endpoint::Responses && in_background()
+    may_have_it && request.endpoint == Endpoint::Responses && is_in_background(request)
 }
 
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns

@@ -37,6 +37,17 @@ impl PauseLimits {
         from + self.idle / 2
     }
 
+    /// Like [`PauseLimits::silence`], of the next event: at the longest pause, too, a worker without progress is
+    /// told from one that works on others.
+    pub(crate) fn silence_between_events(self, from: Instant, worker: Option<&Worker>) -> Silence {
+        const WHAT: &str = "next event of the stream";
+        let (now, progress) = (Instant::now(), worker.map_or(from, |worker| worker.alive_at().max(from)));
+        if now >= progress + self.idle {
+            return Silence { what: WHAT, key: "event_idle", limit: self.idle };
+        }
+        self.silence(WHAT, from, now)
+    }
+
     /// Says what was not sent before the end.
     pub(crate) fn silence(self, what: &'static str, from: Instant, now: Instant) -> Silence {
         if self.most > self.idle && now >= from + self.most {
@@ -64,6 +75,9 @@ mod tests {
         assert_eq!(limits.end(from, None), from + 60 * second);
         let key = |after: u32| limits.silence("event", from, from + second * after).key;
         assert_eq!((key(60), key(359), key(360)), ("event_idle", "event_idle", "event_idle_max"));
+        tokio::time::advance(360 * second).await;
+        // A worker that only answers health checks made no progress: the stream goes on elsewhere.
+        assert_eq!(limits.silence_between_events(from, Some(&worker)).key, "event_idle");
         let longer = PauseLimits { idle: 600 * second, ..limits };
         assert_eq!(longer.end(from, None), from + 600 * second, "a longer event_idle stays as it is");
         assert_eq!(longer.silence("event", from, from + 600 * second).key, "event_idle");

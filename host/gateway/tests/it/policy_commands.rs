@@ -398,7 +398,7 @@ fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
     };
     let mut piped = Command::new(crate::programs::pointsman());
     piped.args(["policy", "build"]);
-    let begins = "building  ., from Rust; a first build takes a minute\n";
+    let begins = "building  ., from Rust; a first build takes a minute or more\n";
     let failed = "pointsman: building guest `x` failed:\n   Compiling x v1.0.0";
     // O6.1
     assert_eq!(build(piped), (format!("{begins}{failed}"), true));

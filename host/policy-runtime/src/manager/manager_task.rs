@@ -211,6 +211,7 @@ impl ManagerTask {
     fn undo_roll_back(&mut self, slot: SlotName) -> Result<Done, CommandError> {
         let mut changed = Vec::new();
         let undone = find(&mut self.managed, &slot)?.undo_roll_back(&mut self.builder, &mut changed);
+        self.release_unwanted();
         self.count(&changed);
         self.publish();
         Ok(Done { changed, undone: Some((slot, undone?)) })

@@ -37,8 +37,7 @@ pub(super) fn text(
 ) -> String {
     if pool.is_empty() {
         return format!(
-            "no {leg} worker is registered for '{model}': GET /v1/models lists the models that are served, and \
-             `pointsman workers` each worker with its role and models"
+            "no {leg} worker is registered for '{model}': GET /v1/models lists the models that are served"
         );
     }
     // Workers of a role in the order of the pool, by their problem.

@@ -130,7 +130,7 @@ impl Relay {
         }
         let limits = &self.drive.state.settings.leg_timeouts;
         Some(CallError::Timeout(if self.begun {
-            limits.pause().silence("next event of the stream", self.event_at, now)
+            limits.pause().silence_between_events(self.event_at, self.worker())
         } else {
             Silence { what: "first event of the stream", key: "head", limit: limits.head }
         }))

@@ -25,7 +25,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     let (kept, answers) = (number(seen.written.len()), seen.total.first_tokens);
     let mut told = format!("{arrived} copies arrived, {} are in the trace", seen.written.len());
     if seen.failed > 0 {
-        told.push_str(&format!(", {} are left out because their answers were errors", seen.failed));
+        told.push_str(&format!(", {} are not compared because their answers were errors", seen.failed));
     }
     if !reasons.is_empty() {
         told.push_str(&format!(", missed: {}", reasons.join(", ")));
@@ -194,7 +194,7 @@ mod tests {
         add(&mut blocks, &seen, None);
         let page = text(&blocks);
         assert!(
-            page.contains("are in the trace, 4 are left out because their answers were errors."),
+            page.contains("are in the trace, 4 are not compared because their answers were errors."),
             "{page}"
         );
         assert!(page.contains("warning: 3 requests were not compared with KV events"), "{page}");

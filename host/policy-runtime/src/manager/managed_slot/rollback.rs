@@ -93,7 +93,9 @@ impl ManagedSlot {
         let asked = Some(plan.fingerprint);
         let previous = self.previous.filter(|_| mode == Lane::Active);
         let serves = [lane.content, previous].into_iter().flatten().any(|one| Some(one.fingerprint) == asked);
-        let is_removed = !plan.has_own_file() && lane.content.is_some_and(|one| one.source == Source::File);
+        // A file that is missing may be in the middle of a replacement.
+        let is_removed = !plan.has_own_file()
+            && (lane.own.is_some() || lane.content.is_some_and(|one| one.source == Source::File));
         // Behind a promotion that is rolled back there may be a file that was never compiled.
         let is_behind = mode == Lane::Active && lane.held == Some(asked);
         let is_known = lane.wanted == asked && lane.waits_for.is_empty() && !is_behind;
@@ -114,7 +116,7 @@ impl ManagedSlot {
                        settings to try again, or undo the rollback"
             .to_owned();
         self.refuse_rolled_back(mode, file.clone(), content, message);
-        self.remember_rolled_back(content, file);
+        self.remember_rolled_back(mode, content, file);
     }
 
     /// Records that a lane does not run what directory and configuration ask for.
@@ -145,14 +147,16 @@ impl ManagedSlot {
             self.slot.withdraw(mode);
             self.lane(mode).clear();
         }
-        self.remember_rolled_back(content, policy);
+        self.remember_rolled_back(mode, content, policy);
         Some(content)
     }
 
-    fn remember_rolled_back(&mut self, content: Content, policy: String) {
+    fn remember_rolled_back(&mut self, lane: Lane, content: Content, policy: String) {
+        let file = self.lane(lane).found.display().to_string();
+        self.quarantined.retain(|one| one.content.fingerprint != content.fingerprint);
         if self.quarantined.len() >= MAX_QUARANTINED {
             self.quarantined.pop_front();
         }
-        self.quarantined.push_back(RolledBack { content, policy, undone: false });
+        self.quarantined.push_back(RolledBack { content, policy, lane, file, undone: false });
     }
 }

@@ -20,6 +20,9 @@ pub(super) struct RolledBack {
     pub(super) content: Content,
     /// Name of the policy, or the file of one that was not compiled yet.
     pub(super) policy: String,
+    /// Lane that ran it or asked for it, and the file there.
+    pub(super) lane: Lane,
+    pub(super) file: String,
     /// Whether an operator undid the rollback. It is in force again when the content is refused.
     pub(super) undone: bool,
 }
@@ -40,15 +43,15 @@ impl ManagedSlot {
     ) -> Result<UndoneRollback, CommandError> {
         let slot = slot_label(&self.name());
         // A file may have changed since the last scan.
-        let mut refused = None;
+        let mut refused = Vec::new();
         for mode in Lane::ALL {
             let plan = builder.plan(Some(&self.lane_of(mode).file), self.spec_of(mode));
             self.lane(mode).asked = plan.as_ref().ok().and_then(|plan| Some(plan.as_ref()?.fingerprint));
-            refused = refused.or(plan.err());
+            refused.extend(plan.err().map(|refused| (mode, refused)));
         }
         let place = self.undo_place();
         let Some(rolled_back) = place.and_then(|place| self.quarantined.get_mut(place)) else {
-            return Err(self.cannot_undo(slot, refused.as_ref()));
+            return Err(self.cannot_undo(slot, &refused));
         };
         rolled_back.undone = true;
         let fingerprint = rolled_back.content.fingerprint;
@@ -62,20 +65,18 @@ impl ManagedSlot {
         self.check_undone(&undone).map(|()| undone)
     }
 
-    fn cannot_undo(&self, slot: String, refused: Option<&Refused>) -> CommandError {
+    /// `refused` are the lanes whose files or settings cannot be used.
+    fn cannot_undo(&self, slot: String, refused: &[(Lane, Refused)]) -> CommandError {
         let Some(one) = self.quarantined.iter().rev().find(|one| !one.undone) else {
             return CommandError::NothingToUndo(slot);
         };
         let policy = one.policy.clone();
-        match refused {
-            Some(Refused { file, refusal, .. }) => {
+        match refused.iter().find(|(lane, _)| *lane == one.lane) {
+            Some((_, Refused { file, refusal, .. })) => {
                 let why = format!("`{}` was refused ({}): {refusal}", file.display(), refusal.kind());
                 CommandError::UndoRefused { slot, policy, why }
             }
-            None => {
-                let file = self.active.found.display().to_string();
-                CommandError::NoFileToUndo { slot, policy, digest: one.digest(), file }
-            }
+            None => CommandError::NoFileToUndo { slot, policy, digest: one.digest(), file: one.file.clone() },
         }
     }
 
