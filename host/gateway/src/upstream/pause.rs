@@ -37,8 +37,8 @@ impl PauseLimits {
         from + self.idle / 2
     }
 
-    /// Like [`PauseLimits::silence`], of the next event: at the longest pause, too, a worker without progress is
-    /// told from one that works on others.
+    /// Like [`PauseLimits::silence`], of the next event: at the longest pause, too, a worker without progress
+    /// is told from one that works on others.
     pub(crate) fn silence_between_events(self, from: Instant, worker: Option<&Worker>) -> Silence {
         const WHAT: &str = "next event of the stream";
         let (now, progress) = (Instant::now(), worker.map_or(from, |worker| worker.alive_at().max(from)));

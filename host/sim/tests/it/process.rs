@@ -47,7 +47,7 @@ fn a_port_that_is_taken_is_named_with_what_to_do() {
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     let said = format!("cannot listen on port {} of 127.0.0.1: Address already in use", addr.port());
     assert!(!output.status.success() && stderr.contains(&said), "{stderr}");
-    assert!(stderr.contains("or give another one with --listen"), "{stderr}");
+    assert!(stderr.contains("; give another one with --listen"), "{stderr}");
     assert_eq!(stderr.matches("Address already in use").count(), 1, "{stderr}");
 }
 

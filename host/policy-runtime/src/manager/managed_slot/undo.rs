@@ -80,19 +80,29 @@ impl ManagedSlot {
         }
     }
 
-    /// Returns an error if the content of an undone rollback was refused since.
-    pub(in super::super) fn check_undone(&self, undone: &UndoneRollback) -> Result<(), CommandError> {
-        let is_in_force = |one: &RolledBack| one.content.fingerprint == undone.fingerprint && !one.undone;
-        if !self.quarantined.iter().any(is_in_force) {
+    /// Returns an error if the content of an undone rollback was refused since, or if nothing asks for it any
+    /// more. The rollback is then in force again.
+    pub(in super::super) fn check_undone(&mut self, undone: &UndoneRollback) -> Result<(), CommandError> {
+        let compiles = self.compiling().next().is_some();
+        let same = |one: &&mut RolledBack| one.content.fingerprint == undone.fingerprint;
+        // What runs again is forgotten.
+        let Some(one) = self.quarantined.iter_mut().find(same) else { return Ok(()) };
+        if one.undone && compiles {
             return Ok(());
         }
+        one.undone = false;
+        let (lane, file) = (one.lane, one.file.clone());
+        let (slot, policy) = (undone.slot.clone(), undone.policy.clone());
         let lanes = self.lanes();
         let asks = lanes.iter().filter(|lane| lane.asked == Some(undone.fingerprint));
         let refusal = asks.flat_map(|lane| &lane.refusals).next();
-        let why = refusal.map_or("it was refused".to_owned(), |one| {
-            format!("`{}` was refused ({}): {}", one.file, one.kind, one.message)
-        });
-        Err(CommandError::UndoRefused { slot: undone.slot.clone(), policy: undone.policy.clone(), why })
+        Err(match refusal.or_else(|| self.lane_of(lane).refusals.first()) {
+            Some(one) => {
+                let why = format!("`{}` was refused ({}): {}", one.file, one.kind, one.message);
+                CommandError::UndoRefused { slot, policy, why }
+            }
+            None => CommandError::NoFileToUndo { slot, policy, digest: undone.digest, file },
+        })
     }
 
     /// Returns the rollback that an undo would end now.

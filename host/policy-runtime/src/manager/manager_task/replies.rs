@@ -66,7 +66,7 @@ impl ManagerTask {
         self.reply(late);
     }
 
-    fn reply(&self, waiting: Vec<Waiting>) {
+    fn reply(&mut self, waiting: Vec<Waiting>) {
         for Waiting { done, reply, .. } in waiting {
             // The caller may have given up waiting; the command is done all the same.
             let _ = reply.send(self.report(done));
@@ -111,9 +111,9 @@ impl ManagerTask {
         self.reply(done);
     }
 
-    fn report(&self, Done { changed, undone }: Done) -> Result<Report, CommandError> {
+    fn report(&mut self, Done { changed, undone }: Done) -> Result<Report, CommandError> {
         if let Some((slot, undone)) = &undone {
-            let managed = self.managed.iter().find(|managed| managed.name() == *slot);
+            let managed = self.managed.iter_mut().find(|managed| managed.name() == *slot);
             managed.map_or(Ok(()), |managed| managed.check_undone(undone))?;
         }
         let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
