@@ -90,7 +90,7 @@ impl HowArgs {
                 "building  {}, from {language}; a first build takes a minute or more\n",
                 dir.display()
             );
-            // The build goes on where nobody can read this.
+            // A closed stderr does not end the build.
             let _ = std::io::stderr().write_all(line.as_bytes());
         }
         // cargo shows its own progress.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use pointsman_policy_runtime::digest;
+use pointsman_policy_runtime::{Refusal, digest};
 
 use crate::{
     output::print,
@@ -46,30 +46,17 @@ impl InspectArgs {
             list(&found.needs.iter().map(|grant| grant.as_str().to_owned()).collect::<Vec<_>>()),
             list(&found.exports),
         );
-        let code = match found.policy {
-            Ok(policy) => {
-                text.push_str(&format!(
-                    "policy    {} {}\nrequest   {}\nworkers   {}\nadmitted  yes\n",
-                    policy.name,
-                    policy.version,
-                    list(&policy.request_facts),
-                    list(&policy.worker_facts),
-                ));
-                ExitCode::SUCCESS
-            }
-            Err(refusal) => {
-                text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
-                ExitCode::FAILURE
-            }
-        };
-        print(&text)?;
-        Ok(code)
+        let facts = found.policy.map(|policy| {
+            text.push_str(&format!("policy    {} {}\n", policy.name, policy.version));
+            (policy.request_facts, policy.worker_facts)
+        });
+        admission(text, facts)
     }
 
     /// Checks a formula file, and tries it as the gateway does.
     fn formula(&self) -> anyhow::Result<ExitCode> {
         let bytes = read(&self.file)?;
-        let mut text = format!(
+        let text = format!(
             "file      {}\nsha256    {}\nsize      {} bytes, formulas\n",
             self.file.display(),
             digest(&bytes),
@@ -82,21 +69,30 @@ impl InspectArgs {
                 file.load("{}").map(|policy| file.facts(&policy))
             }
         };
-        let list = |facts: BTreeSet<String>| list(&facts.into_iter().collect::<Vec<_>>());
-        let code = match outcome {
-            Ok((request, worker)) => {
-                let (request, worker) = (list(request), list(worker));
-                text.push_str(&format!("request   {request}\nworkers   {worker}\nadmitted  yes\n"));
-                ExitCode::SUCCESS
-            }
-            Err(refusal) => {
-                text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
-                ExitCode::FAILURE
-            }
-        };
-        print(&text)?;
-        Ok(code)
+        let sorted = |facts: BTreeSet<String>| facts.into_iter().collect();
+        admission(text, outcome.map(|(request, worker)| (sorted(request), sorted(worker))))
     }
+}
+
+/// Adds the facts that a policy asks for, of the request and of the workers, or why it is refused, and prints
+/// the description.
+fn admission(
+    mut text: String,
+    facts: Result<(Vec<String>, Vec<String>), Refusal>,
+) -> anyhow::Result<ExitCode> {
+    let code = match facts {
+        Ok((request, worker)) => {
+            let (request, worker) = (list(&request), list(&worker));
+            text.push_str(&format!("request   {request}\nworkers   {worker}\nadmitted  yes\n"));
+            ExitCode::SUCCESS
+        }
+        Err(refusal) => {
+            text.push_str(&format!("admitted  no ({}): {refusal}\n", refusal.kind()));
+            ExitCode::FAILURE
+        }
+    };
+    print(&text)?;
+    Ok(code)
 }
 
 fn list(names: &[String]) -> String {

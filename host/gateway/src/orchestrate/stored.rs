@@ -143,8 +143,8 @@ fn is_missing(answered: &Result<Response<Body>, CallError>) -> bool {
 
 /// Returns the worker that has a response; `None` if it is not known, and none says that it has it.
 ///
-/// Where tenants are configured, a response that is not known does not exist: an engine does not say whose it
-/// is, and whoever asked first would get it.
+/// Where tenants are configured, a response that is not known does not exist. Engines do not say who owns a
+/// response, so any tenant could read it.
 async fn find(
     state: &State,
     upstream: &Upstream,

@@ -91,7 +91,7 @@ pub enum CommandError {
         policy: String,
         /// Digest of its content.
         digest: Digest,
-        /// File of the active lane.
+        /// File of its lane.
         file: String,
     },
     /// The content that was rolled back cannot be used any more.

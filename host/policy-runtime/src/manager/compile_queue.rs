@@ -2,7 +2,8 @@
 //!
 //! A slot has one compile of a small and one of a large file at a time, and large files leave one thread to
 //! small ones: a file that takes long holds up its own slot at most, and a policy of a few kilobytes does not
-//! wait behind one of many megabytes.
+//! wait behind one of many megabytes. Built-in policies are the exception: their code is compiled once for
+//! all slots, and the other jobs that need such code wait for that, each on its thread.
 
 use std::{
     collections::{HashMap, VecDeque},
