@@ -75,14 +75,14 @@ async fn observe(intake: Arc<Intake>, mut messages: Streaming<ProcessingRequest>
         let limit = if exchange.answers() { ANSWER_SILENCE } else { BODY_TIMEOUT };
         let Ok(message) = timeout_at(since + limit, messages.message()).await else { return Ok(()) };
         let Some(message) = message? else { return Ok(()) };
-        if !message.observability_mode {
-            exchange.let_pass();
-            return Ok(());
-        }
+        let waits = !message.observability_mode;
         if exchange.answers() {
             since = Instant::now();
         }
         exchange.on(message);
+        if waits {
+            exchange.let_pass();
+        }
     }
     Ok(())
 }
@@ -119,11 +119,12 @@ impl Exchange {
 
     /// Leaves out a request for which Envoy waits.
     fn let_pass(&mut self) {
-        if matches!(self.phase, Phase::Head) {
-            self.intake.counts.arrive();
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Head => _ = self.intake.counts.arrive(),
+            Phase::Body { .. } => {}
+            Phase::Sent | Phase::Answer(_) | Phase::Over => return,
         }
         self.intake.counts.miss(Missed::Waited);
-        self.phase = Phase::Over;
         if let Some(suppressed) = LINES.due() {
             tracing::warn!(
                 suppressed,

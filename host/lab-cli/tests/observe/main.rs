@@ -297,17 +297,18 @@ async fn show(observer: &str, parts: Vec<ProcessingRequest>) -> Result<usize, to
     Ok(count)
 }
 
+fn headers(pairs: &[(&str, &str)], end_of_stream: bool) -> HttpHeaders {
+    let header = |(key, value): &(&str, &str)| HeaderValue {
+        key: (*key).to_owned(),
+        raw_value: value.as_bytes().to_vec(),
+        ..HeaderValue::default()
+    };
+    let headers = Some(HeaderMap { headers: pairs.iter().map(header).collect() });
+    HttpHeaders { headers, end_of_stream, ..HttpHeaders::default() }
+}
+
 /// The messages of a chat and of its answer, which has this status.
 fn exchange(number: usize, status: &str, observability_mode: bool) -> Vec<ProcessingRequest> {
-    let headers = |pairs: &[(&str, &str)], end_of_stream| {
-        let header = |(key, value): &(&str, &str)| HeaderValue {
-            key: (*key).to_owned(),
-            raw_value: value.as_bytes().to_vec(),
-            ..HeaderValue::default()
-        };
-        let headers = Some(HeaderMap { headers: pairs.iter().map(header).collect() });
-        HttpHeaders { headers, end_of_stream, ..HttpHeaders::default() }
-    };
     let path = "/v1/chat/completions";
     let request = headers(&[(":method", "POST"), (":path", path)], false);
     let body = HttpBody { body: body(number, 300).into_bytes(), end_of_stream: true, ..HttpBody::default() };
@@ -338,6 +339,12 @@ async fn s5_requests_that_failed_are_left_out_and_those_that_envoy_holds_pass() 
         // S5.10: the call ends at once, without an error, and without an answer.
         assert_eq!(show(&observer, head).await.unwrap(), 0);
     }
+    let listing = ProcessingRequest {
+        request: Some(Part::RequestHeaders(headers(&[(":method", "GET"), (":path", "/v1/models")], true))),
+        ..ProcessingRequest::default()
+    };
+    // S5.10: what no policy decides is not missed either.
+    assert_eq!(show(&observer, vec![listing]).await.unwrap(), 0);
     let (out, printed) = (scene.out(), scene.dir.path().join("printed"));
     let text = scene.observer.end(&printed);
     // S5.9, S5.10
