@@ -87,8 +87,9 @@ impl Report {
             "promoted" => format!("{slot}: {now} is active now; it was the {}", change.reason),
             "rolled_back" => format!(
                 "{slot}: {now} is active again; what ran before stays out until its file or settings change; \
-                 `pointsman policy rollback {} --undo` lets it run again",
-                change.slot
+                 `pointsman policy rollback {}{} --undo` lets it run again",
+                change.slot,
+                change.model.as_ref().map(|model| format!(" --model {model}")).unwrap_or_default()
             ),
             "withdrawn" => format!("{slot}: the {lane} has ended"),
             "removed" => format!("{slot}: the {lane} lane has no file any more and runs {now}"),
