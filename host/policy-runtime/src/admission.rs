@@ -53,11 +53,11 @@ pub(crate) fn component<'a>(bytes: &'a [u8], limits: &Limits) -> Result<Cow<'a, 
             }
         }
         _ => {
-            let head: Vec<String> = bytes.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+            let head = bytes.get(..16).unwrap_or(bytes);
             Err(Refusal::NotWasm(if head.is_empty() {
                 "nothing, it is empty".to_owned()
             } else {
-                head.join(" ")
+                format!("\"{}\"", head.escape_ascii())
             }))
         }
     }
