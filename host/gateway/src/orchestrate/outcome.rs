@@ -30,6 +30,10 @@ use crate::{
 };
 
 impl Drive {
+/// Why a prefill whose answer has no handoff failed.
+const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check that the prefill engine hands its \
+     cache over (vLLM: --kv-transfer-config)";
+
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
         let PrefillDone { answer, cached_tokens } = done;
@@ -64,8 +68,9 @@ impl Drive {
                 Event::PrefillWasAll
             }
             // The call's task has turned missing data into a failed call.
-            PrefillAnswer::MissingData(_) | PrefillAnswer::MissingParameters => self
-                .no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned()),
+            PrefillAnswer::MissingData(_) | PrefillAnswer::MissingParameters => {
+                self.no_handoff("missing_parameters", NO_PARAMETERS.to_owned())
+            }
             PrefillAnswer::Incomplete(field) => self.no_handoff(
                 "incomplete",
                 format!("the handoff parameters of the prefill answer lack `{field}`"),
