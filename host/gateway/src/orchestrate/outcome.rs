@@ -315,7 +315,8 @@ const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check
         }
         let run = &mut self.runs[leg];
         if let Some(candidate) = &candidate {
-            run.refusals.note(refusal, &cause, &candidate.worker);
+            let after = run.refusals.note(refusal, &cause, &candidate.worker);
+            after.filter(|_| leg == Leg::Decode).inspect(|after| self.attempts.note_refused_handoff(*after));
         }
         run.fails(cause, has_answered);
         self.free(leg);
