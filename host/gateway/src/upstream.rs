@@ -62,6 +62,9 @@ pub(crate) enum CallError {
     /// This host has no descriptor, port or memory left for a connection. The worker is not at fault.
     #[error("no connection can be opened: {0}")]
     Shortage(String),
+    /// The engine closed a kept connection as the request came, and sent no byte of an answer.
+    #[error("connection failed: {0}")]
+    Closed(String),
     /// The connection failed before or within the answer.
     #[error("connection failed: {0}")]
     Broken(String),
@@ -113,7 +116,13 @@ impl Upstream {
     /// Returns a client for requests that no engine may get twice, such as those with a handoff.
     #[must_use]
     pub(crate) fn at_most_once(&self) -> Self {
-        Self { delivery: Delivery::AtMostOnce, ..self.clone() }
+        let is_new = self.delivery == Delivery::NewConnection;
+        Self { delivery: if is_new { self.delivery } else { Delivery::AtMostOnce }, ..self.clone() }
+    }
+
+    /// From now on, uses no kept connection.
+    pub(crate) fn use_new_connections(&mut self) {
+        self.delivery = Delivery::NewConnection;
     }
 
     /// Sends a JSON body and waits for the head of a success answer.
@@ -235,10 +244,11 @@ impl CallError {
     /// Returns whether the engine broke while it handled the request. An engine that is overloaded refuses a
     /// request and stays usable.
     #[must_use]
+            | Self::Closed(_)
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Connect(_) | Self::Shortage(_) | Self::OtherPrompt => false,
+            Self::Connect(_) | Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
@@ -284,7 +294,7 @@ impl CallError {
     pub(crate) fn is_fault(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Shortage(_) | Self::OtherPrompt => false,
+            Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
@@ -292,13 +302,19 @@ impl CallError {
     /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
     /// or when its answer was a refusal.
     #[must_use]
+            Self::Closed(_) => "closed",
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
             Self::Status { status, in_body, .. } => {
                 *in_body || !(status.is_client_error() || self.refusal().is_some())
             }
-            Self::Broken(_) | Self::Protocol(_) | Self::OtherPrompt | Self::Timeout(_) | Self::Down => true,
+            Self::Closed(_)
+            | Self::Broken(_)
+            | Self::Protocol(_)
+            | Self::OtherPrompt
+            | Self::Timeout(_)
+            | Self::Down => true,
         }
     }
 

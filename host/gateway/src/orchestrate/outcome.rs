@@ -234,6 +234,11 @@ const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check
             && seen::event(self.request.endpoint.format(), event).error
         {
             let error = CallError::of_error_body(sse::object(event));
+        // The worker may not have read the request: it gets the retry, over a new connection.
+        let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
+        if is_unread {
+            self.upstream.use_new_connections();
+        }
             return Head::Failed(self.answer_failed(error));
         }
         // Comments before it do not count.
@@ -275,14 +280,15 @@ const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
         let pin = self.request.hints.pinned(leg);
-        let is_pinned = pin.is_some() && (leg != Leg::Decode || error.began());
+        let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
         // A handoff that is in hand goes to another worker only if that one certainly takes it.
         let may_serve = error.retryable() || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
             retryable: may_serve && !is_poison && !is_pinned && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal(),
             began: error.began(),
-            broke: error.breaks_engine(),
+            // An engine may have broken on a request that it did not answer.
+            broke: error.breaks_engine() || matches!(error, CallError::Closed(_)),
             continuable: false,
         };
         if let Some(candidate) = &candidate {
@@ -293,7 +299,7 @@ const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check
             }
         }
         self.account.leg_ended(leg, Err(error.kind()));
-        self.attempts.note_failure(candidate.as_ref().map(id_of));
+        self.attempts.note_failure(candidate.as_ref().filter(|_| !is_unread).map(id_of));
         self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));

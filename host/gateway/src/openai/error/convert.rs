@@ -129,7 +129,7 @@ impl From<CallError> for ApiError {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 retry_after: Duration::from_secs(RETRY_AFTER),
             },
-            CallError::Broken(text) => {
+            CallError::Closed(text) | CallError::Broken(text) => {
                 Self::BadUpstream(format!("the connection to the engine failed: {text}"))
             }
             CallError::Timeout(silence) => Self::EngineTimeout(silence),
