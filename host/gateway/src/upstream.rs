@@ -16,6 +16,7 @@ mod back_pressure;
 mod body;
 mod convert;
 mod destination;
+mod error_body;
 mod pause;
 mod pool;
 mod stream;
@@ -23,6 +24,7 @@ mod stream;
 mod tests;
 mod upgrade;
 
+pub(crate) use back_pressure::{retry_after_of, whole_seconds};
 pub(crate) use body::Body;
 use body::ObservedCall;
 pub(crate) use destination::Destination;
@@ -37,8 +39,6 @@ pub(crate) use upgrade::UpgradedCall;
 const MAX_BODY: usize = 64 * 1024 * 1024;
 /// Maximum size of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
-/// Maximum length of an engine's `Retry-After`, bytes: a number of seconds, or a date.
-const MAX_RETRY_AFTER: usize = 64;
 /// Maximum length of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
 
@@ -169,8 +169,7 @@ impl Upstream {
             return Err(CallError::Protocol(format!("unexpected status {}", status.as_u16())));
         }
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-        let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
-        let retry_after = retry_after.filter(|value| value.len() <= MAX_RETRY_AFTER);
+        let retry_after = retry_after_of(response.headers());
         let body = Box::pin(beginning(response.into_body())).await?;
         Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
@@ -221,30 +220,9 @@ impl Upstream {
 }
 
 impl CallError {
-    /// Converts the error object of an answer with status 200. Its code is the status, where it has one.
-    #[must_use]
-    pub(crate) fn of_error_body(body: &[u8]) -> Self {
-        let json: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-        let codes = [json.pointer("/error/code"), json.get("code"), json.pointer("/error/status")];
-        // Some servers write it as a text, and some write another word there.
-        let number = |code: &serde_json::Value| code.as_u64().or_else(|| code.as_str()?.parse().ok());
-        let codes = codes.into_iter().flatten().filter_map(number);
-        let code = codes.filter_map(|code| u16::try_from(code).ok()).find(|code| (400..600).contains(code));
-        let kind = json.pointer("/error/type").or(json.get("type")).and_then(serde_json::Value::as_str);
-        let status = match (code, kind) {
-            (Some(code), _) => StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_GATEWAY),
-            (None, Some("BadRequestError" | "invalid_request_error")) => StatusCode::BAD_REQUEST,
-            (None, _) => StatusCode::BAD_GATEWAY,
-        };
-        let content_type = Some(HeaderValue::from_static("application/json"));
-        let body = Bytes::copy_from_slice(body);
-        Self::Status { status, content_type, retry_after: None, body, in_body: true }
-    }
-
     /// Returns whether the engine broke while it handled the request. An engine that is overloaded refuses a
     /// request and stays usable.
     #[must_use]
-            | Self::Closed(_)
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
@@ -266,6 +244,7 @@ impl CallError {
         match self {
             Self::Connect(_)
             | Self::Shortage(_)
+            | Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)
             | Self::OtherPrompt
@@ -302,7 +281,6 @@ impl CallError {
     /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
     /// or when its answer was a refusal.
     #[must_use]
-            Self::Closed(_) => "closed",
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
@@ -324,6 +302,7 @@ impl CallError {
         match self {
             Self::Connect(_) => "connect",
             Self::Shortage(_) => "shortage",
+            Self::Closed(_) => "closed",
             Self::Broken(_) => "broken",
             Self::Timeout(_) => "timeout",
             Self::Down => "down",
