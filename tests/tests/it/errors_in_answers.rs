@@ -250,8 +250,7 @@ async fn i13_a_time_in_fractions_or_milliseconds_is_an_engine_s_own_time() {
             // The pause has the length that the engine named, and not a rounded one.
             let snapshot = cluster.gateway.state().registry.snapshot();
             let pause = snapshot.workers()[0].pause().unwrap().left;
-            assert!(pause <= Duration::from_secs(after.parse().unwrap()), "{headers} {pause:?}");
-            assert!(after == "4" || pause.as_secs() + 1 <= after.parse().unwrap(), "{headers} {pause:?}");
+            assert!(pause < Duration::from_secs(after.parse().unwrap()), "{headers} {pause:?}");
         }
     }
 }

@@ -133,11 +133,12 @@ async fn i3_the_streams_of_a_pair_are_known_by_their_first_bytes() {
     let whole = [TOKEN, LAST, DONE].concat();
     let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
     let acts = vec![Act::Send([head, chunk(whole.as_bytes()), b"0\r\n\r\n".to_vec()].concat())];
-    let Pair { cluster, .. } = pair(acts.clone(), acts, |_| {}).await;
-    let reply = cluster.client.post(COMPLETIONS, &[], prompt(json!({"stream": true}))).await.unwrap();
+    let pair = pair(acts.clone(), acts, |_| {}).await;
+    let body = prompt(json!({"stream": true}));
+    let reply = pair.cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
     // I3.13
     assert_eq!((reply.status.as_u16(), reply.body.as_ref()), (200, whole.as_bytes()), "{reply:?}");
-    cluster.at_rest().await.unwrap();
+    pair.cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
