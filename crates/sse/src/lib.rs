@@ -153,8 +153,8 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Returns whether one of the events has data. A keep-alive has none: a comment, an empty `data:`, or one with
-/// a word such as `ping`.
+/// Returns whether one of the events has data. A keep-alive has none: a comment, an empty `data:`, or one
+/// with a word such as `ping`.
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.

@@ -93,10 +93,10 @@ impl WorkerSpec {
     }
 }
 
-/// Returns what has to be equal in both ends of NIXL's handshake: from vLLM 0.13 on the whole version, of which
-/// a hash is compared. Older versions compare nothing, and neither read the later handshake nor name the
-/// prefill's request, without which a later decode engine never answers. `None`: not known, as for a build
-/// from sources (0.1).
+/// Returns what has to be equal in both ends of NIXL's handshake: from vLLM 0.13 on the whole version, of
+/// which a hash is compared. Older versions compare nothing, and neither read the later handshake nor name
+/// the prefill's request, without which a later decode engine never answers. `None`: not known, as for a
+/// build from sources (0.1).
 fn compatibility_of(version: &str) -> Option<&str> {
     let mut numbers = version.split(['.', '-', '+']).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
