@@ -27,6 +27,8 @@ pub enum Delivery {
     Repeatable,
     /// A request is not sent again, and only over connections that were idle for less than a second.
     AtMostOnce,
+    /// A request is sent over a new connection: its server cannot have closed it as idle.
+    NewConnection,
 }
 
 impl<S: Transport, O: Observer> Pool<S, O> {
@@ -48,6 +50,7 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         let max_idle = match delivery {
             Delivery::Repeatable => Duration::MAX,
             Delivery::AtMostOnce => SHORTEST_KEEP_ALIVE,
+            Delivery::NewConnection => Duration::ZERO,
         };
         loop {
             let (mut connection, idle) = match self.take_idle(origin, max_idle, &is_current) {
@@ -60,14 +63,13 @@ impl<S: Transport, O: Observer> Pool<S, O> {
             let closed = match connection.call(head, body, self.kept()).await {
                 Ok(answered) => return Ok(self.response(answered, connection)),
                 Err(Failed::Unsent) if !fresh => continue,
-                Err(Failed::Closed(error))
-                    if was_idle && delivery == Delivery::Repeatable && sent.elapsed() < MAX_CLOSE_DELAY =>
-                {
-                    error
-                }
+                Err(Failed::Closed(error)) if !fresh && sent.elapsed() < MAX_CLOSE_DELAY => error,
                 Err(failed) => return Err(failed.into()),
             };
             drop(connection);
+            if !was_idle || delivery != Delivery::Repeatable {
+                return Err(CallError::Closed(closed));
+            }
             return Box::pin(self.call_again((head, body), connect(), closed)).await;
         }
     }

@@ -45,6 +45,10 @@ pub enum CallError<E> {
         /// Why there is no new one.
         connect: E,
     },
+    /// The server closed a reused connection at once and without a byte of an answer. It may not have read
+    /// the request.
+    #[error("the server closed a kept connection when the request was sent: {0}")]
+    Closed(WireError),
     /// The connection failed after bytes were sent, or the answer cannot be read.
     #[error(transparent)]
     Wire(#[from] WireError),

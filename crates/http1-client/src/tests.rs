@@ -118,7 +118,27 @@ async fn a_request_that_meets_the_end_of_a_reused_connection_is_sent_once_more_o
     assert!(call(&pool, &server.authority).await.is_ok());
     assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
     let outcome = call(&pool, &server.authority).await;
-    assert!(matches!(outcome, Err(CallError::Wire(WireError::Cut))), "it was just used: {outcome:?}");
+    assert!(matches!(outcome, Err(CallError::Closed(WireError::Cut))), "it was just used: {outcome:?}");
+}
+
+#[tokio::test]
+async fn a_call_may_ask_for_a_new_connection() {
+    let answers = || vec![vec![OK.to_owned()]; 2];
+    let (mut server, pool) = (server(vec![answers(), answers()]).await, pool());
+    assert!(call(&pool, &server.authority).await.is_ok());
+    let mut body = deliver(&pool, &server.authority, Delivery::NewConnection).await.unwrap().into_body();
+    while body.read(&mut Vec::new()).await.unwrap() {}
+    assert!(server.accepted.recv().await.is_some() && server.accepted.recv().await.is_some());
+    assert!(call(&pool, &server.authority).await.is_ok(), "both are kept");
+}
+
+#[tokio::test]
+async fn a_connection_that_ends_late_is_not_one_that_was_closed_as_idle() {
+    let late = vec![vec![OK.to_owned()], vec![String::new(); 110]];
+    let (server, pool) = (server(vec![late]).await, pool());
+    assert!(call(&pool, &server.authority).await.is_ok());
+    let outcome = call(&pool, &server.authority).await;
+    assert!(matches!(outcome, Err(CallError::Wire(WireError::Cut))), "{outcome:?}");
 }
 
 #[tokio::test]

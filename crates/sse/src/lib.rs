@@ -75,8 +75,26 @@ pub fn is_event(bytes: &[u8]) -> bool {
             _ => return false,
         }
     }
-    // Data of a named event is not a chunk of an answer, and empty data is a keep-alive of some servers.
-    is_named || last_data.is_none_or(|data| data.is_empty() || ends_as_json(data))
+    // Data of a named event is not a chunk of an answer.
+    is_named || last_data.is_none_or(|data| is_keep_alive(data) || ends_as_json(data))
+}
+
+/// Returns whether data is nothing, or a word with which some servers keep a connection alive.
+fn is_keep_alive(data: &[u8]) -> bool {
+    const WORDS: [&[u8]; 4] = [b"ping", b"keep-alive", b"keepalive", b"heartbeat"];
+    data.is_empty() || WORDS.contains(&data)
+}
+
+/// Returns whether a body that begins with these bytes is a stream of events; `None` while they are too few.
+#[must_use]
+pub fn begins_as_stream(bytes: &[u8]) -> Option<bool> {
+    const STARTS: [&[u8]; 5] = [b":", b"data:", b"event:", b"id:", b"retry:"];
+    let begin = without_mark(bytes).trim_ascii_start();
+    if STARTS.iter().any(|start| begin.starts_with(start)) {
+        return Some(true);
+    }
+    let may_begin = STARTS.iter().chain([&BYTE_ORDER_MARK]).any(|start| start.starts_with(begin));
+    (!may_begin).then_some(false)
 }
 
 /// Returns whether a content type names an event stream, in upper or lower case and with any parameters.
@@ -135,29 +153,36 @@ fn field(line: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Returns whether one of the events has data. A keep-alive has none: a comment, or an empty `data:`.
+/// Returns whether one of the events has data. A keep-alive has none: a comment, an empty `data:`, or one
+/// with a word such as `ping`.
 #[must_use]
 pub fn has_data(events: &[u8]) -> bool {
     // Almost every read begins with a line of data.
     let events = without_mark(events);
     events.starts_with(b"data: {")
-        || lines(events).map(field).any(|(name, value)| name == b"data" && !value.is_empty())
+        || lines(events).map(field).any(|(name, value)| name == b"data" && !is_keep_alive(value))
 }
 
-/// Returns whether an event has an empty `data:` and nothing else. The standard has clients ignore it, but
-/// many take its data for JSON.
+/// Returns whether an event has a `data:` that is a keep-alive, and nothing else. Many clients take its data
+/// for JSON.
 #[must_use]
 pub fn is_empty(event: &[u8]) -> bool {
     let mut fields = lines(event).filter(|line| !line.is_empty()).map(field).peekable();
     !event.starts_with(b"data: {")
         && fields.peek().is_some()
-        && fields.all(|(name, value)| name == b"data" && value.is_empty())
+        && fields.all(|(name, value)| name == b"data" && is_keep_alive(value))
 }
 
 /// The first event that has data.
 #[must_use]
 pub fn first_event(bytes: &[u8]) -> Option<&[u8]> {
     events(bytes).filter_map(|place| bytes.get(place)).find(|event| has_data(event))
+}
+
+/// The first line of data of an event.
+#[must_use]
+pub fn data(event: &[u8]) -> &[u8] {
+    data_lines(event).next().map(|(_, line)| field(line).1).unwrap_or_default()
 }
 
 /// The name of an event, if it has one.

@@ -136,15 +136,37 @@ fn i_an_error_is_seen_without_choices_and_in_its_older_form() {
 
 #[test]
 fn an_empty_event_is_a_keep_alive() {
-    for event in ["data:\n\n", "data: \r\n\r\n", "data: \ndata:\n\n"] {
+    for event in ["data:\n\n", "data: \r\n\r\n", "data: \ndata:\n\n", "data: ping\n\n", "data:keep-alive\r\r"]
+    {
         let event = event.as_bytes();
         assert!(is_empty(event) && is_event(event) && !has_data(event), "{event:?}");
     }
-    for event in
-        ["data: {}\n\n", "data: 1\n\n", ": x\n\n", "\n\n", "id: 1\ndata:\n\n", "data: \ndata: {}\n\n"]
-    {
+    for event in [
+        "data: {}\n\n",
+        "data: 1\n\n",
+        ": x\n\n",
+        "\n\n",
+        "id: 1\ndata:\n\n",
+        "data: \ndata: {}\n\n",
+        "data: pings\n\n",
+    ] {
         assert!(!is_empty(event.as_bytes()), "{event:?}");
     }
+}
+
+#[test]
+fn a_stream_is_told_by_its_first_bytes() {
+    for stream in ["data: {}", "\u{feff}\r\nevent: x", ":", "  id:1", "retry: 1\n"] {
+        assert_eq!(begins_as_stream(stream.as_bytes()), Some(true), "{stream:?}");
+        // No beginning of it says something else.
+        let shorter = (0..stream.len()).map(|end| begins_as_stream(&stream.as_bytes()[..end]));
+        assert!(shorter.into_iter().all(|begin| begin != Some(false)), "{stream:?}");
+    }
+    for other in ["{", "[", "<html>", "dat{", "data", "eventually", "\u{feff}{"] {
+        assert_eq!(begins_as_stream(other.as_bytes()), (other != "data").then_some(false), "{other:?}");
+    }
+    assert_eq!(data(b"event: error\ndata: out of blocks\n\n"), b"out of blocks");
+    assert_eq!(data(b": x\n\n"), b"");
 }
 
 #[test]

@@ -35,6 +35,7 @@ pub(crate) mod availability;
 pub(crate) mod client_connection;
 mod drain_prefill;
 mod executor;
+mod first_event;
 mod lateness;
 mod leg_run;
 mod next_event;
@@ -237,18 +238,21 @@ impl Drive {
             Next::Event(event) => self.report(event),
             Next::Again => self.route_again(),
             Next::Nothing => {}
-            Next::Stream(head) => match self.take_head(head) {
-                Head::Stream(head) => {
-                    self.report(Event::Head);
-                    return Some(Reached::Stream(head));
-                }
-                Head::Failed(event) => self.report(event),
-                Head::NoStream(head) => {
+            Next::Stream(head) => {
+                let mut head = self.take_head(head);
+                if let Head::NoStream(unknown) = head {
                     // Boxed, because few requests wait for it.
-                    let event = Box::pin(self.no_stream(head)).await;
-                    self.report(event);
+                    head = Box::pin(self.no_stream(unknown)).await;
                 }
-            },
+                match head {
+                    Head::Stream(head) => {
+                        self.report(Event::Head);
+                        return Some(Reached::Stream(head));
+                    }
+                    Head::Over(event) => self.report(event),
+                    Head::NoStream(_) => {}
+                }
+            }
             Next::Upgraded(engine) => {
                 self.upgraded();
                 self.report(Event::Head);

@@ -16,6 +16,7 @@ mod back_pressure;
 mod body;
 mod convert;
 mod destination;
+mod error_body;
 mod pause;
 mod pool;
 mod stream;
@@ -23,6 +24,7 @@ mod stream;
 mod tests;
 mod upgrade;
 
+pub(crate) use back_pressure::{retry_after_of, whole_seconds};
 pub(crate) use body::Body;
 use body::ObservedCall;
 pub(crate) use destination::Destination;
@@ -37,8 +39,6 @@ pub(crate) use upgrade::UpgradedCall;
 const MAX_BODY: usize = 64 * 1024 * 1024;
 /// Maximum size of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
-/// Maximum length of an engine's `Retry-After`, bytes: a number of seconds, or a date.
-const MAX_RETRY_AFTER: usize = 64;
 /// Maximum length of an engine's own text in an error message, bytes.
 const MAX_TEXT: usize = 2_000;
 
@@ -62,6 +62,9 @@ pub(crate) enum CallError {
     /// This host has no descriptor, port or memory left for a connection. The worker is not at fault.
     #[error("no connection can be opened: {0}")]
     Shortage(String),
+    /// The engine closed a kept connection as the request came, and sent no byte of an answer.
+    #[error("connection failed: {0}")]
+    Closed(String),
     /// The connection failed before or within the answer.
     #[error("connection failed: {0}")]
     Broken(String),
@@ -113,7 +116,13 @@ impl Upstream {
     /// Returns a client for requests that no engine may get twice, such as those with a handoff.
     #[must_use]
     pub(crate) fn at_most_once(&self) -> Self {
-        Self { delivery: Delivery::AtMostOnce, ..self.clone() }
+        let is_new = self.delivery == Delivery::NewConnection;
+        Self { delivery: if is_new { self.delivery } else { Delivery::AtMostOnce }, ..self.clone() }
+    }
+
+    /// From now on, uses no kept connection.
+    pub(crate) fn use_new_connections(&mut self) {
+        self.delivery = Delivery::NewConnection;
     }
 
     /// Sends a JSON body and waits for the head of a success answer.
@@ -160,8 +169,7 @@ impl Upstream {
             return Err(CallError::Protocol(format!("unexpected status {}", status.as_u16())));
         }
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
-        let retry_after = response.headers().get(header::RETRY_AFTER).cloned();
-        let retry_after = retry_after.filter(|value| value.len() <= MAX_RETRY_AFTER);
+        let retry_after = retry_after_of(response.headers());
         let body = Box::pin(beginning(response.into_body())).await?;
         Err(CallError::Status { status, content_type, retry_after, body, in_body: false })
     }
@@ -212,33 +220,13 @@ impl Upstream {
 }
 
 impl CallError {
-    /// Converts the error object of an answer with status 200. Its code is the status, where it has one.
-    #[must_use]
-    pub(crate) fn of_error_body(body: &[u8]) -> Self {
-        let json: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
-        let codes = [json.pointer("/error/code"), json.get("code"), json.pointer("/error/status")];
-        // Some servers write it as a text, and some write another word there.
-        let number = |code: &serde_json::Value| code.as_u64().or_else(|| code.as_str()?.parse().ok());
-        let codes = codes.into_iter().flatten().filter_map(number);
-        let code = codes.filter_map(|code| u16::try_from(code).ok()).find(|code| (400..600).contains(code));
-        let kind = json.pointer("/error/type").or(json.get("type")).and_then(serde_json::Value::as_str);
-        let status = match (code, kind) {
-            (Some(code), _) => StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_GATEWAY),
-            (None, Some("BadRequestError" | "invalid_request_error")) => StatusCode::BAD_REQUEST,
-            (None, _) => StatusCode::BAD_GATEWAY,
-        };
-        let content_type = Some(HeaderValue::from_static("application/json"));
-        let body = Bytes::copy_from_slice(body);
-        Self::Status { status, content_type, retry_after: None, body, in_body: true }
-    }
-
     /// Returns whether the engine broke while it handled the request. An engine that is overloaded refuses a
     /// request and stays usable.
     #[must_use]
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Connect(_) | Self::Shortage(_) | Self::OtherPrompt => false,
+            Self::Connect(_) | Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
@@ -256,6 +244,7 @@ impl CallError {
         match self {
             Self::Connect(_)
             | Self::Shortage(_)
+            | Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)
             | Self::OtherPrompt
@@ -284,7 +273,7 @@ impl CallError {
     pub(crate) fn is_fault(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Shortage(_) | Self::OtherPrompt => false,
+            Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
     }
@@ -298,7 +287,12 @@ impl CallError {
             Self::Status { status, in_body, .. } => {
                 *in_body || !(status.is_client_error() || self.refusal().is_some())
             }
-            Self::Broken(_) | Self::Protocol(_) | Self::OtherPrompt | Self::Timeout(_) | Self::Down => true,
+            Self::Closed(_)
+            | Self::Broken(_)
+            | Self::Protocol(_)
+            | Self::OtherPrompt
+            | Self::Timeout(_)
+            | Self::Down => true,
         }
     }
 
@@ -308,6 +302,7 @@ impl CallError {
         match self {
             Self::Connect(_) => "connect",
             Self::Shortage(_) => "shortage",
+            Self::Closed(_) => "closed",
             Self::Broken(_) => "broken",
             Self::Timeout(_) => "timeout",
             Self::Down => "down",

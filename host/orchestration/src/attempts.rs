@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pointsman_routing::{CandidateId, Committed, RouteError};
+use pointsman_routing::{CandidateId, RouteError};
 use pointsman_workers::Leg;
 use tokio::{
     sync::futures::OwnedNotified,
@@ -16,10 +16,9 @@ use crate::{
     legs::Event,
 };
 
-/// Maximum number of further rounds over all decode workers to place a handoff.
-const MAX_HANDOFF_ROUNDS: u32 = 4;
-/// How often a committed handoff looks for a decode worker while all of them are busy.
-const HANDOFF_INTERVAL: Duration = Duration::from_millis(50);
+mod handoff;
+
+use handoff::CommittedHandoff;
 
 /// Why a leg is not routed at once.
 #[derive(Debug)]
@@ -66,17 +65,6 @@ pub enum AfterRefusal {
     GiveUp,
 }
 
-/// A handoff that has to be consumed.
-#[derive(Clone, Copy, Debug)]
-struct CommittedHandoff {
-    /// When load limits no longer hold it up: a quarter of its lease has passed.
-    limits_end: Instant,
-    /// When its prefill engine frees the blocks.
-    ends: Instant,
-    /// Whether the handoff may go to any live worker, whatever the worker's load.
-    beyond_limits: bool,
-}
-
 /// The attempts of one request.
 #[derive(Debug, Default)]
 pub struct Attempts {
@@ -92,6 +80,8 @@ pub struct Attempts {
     failed: bool,
     pauses: Option<Backoff>,
     rounds: u32,
+    /// When the first of the decode workers that refused the handoff may be asked again.
+    asked_again: Option<Instant>,
     /// The handoff that has to be consumed.
     committed: Option<CommittedHandoff>,
     /// The admission until a worker was found.
@@ -117,26 +107,6 @@ impl Attempts {
             self.committed = None;
         }
         begins
-    }
-
-    /// Notes that a handoff exists, whose prefill engine keeps the blocks for `lease` from now on.
-    pub fn commit(&mut self, lease: Duration) {
-        let now = Instant::now();
-        let (limits_end, ends) = (now + lease / 4, now + lease);
-        self.committed = Some(CommittedHandoff { limits_end, ends, beyond_limits: false });
-    }
-
-    /// Facts for the next routing of decode about the handoff that it has to consume.
-    #[must_use]
-    pub fn committed(&self, only_consumes: bool) -> Option<Committed> {
-        let beyond_limits = self.committed?.beyond_limits;
-        Some(Committed { beyond_limits, only_consumes })
-    }
-
-    /// Returns whether the prefill engine has freed the blocks of the handoff.
-    #[must_use]
-    pub fn lease_is_over(&self) -> bool {
-        self.committed.is_some_and(|handoff| Instant::now() >= handoff.ends)
     }
 
     /// Number of attempts before the current one.
@@ -305,35 +275,6 @@ impl Attempts {
         let (_, forgiven) = self.suspects.swap_remove(place);
         self.tried.retain(|tried| *tried != forgiven);
         true
-    }
-
-    /// Decides what follows when no decode worker takes a committed handoff. Limits of load hold it up for a
-    /// quarter of its lease. Then, and when no worker is eligible, any live worker takes it.
-    fn after_refused_handoff(&mut self, error: &RouteError) -> AfterRefusal {
-        let now = Instant::now();
-        let Some(handoff) = self.committed.as_mut().filter(|handoff| now < handoff.ends) else {
-            return AfterRefusal::GiveUp;
-        };
-        if error.is_back_pressure() && now < handoff.limits_end {
-            let next = (now + HANDOFF_INTERVAL).min(handoff.limits_end);
-            self.waiting = Some(Waiting::Pause(next, Leg::Decode));
-            return AfterRefusal::Wait;
-        }
-        if !std::mem::replace(&mut handoff.beyond_limits, true) {
-            return AfterRefusal::RouteAgain;
-        }
-        if self.start_handoff_round() { AfterRefusal::Wait } else { AfterRefusal::GiveUp }
-    }
-
-    /// Starts another round when every decode worker refused the connection or the request.
-    fn start_handoff_round(&mut self) -> bool {
-        let again = !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS;
-        if again {
-            self.rounds += 1;
-            self.tried.clear();
-            self.wait_for_pause(Leg::Decode);
-        }
-        again
     }
 
     /// Keeps or takes a place in the queue; `false` when the queue is full or the queue timeout expired.

@@ -321,6 +321,56 @@ async fn i13_a_handoff_that_a_decode_worker_refuses_is_taken_by_another() {
 }
 
 #[tokio::test]
+async fn i13_a_handoff_that_all_decode_workers_refuse_is_refused_with_their_time_and_consumed() {
+    for (status, seen_status) in [(503, 503), (429, 429), (529, 503)] {
+        for stream in [false, true] {
+            let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+            let refuses = Fault::always(FaultKind::Status { status, retry_after: Some(9) });
+            cluster.sims[1].set_faults(vec![Fault { leg: Some(FaultLeg::Decode), ..refuses }]);
+            let reply = ask(&cluster, stream).await;
+            // E6.9, I13.4: beyond a quarter of the lease
+            assert_eq!(seen(&reply), (seen_status, Some("9")), "{reply:?}");
+            assert_eq!(cluster.faults_fired(&format!("status-{status}")), 1, "it is asked when it said");
+            let prefill = cluster.sims[0].state();
+            assert_eq!(prefill.requests.values().sum::<u64>(), 1, "it ran once");
+        }
+    }
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    for (turn, after) in (1..).zip([Some(1), None]) {
+        let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: after });
+        let refuses = Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses };
+        cluster.sims[1].set_faults(vec![refuses]);
+        // E6.9: a handoff waits for a short pause
+        assert_eq!(ask(&cluster, false).await.status, 200);
+        assert_eq!(cluster.sims[0].state().requests.values().sum::<u64>(), turn, "each prefill ran once");
+    }
+    cluster.at_rest().await.unwrap();
+    assert_eq!(cluster.sims[0].state().stranded, 0);
+}
+
+#[tokio::test]
+async fn i13_a_refused_handoff_is_consumed_when_the_engine_takes_requests_again() {
+    let cluster = TestClusterBuilder::new()
+        .sim(Dialect::Vllm, Role::Prefill)
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(8) });
+    let refuses = Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses };
+    cluster.sims[1].set_faults(vec![refuses]);
+    let reply = ask(&cluster, false).await;
+    assert_eq!(seen(&reply), (503, Some("8")), "{reply:?}");
+    assert!(cluster.sims[0].state().pinned_blocks > 0);
+    // E6.9
+    let freed = |cluster: &TestCluster| cluster.sims[1].state().handoffs.pulled == 1;
+    cluster.until("the handoff is consumed", freed).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let prefill = cluster.sims[0].state();
+    assert_eq!((prefill.pinned_blocks, prefill.stranded), (0, 0));
+}
+
+#[tokio::test]
 async fn i13_a_prefill_engine_that_refuses_is_left_for_another_one() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestCluster::disaggregated(dialect, 2, 1).await.unwrap();

@@ -247,6 +247,51 @@ async fn the_content_type_of_a_stream_is_read_in_any_case_and_with_parameters() 
 }
 
 #[tokio::test]
+async fn i3_a_stream_is_known_by_its_first_bytes_where_its_content_type_does_not_say_it() {
+    let whole = format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n");
+    let bench = bench(|_| {}).await;
+    for kind in ["", "Content-Type: text/plain; charset=utf-8\r\n", "Content-Type: application/json\r\n"] {
+        for begin in ["", ": hello\n\n", "event: token\n", "id: 1\n", "\n\n", "\u{feff}"] {
+            for piece in [1, 7, 4096] {
+                let head = format!("HTTP/1.1 200 OK\r\n{kind}transfer-encoding: chunked\r\n\r\n");
+                let text = format!("{begin}{whole}");
+                let pieces = text.as_bytes().chunks(piece).map(|piece| Act::Send(chunk(piece)));
+                let mut acts = vec![Act::Send(head.into_bytes()), Act::Pause(5 * MS)];
+                acts.extend(pieces.chain([Act::Send(b"0\r\n\r\n".to_vec())]));
+                bench.answer(acts);
+                let reply = bench.cluster.client.post(COMPLETIONS, &[], body(true, false)).await.unwrap();
+                let seen = String::from_utf8_lossy(&reply.body).into_owned();
+                // I3.13
+                let expected = text.trim_start_matches('\u{feff}');
+                assert_eq!((reply.status.as_u16(), seen.as_str()), (200, expected), "{kind:?} {begin:?}");
+                assert_eq!(reply.headers["content-type"], "text/event-stream", "{kind:?}");
+            }
+        }
+        // What is not a stream is read as before.
+        let length = ANSWER.len();
+        let head = format!("HTTP/1.1 200 OK\r\n{kind}content-length: {length}\r\n\r\n");
+        bench.answer(vec![Act::Send(head.into_bytes()), Act::Pause(5 * MS), Act::Send(ANSWER.into())]);
+        let (status, text) = streamed(&bench.cluster).await;
+        // I3.12, I3.13
+        assert_eq!((status, text.as_str()), (200, ANSWER), "{kind:?}");
+        for (page, status) in [("<html>no</html>", 502), ("dat", 502), ("data", 502), ("", 502), (" \n", 502)]
+        {
+            let head = format!("HTTP/1.1 200 OK\r\n{kind}content-length: {}\r\n\r\n{page}", page.len());
+            bench.answer(vec![Act::Send(head.into_bytes())]);
+            assert_eq!(streamed(&bench.cluster).await.0, status, "{kind:?} {page:?}");
+        }
+        // Endless blanks are not waited for.
+        let head = format!("HTTP/1.1 200 OK\r\n{kind}transfer-encoding: chunked\r\n\r\n");
+        bench.answer(vec![Act::Send(head.clone().into_bytes()), Act::Repeat(chunk(&[b'\n'; 4096]))]);
+        assert_eq!(streamed(&bench.cluster).await.0, 502, "{kind:?}");
+        bench.answer(vec![Act::Send(head.into_bytes()), Act::Hang]);
+        assert_eq!(streamed(&bench.cluster).await.0, 504, "{kind:?}");
+    }
+    serves_on(&bench.cluster).await;
+    bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn done_ends_a_stream_whatever_the_body_does_afterwards() {
     let all = format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n");
     let start = || Act::Send([stream_head(), chunk(all.as_bytes())].concat());

@@ -129,6 +129,19 @@ fn slow(dialect: Dialect, role: Role) -> SimConfig {
 }
 
 #[tokio::test]
+async fn i3_the_streams_of_a_pair_are_known_by_their_first_bytes() {
+    let whole = [TOKEN, LAST, DONE].concat();
+    let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    let acts = vec![Act::Send([head, chunk(whole.as_bytes()), b"0\r\n\r\n".to_vec()].concat())];
+    let pair = pair(acts.clone(), acts, |_| {}).await;
+    let body = prompt(json!({"stream": true}));
+    let reply = pair.cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+    // I3.13
+    assert_eq!((reply.status.as_u16(), reply.body.as_ref()), (200, whole.as_bytes()), "{reply:?}");
+    pair.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn c11_tokens_flow_while_prefill_runs_and_the_end_is_held() {
     let answer = vec![Act::Pause(SLOW), Act::Send(json_answer(ANSWER))];
     let Pair { prefill, decode, cluster } = pair(answer, events(&[TOKEN, LAST, DONE]), |_| {}).await;

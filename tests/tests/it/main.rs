@@ -47,6 +47,7 @@ mod engine_refusals;
 mod engines;
 mod envoy;
 mod error_statuses;
+mod errors_in_answers;
 mod etcd;
 mod failures;
 mod fairness;

@@ -73,6 +73,36 @@ async fn c7a_a_prefill_without_a_handoff_is_done_by_another_worker() {
     }
 }
 
+/// Parameters of vLLM before 0.13, which do not name the prefill's request.
+#[tokio::test]
+async fn c7a_the_parameters_of_older_engines_are_complete() {
+    let handoff = value!({"do_remote_prefill": true, "do_remote_decode": false, "remote_engine_id": "e",
+        "remote_block_ids": [1, 2], "remote_host": "10.0.0.1", "remote_port": 1, "tp_size": 2, "more": {"a": [1]}});
+    let choice = value!({"index": 0, "text": "", "finish_reason": "length"});
+    let answer = value!({"id": "p", "choices": [choice], "kv_transfer_params": handoff.clone()});
+    let (prefill, decode) = (engine(json(&answer.to_string())).await, engine(json(ANSWER)).await);
+    let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+    let reply = cluster.client.post(COMPLETIONS, &[], prompt(0)).await.unwrap();
+    // C7a.6
+    assert_eq!((reply.status.as_u16(), reply.body.as_ref()), (200, ANSWER.as_bytes()), "{reply:?}");
+    let sent: serde_json::Value = serde_json::from_str(&decode.requests()[0].body).unwrap();
+    // C7.2
+    assert_eq!(sent["kv_transfer_params"], handoff);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn c7a_a_prefill_engine_that_hands_nothing_over_says_what_to_check() {
+    let (prefill, decode) = (engine(prefilled("length", false)).await, engine(json(ANSWER)).await);
+    let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+    let reply = cluster.client.post(COMPLETIONS, &[], prompt(0)).await.unwrap();
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    // C7a.3
+    assert!(reply.status == 502 && text.contains("--kv-transfer-config"), "{text}");
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (1, 0));
+    cluster.at_rest().await.unwrap();
+}
+
 #[tokio::test]
 async fn i2_an_adapter_that_one_worker_has_unloaded_is_served_by_another() {
     for (code, refused) in [

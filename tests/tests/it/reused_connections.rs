@@ -94,15 +94,72 @@ async fn i2_a_request_that_ends_new_connections_too_is_a_failure() {
         let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
         assert_eq!(reply.status.as_u16(), status, "{reply:?}");
     }
-    // I2.9
-    assert_eq!(engine.requests().len(), 6, "over a connection that was just used, it came once");
+    // I2.11
+    assert_eq!(engine.requests().len(), 7, "a retry came over a new connection, and no other did");
+}
+
+#[tokio::test]
+async fn i2_a_connection_that_was_just_used_and_is_closed_is_retried_over_a_new_one() {
+    for end in [Act::Close, Act::Reset] {
+        let engine = every_other(end).await;
+        let cluster = gateway(&engine).await;
+        for request in 0..6 {
+            let stream = request % 2 == 1;
+            let body = format!(r#"{{"model":"tiny","prompt":"the same","stream":{stream}}}"#);
+            let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+            // I2.11
+            assert_eq!(reply.status.as_u16(), 200, "{request}: {reply:?}");
+        }
+        // I2.11
+        let legs = r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="#;
+        let counted = async |outcome| cluster.metric(&format!("{legs}\"{outcome}\"")).await.unwrap();
+        assert_eq!((counted("ok").await, counted("closed").await), (vec![6.0], vec![5.0]));
+        assert_eq!(engine.requests().len(), 11);
+        let failed = cluster.metric("pointsman_worker_failing{").await.unwrap();
+        assert!(failed.iter().all(|failing| *failing == 0.0), "the worker did not fail");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i4_a_request_that_ends_kept_connections_visits_two_engines() {
+    let bad = |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if request.body.contains("bad") => vec![Act::Close],
+        _ => vec![Act::Send(json(ANSWER))],
+    };
+    let mut engines = Vec::new();
+    for _ in 0..4 {
+        engines.push(RawEngine::start(bad).await.unwrap());
+    }
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            for engine in &engines {
+                let flag = format!("role=aggregated,engine=openai,url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+            config.server.threads = 1;
+            config.routing.retries = 9;
+        })
+        .start()
+        .await
+        .unwrap();
+    for number in 0..12 {
+        let body = format!(r#"{{"model":"tiny","prompt":"good {number}"}}"#);
+        assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
+    }
+    let sent = || engines.iter().map(|engine| engine.requests().len()).sum::<usize>();
+    let before = sent();
+    let body = r#"{"model":"tiny","prompt":"bad"}"#;
+    let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+    // I4.1
+    assert_eq!((reply.status.as_u16(), sent() - before), (502, 2), "{reply:?}");
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
 async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
-    const PREFILLED: &str = r#"{"id":"p","choices":[{"index":0,"text":"g","finish_reason":"length"}],
-        "kv_transfer_params":{"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r",
-        "remote_host":"127.0.0.1","remote_port":1}}"#;
     let prefill = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(json(MODELS))],
         line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
@@ -111,18 +168,7 @@ async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
     .await
     .unwrap();
     let decode = every_other(Act::Close).await;
-    let cluster = TestClusterBuilder::new()
-        .config(|config| {
-            for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
-                let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
-            }
-            config.server.threads = 1;
-            config.routing.retries = 0;
-        })
-        .start()
-        .await
-        .unwrap();
+    let cluster = pair(&prefill, &decode, 0).await;
     for status in [200, 502] {
         let body = r#"{"model":"tiny","max_tokens":2,"prompt":"a pair"}"#;
         let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
@@ -130,6 +176,67 @@ async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
     }
     // I2.9
     assert_eq!((prefill.requests().len(), decode.requests().len()), (2, 2));
+    cluster.at_rest().await.unwrap();
+    // With retries, the prompt is prefilled again.
+    let decode = every_other(Act::Close).await;
+    let cluster = pair(&prefill, &decode, 3).await;
+    for _ in 0..4 {
+        let body = r#"{"model":"tiny","max_tokens":2,"prompt":"a pair"}"#;
+        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+        assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+    }
+    // I2.11, E5.3
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (2 + 7, 7));
+    cluster.at_rest().await.unwrap();
+    let prefill = every_prefill().await;
+    let decode = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Send(json(ANSWER))],
+    })
+    .await
+    .unwrap();
+    let cluster = pair(&prefill, &decode, 3).await;
+    for _ in 0..4 {
+        let body = r#"{"model":"tiny","max_tokens":2,"prompt":"a pair"}"#;
+        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+        assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+    }
+    // I2.11
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (7, 4));
+    cluster.at_rest().await.unwrap();
+}
+
+const PREFILLED: &str = r#"{"id":"p","choices":[{"index":0,"text":"g","finish_reason":"length"}],
+    "kv_transfer_params":{"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r",
+    "remote_host":"127.0.0.1","remote_port":1}}"#;
+
+/// Starts a prefill engine that closes the connection of every other request.
+async fn every_prefill() -> RawEngine {
+    let posts = AtomicUsize::new(0);
+    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(MODELS))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if posts.fetch_add(1, Ordering::SeqCst) % 2 == 1 => vec![Act::Close],
+        _ => vec![Act::Send(json(PREFILLED))],
+    })
+    .await
+    .unwrap()
+}
+
+async fn pair(prefill: &RawEngine, decode: &RawEngine, retries: u32) -> TestCluster {
+    TestClusterBuilder::new()
+        .config(|config| {
+            for (role, engine) in [("prefill", prefill), ("decode", decode)] {
+                let flag = format!("role={role},engine=vllm,url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+            config.server.threads = 1;
+            config.routing.retries = retries;
+        })
+        .start()
+        .await
+        .unwrap()
 }
 
 #[tokio::test]

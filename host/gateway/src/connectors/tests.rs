@@ -146,6 +146,22 @@ fn c7a_incomplete_parameters_are_never_a_handoff() {
         assert_eq!(answer, PrefillAnswer::Incomplete(field));
         recorded = whole;
     }
+    let read = |recorded: &Value| connector_for(&spec(NIXL)).read_prefill(recorded.to_string().as_bytes());
+    for field in ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"] {
+        let mut lacks = recorded.clone();
+        lacks["kv_transfer_params"].as_object_mut().unwrap().remove(field);
+        // C7a.2
+        assert_eq!(read(&lacks), PrefillAnswer::Incomplete(field));
+    }
+    let mut older = recorded.clone();
+    older["kv_transfer_params"].as_object_mut().unwrap().retain(|name, _| {
+        ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"].contains(&name.as_str())
+    });
+    // C7a.6
+    assert!(matches!(read(&older), PrefillAnswer::Handoff { .. }));
+    older["kv_transfer_params"]["remote_block_ids"] = json!([]);
+    // C7a.6
+    assert_eq!(read(&older), PrefillAnswer::Incomplete("remote_block_ids"));
 }
 
 #[test]

@@ -18,9 +18,12 @@ pub(super) struct VllmNixl;
 /// Handoff parameters of the prefill request. Streamed it would answer no parameters and still pin its
 /// blocks.
 const ASK: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false}"#;
-/// Fields of the parameters without which a decode engine recomputes silently, or dies.
-const NEEDED: [&str; 5] =
-    ["remote_block_ids", "remote_engine_id", "remote_request_id", "remote_host", "remote_port"];
+/// Fields of the parameters without which a decode engine of any version recomputes silently, never answers,
+/// or dies.
+const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host", "remote_port"];
+/// A field that decode engines need from vLLM 0.13 on, whose prefill engines all send it. Older ones do not,
+/// and pair with older decode engines only.
+const REQUEST_ID: &str = "remote_request_id";
 
 #[derive(Deserialize)]
 struct Answer<'a> {
@@ -138,8 +141,14 @@ impl Connector for VllmNixl {
         let Ok(fields) = JsonBody::parse(Bytes::copy_from_slice(parameters.get().as_bytes())) else {
             return PrefillAnswer::MissingParameters;
         };
-        let present = |field: &&str| fields.get(field).is_some_and(|value| value != "null");
-        match NEEDED.iter().find(|field| !present(field)).filter(|_| !vllm::is_bootstrap(&fields)) {
+        // A decode engine fails on an empty list, as on none.
+        let is_empty = |value: &str| value.strip_prefix('[').is_some_and(|ids| ids.trim_start() == "]");
+        let is_missing = |field: &&&str| match fields.get(field) {
+            Some(value) => value == "null" || is_empty(value),
+            None => **field != REQUEST_ID,
+        };
+        let missing = NEEDED.iter().chain([&REQUEST_ID]).find(is_missing);
+        match missing.filter(|_| !vllm::is_bootstrap(&fields)) {
             Some(field) => PrefillAnswer::Incomplete(field),
             None => PrefillAnswer::Handoff {
                 parameters: parameters.get().to_owned(),

@@ -177,8 +177,9 @@ pub(crate) enum ApiError {
     EngineTimeout(Silence),
     /// Two workers broke on the request, or on an equal one a moment ago.
     #[error(
-        "two workers broke on this request ({cause}); equal requests are refused for {left:?} \
-         (routing.quarantine): change the request, and report it to the operator"
+        "two workers broke on this request ({cause}); equal requests are refused for {} s \
+         (routing.quarantine): change the request, and report it to the operator",
+        .left.as_secs_f64().ceil()
     )]
     Poison {
         /// Failure of the workers.

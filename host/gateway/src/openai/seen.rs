@@ -92,6 +92,28 @@ pub(crate) fn is_error(is_chat: bool, body: &[u8]) -> bool {
     may_be && whole(is_chat, body).error
 }
 
+/// Returns the error of a response that failed: of an event's data, or of a whole answer of `/v1/responses`.
+#[must_use]
+pub(crate) fn failed_response(json: &[u8]) -> Option<&str> {
+    memchr::memmem::find(json, br#""failed""#)?;
+    let outer: Response<'_> = serde_json::from_slice(json).ok()?;
+    let inner = outer.response.and_then(|response| serde_json::from_str(response.get()).ok());
+    let response: Response<'_> = inner.unwrap_or(outer);
+    let error = response.error.filter(|error| response.status == Some("failed") && is_something(error));
+    error.map(RawValue::get)
+}
+
+/// The parts of a response, or of an event about one, that say how it ended.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Response<'a> {
+    status: Option<&'a str>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    response: Option<&'a RawValue>,
+}
+
 /// Returns the id of the response that an event's data or a whole answer of `/v1/responses` is about.
 #[must_use]
 pub(crate) fn response_id(json: &[u8]) -> Option<&str> {
@@ -218,6 +240,20 @@ mod tests {
         assert_eq!(id(created), Some("resp_2"));
         for other in [r#"{"object":"chat.completion","id":"x"}"#, r#"{"response":null}"#, "[]", "", "{"] {
             assert_eq!(id(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_failed_response_has_an_error() {
+        let failed = r#"{"object":"response","status":"failed","error":{"code":"server_error"}}"#;
+        let event = format!(r#"{{"type":"response.failed","response":{failed}}}"#);
+        for json in [failed, &event] {
+            assert_eq!(failed_response(json.as_bytes()), Some(r#"{"code":"server_error"}"#));
+        }
+        for other in
+            [r#"{"status":"failed","error":null}"#, r#"{"status":"ok","error":{"a":"failed"}}"#, "\"failed\""]
+        {
+            assert_eq!(failed_response(other.as_bytes()), None, "{other}");
         }
     }
 

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use http::{HeaderValue, Response, header};
 
+use super::first_event::{begins_as_stream, may_be_json};
 use crate::{
     connectors::{ended_with, failed_end},
     openai::{
         seen,
         sse::{self, Splitter},
     },
-    upstream::{self, Body, CallError, PauseLimits},
+    upstream::{self, Body, CallError, PauseLimits, Silence},
 };
 
 /// How long the end of a body may take after the end mark.
@@ -29,16 +30,17 @@ pub(super) async fn drain_prefill(
 ) -> Result<Option<u32>, CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
-    if sse::is_stream(content_type) {
-        return drain_events(response.into_body(), limits).await.map(|()| None);
+    let mut body = response.into_body();
+    let silence = Silence { what: "prefill answer", key: "event_idle", limit: limits.idle };
+    if sse::is_stream(content_type) || upstream::within(silence, begins_as_stream(&mut body)).await? {
+        return drain_events(body, limits).await.map(|()| None);
     }
-    let whole = upstream::collect(response.into_body(), Some(limits)).await?;
+    let whole = upstream::collect(body, Some(limits)).await?;
     if sse::look(&whole).error {
         return Err(CallError::of_error_body(&whole));
     }
     let is_object = whole.trim_ascii_start().starts_with(b"{");
-    let valid = content_type.to_ascii_lowercase().starts_with(b"application/json") && is_object;
-    if !valid {
+    if !may_be_json(content_type) || !is_object {
         return Err(not_an_answer(&whole));
     }
     if let Some(end) = failed_end(&whole) {

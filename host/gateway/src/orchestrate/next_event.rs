@@ -26,9 +26,9 @@ pub(super) enum Next {
 pub(super) enum Head {
     /// A stream, which is passed on to the client.
     Stream(Response<Body>),
-    /// A stream whose first event is an error, or which broke before its first event.
-    Failed(Event),
-    /// An answer that is not a stream.
+    /// A stream whose first event is an error, or which broke before its first event; or a whole answer.
+    Over(Event),
+    /// An answer that does not say that it is a stream.
     NoStream(Response<Body>),
 }
 

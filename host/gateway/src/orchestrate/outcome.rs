@@ -7,9 +7,10 @@ use pointsman_workers::Leg;
 use tokio::time::Instant;
 
 use super::{
-    Drive, id_of,
+    Drive,
+    first_event::overload_of_response,
+    id_of,
     leg_run::{LegRun, PrefillDone},
-    next_event::Head,
     quarantine::acquit,
     refusals::Refusals,
     relay, stored,
@@ -26,8 +27,12 @@ use crate::{
         sse::{self, Seen, Usage},
     },
     telemetry::metrics::seconds,
-    upstream::{self, Body, CallError, PauseLimits},
+    upstream::CallError,
 };
+
+/// Why a prefill whose answer has no handoff failed.
+const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check that the prefill engine hands its \
+     cache over (vLLM: --kv-transfer-config)";
 
 impl Drive {
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
@@ -64,8 +69,9 @@ impl Drive {
                 Event::PrefillWasAll
             }
             // The call's task has turned missing data into a failed call.
-            PrefillAnswer::MissingData(_) | PrefillAnswer::MissingParameters => self
-                .no_handoff("missing_parameters", "the prefill answer has no handoff parameters".to_owned()),
+            PrefillAnswer::MissingData(_) | PrefillAnswer::MissingParameters => {
+                self.no_handoff("missing_parameters", NO_PARAMETERS.to_owned())
+            }
             PrefillAnswer::Incomplete(field) => self.no_handoff(
                 "incomplete",
                 format!("the handoff parameters of the prefill answer lack `{field}`"),
@@ -103,6 +109,9 @@ impl Drive {
         let seen = seen::whole(self.request.is_chat(), &body);
         if seen.error {
             return self.answer_failed(CallError::of_error_body(&body));
+        }
+        if let Some(error) = overload_of_response(self.request.endpoint.format(), &body) {
+            return self.answer_failed(error);
         }
         self.served_whole(&seen, &body);
         self.bind(self.answering());
@@ -215,49 +224,6 @@ impl Drive {
         without_fields(&body, fields).map_or(body, Bytes::from)
     }
 
-    /// Checks the head of a stream, and its first event if that came with the head: an error can still have a
-    /// status of its own, or be tried elsewhere.
-    pub(super) fn take_head(&mut self, mut head: Response<Body>) -> Head {
-        if !sse::is_stream(content_type(&head)) {
-            return Head::NoStream(head);
-        }
-        let first = head.body_mut().peek();
-        let first_event = sse::first_event(first);
-        let has_event = first_event.is_some();
-        if let Some(event) = first_event
-            && event.ends_with(b"\n")
-            && seen::event(self.request.endpoint.format(), event).error
-        {
-            let error = CallError::of_error_body(sse::object(event));
-            return Head::Failed(self.answer_failed(error));
-        }
-        // Comments before it do not count.
-        if !has_event && let Some(error) = head.body_mut().failed_at_once() {
-            return Head::Failed(self.answer_failed(error.into()));
-        }
-        self.bind(self.legs.answering());
-        // Other workers, which failed before, do not matter any more.
-        let run = &mut self.runs.answering;
-        (run.failure, run.refusals) = (None, Refusals::default());
-        Head::Stream(head)
-    }
-
-    /// Reads an answer that is not the stream that was asked for. Some servers ignore `stream` for some
-    /// requests: then the whole answer is the client's, unless it has the beginning of a stream.
-    pub(super) async fn no_stream(&mut self, head: Response<Body>) -> Event {
-        let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
-        let pause = self.state.settings.leg_timeouts.pause();
-        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause)).await;
-        let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
-        match read.unwrap_or(Err(CallError::Protocol("the stream has no events".to_owned()))) {
-            Ok(Some(whole)) if is_taken => self.answered_whole(whole),
-            Ok(_) => self.answer_failed(CallError::Protocol(format!(
-                "expected text/event-stream, got content type `{shown}`"
-            ))),
-            Err(error) => self.answer_failed(error),
-        }
-    }
-
     /// Turns the failure of the leg that answers into an event.
     pub(crate) fn answer_failed(&mut self, error: CallError) -> Event {
         self.leg_failed(self.answering(), error)
@@ -268,16 +234,22 @@ impl Drive {
         let candidate = self.runs[leg].candidate.clone();
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
+        // The worker may not have read the request: it gets the retry, over a new connection.
+        let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
+        if is_unread {
+            self.upstream.use_new_connections();
+        }
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
         let pin = self.request.hints.pinned(leg);
-        let is_pinned = pin.is_some() && (leg != Leg::Decode || error.began());
+        let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
         // A handoff that is in hand goes to another worker only if that one certainly takes it.
         let may_serve = error.retryable() || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
             retryable: may_serve && !is_poison && !is_pinned && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal(),
             began: error.began(),
-            broke: error.breaks_engine(),
+            // An engine may have broken on a request that it did not answer.
+            broke: error.breaks_engine() || matches!(error, CallError::Closed(_)),
             continuable: false,
         };
         if let Some(candidate) = &candidate {
@@ -288,7 +260,7 @@ impl Drive {
             }
         }
         self.account.leg_ended(leg, Err(error.kind()));
-        self.attempts.note_failure(candidate.as_ref().map(id_of));
+        self.attempts.note_failure(candidate.as_ref().filter(|_| !is_unread).map(id_of));
         self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
@@ -310,7 +282,8 @@ impl Drive {
         }
         let run = &mut self.runs[leg];
         if let Some(candidate) = &candidate {
-            run.refusals.note(refusal, &cause, &candidate.worker);
+            let after = run.refusals.note(refusal, &cause, &candidate.worker);
+            after.filter(|_| leg == Leg::Decode).inspect(|after| self.attempts.note_refused_handoff(*after));
         }
         run.fails(cause, has_answered);
         self.free(leg);
@@ -365,10 +338,6 @@ impl Drive {
     }
 }
 
-fn content_type<B>(head: &Response<B>) -> &[u8] {
-    head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default()
-}
-
 /// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
 /// yet, so another worker may answer.
 fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
@@ -383,17 +352,4 @@ fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
     let is_list = matches!(request.endpoint, Endpoint::Rerank(_)) && body.starts_with(b"[");
     let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
     is_value && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok()
-}
-
-/// Reads an answer that should have been a stream, if it is JSON.
-async fn read_json(head: Response<Body>, pause: PauseLimits) -> Result<Option<Response<Bytes>>, CallError> {
-    if !content_type(&head).to_ascii_lowercase().starts_with(b"application/json") {
-        return Ok(None);
-    }
-    let (head, body) = head.into_parts();
-    let body = upstream::collect(body, Some(pause)).await?;
-    if sse::look(&body).error {
-        return Err(CallError::of_error_body(&body));
-    }
-    Ok(Some(Response::from_parts(head, body)))
 }

@@ -24,7 +24,7 @@ use crate::{
     },
     state::State,
     telemetry::account::Account,
-    upstream::{CallError, Upstream},
+    upstream::{CallError, Upstream, retry_after_of},
 };
 
 /// Largest answer without a stream whose usage is read, bytes.
@@ -160,7 +160,7 @@ impl ProxiedRequest {
         if !status.is_success() {
             self.refused = Some(status);
             let content_type = content_type.cloned();
-            let retry_after = headers.get(header::RETRY_AFTER).cloned();
+            let retry_after = retry_after_of(headers);
             let (body, in_body) = (Bytes::new(), false);
             return self.fail(CallError::Status { status, content_type, retry_after, body, in_body });
         }

@@ -19,11 +19,19 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Adds a failed call, if its engine has too much to do. `client_error` is the client's error.
-    pub(super) fn note(&mut self, refusal: Option<Refusal>, client_error: &ApiError, worker: &Worker) {
-        let Some(refusal) = refusal else { return };
+    /// Adds a failed call, if its engine has too much to do. `client_error` is the client's error. Returns
+    /// when the engine may be asked again.
+    pub(super) fn note(
+        &mut self,
+        refusal: Option<Refusal>,
+        client_error: &ApiError,
+        worker: &Worker,
+    ) -> Option<Duration> {
+        let refusal = refusal?;
         let paused = || worker.pause().map(|pause| pause.left);
-        self.add(client_error.clone(), refusal.retry_after.or_else(paused).unwrap_or_default());
+        let after = refusal.retry_after.or_else(paused).unwrap_or_default();
+        self.add(client_error.clone(), after);
+        Some(after)
     }
 
     /// Adds a refusal if only paused workers are left.
@@ -51,6 +59,7 @@ impl Refusals {
             ApiError::BadUpstream(_)
                 | ApiError::EngineTimeout(_)
                 | ApiError::NoWorker(_)
+                | ApiError::HandoffLost(_)
                 | ApiError::Overloaded { .. }
                 | ApiError::Pinned(..)
                 | ApiError::Engine { status: StatusCode::TOO_MANY_REQUESTS, .. }
@@ -108,6 +117,9 @@ mod tests {
         assert_eq!(answer(&[(overloaded(), 3)], broken()), soonest);
         assert_eq!(answer(&[(too_many("a"), 3), (too_many("b"), 2)], too_many("a")), too_many("b"));
         assert_eq!(answer(&[], broken()), broken());
+        let lost = ApiError::HandoffLost("it is lost".to_owned());
+        // E6.9
+        assert_eq!(answer(&[(overloaded(), 3)], lost), soonest);
         let wrong = ApiError::InvalidRequest("no".to_owned());
         assert_eq!(answer(&[(overloaded(), 3)], wrong.clone()), wrong, "the request itself is refused");
     }

@@ -205,9 +205,11 @@ impl Relay {
             Ok(whole) => {
                 if sse::has_data(splitter.first(whole)) {
                     self.event_at = self.read_at;
-                    if !std::mem::replace(&mut self.begun, true) {
-                        self.set_timer();
-                        self.note_begun();
+                    if !self.begun
+                        && let Err(error) = self.begin(splitter.first(whole))
+                    {
+                        self.fail(error);
+                        return;
                     }
                 }
                 self.relay_events(splitter.first(whole));

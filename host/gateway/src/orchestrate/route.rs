@@ -208,6 +208,7 @@ impl Drive {
         };
         self.account.not_routed(Leg::Decode, begun, cause.code());
         self.runs.answering.failure = Some(cause);
+        self.attempts.only_consume_handoff();
         self.report(Event::Unroutable);
     }
 

@@ -237,7 +237,7 @@ impl Drive {
                     };
                     let mut sent = send().await;
                     // The engine may have closed a connection that was kept since the last item.
-                    if matches!(sent, Err(CallError::Broken(_))) {
+                    if matches!(sent, Err(CallError::Closed(_) | CallError::Broken(_))) {
                         sent = send().await;
                     }
                     if let Err(error) = sent {

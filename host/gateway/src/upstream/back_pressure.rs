@@ -2,13 +2,37 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use pointsman_workers::Refusal;
 
 use super::CallError;
 
-/// Largest time of an engine's `Retry-After` that counts.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 60 * 60);
+/// Largest time of an engine's `Retry-After` that counts, seconds.
+const MAX_SECONDS: f64 = 24.0 * 60.0 * 60.0;
+/// Maximum length of an engine's `Retry-After`, bytes: a number of seconds, or a date.
+const MAX_LENGTH: usize = 64;
+/// The time in milliseconds, as OpenAI and Azure write it. It is the more exact one of both.
+pub(super) const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
+/// Returns when an engine wants to be asked again: a `Retry-After`, which may have a fraction.
+pub(crate) fn retry_after_of(headers: &HeaderMap) -> Option<HeaderValue> {
+    let given = |name| headers.get(name).filter(|value: &&HeaderValue| value.len() <= MAX_LENGTH);
+    let millis = given(RETRY_AFTER_MS).and_then(|value| number(value.to_str().ok()?));
+    let seconds = millis.and_then(|millis| HeaderValue::try_from((millis / 1_000.0).to_string()).ok());
+    seconds.or_else(|| given(header::RETRY_AFTER).cloned())
+}
+
+/// Returns a `Retry-After` for clients, who know whole seconds.
+pub(crate) fn whole_seconds(value: HeaderValue) -> HeaderValue {
+    let number = value.to_str().ok().and_then(number).filter(|seconds| seconds.fract() > 0.0);
+    number.and_then(|seconds| HeaderValue::try_from(seconds.ceil().to_string()).ok()).unwrap_or(value)
+}
+
+/// Reads a number without a sign or an exponent.
+fn number(text: &str) -> Option<f64> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    text.parse().ok().filter(|_| is_plain)
+}
 
 impl CallError {
     /// Returns the refusal of an engine that has too much to do: 503, 429, or the 529 of a gateway behind
@@ -23,14 +47,15 @@ impl CallError {
     }
 }
 
-/// Returns the time that a `Retry-After` names: seconds, or a date (RFC 9110, section 10.2.3).
+/// Returns the time that a `Retry-After` names: seconds, or a date (RFC 9110, section 10.2.3). Some servers
+/// write fractions of seconds.
 fn time_of(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
-    let time = match text.parse::<u64>() {
-        Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default(),
+    let seconds = match number(text) {
+        Some(seconds) => seconds,
+        None => httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default().as_secs_f64(),
     };
-    Some(time.min(MAX_RETRY_AFTER))
+    Some(Duration::from_secs_f64(seconds.min(MAX_SECONDS)))
 }
 
 #[cfg(test)]
@@ -47,10 +72,29 @@ mod tests {
         assert_eq!(seconds(" 0 "), Some(0));
         assert_eq!(seconds("Sun, 06 Nov 1994 08:49:37 GMT"), Some(7));
         assert_eq!(seconds("Sun, 06 Nov 1994 08:49:20 GMT"), Some(0), "a date in the past");
-        assert_eq!(seconds("18446744073709551615"), Some(86_400));
-        for bad in ["", "-1", "1.5", "soon", "18446744073709551616"] {
+        assert_eq!(seconds("18446744073709551616"), Some(86_400));
+        assert_eq!((seconds("1.5"), seconds(".5")), (Some(1), Some(0)));
+        for bad in ["", "-1", "+1", "1e3", "1.5.1", ".", "inf", "nan", "soon"] {
             assert_eq!(seconds(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_time_in_milliseconds_is_taken_first_and_clients_get_whole_seconds() {
+        let told = |headers: &[(HeaderName, &'static str)]| {
+            let headers =
+                headers.iter().cloned().map(|(name, value)| (name, HeaderValue::from_static(value)));
+            let value = retry_after_of(&headers.collect())?;
+            let text = |value: &HeaderValue| value.to_str().unwrap().to_owned();
+            Some((text(&value), text(&whole_seconds(value))))
+        };
+        let pair = |one: &str, two: &str| Some((one.to_owned(), two.to_owned()));
+        // I13.2, I1.3
+        assert_eq!(told(&[(RETRY_AFTER_MS, "2500")]), pair("2.5", "3"));
+        assert_eq!(told(&[(header::RETRY_AFTER, "9"), (RETRY_AFTER_MS, "100")]), pair("0.1", "1"));
+        assert_eq!(told(&[(header::RETRY_AFTER, "9"), (RETRY_AFTER_MS, "-1")]), pair("9", "9"));
+        assert_eq!(told(&[(header::RETRY_AFTER, "soon")]), pair("soon", "soon"));
+        assert_eq!(told(&[]), None);
     }
 
     #[test]

@@ -17,6 +17,9 @@ impl From<http1_client::CallError<Self>> for CallError {
                 other => other,
             },
             http1_client::CallError::Refused(problem) => Self::Connect(problem),
+            http1_client::CallError::Closed(_) => {
+                Self::Closed("the engine closed a kept connection when the request came".to_owned())
+            }
             http1_client::CallError::Wire(error) => error.into(),
         }
     }

@@ -7,11 +7,12 @@ use http1_client::{Pool, PoolLimits};
 use pointsman_workers::EngineTls;
 use tokio::time::Instant;
 
-use super::{body::ObservedCall, stream::EngineStream};
+use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream};
 use crate::config::Upstream;
 
 /// The headers of an answer that anything reads.
-static KEPT: [HeaderName; 3] = [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER];
+static KEPT: [HeaderName; 4] =
+    [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER, RETRY_AFTER_MS];
 
 /// Idle connections of one runtime, by their origin, and the TLS of new ones.
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use hyper::{body::Incoming, client::conn::http1, upgrade::Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio_util::task::TaskTracker;
 
-use super::{CallError, Destination, MAX_ERROR_BODY, Upstream};
+use super::{CallError, Destination, MAX_ERROR_BODY, Upstream, retry_after_of};
 
 /// Largest head of an answer, bytes.
 const MAX_HEAD: usize = 64 * 1024;
@@ -59,8 +59,8 @@ async fn refusal(response: Response<Incoming>) -> CallError {
     if !status.is_client_error() && !status.is_server_error() {
         return CallError::Protocol(format!("expected an upgrade, got status {}", status.as_u16()));
     }
-    let given = |name| response.headers().get(name).cloned();
-    let (content_type, retry_after) = (given(header::CONTENT_TYPE), given(header::RETRY_AFTER));
+    let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
+    let retry_after = retry_after_of(response.headers());
     let body = Limited::new(response.into_body(), MAX_ERROR_BODY).collect().await;
     let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     CallError::Status { status, content_type, retry_after, body, in_body: false }

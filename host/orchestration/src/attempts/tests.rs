@@ -1,7 +1,7 @@
 use pointsman_routing::RoutingRequest;
 use pointsman_workers::{DpRank, ModelName, WorkerId};
 
-use super::*;
+use super::{handoff::MAX_HANDOFF_ROUNDS, *};
 use crate::admission_queue::QueueRules;
 
 const LEASE: Duration = Duration::from_secs(8);
@@ -38,6 +38,35 @@ async fn e6_limits_hold_a_handoff_up_for_a_quarter_of_its_lease() {
     }
     // E6.5
     assert_eq!((began.elapsed(), is_beyond(&attempts)), (LEASE / 4, true));
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
+}
+
+#[tokio::test(start_paused = true)]
+async fn e6_an_overloaded_worker_is_asked_again_at_its_time_within_a_quarter_of_the_lease() {
+    let worker = (WorkerId(1), DpRank(0));
+    let mut attempts = Attempts::default();
+    attempts.commit(LEASE);
+    let began = Instant::now();
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::RouteAgain);
+    attempts.note_failure(Some(worker));
+    attempts.note_refused_handoff(Duration::from_secs(5));
+    attempts.note_refused_handoff(Duration::from_secs(1));
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
+    attempts.waiting().unwrap().over().await;
+    attempts.resume();
+    // E6.9
+    assert_eq!(began.elapsed(), Duration::from_secs(1));
+    attempts.note_failure(Some(worker));
+    attempts.note_refused_handoff(Duration::from_secs(2));
+    // E6.9: beyond a quarter of the lease the client has its answer, and the handoff waits on
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
+    attempts.only_consume_handoff();
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
+    attempts.waiting().unwrap().over().await;
+    assert_eq!(began.elapsed(), Duration::from_secs(3));
+    attempts.resume();
+    attempts.note_failure(Some(worker));
+    attempts.note_refused_handoff(LEASE);
     assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
 }
 

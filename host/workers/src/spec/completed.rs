@@ -85,7 +85,7 @@ impl WorkerSpec {
         if left_out(FactName::KvCompatibility) {
             let hands_over = spec.role != Role::Aggregated && spec.transport == KvTransport::Nixl;
             let version = facts.version.as_deref().filter(|_| hands_over);
-            spec.kv_compatibility = version.filter(|version| checks_version(version)).map(Arc::from);
+            spec.kv_compatibility = version.and_then(compatibility_of).map(Arc::from);
         }
         agree(FactName::BlockSize, spec.block_size, facts.block_size)?;
         agree(FactName::TotalBlocks, spec.total_blocks, facts.total_blocks)?;
@@ -93,14 +93,17 @@ impl WorkerSpec {
     }
 }
 
-/// Returns whether NIXL's handshake in this version of vLLM refuses any other one: a hash of both ends
-/// contains the whole version. Versions before 0.13 compare nothing.
-fn checks_version(version: &str) -> bool {
+/// Returns what has to be equal in both ends of NIXL's handshake: from vLLM 0.13 on the whole version, of
+/// which a hash is compared. Older versions compare nothing, and neither read the later handshake nor name
+/// the prefill's request, without which a later decode engine never answers. `None`: not known, as for a
+/// build from sources (0.1).
+fn compatibility_of(version: &str) -> Option<&str> {
     let mut numbers = version.split(['.', '-', '+']).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
-        (Some(Ok(0)), Some(Ok(minor))) => minor >= 13,
-        (Some(Ok(_)), _) => true,
-        _ => false,
+        (Some(Ok(0)), Some(Ok(..2))) => None,
+        (Some(Ok(0)), Some(Ok(..13))) => Some("before 0.13"),
+        (Some(Ok(0)), Some(Ok(_))) | (Some(Ok(1..)), _) => Some(version),
+        _ => None,
     }
 }
 
@@ -206,6 +209,7 @@ mod tests {
         assert!(!pair(Some("0.33.0"), Some("0.33.1")) && !pair(Some("1.0.0"), Some("0.33.0")));
         assert!(pair(Some("0.33.0"), None) && pair(None, None), "what is unknown excludes nothing");
         assert!(pair(Some("0.12.0"), Some("0.11.2")) && pair(Some("0.1.dev1+g1"), Some("0.33.0")));
+        assert!(!pair(Some("0.12.0"), Some("0.33.0")) && !pair(Some("0.13.0"), Some("0.9.2")));
         let told = |more| worker("prefill", more, Some("0.32.0"));
         assert!(told(",kv_compatibility=a").pairs_with(&worker(
             "decode",

@@ -7,8 +7,11 @@ use pointsman_orchestration::Pressure;
 use pointsman_routing::RouteError;
 use pointsman_workers::{Leg, WorkerId};
 
-use super::{ApiError, RETRY_AFTER, response::engine_text, status};
-use crate::{openai::request_error::RequestError, upstream::CallError};
+use super::{ApiError, RETRY_AFTER, response::answered, status};
+use crate::{
+    openai::request_error::RequestError,
+    upstream::{CallError, whole_seconds},
+};
 
 impl From<RequestError> for ApiError {
     fn from(error: RequestError) -> Self {
@@ -109,19 +112,18 @@ impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Status { status, content_type, retry_after, body, .. } if status.is_client_error() => {
-                Self::Engine { status, content_type, retry_after, body }
+                Self::Engine { status, content_type, retry_after: retry_after.map(whole_seconds), body }
             }
             CallError::Status { status, ref body, .. } if error.refusal().is_some() => Self::Overloaded {
                 text: format!(
-                    "the engine has too much to do and answered {}: {}; retry after the time in `retry-after`",
-                    status.as_u16(),
-                    engine_text(body)
+                    "the engine has too much to do and {}; retry after the time in `retry-after`",
+                    answered(status, body)
                 ),
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 retry_after: Duration::from_secs(RETRY_AFTER),
             },
             CallError::Status { status, body, .. } => {
-                Self::BadUpstream(format!("the engine answered {}: {}", status.as_u16(), engine_text(&body)))
+                Self::BadUpstream(format!("the engine {}", answered(status, &body)))
             }
             CallError::Connect(_) => Self::BadUpstream("the engine cannot be reached".to_owned()),
             CallError::Shortage(_) => Self::Overloaded {
@@ -129,7 +131,7 @@ impl From<CallError> for ApiError {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 retry_after: Duration::from_secs(RETRY_AFTER),
             },
-            CallError::Broken(text) => {
+            CallError::Closed(text) | CallError::Broken(text) => {
                 Self::BadUpstream(format!("the connection to the engine failed: {text}"))
             }
             CallError::Timeout(silence) => Self::EngineTimeout(silence),

@@ -76,7 +76,7 @@ impl ApiError {
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Engine { status, body, .. } => {
-                format!("the engine answered {}: {}", status.as_u16(), engine_text(body))
+                format!("the engine {}", answered(*status, body))
             }
             other => other.to_string(),
         }
@@ -96,8 +96,15 @@ pub(crate) fn body(status: StatusCode, code: &str, message: &str, request_id: &s
     ErrorFields { status, code, kind: None, message, request_id }.body(Format::OpenAi)
 }
 
+/// Says what an engine answered: the status, and what its body says.
+pub(super) fn answered(status: StatusCode, body: &[u8]) -> String {
+    let text = engine_text(body);
+    let status = status.as_u16();
+    if text.trim().is_empty() { format!("answered {status}") } else { format!("answered {status}: {text}") }
+}
+
 /// The message an engine put into its error body, else the body's beginning.
-pub(super) fn engine_text(body: &[u8]) -> String {
+fn engine_text(body: &[u8]) -> String {
     let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
         let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
         message.as_str().map(str::to_owned)

@@ -19,10 +19,10 @@ use crate::{
         continuation::{self, Form, Rest},
         error::ApiError,
         request::Endpoint,
-        sse::Splitter,
+        sse::{self, Splitter},
         transcript::Transcript,
     },
-    orchestrate::{Drive, executor::Reached},
+    orchestrate::{Drive, executor::Reached, first_event::error_of},
     upstream::{self, CallError},
 };
 
@@ -119,11 +119,21 @@ impl Relay {
         has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
     }
 
-    /// An event of the stream came: from now on it can only be continued.
-    pub(super) fn note_begun(&mut self) {
+    /// The first event of the stream came: from now on it can only be continued, unless the event is an
+    /// error.
+    ///
+    /// # Errors
+    /// The error.
+    pub(super) fn begin(&mut self, events: &[u8]) -> Result<(), CallError> {
+        if let Some(error) = sse::first_event(events).and_then(|event| error_of(self.format, event)) {
+            return Err(error);
+        }
+        self.begun = true;
+        self.set_timer();
         if self.resumption.seam.is_none() {
             self.drive.legs.stream_began();
         }
+        Ok(())
     }
 
     /// Whether the stream is to be continued, and the client has nothing of the rest.
@@ -358,10 +368,10 @@ impl Drive {
 /// Whether a failure within a stream says that its engine does not go on with it, so that another one may.
 fn says_that_the_engine_is_down(error: &CallError) -> bool {
     match error {
-        CallError::Broken(_) | CallError::Down => true,
+        CallError::Closed(_) | CallError::Broken(_) | CallError::Down => true,
         // The worker made no progress. Otherwise it works on others, and this request may be the reason.
         CallError::Timeout(silence) => silence.key == "event_idle",
-        CallError::Status { .. } => !error.is_refusal(),
+        CallError::Status { .. } => !error.is_refusal() || error.refusal().is_some(),
         CallError::Connect(_) | CallError::Shortage(_) | CallError::Protocol(_) | CallError::OtherPrompt => {
             false
         }

@@ -1,0 +1,114 @@
+//! The beginning of an answer to a request for a stream: whether it is one, and whether its first event is an
+//! error, which can still have a status of its own, or be tried elsewhere.
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, header};
+
+use super::{Drive, next_event::Head, refusals::Refusals};
+use crate::{
+    openai::{endpoint::Format, seen, sse},
+    upstream::{self, Body, CallError, PauseLimits, Silence},
+};
+
+impl Drive {
+    /// Checks the head of a stream, and its first event if that came with the head.
+    pub(super) fn take_head(&mut self, mut head: Response<Body>) -> Head {
+        if !sse::is_stream(content_type(&head)) {
+            return Head::NoStream(head);
+        }
+        let first_event = sse::first_event(head.body_mut().peek());
+        let has_event = first_event.is_some();
+        let format = self.request.endpoint.format();
+        let whole = first_event.filter(|event| event.ends_with(b"\n"));
+        if let Some(error) = whole.and_then(|event| error_of(format, event)) {
+            return Head::Over(self.answer_failed(error));
+        }
+        // Comments before it do not count.
+        if !has_event && let Some(error) = head.body_mut().failed_at_once() {
+            return Head::Over(self.answer_failed(error.into()));
+        }
+        self.bind(self.legs.answering());
+        // Other workers, which failed before, do not matter any more.
+        let run = &mut self.runs.answering;
+        (run.failure, run.refusals) = (None, Refusals::default());
+        Head::Stream(head)
+    }
+
+    /// Takes an answer that does not say that it is a stream. Its first bytes tell: some servers, and proxies
+    /// before them, lose the content type. Otherwise it is a whole answer, which is the client's unless it
+    /// has the beginning of a stream: some servers ignore `stream` for some requests.
+    pub(super) async fn no_stream(&mut self, mut head: Response<Body>) -> Head {
+        let limit = self.state.settings.leg_timeouts.head;
+        let silence = Silence { what: "first event of the stream", key: "head", limit };
+        let begins = upstream::within(silence, begins_as_stream(head.body_mut()));
+        let no_events = || CallError::Protocol("the stream has no events".to_owned());
+        match tokio::time::timeout_at(self.deadline, begins).await.unwrap_or_else(|_| Err(no_events())) {
+            Ok(true) => {
+                let stream = HeaderValue::from_static("text/event-stream");
+                head.headers_mut().insert(header::CONTENT_TYPE, stream);
+                return self.take_head(head);
+            }
+            Ok(false) => {}
+            Err(error) => return Head::Over(self.answer_failed(error)),
+        }
+        let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
+        let pause = self.state.settings.leg_timeouts.pause();
+        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause)).await;
+        let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
+        Head::Over(match read.unwrap_or_else(|_| Err(no_events())) {
+            Ok(Some(whole)) if is_taken => self.answered_whole(whole),
+            Ok(_) => self.answer_failed(CallError::Protocol(format!(
+                "expected text/event-stream, got content type `{shown}`"
+            ))),
+            Err(error) => self.answer_failed(error),
+        })
+    }
+}
+
+/// Returns the error that the first event of a stream is, if it is one, by its content or by its name.
+pub(super) fn error_of(format: Format, event: &[u8]) -> Option<CallError> {
+    let is_error = sse::name(event) == Some(b"error") || seen::event(format, event).error;
+    let object = sse::object(event);
+    if is_error {
+        return Some(CallError::of_error_body(if object.is_empty() { sse::data(event) } else { object }));
+    }
+    overload_of_response(format, object)
+}
+
+/// Returns the error of a response that failed because its engine has too much to do (Responses API). Other
+/// failures are the client's.
+pub(super) fn overload_of_response(format: Format, json: &[u8]) -> Option<CallError> {
+    let error = if format == Format::Responses { seen::failed_response(json)? } else { return None };
+    let error = CallError::of_error_body(format!(r#"{{"error":{error}}}"#).as_bytes());
+    error.refusal().is_some().then_some(error)
+}
+
+/// Waits for the first bytes of a body. Returns whether they begin a stream of events.
+pub(super) async fn begins_as_stream(body: &mut Body) -> Result<bool, CallError> {
+    let knows = |bytes: &[u8]| sse::begins_as_stream(bytes).is_some();
+    std::future::poll_fn(|cx| body.poll_peek(cx, knows)).await;
+    Ok(sse::begins_as_stream(body.peek()) == Some(true))
+}
+
+fn content_type<B>(head: &Response<B>) -> &[u8] {
+    head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default()
+}
+
+/// Returns whether a content type says JSON, or nothing.
+pub(super) fn may_be_json(content_type: &[u8]) -> bool {
+    let kind = content_type.to_ascii_lowercase();
+    kind.is_empty() || kind.starts_with(b"application/json") || kind.starts_with(b"text/plain")
+}
+
+/// Reads an answer that should have been a stream, if it is JSON.
+async fn read_json(head: Response<Body>, pause: PauseLimits) -> Result<Option<Response<Bytes>>, CallError> {
+    if !may_be_json(content_type(&head)) {
+        return Ok(None);
+    }
+    let (head, body) = head.into_parts();
+    let body = upstream::collect(body, Some(pause)).await?;
+    if sse::look(&body).error {
+        return Err(CallError::of_error_body(&body));
+    }
+    Ok(Some(Response::from_parts(head, body)))
+}
