@@ -161,8 +161,7 @@ impl<'a> Import<'a> {
     /// Returns the number of a flag, or its default, with its origin.
     fn number(&self, flag: &str, default: i64) -> anyhow::Result<(i64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {
-            let source = format!("default of --{flag} in {}", self.flavor.name());
-            return Ok((default, source, None));
+            return Ok((default, self.default_source(flag), None));
         };
         let number = given.value().parse().ok();
         let number = number.with_context(|| {
@@ -174,12 +173,20 @@ impl<'a> Import<'a> {
     /// Returns the number of a flag whose value has a fraction.
     fn fraction(&self, flag: &str, default: f64) -> anyhow::Result<(f64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {
-            let source = format!("default of --{flag} in {}", self.flavor.name());
-            return Ok((default, source, None));
+            return Ok((default, self.default_source(flag), None));
         };
         match given.value().parse() {
             Ok(number) if f64::is_finite(number) => Ok((number, self.source(given), Some(given))),
             _ => bail!("{}: {}: `{}` is not a number", given.place, given.flag(), plain(given.value())),
+        }
+    }
+
+    /// Returns what a comment says of a value whose flag was not given.
+    fn default_source(&self, flag: &str) -> String {
+        match self.flavor {
+            // Its own defaults are in the place of flags; it has no flag for the rest.
+            Flavor::Production => "no flag of production-stack sets it".to_owned(),
+            _ => format!("default of --{flag} in {}", self.flavor.name()),
         }
     }
 

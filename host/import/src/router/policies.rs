@@ -151,7 +151,7 @@ impl Import<'_> {
         let table = format!("policies.slots.{slot}");
         let source = match given {
             Some(given) => plain(&given.shown()),
-            None => format!("default of --{flag} in {}", self.flavor.name()),
+            None => self.default_source(flag),
         };
         self.draft.set(&table, choice.runs.0, choice.runs.1, &source);
         if policy == "cache_aware" {

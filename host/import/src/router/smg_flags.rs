@@ -4,10 +4,9 @@ use super::flags::{Arity, Flag, with_note};
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
 const LOAD: &str = "built-in policies weigh bookings and engine figures by rules of their own: see policies";
-const OVERLOAD: &str = "a worker that its engine calls full is left out for a pause (behaviour F7); \
-                        [busy_thresholds] sets limits of engine figures";
-const WARM_UP: &str =
-    "a worker that joins gets a rising share of requests (docs/configuration.md, [routing])";
+const OVERLOAD: &str = "a worker whose engine refuses requests is left out for a pause; [routing.busy] sets limits of \
+                        engine figures";
+const WARM_UP: &str = "a worker that just started gets a rising share of decisions (behaviour F6)";
 const STUCK: &str = "set probe.wedge_after (behaviour B7)";
 const CACHE: &str = "the prefix index follows KV events, or its own decisions for index.ttl";
 const SESSION: &str = "set routing.session_affinity: a session is named in x-session-id";
@@ -16,7 +15,7 @@ const JOBS: &str = "not needed: changes of the fleet are not queued";
 const TIMES: &str = "set [timeouts] and [server]: connections and bodies have deadlines";
 const RATES: &str = "set [tenants]: requests and tokens a minute, weights and priorities";
 const KEYS: &str = "set [[auth.keys]] with the digest of each key and its tenant (pointsman key)";
-const FILE: &str = "write [[discovery.file]]: its workers have the keys of [[workers]]";
+const FILE: &str = "write [[discovery.files]]: its workers have the keys of [[workers]]";
 const PODS: &str = "set labels and annotations of the pods (docs/kubernetes.md)";
 const PREFILL: &str = "set max_concurrency of the prefill workers, and [queue]";
 const STORE: &str = "stored responses are not served (behaviour I6)";

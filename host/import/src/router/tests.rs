@@ -406,7 +406,7 @@ fn s3_comments_name_the_flags_as_they_were_written() {
         import(flavor, &arguments).unwrap().draft.text("x")
     };
     let production = "--service-discovery static --static-backends http://a:1/v1,http://b:1 --static-models m,n \
-                      --routing-logic roundrobin --otel-endpoint otel:4317";
+                      --routing-logic kvaware --otel-endpoint otel:4317";
     let static_ = text(Flavor::Vllm, production);
     let k8s = text(
         Flavor::Production,
@@ -423,9 +423,10 @@ fn s3_comments_name_the_flags_as_they_were_written() {
             &[
                 "[[workers]]  # --static-backends, argument 3",
                 "models = [\"m\"]  # --static-models",
-                "native = \"round-robin\"  # --routing-logic roundrobin",
+                "builtin = \"kv-aware\"  # --routing-logic kvaware",
                 "# --otel-endpoint, over HTTP",
                 "# default of --port in production-stack",
+                "temperature = 0.0  # no flag of production-stack sets it",
                 "url = \"http://a:1\"  # without /v1: the gateway adds the path of each request",
             ][..],
         ),
