@@ -259,10 +259,10 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
 
 #[tokio::test]
 async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_noticed_without_a_request() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let listen: SocketAddr = free.local_addr().unwrap();
-    drop(free);
     for dialect in [Dialect::Vllm, Dialect::Sglang, Dialect::Openai] {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen: SocketAddr = free.local_addr().unwrap();
+        drop(free);
         let engine = SimConfig { listen, ..SimConfig::instant(dialect, Role::Aggregated) };
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.probe.load_interval) =
