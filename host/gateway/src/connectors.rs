@@ -4,11 +4,16 @@ use std::fmt;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
+use json_splice::Edit;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
 use rand::RngExt;
 
-use crate::{hex::Hex, openai::request::Request, upstream::LegHeaders};
+use crate::{
+    hex::Hex,
+    openai::request::{Request, names_model},
+    upstream::LegHeaders,
+};
 
 mod openai;
 mod reserved;
@@ -20,6 +25,14 @@ mod vllm_nixl;
 mod vllm_p2p_nccl;
 
 use reserved::clean;
+
+/// Names the model where the client did not: of the engines, vLLM and SGLang do without.
+fn with_model<'a>(edit: Edit<'a>, request: &Request) -> Edit<'a> {
+    if names_model(&request.body) {
+        return edit;
+    }
+    edit.set("model", serde_json::Value::from(request.model.as_str()).to_string())
+}
 
 /// The request id that engines see: 32 random hex digits, new for every attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]

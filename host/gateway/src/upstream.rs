@@ -166,7 +166,8 @@ impl Upstream {
         }
         let status = response.status();
         if !status.is_client_error() && !status.is_server_error() {
-            return Err(CallError::Protocol(format!("unexpected status {}", status.as_u16())));
+            let hint = if status.is_redirection() { ": the worker's url is not where it serves" } else { "" };
+            return Err(CallError::Protocol(format!("unexpected status {}{hint}", status.as_u16())));
         }
         let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
         let retry_after = retry_after_of(response.headers());

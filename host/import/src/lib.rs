@@ -27,10 +27,12 @@ pub enum ImportCommand {
     /// Translate an `EndpointPickerConfig` of llm-d's router or of the Gateway API Inference Extension.
     #[command(name = "llm-d")]
     LlmD(Box<LlmDArgs>),
-    /// Translate a command line of vllm-router, also of that of production-stack.
-    #[command(visible_alias = "production-stack")]
+    /// Translate a command line of vllm-router.
     VllmRouter(RouterArgs),
+    /// Translate a command line of production-stack's router, which is called vllm-router, too.
+    ProductionStack(RouterArgs),
     /// Translate a command line of sglang-router (SGLang Model Gateway, `smg`).
+    #[command(visible_alias = "smg")]
     SglangRouter(RouterArgs),
 }
 
@@ -58,7 +60,7 @@ pub struct LlmDArgs {
     output: OutputArgs,
 }
 
-/// Arguments of `import vllm-router` and `import sglang-router`.
+/// Arguments of the imports of a command line.
 #[derive(Debug, Args)]
 pub struct RouterArgs {
     #[command(flatten)]
@@ -98,6 +100,7 @@ impl ImportCommand {
         match self {
             Self::LlmD(args) => args.run(),
             Self::VllmRouter(args) => args.run(Flavor::Vllm),
+            Self::ProductionStack(args) => args.run(Flavor::Production),
             Self::SglangRouter(args) => args.run(Flavor::Sglang),
         }
     }

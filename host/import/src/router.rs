@@ -1,8 +1,8 @@
-//! `import vllm-router` and `import sglang-router`: a command line becomes workers, slots, limits and
-//! timeouts.
+//! `import vllm-router`, `import sglang-router` and `import production-stack`: a command line becomes workers,
+//! slots, limits and timeouts.
 //!
-//! The flags are those of vllm-router 0.1.17, sglang-router 0.3.2 and `smg` (lightseekorg/smg). The two
-//! routers have a common origin, so one table serves both. docs/import.md has it.
+//! The flags are those of vllm-router 0.1.17, sglang-router 0.3.2 and `smg` 1.13. These routers have a common
+//! origin, so one table serves all. docs/import.md has it.
 
 use anyhow::{Context as _, bail};
 
@@ -21,6 +21,8 @@ mod policies;
 mod production;
 mod production_flags;
 mod shell;
+mod smg_flags;
+mod urls;
 mod workers;
 
 use arguments::{CommandLine, Given};
@@ -68,7 +70,7 @@ struct Import<'a> {
 /// # Errors
 /// A flag has a value that the router would refuse.
 pub(crate) fn import(flavor: Flavor, arguments: &[String]) -> anyhow::Result<Imported> {
-    let mut line = CommandLine::parse(arguments)?;
+    let mut line = CommandLine::parse(arguments, flavor == Flavor::Production)?;
     let mut flavor = flavor;
     if line.is_production {
         production::translate(&mut line);
@@ -159,25 +161,40 @@ impl<'a> Import<'a> {
     /// Returns the number of a flag, or its default, with its origin.
     fn number(&self, flag: &str, default: i64) -> anyhow::Result<(i64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {
-            let source = format!("default of --{flag} in {}", self.flavor.name());
-            return Ok((default, source, None));
+            return Ok((default, self.default_source(flag), None));
         };
         let number = given.value().parse().ok();
         let number = number.with_context(|| {
-            format!("{}: --{flag}: `{}` is not a whole number", given.place, plain(given.value()))
+            format!("{}: {}: `{}` is not a whole number", given.place, given.flag(), plain(given.value()))
         })?;
-        Ok((number, format!("--{flag}"), Some(given)))
+        Ok((number, self.source(given), Some(given)))
     }
 
     /// Returns the number of a flag whose value has a fraction.
     fn fraction(&self, flag: &str, default: f64) -> anyhow::Result<(f64, String, Option<&'a Given>)> {
         let Some(given) = self.line.last(flag) else {
-            let source = format!("default of --{flag} in {}", self.flavor.name());
-            return Ok((default, source, None));
+            return Ok((default, self.default_source(flag), None));
         };
         match given.value().parse() {
-            Ok(number) if f64::is_finite(number) => Ok((number, format!("--{flag}"), Some(given))),
-            _ => bail!("{}: --{flag}: `{}` is not a number", given.place, plain(given.value())),
+            Ok(number) if f64::is_finite(number) => Ok((number, self.source(given), Some(given))),
+            _ => bail!("{}: {}: `{}` is not a number", given.place, given.flag(), plain(given.value())),
+        }
+    }
+
+    /// Returns what a comment says of a value whose flag was not given.
+    fn default_source(&self, flag: &str) -> String {
+        match self.flavor {
+            // Its own defaults are in the place of flags; it has no flag for the rest.
+            Flavor::Production => "no flag of production-stack sets it".to_owned(),
+            _ => format!("default of --{flag} in {}", self.flavor.name()),
+        }
+    }
+
+    /// Returns what a comment says of a flag: its name as it was written, or that it is a default.
+    fn source(&self, given: &Given) -> String {
+        match given.place {
+            Place::Default => format!("default of {} in {}", given.flag(), self.flavor.name()),
+            _ => given.flag().to_owned(),
         }
     }
 

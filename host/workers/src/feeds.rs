@@ -11,7 +11,10 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use prefix_index::{PrefixIndex, events::Batch};
+use prefix_index::{
+    PrefixIndex,
+    events::{Batch, KvEvent},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -27,6 +30,8 @@ use crate::{
 const FULL_QUEUE_DELAY: Duration = Duration::from_millis(1);
 /// Shortest time between two log lines of one kind about a source: an engine can cause thousands a second.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
+/// The same for events that are skipped: a newer engine sends them all the time.
+const SKIPPED_LOG_INTERVAL: Duration = Duration::from_mins(10);
 
 /// State of one feed.
 #[derive(Clone, Debug)]
@@ -64,6 +69,7 @@ struct IndexSink {
     live: Arc<AtomicBool>,
     forget_lines: LogLimit,
     live_lines: LogLimit,
+    skipped_lines: LogLimit,
 }
 
 impl FeedStatus {
@@ -74,6 +80,22 @@ impl FeedStatus {
     }
 }
 
+impl IndexSink {
+    /// Warns if the engine is newer than this gateway: the index lacks what it skips.
+    fn warn_of_skipped(&self, batch: &Batch) {
+        let event = batch.events.iter().find_map(|event| match event {
+            KvEvent::Unknown(name) => Some(name),
+            _ => None,
+        });
+        if let Some(event) = event
+            && let Some(suppressed) = self.skipped_lines.due()
+        {
+            let (worker, rank) = (self.worker, self.rank);
+            tracing::warn!(%worker, %rank, event, suppressed, "kv event skipped: its type or form is unknown");
+        }
+    }
+}
+
 impl Sink for IndexSink {
     fn apply(&self, batch: Batch) {
         let mut batch = batch;
@@ -81,6 +103,7 @@ impl Sink for IndexSink {
         if !batch.events.is_empty() {
             self.owner.note_sign_of_life();
         }
+        self.warn_of_skipped(&batch);
         // Back-pressure: the feed stops reading while the queue is full. Blocking is fine, feeds have their
         // own thread.
         while let Err(returned) = self.index.events(self.worker, self.rank, batch) {
@@ -184,6 +207,7 @@ impl Feeds {
                 live: status.live.clone(),
                 forget_lines: LogLimit::new(LOG_INTERVAL),
                 live_lines: LogLimit::new(LOG_INTERVAL),
+                skipped_lines: LogLimit::new(SKIPPED_LOG_INTERVAL),
             };
             self.running.lock().insert((worker.id(), DpRank(rank)), status);
             tasks.spawn(run(config, Arc::new(sink), stop.clone()));

@@ -3,7 +3,7 @@
 //! One task per worker, which ends when the worker leaves (B4). Load figures are read rarely because scraping
 //! may slow down an engine; decisions rely on the gateway's own bookings.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use prefix_index::PrefixIndex;
 use tokio::{
@@ -35,7 +35,7 @@ mod stuck;
 use client::{Clients, ProbeClient, Response};
 use figures::Figures;
 pub use health::HealthChecks;
-use health::health_path;
+use health::{KeptConnection, health_path};
 use pace::{Failing, spread};
 use process::{metrics_path, sleep_path};
 use read_facts::Problem;
@@ -165,6 +165,9 @@ struct Probe {
     index: Arc<PrefixIndex>,
     config: watch::Receiver<ProbeConfig>,
     checks: HealthChecks,
+    connection: KeptConnection,
+    /// The engine may be another process than at the last check.
+    reconnected: bool,
     health_path: &'static str,
     load_path: Option<&'static str>,
     sleep_path: Option<&'static str>,
@@ -193,6 +196,8 @@ impl Probe {
             index: index.clone(),
             config,
             checks: HealthChecks::default(),
+            connection: KeptConnection::default(),
+            reconnected: false,
             health_path: health_path(engine),
             load_path: metrics_path(engine),
             sleep_path: sleep_path(engine),
@@ -245,6 +250,9 @@ impl Probe {
             }
             let config = *self.config.borrow();
             let pace = config.pace(self.registry.snapshot().workers().len());
+            if std::mem::take(&mut self.reconnected) {
+                load_due = Instant::now();
+            }
             if config.load_interval.is_zero() {
                 self.worker.set_engine_load(None);
             } else if Instant::now() >= load_due {
@@ -280,12 +288,15 @@ impl Probe {
             (self.health_path, self.load_path) = (health_path(engine), metrics_path(engine));
             self.sleep_path = sleep_path(engine);
         }
-        match self.ask_health().await {
-            Response::Ok(_) | Response::Absent if stale => match self.facts(false).await {
-                Ok(()) => Ok(Checked::Healthy),
-                Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
-                Err(Problem::Failed(problem)) => Err(problem),
-            },
+        let answer = self.ask_health().await;
+        match answer {
+            Response::Ok(_) | Response::Absent if stale || self.reconnected => {
+                match self.facts(false).await {
+                    Ok(()) => Ok(Checked::Healthy),
+                    Err(Problem::Contradiction) => Ok(Checked::Misconfigured),
+                    Err(Problem::Failed(problem)) => Err(problem),
+                }
+            }
             Response::Ok(_) | Response::Absent => Ok(Checked::Healthy),
             Response::Shortage(problem) => {
                 log_shortage(&problem);
@@ -316,7 +327,8 @@ impl Probe {
         let config = *self.config.borrow();
         let url = format!("{}{path}", self.worker.spec().url);
         let limit = if path == HEALTH { self.checks.limit(&config) } else { config.timeout };
-        let (answer, took) = self.send(&url, MAX_BODY, limit).await;
+        let (answer, took, connection) = self.send(&url, MAX_BODY, limit).await;
+        self.reconnected |= connection.is_some_and(|local| self.connection.is_replaced(local));
         if path == HEALTH && matches!(answer, Response::Ok(_) | Response::Absent) {
             self.checks.took(took, &config);
         }
@@ -340,13 +352,20 @@ impl Probe {
         self.send(url, max_body, limit).await.0
     }
 
-    /// Sends a request when it is its turn. Also returns how long the answer took.
-    async fn send(&self, url: &str, max_body: usize, limit: Duration) -> (Response, Duration) {
+    /// Sends a request when it is its turn. Also returns how long the answer took, and the local address of
+    /// its connection.
+    async fn send(
+        &self,
+        url: &str,
+        max_body: usize,
+        limit: Duration,
+    ) -> (Response, Duration, Option<SocketAddr>) {
         // Never closed.
         let _turn = self.turns.acquire().await;
         let sent = Instant::now();
-        let answer = self.client.get(url, self.worker.spec().api_key.as_deref(), max_body, limit).await;
-        (answer, sent.elapsed())
+        let key = self.worker.spec().api_key.as_deref();
+        let (answer, connection) = self.client.get(url, key, max_body, limit).await;
+        (answer, sent.elapsed(), connection)
     }
 
     fn log(&self, state: &str, problem: &str) {

@@ -35,8 +35,8 @@ pub struct Snapshot {
     /// Positions in `workers`.
     places: HashMap<WorkerId, usize>,
     pools: HashMap<ModelName, Pools>,
-    /// Models that are adapters of another model of their worker.
-    adapters: HashSet<ModelName>,
+    /// Models that are adapters of another model of their worker, with that model.
+    adapters: HashMap<ModelName, ModelName>,
 }
 
 #[derive(Debug, Default)]
@@ -134,8 +134,8 @@ struct Member {
     /// reports.
     configured: WorkerSpec,
     models: Vec<ModelName>,
-    /// Adapters that the engine lists.
-    adapters: Vec<ModelName>,
+    /// Adapters that the engine lists, each with its model.
+    adapters: Vec<(ModelName, ModelName)>,
 }
 
 impl Default for Registry {
@@ -231,9 +231,14 @@ impl Registry {
         Some(gone.worker)
     }
 
-    /// Stores the models that a worker reports, and those of them that are adapters. Configured models take
-    /// precedence.
-    pub(crate) fn learn_models(&self, id: WorkerId, models: Vec<ModelName>, adapters: Vec<ModelName>) {
+    /// Stores the models that a worker reports, and those of them that are adapters, each with its model.
+    /// Configured models take precedence.
+    pub(crate) fn learn_models(
+        &self,
+        id: WorkerId,
+        models: Vec<ModelName>,
+        adapters: Vec<(ModelName, ModelName)>,
+    ) {
         let mut members = self.members.lock();
         let Some(member) = self.member(id, &mut members) else { return };
         let is_configured = !member.worker.spec().models.is_empty();
@@ -333,7 +338,13 @@ impl Snapshot {
     /// Returns whether a worker serves `model` as an adapter of another model.
     #[must_use]
     pub fn is_adapter(&self, model: &ModelName) -> bool {
-        self.adapters.contains(model)
+        self.adapters.contains_key(model)
+    }
+
+    /// Returns the model that `model` is an adapter of.
+    #[must_use]
+    pub fn parent_of(&self, model: &ModelName) -> Option<&ModelName> {
+        self.adapters.get(model)
     }
 
     /// Returns the candidates whose role allows a leg. Candidates of the aggregated leg include decode

@@ -17,10 +17,12 @@ use crate::{
 };
 
 mod completed;
+mod nulls;
 mod problems;
 mod raw;
 mod template;
 mod traits;
+mod url;
 mod written;
 
 use raw::RawSpec;

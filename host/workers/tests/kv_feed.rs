@@ -10,6 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
 use prefix_index::events::{Batch, KvEvent};
+use serde_json::json;
 use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinHandle, time::timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
@@ -44,7 +45,7 @@ impl Recorder {
 impl Sink for Recorder {
     fn apply(&self, batch: Batch) {
         match batch.events.as_slice() {
-            [KvEvent::Removed { hashes, .. }] => self.push(Got(hashes[0])),
+            [.., KvEvent::Removed { hashes, .. }] => self.push(Got(hashes[0])),
             other => panic!("unexpected events: {other:?}"),
         }
     }
@@ -218,8 +219,8 @@ fn message(parts: &[&[u8]]) -> ZmqMessage {
 }
 
 fn batch(seq: u64) -> Vec<u8> {
-    let event = serde_json::json!({"type": "BlockRemoved", "block_hashes": [seq], "medium": "GPU"});
-    rmp_serde::to_vec(&serde_json::json!([1.0, [event], 0])).expect("msgpack")
+    let event = json!({"type": "BlockRemoved", "block_hashes": [seq], "medium": "GPU"});
+    rmp_serde::to_vec(&json!([1.0, [event], 0])).expect("msgpack")
 }
 
 #[tokio::test]
@@ -366,6 +367,34 @@ async fn h6_malformed_messages_are_counted_and_the_feed_continues() {
     feed.expect(&[Forget("decode_error"), Forget("decode_error"), Got(4)]).await;
     assert_eq!(feed.counters.decode_errors.load(Relaxed), 5);
     assert_eq!(feed.counters.gaps.load(Relaxed), 0);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_events_of_a_newer_engine_forget_nothing() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let feed = Fixture::start(&engine.endpoint, None, WAIT_LIMIT);
+    feed.first(&mut engine, 0, &[Live(true), Got(0)]).await;
+    let newer = [
+        json!({"type": "BlockMoved", "block_hashes": {"from": [1]}, "medium": 7}),
+        json!({"type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [1, 2],
+            "block_size": 2, "extra_keys": [[{"type": "CacheSaltKey", "salt": "a"}]], "newer": {"a": [1.5]}}),
+        json!({"type": "BlockStored", "block_hashes": [null], "token_ids": {"packed": "AAEC"}, "block_size": "2"}),
+    ];
+    for (seq, event) in (1_u64..).zip(newer) {
+        let removed = json!({"type": "BlockRemoved", "block_hashes": [seq], "medium": "GPU", "newer": [{}]});
+        let batch = json!({"version": 2, "ts": 1.5, "events": [event, removed], "data_parallel_rank": "0"});
+        let payload = rmp_serde::to_vec(&batch).expect("msgpack");
+        engine.send(&[b"kv-events", &seq.to_be_bytes(), &payload]).await;
+    }
+    // H6.5, H6.18
+    feed.expect(&[Got(1), Got(2), Got(3)]).await;
+    // A removal that cannot be read leaves blocks that the engine no longer has.
+    let removed = json!([1.5, [{"type": "BlockRemoved", "block_hashes": {"packed": "AAEC"}}]]);
+    let payload = rmp_serde::to_vec(&removed).expect("msgpack");
+    engine.send(&[b"kv-events", &4_u64.to_be_bytes(), &payload]).await;
+    engine.publish(5).await;
+    feed.expect(&[Forget("decode_error"), Got(5)]).await;
     feed.end().await;
 }
 

@@ -256,3 +256,31 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
     sleeps.store(false, Ordering::SeqCst);
     cluster.until("it is awake", |cluster| ineligible(cluster) == [None]).await.unwrap();
 }
+
+#[tokio::test]
+async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_noticed_without_a_request() {
+    for dialect in [Dialect::Vllm, Dialect::Sglang, Dialect::Openai] {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen: SocketAddr = free.local_addr().unwrap();
+        drop(free);
+        let engine = SimConfig { listen, ..SimConfig::instant(dialect, Role::Aggregated) };
+        let builder = TestClusterBuilder::new().config(|config| {
+            (config.probe.interval, config.probe.load_interval) =
+                (Duration::from_secs(2), Duration::from_secs(5));
+        });
+        let mut cluster = builder.sim_with(engine.clone(), "").start().await.unwrap();
+        // The first checks: an engine that keeps no connection says nothing by closing it.
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        cluster.sims.remove(0).kill().await;
+        let _again = Sim::start(SimConfig { model: "other".to_owned(), ..engine }).await.unwrap();
+        let began = Instant::now();
+        while !String::from_utf8_lossy(&cluster.client.get("/v1/models").await.unwrap().body)
+            .contains("other")
+        {
+            // B5.14: an interval of 2 s and a tenth
+            assert!(began.elapsed() < Duration::from_secs(5), "{dialect:?}: another model is not noticed");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(status_of(&cluster).await, 404, "the model of before is gone");
+    }
+}

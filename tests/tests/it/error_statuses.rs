@@ -46,7 +46,7 @@ async fn i_invalid_request_bad_json_and_bad_fields_are_400_and_named() {
     for (body, names) in [
         ("{", "body: "),
         ("[]", "body: the body is not a JSON object"),
-        (r#"{"messages":[]}"#, "model: is missing"),
+        (r#"{"messages":[],"model":3}"#, "model: `3`"),
         (r#"{"model":"tiny"}"#, "messages: is missing"),
         (r#"{"model":"tiny","messages":[],"max_tokens":-1}"#, "max_tokens: `-1`"),
         (r#"{"model":"tiny","messages":[],"max_tokens":1.5}"#, "max_tokens: `1.5`"),

@@ -104,4 +104,5 @@ mod tls_programs;
 mod tls_reload;
 mod trace_context;
 mod traces;
+mod unnamed_models;
 mod whole_answers;

@@ -1,33 +1,33 @@
 //! Decodes batches of KV events from msgpack, in positional or named form.
 //!
-//! Owns the engines' field order. Knows neither sockets nor sequence numbers. Unknown fields and events are
-//! skipped. A malformed batch is an error, and the caller then forgets the source.
+//! Knows neither sockets nor sequence numbers. Newer engines add fields and events, and change the form of
+//! fields: what is unknown is skipped. Only what could make the index wrong, a malformed batch or a removal
+//! that cannot be read, is an error, and the caller then forgets the source.
 
 use std::fmt;
 
 use serde::{
     Deserialize, Deserializer,
-    de::{DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
+mod event;
 mod fields;
 mod group_kind;
+mod value;
 
-use fields::{ExtraKeys, Field, Hash, LoraId, Medium, Token};
 pub use group_kind::GroupKind;
-use group_kind::Loose;
+use value::{Of, Value};
 
 /// Largest payload in bytes. Decoded events take several times as much memory.
 const MAX_PAYLOAD: usize = 16 * 1024 * 1024;
 /// Maximum depth of nested arrays and maps.
 const MAX_DEPTH: usize = 64;
-/// Length in characters to which the name of an unknown event is cut.
-const MAX_NAME: usize = 64;
 
 /// The events of one engine step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
-    /// Time at which the engine sent the batch, in seconds since the Unix epoch.
+    /// Time at which the engine sent the batch, in seconds since the Unix epoch; NaN if unreadable.
     pub ts: f64,
     /// Data-parallel rank that sent the batch, if the engine names it.
     pub dp_rank: Option<u32>,
@@ -51,7 +51,8 @@ pub enum KvEvent {
     },
     /// All blocks were removed from all tiers.
     Cleared,
-    /// An event of an unknown type, with the type's name cut to 64 characters.
+    /// An event to skip: of an unknown type (its name, cut to 64 characters), or a store of which a field has
+    /// an unknown form.
     Unknown(String),
 }
 
@@ -177,10 +178,10 @@ pub enum DecodeError {
     TooLarge(usize),
 }
 
-/// Decodes a batch: `[ts, events, dp_rank?]`, with events as maps or as positional arrays.
+/// Decodes a batch: `[ts, events, dp_rank?]` or a map of these, with events as maps or as positional arrays.
 ///
 /// # Errors
-/// The payload is malformed, too large, or followed by other bytes.
+/// The payload is malformed, too large, or followed by other bytes, or has a removal that cannot be read.
 pub fn decode_batch(payload: &[u8]) -> Result<Batch, DecodeError> {
     if payload.len() > MAX_PAYLOAD {
         return Err(DecodeError::TooLarge(payload.len()));
@@ -212,13 +213,7 @@ impl Tier {
 
 impl<'de> Deserialize<'de> for Batch {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(BatchVisitor)
-    }
-}
-
-impl<'de> Deserialize<'de> for KvEvent {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EventVisitor)
+        deserializer.deserialize_any(BatchVisitor)
     }
 }
 
@@ -228,166 +223,41 @@ impl<'de> Visitor<'de> for BatchVisitor {
     type Value = Batch;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a batch `[ts, events, dp_rank?]`")
+        f.write_str("a batch `[ts, events, dp_rank?]`, or a map with `events`")
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Batch, A::Error> {
-        let ts = seq.next_element()?.ok_or_else(|| A::Error::missing_field("ts"))?;
+        let Of(ts) = seq.next_element()?.ok_or_else(|| A::Error::missing_field("ts"))?;
         let events = seq.next_element()?.ok_or_else(|| A::Error::missing_field("events"))?;
-        let dp_rank = seq.next_element::<Option<u32>>()?.flatten();
+        let dp_rank = seq.next_element()?.and_then(|Of(rank): Of<Value<'_>>| rank.number());
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Batch { ts, dp_rank, events })
-    }
-}
-
-struct EventVisitor;
-
-impl<'de> Visitor<'de> for EventVisitor {
-    type Value = KvEvent;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a KV event, as an array or a map")
+        Ok(Batch { ts: seconds(ts), dp_rank, events })
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<KvEvent, A::Error> {
-        let tag: Tag = seq.next_element()?.ok_or_else(|| A::Error::missing_field("type"))?;
-        let mut fields = Fields::default();
-        for field in tag.order() {
-            if seq.next_element_seed(FieldSeed { fields: &mut fields, field: *field })?.is_none() {
-                break;
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Batch, A::Error> {
+        let (mut ts, mut events, mut dp_rank) = (Value::Nil, None, None);
+        while let Some(Of(key)) = map.next_key()? {
+            match key {
+                Value::Text("ts") => Of(ts) = map.next_value()?,
+                Value::Text("events") => events = Some(map.next_value()?),
+                Value::Text("data_parallel_rank" | "attn_dp_rank" | "dp_rank") => {
+                    dp_rank = map.next_value::<Of<Value<'_>>>()?.0.number();
+                }
+                _ => _ = map.next_value::<IgnoredAny>()?,
             }
         }
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        fields.event(tag)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<KvEvent, A::Error> {
-        let mut tag = None;
-        let mut fields = Fields::default();
-        while let Some(key) = map.next_key()? {
-            match (key, &tag) {
-                (Field::Type, _) => tag = Some(map.next_value::<Tag>()?),
-                // The fields of an unknown event may have any shape.
-                (_, Some(Tag::Other(_))) | (Field::Other, _) => _ = map.next_value::<IgnoredAny>()?,
-                (field, _) => map.next_value_seed(FieldSeed { fields: &mut fields, field })?,
-            }
-        }
-        fields.event(tag.ok_or_else(|| A::Error::missing_field("type"))?)
+        let events = events.ok_or_else(|| A::Error::missing_field("events"))?;
+        Ok(Batch { ts: seconds(ts), dp_rank, events })
     }
 }
 
-/// Type of an event.
-enum Tag {
-    Stored,
-    Removed,
-    Cleared,
-    Other(String),
-}
-
-impl Tag {
-    /// Returns the fields that follow the tag in the positional form.
-    fn order(&self) -> &'static [Field] {
-        match self {
-            Self::Stored => &[
-                Field::Hashes,
-                Field::Parent,
-                Field::Tokens,
-                Field::BlockSize,
-                Field::LoraId,
-                Field::Medium,
-                Field::LoraName,
-                Field::ExtraKeys,
-                Field::Group,
-                Field::Kind,
-                Field::Window,
-            ],
-            Self::Removed => &[Field::Hashes, Field::Medium, Field::Group],
-            Self::Cleared | Self::Other(_) => &[],
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Tag {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        Ok(match name.as_str() {
-            "BlockStored" => Self::Stored,
-            "BlockRemoved" => Self::Removed,
-            "AllBlocksCleared" => Self::Cleared,
-            _ => Self::Other(name.chars().take(MAX_NAME).collect()),
-        })
-    }
-}
-
-/// Fields of an event that were read so far.
-#[derive(Default)]
-struct Fields {
-    hashes: Option<Vec<Hash>>,
-    parent: Option<Hash>,
-    tokens: Option<Vec<Token>>,
-    block_size: Option<u32>,
-    lora_id: Option<LoraId>,
-    medium: Option<Medium>,
-    lora_name: Option<String>,
-    extra_keys: Option<Vec<ExtraKeys>>,
-    group: Option<u32>,
-    kind: Option<Loose>,
-    window: Option<Loose>,
-}
-
-impl Fields {
-    fn event<E: serde::de::Error>(self, tag: Tag) -> Result<KvEvent, E> {
-        let tier = self.medium.map(|medium| medium.0).unwrap_or_default();
-        let hashes = |hashes: Option<Vec<Hash>>| {
-            let hashes = hashes.ok_or_else(|| E::missing_field("block_hashes"))?;
-            Ok(hashes.into_iter().map(|hash| hash.0).collect())
-        };
-        Ok(match tag {
-            Tag::Stored => KvEvent::Stored(Stored {
-                hashes: hashes(self.hashes)?,
-                parent: self.parent.map(|hash| hash.0),
-                token_ids: self.tokens.unwrap_or_default().into_iter().map(|token| token.0).collect(),
-                block_size: self.block_size.unwrap_or_default(),
-                lora: self.lora_name.or_else(|| self.lora_id.and_then(|id| id.0)),
-                tier,
-                extra_keys: self.extra_keys.unwrap_or_default().into_iter().map(|keys| keys.0).collect(),
-                group: self.group,
-                kind: self.kind.and_then(|kind| kind.group_kind(self.window)),
-                locals: None,
-            }),
-            Tag::Removed => KvEvent::Removed { hashes: hashes(self.hashes)?, tier, group: self.group },
-            Tag::Cleared => KvEvent::Cleared,
-            Tag::Other(name) => KvEvent::Unknown(name),
-        })
-    }
-}
-
-/// Reads the value of one field.
-struct FieldSeed<'a> {
-    fields: &'a mut Fields,
-    field: Field,
-}
-
-impl<'de> DeserializeSeed<'de> for FieldSeed<'_> {
-    type Value = ();
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        let Self { fields, field } = self;
-        match field {
-            Field::Hashes => fields.hashes = Option::deserialize(deserializer)?,
-            Field::Parent => fields.parent = Option::deserialize(deserializer)?,
-            Field::Tokens => fields.tokens = Option::deserialize(deserializer)?,
-            Field::BlockSize => fields.block_size = Option::deserialize(deserializer)?,
-            Field::LoraId => fields.lora_id = Option::deserialize(deserializer)?,
-            Field::Medium => fields.medium = Option::deserialize(deserializer)?,
-            Field::LoraName => fields.lora_name = Option::deserialize(deserializer)?,
-            Field::ExtraKeys => fields.extra_keys = Option::deserialize(deserializer)?,
-            Field::Group => fields.group = Option::deserialize(deserializer)?,
-            Field::Kind => fields.kind = Some(Loose::deserialize(deserializer)?),
-            Field::Window => fields.window = Some(Loose::deserialize(deserializer)?),
-            Field::Type | Field::Other => _ = IgnoredAny::deserialize(deserializer)?,
-        }
-        Ok(())
+/// Returns a time stamp; NaN if it has an unknown form.
+#[expect(clippy::cast_precision_loss, reason = "seconds since the epoch")]
+fn seconds(ts: Value<'_>) -> f64 {
+    match ts {
+        Value::Float(ts) => ts,
+        Value::Unsigned(ts) => ts as f64,
+        _ => f64::NAN,
     }
 }
 

@@ -1,21 +1,21 @@
 //! Workers of a file that is read again and again.
 
 use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
     time::Duration,
 };
 
-use pointsman_workers::WorkerSpec;
-use serde::Deserialize;
-
 use crate::{
     fleet::Reporter,
-    found::{Found, Read, SourceSnapshot},
+    found::{Found, Read, Refusal, SourceSnapshot},
     source::Source,
 };
 
 mod llm_d;
+mod syntax;
+
+use syntax::{WorkersFile, parse};
 
 /// Largest file in bytes.
 const MAX_FILE_BYTES: u64 = 8 * 1024 * 1024;
@@ -48,13 +48,6 @@ pub struct FileSource {
     config: FileSourceConfig,
 }
 
-/// Our own format.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WorkersFile {
-    workers: Vec<WorkerSpec>,
-}
-
 impl FileSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
@@ -74,15 +67,16 @@ impl FileSource {
         Ok(bytes)
     }
 
-    fn parse(&self, bytes: &[u8]) -> Result<Vec<Found>, String> {
+    fn parse(&self, bytes: &[u8]) -> Result<SourceSnapshot, String> {
         let FileSourceConfig { path, format, defaults, .. } = &self.config;
-        match format {
+        let workers = match format {
             FileFormat::Workers => {
-                let file: WorkersFile = parse(path, bytes)?;
-                Ok(file.workers.into_iter().map(Found::staying).collect())
+                let WorkersFile { workers } = parse(path, bytes)?;
+                workers.into_iter().map(Found::staying).collect()
             }
-            FileFormat::LlmD => llm_d::workers(parse(path, bytes)?, defaults),
-        }
+            FileFormat::LlmD => llm_d::workers(parse(path, bytes)?, defaults)?,
+        };
+        Ok(without_repeated(workers))
     }
 }
 
@@ -100,9 +94,8 @@ impl Source for FileSource {
                         reporter.alive();
                     } else {
                         match self.parse(&bytes) {
-                            Ok(workers) => {
-                                let read = Read::Whole;
-                                reporter.present(SourceSnapshot { workers, refused: Vec::new(), read });
+                            Ok(snapshot) => {
+                                reporter.present(snapshot);
                                 applied = Some(bytes.clone());
                             }
                             Err(problem) => reporter.away(format!("parsing {shown}: {problem}")),
@@ -125,15 +118,24 @@ impl Source for FileSource {
     }
 }
 
-/// Parses a file in the syntax that its extension names.
-fn parse<T: for<'de> Deserialize<'de>>(path: &Path, bytes: &[u8]) -> Result<T, String> {
-    let text = std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => toml::from_str(text).map_err(|error| error.to_string()),
-        Some("json") => serde_json::from_str(text).map_err(|error| error.to_string()),
-        Some("yaml" | "yml") => serde_yaml_ng::from_str(text).map_err(|error| error.to_string()),
-        _ => Err("its syntax is not known: expected the extension toml, json, yaml or yml".to_owned()),
+/// Refuses workers that a file lists a second time, by their position in its list.
+fn without_repeated(found: Vec<Found>) -> SourceSnapshot {
+    let mut snapshot = SourceSnapshot { workers: Vec::new(), refused: Vec::new(), read: Read::Whole };
+    let (mut ids, mut urls) = (HashMap::new(), HashMap::new());
+    for (place, found) in (1..).zip(found) {
+        let (url, id) = (found.spec.url.clone(), found.spec.id);
+        let earlier = urls.get(&url).map(|at| (at, "URL")).or_else(|| ids.get(&id).map(|at| (at, "id")));
+        if let Some((earlier, what)) = earlier {
+            let problem =
+                format!("worker {place} of the file has the {what} of worker {earlier}: remove one of them");
+            snapshot.refused.push(Refusal::new(&url, &problem));
+        } else {
+            urls.insert(url, place);
+            ids.insert(id, place);
+            snapshot.workers.push(found);
+        }
     }
+    snapshot
 }
 
 #[cfg(test)]

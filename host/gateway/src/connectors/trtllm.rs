@@ -8,7 +8,9 @@ use serde_json::{json, value::RawValue};
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, clean, ended_with, is_failed_end, token_header};
+use super::{
+    Connector, LegContext, PrefillAnswer, Target, clean, ended_with, is_failed_end, token_header, with_model,
+};
 use crate::{
     openai::request::{Endpoint, Request},
     upstream::LegHeaders,
@@ -128,7 +130,7 @@ impl Connector for Trtllm {
 /// Removes the reserved fields, and the token ids that the engine would take in the messages' place: the
 /// gateway routed by the messages.
 fn clean_prompt(request: &Request) -> Edit<'_> {
-    clean(request).remove("prompt_token_ids")
+    with_model(clean(request), request).remove("prompt_token_ids")
 }
 
 /// The client's body with one cap on output tokens: the engine refuses a chat with both names of the cap

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use axum::http::{HeaderMap, header};
 use brotli_decompressor::DecompressorWriter;
 use bytes::{Bytes, BytesMut};
-use flate2::write::MultiGzDecoder;
+use flate2::write::GzDecoder;
 use zstd::stream::{
     raw::{DParameter, Decoder as ZstdDecoder},
     zio,
@@ -108,12 +108,19 @@ pub(super) struct Decoder {
 }
 
 enum Inner {
-    Gzip(MultiGzDecoder<Decoded>),
+    Gzip(Members),
     Zstd(zio::Writer<Decoded, ZstdDecoder<'static>>),
     Brotli(Box<DecompressorWriter<Decoded>>),
 }
 
+/// Decodes the members of a gzip body. Zeros behind the last one are padding, as gzip's own tools take them.
+struct Members {
+    current: GzDecoder<Decoded>,
+    is_padded: bool,
+}
+
 /// The decoded bytes.
+#[derive(Default)]
 struct Decoded {
     bytes: BytesMut,
     limit: usize,
@@ -129,7 +136,7 @@ impl Decoder {
     pub(super) fn new(coding: Coding, limit: usize) -> Result<Self, ApiError> {
         let decoded = Decoded { bytes: BytesMut::new(), limit, is_over: false };
         let inner = match coding {
-            Coding::Gzip => Inner::Gzip(MultiGzDecoder::new(decoded)),
+            Coding::Gzip => Inner::Gzip(Members { current: GzDecoder::new(decoded), is_padded: false }),
             Coding::Zstd => {
                 let decoder = ZstdDecoder::new().and_then(|mut decoder| {
                     decoder.set_parameter(DParameter::WindowLogMax(MAX_ZSTD_WINDOW))?;
@@ -166,7 +173,7 @@ impl Decoder {
     /// Same as [`Self::decode`], and a body that ends too early.
     pub(super) fn finish(mut self, held: &mut Share) -> Result<Bytes, ApiError> {
         let finished = match &mut self.inner {
-            Inner::Gzip(decoder) => decoder.try_finish(),
+            Inner::Gzip(members) => members.current.try_finish(),
             Inner::Zstd(decoder) => decoder.finish(),
             Inner::Brotli(decoder) => decoder.close(),
         };
@@ -177,7 +184,7 @@ impl Decoder {
 
     fn writer(&mut self) -> &mut dyn Write {
         match &mut self.inner {
-            Inner::Gzip(decoder) => decoder,
+            Inner::Gzip(members) => members,
             Inner::Zstd(decoder) => decoder,
             Inner::Brotli(decoder) => decoder,
         }
@@ -185,7 +192,7 @@ impl Decoder {
 
     fn decoded(&mut self) -> &mut Decoded {
         match &mut self.inner {
-            Inner::Gzip(decoder) => decoder.get_mut(),
+            Inner::Gzip(members) => members.current.get_mut(),
             Inner::Zstd(decoder) => decoder.writer_mut(),
             Inner::Brotli(decoder) => decoder.get_mut(),
         }
@@ -208,6 +215,32 @@ impl Decoder {
 
 fn invalid(coding: Coding, error: &io::Error) -> ApiError {
     ApiError::FalseCoding(coding.name(), error.to_string())
+}
+
+impl Write for Members {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.is_padded {
+            let taken = self.current.write(bytes)?;
+            if taken > 0 || bytes.is_empty() {
+                return Ok(taken);
+            }
+            // The member has ended.
+            self.is_padded = bytes.starts_with(&[0]);
+        }
+        if self.is_padded {
+            return match bytes.iter().position(|byte| *byte != 0) {
+                Some(_) => Err(io::Error::other("bytes follow the zeros behind its last member")),
+                None => Ok(bytes.len()),
+            };
+        }
+        let ended = std::mem::replace(&mut self.current, GzDecoder::new(Decoded::default()));
+        self.current = GzDecoder::new(ended.finish()?);
+        self.current.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.current.flush()
+    }
 }
 
 impl Write for Decoded {

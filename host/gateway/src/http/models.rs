@@ -64,10 +64,16 @@ async fn allowed(thread: &DataThread, headers: &HeaderMap, sender: &Sender) -> R
 }
 
 impl Models {
-    /// Returns the description of a model, with the length of its context where vLLM and SGLang have it.
+    /// Returns the description of a model, with its parent and the length of its context where vLLM and SGLang
+    /// have them. Their `root` is a path of their machine; here it is the model.
     fn describe(&self, name: &str) -> Value {
-        let mut card = json!({ "id": name, "object": "model", "created": 0, "owned_by": "pointsman" });
-        let length = context_length(&self.snapshot, &ModelName::new(name));
+        let model = ModelName::new(name);
+        let parent = self.snapshot.parent_of(&model).map(ModelName::as_str);
+        let mut card = json!({
+            "id": name, "object": "model", "created": 0, "owned_by": "pointsman",
+            "root": parent.unwrap_or(name), "parent": parent,
+        });
+        let length = context_length(&self.snapshot, &model);
         if let (Some(length), Some(fields)) = (length, card.as_object_mut()) {
             fields.insert("max_model_len".to_owned(), length.into());
         }

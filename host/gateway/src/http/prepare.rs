@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, Response};
 use bytes::Bytes;
 use json_splice::JsonBody;
 use pointsman_routing::{Purpose, RoutingRequest};
-use pointsman_workers::{Leg, ModelName, WorkerId};
+use pointsman_workers::{Leg, ModelName, Snapshot, WorkerId};
 use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
@@ -16,7 +16,8 @@ use crate::{
         canary,
         error::ApiError,
         hints::Hints,
-        request::{Endpoint, Request, json_object},
+        request::{Endpoint, Request, json_object, names_model},
+        request_error::RequestError,
     },
     orchestrate::{self, PlannedRequest, Unplanned, preview, stored},
     state::{
@@ -30,6 +31,9 @@ use crate::{
 
 /// A search for tokens that found none gets a span in the trace if it took this long.
 const SLOW_TOKENS: Duration = Duration::from_millis(1);
+
+/// Maximum number of models that an error lists.
+const MAX_LISTED_MODELS: usize = 20;
 
 /// A request whose body was read.
 pub(crate) struct Received {
@@ -178,14 +182,18 @@ async fn read(
 ) -> Result<Arc<Request>, ApiError> {
     let rules = &state.settings.request_rules;
     if endpoint.is_form() {
-        return Ok(Box::pin(Request::of_form(endpoint, headers, body, rules)).await?);
+        let unnamed = || only_model(&state.registry.snapshot());
+        return Box::pin(Request::of_form(endpoint, headers, body, rules, unnamed)).await;
     }
     let body = json_object(body)?;
     let canary =
         endpoint.splits().then(|| canary::completion(&body, |body| probed_model(state, headers, body)));
     let mut request = match canary.flatten() {
         Some(completion) => Request::parse(Endpoint::Completions, headers, completion, rules)?,
-        None => Request::of_json(endpoint, headers, body, rules)?,
+        None => {
+            let unnamed = unnamed_model(state, &body)?;
+            Request::of_json(endpoint, headers, body, rules, unnamed)?
+        }
     };
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
@@ -208,6 +216,32 @@ fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<S
         let its = models.iter().find(|model| legs.into_iter().any(|leg| is_its(model, leg)));
         return its.map(ToString::to_string);
     }
-    let mut models = models.into_iter();
-    models.next().filter(|_| models.next().is_none()).map(ToString::to_string)
+    only_model(&snapshot).ok()
+}
+
+/// Returns the model of a body that names none; `None` if it names one.
+///
+/// # Errors
+/// There is not exactly one model.
+pub(super) fn unnamed_model(state: &State, body: &JsonBody) -> Result<Option<String>, ApiError> {
+    if names_model(body) { Ok(None) } else { only_model(&state.registry.snapshot()).map(Some) }
+}
+
+/// Returns the only model of the fleet. Adapters are asked for by their names.
+///
+/// # Errors
+/// There is none, or there are several, which the message lists.
+fn only_model(snapshot: &Snapshot) -> Result<String, ApiError> {
+    let models = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
+    let models: Vec<&str> = models.map(ModelName::as_str).collect();
+    match models.as_slice() {
+        [only] => Ok((*only).to_owned()),
+        [] => Err(orchestrate::no_worker_registered()),
+        several => {
+            let shown: Vec<&str> = several.iter().copied().take(MAX_LISTED_MODELS).collect();
+            let more = if several.len() > shown.len() { ", …" } else { "" };
+            let problem = format!("is missing: expected one of {}{more}", shown.join(", "));
+            Err(RequestError::new("model", &problem).into())
+        }
+    }
 }

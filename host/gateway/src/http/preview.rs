@@ -5,19 +5,19 @@ use axum::{
     extract::State as Extract,
     http::{Request as HttpRequest, Response},
 };
-use json_splice::JsonBody;
 use pointsman_routing::Purpose;
 
 use super::{
     DataThread,
     admit::{Admitted, admit, identify},
     arrival::Arrival,
+    prepare::unnamed_model,
     request_id,
 };
 use crate::{
     openai::{
         error::ApiError,
-        request::{Endpoint, Request},
+        request::{Endpoint, Request, json_object},
     },
     orchestrate::{self, preview},
     state::caller::Tenant,
@@ -33,9 +33,11 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let caller = identify(&state, &parts.headers, &sender).await?;
         let Admitted { body, caller, held: _held } =
             admit(&state, caller, &parts.headers, body, started).await?;
-        let chat = JsonBody::parse(body.clone()).is_ok_and(|body| body.get("messages").is_some());
-        let endpoint = if chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
-        let request = Request::parse(endpoint, &parts.headers, body, &state.settings.request_rules)?;
+        let body = json_object(body)?;
+        let is_chat = body.get("messages").is_some();
+        let endpoint = if is_chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
+        let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, &body)?);
+        let request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
         let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };

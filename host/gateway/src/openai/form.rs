@@ -25,7 +25,7 @@ pub(crate) struct Form {
 /// Fields of a form that routing needs.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
-    pub(super) model: String,
+    pub(super) model: Option<String>,
     pub(super) stream: bool,
 }
 
@@ -67,7 +67,7 @@ pub(super) async fn read(headers: &HeaderMap, body: Bytes) -> Result<(Form, Fiel
             _ => {}
         }
     }
-    let model = model.ok_or_else(|| RequestError::new("model", "is missing"))?;
+    let model = model.filter(|model: &String| !model.is_empty());
     Ok((Form { bytes: body, content_type }, Fields { model, stream }))
 }
 
@@ -98,12 +98,11 @@ mod tests {
         let file = "\r\n--y\0".repeat(100_000);
         let (headers, body) = form(&[("file", &file), ("stream", "True"), ("model", "m")]);
         let (form, fields) = read(&headers, body.clone()).await.unwrap();
-        assert_eq!((form.bytes, fields.model.as_str(), fields.stream), (body, "m", true));
+        assert_eq!((form.bytes, fields.model.as_deref(), fields.stream), (body, Some("m"), true));
     }
 
     #[tokio::test]
     async fn what_is_wrong_with_a_form_is_named() {
-        assert_eq!(problem(&[("file", "x")]).await, "model: is missing");
         let many: Vec<(&str, &str)> = (0..65).map(|_| ("a", "b")).collect();
         assert_eq!(problem(&many).await, "body: the form has more than 64 parts; send fewer");
         let reserved = "the field is reserved for the gateway; remove it";

@@ -10,6 +10,7 @@ use pointsman_workers::ModelName;
 use crate::{
     config::Limits,
     openai::endpoint::PromptKeys,
+    openai::error::ApiError,
     openai::form::{self, Form},
     openai::hints::{HintTrust, Hints},
     openai::lax::{Flag, WholeNumber},
@@ -77,21 +78,23 @@ impl From<HintTrust> for RequestRules {
 }
 
 impl Request {
-    /// Parses a request with a form.
+    /// Parses a request with a form. `unnamed` returns its model if it names none.
     ///
     /// # Errors
-    /// [`RequestError`] names the field.
+    /// The error names the field.
     pub(crate) async fn of_form(
         endpoint: Endpoint,
         headers: &HeaderMap,
         body: Bytes,
         rules: &RequestRules,
-    ) -> Result<Arc<Self>, RequestError> {
+        unnamed: impl FnOnce() -> Result<String, ApiError>,
+    ) -> Result<Arc<Self>, ApiError> {
         let (form, fields) = form::read(headers, body).await?;
-        check_model(&fields.model)?;
+        let model = fields.model.map_or_else(unnamed, Ok)?;
+        check_model(&model)?;
         let body = JsonBody::empty();
         let hints = Hints::parse(headers, &body, rules.trust)?;
-        let parsed = Self { stream: fields.stream, ..Self::bare(endpoint, &fields.model, body, hints) };
+        let parsed = Self { stream: fields.stream, ..Self::bare(endpoint, &model, body, hints) };
         Ok(Self { form: Some(form), ..parsed }.traced(headers, rules))
     }
 
@@ -150,10 +153,10 @@ impl Request {
         body: Bytes,
         rules: &RequestRules,
     ) -> Result<Arc<Self>, RequestError> {
-        Self::of_json(endpoint, headers, json_object(body)?, rules)
+        Self::of_json(endpoint, headers, json_object(body)?, rules, None)
     }
 
-    /// Reads a request from its JSON body.
+    /// Reads a request from its JSON body. `unnamed` is its model if it names none.
     ///
     /// # Errors
     /// [`RequestError`] names the field.
@@ -162,10 +165,12 @@ impl Request {
         headers: &HeaderMap,
         body: JsonBody,
         rules: &RequestRules,
+        unnamed: Option<String>,
     ) -> Result<Arc<Self>, RequestError> {
         let limits = &rules.limits;
         check_lists(&body)?;
-        let model: String = read(&body, "model")?.ok_or_else(|| RequestError::new("model", "is missing"))?;
+        let named = if names_model(&body) { read(&body, "model")? } else { unnamed };
+        let model: String = named.ok_or_else(|| RequestError::new("model", "is missing"))?;
         check_model(&model)?;
         let Flag(stream) = read(&body, "stream")?.unwrap_or(Flag(false));
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
@@ -257,6 +262,12 @@ impl Request {
     pub(crate) fn items(&self) -> u32 {
         self.prompts.saturating_mul(self.n)
     }
+}
+
+/// Returns whether a body names a model. Engines take null and an empty text as none.
+#[must_use]
+pub(crate) fn names_model(body: &JsonBody) -> bool {
+    body.get("model").is_some_and(|model| !matches!(model, "null" | "\"\""))
 }
 
 /// Parses a body that has to be a JSON object. Some clients write a byte order mark in front of it.

@@ -60,8 +60,10 @@ pub(super) struct CommandLine {
 /// A flag with its values.
 #[derive(Debug)]
 pub(super) struct Given {
-    /// Name without dashes.
+    /// Name without dashes, as the translation knows it.
     pub(super) name: String,
+    /// The flag as it was written, with dashes.
+    pub(super) written: String,
     pub(super) values: Vec<String>,
     pub(super) place: Place,
     /// Whether the report lists it already.
@@ -75,11 +77,12 @@ pub(super) struct Given {
 }
 
 impl CommandLine {
-    /// Parses arguments, with or without the program before them, also within `sh -c '…'`.
+    /// Parses arguments, with or without the program before them, also within `sh -c '…'`. Without
+    /// `of_production`, flags that only production-stack's router has tell that it is meant.
     ///
     /// # Errors
     /// There are too many, one is not a flag where one is expected, or a flag lacks its value.
-    pub(super) fn parse(arguments: &[String]) -> anyhow::Result<Self> {
+    pub(super) fn parse(arguments: &[String], of_production: bool) -> anyhow::Result<Self> {
         let bytes: usize = arguments.iter().map(String::len).sum();
         if arguments.len() > MAX_ARGUMENTS || bytes > MAX_BYTES {
             bail!("a command line has at most {MAX_ARGUMENTS} arguments of {MAX_BYTES} bytes together");
@@ -89,13 +92,13 @@ impl CommandLine {
             && let [words] = shell::commands(line)?.as_slice()
             && words.len() > 1
         {
-            return Self::parse(words);
+            return Self::parse(words, of_production);
         }
         if let Some(script) = shell::script(arguments).or(whole) {
             let mut routers = shell::commands(script)?;
             routers.retain(|words| words.iter().any(|word| is_router(word)));
             return match routers.as_slice() {
-                [one] => Self::parse_words(one),
+                [one] => Self::parse_words(one, of_production),
                 _ => bail!(
                     "`{}` starts {} routers: give the arguments of one after `--`",
                     plain(script),
@@ -103,15 +106,15 @@ impl CommandLine {
                 ),
             };
         }
-        Self::parse_words(arguments)
+        Self::parse_words(arguments, of_production)
     }
 
-    fn parse_words(arguments: &[String]) -> anyhow::Result<Self> {
+    fn parse_words(arguments: &[String], of_production: bool) -> anyhow::Result<Self> {
         let mut rest =
             arguments.iter().enumerate().map(|(index, text)| (index + 1, text.as_str())).peekable();
         skip_program(&mut rest)?;
-        let is_production = production_flags::is_meant(arguments.iter().map(String::as_str));
-        let find = |name: &str| -> Option<&'static Flag> {
+        let is_production = of_production || production_flags::is_meant(arguments.iter().map(String::as_str));
+        let find = |name: &str| -> Option<Flag> {
             let of_production = is_production.then(|| production_flags::find(name)).flatten();
             of_production.or_else(|| flags::find(name))
         };
@@ -127,6 +130,7 @@ impl CommandLine {
             };
             // `--router-policy` is the form of `sglang_router.launch_server`.
             let short = name.strip_prefix("router-").filter(|short| flags::find(short).is_some());
+            let written = format!("--{name}");
             let name = flags::alias(if find(name).is_none() { short.unwrap_or(name) } else { name });
             let arity = find(name).map_or(Arity::Many, |flag| flag.arity);
             let mut values: Vec<String> = value.into_iter().collect();
@@ -147,11 +151,11 @@ impl CommandLine {
             // without one of its labels selects pods that were not meant.
             let is_list = arity == Arity::Many && !name.ends_with("selector");
             if unknown.is_empty() || is_list && !known.is_empty() {
-                given.push(Given::new(name, known.clone(), place));
+                given.push(Given::new(name, &written, known.clone(), place));
             }
             if !unknown.is_empty() {
                 let values = if is_list { unknown } else { known.into_iter().chain(unknown).collect() };
-                let lost = Given::new(name, values, place);
+                let lost = Given::new(name, &written, values, place);
                 given.push(Given { note: Some(VARIABLE), is_variable: true, ..lost });
             }
         }
@@ -175,9 +179,14 @@ impl CommandLine {
 }
 
 impl Given {
-    fn new(name: &str, values: Vec<String>, place: Place) -> Self {
-        let (name, is_told) = (name.to_owned(), Cell::new(false));
-        Self { name, values, place, is_told, original: None, note: None, is_variable: false }
+    fn new(name: &str, written: &str, values: Vec<String>, place: Place) -> Self {
+        let (name, written, is_told) = (name.to_owned(), plain(written), Cell::new(false));
+        Self { name, written, values, place, is_told, original: None, note: None, is_variable: false }
+    }
+
+    /// Returns the flag as it was written, for comments.
+    pub(super) fn flag(&self) -> &str {
+        &self.written
     }
 
     /// Returns the only value.
@@ -189,6 +198,7 @@ impl Given {
     pub(super) fn again(&self) -> Self {
         Self {
             name: self.name.clone(),
+            written: self.written.clone(),
             values: self.values.clone(),
             place: self.place,
             is_told: Cell::new(false),
@@ -204,15 +214,15 @@ impl Given {
             return original.clone();
         }
         match self.values.as_slice() {
-            [] => format!("--{}", self.name),
-            _ if flags::is_secret(&self.name) => format!("--{} [secret]", self.name),
-            values => format!("--{} {}", self.name, without_passwords(&values.join(" "))),
+            [] => self.written.clone(),
+            _ if flags::is_secret(&self.name) => format!("{} [secret]", self.written),
+            values => format!("{} {}", self.written, without_passwords(&values.join(" "))),
         }
     }
 }
 
 /// A text without the credentials between `//` and `@` of a URL.
-fn without_passwords(text: &str) -> String {
+pub(super) fn without_passwords(text: &str) -> String {
     let shown = text.split(' ').map(|part| match part.split_once("://") {
         Some((scheme, rest)) if rest.contains('@') => {
             let host = rest.rsplit_once('@').map_or("", |(_, host)| host);

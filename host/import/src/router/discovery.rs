@@ -18,8 +18,7 @@ impl Import<'_> {
         } else {
             &[("selector", Some("aggregated"))]
         };
-        let of_namespace =
-            if namespace.is_some() { "--service-discovery-namespace" } else { "not given: all namespaces" };
+        let of_namespace = namespace.map_or("not given: all namespaces", Given::flag);
         let mut written = 0;
         for (flag, role) in sources {
             let Some(given) = self.line.last(flag).filter(|given| !given.values.is_empty()) else { continue };
@@ -30,10 +29,10 @@ impl Import<'_> {
             written += 1;
             let defaults = self.defaults(*role)?;
             self.draft
-                .element("discovery.kubernetes", "--service-discovery")
+                .element("discovery.kubernetes", on.flag())
                 .set("name", flag.strip_suffix("-selector").unwrap_or("pods"), "")
                 .set("namespace", namespace.map_or("default", Given::value), of_namespace)
-                .set("selector", selector, format!("--{flag}"))
+                .set("selector", selector, given.flag())
                 .set("port", port.to_string(), &port_source)
                 .set("defaults", defaults, "what labels and annotations do not give");
             self.note_translation(given, Kind::Translated, "selector of [[discovery.kubernetes]]");

@@ -1,5 +1,6 @@
 //! The flags of both routers: how many values each takes, and the fate of flags that need no translation.
 
+use super::smg_flags;
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
 /// Number of values of a flag.
@@ -13,7 +14,7 @@ pub(super) enum Arity {
 }
 
 /// A flag that is known.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Flag {
     pub(super) name: &'static str,
     pub(super) arity: Arity,
@@ -322,12 +323,18 @@ const FLAGS: &[Flag] = &[
 ];
 
 /// Secrets.
-const SECRETS: [&str; 5] =
-    ["api-key", "control-plane-api-keys", "oracle-password", "postgres-db-url", "redis-url"];
+const SECRETS: [&str; 6] = [
+    "api-key",
+    "control-plane-api-keys",
+    "oracle-password",
+    "postgres-db-url",
+    "redis-url",
+    "tenant-api-key",
+];
 
 /// Returns a flag by its name.
-pub(super) fn find(name: &str) -> Option<&'static Flag> {
-    FLAGS.iter().find(|flag| flag.name == name)
+pub(super) fn find(name: &str) -> Option<Flag> {
+    FLAGS.iter().find(|flag| flag.name == name).copied().or_else(|| smg_flags::find(name))
 }
 
 /// Returns how a flag is translated, whatever its value.
@@ -339,6 +346,7 @@ pub(super) fn note(name: &str) -> Option<(Kind, &'static str)> {
 pub(super) fn alias(name: &str) -> &str {
     match name {
         "runtime" => "backend",
+        "sticky-sessions" => "routing-key-override",
         name => name,
     }
 }

@@ -59,7 +59,7 @@ impl Import<'_> {
         anyhow::ensure!(attempts >= 0, "--retry-max-retries: `{attempts}` is not a number of attempts");
         let disabled = self.line.last("disable-retries");
         let retries = if disabled.is_some() { 0 } else { (attempts - 1).clamp(0, 100) };
-        let source = if disabled.is_some() { "--disable-retries".to_owned() } else { source };
+        let source = disabled.map_or(source, |given| given.flag().to_owned());
         self.draft.set("routing", "retries", retries, format!("{source}: the first attempt is not a retry"));
         self.tell_number(
             "retry-max-retries",

@@ -21,7 +21,10 @@ impl Import<'_> {
         let host = given_host.map_or(default, Given::value);
         let (ip, exact) = address(host);
         let listen = SocketAddr::new(ip, port).to_string();
-        let comment = if given_host.is_some() { format!("--host, {source}") } else { source };
+        let comment = match given_host {
+            Some(given) if given.place != Place::Default => format!("{}, {source}", given.flag()),
+            _ => source,
+        };
         self.draft.set("server", "listen", listen, comment);
         self.tell_number("port", given_port, "server.listen");
         if let Some(given) = given_host {
@@ -63,7 +66,7 @@ impl Import<'_> {
 
     fn cors(&mut self) {
         let Some(given) = self.line.last("cors-allowed-origins") else { return };
-        self.draft.set("server", "cors_origins", given.values.clone(), "--cors-allowed-origins");
+        self.draft.set("server", "cors_origins", given.values.clone(), given.flag());
         self.note_translation(given, Kind::Translated, "server.cors_origins");
     }
 
@@ -76,7 +79,8 @@ impl Import<'_> {
 
     fn traces(&mut self) {
         if let Some(given) = self.line.last("enable-trace") {
-            let endpoint = self.line.last("otlp-traces-endpoint").map_or("localhost:4317", Given::value);
+            let at = self.line.last("otlp-traces-endpoint");
+            let endpoint = at.map_or("localhost:4317", Given::value);
             let endpoint = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
             // The port of OTLP over gRPC, and that of OTLP over HTTP.
             let endpoint = match endpoint.strip_suffix(":4317") {
@@ -87,11 +91,11 @@ impl Import<'_> {
                 "traces",
                 "endpoint",
                 endpoint,
-                "--otlp-traces-endpoint, over HTTP instead of gRPC",
+                format!("{}, over HTTP instead of gRPC", at.unwrap_or(given).flag()),
             );
             let ours = "[traces]: OTLP over HTTP, usually port 4318; set sample_ratio";
             self.note_translation(given, Kind::Approximated, ours);
-            if let Some(given) = self.line.last("otlp-traces-endpoint") {
+            if let Some(given) = at {
                 self.note_translation(
                     given,
                     Kind::Approximated,
@@ -111,14 +115,14 @@ impl Import<'_> {
         ];
         for (flag, table, key) in pairs {
             if let Some(given) = self.line.last(flag) {
-                self.draft.set(table, key, given.value(), format!("--{flag}"));
+                self.draft.set(table, key, given.value(), given.flag());
                 self.note_translation(given, Kind::Translated, format!("{table}.{key}"));
             }
         }
         if let Some(given) = self.line.last("ca-cert-paths") {
             match given.values.as_slice() {
                 [one] => {
-                    self.draft.set("upstream.tls", "ca_file", one.as_str(), "--ca-cert-paths");
+                    self.draft.set("upstream.tls", "ca_file", one.as_str(), given.flag());
                     self.note_translation(given, Kind::Translated, "upstream.tls.ca_file");
                 }
                 [] => self.note_translation(given, Kind::Translated, "no authorities"),
@@ -149,11 +153,11 @@ impl Import<'_> {
                 id.chars().map(|letter| if fits(letter) { letter } else { '-' }).take(64).collect();
             let digest: String =
                 Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-            self.draft
-                .element("auth.operators", "--control-plane-api-keys")
-                .set("id", id, "")
-                .set("role", role, "")
-                .set("digest", format!("sha256:{digest}"), "");
+            self.draft.element("auth.operators", given.flag()).set("id", id, "").set("role", role, "").set(
+                "digest",
+                format!("sha256:{digest}"),
+                "",
+            );
         }
         self.note_translation(given, Kind::Translated, "[[auth.operators]]: their digests");
         Ok(())

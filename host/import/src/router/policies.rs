@@ -150,8 +150,8 @@ impl Import<'_> {
         let choice = self.choice(&policy)?;
         let table = format!("policies.slots.{slot}");
         let source = match given {
-            Some(given) => format!("--{} {}", given.name, plain(&policy)),
-            None => format!("default of --{flag} in {}", self.flavor.name()),
+            Some(given) => plain(&given.shown()),
+            None => self.default_source(flag),
         };
         self.draft.set(&table, choice.runs.0, choice.runs.1, &source);
         if policy == "cache_aware" {
@@ -240,7 +240,7 @@ impl Import<'_> {
         let flag = "kv-aware-session-affinity-ttl-secs";
         if let Some(given) = self.line.last(flag) {
             let seconds = self.number(flag, 0)?.0.max(0);
-            self.draft.set("routing", "session_affinity", format!("{seconds}s"), format!("--{flag}"));
+            self.draft.set("routing", "session_affinity", format!("{seconds}s"), given.flag());
             let ours = "routing.session_affinity: prefill is bound, too, and load does not end a binding";
             self.tell_once(given, Kind::Approximated, ours);
         }

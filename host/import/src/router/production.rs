@@ -72,7 +72,10 @@ impl<'a> Router<'a> {
         }
         let absent = defaults.into_iter().filter(|(name, ..)| self.last(name).is_none());
         absent
-            .map(|(_, flag, value)| Given { place: Place::Default, ..as_flag(flag, &[value], None) })
+            .map(|(name, flag, value)| Given {
+                written: format!("--{name}"),
+                ..as_flag(flag, &[value], None)
+            })
             .collect()
     }
 
@@ -175,6 +178,7 @@ fn policies(given: &Given, logic: &str) -> Vec<Given> {
 fn as_flag(name: &str, values: &[&str], original: Option<&Given>) -> Given {
     Given {
         name: name.to_owned(),
+        written: original.map_or_else(|| format!("--{name}"), |given| given.written.clone()),
         values: values.iter().map(|value| (*value).to_owned()).collect(),
         place: original.map_or(Place::Default, |given| given.place),
         is_told: Cell::new(false),

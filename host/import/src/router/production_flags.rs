@@ -132,8 +132,8 @@ const FLAGS: &[Flag] = &[
 const COMMON: [&str; 3] = ["service-discovery", "log-level", "version"];
 
 /// Returns a flag by its name.
-pub(super) fn find(name: &str) -> Option<&'static Flag> {
-    FLAGS.iter().find(|flag| flag.name == name)
+pub(super) fn find(name: &str) -> Option<Flag> {
+    FLAGS.iter().find(|flag| flag.name == name).copied()
 }
 
 /// Returns whether arguments belong to this router.

@@ -119,7 +119,7 @@ fn s3_every_known_flag_is_reported_and_an_unknown_one_is_named_with_its_position
     }
     arguments.extend(["--of-tomorrow", "a", "b", "--port=7"].map(str::to_owned));
     for flavor in [Flavor::Vllm, Flavor::Sglang] {
-        let line = CommandLine::parse(&arguments).unwrap();
+        let line = CommandLine::parse(&arguments, false).unwrap();
         let report = import(flavor, &arguments).unwrap().report.text();
         for given in &line.given {
             // S3.4
@@ -385,4 +385,108 @@ fn s3_programs_of_public_manifests_are_known() {
         // S3.1
         assert_eq!(table["policies"]["slots"]["aggregated"]["native"].as_str(), Some("random"), "{program}");
     }
+}
+
+#[test]
+fn s3_the_import_of_production_stack_reads_its_flags_and_defaults_whatever_flags_are_there() {
+    let (table, _) = imported(Flavor::Production, "--host 10.0.0.1 --port 8080");
+    // S3.6
+    assert_eq!(table["server"]["listen"].as_str(), Some("10.0.0.1:8080"));
+    let (table, report) = imported(Flavor::Production, "--port 8080");
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:8080"));
+    assert!(!table["server"].as_table().unwrap().contains_key("admin_listen"), "{report}");
+    let (table, _) = imported(Flavor::Production, "--service-discovery static");
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:8001"));
+}
+
+#[test]
+fn s3_comments_name_the_flags_as_they_were_written() {
+    let text = |flavor, line: &str| {
+        let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        import(flavor, &arguments).unwrap().draft.text("x")
+    };
+    let production = "--service-discovery static --static-backends http://a:1/v1,http://b:1 --static-models m,n \
+                      --routing-logic kvaware --otel-endpoint otel:4317";
+    let static_ = text(Flavor::Vllm, production);
+    let k8s = text(
+        Flavor::Production,
+        "--service-discovery k8s --k8s-namespace n --k8s-port 8000 --k8s-label-selector a=b \
+         --routing-logic session --session-key x-user-id",
+    );
+    let sglang = text(
+        Flavor::Sglang,
+        "--router-worker-urls http://a:1 --router-policy random --router-host 127.0.0.1 --router-port 1",
+    );
+    for (text, comments) in [
+        (
+            &static_,
+            &[
+                "[[workers]]  # --static-backends, argument 3",
+                "models = [\"m\"]  # --static-models",
+                "builtin = \"kv-aware\"  # --routing-logic kvaware",
+                "# --otel-endpoint, over HTTP",
+                "# default of --port in production-stack",
+                "temperature = 0.0  # no flag of production-stack sets it",
+                "url = \"http://a:1\"  # without /v1: the gateway adds the path of each request",
+            ][..],
+        ),
+        (
+            &k8s,
+            &[
+                "[[discovery.kubernetes]]  # --service-discovery",
+                "namespace = \"n\"  # --k8s-namespace",
+                "port = \"8000\"  # --k8s-port",
+                "selector = \"a=b\"  # --k8s-label-selector",
+                "session_affinity = \"3600s\"  # --routing-logic session",
+            ],
+        ),
+        (
+            &sglang,
+            &[
+                "# --router-worker-urls, argument 1",
+                "# --router-policy random",
+                "# --router-host, --router-port",
+            ],
+        ),
+    ] {
+        for comment in comments {
+            // S1.1
+            assert!(text.contains(comment), "{comment}: {text}");
+        }
+        for other in ["--worker-urls,", "--policy ", "--service-discovery-", "--selector", "--host"] {
+            let others = text.lines().filter(|line| line.contains(&format!("# {other}")));
+            assert_eq!(others.count(), 0, "{other}: {text}");
+        }
+    }
+}
+
+#[test]
+fn s3_workers_are_written_as_the_gateway_reads_them() {
+    let line = "--worker-urls http://a:1/v1/ HTTP://b:1,http://c:1 http://u:geheim@d:1 grpc://e:1 http://a:1";
+    let (table, report) = imported(Flavor::Sglang, line);
+    let urls: Vec<_> =
+        table["workers"].as_array().unwrap().iter().map(|worker| worker["url"].as_str()).collect();
+    // S3.7
+    assert_eq!(urls, [Some("http://a:1"), Some("http://b:1"), Some("http://c:1")]);
+    let left = "left out: http://[secret]@d:1: a URL has no credentials: set api_key of the worker; \
+                grpc://e:1: engines are called over HTTP; http://a:1: it is there already";
+    assert!(report.contains(left) && !report.contains("geheim"), "{report}");
+    let blank = ["--worker-urls".to_owned(), " http://a:1 ".to_owned()];
+    let text = import(Flavor::Vllm, &blank).unwrap().draft.text("x");
+    assert!(text.contains("url = \"http://a:1\"\n"), "{text}");
+    let events = "--worker-urls http://a:1/v1 --kv-event-source http://a:1/v1=tcp://a:5557";
+    let (table, _) = imported(Flavor::Vllm, events);
+    assert_eq!(table["workers"][0]["kv_events"].as_str(), Some("tcp://a:5557"));
+}
+
+#[test]
+fn s3_the_flags_of_smg_are_known_with_their_values() {
+    let line = "smg launch --worker-urls http://a:1 --sticky-sessions --worker-wedge-secs 30 --kv-index chain \
+                --enable-rl --tenant-api-key t:geheim --routing-key-headers x-a x-b --port 30001";
+    let (table, report) = imported(Flavor::Sglang, line);
+    // S3.4
+    assert!(!report.contains("check its spelling") && !report.contains("geheim"), "{report}");
+    assert!(report.contains("--sticky-sessions -> set routing.session_affinity"), "{report}");
+    assert!(report.contains("--tenant-api-key [secret] -> "), "{report}");
+    assert_eq!(table["server"]["listen"].as_str(), Some("0.0.0.0:30001"));
 }

@@ -4,7 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::bail;
 
-use super::{Import, arguments::Given};
+use super::{
+    Import,
+    arguments::Given,
+    urls::{EngineUrl, addresses, engine_url},
+};
 use crate::{
     draft::Section,
     report::{Kind, plain},
@@ -15,6 +19,7 @@ const MOONCAKE_PORT: u16 = 8_998;
 
 /// One worker.
 struct Worker<'a> {
+    /// As it is written.
     url: &'a str,
     role: &'static str,
     bootstrap_port: Option<u16>,
@@ -24,20 +29,23 @@ struct Worker<'a> {
 struct Common {
     engine: &'static str,
     transport: Option<&'static str>,
-    ranks: i64,
-    model: Option<String>,
+    /// Ranks of a worker, and the flag that says so.
+    ranks: (i64, String),
+    /// The model, and the flag that names it.
+    model: Option<(String, String)>,
     block_size: Option<i64>,
-    api_key: Option<String>,
+    /// The key, and the flag that has it.
+    api_key: Option<(String, String)>,
 }
 
-impl<'a> Import<'a> {
+impl Import<'_> {
     /// Writes all workers.
     pub(super) fn workers(&mut self) -> anyhow::Result<()> {
         let common = self.common()?;
         let mut known = BTreeSet::new();
         for given in self.line.all("worker-urls") {
-            let workers =
-                given.values.iter().map(|url| Worker { url, role: "aggregated", bootstrap_port: None });
+            let urls = given.values.iter().flat_map(|value| addresses(value));
+            let workers = urls.map(|url| Worker { url, role: "aggregated", bootstrap_port: None });
             self.add(given, workers.collect(), &common, &mut known)?;
         }
         for given in self.line.all("prefill") {
@@ -51,7 +59,8 @@ impl<'a> Import<'a> {
         }
         self.events(&known)?;
         for (url, model) in &self.line.models {
-            self.draft.of_element("workers", "url", url.trim_end_matches('/'), |worker| {
+            let Ok(EngineUrl { url, .. }) = engine_url(url) else { continue };
+            self.draft.of_element("workers", "url", &url, |worker| {
                 worker.set("models", vec![model.as_str()], "--static-models");
             });
         }
@@ -83,7 +92,7 @@ impl<'a> Import<'a> {
                 None
             }
         };
-        let (ranks, _, given) = self.number("intra-node-data-parallel-size", 1)?;
+        let (ranks, source, given) = self.number("intra-node-data-parallel-size", 1)?;
         if let Some(given) = given {
             self.note_translation(given, Kind::Translated, "dp_size of each worker");
         }
@@ -95,7 +104,7 @@ impl<'a> Import<'a> {
         let mut block_size = None;
         if let Some(given) = size {
             let tokens = self.number(&given.name, 16)?.0;
-            self.draft.set("routing", "block_size", tokens, format!("--{}", given.name));
+            self.draft.set("routing", "block_size", tokens, given.flag());
             self.note_translation(
                 given,
                 Kind::Translated,
@@ -112,32 +121,34 @@ impl<'a> Import<'a> {
         Ok(Common {
             engine: self.engine,
             transport,
-            ranks,
-            model: model.map(|given| given.value().to_owned()),
+            ranks: (ranks, source),
+            model: model.map(|given| (given.value().to_owned(), given.flag().to_owned())),
             block_size,
-            api_key: key.map(|given| given.value().to_owned()),
+            api_key: key.map(|given| (given.value().to_owned(), given.flag().to_owned())),
         })
     }
 
     fn add(
         &mut self,
         given: &Given,
-        workers: Vec<Worker<'a>>,
+        workers: Vec<Worker<'_>>,
         common: &Common,
-        known: &mut BTreeSet<&'a str>,
+        known: &mut BTreeSet<String>,
     ) -> anyhow::Result<()> {
         let mut refused = Vec::new();
         for worker in &workers {
-            let url = worker.url.trim_end_matches('/');
-            if url.starts_with("grpc://") {
-                refused.push(format!("{}: engines are called over HTTP", plain(url)));
-            } else if !url.starts_with("http://") && !url.starts_with("https://") {
-                bail!("{}: worker `{}`: expected http://HOST:PORT", given.place, plain(url));
-            } else if !known.insert(url) {
-                refused.push(format!("{}: it is there already", plain(url)));
-            } else {
-                let source = format!("--{}, {}", given.name, given.place);
-                worker.write(url, common, self.draft.element("workers", source));
+            match engine_url(worker.url) {
+                Err(_) if !worker.url.contains("://") => {
+                    bail!("{}: worker `{}`: expected http://HOST:PORT", given.place, plain(worker.url));
+                }
+                Err(problem) => refused.push(problem),
+                Ok(EngineUrl { url, .. }) if !known.insert(url.clone()) => {
+                    refused.push(format!("{}: it is there already", plain(&url)));
+                }
+                Ok(url) => {
+                    let source = format!("{}, {}", given.flag(), given.place);
+                    worker.write(&url, common, self.draft.element("workers", source));
+                }
             }
         }
         if refused.is_empty() {
@@ -167,7 +178,7 @@ impl<'a> Import<'a> {
     }
 
     /// Adds the addresses of KV events to the workers.
-    fn events(&mut self, known: &BTreeSet<&'a str>) -> anyhow::Result<()> {
+    fn events(&mut self, known: &BTreeSet<String>) -> anyhow::Result<()> {
         for (flag, key) in [
             ("pd-kv-events", "kv_events"),
             ("kv-event-source", "kv_events"),
@@ -177,20 +188,20 @@ impl<'a> Import<'a> {
                 let Some((url, endpoints)) = given.value().split_once('=') else {
                     bail!("{}: --{flag}: expected WORKER_URL=ENDPOINT", given.place)
                 };
-                let url = url.trim_end_matches('/');
+                let url = engine_url(url.trim()).map_or_else(|_| url.to_owned(), |read| read.url);
                 let first = endpoints.split(',').next().unwrap_or_default();
-                if !known.contains(url) {
+                if !known.contains(&url) {
                     self.note_translation(
                         given,
                         Kind::Missing,
-                        format!("no worker has the url `{}`", plain(url)),
+                        format!("no worker has the url `{}`", plain(&url)),
                     );
                 } else if !are_consecutive(endpoints) {
                     let ours = format!("{key} of a worker: the ports of its ranks have to follow each other");
                     self.note_translation(given, Kind::Missing, ours);
                 } else {
-                    let source = format!("--{flag}, {}", given.place);
-                    self.draft.of_element("workers", "url", url, |worker| {
+                    let source = format!("{}, {}", given.flag(), given.place);
+                    self.draft.of_element("workers", "url", &url, |worker| {
                         worker.set(key, first, source);
                     });
                     self.note_translation(given, Kind::Translated, format!("{key} of the worker"));
@@ -202,25 +213,26 @@ impl<'a> Import<'a> {
 }
 
 impl Worker<'_> {
-    fn write(&self, url: &str, common: &Common, section: &mut Section) {
-        section.set("role", self.role, "").set("engine", common.engine, "").set("url", url, "");
+    fn write(&self, url: &EngineUrl, common: &Common, section: &mut Section) {
+        section.set("role", self.role, "").set("engine", common.engine, "");
+        section.set("url", url.url.as_str(), &url.comment);
         if let Some(port) = self.bootstrap_port {
             section.set("bootstrap_port", i64::from(port), "");
         }
         if let Some(transport) = common.transport {
             section.set("transport", transport, "");
         }
-        if common.ranks > 1 {
-            section.set("dp_size", common.ranks, "--intra-node-data-parallel-size");
+        if common.ranks.0 > 1 {
+            section.set("dp_size", common.ranks.0, &common.ranks.1);
         }
-        if let Some(model) = &common.model {
-            section.set("models", vec![model.as_str()], "--kv-event-model");
+        if let Some((model, flag)) = &common.model {
+            section.set("models", vec![model.as_str()], flag);
         }
         if let Some(tokens) = common.block_size {
             section.set("block_size", tokens, "");
         }
-        if let Some(key) = &common.api_key {
-            section.set("api_key", key.as_str(), "--api-key");
+        if let Some((key, flag)) = &common.api_key {
+            section.set("api_key", key.as_str(), flag);
         }
     }
 }

@@ -3,14 +3,17 @@
 //! It is hyper's and not that of `host/http-client`: the certificate of a worker may have another name than
 //! the host of its URL, for which reqwest has no setting.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_rustls::{HttpsConnector, ResolveServerName};
 use hyper_util::{
-    client::legacy::{Client, ResponseFuture, connect::HttpConnector},
+    client::legacy::{
+        Client, ResponseFuture,
+        connect::{HttpConnector, HttpInfo},
+    },
     rt::TokioExecutor,
 };
 use parking_lot::Mutex;
@@ -62,6 +65,14 @@ pub(super) enum Response {
     Shortage(String),
 }
 
+/// An answer of any status.
+struct Answered {
+    status: StatusCode,
+    body: Bytes,
+    /// Local address of the connection.
+    connection: Option<SocketAddr>,
+}
+
 /// Result of a request that makes the engine work.
 pub(super) enum Posted {
     Ok,
@@ -106,25 +117,29 @@ impl Clients {
 }
 
 impl ProbeClient {
-    /// Sends GET with the worker's key, and reads an answer of at most `max_body` bytes within `limit`.
+    /// Sends GET with the worker's key, and reads an answer of at most `max_body` bytes within `limit`. Also
+    /// returns the local address of its connection.
     pub(super) async fn get(
         &self,
         url: &str,
         key: Option<&str>,
         max_body: usize,
         limit: Duration,
-    ) -> Response {
+    ) -> (Response, Option<SocketAddr>) {
         let call = self.call((Method::GET, url), key, Bytes::new(), max_body);
-        match tokio::time::timeout(limit, call).await {
-            Ok(Ok((status, body))) if status.is_success() => Response::Ok(body),
-            Ok(Ok((
-                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
-                _,
-            ))) => Response::Absent,
-            Ok(Ok((status, _))) => Response::Status(format!("GET {url}: status {status}")),
-            Ok(Err(response)) => response,
-            Err(_) => Response::Failed(format!("GET {url}: timed out after {limit:?}")),
-        }
+        let Answered { status, body, connection } = match tokio::time::timeout(limit, call).await {
+            Ok(Ok(answered)) => answered,
+            Ok(Err(response)) => return (response, None),
+            Err(_) => return (Response::Failed(format!("GET {url}: timed out after {limit:?}")), None),
+        };
+        let response = match status {
+            status if status.is_success() => Response::Ok(body),
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
+                Response::Absent
+            }
+            status => Response::Status(format!("GET {url}: status {status}")),
+        };
+        (response, connection)
     }
 
     /// Sends POST with a JSON body and the worker's key, and reads an answer of at most `max_body` bytes
@@ -137,12 +152,14 @@ impl ProbeClient {
         (max_body, limit): (usize, Duration),
     ) -> Posted {
         match tokio::time::timeout(limit, self.call((Method::POST, url), key, body, max_body)).await {
-            Ok(Ok((status, _))) if status.is_success() => Posted::Ok,
-            Ok(Ok((
-                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
-                _,
-            ))) => Posted::Absent,
-            Ok(Ok((status, _))) if !status.is_server_error() => Posted::Refused,
+            Ok(Ok(Answered { status, .. })) => match status {
+                status if status.is_success() => Posted::Ok,
+                StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
+                    Posted::Absent
+                }
+                status if !status.is_server_error() => Posted::Refused,
+                _ => Posted::Failed,
+            },
             Ok(_) | Err(_) => Posted::Failed,
         }
     }
@@ -153,7 +170,7 @@ impl ProbeClient {
         key: Option<&str>,
         body: Bytes,
         max_body: usize,
-    ) -> Result<(StatusCode, Bytes), Response> {
+    ) -> Result<Answered, Response> {
         let at = format!("{method} {url}");
         let failed = |problem: String| Response::Failed(format!("{at}: {problem}"));
         let mut request = Request::builder().uri(url);
@@ -175,8 +192,10 @@ impl ProbeClient {
             failed(tls_problem(&error).unwrap_or_else(|| error.to_string()))
         })?;
         let status = response.status();
+        let connection = response.extensions().get::<HttpInfo>().map(HttpInfo::local_addr);
         let body = Limited::new(response.into_body(), max_body).collect().await;
-        body.map(|body| (status, body.to_bytes())).map_err(|error| failed(error.to_string()))
+        let body = body.map_err(|error| failed(error.to_string()))?.to_bytes();
+        Ok(Answered { status, body, connection })
     }
 
     fn request(&self, request: Request<Full<Bytes>>) -> Result<ResponseFuture, String> {

@@ -1,7 +1,7 @@
 //! Health checks of one worker: the requests, their time limits, and the conclusions from the results. No
 //! I/O.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use super::{HEALTH, ProbeConfig};
 use crate::{
@@ -28,6 +28,24 @@ pub struct HealthChecks {
     failures: u32,
     /// Whether the last check that passed was answered quickly.
     quick: bool,
+}
+
+/// Connection of the last health check. An engine that restarts between two checks closes it.
+#[derive(Debug, Default)]
+pub(super) struct KeptConnection {
+    /// Its address on this side.
+    local: Option<SocketAddr>,
+    /// Whether two checks used it.
+    is_kept: bool,
+}
+
+impl KeptConnection {
+    /// Notes the connection of a check. Returns whether it is a new one although the engine had kept the one
+    /// before: it may have restarted. One that never keeps connections says nothing with it.
+    pub(super) fn is_replaced(&mut self, local: SocketAddr) -> bool {
+        let same = self.local.replace(local) == Some(local);
+        std::mem::replace(&mut self.is_kept, same) && !same
+    }
 }
 
 impl HealthChecks {
@@ -89,6 +107,16 @@ impl HealthChecks {
 mod tests {
     use super::*;
     use crate::spec::WorkerSpec;
+
+    #[test]
+    fn b5_a_kept_connection_that_is_replaced_is_noticed() {
+        let mut connection = KeptConnection::default();
+        let ports = [1, 1, 1, 2, 2, 3, 4, 5, 5, 5];
+        let replaced = ports.map(|port| connection.is_replaced(SocketAddr::from(([127, 0, 0, 1], port))));
+        // B5.14
+        let expected = [false, false, false, true, false, true, false, false, false, false];
+        assert_eq!(replaced, expected);
+    }
 
     #[test]
     fn b8_the_time_of_a_check_follows_from_the_ones_before() {

@@ -36,7 +36,7 @@ pub(super) async fn ask(
     if spec.engine == Engine::Sglang && spec.role != Role::Aggregated {
         // A worker of a pair takes no request without a partner. It can make a token for itself.
         let url = format!("{}/health_generate", spec.url);
-        match client.get(&url, key, MAX_ANSWER, limit).await {
+        match client.get(&url, key, MAX_ANSWER, limit).await.0 {
             Response::Ok(_) => return Answer::Token,
             Response::Absent => {}
             Response::Status(_) | Response::Refused(_) | Response::Failed(_) | Response::Shortage(_) => {

@@ -16,8 +16,8 @@ use crate::{
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Models {
     pub(super) names: Vec<String>,
-    /// Those of the names that are adapters of a model: they have a parent.
-    pub(super) adapters: Vec<String>,
+    /// Those of the names that are adapters of a model, with this, their parent.
+    pub(super) adapters: Vec<(String, String)>,
     /// Longest context of each model that has one, tokens. An adapter has that of its parent.
     pub(super) lengths: Vec<(String, u32)>,
     pub(super) owner: Option<String>,
@@ -30,7 +30,8 @@ struct List {
 
 #[derive(Deserialize)]
 struct Model {
-    id: String,
+    /// Some servers list models that they have not loaded without a name.
+    id: Option<String>,
     owned_by: Option<String>,
     #[serde(default)]
     parent: Value,
@@ -40,7 +41,9 @@ struct Model {
 
 impl List {
     fn length(&self, model: &Model) -> Option<u32> {
-        let parent = || self.data.iter().find(|parent| model.parent.as_str() == Some(&parent.id));
+        let is_parent =
+            |parent: &&Model| parent.id.is_some() && model.parent.as_str() == parent.id.as_deref();
+        let parent = || self.data.iter().find(is_parent);
         let own = |model: &Model| model.max_model_len.as_u64();
         let length = own(model).or_else(|| own(parent()?))?;
         u32::try_from(length).ok().filter(|length| *length > 0)
@@ -49,13 +52,15 @@ impl List {
 
 /// Parses the response of `/v1/models`.
 pub(super) fn models(body: &[u8]) -> Result<Models, String> {
-    let list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
+    let mut list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
+    list.data.retain(|model| model.id.as_ref().is_some_and(|id| !id.is_empty()));
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
-    let adapters = list.data.iter().filter(|model| model.parent.is_string());
-    let adapters = adapters.map(|model| model.id.clone()).collect();
-    let lengths = list.data.iter().filter_map(|model| Some((model.id.clone(), list.length(model)?)));
+    let adapter = |model: &Model| Some((model.id.clone()?, model.parent.as_str()?.to_owned()));
+    let adapters = list.data.iter().filter_map(adapter).collect();
+    let lengths = list.data.iter().filter_map(|model| Some((model.id.clone()?, list.length(model)?)));
     let lengths = lengths.collect();
-    Ok(Models { adapters, lengths, names: list.data.into_iter().map(|model| model.id).collect(), owner })
+    let names = list.data.into_iter().filter_map(|model| model.id).collect();
+    Ok(Models { adapters, lengths, names, owner })
 }
 
 /// Parses the engine ids by rank from Mooncake's bootstrap server: `{"0": "id"}` or `{"0": {"engine_id":
@@ -262,8 +267,20 @@ mod tests {
     fn an_adapter_has_the_context_of_its_parent_and_other_values_count_as_none() {
         let list = br#"{"data":[{"id":"a","max_model_len":4096},{"id":"a-1","parent":"a"},
             {"id":"b","max_model_len":"long"},{"id":"c","max_model_len":0},{"id":"d","parent":"x"}]}"#;
-        let lengths = models(list).unwrap().lengths;
-        assert_eq!(lengths, [("a".to_owned(), 4_096), ("a-1".to_owned(), 4_096)]);
+        let read = models(list).unwrap();
+        assert_eq!(read.lengths, [("a".to_owned(), 4_096), ("a-1".to_owned(), 4_096)]);
+        let pair = |one: &str, two: &str| (one.to_owned(), two.to_owned());
+        assert_eq!(read.adapters, [pair("a-1", "a"), pair("d", "x")]);
+    }
+
+    #[test]
+    fn entries_without_a_name_are_no_models() {
+        let list =
+            br#"{"data":[{"id":null,"owned_by":"x"},{"id":""},{"owned_by":"y"},{"id":"a","parent":null}]}"#;
+        let read = models(list).unwrap();
+        // B5.15
+        assert_eq!((read.names, read.adapters), (vec!["a".to_owned()], vec![]));
+        assert_eq!(models(br#"{"data":[{"id":null}]}"#).unwrap().names, Vec::<String>::new());
     }
 
     #[test]

@@ -85,11 +85,12 @@ impl Probe {
                 if let Some(contradiction) = spec.models_contradicted(&list.names) {
                     return self.refuse(contradiction);
                 }
-                let names = |names: &[String]| names.iter().map(|name| ModelName::new(name)).collect();
-                // The events of other engines do not name adapters.
-                let adapters = if spec.engine == Engine::Vllm { names(&list.adapters) } else { Vec::new() };
+                let adapter =
+                    |(name, model): &(String, String)| (ModelName::new(name), ModelName::new(model));
+                let adapters = list.adapters.iter().map(adapter).collect();
+                let names = list.names.iter().map(|name| ModelName::new(name)).collect();
                 self.worker.set_context_lengths(list.lengths);
-                self.registry.learn_models(spec.id, names(&list.names), adapters);
+                self.registry.learn_models(spec.id, names, adapters);
             }
             None if !spec.models.is_empty() => {}
             None => {

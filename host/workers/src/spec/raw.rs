@@ -12,16 +12,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, error,
+    nulls::{or_default, text},
     template::{self, Parts, PortText, SAMPLE},
+    url::{base_url, check_server_name},
 };
 use crate::{
     facts::{FactName, MAX_DP_SIZE},
     id::{Engine, ModelName, Role, WorkerId},
-    tls::server_name,
 };
-
-/// Scheme of a URL, and its default port.
-const SCHEMES: [(&str, &str); 2] = [("http://", ":80"), ("https://", ":443")];
 
 /// A description as written in a configuration table, not validated.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, JsonSchema)]
@@ -47,6 +45,7 @@ pub(super) struct RawSpec {
     pub(super) engine: Option<String>,
     /// Names of the worker's models; empty: learned from /v1/models.
     #[schemars(extend("x-position" = 9, "x-example" = "[]"))]
+    #[serde(deserialize_with = "or_default")]
     pub(super) models: Vec<String>,
     /// Data-parallel ranks; SGLang reports it.
     #[schemars(extend("x-position" = 10, "x-example" = "1"))]
@@ -65,12 +64,15 @@ pub(super) struct RawSpec {
     pub(super) kv_compatibility: Option<String>,
     /// Labels for policies, such as the fact label-is/zone=a.
     #[schemars(extend("x-position" = 18, "x-example" = "{ zone = \"a\" }"))]
+    #[serde(deserialize_with = "or_default")]
     pub(super) labels: BTreeMap<String, String>,
     /// Taints, which requests may require or prefer.
     #[schemars(extend("x-position" = 19, "x-example" = "[\"spot\"]"))]
+    #[serde(deserialize_with = "or_default")]
     pub(super) taints: BTreeSet<String>,
     /// Location by domain. Each entry is also a taint dynamo.topology/rack=r1.
     #[schemars(extend("x-position" = 20, "x-example" = "{ rack = \"r1\" }"))]
+    #[serde(deserialize_with = "or_default")]
     pub(super) topology: BTreeMap<String, String>,
     /// Decode workers that may get this prefill worker's blocks: "required:rack" or "preferred:rack:2.0".
     #[schemars(extend("x-position" = 21, "x-example" = "\"required:rack\""))]
@@ -89,6 +91,7 @@ pub(super) struct RawSpec {
     pub(super) local_prefill: Option<bool>,
     /// Whether closing a prefill in flight is safe.
     #[schemars(extend("x-position" = 23, "x-example" = "false"))]
+    #[serde(deserialize_with = "or_default")]
     pub(super) prefill_cancellable: bool,
     /// Seconds for which its engine keeps blocks that no decode worker pulls; 30 when absent.
     #[schemars(extend("x-position" = 24, "x-example" = "30"))]
@@ -104,9 +107,11 @@ pub(super) struct RawSpec {
     pub(super) total_blocks: Option<u32>,
     /// LoRA adapters of the worker.
     #[schemars(extend("x-position" = 27, "x-example" = "[]"))]
+    #[serde(deserialize_with = "or_default")]
     pub(super) loras: Vec<String>,
     /// Key that the gateway sends to this worker.
     #[schemars(extend("x-position" = 4, "x-example" = "\"…\""))]
+    #[serde(deserialize_with = "text")]
     pub(super) api_key: Option<String>,
     /// Value of `{rank}`.
     #[serde(skip)]
@@ -343,53 +348,6 @@ fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<Tran
         return Err(problem("the domain is missing in the worker's topology"));
     }
     Ok(TransferRule { domain: domain.to_owned(), weight })
-}
-
-/// Returns the absolute base URL with its port, which is that of the scheme if the URL has none.
-fn base_url(url: &str) -> Result<String, SpecError> {
-    let trimmed = url.trim_end_matches('/');
-    let url = without_user(url);
-    let known = SCHEMES.iter().find_map(|(scheme, port)| {
-        let (start, rest) = trimmed.split_at_checked(scheme.len())?;
-        start.eq_ignore_ascii_case(scheme).then_some((*scheme, *port, rest))
-    });
-    let (scheme, default_port, rest) =
-        known.ok_or_else(|| error("url", format!("`{url}` does not start with http:// or https://")))?;
-    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    let fits = |byte: u8| byte.is_ascii_graphic() && !b"?#@".contains(&byte);
-    let port = authority.rsplit_once(':').map(|(_, port)| port).filter(|port| !port.ends_with(']'));
-    let problem = |what: &str| Err(error("url", format!("`{url}`{what}")));
-    if authority.is_empty() || authority.starts_with(':') || !trimmed.bytes().all(fits) {
-        return problem(&format!(" is not of the form {scheme}host[:port][/path]"));
-    }
-    if port.is_some_and(|port| !port.parse::<u16>().is_ok_and(|port| port > 0)) {
-        return problem(": the port is not a number from 1 to 65535");
-    }
-    if path.ends_with("/v1") {
-        return problem(": leave /v1 out; the gateway adds the path of each request");
-    }
-    let port = if port.is_some() { "" } else { default_port };
-    Ok(format!("{scheme}{authority}{port}{path}"))
-}
-
-/// Checks the name that a certificate must have.
-fn check_server_name(name: Option<&str>, url: &str) -> Result<(), SpecError> {
-    let Some(name) = name else { return Ok(()) };
-    if !url.starts_with("https://") {
-        return Err(error("tls_server_name", format!("`{name}` has no effect: the url has no https://")));
-    }
-    server_name(name, None)
-        .map(drop)
-        .map_err(|_| error("tls_server_name", format!("`{name}` is neither a DNS name nor an address")))
-}
-
-/// A URL for messages: what stands before an `@` may be a user and a password.
-fn without_user(url: &str) -> String {
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://[secret]@{rest}"),
-        (None, Some((_, rest))) => format!("[secret]@{rest}"),
-        _ => url.to_owned(),
-    }
 }
 
 fn parse<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, SpecError>

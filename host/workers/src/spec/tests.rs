@@ -94,7 +94,21 @@ fn errors_of_a_url_name_the_part_that_is_wrong() {
         ),
         (
             "role=decode,engine=vllm,url=http://user:pw@a:1",
-            "url: `http://[secret]@a:1` is not of the form http://host[:port][/path]",
+            "url: `http://[secret]@a:1`: a URL has no user and no password; set api_key of the worker",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://a:1?key=geheim",
+            "url: `http://a:1`: the URL of a worker has no query",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://fd00::1:8000",
+            "url: `http://fd00::1:8000`: write an IPv6 address in brackets and without a zone, such as \
+             http://[fd00::1]:8000",
+        ),
+        (
+            "role=decode,engine=vllm,url=http://[fd00::1%eth0]:8000",
+            "url: `http://[fd00::1%eth0]:8000`: write an IPv6 address in brackets and without a zone, such as \
+             http://[fd00::1]:8000",
         ),
         (
             "role=decode,engine=vllm,url=http://a:0",

@@ -200,7 +200,6 @@ fn h6_hashes_are_integers_or_the_last_eight_bytes() {
     assert_eq!(removal_of(&[0xd3, 0x80, 0, 0, 0, 0, 0, 0, 0]).expect("least"), [1 << 63]);
     assert_eq!(removal_of(&[[0xcf].as_slice(), &[0xff; 8]].concat()).expect("greatest"), [u64::MAX]);
     removal_of(&[0xc4, 0]).expect_err("no bytes");
-    removal_of(&[0xa1, b'x']).expect_err("text");
     removal_of(&[0xc0]).expect_err("nil");
 }
 
@@ -226,19 +225,15 @@ fn h6_the_first_token_of_a_pair_counts() {
     let Ok(KvEvent::Stored(stored)) = one(&pairs) else { panic!("not stored") };
     assert_eq!(stored.token_ids, [5, 6, 7]);
     for other in [json!([[]]), json!([["5", 6]]), json!([[[5], 6]])] {
-        one(&json!(["BlockStored", [1], null, other, 1])).expect_err("no pair");
+        let skipped = one(&json!(["BlockStored", [1], null, other, 1]));
+        assert!(matches!(skipped, Ok(KvEvent::Unknown(_))), "{skipped:?}");
     }
 }
 
 #[test]
 fn h6_malformed_batches_are_errors() {
-    for event in
-        [json!([]), json!({}), json!(3), json!(null), json!(["BlockStored"]), json!({"type": "BlockRemoved"})]
-    {
+    for event in [json!([]), json!({}), json!(3), json!(null), json!([3]), json!({"type": "BlockRemoved"})] {
         assert!(matches!(one(&event), Err(DecodeError::Malformed(_))), "{event}");
-    }
-    for event in [json!(["BlockStored", [1], null, [-1]]), json!(["BlockStored", [1], null, [1_u64 << 32]])] {
-        one(&event).expect_err("a token that is none");
     }
     let trailing = [VLLM_CLEARED, &[0xc0, 0xc0]].concat();
     assert!(matches!(decode_batch(&trailing), Err(DecodeError::Trailing)));
@@ -311,3 +306,5 @@ fn h6_extra_keys_of_vllm_are_told_apart() {
     ];
     assert_eq!(stored.extra_keys, [want]);
 }
+
+mod shapes;

@@ -11,8 +11,9 @@
 use std::collections::BTreeMap;
 
 use pointsman_workers::WorkerSpec;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
+use super::syntax::Listed;
 use crate::found::Found;
 
 /// Label that names the role.
@@ -21,7 +22,7 @@ const ROLE_LABEL: &str = "llm-d.ai/role";
 /// The file. Keys that only llm-d needs are ignored.
 #[derive(Deserialize)]
 pub(super) struct EndpointsFile {
-    endpoints: Vec<Endpoint>,
+    endpoints: Listed<Endpoint>,
 }
 
 #[derive(Deserialize)]
@@ -29,8 +30,13 @@ struct Endpoint {
     name: String,
     address: String,
     port: Port,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_empty")]
     labels: BTreeMap<String, String>,
+}
+
+/// YAML writes a key without a value as null.
+fn or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// llm-d writes ports as texts.
@@ -54,7 +60,7 @@ pub(super) fn workers(
             worker(endpoint, defaults).map_err(|error| format!("endpoint `{}`: {error}", endpoint.name))?;
         Ok(Found::staying(spec))
     };
-    file.endpoints.iter().map(one).collect()
+    file.endpoints.0.iter().map(one).collect()
 }
 
 fn worker(endpoint: &Endpoint, defaults: &BTreeMap<String, String>) -> Result<WorkerSpec, String> {

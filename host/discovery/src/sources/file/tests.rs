@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 use pointsman_workers::Registry;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -72,8 +72,10 @@ async fn p5_a_changed_file_is_applied_and_one_with_a_problem_changes_nothing() {
     running.until("it changed", |running| running.urls().len() == 2).await;
     for (text, expected) in [
         ("[[workers]]\nurl = \"http://a:1\"\nrole = \"cook\"\nengine = \"vllm\"\n", "unknown role `cook`"),
-        ("", "missing field `workers`"),
-        ("[[workers", "TOML parse error"),
+        // A file that is being written may be empty for a while.
+        ("", "it is empty"),
+        ("x = 1", "line 1: unknown field `x`, expected `workers`"),
+        ("[[workers", "line 1: "),
     ] {
         std::fs::write(&path, text).unwrap();
         running.until("the problem is told", |running| running.problem().contains(expected)).await;
@@ -112,4 +114,93 @@ fn the_extension_tells_the_syntax() {
     assert_eq!(parse("a.yml", yaml).unwrap().workers.len(), 1);
     assert!(parse("a.json", "{ \"workers\": [] }").unwrap().workers.is_empty());
     assert!(parse("a.txt", yaml).err().unwrap().contains("expected the extension"));
+}
+
+fn of(path: &str, text: &str) -> Result<Vec<String>, String> {
+    let file: WorkersFile = parse(Path::new(path), text.as_bytes())?;
+    Ok(file.workers.iter().map(|spec| format!("{} {}", spec.url, spec.role)).collect())
+}
+
+#[test]
+fn p5_files_are_read_as_editors_and_generators_write_them() {
+    let merged = "x-all: &all\n  engine: vllm\n  role: decode\nworkers:\n  - <<: *all\n    url: http://a:1\n  - <<: \
+                  [{ role: prefill }, *all]\n    url: http://b:1\n";
+    let first = "- &one { url: http://a:1, role: decode, engine: vllm }\n- { <<: *one, url: http://b:1, role: \
+                 prefill }\n";
+    let json = r#"[{"url": "http://a:1", "role": "decode", "engine": "vllm", "models": null, "labels": null,
+        "taints": null, "topology": null, "loras": null, "prefill_cancellable": null, "api_key": null, "id": null},
+        {"url": "http://b:1", "role": "prefill", "engine": "vllm"}]"#;
+    let yaml = "workers:\r\n  - url: http://a:1\r\n    role: decode\r\n    engine: vllm\r\n    models:\r\n    \
+                labels:\r\n  - {url: 'http://b:1', role: prefill, engine: vllm}\r\n";
+    let toml = "[[workers]]\r\nurl = \"http://a:1\"\r\nrole = \"decode\"\r\nengine = \"vllm\"\r\n\
+                [[workers]]\r\nurl=\"http://b:1\"\r\nrole=\"prefill\"\r\nengine=\"vllm\"\r\n";
+    for (path, text) in
+        [("a.yaml", merged), ("a.yml", first), ("a.json", json), ("a.yaml", yaml), ("a.toml", toml)]
+    {
+        for mark in ["", "\u{feff}"] {
+            // P5.1, P5.4
+            let read = of(path, &format!("{mark}{text}"));
+            assert_eq!(read.unwrap(), ["http://a:1 decode", "http://b:1 prefill"], "{path}: {text}");
+        }
+    }
+    assert!(of("a.yaml", "workers: []").unwrap().is_empty() && of("a.json", "[]").unwrap().is_empty());
+}
+
+#[test]
+fn p5_a_refused_file_says_where_and_what_to_write() {
+    let worker = r#""url": "http://u:geheim@a:1", "role": "decode", "engine": "vllm""#;
+    let tabs = "workers:\n\t- url: http://a:1\n";
+    let commented = "{\n  // the first rack\n  \"workers\": []\n}";
+    let hashed = "{\n  \"workers\": [] # none\n}";
+    let key = "[[workers]]\nurl = \"http://a:1\"\napi_key = 4711\n";
+    let bad = "workers = [{ url = \"http://a:1\", api_key = \"geheim\", rolle = \"x\" }]";
+    for (path, text, expected) in [
+        ("a.yaml", tabs, "line 2 column 1"),
+        ("a.yaml", tabs, "YAML is indented with blanks, not with tabs"),
+        ("a.json", commented, "line 2: JSON has no comments"),
+        ("a.json", hashed, "line 2: JSON has no comments"),
+        ("a.yaml", "workers:\n", "the list is null: write [] if there are none"),
+        ("a.yaml", "# none\n", "`workers` with a list of workers, which may be empty"),
+        ("a.yaml", " \r\n", "it is empty"),
+        ("a.json", "{\"workers\": [], \"workers\": []}", "duplicate field `workers`"),
+        ("a.json", &format!("[{{{worker}}}]"), "http://[secret]@a:1"),
+        ("a.toml", key, "line 3: invalid type: a number, expected text in quotation marks"),
+        ("a.toml", bad, "line 1: unknown field `rolle`"),
+        ("a.json", "{\"workers\": \"none\"}", "expected a sequence at line 1"),
+        ("a.toml", "workers = 3", "line 1: invalid type: integer `3`, expected a sequence"),
+    ] {
+        let problem = of(path, text).unwrap_err();
+        // P5.2, P5.5
+        assert!(problem.contains(expected), "{text}: {problem}");
+        assert!(!problem.contains("geheim") && !problem.contains("4711"), "{problem}");
+    }
+    let latin: Result<WorkersFile, String> = parse(Path::new("a.yaml"), b"workers: [] # caf\xe9");
+    assert!(latin.err().unwrap().contains("it is not UTF-8"));
+    // Aliases that grow without end.
+    let bomb = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n\
+                d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: {<<: {z: *e}}\n";
+    of("a.yaml", &bomb.replace("z:", "z: *e, y: *e, x:")).unwrap_err();
+}
+
+#[tokio::test]
+async fn p5_a_worker_that_is_listed_twice_is_refused_with_both_places() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("workers.yaml");
+    let line = |more: &str| format!("  - {{ role: decode, engine: vllm, {more} }}\n");
+    let lines =
+        ["url: http://a:1", "url: http://b:1, id: 7", "url: HTTP://a:1/", "url: http://c:1, id: 7"].map(line);
+    std::fs::write(&path, format!("workers:\n{}", lines.concat())).unwrap();
+    let running = run(&path);
+    running.until("they joined", |running| running.urls().len() == 2).await;
+    let status = running.fleet.status();
+    let refused: Vec<&str> =
+        status.sources[2].refused.iter().map(|refusal| refusal.problem.as_str()).collect();
+    // P5.6
+    assert_eq!(
+        refused,
+        [
+            "worker 3 of the file has the URL of worker 1: remove one of them",
+            "worker 4 of the file has the id of worker 2: remove one of them",
+        ]
+    );
 }

@@ -83,6 +83,24 @@ async fn several_members_and_frames_are_one_body() {
 }
 
 #[tokio::test]
+async fn zeros_behind_the_last_member_are_padding() {
+    for (padding, members) in [(1, 1), (7, 1), (512, 2), (5_000, 3)] {
+        let body = [gzip(b"ab").repeat(members), vec![0; padding]].concat();
+        for part in [1, 9, 4_096] {
+            // I11.5
+            let (result, held) = decoded(Coding::Gzip, &body, part, 100).await;
+            assert_eq!((result.unwrap(), held), (Bytes::from("ab".repeat(members)), 2 * members));
+        }
+        let more = [&body[..], &gzip(b"c")].concat();
+        let error = decoded(Coding::Gzip, &more, 9, 100).await.0.unwrap_err();
+        assert_eq!(error.code(), "unsupported_content_coding", "{error}");
+    }
+    let cut = gzip(b"ab");
+    decoded(Coding::Gzip, &[&cut[..cut.len() - 3], &[0; 2]].concat(), 9, 100).await.0.unwrap_err();
+    decoded(Coding::Gzip, &[0; 20], 9, 100).await.0.unwrap_err();
+}
+
+#[tokio::test]
 async fn a_zstd_window_above_that_of_http_is_refused() {
     let mut encoder = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
     encoder.window_log(24).unwrap();
