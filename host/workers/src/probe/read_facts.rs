@@ -88,8 +88,9 @@ impl Probe {
                 let names = |names: &[String]| names.iter().map(|name| ModelName::new(name)).collect();
                 // The events of other engines do not name adapters.
                 let adapters = if spec.engine == Engine::Vllm { names(&list.adapters) } else { Vec::new() };
-                self.worker.set_context_lengths(list.lengths);
                 self.registry.learn_models(spec.id, names(&list.names), adapters);
+                self.worker.set_context_lengths(list.lengths);
+                self.worker.note_models_read();
             }
             None if !spec.models.is_empty() => {}
             None => {
