@@ -196,8 +196,11 @@ impl Daemon {
 /// A daemon that is dropped without [`Daemon::drain`] stops at once, with all of its threads.
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let state = self.state();
+        // Connections of HTTP/1.1 end with it.
+        state.draining.cancel();
         self.stop.cancel();
-        self.state().tracker.close();
+        state.tracker.close();
     }
 }
 

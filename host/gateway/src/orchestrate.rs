@@ -56,6 +56,7 @@ mod respond;
 mod route;
 mod send;
 pub(crate) mod stored;
+mod whole_answer;
 mod whole_estimate;
 mod worker_outcome;
 

@@ -29,7 +29,7 @@ pub(crate) use body::Body;
 use body::ObservedCall;
 pub(crate) use destination::Destination;
 use destination::Parts;
-pub(crate) use pause::PauseLimits;
+pub(crate) use pause::{HeadWait, PauseLimits};
 pub(crate) use pool::ConnectionPool;
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;

@@ -53,8 +53,11 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/detokenize", post(probe::detokenize))
             .route("/rerank", post(pooling::rerank))
             .route("/v2/rerank", post(pooling::rerank))
-            .route("/score", post(pooling::score)),
+            .route("/score", post(pooling::score))
+            .route("/pooling", post(pooling::pooled))
+            .route("/classify", post(pooling::pooled)),
         Dialect::Sglang => named(engine_routes)
+            .route("/classify", post(pooling::pooled))
             .route("/server_info", get(sglang::server_info))
             .route("/get_server_info", get(sglang::server_info))
             .route("/model_info", get(sglang::model_info))

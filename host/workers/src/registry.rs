@@ -2,21 +2,22 @@
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::Arc,
 };
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
+mod activation;
 mod followed;
 mod learned;
+mod reread;
 
+pub use activation::{Activation, ActivationState};
 pub(crate) use followed::Followed;
 use learned::Learned;
+use reread::Reread;
 
 use crate::{
     booking::Journal,
@@ -55,60 +56,6 @@ struct Legs {
     decode: Vec<Candidate>,
 }
 
-/// Availability of remote prefill for a model (B2). It outlives workers and snapshots.
-#[derive(Debug, Default)]
-pub struct Activation(AtomicU8);
-
-/// The states of a model's remote prefill.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ActivationState {
-    /// No prefill worker was ever ready.
-    Pending,
-    /// Prefill and decode workers are up.
-    Active,
-    /// Prefill or decode workers were up before, and are not now.
-    Unavailable,
-}
-
-impl Activation {
-    /// Returns the state after the last observation.
-    #[must_use]
-    pub fn state(&self) -> ActivationState {
-        match self.0.load(Ordering::Relaxed) {
-            0 => ActivationState::Pending,
-            1 => ActivationState::Active,
-            _ => ActivationState::Unavailable,
-        }
-    }
-
-    /// Updates the state by whether both pools are up. Returns the new state if it changed.
-    pub fn observe(&self, up: bool) -> Option<ActivationState> {
-        let before = self.state();
-        let after = match (up, before) {
-            (true, _) => ActivationState::Active,
-            (false, ActivationState::Pending) => ActivationState::Pending,
-            (false, _) => ActivationState::Unavailable,
-        };
-        if after == before {
-            return None;
-        }
-        self.0.store(if up { 1 } else { 2 }, Ordering::Relaxed);
-        Some(after)
-    }
-}
-
-impl ActivationState {
-    /// Returns the stable label in metrics and logs.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Active => "active",
-            Self::Unavailable => "unavailable",
-        }
-    }
-}
-
 /// The workers, and the publisher of their snapshots.
 #[derive(Debug)]
 pub struct Registry {
@@ -124,6 +71,7 @@ pub struct Registry {
     /// Load of all ranks.
     columns: Columns,
     learned: Learned,
+    reread: Mutex<Option<Reread>>,
     warm_ups: WarmUps,
 }
 
@@ -148,6 +96,7 @@ impl Default for Registry {
             journal: None,
             columns: Columns::default(),
             learned: Learned::default(),
+            reread: Mutex::default(),
             warm_ups: WarmUps::new(),
         }
     }
@@ -246,6 +195,9 @@ impl Registry {
             return;
         }
         if !is_configured {
+            let unloaded = member.models.iter().filter(|model| !models.contains(model));
+            let activations = self.activations.lock();
+            unloaded.filter_map(|model| activations.get(model)).for_each(|model| model.set_unloaded(true));
             member.models = models;
         }
         member.adapters = adapters;
@@ -275,6 +227,13 @@ impl Registry {
         }
     }
 
+    /// Returns whether all workers of `model` left, and none of their engines unloaded it before.
+    #[must_use]
+    pub fn has_lost(&self, model: &ModelName) -> bool {
+        let activations = self.activations.lock();
+        !self.current.load().serves(model) && activations.get(model).is_some_and(|it| !it.is_unloaded())
+    }
+
     /// Returns a receiver of the snapshot version, which changes with every snapshot.
     #[must_use]
     pub fn subscribe(&self) -> watch::Receiver<u64> {
@@ -292,6 +251,7 @@ impl Registry {
         let mut activations = self.activations.lock();
         let pools = |(model, legs): (ModelName, Legs)| {
             let activation = activations.entry(model.clone()).or_default().clone();
+            activation.set_unloaded(false);
             let Legs { aggregated, prefill, decode } = legs;
             let [aggregated, prefill, decode] = [aggregated, prefill, decode].map(Pool::new);
             (model, Pools { aggregated, prefill, decode, activation })

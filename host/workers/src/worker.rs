@@ -98,6 +98,8 @@ pub struct Worker {
     down: Notify,
     /// Whether the engine may have restarted since its facts were read.
     stale_facts: AtomicBool,
+    /// How often the engine's models were read.
+    model_readings: AtomicU32,
     /// Makes the prober check the worker at once.
     check_now: Notify,
     /// Held while the ranks are told whether the worker is eligible unconditionally.
@@ -168,6 +170,7 @@ impl Worker {
             answered: AtomicBool::new(true),
             down: Notify::new(),
             stale_facts: AtomicBool::new(false),
+            model_readings: AtomicU32::new(0),
             check_now: Notify::new(),
             telling: Mutex::new(()),
             reserved: Arc::default(),
@@ -243,8 +246,8 @@ impl Worker {
         self.note_restart();
     }
 
-    /// Reports that the engine may have restarted: it closed a connection, or does not know a model that it
-    /// listed. Its facts are read again.
+    /// Reports that the engine may have restarted or loaded a model: it closed a connection, or does not know
+    /// a model that it listed. Its facts are read again.
     pub fn note_restart(&self) {
         self.stale_facts.store(true, Ordering::Release);
         self.check_now.notify_one();

@@ -60,6 +60,47 @@ async fn an_upload_that_began_before_the_drain_is_served() {
     assert_eq!(sims[0].state().requests.values().sum::<u64>(), 1);
 }
 
+/// Reads until the gateway closes the connection.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut text = String::new();
+    timeout(Duration::from_secs(10), stream.read_to_string(&mut text)).await.unwrap().unwrap();
+    text
+}
+
+/// Clients that keep connections would otherwise send all their requests to a gateway that refuses them.
+#[tokio::test]
+async fn i7_kept_connections_end_when_the_drain_begins() {
+    let TestCluster { gateway, sims: _sims, .. } = cluster(Duration::from_secs(20)).await;
+    let address = gateway.address;
+    let mut upload = begin_upload(address).await;
+    let models = "GET /v1/models HTTP/1.1\r\nhost: gateway\r\n\r\n";
+    let mut kept = TcpStream::connect(address).await.unwrap();
+    kept.write_all(models.as_bytes()).await.unwrap();
+    let mut begin = [0; 15];
+    kept.read_exact(&mut begin).await.unwrap();
+    assert_eq!(&begin, b"HTTP/1.1 200 OK");
+    let draining = gateway.state().draining.clone();
+    let finish = async {
+        draining.cancelled().await;
+        // I7.5
+        assert!(!rest(&mut kept).await.contains("connection: close"), "it was idle");
+        let mut new = TcpStream::connect(address).await.unwrap();
+        let post = format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {}\r\n\r\n{BODY}",
+            BODY.len()
+        );
+        new.write_all(post.as_bytes()).await.unwrap();
+        let refused = rest(&mut new).await;
+        assert!(refused.starts_with("HTTP/1.1 503 "), "{refused}");
+        // I7.5
+        assert!(refused.contains("\r\nconnection: close\r\n"), "{refused}");
+        upload.write_all(BODY.as_bytes()).await.unwrap();
+        let served = rest(&mut upload).await;
+        assert!(served.starts_with("HTTP/1.1 200 OK\r\n"), "{served}");
+    };
+    timeout(Duration::from_secs(30), async { tokio::join!(gateway.drain(), finish) }).await.unwrap();
+}
+
 #[tokio::test]
 async fn an_upload_that_does_not_end_holds_the_drain_no_longer_than_its_limit() {
     let TestCluster { gateway, sims, .. } = cluster(Duration::from_millis(300)).await;

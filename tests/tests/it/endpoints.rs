@@ -58,6 +58,8 @@ fn requests() -> Vec<(&'static str, &'static str, String, &'static str)> {
         ("/rerank", json_type, rerank, "/results/1/relevance_score"),
         ("/v1/score", json_type, score.clone(), "/data/1/score"),
         ("/score", json_type, score, "/data/1/score"),
+        ("/pooling", json_type, r#"{"model":"tiny","input":"x"}"#.to_owned(), "/data/0/data/0"),
+        ("/classify", json_type, r#"{"model":"tiny","input":"x"}"#.to_owned(), "/data/0/label"),
         ("/v1/embeddings", json_type, r#"{"model":"tiny","input":"x"}"#.to_owned(), "/data/0/embedding"),
         ("/tokenize", json_type, r#"{"model":"tiny","prompt":"a b"}"#.to_owned(), "/tokens/0"),
         ("/detokenize", json_type, r#"{"model":"tiny","tokens":[1,2]}"#.to_owned(), "/prompt"),
@@ -138,7 +140,8 @@ async fn b12_sglang_serves_the_same_endpoints_where_it_has_them() {
     let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap();
     for (path, kind, body, _) in requests() {
         let reply = post(&cluster, path, kind, body).await;
-        let absent = ["/v2/rerank", "/rerank", "/score", "/tokenize", "/detokenize"].contains(&path);
+        let absent =
+            ["/v2/rerank", "/rerank", "/score", "/pooling", "/tokenize", "/detokenize"].contains(&path);
         let expected = if absent { StatusCode::NOT_FOUND } else { StatusCode::OK };
         assert_eq!(reply.status, expected, "{path}: {:?}", reply.body);
     }

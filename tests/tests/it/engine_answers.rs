@@ -136,6 +136,35 @@ async fn a_stream_is_read_as_the_standard_has_it() {
 }
 
 #[tokio::test]
+async fn i3_a_whole_answer_may_have_numbers_that_json_lacks() {
+    let bench = bench(|config| config.routing.retries = 0).await;
+    let whole = ANSWER.replace(r#""finish"#, r#""logprobs":[-Infinity,NaN],"finish"#);
+    bench.answer(vec![Act::Send(json(&whole))]);
+    let reply = bench.cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
+    // I3.14
+    assert_eq!((reply.status.as_u16(), reply.body.as_ref()), (200, whole.as_bytes()));
+    bench.answer(vec![Act::Send(json(&whole[..whole.len() - 1]))]);
+    let reply = bench.cluster.client.post(COMPLETIONS, &[], body(false, false)).await.unwrap();
+    // I3.14
+    assert_eq!(reply.status, 502, "{reply:?}");
+}
+
+/// A client that reads gets events of any size: a whole tool call, or the ids of a long prompt.
+#[tokio::test]
+async fn i5_a_large_event_reaches_a_client_that_reads() {
+    let bench = bench(|config| config.timeouts.event_idle = Duration::from_secs(30)).await;
+    for mib in [1, 15] {
+        let large = TOKEN.replace(r#""a""#, &format!(r#""{}""#, "a".repeat(mib << 20)));
+        let whole = format!("{TOKEN}\n\n{large}\n\n{LAST}\n\ndata: [DONE]\n\n");
+        bench.answer(events(&[&whole]));
+        let (status, seen) = streamed(&bench.cluster).await;
+        // I5.5
+        assert!((status, seen.len()) == (200, whole.len()) && seen == whole, "{mib} MiB: {}", seen.len());
+    }
+    bench.cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i3_a_whole_answer_may_lack_its_last_blank_line_or_its_end_mark() {
     let whole = format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n\n");
     let cases = [

@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -18,7 +19,7 @@ use pointsman_tests::{
     own_process,
     raw_engine::{self, json},
 };
-use pointsman_workers::WorkerSpec;
+use pointsman_workers::{ModelName, WorkerSpec};
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -150,12 +151,81 @@ async fn i_while_a_worker_loads_an_unknown_model_is_503_and_afterwards_404() {
         if ask(&cluster, "big").await.status == 200 {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(ask(&cluster, "big").await.status, 200, "{}", worker(&cluster, 9).await);
     assert_eq!(worker(&cluster, 9).await["reason"], Value::Null);
     let reply = ask(&cluster, "bigger").await;
     assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "model_not_found"), "all have loaded");
+}
+
+/// An engine that lists `models`, and answers every completion.
+async fn lists(models: &Arc<Mutex<Vec<&'static str>>>) -> RawEngine {
+    let models = models.clone();
+    let script = move |_: &RawRequest| {
+        let models: Vec<_> = models.lock().iter().map(|id| json!({"id": id, "object": "model"})).collect();
+        let answer = json!({"data": models, "choices": [{"index": 0, "text": "a"}]}).to_string();
+        vec![Act::Send(json(&answer))]
+    };
+    RawEngine::start(script).await.unwrap()
+}
+
+#[tokio::test]
+async fn i_a_model_that_an_engine_loads_is_served_at_once() {
+    let models = Arc::new(Mutex::new(vec!["base"]));
+    let engine = lists(&models).await;
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        config.probe.interval = Duration::from_secs(60);
+    });
+    let cluster = builder.start().await.unwrap();
+    models.lock().push("adapter");
+    let (one, other) = tokio::join!(ask(&cluster, "adapter"), ask(&cluster, "adapter"));
+    // B5.16
+    assert_eq!((one.status.as_u16(), other.status.as_u16()), (200, 200), "{one:?}");
+    let readings = || engine.requests().iter().filter(|request| request.line == "GET /v1/models").count();
+    let before = readings();
+    for _ in 0..20 {
+        let reply = ask(&cluster, "unknown").await;
+        assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "model_not_found"), "{reply:?}");
+    }
+    // B5.16: not with each of them
+    assert!(readings() - before <= 1, "{}", readings() - before);
+}
+
+#[tokio::test]
+async fn i_a_model_whose_workers_left_is_503_and_one_that_was_unloaded_is_404() {
+    let models = Arc::new(Mutex::new(vec!["base", "adapter"]));
+    let engine = lists(&models).await;
+    let builder = TestClusterBuilder::new()
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .config(|config| drop(config.models.insert("scaled-to-zero".to_owned(), Default::default())));
+    let cluster = builder.start().await.unwrap();
+    let url = format!("http://{}", engine.address);
+    join(&cluster, json!({"id": 9, "role": "aggregated", "engine": "openai", "url": url})).await;
+    cluster.until("it joins", |cluster| serves(cluster, "adapter")).await.unwrap();
+    models.lock().pop();
+    // A model that no worker serves makes the gateway read what they have.
+    assert_eq!(ask(&cluster, "unknown").await.status, 404);
+    cluster.until("it is unloaded", |cluster| !serves(cluster, "adapter")).await.unwrap();
+    let seen = async |model: &str| {
+        let reply = ask(&cluster, model).await;
+        let retry = retry_after(&reply).map(str::to_owned);
+        (reply.status.as_u16(), reply.code(), retry)
+    };
+    let away = (503, "no_worker".to_owned(), Some("1".to_owned()));
+    // I1.7: it is known by the configuration
+    assert_eq!(seen("scaled-to-zero").await, away);
+    assert_eq!(cluster.admin.delete("/workers/9").await.unwrap().status, 200);
+    cluster.until("it left", |cluster| !serves(cluster, "base")).await.unwrap();
+    // I1.7: it was served
+    assert_eq!(seen("base").await, away);
+    assert_eq!(seen("adapter").await, (404, "model_not_found".to_owned(), None));
+}
+
+fn serves(cluster: &TestCluster, model: &str) -> bool {
+    cluster.gateway.state().registry.snapshot().serves(&ModelName::new(model))
 }
 
 #[derive(Clone, Default)]

@@ -116,6 +116,8 @@ fn served() -> Vec<(&'static str, &'static str, Value)> {
         ("/rerank", JSON, rerank),
         ("/v1/score", JSON, score.clone()),
         ("/score", JSON, score),
+        ("/pooling", JSON, json!({ "model": "tiny", "input": "x" })),
+        ("/classify", JSON, json!({ "model": "tiny", "input": "x" })),
         ("/v1/audio/transcriptions", FORM, Value::Null),
         ("/v1/audio/translations", FORM, Value::Null),
         ("/tokenize", JSON, json!({ "model": "tiny", "prompt": "a b" })),

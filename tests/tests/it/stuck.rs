@@ -34,6 +34,14 @@ struct Behaviour {
     works: AtomicBool,
 }
 
+impl Behaviour {
+    fn copy(other: &Self) -> Self {
+        let (hangs, works) = (other.hangs.load(Ordering::Relaxed), other.works.load(Ordering::Relaxed));
+        let tokens = other.tokens.load(Ordering::Relaxed);
+        Self { hangs: hangs.into(), tokens: tokens.into(), works: works.into() }
+    }
+}
+
 fn metrics(behaviour: &Behaviour) -> Vec<u8> {
     let added = u64::from(behaviour.works.load(Ordering::Relaxed));
     // A short request does not show in the share of the cache.
@@ -425,9 +433,8 @@ async fn i3_comments_of_an_engine_are_no_events() {
         .start()
         .await
         .unwrap();
-    for (has_begun, least, key) in
-        [(true, 2_000 * MS, "timeouts.event_idle_max"), (false, 1_000 * MS, "timeouts.head")]
-    {
+    for has_begun in [true, false] {
+        let (least, key) = (2_000 * MS, "timeouts.event_idle_max");
         begun.store(has_begun, Ordering::Relaxed);
         let (text, took) = stream(&cluster).await;
         // I3.7
@@ -437,4 +444,69 @@ async fn i3_comments_of_an_engine_are_no_events() {
         // I3.5
         assert!(text.contains(": {\"error\""), "{text}");
     }
+}
+
+/// A long prompt, or a long queue in the engine: three times the limit before anything comes.
+#[tokio::test]
+async fn i3_a_stream_may_take_longer_to_begin_while_its_engine_works() {
+    let works = || Behaviour { works: AtomicBool::new(true), ..Behaviour::default() };
+    let says_running = || Behaviour { tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() };
+    let still = Behaviour::default;
+    let cases = [
+        (works(), "vllm", true),
+        (says_running(), "vllm", true),
+        (still(), "vllm", false),
+        // Health checks prove nothing, and another worker may serve the request.
+        (still(), "openai", false),
+    ];
+    for (behaviour, dialect, waits) in cases {
+        for head_at_once in [true, false] {
+            let engine = vllm(&Arc::new(Behaviour::copy(&behaviour)), move |_| {
+                let (head, pause) = (Act::Send(stream_head()), Act::Pause(1_500 * MS));
+                let [one, two] = if head_at_once { [head, pause] } else { [pause, head] };
+                let events = [event("b", "\"stop\""), chunk(b"data: [DONE]\n\n"), chunk(b"")].concat();
+                vec![one, two, Act::Send(events)]
+            })
+            .await;
+            let builder = TestClusterBuilder::new().config(|config| {
+                config.timeouts.head = 500 * MS;
+                config.probe.interval = 100 * MS;
+                config.probe.load_interval = 50 * MS;
+                config.routing.retries = 0;
+                let flag = format!("id=1,role=aggregated,engine={dialect},url=http://{}", engine.address);
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            });
+            let cluster = builder.start().await.unwrap();
+            let body = r#"{"model":"tiny","prompt":"a","stream":true}"#;
+            let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
+            let text = String::from_utf8_lossy(&reply.body).into_owned();
+            // I3.15
+            assert_eq!(text.ends_with("data: [DONE]\n\n"), waits, "{dialect} {head_at_once}: {text}");
+            assert_eq!(text.contains("timeouts.head"), !waits, "{text}");
+            cluster.at_rest().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn i3_an_engine_that_only_says_that_requests_run_is_stuck_after_three_streams_that_do_not_begin() {
+    let behaviour =
+        Behaviour { hangs: AtomicBool::new(true), tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() };
+    let engine = vllm(&Arc::new(behaviour), answer).await;
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.head = 500 * MS;
+        config.probe.load_interval = 50 * MS;
+        config.routing.retries = 0;
+        add(config, 1, &engine);
+    });
+    let cluster = builder.start().await.unwrap();
+    let begun = Instant::now();
+    let ask = || cluster.client.post(COMPLETIONS, &[], r#"{"model":"tiny","prompt":"a","stream":true}"#);
+    let (one, two, three) = tokio::join!(ask(), ask(), ask());
+    for reply in [one, two, three] {
+        let text = String::from_utf8_lossy(&reply.unwrap().body).into_owned();
+        // B7.3, I3.15
+        assert!(text.contains("\"code\":\"engine_timeout\""), "{text}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
 }

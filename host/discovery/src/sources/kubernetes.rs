@@ -232,9 +232,9 @@ impl KubernetesSource {
     fn entry(&self, object: &RawValue) -> Option<(String, Result<Vec<Found>, String>)> {
         match Object::parse(object.get(), self.config.resource) {
             Ok(object) => Some((object.meta().name.clone(), object.workers(&self.config))),
-            Err(error) => {
-                tracing::debug!(error, "an object of Kubernetes cannot be read");
-                None
+            Err(problem) => {
+                let name = objects::meta(object.get()).ok()?.name.clone();
+                Some((name, Err(format!("the object cannot be read: {problem}"))))
             }
         }
     }

@@ -110,7 +110,8 @@ pub struct Timeouts {
     /// How long a client may pause while it uploads a body.
     #[key(default = secs(30), positive)]
     pub body_idle: Duration,
-    /// Wait for the head of a streamed answer, and then for its first event.
+    /// Wait for the head of a streamed answer, and then for its first event, while its worker makes no
+    /// progress.
     #[key(default = secs(60), positive)]
     pub head: Duration,
     /// Wait for the head of a prefill leg's answer, which comes after the prefill.
@@ -123,7 +124,8 @@ pub struct Timeouts {
     /// progress.
     #[key(default = secs(60), positive)]
     pub event_idle: Duration,
-    /// Longest pause even while its worker makes progress; the larger of the two limits counts.
+    /// Longest pause, and longest wait for a stream to begin, even while its worker makes progress; the larger
+    /// of the two limits counts.
     #[key(default = secs(360), positive)]
     pub event_idle_max: Duration,
     /// Silence of a stream after which its client gets an SSE comment; 0: never.

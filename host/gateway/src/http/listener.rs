@@ -1,8 +1,20 @@
 //! Accepts connections and serves them, with or without TLS, for clients and for operators.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use hyper::{Request, body::Incoming};
+use futures_util::TryFutureExt as _;
+use hyper::{
+    Request, StatusCode,
+    body::Incoming,
+    header::{CONNECTION, HeaderValue},
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -143,7 +155,7 @@ async fn serve_connection(
         // Its state is large, and connections of HTTP/1.1 need no room for it.
         Box::pin(http2::serve(io, connected, limits, tasks, draining)).await
     } else {
-        serve_http1(io, connected, client.clone(), limits.idle, stop).await
+        serve_http1(io, connected, client.clone(), limits.idle, (draining, stop)).await
     };
     let ended = if client.is_too_slow() { Some("write_timeout") } else { ended };
     if let Some(reason) = ended {
@@ -151,27 +163,57 @@ async fn serve_connection(
     }
 }
 
-/// Serves HTTP/1.1 until the connection ends. Returns why the gateway ended it; `None`: the client did.
+/// State of a connection of HTTP/1.1.
+#[derive(Default)]
+struct Http1 {
+    /// Whether it had a request.
+    begun: AtomicBool,
+    /// Whether it ends with its next answer.
+    ending: AtomicBool,
+}
+
+/// Serves HTTP/1.1 until the connection ends: soon after the drain begins, so that its client sends further
+/// requests to another gateway. Returns why the gateway ended it; `None`: the client did.
 async fn serve_http1(
     io: ClientStream,
     connected: Connected,
     client: ClientConnection,
     idle: Duration,
-    stop: CancellationToken,
+    (draining, stop): (CancellationToken, CancellationToken),
 ) -> Option<&'static str> {
+    let state = Arc::new(Http1::default());
+    let of_requests = state.clone();
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        connected.answer(request, client.begin_request(), client.clone())
+        let state = of_requests.clone();
+        state.begun.store(true, Ordering::Relaxed);
+        let answer = connected.answer(request, client.begin_request(), client.clone());
+        answer.map_ok(move |mut answer| {
+            let ends = state.ending.load(Ordering::Relaxed);
+            if ends && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
+            answer
+        })
     });
     let mut builder = hyper::server::conn::http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle).max_buf_size(MAX_BUFFER);
     let connection = builder.serve_connection(TokioIo::new(io), service).with_upgrades();
     tokio::pin!(connection);
+    let ends = async {
+        draining.cancelled().await;
+        state.ending.store(true, Ordering::Relaxed);
+        if !state.begun.load(Ordering::Relaxed) {
+            // Its first request may be on the way, and is answered.
+            stop.cancelled().await;
+        }
+    };
     let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = stop.cancelled() => {
+        biased;
+        () = ends => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
+        ended = connection.as_mut() => ended,
     };
     let error = ended.err()?;
     if error.is_parse() {

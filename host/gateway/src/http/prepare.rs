@@ -200,6 +200,10 @@ async fn read(
         let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
+    if !state.registry.snapshot().serves(&request.model) {
+        // An engine may have loaded an adapter of this name.
+        Box::pin(state.registry.reread_models(&request.model)).await;
+    }
     Ok(request)
 }
 

@@ -24,6 +24,10 @@ pub(crate) enum Endpoint {
     Rerank(&'static str),
     /// `/v1/score`, `/score`
     Score(&'static str),
+    /// `/pooling`: what a pooling model makes of its input.
+    Pooling,
+    /// `/classify`
+    Classify,
     /// `/v1/audio/transcriptions`: a form with a file.
     Transcriptions,
     /// `/v1/audio/translations`: a form with a file.
@@ -61,7 +65,7 @@ pub(crate) struct PromptKeys {
 
 impl Endpoint {
     /// Every endpoint with a POST request.
-    pub(crate) const POSTED: [Self; 15] = [
+    pub(crate) const POSTED: [Self; 17] = [
         Self::ChatCompletions,
         Self::Completions,
         Self::Embeddings,
@@ -73,6 +77,8 @@ impl Endpoint {
         Self::Rerank("/rerank"),
         Self::Score("/v1/score"),
         Self::Score("/score"),
+        Self::Pooling,
+        Self::Classify,
         Self::Transcriptions,
         Self::Translations,
         Self::Tokenize,
@@ -97,6 +103,8 @@ impl Endpoint {
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
             Self::Rerank(path) | Self::Score(path) => path,
+            Self::Pooling => "/pooling",
+            Self::Classify => "/classify",
             Self::Transcriptions => "/v1/audio/transcriptions",
             Self::Translations => "/v1/audio/translations",
             Self::Tokenize => "/tokenize",
@@ -118,6 +126,8 @@ impl Endpoint {
             Self::CountTokens => "count_tokens",
             Self::Rerank(_) => "rerank",
             Self::Score(_) => "score",
+            Self::Pooling => "pooling",
+            Self::Classify => "classify",
             Self::Transcriptions => "transcriptions",
             Self::Translations => "translations",
             Self::Tokenize => "tokenize",
@@ -183,6 +193,9 @@ impl Endpoint {
                 let key = first_of(["text_2", "documents", "items", "data_2"]);
                 (Some(first_of(["text_1", "queries", "query", "data_1"])), key, false)
             }
+            Self::Pooling | Self::Classify => {
+                (None, first_of(["input", "messages", "text", "prompt"]), false)
+            }
             Self::Detokenize => (None, "tokens", false),
             Self::Transcriptions | Self::Translations | Self::Realtime | Self::StoredResponse => {
                 (None, "prompt", false)
@@ -197,6 +210,7 @@ impl Endpoint {
             Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages => true,
             Self::Transcriptions | Self::Translations | Self::Realtime => true,
             Self::Embeddings | Self::CountTokens | Self::Rerank(_) | Self::Score(_) => false,
+            Self::Pooling | Self::Classify => false,
             Self::Tokenize | Self::Detokenize | Self::StoredResponse => false,
         }
     }

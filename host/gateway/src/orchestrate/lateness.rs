@@ -48,6 +48,12 @@ impl Drive {
         }
     }
 
+    /// The first event of a stream is late. The worker may work on it.
+    pub(super) fn note_late_event(&self) {
+        let candidate = self.candidate(self.answering());
+        candidate.inspect(|candidate| candidate.worker.note_deadline(self.request_hash()));
+    }
+
     /// The legs of a pair have not made a token in time.
     pub(super) fn note_handoff_late(&self) {
         if self.answering() != Leg::Decode || self.account.tokens() > 0 {
@@ -67,7 +73,8 @@ impl Drive {
         }
     }
 
-    fn request_hash(&self) -> u64 {
+    /// Returns a hash of the request's id.
+    pub(super) fn request_hash(&self) -> u64 {
         BuildHasherDefault::<DefaultHasher>::default().hash_one(&self.account.request_id)
     }
 }

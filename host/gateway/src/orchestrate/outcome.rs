@@ -14,13 +14,13 @@ use super::{
     quarantine::acquit,
     refusals::Refusals,
     relay, stored,
+    whole_answer::is_whole_answer,
     worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
     openai::hide::without_fields,
-    openai::request::{Endpoint, Request},
     openai::{
         endpoint::Format,
         seen,
@@ -336,20 +336,4 @@ impl Drive {
             other => other.into(),
         }
     }
-}
-
-/// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
-/// yet, so another worker may answer.
-fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
-    // Some servers send blanks while they generate, so that no proxy takes them for dead.
-    let body = sse::without_mark(answer.body()).trim_ascii_start();
-    let content_type = answer.headers().get(header::CONTENT_TYPE);
-    let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
-    if request.endpoint.is_form() && !is_json {
-        // Transcripts may be text or subtitles.
-        return true;
-    }
-    let is_list = matches!(request.endpoint, Endpoint::Rerank(_)) && body.starts_with(b"[");
-    let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
-    is_value && serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok()
 }

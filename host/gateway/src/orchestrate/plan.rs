@@ -63,7 +63,7 @@ pub(crate) fn plan(
     const SINGLE: RequestPlan =
         RequestPlan { shape: Shape::Aggregated, planned: None, decode_override: None };
     let model = &request.model;
-    let activation = snapshot.activation(model).ok_or_else(|| unknown_model(model, snapshot))?;
+    let activation = snapshot.activation(model).ok_or_else(|| unknown_model(state, model, snapshot))?;
     // A probe runs on its worker alone [A1]. Requests that generate nothing have no prefill to hand over.
     if request.hints.probe || !request.endpoint.splits() {
         return Ok(SINGLE);
@@ -139,19 +139,24 @@ pub(super) fn retry_policy(state: &State, request: &Request, snapshot: &Snapshot
 }
 
 /// The error for a model that no worker serves. A worker that joined a moment ago may serve it: its models
-/// are not known before it has loaded.
-fn unknown_model(model: &ModelName, snapshot: &Snapshot) -> ApiError {
+/// are not known before it has loaded. A model whose workers left may come back, as may one that the
+/// configuration names.
+fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiError {
     if snapshot.workers().is_empty() {
         return no_worker_registered();
     }
     let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
-    if loading == 0 {
+    let why = if loading > 0 {
+        format!(" yet, and {loading} of {} have not finished loading", snapshot.workers().len())
+    } else if state.registry.has_lost(model) {
+        " any more: all of its workers left".to_owned()
+    } else if state.settings.models.contains(model) {
+        ", which the configuration names".to_owned()
+    } else {
         return ApiError::ModelNotFound(model.to_string());
-    }
+    };
     ApiError::NoWorker(format!(
-        "no worker serves the model `{model}` yet, and {loading} of {} have not finished loading; retry after \
-         the time in `retry-after`",
-        snapshot.workers().len()
+        "no worker serves the model `{model}`{why}; retry after the time in `retry-after`"
     ))
 }
 

@@ -163,10 +163,6 @@ impl Relay {
         Poll::Pending
     }
 
-    fn next_chunk(&mut self) -> Option<Bytes> {
-        if self.out.is_empty() { None } else { Some(self.out.split().freeze()) }
-    }
-
     fn poll_engine(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(incoming) = self.incoming.as_mut() else { return Poll::Pending };
         let room = self.splitter.room();

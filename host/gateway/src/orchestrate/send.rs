@@ -31,7 +31,7 @@ use crate::{
         trace_context::{Links, Span},
     },
     telemetry::traces::LegTarget,
-    upstream::{self, CallError, Destination, LegHeaders, Silence},
+    upstream::{self, CallError, Destination, HeadWait, LegHeaders, Silence},
 };
 
 /// Delays between repetitions of an abort.
@@ -153,19 +153,20 @@ impl Drive {
         let streams = self.request.stream && !consume;
         self.begin_estimate(leg, streams);
         let limits = self.state.settings.leg_timeouts;
-        let silence = if streams {
-            head_of("answer", "head", limits.head)
+        let (silence, most) = if streams {
+            (head_of("answer", "head", limits.head), limits.event_idle_max)
         } else {
-            head_of("whole answer", "whole_head", limits.whole_head)
+            (head_of("whole answer", "whole_head", limits.whole_head), Duration::ZERO)
         };
-        let pause = limits.pause();
+        let (pause, request) = (limits.pause(), self.request_hash());
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
         self.runs[leg].call = Some(Box::pin(async move {
             let mut in_flight = InFlight::new(worker.clone(), prefill_over.clone());
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
-                let mut response = within_after(prefill_over, &mut in_flight, silence, head).await?;
+                let wait = HeadWait { silence, most, worker: &worker, request };
+                let mut response = head_after(prefill_over, &mut in_flight, wait, head).await?;
                 response.body_mut().of_call(in_flight);
                 if streams {
                     return Ok(LegAnswer::Stream(response));
@@ -296,23 +297,20 @@ async fn unless_down<T>(
     }
 }
 
-/// Limits the time of a call, counted from when `start` is cancelled, if there is one. Before that, the
-/// worker has no call to answer.
-async fn within_after<T>(
+/// Waits for the head of an answer. The time counts from when `start` is cancelled, if there is one: before
+/// that, the worker has no call to answer.
+async fn head_after<T>(
     start: Option<CancellationToken>,
     in_flight: &mut InFlight,
-    silence: Silence,
-    call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
+    wait: HeadWait<'_>,
+    mut call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
 ) -> Result<T, CallError> {
-    let Some(start) = start else { return upstream::within(silence, call).await };
-    let late = async {
-        start.cancelled().await;
-        in_flight.check();
-        tokio::time::sleep(silence.limit).await;
-    };
-    tokio::select! {
-        biased;
-        outcome = call => outcome,
-        () = late => Err(CallError::Timeout(silence)),
+    if let Some(start) = start {
+        tokio::select! {
+            biased;
+            outcome = call.as_mut() => return outcome,
+            () = start.cancelled() => in_flight.check(),
+        }
     }
+    wait.of(call).await
 }

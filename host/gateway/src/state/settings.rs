@@ -109,7 +109,8 @@ pub(crate) struct Settings {
 /// Time limits of a leg's answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LegTimeouts {
-    /// Time until the head of a streamed answer, and again until its first event.
+    /// Time until the head of a streamed answer, and again until its first event, while the worker makes no
+    /// progress.
     pub head: Duration,
     /// Time until the head of a prefill leg's answer.
     pub prefill_head: Duration,
@@ -117,7 +118,7 @@ pub(crate) struct LegTimeouts {
     pub whole_head: Duration,
     /// Longest pause within an answer while the worker makes no progress.
     pub event_idle: Duration,
-    /// Longest pause within an answer, even while the worker makes progress.
+    /// Longest pause within an answer, and before that of a stream, even while the worker makes progress.
     pub event_idle_max: Duration,
     /// Silence after which the client of a stream gets a comment; 0 sends none.
     pub stream_comment: Duration,
@@ -141,6 +142,11 @@ impl LegTimeouts {
     /// Returns the limits of a pause within an answer.
     pub(crate) fn pause(&self) -> PauseLimits {
         PauseLimits { idle: self.event_idle, most: self.event_idle_max }
+    }
+
+    /// Returns the limits of the wait for the first event of a stream.
+    pub(crate) fn first_event(&self) -> PauseLimits {
+        PauseLimits { idle: self.head, most: self.event_idle_max }
     }
 }
 

@@ -1,9 +1,11 @@
-//! How long an engine may pause within an answer.
+//! How long an engine may pause before and within an answer.
+
+use std::pin::Pin;
 
 use pointsman_workers::Worker;
 use tokio::time::{Duration, Instant};
 
-use super::Silence;
+use super::{CallError, Silence};
 
 /// Limits of a pause. A worker that makes progress may pause for longer: it may hold back a tool call, or
 /// serve others.
@@ -48,12 +50,68 @@ impl PauseLimits {
         self.silence(WHAT, from, now)
     }
 
+    /// Like [`PauseLimits::end`], of the head or the first event of a stream. Another worker may still serve the
+    /// request, so one that is stuck is not waited for.
+    pub(crate) fn end_before(self, from: Instant, worker: Option<&Worker>) -> Instant {
+        self.end(from, worker.filter(|worker| worker.stuck().is_none()))
+    }
+
+    /// Like [`PauseLimits::silence_between_events`], of the head or the first event of an answer. `silence`
+    /// names it, and the setting of `idle`.
+    pub(crate) fn silence_before(self, silence: Silence, from: Instant, worker: Option<&Worker>) -> Silence {
+        let progress = worker.map_or(from, |worker| worker.alive_at().max(from));
+        if self.most > self.idle && Instant::now() < progress + self.idle {
+            return Silence { key: "event_idle_max", limit: self.most, ..silence };
+        }
+        silence
+    }
+
     /// Says what was not sent before the end.
     pub(crate) fn silence(self, what: &'static str, from: Instant, now: Instant) -> Silence {
         if self.most > self.idle && now >= from + self.most {
             return Silence { what, key: "event_idle_max", limit: self.most };
         }
         Silence { what, key: "event_idle", limit: self.idle }
+    }
+}
+
+/// The wait for the head of an answer. The engine may work on a long prompt, or on requests before this one.
+pub(crate) struct HeadWait<'a> {
+    /// What is awaited. Its limit counts while the worker makes no progress.
+    pub(crate) silence: Silence,
+    /// Longest wait in any case; used if it is longer.
+    pub(crate) most: Duration,
+    pub(crate) worker: &'a Worker,
+    /// Hash of the request's id.
+    pub(crate) request: u64,
+}
+
+impl HeadWait<'_> {
+    /// Waits for the outcome of `call`.
+    ///
+    /// # Errors
+    /// That of the call, or [`CallError::Timeout`].
+    pub(crate) async fn of<T>(
+        self,
+        mut call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
+    ) -> Result<T, CallError> {
+        let Self { silence, most, worker, request } = self;
+        let (limits, from) = (PauseLimits { idle: silence.limit, most }, Instant::now());
+        let mut until = limits.half(from);
+        loop {
+            if let Ok(outcome) = tokio::time::timeout_at(until, call.as_mut()).await {
+                return outcome;
+            }
+            worker.read_figures();
+            let (now, end) = (Instant::now(), limits.end_before(from, Some(worker)));
+            if now >= from + limits.idle {
+                worker.note_deadline(request);
+            }
+            if now >= end {
+                return Err(CallError::Timeout(limits.silence_before(silence, from, Some(worker))));
+            }
+            until = end;
+        }
     }
 }
 

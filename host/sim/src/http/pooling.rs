@@ -1,4 +1,4 @@
-//! `/v1/rerank` and `/v1/score`: scores depend only on the texts.
+//! `/v1/rerank`, `/v1/score`, `/pooling` and `/classify`: scores depend only on the texts.
 
 use std::sync::Arc;
 
@@ -37,6 +37,42 @@ struct Score {
     text_1: Value,
     #[serde(alias = "documents", alias = "items")]
     text_2: Value,
+}
+
+#[derive(Deserialize)]
+struct Pooled {
+    model: Option<String>,
+    #[serde(alias = "text")]
+    input: Value,
+}
+
+/// Answers `/pooling` and `/classify`.
+pub(super) async fn pooled(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    uri: Uri,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulted(&engine, &conn, uri.path(), &headers, &bytes).await {
+        return response;
+    }
+    let asked: Pooled = match parse(&engine, &bytes, |asked: &Pooled| asked.model.as_deref()) {
+        Ok(asked) => asked,
+        Err(failure) => return refuse(&engine, &failure),
+    };
+    let value = score_of(&Value::Null, &asked.input);
+    let one = if uri.path() == "/classify" {
+        json!({ "index": 0, "label": "LABEL_0", "probs": [value], "num_classes": 1 })
+    } else {
+        json!({ "index": 0, "object": "pooling", "data": [value] })
+    };
+    let usage = json!({ "prompt_tokens": 1, "total_tokens": 1 });
+    let body = json!({
+        "id": "pool-1", "object": "list", "created": 0, "model": engine.config.model, "data": [one],
+        "usage": usage,
+    });
+    answer(StatusCode::OK, body.to_string())
 }
 
 pub(super) async fn rerank(

@@ -91,6 +91,7 @@ impl Probe {
                 let names = list.names.iter().map(|name| ModelName::new(name)).collect();
                 self.worker.set_context_lengths(list.lengths);
                 self.registry.learn_models(spec.id, names, adapters);
+                self.worker.note_models_read();
             }
             None if !spec.models.is_empty() => {}
             None => {

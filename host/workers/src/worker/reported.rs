@@ -64,6 +64,16 @@ impl Worker {
         self.context_lengths.store(Arc::new(lengths));
     }
 
+    /// Returns how often the engine's models were read.
+    pub(crate) fn model_readings(&self) -> u32 {
+        self.model_readings.load(Ordering::Acquire)
+    }
+
+    /// The engine's models were read.
+    pub(crate) fn note_models_read(&self) {
+        self.model_readings.fetch_add(1, Ordering::Release);
+    }
+
     /// Returns the engine's load figures, if they were read. They count for all of its ranks together.
     #[must_use]
     pub fn engine_load(&self) -> Option<EngineLoad> {

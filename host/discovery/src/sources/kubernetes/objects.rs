@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use pointsman_workers::WorkerSpec;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 
 use super::{KubernetesSourceConfig, PortOfWorker, Resource};
 use crate::found::Found;
@@ -25,7 +25,9 @@ pub(super) struct Meta {
     /// Token for the next page of a list.
     #[serde(rename = "continue")]
     pub(super) more: String,
+    #[serde(deserialize_with = "or_default")]
     labels: BTreeMap<String, String>,
+    #[serde(deserialize_with = "or_default")]
     annotations: BTreeMap<String, String>,
     deletion_timestamp: Option<String>,
 }
@@ -53,20 +55,27 @@ pub(super) struct Pod {
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct PodSpec {
+    #[serde(deserialize_with = "or_default")]
     containers: Vec<Container>,
+    #[serde(deserialize_with = "or_default")]
+    init_containers: Vec<Container>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(default, rename_all = "camelCase")]
 struct Container {
+    #[serde(deserialize_with = "or_default")]
     ports: Vec<ContainerPort>,
+    /// `Always` makes an init container a sidecar, which runs as long as the pod.
+    restart_policy: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct ContainerPort {
+    #[serde(deserialize_with = "or_default")]
     name: String,
     container_port: u16,
 }
@@ -74,11 +83,12 @@ struct ContainerPort {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct PodStatus {
-    #[serde(rename = "podIP")]
+    #[serde(rename = "podIP", deserialize_with = "or_default")]
     pod_ip: String,
     /// One address of each family.
-    #[serde(rename = "podIPs")]
+    #[serde(rename = "podIPs", deserialize_with = "or_default")]
     pod_ips: Vec<PodIp>,
+    #[serde(deserialize_with = "or_default")]
     conditions: Vec<PodCondition>,
 }
 
@@ -99,17 +109,21 @@ struct PodCondition {
 pub(super) struct Slice {
     #[serde(default)]
     metadata: Meta,
-    #[serde(default)]
+    /// Null for a service without pods, and so are the ports.
+    #[serde(default, deserialize_with = "or_default")]
     endpoints: Vec<Endpoint>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "or_default")]
     ports: Vec<SlicePort>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct Endpoint {
+    #[serde(deserialize_with = "or_default")]
     addresses: Vec<String>,
+    #[serde(deserialize_with = "or_default")]
     conditions: Conditions,
+    #[serde(deserialize_with = "or_default")]
     target_ref: TargetRef,
 }
 
@@ -117,6 +131,7 @@ struct Endpoint {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct TargetRef {
+    #[serde(deserialize_with = "or_default")]
     uid: String,
 }
 
@@ -133,6 +148,11 @@ struct Conditions {
 struct SlicePort {
     name: Option<String>,
     port: Option<u16>,
+}
+
+/// Reads a value that may be null: the API server writes null for lists and maps without entries.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
 /// Reads the metadata of an object.
@@ -177,6 +197,12 @@ impl Object {
     }
 }
 
+impl Container {
+    fn is_sidecar(&self) -> bool {
+        self.restart_policy.as_deref() == Some("Always")
+    }
+}
+
 impl Pod {
     fn workers(&self, config: &KubernetesSourceConfig) -> Result<Vec<Found>, String> {
         let leaving = self.metadata.deletion_timestamp.is_some();
@@ -184,7 +210,8 @@ impl Pod {
         if self.status.pod_ip.is_empty() || !(ready || leaving) {
             return Ok(Vec::new());
         }
-        let ports = self.spec.containers.iter().flat_map(|container| &container.ports);
+        let sidecars = self.spec.init_containers.iter().filter(|one| one.is_sidecar());
+        let ports = self.spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports);
         let named = |name: &str| ports.clone().find(|port| port.name == name).map(|port| port.container_port);
         let status = &self.status;
         // IPv4 comes first, as for the slices of a service: engines listen there by default.

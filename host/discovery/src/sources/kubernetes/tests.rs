@@ -293,3 +293,52 @@ async fn p9_the_token_is_read_again_and_a_refusal_says_so() {
     // P9.7
     running.until_hosts("the new token serves", &["10.0.0.2"]).await;
 }
+
+#[tokio::test]
+async fn p9_nulls_of_the_api_server_are_empty_and_an_unreadable_object_keeps_its_workers() {
+    let api = ApiServer::start().await.unwrap();
+    let running = run(config(&api, Resource::EndpointSlices));
+    let mut slice = json!({
+        "metadata": { "name": "s", "labels": { "app": "vllm" }, "annotations": null },
+        "ports": [{ "name": "http", "port": 8000 }],
+        "endpoints": [{ "addresses": ["10.0.0.1"], "conditions": { "ready": true }, "targetRef": null }],
+    });
+    api.put("endpointslices", slice.clone());
+    running.until_hosts("its endpoint joins", &["10.0.0.1"]).await;
+    slice["endpoints"] = json!("not a list");
+    api.put("endpointslices", slice.clone());
+    running.until("the object is refused", |running| running.status().refused_count == 1).await;
+    // P2.5
+    assert_eq!(running.hosts(), ["10.0.0.1"]);
+    // So the API server writes a slice whose service has no pods.
+    (slice["endpoints"], slice["ports"]) = (Value::Null, Value::Null);
+    api.put("endpointslices", slice);
+    // P9.10
+    running.until_hosts("the service has no pods", &[]).await;
+
+    let api = ApiServer::start().await.unwrap();
+    let running = run(config(&api, Resource::Pods));
+    api.put("pods", pod("evicted", "10.0.0.2", true));
+    running.until_hosts("it joins", &["10.0.0.2"]).await;
+    let mut evicted = pod("evicted", "", true);
+    (evicted["status"]["podIP"], evicted["status"]["podIPs"]) = (Value::Null, Value::Null);
+    api.put("pods", evicted);
+    // P9.10
+    running.until_hosts("a pod without an address", &[]).await;
+}
+
+#[tokio::test]
+async fn p9_a_port_of_a_sidecar_has_a_name_too() {
+    let api = ApiServer::start().await.unwrap();
+    let running = run(config(&api, Resource::Pods));
+    let port = |port: u16| json!([{ "name": "http", "containerPort": port }]);
+    let mut proxied = pod("proxied", "10.0.0.1", true);
+    proxied["spec"] = json!({
+        "containers": [{ "ports": null }],
+        "initContainers": [{ "ports": port(1) }, { "restartPolicy": "Always", "ports": port(8001) }],
+    });
+    api.put("pods", proxied);
+    running.until_hosts("it joins", &["10.0.0.1"]).await;
+    // P9.11
+    assert_eq!(&*running.worker("10.0.0.1").spec().url, "http://10.0.0.1:8001");
+}

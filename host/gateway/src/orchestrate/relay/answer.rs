@@ -23,6 +23,10 @@ use crate::{
 /// not reach it; one that an engine sends as fast as it can would take the thread for a megabyte at a time.
 const MAX_BURST: usize = 32 * 1024;
 
+/// Largest chunk of a stream, bytes. A larger event goes in pieces of [`MAX_CHUNK`]: the connection ends a
+/// client for which too many bytes wait at once.
+const MAX_WHOLE: usize = 64 * 1024;
+
 /// A response body: whole, or relayed.
 pub(crate) struct Answer {
     content: Content,
@@ -171,6 +175,14 @@ impl Body for Answer {
             Content::Relayed(relay) => relay.is_none(),
             Content::Continued(_) => false,
         }
+    }
+}
+
+impl Relay {
+    pub(super) fn next_chunk(&mut self) -> Option<Bytes> {
+        let length = self.out.len();
+        let length = if length > MAX_WHOLE { MAX_CHUNK } else { length };
+        (length > 0).then(|| self.out.split_to(length).freeze())
     }
 }
 

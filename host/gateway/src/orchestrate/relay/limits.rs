@@ -66,8 +66,19 @@ impl Relay {
             self.commented_at = now;
             self.out.extend_from_slice(COMMENT);
         }
-        if self.begun && now >= self.drive.state.settings.leg_timeouts.pause().half(self.event_at) {
+        let limits = &self.drive.state.settings.leg_timeouts;
+        if self.begun && now >= limits.pause().half(self.event_at) {
             self.worker().inspect(|worker| worker.read_figures());
+        }
+        if !self.begun
+            && let Some(end) = self.silent_at()
+        {
+            // Once, half of the limit before the end.
+            let is_due = (end..end + HEALTH_INTERVAL).contains(&(now + limits.head / 2));
+            self.worker().filter(|_| is_due).inspect(|worker| worker.read_figures());
+            if now >= self.event_at + limits.head {
+                self.drive.note_late_event();
+            }
         }
         self.set_timer();
     }
@@ -132,7 +143,8 @@ impl Relay {
         Some(CallError::Timeout(if self.begun {
             limits.pause().silence_between_events(self.event_at, self.worker())
         } else {
-            Silence { what: "first event of the stream", key: "head", limit: limits.head }
+            let silence = Silence { what: "first event of the stream", key: "head", limit: limits.head };
+            limits.first_event().silence_before(silence, self.event_at, self.worker())
         }))
     }
 
@@ -147,6 +159,7 @@ impl Relay {
             return Some(limits.pause().end_between_events(self.event_at, self.worker()));
         }
         // The prefill leg has a limit of its own.
-        (!self.drive.prefill_runs()).then(|| self.event_at + limits.head)
+        let limits = limits.first_event();
+        (!self.drive.prefill_runs()).then(|| limits.end_before(self.event_at, self.worker()))
     }
 }

@@ -77,9 +77,10 @@ impl Resumption {
 }
 
 impl Relay {
-    /// Whether workers for the rest of the answer have to be found.
+    /// Whether workers for the rest of the answer have to be found. Comments may follow then, so the client
+    /// first gets the whole event before them.
     pub(super) fn is_to_be_continued(&self) -> bool {
-        self.resumption.is_pending && !self.over && !self.detached
+        self.resumption.is_pending && !self.over && !self.detached && self.out.is_empty()
     }
 
     /// Ends the leg that answers. The rest of the answer is generated elsewhere where that is safe.

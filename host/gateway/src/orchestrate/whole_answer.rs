@@ -1,0 +1,76 @@
+//! Whether an answer that is not streamed is complete.
+
+use bytes::Bytes;
+use http::{Response, header};
+
+use crate::openai::{
+    request::{Endpoint, Request},
+    sse,
+};
+
+/// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
+/// yet, so another worker may answer.
+pub(super) fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
+    // Some servers send blanks while they generate, so that no proxy takes them for dead.
+    let body = sse::without_mark(answer.body()).trim_ascii_start();
+    let content_type = answer.headers().get(header::CONTENT_TYPE);
+    let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
+    if request.endpoint.is_form() && !is_json {
+        // Transcripts may be text or subtitles.
+        return true;
+    }
+    let may_be_list = matches!(request.endpoint, Endpoint::Rerank(_) | Endpoint::Classify);
+    let is_list = may_be_list && body.starts_with(b"[");
+    let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
+    is_value && (serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() || is_closed(body))
+}
+
+/// Whether every list and object of a text like JSON is closed. Engines in Python write NaN and Infinity, which
+/// JSON does not have; many clients take them.
+fn is_closed(text: &[u8]) -> bool {
+    let (mut open, mut bytes) = (Vec::new(), text.trim_ascii_end().iter());
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'{' => open.push(b'}'),
+            b'[' => open.push(b']'),
+            b'}' | b']' => {
+                if open.pop() != Some(*byte) {
+                    return false;
+                }
+                if open.is_empty() {
+                    return bytes.next().is_none();
+                }
+            }
+            b'"' => {
+                // Ends at the next quote that is not escaped.
+                while let Some(within) = bytes.next() {
+                    match within {
+                        b'\\' => drop(bytes.next()),
+                        b'"' => break,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i3_an_answer_with_nan_is_whole_unless_it_was_cut() {
+        let whole = br#"{"choices":[{"text":"a \"} b","logprob":-Infinity,"x":[NaN]}]} "#;
+        // I3.14
+        assert!(is_closed(whole));
+        for length in 0..whole.len() - 1 {
+            assert!(!is_closed(&whole[..length]), "{length}");
+        }
+        for broken in [&br#"{"a":[}"#[..], br#"{}{"#, br#"{"a":1}x"#, b"x", b""] {
+            assert!(!is_closed(broken));
+        }
+    }
+}
