@@ -250,12 +250,10 @@ impl Probe {
             }
             let config = *self.config.borrow();
             let pace = config.pace(self.registry.snapshot().workers().len());
-            if std::mem::take(&mut self.reconnected) {
-                load_due = Instant::now();
-            }
+            let reconnected = std::mem::take(&mut self.reconnected);
             if config.load_interval.is_zero() {
                 self.worker.set_engine_load(None);
-            } else if Instant::now() >= load_due {
+            } else if reconnected || Instant::now() >= load_due {
                 load_due = Instant::now() + spread(pace.load_interval);
                 self.read_load().await;
             }

@@ -52,7 +52,7 @@ async fn serve(engine: &Arc<Engine>, conn: &Conn, path: &str, headers: &HeaderMa
         Ok(asked) => asked,
         Err(failure) => return refuse(engine, &failure),
     };
-    if asked.model != engine.config.model {
+    if !asked.model.is_empty() && asked.model != engine.config.model {
         return refuse(engine, &Failure::not_found(format!("The model `{}` does not exist.", asked.model)));
     }
     let Some(size) = asked.file else {
