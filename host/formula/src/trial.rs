@@ -56,13 +56,13 @@ impl Formula {
             }
             Role::Keep => {
                 if self.rows(inputs).is_empty() && judges {
-                    let why = "it keeps no worker of an idle fleet, so that no request could be served";
+                    let why = "it keeps no worker of an idle fleet, so no request could be served";
                     return Err(format!("keep: {why}; turn the comparison around"));
                 }
             }
             Role::Shed => {
                 if self.holds(inputs) && judges {
-                    return Err("shed.when: it holds for an idle fleet, so that every request would be \
+                    return Err("shed.when: it holds for an idle fleet, so every request would be \
                                 rejected; turn the comparison around"
                         .to_owned());
                 }

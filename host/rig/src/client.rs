@@ -186,8 +186,8 @@ impl Client {
         Ok(self.send(Method::POST, path, headers, body.into()).await?.into())
     }
 
-    /// Sends POST and reads the answer to its end. What came is in `received` also after an error, and when
-    /// this is dropped. `each` is called with each piece of the body.
+    /// Sends POST and reads the answer to its end. What arrived is in `received` also after an error, and
+    /// when this is dropped. `each` is called with each piece of the body.
     pub async fn read(
         &self,
         path: &str,

@@ -85,7 +85,7 @@ impl TopArgs {
                 let reading = || block_on(feed::run(&gateway, &model, wanted, &inputs));
                 // Without events the view would show old figures for ever.
                 let ended = catch_unwind(AssertUnwindSafe(reading));
-                let ended = ended.unwrap_or_else(|_| Err(anyhow!("reading events failed; report this")));
+                let ended = ended.unwrap_or_else(|_| Err(anyhow!("reading events panicked; report this bug")));
                 let _ = inputs.send(Input::End(ended));
             }
         })?;

@@ -27,7 +27,7 @@ const HANDOFF_PAUSE: Duration = Duration::from_secs(60);
 /// Why a worker counts as stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StuckBy {
-    /// Requests waited, no byte came, and the engine's figures did not move.
+    /// Requests waited, no byte arrived, and the engine's figures did not move.
     Silence,
     /// Deadlines passed, and the engine reports no figures.
     Deadlines,
@@ -72,7 +72,7 @@ pub(crate) struct Found {
 /// The activity of one worker.
 #[derive(Debug)]
 pub(crate) struct Activity {
-    /// Whether a byte of an answer came since the last look.
+    /// Whether a byte of an answer arrived since the last look.
     heard: AtomicBool,
     /// Calls that wait for bytes of an answer.
     waiting: AtomicU32,
@@ -184,7 +184,7 @@ impl Activity {
     }
 
     /// The engine answered a health check. Where its figures are not known, nothing else says that it works
-    /// on a stream that is silent. It is no progress: an engine that is stuck may answer, too.
+    /// on a stream that is silent. It is not progress: an engine that is stuck may answer, too.
     pub(crate) fn note_health(&self) {
         let track = self.track.lock();
         if track.signs.is_none() && track.stuck.is_none() {

@@ -285,7 +285,7 @@ impl Booking {
         }
     }
 
-    /// Records that the first token came `took` after the leg was sent, and releases the prefill tokens.
+    /// Records that the first token arrived `took` after the leg was sent, and releases the prefill tokens.
     /// `computed_prompt`: whether this worker computed the prompt, and did not receive it from another.
     pub fn first_token(&mut self, took: Duration, computed_prompt: bool) {
         let new_tokens = if computed_prompt { self.new_prompt_tokens } else { 0 };

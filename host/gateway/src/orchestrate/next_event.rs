@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, UpgradedCall};
 
-/// The event that came first.
+/// The event that arrived first.
 pub(super) enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.

@@ -141,7 +141,7 @@ impl Drive {
         seen::event(self.request.endpoint.format(), event)
     }
 
-    /// Records the tokens and the usage of an event that came at `now`, and brings the booking up to them.
+    /// Records the tokens and the usage of an event that arrived at `now`, and brings the booking up to them.
     /// Returns whether its tokens are the first of its leg.
     pub(crate) fn count(&mut self, seen: &Seen, now: Instant) -> bool {
         let first = seen.tokens > 0 && std::mem::take(&mut self.awaits_token);

@@ -36,7 +36,7 @@ pub(crate) struct ProxiedRequest {
     /// The call that the worker has to answer; `None` while another worker, whose answer does not pass here,
     /// computes the prefill.
     call: Option<InFlight>,
-    /// Time at which the legs were sent, or the last bytes of the answer came.
+    /// Time at which the legs were sent, or the last bytes of the answer arrived.
     heard_at: Instant,
     /// The status of the answer, if it is an error.
     refused: Option<StatusCode>,
@@ -307,7 +307,7 @@ impl Drive {
     }
 }
 
-/// Headers of clients that engines, or the sidecars before them, would obey. The body goes on decoded.
+/// Headers of clients that engines, or the sidecars before them, would obey. The body continues decoded.
 const OBEYED: [HeaderName; 17] = [
     header::CONTENT_ENCODING,
     header::AUTHORIZATION,

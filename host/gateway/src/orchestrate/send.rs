@@ -270,7 +270,7 @@ impl Drive {
     }
 }
 
-/// The body of a request that runs on one worker: a form as it came, JSON as the dialect wants it.
+/// The body of a request that runs on one worker: a form as it arrived, JSON as the dialect wants it.
 fn single_body(request: &Request, connector: &dyn Connector, context: &LegContext<'_>) -> Bytes {
     match &request.form {
         Some(form) => form.bytes.clone(),

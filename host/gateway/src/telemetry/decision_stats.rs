@@ -1,5 +1,5 @@
 //! Decisions and their outcomes of the last hour, by slot and lane, to compare active, canary and shadow.
-//! A new generation of a lane begins anew: figures of two policies together would be of neither. Data threads
+//! A new generation of a lane starts over: figures of two policies together would be of neither. Data threads
 //! update the statistics without locks.
 
 use std::{

@@ -78,7 +78,7 @@ impl<'a> Import<'a> {
                 Some("mooncake")
             }
             Some((given, _)) => {
-                let ours = "this connector is not spoken: nixl, mooncake and p2p_nccl are";
+                let ours = "this connector is not supported: use nixl, mooncake or p2p_nccl";
                 self.note_translation(given, Kind::Missing, ours);
                 None
             }
@@ -134,7 +134,7 @@ impl<'a> Import<'a> {
             } else if !url.starts_with("http://") && !url.starts_with("https://") {
                 bail!("{}: worker `{}`: expected http://HOST:PORT", given.place, plain(url));
             } else if !known.insert(url) {
-                refused.push(format!("{}: it is there already", plain(url)));
+                refused.push(format!("{}: given before", plain(url)));
             } else {
                 let source = format!("--{}, {}", given.name, given.place);
                 worker.write(url, common, self.draft.element("workers", source));

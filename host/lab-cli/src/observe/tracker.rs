@@ -1,4 +1,5 @@
-//! Finds the engine of a request by KV events: the engine that stores the blocks of its prompt after it came.
+//! Finds the engine of a request by KV events: the engine that stores the blocks of its prompt after it
+//! arrived.
 //!
 //! A request that no engine stored blocks for ran on one that had them all. The index knows which.
 
@@ -31,7 +32,7 @@ struct Pending {
     hashes: Arc<[BlockHash]>,
     /// Blocks of the prompt that each engine had without this request.
     before: Vec<u32>,
-    /// The only engine that had the whole prompt when the request came.
+    /// The only engine that had the whole prompt when the request arrived.
     only_holder: Option<u32>,
     since: Instant,
 }

@@ -164,8 +164,8 @@ fn alone(measured: &Measurements, fleet: &Fleet, fits: &[(Role, Fit)]) -> (Fleet
         let (both, one) = (decode_step_ms(together), decode_step_ms(&fit));
         if one > 0.0 && both / one > SLOWED {
             slowed.push(format!(
-                "{} engine: a decode step of one sequence takes {both:.1} ms beside the load of the other engine and \
-                 {one:.1} ms without; the file holds for what is in between",
+                "{} engine: a decode step of one sequence takes {both:.1} ms under the load of the other engine \
+                 and {one:.1} ms without it; the file has a value between the two",
                 role.as_str()
             ));
         }

@@ -156,12 +156,12 @@ impl Legs {
         self.client == Client::Reading && self.consumed && !self.held
     }
 
-    /// Ends what is left of the legs, and begins anew with the rest of the answer.
+    /// Ends what is left of the legs, and starts over with the rest of the answer.
     fn continue_elsewhere(&mut self) -> Actions {
         self.policy.continuations -= 1;
         let mut actions = Actions::new();
         if self.is_abortable() {
-            // An engine that hangs may run it once it goes on.
+            // An engine that hangs may run it once it continues.
             actions.push(Action::Abort(self.answering()));
         }
         actions.push(Action::Cancel(self.answering()));
@@ -169,7 +169,7 @@ impl Legs {
         actions
     }
 
-    /// Begins anew with the rest of an answer, whose answering leg was ended. Nothing is sent before the
+    /// Starts over with the rest of an answer, whose answering leg was ended. Nothing is sent before the
     /// engines of the old legs were told to stop.
     pub(super) fn begin_rest(&mut self) -> Actions {
         let mut actions = self.stop(Leg::Prefill);

@@ -34,7 +34,7 @@ pub(super) struct Connection {
     pub(super) messages: Subscriber,
     /// Tells why the connection was lost.
     pub(super) lost: mpsc::Receiver<String>,
-    /// Tells what the user of this gateway may not do. The connection goes on.
+    /// Tells what the user of this gateway may not do. The connection continues.
     pub(super) denied: mpsc::Receiver<Denial>,
     /// Address of the server, for the log.
     pub(super) server: String,

@@ -56,7 +56,7 @@ pub(super) fn trim(
     Ok(filters::trim(StringInput::new(state, value)?, chars))
 }
 
-/// Returns the text before the next tag that prints, the tag, and the text behind it. Other tags and comments
+/// Returns the text before the next tag that prints, the tag, and the text after it. Other tags and comments
 /// belong to the text.
 fn next_tag(source: &str) -> Option<(&str, &str, &str)> {
     let mut from = 0;
