@@ -286,7 +286,7 @@ impl Activity {
             track.stuck = Some(Stuck { by, since: now });
             track.probe = ProbeTurn { pause: MIN_PROBE_PAUSE, due: now, ..track.probe };
         }
-        let (is_stuck, tells) = (track.stuck.is_some(), track.tells());
+        let (is_stuck, tells) = (track.stuck.is_some(), track.reports_progress());
         let suspicious = tells && track.silent >= wedge_after / 2;
         let read = suspicious && track.silent >= wedge_after && track.confirmed < wedge_after;
         let probe = (is_stuck || suspicious) && !track.probe.runs && now >= track.probe.due;
@@ -326,7 +326,7 @@ impl Track {
     }
 
     /// Returns whether the engine reports figures of progress.
-    fn tells(&self) -> bool {
+    fn reports_progress(&self) -> bool {
         self.signs.is_some_and(|signs| signs.progress.is_known())
     }
 
@@ -334,7 +334,7 @@ impl Track {
         if self.handoffs.len() >= MAX_DEADLINES {
             return Some(StuckBy::Handoffs);
         }
-        if self.tells() {
+        if self.reports_progress() {
             return (self.confirmed >= wedge_after).then_some(StuckBy::Silence);
         }
         (self.deadlines.len() >= MAX_DEADLINES).then_some(StuckBy::Deadlines)

@@ -281,7 +281,7 @@ impl Booking {
         if tokens > 0 {
             self.load.position.cell().prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
             self.load.position.count_change();
-            self.note();
+            self.journal_values();
         }
     }
 
@@ -332,11 +332,11 @@ impl Booking {
         self.unnamed_millis += millis;
         self.load.position.cell().unnamed_millis.fetch_add(millis, Ordering::Relaxed);
         self.load.position.count_change();
-        self.note();
+        self.journal_values();
     }
 
     /// Notes the booking's values for other gateways.
-    fn note(&self) {
+    fn journal_values(&self) {
         if let (Some(entry), Some(journal)) = (&self.entry, &self.load.journal) {
             let (prefill_tokens, unnamed_millis) = (self.prefill_tokens, self.unnamed_millis);
             journal.update(entry, LoadValues { prefill_tokens, unnamed_millis });

@@ -258,7 +258,10 @@ async fn i14_a_stream_that_breaks_alone_is_not_sent_to_another_engine() {
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     // I14.8
     assert_eq!(last["error"]["code"], "bad_upstream");
-    assert!(last["error"]["message"].as_str().unwrap().contains("continues with its other requests"), "{last}");
+    assert!(
+        last["error"]["message"].as_str().unwrap().contains("continues with its other requests"),
+        "{last}"
+    );
     assert_eq!(cluster.faults_fired("cut"), 1, "the request visits no other engine");
     drop(others);
     cluster.at_rest().await.unwrap();

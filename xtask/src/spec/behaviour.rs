@@ -51,8 +51,7 @@ pub(super) fn read(document: &str) -> (Vec<Rule>, Vec<String>) {
         for clause in &mut rule.clauses {
             clause.deviates = deviations.remove(&clause.id);
             if !seen.insert(clause.id.clone()) {
-                problems
-                    .push(format!("clause {} appears twice: give one of them another number", clause.id));
+                problems.push(format!("clause {} appears twice: give one of them another number", clause.id));
             }
         }
     }

@@ -166,7 +166,7 @@ fn is_cut(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Reads the body of an operator's request, within the limits of clients' bodies, before its handler.
-pub(crate) async fn whole(
+pub(crate) async fn read_whole(
     Extract(shared): Extract<SharedState>,
     request: Request,
     next: Next,

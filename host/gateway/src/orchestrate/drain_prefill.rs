@@ -44,7 +44,7 @@ pub(super) async fn drain_prefill(
     if let Some(end) = failed_end(&whole) {
         return Err(CallError::Protocol(ended_with(&end)));
     }
-    Ok(seen::whole(false, &whole).usage.and_then(|usage| usage.cached_tokens))
+    Ok(seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
 /// Reads events up to the end mark. The rest of the body does not matter.

@@ -10,7 +10,7 @@ use super::{
     Drive, id_of,
     leg_run::{LegRun, PrefillDone},
     next_event::Head,
-    quarantine::acquit,
+    quarantine::record_served,
     refusals::Refusals,
     relay, stored,
     worker_outcome::{lacks_model, note_failure, note_success},
@@ -100,7 +100,7 @@ impl Drive {
             return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
         let (mut head, body) = whole.into_parts();
-        let seen = seen::whole(self.request.is_chat(), &body);
+        let seen = seen::in_whole_answer(self.request.is_chat(), &body);
         if seen.error {
             return self.answer_failed(CallError::of_error_body(&body));
         }
@@ -332,7 +332,7 @@ impl Drive {
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));
         self.state.programs.answered(&mut self.routing_request, candidate, self.account.tokens());
-        acquit(&self.state, &self.request);
+        record_served(&self.state, &self.request);
         if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
         }

@@ -116,7 +116,7 @@ impl ProxiedRequest {
     /// Returns the gateway's own headers for the answer.
     pub(crate) fn own_headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        self.drive.decorate(&mut headers);
+        self.drive.add_own_headers(&mut headers);
         headers
     }
 
@@ -253,7 +253,7 @@ impl ProxiedRequest {
                 return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
             Content::Whole(body) => {
-                let seen = seen::whole(self.drive.request.is_chat(), &body);
+                let seen = seen::in_whole_answer(self.drive.request.is_chat(), &body);
                 if seen.error {
                     return self.fail(CallError::of_error_body(&body));
                 }

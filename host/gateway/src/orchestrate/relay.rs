@@ -96,7 +96,7 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
     headers
         .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    drive.decorate(headers);
+    drive.add_own_headers(headers);
     response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming))))
 }
 

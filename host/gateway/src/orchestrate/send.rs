@@ -121,7 +121,7 @@ impl Drive {
             let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
-                let (head, mut body) = upstream::within(silence, head).await?.into_parts();
+                let (head, mut body) = upstream::with_time_limit(silence, head).await?.into_parts();
                 body.of_call(in_flight);
                 if carries_data {
                     let body = upstream::collect(body, Some(pause)).await?;
@@ -189,7 +189,7 @@ impl Drive {
         self.runs.answering.call = Some(Box::pin(async move {
             let _in_flight = InFlight::new(worker.clone(), None);
             let upgraded = pin!(upstream.upgrade(&to, all, &tracker));
-            let call = pin!(upstream::within(head_of("upgrade", "head", limit), upgraded));
+            let call = pin!(upstream::with_time_limit(head_of("upgrade", "head", limit), upgraded));
             unless_down(&worker, call).await.map(LegAnswer::Upgraded)
         }));
     }
@@ -233,7 +233,7 @@ impl Drive {
                 for body in &abort.bodies {
                     let send = async || {
                         let silence = Silence { what: "answer to an abort", key: "abort", limit };
-                        upstream::within(silence, upstream.whole(&to, &headers, body.clone())).await
+                        upstream::with_time_limit(silence, upstream.whole(&to, &headers, body.clone())).await
                     };
                     let mut sent = send().await;
                     // The engine may have closed a connection that was kept since the last item.
@@ -304,7 +304,7 @@ async fn within_after<T>(
     silence: Silence,
     call: Pin<&mut impl Future<Output = Result<T, CallError>>>,
 ) -> Result<T, CallError> {
-    let Some(start) = start else { return upstream::within(silence, call).await };
+    let Some(start) = start else { return upstream::with_time_limit(silence, call).await };
     let late = async {
         start.cancelled().await;
         in_flight.check();

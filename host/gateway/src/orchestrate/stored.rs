@@ -118,14 +118,14 @@ pub(crate) async fn call(
     let mut worker = found.ok_or_else(missing)?;
     let limit = state.settings.leg_timeouts.head;
     let silence = Silence { what: "answer about a stored response", key: "head", limit };
-    let mut answered = upstream::within(silence, send(upstream, &worker, call)).await;
+    let mut answered = upstream::with_time_limit(silence, send(upstream, &worker, call)).await;
     if was_known && is_missing(&answered) {
         // It may be at another worker now.
         state.sessions.deleted(key);
         let found = search(state, upstream, call.id, key, call.authorization).await;
         if let Some(other) = found.filter(|other| other.id() != worker.id()) {
             worker = other;
-            answered = upstream::within(silence, send(upstream, &worker, call)).await;
+            answered = upstream::with_time_limit(silence, send(upstream, &worker, call)).await;
         }
     }
     if is_missing(&answered) || (answered.is_ok() && call.method == Method::DELETE) {

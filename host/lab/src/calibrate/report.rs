@@ -274,14 +274,14 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
 pub(super) fn term_warnings(engines: &[(Role, Fit)], links: Option<&[TermFit]>) -> Vec<String> {
     let of_engine = |(role, fit): &(Role, Fit)| {
         let part = format!("{} engine", role.as_str());
-        fit.terms.iter().filter_map(|fit| about(&part, fit)).collect::<Vec<_>>()
+        fit.terms.iter().filter_map(|fit| why_zero(&part, fit)).collect::<Vec<_>>()
     };
-    let links = links.unwrap_or_default().iter().filter_map(|fit| about("link", fit));
+    let links = links.unwrap_or_default().iter().filter_map(|fit| why_zero("link", fit));
     engines.iter().flat_map(of_engine).chain(links).collect()
 }
 
 /// Explains why a term is 0.
-fn about(part: &str, fit: &TermFit) -> Option<String> {
+fn why_zero(part: &str, fit: &TermFit) -> Option<String> {
     let name = fit.term.name();
     if !fit.identified {
         Some(format!("{part}: the requests do not vary {name} apart from the other terms; it is fixed at 0"))

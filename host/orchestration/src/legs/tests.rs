@@ -980,7 +980,7 @@ impl World {
                 (self.resumes, self.begun, self.token) = (true, true, false);
                 self.continuations += 1;
             }
-            A::Lose(lost) => self.lose(lost),
+            A::Lose(lost) => self.give_up_handoff(lost),
             A::Finish => {
                 self.finished = true;
                 assert!(!self.prefill && !self.decode, "invariant 8: a leg is left running");
@@ -1001,7 +1001,7 @@ impl World {
         self.dispatched += 1;
     }
 
-    fn lose(&mut self, lost: Lost) {
+    fn give_up_handoff(&mut self, lost: Lost) {
         assert!(self.owed, "{lost:?} is counted without a handoff");
         let excused = match lost {
             Lost::NoDecodeWorker => !self.decode_lives || self.nobody_takes || self.lease_over,

@@ -71,7 +71,7 @@ pub(super) async fn connect(config: ReplicasConfig) -> Result<Connection, Connec
             Ok(client) => client,
             Err(error) => {
                 let problem = chain(&error);
-                let advice = advice::after(&config, &error, &problem).await;
+                let advice = advice::advice_on(&config, &error, &problem).await;
                 return Err(ConnectError::Connect(problem + &advice));
             }
         };

@@ -58,7 +58,7 @@ impl Exchange {
     fn on_lost(&mut self, error: &str) {
         self.status.counters.disconnects.fetch_add(1, Relaxed);
         self.state_link = None;
-        self.status.set_state(StateView::apart("not connected to NATS"));
+        self.status.set_state(StateView::not_shared("not connected to NATS"));
         // A server that ends each connection at once must not be called without a pause.
         if matches!(self.link, Link::Up(_)) && self.times.connected.elapsed() > STABLE {
             self.times.backoff = BACKOFF.0;

@@ -149,7 +149,7 @@ impl Segments {
     }
 
     /// Returns the tokens of a whole prompt that was kept.
-    pub(super) fn whole(&self, key: u128) -> Option<PromptTokens> {
+    pub(super) fn kept_tokens(&self, key: u128) -> Option<PromptTokens> {
         let rest = self.segments.find(key)?;
         let mut segments = vec![TokenSegment::new(None, rest.tokens)];
         let mut parent = rest.parent;
