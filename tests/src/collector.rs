@@ -132,7 +132,7 @@ impl Collector {
         Ok(spans)
     }
 
-    /// Waits up to 10 s until `count` root spans came, and returns all spans.
+    /// Waits up to 10 s until `count` root spans arrived, and returns all spans.
     ///
     /// # Errors
     /// They did not come, or a message is not valid.

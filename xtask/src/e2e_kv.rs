@@ -93,12 +93,12 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         engine.ready().await?;
     }
     let setting = Setting { args, bin, dir: dir.path(), model: installed.model.clone(), engines };
-    let kv_aware = converse(&setting, "", 0).await?;
+    let kv_aware = run_conversations(&setting, "", 0).await?;
     let evicted = evicted(&setting.engines, args.blocks).await?;
     let native = "[policies.slots.aggregated]\nnative = \"round-robin\"\n";
     let round_robin = match args.engines {
         1 => None,
-        _ => Some(converse(&setting, native, 1).await?),
+        _ => Some(run_conversations(&setting, native, 1).await?),
     };
     figures::print(&kv_aware, round_robin.as_ref());
     sh::print(&format!("blocks that the engines evicted during the first part: at least {evicted}"));
@@ -134,7 +134,7 @@ fn with_tools(model: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
     Ok(copy)
 }
 
-async fn converse(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Result<Figures> {
+async fn run_conversations(setting: &Setting<'_>, slots: &str, round: u64) -> anyhow::Result<Figures> {
     let args = setting.args;
     let workers: Vec<String> = setting.engines.iter().map(|engine| engine.as_worker("aggregated")).collect();
     let tokenizer = match args.tokens {

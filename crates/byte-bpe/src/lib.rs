@@ -54,7 +54,7 @@ pub struct AddedToken<'a> {
     pub single_word: bool,
     /// Whether it takes the white space before it. Not supported.
     pub lstrip: bool,
-    /// Whether it takes the white space behind it. Not supported.
+    /// Whether it takes the white space after it. Not supported.
     pub rstrip: bool,
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Merges {
 #[derive(Debug, Default)]
 pub(super) struct MergeBuffers {
     tokens: Vec<u32>,
-    /// For each token, the merge with the token behind it.
+    /// For each token, the merge with the token after it.
     merges: Vec<u64>,
 }
 

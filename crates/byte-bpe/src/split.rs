@@ -1,7 +1,7 @@
 //! Splits texts into words with the patterns of a tokenizer.
 //!
 //! Nearly all patterns end with `|\s+(?!\S)|\s+`: a run of white space leaves its last character to the
-//! word behind it. Automata have no look-ahead, so this ending is replaced by `\s+`, and a match of it gives
+//! word after it. Automata have no look-ahead, so this ending is replaced by `\s+`, and a match of it gives
 //! its last character back. The rest runs on a lazily built DFA, which looks at each byte once.
 
 use regex_automata::{

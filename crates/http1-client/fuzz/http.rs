@@ -5,7 +5,7 @@
 use http1_client::{chunked, wire};
 use libfuzzer_sys::fuzz_target;
 
-/// Status, body, whether the response is complete, and bytes behind it; `None` if it is not a response.
+/// Status, body, whether the response is complete, and bytes after it; `None` if it is not a response.
 type Read = Option<(u16, Vec<u8>, bool, usize)>;
 
 fuzz_target!(|data: &[u8]| {

@@ -86,7 +86,7 @@ impl<S: Transport, O: Observer> Body<S, O> {
         }
     }
 
-    /// Returns why nothing can be read behind the bytes that were looked at, when that is known.
+    /// Returns why nothing can be read after the bytes that were looked at, when that is known.
     pub fn failed_at_once(&mut self) -> Option<WireError> {
         self.failed.take()
     }

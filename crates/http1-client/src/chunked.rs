@@ -24,7 +24,7 @@ enum At {
     /// The line feed that ends the size's line.
     SizeEnd,
     Data,
-    /// The carriage return behind a chunk's data.
+    /// The carriage return after a chunk's data.
     DataEnd,
     /// Its line feed.
     Next,

@@ -46,7 +46,7 @@ pub trait Observer {
     /// The body is about to be read.
     fn before_read(&mut self) {}
 
-    /// Bytes of the body came.
+    /// Bytes of the body arrived.
     fn on_bytes(&self) {}
 }
 
@@ -80,14 +80,14 @@ pub(crate) enum Failed {
     /// The server refused the connection when the first call was already sent: with TLS, that is when it has
     /// seen the client's certificate.
     Refused(String),
-    /// The connection ended when bytes were sent, and before one of the answer came.
+    /// The connection ended when bytes were sent, and before one of the answer arrived.
     Closed(WireError),
     /// The connection failed within the answer, or the answer cannot be read.
     Broken(WireError),
 }
 
 impl Failed {
-    /// Returns what an error means behind the bytes of an answer that `came`.
+    /// Returns what an error means if the bytes `came` of an answer arrived before it.
     fn of(error: WireError, came: &[u8]) -> Self {
         let is_end = matches!(error, WireError::Cut | WireError::Io(_));
         if is_end && came.is_empty() { Self::Closed(error) } else { Self::Broken(error) }

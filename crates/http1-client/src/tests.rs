@@ -19,7 +19,7 @@ const LIMITS: PoolLimits = PoolLimits { idle_timeout: Duration::from_secs(30), i
 
 type Called<O = ()> = Result<Response<Body<TcpStream, O>>, CallError<io::Error>>;
 
-/// A server that answers the calls of each connection with the next texts, piece by piece, and closes behind
+/// A server that answers the calls of each connection with the next texts, piece by piece, and closes after
 /// the last.
 struct Server {
     authority: String,

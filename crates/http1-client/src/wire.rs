@@ -1,4 +1,4 @@
-//! HTTP/1.1 heads as a client writes and reads them, and how the body behind one ends (RFC 9112, sections 2
+//! HTTP/1.1 heads as a client writes and reads them, and how the body after one ends (RFC 9112, sections 2
 //! to 6).
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};

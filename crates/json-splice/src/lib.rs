@@ -167,7 +167,7 @@ impl<'a> Edit<'a> {
         let mut out = BytesMut::with_capacity(bytes.len() + more);
         let mut open = Members { out: &mut out, any: false };
         let mut done: Vec<&str> = Vec::new();
-        // Text of a kept member is copied from behind the comma (or brace) before it up to the end of its
+        // Text of a kept member is copied from after the comma (or brace) before it up to the end of its
         // value.
         let mut from = bytes.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
         open.out.extend_from_slice(bytes.get(..from).unwrap_or_default());

@@ -210,7 +210,7 @@ impl Scan<'_> {
         Some(true)
     }
 
-    /// Notes the end of a list's item. The scan stands behind the item.
+    /// Notes the end of a list's item. The scan stands after the item.
     fn note_end(&mut self) {
         let is_object = self.at.checked_sub(1).and_then(|last| self.bytes.get(last)) == Some(&b'}');
         if is_object && self.ends_left > 0 {
@@ -230,7 +230,7 @@ impl Scan<'_> {
         Some((key, has_escapes))
     }
 
-    /// Passes a string behind its opening quote; whether it has escapes.
+    /// Passes a string after its opening quote; whether it has escapes.
     fn string(&mut self) -> Option<bool> {
         let mut has_escapes = false;
         loop {

@@ -178,7 +178,7 @@ fn fill(bytes: &mut Vec<u8>, block: &[u32]) {
 pub(crate) struct Chain(Option<u64>);
 
 impl Chain {
-    /// Goes on behind a block with this sequence hash.
+    /// Continues after a block with this sequence hash.
     pub(crate) fn behind(hash: BlockHash) -> Self {
         Self(Some(hash.0))
     }

@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
 fn any_stream(bytes: &[u8], step: usize) {
     let (whole, whole_rest) = split(bytes, bytes.len().max(1));
     let (pieces, rest) = split(bytes, step.max(1));
-    // A line feed behind a CR may remain; a complete event never does.
+    // A line feed after a CR may remain; a complete event never does.
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     assert_eq!(pieces, &bytes[..bytes.len() - rest]);
     assert!(rest.abs_diff(whole_rest) <= 2);

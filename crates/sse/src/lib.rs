@@ -257,7 +257,7 @@ impl Splitter {
         }
     }
 
-    /// Adds the blank line that is missing behind the last event of a stream that has ended.
+    /// Adds the blank line that is missing after the last event of a stream that has ended.
     pub fn end(&mut self) {
         let missing: &[u8] = match self.bytes.last() {
             Some(b'\n') => b"\n",

@@ -92,7 +92,7 @@ impl FirstValues {
             Key::Error => self.error = self.error.or(Some(at)),
             Key::Usage => self.usage = self.usage.or(Some(at)),
             Key::KvTransferParams => self.kv_transfer = self.kv_transfer.or(Some(at)),
-            // Only counts behind the key `usage` belong to the usage object.
+            // Only counts after the key `usage` belong to the usage object.
             _ if self.usage.is_none() => {}
             Key::PromptTokens => self.prompt = self.prompt.or(Some(at)),
             Key::CompletionTokens => self.completion = self.completion.or(Some(at)),

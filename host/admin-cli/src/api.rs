@@ -256,7 +256,7 @@ pub struct Worker {
     pub spec: Spec,
     pub models: Vec<String>,
     pub draining: bool,
-    /// Its streams that go on elsewhere, if they are asked to.
+    /// Its streams that continue on another worker, if they are asked to.
     #[serde(default)]
     pub moves: Option<Moves>,
     pub ineligible: Option<String>,

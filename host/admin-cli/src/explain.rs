@@ -169,7 +169,7 @@ fn explained(reason: &str) -> String {
         "within_a_character" => "it ended within a character",
         "within_a_stop_string" | "held_back_text" => "it may have ended within a stop string",
         "ends_with_a_space" => "it ended with a space, which templates trim",
-        "nothing_is_left" => "all tokens of max_tokens had come",
+        "nothing_is_left" => "all tokens of max_tokens had been delivered",
         "other_field" => "the request has a field whose effect is not known",
         "last_message" => "the last message is the assistant's",
         "prompt_is_not_a_text" => "the prompt is not a text",

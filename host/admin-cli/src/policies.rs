@@ -33,12 +33,12 @@ impl PoliciesArgs {
         if self.json {
             return answer.print_json();
         }
-        print(&shown(&answer.read::<Policies>()?, now_ms()))?;
+        print(&policies_text(&answer.read::<Policies>()?, now_ms()))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn shown(policies: &Policies, now_ms: u64) -> String {
+fn policies_text(policies: &Policies, now_ms: u64) -> String {
     let ago = |at_ms: u64| ago(at_ms, now_ms);
     let mut text = lanes(&policies.slots).text();
     let mut section = |title: &str, lines: Vec<String>| {
@@ -174,7 +174,7 @@ mod tests {
             "history": [{ "at_ms": 50_000, "slot": "prefill", "lane": "active", "result": "installed",
                           "reason": "changed", "policy": "least-loaded" }],
         }));
-        let text = shown(&policies.expect("the answer"), 100_000);
+        let text = policies_text(&policies.expect("the answer"), 100_000);
         let canary = text.lines().nth(2).unwrap_or_default();
         // O1.10
         assert!(canary.starts_with("prefill  tiny   canary  trial"), "{text}");

@@ -35,13 +35,13 @@ impl StatusArgs {
         if self.json {
             answer.print_json()?;
         } else {
-            print(&shown(&status, gateway.url(), now_ms()))?;
+            print(&status_text(&status, gateway.url(), now_ms()))?;
         }
         Ok(if status.ready { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
-fn shown(status: &Status, url: &str, now_ms: u64) -> String {
+fn status_text(status: &Status, url: &str, now_ms: u64) -> String {
     let mut text = format!("pointsman {} at {url}, up {}\n\n", clean(&status.version), age(status.uptime_s));
     for (name, value) in lines(status) {
         text.push_str(&format!("{name:<12} {}\n", clean(&value)));
@@ -219,7 +219,7 @@ mod tests {
             }],
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 98_000 }],
         });
-        let text = shown(&serde_json::from_value(status).expect("the answer"), "http://a", 100_000);
+        let text = status_text(&serde_json::from_value(status).expect("the answer"), "http://a", 100_000);
         for line in [
             "\ncompiling    decode.wasm, begun 2 s ago\n",
             "\nrefused      prefill.canary.wasm (not_wasm), 10 s ago: the newest\n",

@@ -33,12 +33,12 @@ impl SummaryArgs {
         if self.json {
             return answer.print_json();
         }
-        print(&shown(&answer.read::<Summary>()?))?;
+        print(&summary_text(&answer.read::<Summary>()?))?;
         Ok(ExitCode::SUCCESS)
     }
 }
 
-fn shown(summary: &Summary) -> String {
+fn summary_text(summary: &Summary) -> String {
     let mut table = Table::new(&[
         Column::Left("SLOT"),
         Column::Left("MODEL"),

@@ -51,13 +51,13 @@ impl WorkersArgs {
 /// Prints the table whenever it changed. The first call has to succeed; later ones are tried again.
 async fn watch(gateway: &Gateway) -> anyhow::Result<ExitCode> {
     let clear = if std::io::stdout().is_terminal() { CLEAR } else { "" };
-    let mut shown = shown(gateway).await?;
+    let mut shown = workers_text(gateway).await?;
     loop {
         print(&format!("{clear}{}\n{shown}", now()))?;
         let next = loop {
             tokio::time::sleep(WATCH_INTERVAL).await;
             // A refusal of the gateway is final, so it is not retried.
-            let next = match self::shown(gateway).await {
+            let next = match self::workers_text(gateway).await {
                 Err(error @ GatewayError::Refused { .. }) => return Err(error.into()),
                 Err(error) => format!("{}\n", clean(&error.to_string())),
                 Ok(table) => table,
@@ -70,7 +70,7 @@ async fn watch(gateway: &Gateway) -> anyhow::Result<ExitCode> {
     }
 }
 
-async fn shown(gateway: &Gateway) -> Result<String, GatewayError> {
+async fn workers_text(gateway: &Gateway) -> Result<String, GatewayError> {
     Ok(table(&gateway.get("/workers").await?.read::<Workers>()?.workers))
 }
 

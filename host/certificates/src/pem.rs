@@ -132,19 +132,19 @@ fn expiry(certificate: &CertificateDer<'_>, file: &Path) -> Result<i64, String> 
         .ok_or_else(|| format!("the first certificate of `{file}` is malformed: issue another one"))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     if not_after.unix_duration() < now {
-        return Err(format!("the certificate in `{file}` expired on {}: renew it", shown(not_after)));
+        return Err(format!("the certificate in `{file}` expired on {}: renew it", time_text(not_after)));
     }
     if not_before.unix_duration() > now {
         return Err(format!(
             "the certificate in `{file}` is not valid before {}: check the clock of this machine",
-            shown(not_before)
+            time_text(not_before)
         ));
     }
     Ok(i64::try_from(not_after.unix_duration().as_secs()).unwrap_or(i64::MAX))
 }
 
 /// A time as `2024-02-29 00:00:00 UTC`.
-fn shown(time: DateTime) -> String {
+fn time_text(time: DateTime) -> String {
     time.to_string().replace('T', " ").replace('Z', " UTC")
 }
 
@@ -155,6 +155,6 @@ mod tests {
     #[test]
     fn a_time_is_shown_as_people_write_it() {
         let time = DateTime::new(2024, 2, 29, 0, 0, 0).unwrap();
-        assert_eq!(shown(time), "2024-02-29 00:00:00 UTC");
+        assert_eq!(time_text(time), "2024-02-29 00:00:00 UTC");
     }
 }

@@ -62,12 +62,12 @@ impl CommandTree {
     }
 
     fn into_command(self) -> Command {
-        let mut command = Command::new(kept(self.name));
+        let mut command = Command::new(leaked(self.name));
         if let Some(about) = self.about {
             command = command.about(about);
         }
         for alias in self.aliases {
-            command = command.visible_alias(kept(alias));
+            command = command.visible_alias(leaked(alias));
         }
         command = command.args(self.arguments.into_iter().map(Argument::into_arg));
         command.subcommands(self.commands.into_iter().map(Self::into_command))
@@ -99,12 +99,12 @@ impl Argument {
     }
 
     fn into_arg(self) -> Arg {
-        let mut arg = Arg::new(kept(self.name)).last(self.last);
+        let mut arg = Arg::new(leaked(self.name)).last(self.last);
         if let Some(short) = self.short {
             arg = arg.short(short);
         }
         if let Some(long) = self.long {
-            arg = arg.long(kept(long));
+            arg = arg.long(leaked(long));
         }
         if let Some(help) = self.help {
             arg = arg.help(help);
@@ -113,14 +113,14 @@ impl Argument {
             return arg.action(if self.repeated { ArgAction::Count } else { ArgAction::SetTrue });
         };
         if let Some(name) = self.value_name {
-            arg = arg.value_name(kept(name));
+            arg = arg.value_name(leaked(name));
         }
         if self.path {
             arg = arg.value_hint(ValueHint::AnyPath);
         }
         if !self.choices.is_empty() {
             let choice = |(name, help): (String, Option<String>)| {
-                let value = PossibleValue::new(kept(name));
+                let value = PossibleValue::new(leaked(name));
                 help.into_iter().fold(value, PossibleValue::help)
             };
             arg = arg.value_parser(PossibleValuesParser::new(self.choices.into_iter().map(choice)));
@@ -129,7 +129,7 @@ impl Argument {
     }
 }
 
-fn kept(text: String) -> &'static str {
+fn leaked(text: String) -> &'static str {
     text.leak()
 }
 

@@ -11,7 +11,7 @@ use crate::{
 /// A table of the configuration whose values can be checked, or a collection of such tables.
 pub trait Section {
     /// Reports values that are out of range or contradict each other. A value out of range becomes the
-    /// default, so that a check can go on with the others.
+    /// default, so that a check can continue with the others.
     fn check(&mut self, report: &mut Report<'_>);
 }
 

@@ -125,7 +125,7 @@ impl<P: Picker> Conversation<P> {
     pub(crate) fn time_passed(&mut self) -> Result<(), Status> {
         match &mut self.phase {
             Phase::Head => {
-                Err(Status::deadline_exceeded("reading the request headers: none came within 10 s"))
+                Err(Status::deadline_exceeded("reading the request headers: none arrived within 10 s"))
             }
             Phase::Done | Phase::Over => {
                 self.phase = Phase::Over;
@@ -177,7 +177,7 @@ impl<P: Picker> Conversation<P> {
         subset: Option<Vec<String>>,
     ) -> Result<(), Status> {
         if !matches!(self.phase, Phase::Head) {
-            return Err(Status::invalid_argument("the request headers came a second time"));
+            return Err(Status::invalid_argument("the request headers arrived a second time"));
         }
         self.silent = None;
         if message::head_bytes(&message) > MAX_HEAD {
@@ -262,7 +262,7 @@ impl<P: Picker> Conversation<P> {
     fn answer_headers(&mut self, message: HttpHeaders, served: Option<&str>) -> Result<(), Status> {
         let (Phase::Body(exchange, _) | Phase::Answer(exchange)) = &mut self.phase else {
             return Err(Status::invalid_argument(
-                "the answer's headers came without those of the request: set request_header_mode to SEND",
+                "the answer's headers arrived without those of the request: set request_header_mode to SEND",
             ));
         };
         let Head { status, headers, .. } = Head::of(message.headers);
@@ -314,7 +314,7 @@ impl<P: Picker> Conversation<P> {
     fn surplus(&mut self, body: &[u8]) -> Result<(), Status> {
         self.surplus += 1;
         if !body.is_empty() {
-            return Err(Status::invalid_argument("a body goes on after its end"));
+            return Err(Status::invalid_argument("a body continues after its end"));
         }
         if self.surplus > MAX_SURPLUS {
             return Err(Status::resource_exhausted("too many messages after the end of a body"));

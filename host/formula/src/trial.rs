@@ -34,8 +34,8 @@ const EXTREMES: [u32; 9] =
 /// Names the formula that rejects every request of an idle fleet.
 pub fn try_out(formulas: &[&Formula], asked: &Asked) -> Result<(), String> {
     for (fleet, rows) in FLEETS {
-        let request = words(&asked.request, 1, fleet);
-        let columns = words(&asked.worker, rows, fleet);
+        let request = fact_values(&asked.request, 1, fleet);
+        let columns = fact_values(&asked.worker, rows, fleet);
         let inputs = Inputs { request: &request, columns: &columns, rows };
         for formula in formulas {
             formula.try_on(fleet, inputs)?;
@@ -56,13 +56,13 @@ impl Formula {
             }
             Role::Keep => {
                 if self.rows(inputs).is_empty() && judges {
-                    let why = "it keeps no worker of an idle fleet, so that no request could be served";
+                    let why = "it keeps no worker of an idle fleet, so no request could be served";
                     return Err(format!("keep: {why}; turn the comparison around"));
                 }
             }
             Role::Shed => {
                 if self.holds(inputs) && judges {
-                    return Err("shed.when: it holds for an idle fleet, so that every request would be \
+                    return Err("shed.when: it holds for an idle fleet, so every request would be \
                                 rejected; turn the comparison around"
                         .to_owned());
                 }
@@ -73,14 +73,14 @@ impl Formula {
 }
 
 /// Returns the values of facts, one after another, each for `rows` candidates.
-fn words(facts: &[(String, Type)], rows: usize, fleet: Fleet) -> Vec<u32> {
+fn fact_values(facts: &[(String, Type)], rows: usize, fleet: Fleet) -> Vec<u32> {
     let mut words = Vec::new();
     for (place, (name, ty)) in facts.iter().enumerate() {
         for half in 0..ty.width() {
             let value = |row: usize| match fleet {
                 Fleet::Extreme => EXTREMES.get((row + place + half) % EXTREMES.len()).copied().unwrap_or(0),
                 Fleet::Absent => absent(name, *ty, half),
-                Fleet::Idle | Fleet::One => usual(name, *ty, half, fleet == Fleet::One),
+                Fleet::Idle | Fleet::One => usual_value(name, *ty, half, fleet == Fleet::One),
             };
             words.extend((0..rows).map(value));
         }
@@ -97,7 +97,7 @@ fn absent(name: &str, ty: Type, half: usize) -> u32 {
     }
 }
 
-fn usual(name: &str, ty: Type, half: usize, is_busy: bool) -> u32 {
+fn usual_value(name: &str, ty: Type, half: usize, is_busy: bool) -> u32 {
     let value = match name {
         "block-size" => 16,
         "prompt-tokens" => 1_000,

@@ -37,7 +37,7 @@ mod workers;
 /// The operators' endpoints with their state, behind the checks of access.
 pub(crate) fn routes(state: SharedState) -> Router {
     endpoints()
-        .layer(middleware::from_fn_with_state(state.clone(), body::whole))
+        .layer(middleware::from_fn_with_state(state.clone(), body::read_whole))
         .layer(middleware::from_fn_with_state(state.clone(), guard::guard))
         .with_state(state)
 }

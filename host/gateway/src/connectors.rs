@@ -144,7 +144,7 @@ pub(crate) struct Abort {
 pub(crate) enum IdDetail {
     /// The addresses of both workers, in front of it.
     Addresses,
-    /// The number of an item in a batch, behind it: `_0`.
+    /// The number of an item in a batch, after it: `_0`.
     ItemNumber,
 }
 

@@ -127,7 +127,7 @@ impl Daemon {
         let beats = Heartbeats::new(server.client_threads());
         state.tracker.spawn(beats.clone().report(stop.clone()));
         for number in 0..server.client_threads() {
-            let beat = beats.clone().beat(number);
+            let beat = beats.clone().report_alive(number);
             let (shared, listener) = (shared.clone(), listener.try_clone()?);
             let ext_proc = ext_proc.as_ref().map(ext_proc::PickerListener::try_clone).transpose()?;
             let (stop, alive) = (stop.clone(), servers.token());

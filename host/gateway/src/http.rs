@@ -53,7 +53,7 @@ mod responses;
 mod tunnel;
 
 use arrival::Arrival;
-use base_url::meant;
+use base_url::intended_path;
 use connected::Service;
 pub(crate) use request_id::{add_request_id, request_id};
 
@@ -139,7 +139,8 @@ async fn version() -> Json<serde_json::Value> {
 }
 
 async fn unknown_url(request: HttpRequest<Body>) -> Response<Body> {
-    let error = ApiError::UnknownUrl { shown: shown(&request), meant: meant(request.uri().path()) };
+    let error =
+        ApiError::UnknownUrl { shown: method_and_path(&request), meant: intended_path(request.uri().path()) };
     error.response(&request_id(request.headers())).map(Body::from)
 }
 
@@ -148,11 +149,11 @@ async fn other_method(request: HttpRequest<Body>) -> Response<Body> {
     if request.method() == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
-    ApiError::WrongMethod(shown(&request)).response(&request_id(request.headers())).map(Body::from)
+    ApiError::WrongMethod(method_and_path(&request)).response(&request_id(request.headers())).map(Body::from)
 }
 
 /// The method and path of a request, for an error message.
-fn shown(request: &HttpRequest<Body>) -> String {
+fn method_and_path(request: &HttpRequest<Body>) -> String {
     shortened(&format!("{} {}", request.method(), request.uri().path()))
 }
 

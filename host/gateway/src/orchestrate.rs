@@ -87,7 +87,7 @@ pub(crate) struct Drive {
     form: Result<continuation::Form, Reason>,
     /// The request for the rest of an answer whose engine failed.
     rest: Option<Box<continuation::Rest>>,
-    /// Whether the leg that answers was sent, and no token of it came.
+    /// Whether the answering leg was sent and no token of it has arrived.
     awaits_token: bool,
     explain: bool,
     routing_request: RoutingRequest,

@@ -369,7 +369,7 @@ pub(crate) async fn read_within(
 ///
 /// # Errors
 /// The error of the call, or [`CallError::Timeout`].
-pub(crate) async fn within<T>(
+pub(crate) async fn with_time_limit<T>(
     silence: Silence,
     call: impl Future<Output = Result<T, CallError>>,
 ) -> Result<T, CallError> {

@@ -104,7 +104,7 @@ impl Import<'_> {
             }
             for (key, place) in plugin.unread() {
                 let theirs = format!("parameter `{key}` of the plugin `{}`", plain(plugin.name));
-                self.report.add(Kind::Missing, place, theirs, "nothing here does what it sets: leave it out");
+                self.report.add(Kind::Missing, place, theirs, "it has no counterpart: leave it out");
             }
         }
     }

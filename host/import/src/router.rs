@@ -107,7 +107,7 @@ impl<'a> Import<'a> {
             "vllm" => (Kind::Translated, "engine = \"vllm\""),
             "trtllm" => (Kind::Translated, "engine = \"trtllm\""),
             "openai" => (Kind::Translated, "engine = \"openai\""),
-            _ => (Kind::Missing, "this dialect is not spoken: engines need an OpenAI server"),
+            _ => (Kind::Missing, "the gateway does not speak this dialect: engines need an OpenAI server"),
         };
         self.engine = match given.value() {
             "vllm" => "vllm",

@@ -202,7 +202,7 @@ impl<'a> Builder<'a> {
             self.count(0, key.text.len(), line)?;
             if !known.insert(key.text.clone()) {
                 let shown = crate::report::plain(&key.text);
-                return Err(format!("line {line}: the key `{shown}` is there twice"));
+                return Err(format!("line {line}: the key `{shown}` appears twice"));
             }
             let event = self.next()?;
             let node = self.node(event, depth + 1)?;

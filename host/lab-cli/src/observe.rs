@@ -170,11 +170,11 @@ impl ObserveArgs {
         let seen = runtime.block_on(self.observe(&trace))?;
         // A second signal ends the simulation, too.
         runtime.spawn(async {
-            if over(Duration::MAX).await.is_ok() {
+            if time_or_signal(Duration::MAX).await.is_ok() {
                 std::process::exit(INTERRUPTED)
             }
         });
-        self.conclude(&trace, &seen, reserve)?;
+        self.write_results(&trace, &seen, reserve)?;
         runtime.shutdown_timeout(END_TIMEOUT);
         Ok(ExitCode::SUCCESS)
     }
@@ -239,7 +239,7 @@ impl ObserveArgs {
             start,
         });
         tasks.spawn(listener::run(intake, listener, tasks.clone(), stop.clone()));
-        over(self.time).await?;
+        time_or_signal(self.time).await?;
         stop.cancel();
         tasks.close();
         let _ = timeout(END_TIMEOUT, tasks.wait()).await;
@@ -282,7 +282,7 @@ impl ObserveArgs {
     }
 
     /// Completes the trace, and writes fleet and page.
-    fn conclude(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
+    fn write_results(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
         // A request that failed used no engine, or not for as long as one that is served.
@@ -352,7 +352,7 @@ async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
 }
 
 /// Waits until the time is over, or SIGINT or SIGTERM.
-async fn over(time: Duration) -> anyhow::Result<()> {
+async fn time_or_signal(time: Duration) -> anyhow::Result<()> {
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     tokio::select! {
         () = tokio::time::sleep(time) => {}

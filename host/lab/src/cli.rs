@@ -165,8 +165,8 @@ impl TraceCommand {
         out.flush()?;
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
         print(&format!(
-            "{}: {} requests in {:.0} s, blocks of {} tokens, {} lines left out; an endless cache hits {:.1} % of their \
-             blocks\n",
+            "{}: {} requests in {:.0} s, blocks of {} tokens, {} lines left out; an unlimited cache would \
+             hit {:.1} % of their blocks\n",
             output.display(),
             trace.requests.len(),
             span.as_secs_f64(),

@@ -120,8 +120,8 @@ pub enum StepTimeSpec {
     },
 }
 
-/// Every problem for which a fleet cannot be simulated, with the file and line of its key if the fleet came
-/// from a file.
+/// Every problem for which a fleet cannot be simulated, with the file and line of its key if the fleet
+/// came from a file.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct FleetError(ConfigErrors);

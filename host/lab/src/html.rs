@@ -95,8 +95,8 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
          equal seeds are compared in pairs, and each arm by itself. A bold figure is better than that of every other arm by \
          this test. The share of a worker counts complete requests that computed their prompt or generated their answer \
          there; workers are numbered by their position in the fleet, from 0. The hit rate is the share of prompt tokens that \
-         were cached. The share of what is possible is the mean TTFT that no policy can beat (endless cache of all engines, \
-         even load) divided by the arm's: 100 % cannot be exceeded, and may be out of reach. The clairvoyant search knows \
+         were cached. The share of what is possible is the mean TTFT that no policy can beat (one unlimited cache of all \
+         engines, even load) divided by the arm's: 100 % cannot be exceeded, and may be out of reach. The clairvoyant search knows \
          all arrivals and lengths; its assignment of requests to engines can be reached. Imbalance is the busiest engine's number of requests divided by the mean of all \
          engines.</p></body></html>\n",
     );
@@ -113,7 +113,7 @@ fn section(html: &mut String, report: &Comparison) {
     let _ = write!(
         html,
         "<h2>{}: {} requests on {}</h2><p>{} engines, {} seeds. SLO: TTFT of at most {} ms and ITL of at most {} ms. One \
-         endless cache for all engines would have {:.1} % of the prompt tokens. {}.</p>",
+         unlimited cache for all engines would have {:.1} % of the prompt tokens. {}.</p>",
         escape(&report.trace),
         report.requests,
         escape(&report.setting()),
@@ -200,7 +200,7 @@ fn hit_rates(html: &mut String, report: &Comparison) {
     let _ = write!(
         html,
         "<svg viewBox=\"0 0 660 {height}\" width=\"660\" height=\"{height}\" role=\"img\" aria-label=\"Hit rate\">\
-         <text x=\"{left}\" y=\"15\" class=\"title\">Cached share of prompt tokens, %, beside that of an endless cache</text>"
+         <text x=\"{left}\" y=\"15\" class=\"title\">Cached share of prompt tokens, %, and with an unlimited cache</text>"
     );
     let mut at = 30.0;
     for (place, arm) in report.arms.iter().enumerate() {
@@ -223,7 +223,7 @@ fn hit_rates(html: &mut String, report: &Comparison) {
     let _ = write!(
         html,
         "<path d=\"M{x:.1} 24V{at}\" style=\"stroke:var(--text)\" stroke-dasharray=\"4 3\"/><text x=\"{x:.1}\" y=\"{:.0}\" \
-         text-anchor=\"middle\">endless cache {ceiling:.1}</text></svg>",
+         text-anchor=\"middle\">unlimited cache {ceiling:.1}</text></svg>",
         at + 14.0
     );
 }

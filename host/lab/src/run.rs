@@ -128,7 +128,7 @@ pub enum RunError {
     #[error("interrupted before the first seed was over; no report is written")]
     Interrupted,
     /// The run has requests left but no event: an error in the model.
-    #[error("the simulation stands still: {0} requests are open and nothing is left to happen")]
+    #[error("the simulation cannot continue: {0} requests are open and no event is left")]
     Stalled(usize),
 }
 

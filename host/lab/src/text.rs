@@ -28,7 +28,7 @@ fn table(text: &mut String, report: &Comparison) {
     let _ = writeln!(
         text,
         "trace {}: {} requests on {}; {} seeds; SLO: TTFT <= {} ms and ITL <= {} ms\n\
-         hit rate of an endless cache: {:.3}\n{}\n",
+         hit rate of an unlimited cache: {:.3}\n{}\n",
         report.trace,
         report.requests,
         report.setting(),

@@ -313,7 +313,7 @@ pub(crate) fn parse_line<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String>
         let problem = problem.replace(" at line 1 column ", " at column ");
         if path == "." { problem } else { format!("`{path}`: {problem}") }
     })?;
-    json.end().map_err(|_| "continues behind the JSON object".to_owned())?;
+    json.end().map_err(|_| "continues after the JSON object".to_owned())?;
     Ok(value)
 }
 

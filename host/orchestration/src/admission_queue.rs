@@ -389,7 +389,7 @@ impl Drop for Place {
         self.asking.iter().for_each(Asking::withdraw);
         self.queue.waiting.store(inner.order.len(), Ordering::SeqCst);
         if self.is_its_turn() {
-            // A turn that came too late for this request goes to the next one.
+            // A turn that comes too late for this request goes to the next one.
             inner.refused.clear();
             inner.call_next();
         }

@@ -98,10 +98,10 @@ fn ask(gateway: &GatewayArgs, method: Method, path: &str, json: bool) -> anyhow:
             Method::Delete => gateway.delete(path).await,
         }
     });
-    report_gateway_error(answer.map_err(Into::into).and_then(|answer| shown(&answer, json)))
+    report_gateway_error(answer.map_err(Into::into).and_then(|answer| print_answer(&answer, json)))
 }
 
-fn shown(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
+fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<ExitCode> {
     let report: Report = answer.read()?;
     print(&if json { answer.text() } else { report.sentences() })?;
     Ok(ExitCode::SUCCESS)

@@ -83,7 +83,7 @@ impl Report {
         let (lane, now) = (&change.lane, self.now(change));
         match change.result.as_str() {
             "installed" => format!("{slot}: the {lane} lane runs {now}"),
-            "kept" => format!("{slot}: the {lane} lane goes on with {now}"),
+            "kept" => format!("{slot}: the {lane} lane continues with {now}"),
             "promoted" => format!("{slot}: {now} is active now; it was the {}", change.reason),
             "rolled_back" => format!(
                 "{slot}: {now} is active again; what ran before stays out until its file or settings change; \
@@ -93,7 +93,7 @@ impl Report {
             ),
             "withdrawn" => format!("{slot}: the {lane} has ended"),
             "removed" => format!("{slot}: the {lane} lane has no file any more and runs {now}"),
-            "refused" => format!("{slot}: the {lane} lane goes on with {now}; its file was refused"),
+            "refused" => format!("{slot}: the {lane} lane continues with {now}; its file was refused"),
             other => format!("{slot}: {lane}: {other} ({})", change.reason),
         }
     }

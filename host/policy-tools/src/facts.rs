@@ -38,15 +38,15 @@ impl FactsArgs {
     }
 
     /// Returns the facts to show.
-    fn shown(&self) -> impl Iterator<Item = Fact> {
+    fn selected_facts(&self) -> impl Iterator<Item = Fact> {
         facts().filter(|fact| self.name.as_ref().is_none_or(|name| fact.name == name))
     }
 
     fn text(&self) -> String {
-        let width = self.shown().map(|fact| fact.name.len()).max().unwrap_or_default();
+        let width = self.selected_facts().map(|fact| fact.name.len()).max().unwrap_or_default();
         let mut text = String::new();
         for scope in [Scope::Request, Scope::Worker] {
-            let mut facts = self.shown().filter(|fact| fact.scope == scope).peekable();
+            let mut facts = self.selected_facts().filter(|fact| fact.scope == scope).peekable();
             if facts.peek().is_none() {
                 continue;
             }
@@ -97,7 +97,7 @@ impl FactsArgs {
                 "meaning": meaning, "functions": self.functions(scope),
             })
         };
-        let entries: Vec<_> = self.shown().map(entry).collect();
+        let entries: Vec<_> = self.selected_facts().map(entry).collect();
         format!("{:#}\n", serde_json::Value::from(entries))
     }
 }

@@ -68,7 +68,7 @@ impl PolicyFile {
         Self::read_on(&keeping_engine(limits.limits())?, path, limits, salt)
     }
 
-    /// Like [`Self::read`], but compiles everything anew, so that the time can be measured.
+    /// Like [`Self::read`], but compiles everything again, so that the time can be measured.
     pub(crate) fn read_anew(path: &Path, limits: &LimitArgs) -> anyhow::Result<Self> {
         Self::read_on(&engine(limits.limits())?, path, limits, 0)
     }

@@ -326,7 +326,7 @@ impl Exchange {
     async fn say_bye(mut self) {
         let messages = self.outbox.batch(Vec::new());
         self.enqueue(messages);
-        let bye = self.outbox.bye();
+        let bye = self.outbox.stop_message();
         self.enqueue(vec![bye]);
         self.send(Instant::now());
         if let Link::Up(connection) = self.link {

@@ -212,7 +212,7 @@ impl Outbox {
     }
 
     /// Returns the message that announces the stop of this gateway.
-    pub fn bye(&mut self) -> Bytes {
+    pub fn stop_message(&mut self) -> Bytes {
         self.empty(&Kind::Bye)
     }
 
@@ -247,7 +247,7 @@ impl Change {
     /// Returns the first hashes of a new booking, at most `most`.
     fn hashes(&self, most: usize) -> &[BlockHash] {
         match self {
-            Self::Add(entry, _) => first(entry, most),
+            Self::Add(entry, _) => first_hashes(entry, most),
             Self::Update(..) | Self::Free(_) | Self::Session(_) => &[],
         }
     }
@@ -265,7 +265,7 @@ impl Change {
     }
 }
 
-fn first(entry: &JournalEntry, most: usize) -> &[BlockHash] {
+fn first_hashes(entry: &JournalEntry, most: usize) -> &[BlockHash] {
     let hashes = entry.prefix().hashes();
     hashes.get(..most).unwrap_or(hashes)
 }

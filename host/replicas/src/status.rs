@@ -105,7 +105,7 @@ pub struct PeerStatus {
 }
 
 impl StateView {
-    pub(crate) fn apart(problem: &str) -> Self {
+    pub(crate) fn not_shared(problem: &str) -> Self {
         Self { shared: false, problem: Some(problem.to_owned()) }
     }
 }

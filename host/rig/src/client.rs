@@ -110,12 +110,12 @@ impl Client {
 
     /// Sends GET and returns the body of a 200.
     pub async fn get(&self, path: &str) -> anyhow::Result<String> {
-        self.whole(Method::GET, path, Bytes::new()).await
+        self.success_text(Method::GET, path, Bytes::new()).await
     }
 
     /// Sends POST with JSON and returns the body of a 200.
     pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> anyhow::Result<String> {
-        self.whole(Method::POST, path, body.into()).await
+        self.success_text(Method::POST, path, body.into()).await
     }
 
     /// Sends GET and parses the body of a 200.
@@ -125,7 +125,7 @@ impl Client {
             .with_context(|| format!("GET {path} answered text that is not JSON: {body}"))
     }
 
-    async fn whole(&self, method: Method, path: &str, body: Bytes) -> anyhow::Result<String> {
+    async fn success_text(&self, method: Method, path: &str, body: Bytes) -> anyhow::Result<String> {
         let (status, text) = self.text(method.clone(), path, body).await?;
         if status != StatusCode::OK {
             bail!("{method} {path} answered {status}: {text}");
@@ -186,8 +186,8 @@ impl Client {
         Ok(self.send(Method::POST, path, headers, body.into()).await?.into())
     }
 
-    /// Sends POST and reads the answer to its end. What came is in `received` also after an error, and when
-    /// this is dropped. `each` is called with each piece of the body.
+    /// Sends POST and reads the answer to its end. What arrived is in `received` also after an error, and
+    /// when this is dropped. `each` is called with each piece of the body.
     pub async fn read(
         &self,
         path: &str,

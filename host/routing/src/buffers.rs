@@ -58,7 +58,7 @@ pub(crate) struct BufferPool;
 
 impl BufferPool {
     /// Runs `decide` with a set of its own, which returns to the pool afterwards.
-    pub(crate) fn lend<T>(decide: impl FnOnce(&mut DecisionBuffers) -> T) -> T {
+    pub(crate) fn with_buffers<T>(decide: impl FnOnce(&mut DecisionBuffers) -> T) -> T {
         let mut buffers = FREE_SETS.with_borrow_mut(Vec::pop).unwrap_or_default();
         let answer = decide(&mut buffers);
         buffers.program.recorder.clear();
@@ -77,17 +77,17 @@ mod tests {
 
     #[test]
     fn nested_decisions_get_different_sets_and_both_are_reused() {
-        BufferPool::lend(|outer| {
+        BufferPool::with_buffers(|outer| {
             outer.rows.extend([1, 2, 3]);
-            BufferPool::lend(|inner| {
+            BufferPool::with_buffers(|inner| {
                 assert!(inner.rows.is_empty());
                 inner.rows.reserve(1_000);
             });
             assert_eq!(outer.rows, [1, 2, 3]);
-            BufferPool::lend(|inner| assert!(inner.rows.capacity() >= 1_000));
+            BufferPool::with_buffers(|inner| assert!(inner.rows.capacity() >= 1_000));
         });
-        BufferPool::lend(|first| {
-            BufferPool::lend(|second| {
+        BufferPool::with_buffers(|first| {
+            BufferPool::with_buffers(|second| {
                 assert!(first.rows.capacity() > 0 && second.rows.capacity() > 0);
             })
         });

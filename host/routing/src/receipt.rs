@@ -97,7 +97,7 @@ pub struct Receipt {
     /// Whether the stream left the worker, because that drains or the stream paused.
     #[serde(skip)]
     pub moved: bool,
-    /// Whether the leg did its part of a stream that moved later: that it is decided again is no failure.
+    /// Whether the leg did its part of a stream that moved later: that it is decided again is not a failure.
     #[serde(skip)]
     pub served_until_move: bool,
     /// The policy's explanation.

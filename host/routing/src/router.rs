@@ -145,7 +145,7 @@ impl Router {
     ) -> Result<Routed, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.request.config).with(over);
-        BufferPool::lend(|buffers| {
+        BufferPool::with_buffers(|buffers| {
             let chosen = match self.choose(query, config, Purpose::Route, buffers) {
                 Ok(chosen) => chosen,
                 Err(not_chosen) => {
@@ -191,7 +191,8 @@ impl Router {
     ) -> Result<RoutePreview, RouteError> {
         let started = Instant::now();
         let config = self.config.with(&query.request.config).with(over);
-        let chosen = BufferPool::lend(|buffers| self.choose(query, config, Purpose::Preview, buffers));
+        let chosen =
+            BufferPool::with_buffers(|buffers| self.choose(query, config, Purpose::Preview, buffers));
         let mut chosen = chosen.map_err(|refused| refused.error)?;
         let terms = std::mem::take(&mut chosen.terms);
         let candidate = chosen.candidate.clone();

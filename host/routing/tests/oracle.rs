@@ -1,5 +1,5 @@
 //! Behaviour G against the oracle's table: what the default selector of `dynamo-kv-router` has candidates
-//! cost and takes. The README of `tests/oracle` says how the table is written anew.
+//! cost and takes. The README of `tests/oracle` says how the table is written again.
 
 use pointsman_routing::{CostTerms, RouterConfig, cost, pick::minimum};
 use serde::Deserialize;

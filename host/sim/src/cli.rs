@@ -167,7 +167,7 @@ async fn run(args: SimArgs) -> anyhow::Result<()> {
 fn config(args: SimArgs) -> anyhow::Result<SimConfig> {
     let span = |name: &str, value: f64, unit: f64| {
         Duration::try_from_secs_f64(value * unit)
-            .with_context(|| format!("--{name} `{value}` is no duration"))
+            .with_context(|| format!("--{name} `{value}` is not a duration"))
     };
     Ok(SimConfig {
         dialect: match args.engine {

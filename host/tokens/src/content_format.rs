@@ -35,7 +35,7 @@ impl ContentFormat {
         let white = WhitespaceConfig { keep_trailing_newline: false, lstrip_blocks: true, trim_blocks: true };
         let tree = parse(source, "chat", SyntaxConfig, white)?;
         let root = serde_json::to_value(&tree).map_err(|error| {
-            Error::new(ErrorKind::BadSerialization, "the syntax tree is no JSON").with_source(error)
+            Error::new(ErrorKind::BadSerialization, "the syntax tree is not JSON").with_source(error)
         })?;
         Ok(if loops_over_content(&root) { Self::Parts } else { Self::Text })
     }

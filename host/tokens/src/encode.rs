@@ -21,7 +21,7 @@ use self::{
     backend::Backend,
     cuts::{Cuts, MinPiece},
     frame::Frame,
-    library::whole,
+    library::encode_text,
     segments::Segments,
 };
 pub use self::{backend::EncoderKind, cuts::Reuse};
@@ -85,7 +85,7 @@ impl Encoder {
         let (before, after) = match (&self.frame, add_special_tokens) {
             (_, false) => (&[][..], &[][..]),
             (Some(frame), true) => (frame.before(), frame.after()),
-            (None, true) => return Ok(whole(self.backend.library(), &text.from(0), true)?.into()),
+            (None, true) => return Ok(encode_text(self.backend.library(), &text.from(0), true)?.into()),
         };
         let Some(reuse) = &self.reuse else {
             let mut tokens = Vec::with_capacity(before.len() + text.len() / 3 + after.len());
@@ -108,8 +108,8 @@ impl Encoder {
     }
 
     /// Returns the tokens of a whole prompt that was kept.
-    pub(crate) fn whole(&self, key: u128) -> Option<PromptTokens> {
-        self.segments.whole(key)
+    pub(crate) fn kept_tokens(&self, key: u128) -> Option<PromptTokens> {
+        self.segments.kept_tokens(key)
     }
 
     /// Keeps the tokens of a whole prompt.

@@ -23,15 +23,15 @@ struct Shown(DynObject);
 
 /// A map that keeps the order of its entries.
 pub(crate) fn map(entries: impl IntoIterator<Item = (impl Into<Value>, Value)>) -> Value {
-    shown(entries.into_iter().map(|(key, value)| (key.into(), value)).collect::<Value>())
+    python_value(entries.into_iter().map(|(key, value)| (key.into(), value)).collect::<Value>())
 }
 
 /// A list.
 pub(crate) fn list(items: impl IntoIterator<Item = Value>) -> Value {
-    shown(Value::from(items.into_iter().collect::<Vec<Value>>()))
+    python_value(Value::from(items.into_iter().collect::<Vec<Value>>()))
 }
 
-fn shown(value: Value) -> Value {
+fn python_value(value: Value) -> Value {
     match value.as_object() {
         Some(object) => Value::from_object(Shown(object.clone())),
         None => value,

@@ -121,7 +121,7 @@ pub(crate) fn pairs(kwargs: &Value) -> Result<Vec<(Value, Value)>, EncodeError> 
     const FIELD: &str = "chat_template_kwargs";
     let object = kwargs.as_object().filter(|_| kwargs.kind() == ValueKind::Map);
     let Some(entries) = object.and_then(|object| object.try_iter_pairs()) else {
-        return Err(EncodeError::invalid(FIELD, "is no object"));
+        return Err(EncodeError::invalid(FIELD, "is not an object"));
     };
     let mut out = Vec::new();
     for (key, value) in entries {

@@ -174,7 +174,7 @@ impl Tokenizer {
     /// Returns the tokens of a prompt that was kept.
     #[must_use]
     pub fn known(&self, prompt: &PromptKey) -> Option<PromptTokens> {
-        self.encoder.whole(prompt.whole?)
+        self.encoder.kept_tokens(prompt.whole?)
     }
 
     /// Keeps the tokens of a prompt, within the bounds of the cache.

@@ -37,10 +37,10 @@ struct Function {
 pub(crate) fn read(json: &str) -> Result<Option<Value>, EncodeError> {
     let tools: Option<Vec<Tool>> =
         serde_json::from_str(json).map_err(|error| EncodeError::invalid("tools", error))?;
-    Ok(tools.map(|tools| json::list(tools.into_iter().map(shown))))
+    Ok(tools.map(|tools| json::list(tools.into_iter().map(tool_value))))
 }
 
-fn shown(tool: Tool) -> Value {
+fn tool_value(tool: Tool) -> Value {
     let function = tool.function;
     let deferred = function.defer_loading.or(tool.defer_loading);
     let mut inner = vec![

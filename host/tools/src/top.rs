@@ -22,7 +22,7 @@ use ratatui::{
 use tokio::sync::mpsc;
 
 use self::{
-    keys::{Action, press},
+    keys::{Action, handle_key},
     model::{Change, Model, View},
 };
 
@@ -85,7 +85,8 @@ impl TopArgs {
                 let reading = || block_on(feed::run(&gateway, &model, wanted, &inputs));
                 // Without events the view would show old figures for ever.
                 let ended = catch_unwind(AssertUnwindSafe(reading));
-                let ended = ended.unwrap_or_else(|_| Err(anyhow!("reading events failed; report this")));
+                let ended =
+                    ended.unwrap_or_else(|_| Err(anyhow!("reading events panicked; report this bug")));
                 let _ = inputs.send(Input::End(ended));
             }
         })?;
@@ -138,7 +139,7 @@ fn show(
             Input::End(ended) => break ended,
         };
         let shown = view.paused.clone();
-        match press(key, &mut view, shown.as_deref().unwrap_or(&now)) {
+        match handle_key(key, &mut view, shown.as_deref().unwrap_or(&now)) {
             Action::None => model.lock().message = None,
             Action::Quit => break Ok(()),
             Action::Change(change) => {

@@ -27,7 +27,7 @@ const HANDOFF_PAUSE: Duration = Duration::from_secs(60);
 /// Why a worker counts as stuck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StuckBy {
-    /// Requests waited, no byte came, and the engine's figures did not move.
+    /// Requests waited, no byte arrived, and the engine's figures did not move.
     Silence,
     /// Deadlines passed, and the engine reports no figures.
     Deadlines,
@@ -72,7 +72,7 @@ pub(crate) struct Found {
 /// The activity of one worker.
 #[derive(Debug)]
 pub(crate) struct Activity {
-    /// Whether a byte of an answer came since the last look.
+    /// Whether a byte of an answer arrived since the last look.
     heard: AtomicBool,
     /// Calls that wait for bytes of an answer.
     waiting: AtomicU32,
@@ -184,7 +184,7 @@ impl Activity {
     }
 
     /// The engine answered a health check. Where its figures are not known, nothing else says that it works
-    /// on a stream that is silent. It is no progress: an engine that is stuck may answer, too.
+    /// on a stream that is silent. It is not progress: an engine that is stuck may answer, too.
     pub(crate) fn note_health(&self) {
         let track = self.track.lock();
         if track.signs.is_none() && track.stuck.is_none() {
@@ -286,7 +286,7 @@ impl Activity {
             track.stuck = Some(Stuck { by, since: now });
             track.probe = ProbeTurn { pause: MIN_PROBE_PAUSE, due: now, ..track.probe };
         }
-        let (is_stuck, tells) = (track.stuck.is_some(), track.tells());
+        let (is_stuck, tells) = (track.stuck.is_some(), track.reports_progress());
         let suspicious = tells && track.silent >= wedge_after / 2;
         let read = suspicious && track.silent >= wedge_after && track.confirmed < wedge_after;
         let probe = (is_stuck || suspicious) && !track.probe.runs && now >= track.probe.due;
@@ -326,7 +326,7 @@ impl Track {
     }
 
     /// Returns whether the engine reports figures of progress.
-    fn tells(&self) -> bool {
+    fn reports_progress(&self) -> bool {
         self.signs.is_some_and(|signs| signs.progress.is_known())
     }
 
@@ -334,7 +334,7 @@ impl Track {
         if self.handoffs.len() >= MAX_DEADLINES {
             return Some(StuckBy::Handoffs);
         }
-        if self.tells() {
+        if self.reports_progress() {
             return (self.confirmed >= wedge_after).then_some(StuckBy::Silence);
         }
         (self.deadlines.len() >= MAX_DEADLINES).then_some(StuckBy::Deadlines)

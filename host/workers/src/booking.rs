@@ -281,11 +281,11 @@ impl Booking {
         if tokens > 0 {
             self.load.position.cell().prefill_tokens.fetch_sub(tokens, Ordering::Relaxed);
             self.load.position.count_change();
-            self.note();
+            self.journal_values();
         }
     }
 
-    /// Records that the first token came `took` after the leg was sent, and releases the prefill tokens.
+    /// Records that the first token arrived `took` after the leg was sent, and releases the prefill tokens.
     /// `computed_prompt`: whether this worker computed the prompt, and did not receive it from another.
     pub fn first_token(&mut self, took: Duration, computed_prompt: bool) {
         let new_tokens = if computed_prompt { self.new_prompt_tokens } else { 0 };
@@ -332,11 +332,11 @@ impl Booking {
         self.unnamed_millis += millis;
         self.load.position.cell().unnamed_millis.fetch_add(millis, Ordering::Relaxed);
         self.load.position.count_change();
-        self.note();
+        self.journal_values();
     }
 
     /// Notes the booking's values for other gateways.
-    fn note(&self) {
+    fn journal_values(&self) {
         if let (Some(entry), Some(journal)) = (&self.entry, &self.load.journal) {
             let (prefill_tokens, unnamed_millis) = (self.prefill_tokens, self.unnamed_millis);
             journal.update(entry, LoadValues { prefill_tokens, unnamed_millis });

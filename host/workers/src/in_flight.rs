@@ -39,7 +39,7 @@ impl InFlight {
         }
     }
 
-    /// Bytes of the answer came.
+    /// Bytes of the answer arrived.
     pub fn note_sign_of_life(&self) {
         self.worker.activity().note_sign_of_life();
     }

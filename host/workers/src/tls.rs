@@ -63,7 +63,7 @@ impl TlsClient {
 impl Default for TlsClient {
     /// Returns a client that cannot connect.
     fn default() -> Self {
-        Self::new(|| Err("TLS to engines is not set up".to_owned()))
+        Self::new(|| Err("TLS to engines is not configured".to_owned()))
     }
 }
 

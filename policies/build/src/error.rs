@@ -33,7 +33,7 @@ pub enum GuestBuildError {
         source: std::io::Error,
     },
     /// The core module could not be made a component.
-    #[error("guest `{package}` is no component: {problem}")]
+    #[error("guest `{package}` is not a component: {problem}")]
     Componentize {
         /// The guest.
         package: String,

@@ -146,7 +146,7 @@ impl Settings {
         let engines = columns.queue.iter().zip(columns.running).zip(columns.age);
         let rows = engines.zip(columns.requests).zip(columns.waiting);
         for (cost, ((((queue, running), age), requests), waiting)) in costs.iter_mut().zip(rows) {
-            // Requests that wait for prompts before theirs are no sign of a full batch.
+            // Requests that wait for prompts before theirs are not a sign of a full batch.
             let for_prompts = single(*waiting) / self.step_tokens.max(1.0);
             let without_room = single(*requests) + 1.0 - single(*running) - for_prompts;
             let trust = 1.0 - single(*age) / LONGEST_AGE_MS;

@@ -55,7 +55,7 @@ impl Policy for TenantLimit {
 
     fn configure(limit: Limit, wants: &mut Wants) -> Result<Self, String> {
         if limit.window_ms == 0 {
-            return Err("window-ms: 0 is no time at all".to_owned());
+            return Err("window-ms: 0 is not a time: expected 1 or more".to_owned());
         }
         Ok(Self {
             limit,

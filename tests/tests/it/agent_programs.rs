@@ -79,7 +79,7 @@ async fn f11_requests_of_a_session_and_its_sub_agents_are_one_program() {
     ask(&cluster, &[(SESSION, "deep")], json!({})).await;
     let fourth = facts(&cluster).await;
     assert_eq!((&fourth["program-hash"], &fourth["program-turn"]), (&root, &json!(3)));
-    // A preview is no turn.
+    // A preview is not a turn.
     let body = json!({"model": "tiny", "messages": [{"role": "user", "content": "hello"}]});
     cluster.client.post("/v1/route", &[(SESSION, "lead")], body.to_string()).await.unwrap();
     ask(&cluster, &[(SESSION, "lead"), ("x-dynamo-session-final", "true")], json!({})).await;

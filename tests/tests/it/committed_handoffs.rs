@@ -261,7 +261,7 @@ async fn e6_busy_decode_workers_hold_a_handoff_up_for_a_quarter_of_its_lease() {
     // Both are admitted by an idle decode worker, which the first one makes busy.
     let ((one, first), (two, second)) = tokio::join!(ask("1", "one"), ask("2", "two"));
     let waited = second - first;
-    // E6.5: after a quarter of the lease behind its prefill, and not at the end of the first one, in 40 s
+    // E6.5: a quarter of the lease after its prefill, and not at the end of the first one, in 40 s
     assert!(waited > 1_200 * MS && waited < 20_000 * MS, "{waited:?}");
     drop((one, two));
     nothing_is_left(&cluster).await;

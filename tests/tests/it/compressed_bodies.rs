@@ -108,7 +108,7 @@ async fn i11_decoded_bytes_count_for_the_bodies_in_flight() {
     let cluster = cluster(change).await;
     let used = |cluster: &TestCluster| cluster.gateway.state().body_bytes.used();
     let text = vec![b' '; 900_000];
-    // A body whose last bytes do not come is decoded as far as it came.
+    // A body whose last bytes do not come is decoded as far as it arrived.
     let upload = |body: Vec<u8>| {
         let fields = format!("content-encoding: zstd\r\ncontent-length: {}", body.len() + 100);
         [format!("POST {CHAT} HTTP/1.1\r\nhost: x\r\n{fields}\r\n\r\n").into_bytes(), body].concat()

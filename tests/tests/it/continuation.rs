@@ -186,7 +186,7 @@ async fn i3_the_silence_of_an_engine_of_a_pair_is_noticed_without_comments() {
         let overhead = Duration::from_millis(if role == Role::Prefill { 100 } else { 0 });
         SimConfig { overhead, ..SimConfig::instant(Dialect::Sglang, role) }
     };
-    // Comments would set the timer anew. Prefill is never silent for as long as the limit.
+    // Comments would set the timer again. Prefill is never silent for as long as the limit.
     let change = |config: &mut Config| {
         config.timeouts.event_idle = Duration::from_secs(1);
         config.timeouts.stream_comment = Duration::ZERO;
@@ -243,7 +243,7 @@ async fn i14_the_streams_of_an_engine_that_dies_go_on_elsewhere() {
 #[tokio::test]
 async fn i14_a_stream_that_breaks_alone_is_not_sent_to_another_engine() {
     let cluster = cluster(Dialect::Vllm, AGGREGATED, |_| {}).await;
-    // Another stream of each engine goes on for long.
+    // Another stream of each engine continues for long.
     let mut others = Vec::new();
     for worker in ["1", "2"] {
         let long = body(CHAT, json!({"max_tokens": 3_000}));
@@ -258,7 +258,10 @@ async fn i14_a_stream_that_breaks_alone_is_not_sent_to_another_engine() {
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     // I14.8
     assert_eq!(last["error"]["code"], "bad_upstream");
-    assert!(last["error"]["message"].as_str().unwrap().contains("goes on with its other requests"), "{last}");
+    assert!(
+        last["error"]["message"].as_str().unwrap().contains("continues with its other requests"),
+        "{last}"
+    );
     assert_eq!(cluster.faults_fired("cut"), 1, "the request visits no other engine");
     drop(others);
     cluster.at_rest().await.unwrap();

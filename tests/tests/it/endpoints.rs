@@ -208,7 +208,7 @@ async fn a5_no_reserved_field_of_a_responses_or_messages_body_reaches_an_engine(
     assert!(reply.json().unwrap()["error"]["message"].as_str().unwrap().contains("kv_transfer_params"));
 }
 
-/// The bytes of a Messages stream as vLLM writes it, older versions with the end mark behind it.
+/// The bytes of a Messages stream as vLLM writes it, older versions with the end mark after it.
 const MESSAGES: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\
 \"usage\":{\"input_tokens\":5,\"output_tokens\":0}}}\n\n\
 event: content_block_start\ndata: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\",\"text\":\"\"}}\n\n\

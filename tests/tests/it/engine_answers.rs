@@ -183,7 +183,7 @@ async fn i3_a_whole_answer_may_lack_its_last_blank_line_or_its_end_mark() {
             bench.cluster.metric(r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="ok"}"#);
         assert_eq!(ok.await.unwrap(), [f64::from(count)], "{name}");
     }
-    // The connection may break behind a whole answer.
+    // The connection may break after a whole answer.
     let whole_body =
         [stream_head(), chunk(format!("{TOKEN}\n\n{LAST}\n\ndata: [DONE]\n").as_bytes())].concat();
     bench.answer(vec![Act::Send(whole_body), Act::Close]);
@@ -202,7 +202,7 @@ async fn i3_a_stream_that_lacks_a_part_of_its_answer_is_not_completed() {
         (ended.clone(), r#""n":2"#),
         // The usage that was asked for.
         (ended, r#""stream_options":{"include_usage":true}"#),
-        // An empty reason is no reason.
+        // An empty reason is not a reason.
         (format!("{empty_reason}\n\n"), r#""n":1"#),
         (format!("{TOKEN}\n\n"), r#""n":1"#),
         (format!("{TOKEN}\n\ndata: {{\"choices\":[{{\"text\":\"cut"), r#""n":1"#),

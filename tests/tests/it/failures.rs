@@ -110,7 +110,7 @@ async fn a_stream_that_was_retried_is_recorded_by_how_it_ended() {
     assert_eq!(cluster.metric(served).await.unwrap(), [1.0]);
     cluster.sims[0].set_faults(once(status(503)));
     cluster.sims[1].set_faults(once(FaultKind::Cut { after_tokens: 3 }));
-    // I2.10: the second engine broke; that the first one was busy is no reason to come back
+    // I2.10: the second engine broke; that the first one was busy is not a reason to come back
     assert_eq!(broken(&cluster).await, "bad_upstream");
     cluster.at_rest().await.unwrap();
 }

@@ -20,7 +20,7 @@ const TALKS: u64 = 4;
 /// A step takes this long, milliseconds: the requests of a round are routed before any of them has a token.
 const STEP_MS: f64 = 250.0;
 
-/// Conversations that grow by two blocks a turn, behind a common first block. The caches are too small for
+/// Conversations that grow by two blocks a turn, after a common first block. The caches are too small for
 /// all.
 fn trace() -> Trace {
     let request = |round: u64, place: u64| {

@@ -233,7 +233,7 @@ async fn c11_a_decode_error_is_not_held() {
 async fn i_a_head_that_comes_while_prefill_runs_does_not_rule_out_a_retry() {
     a_head_and(Vec::new()).await;
     a_head_and(chunk(b": ping\n\n")).await;
-    // I2.2: the head is passed on, and no event came
+    // I2.2: the head is passed on, and no event arrived
     a_head_and(chunk(b"data: {\"choices\":[")).await;
 }
 
@@ -424,7 +424,7 @@ async fn e4_a_prefill_that_may_be_cancelled_ends_with_its_client() {
             seen = cluster.until("prefill runs", has_it) => seen.unwrap(),
         }
         cluster.at_rest().await.unwrap();
-        // E1.2, E4.1: a prefill that goes on has a handoff
+        // E1.2, E4.1: a prefill that continues has a handoff
         assert_eq!(cluster.sims[1].state().handoffs.pulled, consumed, "`{flag}`");
     }
 }

@@ -234,7 +234,7 @@ async fn j5_requests_of_all_connections_are_limited_together() {
         assert!(Instant::now() < until, "places are not given back");
         sleep(Duration::from_millis(10)).await;
     }
-    // J5.10: the connection goes on.
+    // J5.10: the connection continues.
     assert!(second.send("POST", CHAT, &chat(3)).await.unwrap().text().await.unwrap().contains("[DONE]"));
     secure.cluster.at_rest().await.unwrap();
 }

@@ -98,7 +98,7 @@ async fn a_large_body_that_is_wrong_at_its_end_holds_no_worker_and_reaches_no_en
     let (cluster, engines) = bench().await;
     let start = format!(r#"{{"model":"tiny",{}"#, messages());
     for (rest, status, part) in [
-        // No JSON, no UTF-8, bytes behind the object, a control character, a surrogate without its pair.
+        // No JSON, no UTF-8, bytes after the object, a control character, a surrogate without its pair.
         (&b","[..], "400", "invalid_request"),
         (b",\"user\":\"\xc3\x28\"}", "400", "invalid_request"),
         (b"}}", "400", "invalid_request"),

@@ -1,5 +1,5 @@
-//! I15: the running streams of a worker that drains with `move` go on elsewhere, and their clients read what
-//! they would have read.
+//! I15: the running streams of a worker that drains with `move` continue on another worker, and their clients
+//! read what they would have read.
 
 use std::time::Duration;
 
@@ -298,7 +298,7 @@ async fn i15_a_stream_stays_while_no_other_worker_is_free_and_leaves_when_one_is
         let before = decisions().await;
         drain(&cluster, left).await;
         begun.read(60).await;
-        // I15.3: nothing was decided, and the engine goes on
+        // I15.3: nothing was decided, and the engine continues
         assert_eq!((serving(&cluster).len(), decisions().await), (2, before));
         assert_eq!(moves(&cluster, left).await["moved"], 0);
         drop(other);

@@ -19,7 +19,7 @@ const CHAT: &str = "/v1/chat/completions";
 const LIMIT: Duration = Duration::from_secs(60);
 const TOKENS: u32 = 60;
 
-/// The engine of a host runs this as a process. It is no test.
+/// The engine of a host runs this as a process. It is not a test.
 #[test]
 fn an_engine() {
     serve_engine().unwrap();

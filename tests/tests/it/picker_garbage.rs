@@ -196,7 +196,7 @@ async fn r7_bytes_that_are_not_http2_end_their_connection_only() {
     }
     picks(&cluster).await;
     talk.say(body(&chat(), true));
-    // R7.1: a stream of another connection goes on.
+    // R7.1: a stream of another connection continues.
     until_booked(&cluster, 1).await;
     drop(talk);
     // R7.2

@@ -43,7 +43,7 @@ async fn full(
     builder.start().await.unwrap()
 }
 
-/// A stream whose first events came, and how long the first one took.
+/// A stream whose first events arrived, and how long the first one took.
 struct Begun(Stream, Vec<String>, Duration);
 
 impl Begun {
@@ -67,7 +67,7 @@ impl Begun {
     }
 }
 
-/// The events that are no comments.
+/// The events that are not comments.
 fn without_comments(events: Vec<String>) -> Vec<String> {
     events.into_iter().filter(|event| !event.starts_with(':')).collect()
 }
@@ -133,7 +133,7 @@ async fn l5_a_request_of_a_higher_class_is_served_at_once_and_the_paused_stream_
         until_nothing_is_left(&cluster).await;
         // L5.6
         assert_eq!(counted(&cluster, "continued").await, 1.0);
-        // F4.9: the rest is booked anew
+        // F4.9: the rest is booked again
         assert_eq!(cluster.metric("pointsman_expired_bookings_total").await.unwrap(), [0.0]);
         let listed = cluster.admin.get("/decisions").await.unwrap().json().unwrap();
         let decisions = listed["decisions"].as_array().unwrap();
@@ -229,7 +229,7 @@ async fn l5_a_stream_pauses_twice_at_most_and_the_newest_one_first() {
         let high = Begun::of(&cluster, CHAT, HIGH, tokens(100)).await;
         assert_eq!(paused(&cluster), 1);
         high.all().await;
-        // L5.3: events of it came only before the pause and after it
+        // L5.3: events of it arrived only before the pause and after it
         for _ in 0..300 {
             newest.1.push(newest.0.next().await.unwrap().unwrap());
         }

@@ -382,7 +382,7 @@ async fn i3_a_stream_ends_when_nothing_moves_and_always_at_its_bound() {
         (still, "vllm", 500 * MS, "timeouts.event_idle"),
         // I3.7
         (works, "vllm", 2_500 * MS, "timeouts.event_idle_max"),
-        // I3.6: health checks are no progress, so that the stream may go on elsewhere.
+        // I3.6: health checks are not progress, so that the stream may continue on another worker.
         (unknown, "openai", 2_500 * MS, "timeouts.event_idle"),
     ];
     for (behaviour, dialect, least, key) in cases {

@@ -40,7 +40,7 @@ pub(super) struct Seen {
     pub(super) problem: Option<String>,
 }
 
-/// A conversation that goes on.
+/// A conversation that continues.
 struct Conversation {
     text: String,
     turns: usize,

@@ -1,6 +1,6 @@
 //! Traces that resemble Mooncake's public ones, so that the matrix needs only files of the repository.
 //!
-//! | trace | requests/hour | mean prompt | mean answer | cached by an endless cache |
+//! | trace | requests/hour | mean prompt | mean answer | cached by an unlimited cache |
 //! | --- | --- | --- | --- | --- |
 //! | conversation, public | 12,031 | 12,035 | 343 | 0.40 |
 //! | synthetic, public | 3,993 | 15,325 | 149 | 0.66 |

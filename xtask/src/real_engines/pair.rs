@@ -4,8 +4,8 @@
 //! Greedy output through both legs must equal that of one plain engine, token by token; with SGLang also for
 //! lists of prompts. The engines' own counters must show that KV was transferred. Engines must not hold
 //! requests or blocks of disconnected clients for longer than the lease. When a decode engine is killed, its
-//! stream must end with one valid error event. With vLLM and NIXL, streams must also go on elsewhere when
-//! their engine is killed or drained. SGLang pairs hang on several choices, so the gateway must
+//! stream must end with one valid error event. With vLLM and NIXL, streams must also continue on another
+//! worker when their engine is killed or drained. SGLang pairs hang on several choices, so the gateway must
 //! refuse them.
 
 use std::{path::PathBuf, time::Duration};

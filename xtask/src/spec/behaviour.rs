@@ -51,13 +51,12 @@ pub(super) fn read(document: &str) -> (Vec<Rule>, Vec<String>) {
         for clause in &mut rule.clauses {
             clause.deviates = deviations.remove(&clause.id);
             if !seen.insert(clause.id.clone()) {
-                problems
-                    .push(format!("clause {} is there twice: give one of them another number", clause.id));
+                problems.push(format!("clause {} appears twice: give one of them another number", clause.id));
             }
         }
     }
     let unknown =
-        deviations.iter().map(|id| format!("the table of deviations names {id}, which is no clause"));
+        deviations.iter().map(|id| format!("the table of deviations names {id}, which is not a clause"));
     problems.extend(unknown);
     (rules, problems)
 }
@@ -147,7 +146,7 @@ mod tests {
         let wrong =
             "- B1 A rule.\n- B2 Another.\n  - B2.1 x\n  - B2.1 y\n  - C1.1 z\n## Deviations\n| B7.1 | x |\n";
         let (_, problems) = read(wrong);
-        let starts = ["clause C1.1 stands before", "rule B1 has no clause", "clause B2.1 is there twice"];
+        let starts = ["clause C1.1 stands before", "rule B1 has no clause", "clause B2.1 appears twice"];
         for start in starts {
             assert!(problems.iter().any(|problem| problem.starts_with(start)), "{start}: {problems:?}");
         }

@@ -151,7 +151,7 @@ fn flatten(tree: &UseTree, before: &Names, module: &mut Module) {
     module.imports.insert(name, path);
 }
 
-/// Writes the paths of code, also inside macro calls, behind spaces: ` crate::a::b `. Literals are left out.
+/// Writes the paths of code, also inside macro calls, after spaces: ` crate::a::b `. Literals are left out.
 fn write_paths(tokens: TokenStream, out: &mut String) {
     for token in tokens {
         match token {

@@ -3,7 +3,7 @@
 //! A table of lines of 64 bytes, each with five cells. A cell has a *tag*, 32 bits of the mixed hash, and the
 //! position of a block. The run of the block has its whole hash, with which the caller compares.
 //!
-//! A key lies in its home line, or behind it if that was full. A line counts the keys that passed it, so a
+//! A key lies in its home line, or after it if that was full. A line counts the keys that passed it, so a
 //! search ends at the first line that no key passed. A removed key leaves nothing behind: a table whose
 //! engine evicts as much as it stores is never rebuilt.
 
@@ -48,7 +48,7 @@ struct Line {
     tags: [u32; WIDTH],
     runs: [u32; WIDTH],
     ats: [u32; WIDTH],
-    /// Number of used cells, which are the first ones, and number of keys that lie behind this line because
+    /// Number of used cells, which are the first ones, and number of keys that lie after this line because
     /// it was full, times `PASSED`.
     state: u32,
 }

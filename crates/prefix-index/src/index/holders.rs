@@ -13,7 +13,7 @@ use super::{
 };
 use crate::events::Tier;
 
-/// Index of the holder of recorded decisions, behind those of the tiers.
+/// Index of the holder of recorded decisions, after those of the tiers.
 pub(super) const RECORDED: usize = 3;
 
 /// A candidate's holders on device, host and disk, and that of its recorded decisions.

@@ -1,6 +1,6 @@
 //! Rules between parts of the index that its own code keeps, checked while it runs.
 //!
-//! Where such a rule is broken, the code goes on with a length of 0. Nothing would show the defect: the
+//! Where such a rule is broken, the code continues with a length of 0. Nothing would show the defect: the
 //! prompt only looks as if no engine had it. So it is counted and logged once, and a build with debug
 //! assertions panics.
 

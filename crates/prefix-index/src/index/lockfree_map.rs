@@ -36,9 +36,9 @@ use crate::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-/// Key of a cell that ends every search: it is unused, and no key lies behind it that has its home before it.
+/// Key of a cell that ends every search: it is unused, and no key lies after it that has its home before it.
 const EMPTY: u64 = 0;
-/// Key of a cell whose key was removed while others may lie behind it.
+/// Key of a cell whose key was removed while others may lie after it.
 const TOMBSTONE: u64 = 1;
 
 /// Cells in a line.

@@ -121,7 +121,7 @@ impl Overlaps {
 
     pub(super) fn find(&mut self, shared: &Shared, blocks: &[BlockHash]) {
         self.ends.clear();
-        // Load the directory before the covers, and again behind them.
+        // Load the directory before the covers, and again after them.
         let before = shared.directory.load();
         let version = before.version();
         if !Arc::ptr_eq(&before, &self.directory) {

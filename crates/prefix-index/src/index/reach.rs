@@ -1,7 +1,7 @@
 //! The records of decisions that keep the blocks of a segment.
 //!
-//! Each record contains a whole prefix, and they end in the order in which they came. So a segment needs, for
-//! each holder, only the records that reach farther than all later ones.
+//! Each record contains a whole prefix, and they end in the order in which they arrived. So a segment needs,
+//! for each holder, only the records that reach farther than all later ones.
 
 use super::memory::{heap, reserve, shrink};
 

@@ -270,7 +270,7 @@ impl Runs {
         run.branch(last).is_none().then_some(Position { at: last, ..at })
     }
 
-    /// Returns the blocks of a run that a removal names first, `at` and those before or behind it, and that
+    /// Returns the blocks of a run that a removal names first, `at` and those before or after it, and that
     /// are stored once in a tier.
     pub(super) fn leaving(&self, at: Position, hashes: &[u64], tier: usize) -> Range<u32> {
         let Some(run) = self.run(at) else { return at.at..at.at };
@@ -303,13 +303,13 @@ impl Runs {
     }
 
     /// Removes the blocks at a run's tail that are stored in no tier and have no successor. If that empties
-    /// the run, goes on with the run before it.
+    /// the run, continues with the run before it.
     pub(super) fn trim(&mut self, at: Position) {
         let needed = self.run(at).map_or(0, Run::needed);
         self.cut(at, needed);
     }
 
-    /// Removes the blocks of a run behind the first `needed`. If that empties the run, trims the run before
+    /// Removes the blocks of a run after the first `needed`. If that empties the run, trims the run before
     /// it.
     fn cut(&mut self, at: Position, needed: usize) {
         let mut next = Some((at, needed));

@@ -13,7 +13,7 @@
 //!
 //! # Why a lookup sees no state that never was Lookups take no lock and never wait. A hash identifies its
 //! whole prefix, so a segment whose hash equals the prompt's is the right one, whatever the writer did in
-//! between. The hashes of one [`Segment`] never change; the writer appends behind them and then stores the
+//! between. The hashes of one [`Segment`] never change; the writer appends after them and then stores the
 //! new length. A cover is one word. Everything else is a new `Segment` that replaces the old one. When the
 //! writer splits a segment, it publishes the end and its head before it shortens the rest.
 

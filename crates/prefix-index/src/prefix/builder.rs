@@ -12,7 +12,7 @@ pub struct PrefixBuilder {
     local: LocalHasher,
     block_size: usize,
     chain: Chain,
-    /// Tokens behind the last full block.
+    /// Tokens after the last full block.
     open: Vec<u32>,
     hashes: Vec<BlockHash>,
 }
@@ -56,7 +56,7 @@ impl PrefixBuilder {
         self.hashes.get(known..).unwrap_or_default()
     }
 
-    /// Appends tokens for which [`PrefixBuilder::push`] returned these hashes before, behind the same tokens.
+    /// Appends tokens for which [`PrefixBuilder::push`] returned these hashes before, after the same tokens.
     pub fn push_known(&mut self, tokens: &[u32], hashes: &[BlockHash]) {
         let count = self.open.len() + tokens.len();
         if count / self.block_size != hashes.len() {
@@ -74,7 +74,7 @@ impl PrefixBuilder {
         self.open.extend_from_slice(tokens.get(open..).unwrap_or_default());
     }
 
-    /// Returns the prefix. Tokens behind the last full block have no hash.
+    /// Returns the prefix. Tokens after the last full block have no hash.
     #[must_use]
     pub fn finish(self) -> Prefix {
         self.hashes.into()

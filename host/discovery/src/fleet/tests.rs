@@ -156,7 +156,7 @@ async fn p1_what_an_operator_removed_stays_away_until_its_source_changes_it() {
     assert!(fixture.fleet.leave(WorkerId(3)));
     fixture.present(1..=2);
     fixture.present(1..=3);
-    // P1.4: listed anew
+    // P1.4: listed again
     assert_eq!(fixture.ids(), [1, 2, 3]);
 }
 

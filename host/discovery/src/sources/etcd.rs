@@ -182,7 +182,7 @@ impl EtcdSource {
                 reporter.present(self.table.snapshot(Read::Changes));
             }
             tokio::select! {
-                more = lines.more() => if !more? { return Ok(()) },
+                more = lines.read_more() => if !more? { return Ok(()) },
                 () = reporter.recheck() => return Ok(()),
                 () = tokio::time::sleep_until(resync) => return Ok(()),
             }

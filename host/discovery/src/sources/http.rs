@@ -121,7 +121,7 @@ impl Lines {
     ///
     /// # Errors
     /// The connection broke, or a line is too long.
-    pub(super) async fn more(&mut self) -> Result<bool, String> {
+    pub(super) async fn read_more(&mut self) -> Result<bool, String> {
         self.buffer.drain(..self.used);
         self.used = 0;
         let Some(chunk) = self.response.chunk().await.map_err(|error| with_causes(&error))? else {

@@ -276,7 +276,7 @@ impl KubernetesSource {
                 reporter.present(self.table.snapshot_once(Read::Changes));
             }
             tokio::select! {
-                more = tokio::time::timeout(self.config.watch + SILENCE, lines.more()) => {
+                more = tokio::time::timeout(self.config.watch + SILENCE, lines.read_more()) => {
                     let more = more.map_err(|_| "the watch is silent although its time is over".to_owned())?;
                     match more {
                         Ok(true) => {}

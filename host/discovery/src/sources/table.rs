@@ -72,15 +72,15 @@ impl Table {
     pub(super) fn snapshot_once(&self, read: Read) -> SourceSnapshot {
         let snapshot = self.snapshot(read);
         let identity = |found: &Found| found.identity.clone();
-        let workers = once(snapshot.workers, identity);
-        let workers = once(workers, |found| Some(found.spec.url.clone()));
+        let workers = one_per_key(snapshot.workers, identity);
+        let workers = one_per_key(workers, |found| Some(found.spec.url.clone()));
         SourceSnapshot { workers, ..snapshot }
     }
 }
 
 /// Among several workers with one key, takes one that stays, preferring an IPv4 address.
 #[cfg(feature = "kubernetes")]
-fn once(workers: Vec<Found>, key: impl Fn(&Found) -> Option<std::sync::Arc<str>>) -> Vec<Found> {
+fn one_per_key(workers: Vec<Found>, key: impl Fn(&Found) -> Option<std::sync::Arc<str>>) -> Vec<Found> {
     let order = |found: &Found| (found.leaving, found.spec.url.contains("://["), found.spec.url.clone());
     let mut by_key: BTreeMap<std::sync::Arc<str>, Found> = BTreeMap::new();
     let mut others = Vec::new();

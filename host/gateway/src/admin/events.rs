@@ -212,7 +212,7 @@ impl Feed {
                 if LARGE.contains(&kind) && poll % LARGE_POLLS > 0 && !channel.borrow().is_empty() {
                     continue;
                 }
-                let event = news(kind, &state, &mut known);
+                let event = current_event(kind, &state, &mut known);
                 channel.send_if_modified(|last| match event {
                     Some(event) if event != *last => {
                         *last = event;
@@ -226,7 +226,7 @@ impl Feed {
 }
 
 /// The event of a kind as of now.
-fn news(kind: &str, state: &State, known: &mut Known) -> Option<Bytes> {
+fn current_event(kind: &str, state: &State, known: &mut Known) -> Option<Bytes> {
     match kind {
         "workers" => event(kind, &with_texts(workers::describe(state, false, None))),
         "slots" => event(kind, &*state.policies.status()),

@@ -24,7 +24,7 @@ pub(super) fn check_host(headers: &HeaderMap, names: &[String]) -> Result<(), Ap
         Err(ApiError::ForeignOrigin(format!(
             "checking the Host header: `{}` is not a name of this listener; use its IP address or localhost, or add the \
              name to server.admin_names",
-            shown(host.as_bytes())
+            lossy_text(host.as_bytes())
         )))
     })
 }
@@ -48,7 +48,7 @@ pub(super) fn check_origin(headers: &HeaderMap, names: &[String]) -> Result<(), 
     Err(ApiError::ForeignOrigin(format!(
         "checking the Origin header: `{}` is another site than this listener; open the page under the listener's own \
          address, or add the name to server.admin_names",
-        shown(origin.as_bytes())
+        lossy_text(origin.as_bytes())
     )))
 }
 
@@ -79,7 +79,7 @@ fn is_name(host: &str, names: &[String]) -> bool {
     names.iter().any(|name| name.eq_ignore_ascii_case(host))
 }
 
-fn shown(value: &[u8]) -> String {
+fn lossy_text(value: &[u8]) -> String {
     String::from_utf8_lossy(value).chars().take(SHOWN).collect()
 }
 

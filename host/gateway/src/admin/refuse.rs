@@ -47,7 +47,7 @@ pub(super) fn worker_id(
 
 /// Answers a path that does not exist.
 pub(super) async fn unknown_url(request: Request) -> Response<Body> {
-    let error = ApiError::UnknownUrl { shown: shown(&request), meant: None };
+    let error = ApiError::UnknownUrl { shown: method_and_path(&request), meant: None };
     error.response(&request_id(request.headers())).map(Body::from)
 }
 
@@ -56,10 +56,10 @@ pub(super) async fn other_method(request: Request) -> Response<Body> {
     if request.method() == Method::OPTIONS {
         return StatusCode::NO_CONTENT.into_response();
     }
-    let error = ApiError::WrongMethod(shown(&request));
+    let error = ApiError::WrongMethod(method_and_path(&request));
     error.response(&request_id(request.headers())).map(Body::from)
 }
 
-fn shown(request: &Request) -> String {
+fn method_and_path(request: &Request) -> String {
     shortened(&format!("{} {}", request.method(), request.uri().path()))
 }

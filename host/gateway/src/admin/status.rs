@@ -146,7 +146,7 @@ fn not_served(model: &ModelName, snapshot: &Snapshot) -> String {
         )
     };
     let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(leg).join(", ");
-    format!("model {model} cannot be served; ranks that are up: {legs}")
+    format!("model {model} cannot be served; ranks in service: {legs}")
 }
 
 fn worker_counts(snapshot: &Snapshot) -> Value {

@@ -29,7 +29,8 @@ pub struct Discovery {
     /// How long the requests of a worker that left its source may run.
     #[key(default = secs(30))]
     pub drain: Duration,
-    /// Whether running streams of a worker that left its source go on with other workers (continuation.md).
+    /// Whether running streams of a worker that left its source continue on other workers
+    /// (continuation.md).
     #[key(default = false)]
     pub r#move: bool,
     /// Share of a source's workers; the removal of more waits for a second reading.

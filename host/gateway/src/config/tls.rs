@@ -76,5 +76,5 @@ impl Tls {
 /// Problem of a `min_version`.
 pub(super) fn bad_version(version: &str) -> Option<String> {
     let is_known = [TLS_1_2, TLS_1_3].contains(&version);
-    (!is_known).then(|| format!("`{version}` is not a version that is spoken: expected \"1.2\" or \"1.3\""))
+    (!is_known).then(|| format!("`{version}` is not a supported version: expected \"1.2\" or \"1.3\""))
 }

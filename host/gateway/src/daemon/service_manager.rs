@@ -74,7 +74,7 @@ impl Heartbeats {
     }
 
     /// Shows the watchdog that a thread runs, until the future is dropped.
-    pub(super) async fn beat(self, thread: usize) {
+    pub(super) async fn report_alive(self, thread: usize) {
         loop {
             if let Some(beat) = self.beats.get(thread) {
                 beat.store(self.now(), Ordering::Relaxed);
@@ -140,11 +140,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_thread_that_stands_still_is_noticed() {
         let beats = Heartbeats::new(2);
-        let first = beats.clone().beat(0);
+        let first = beats.clone().report_alive(0);
         tokio::pin!(first);
         tokio::select! {
             () = first.as_mut() => {}
-            () = beats.clone().beat(1) => {}
+            () = beats.clone().report_alive(1) => {}
             () = tokio::time::sleep(Duration::from_secs(30)) => {}
         }
         assert!(beats.all_within(Duration::from_secs(2)));

@@ -6,7 +6,7 @@ use crate::openai::endpoint::Endpoint;
 const OTHERS: [&str; 2] = ["/v1/models", "/v1/realtime"];
 
 /// Returns the path that a client means whose path does not exist.
-pub(super) fn meant(path: &str) -> Option<&'static str> {
+pub(super) fn intended_path(path: &str) -> Option<&'static str> {
     let path = path.trim_end_matches('/');
     let posted = Endpoint::POSTED.into_iter().map(Endpoint::path);
     let of_clients = posted.chain(OTHERS).filter(|known| known.starts_with("/v1/"));
@@ -35,10 +35,10 @@ mod tests {
             ("/audio/transcriptions", "/v1/audio/transcriptions"),
         ] {
             // I7.4
-            assert_eq!(meant(path), Some(expected), "{path}");
+            assert_eq!(intended_path(path), Some(expected), "{path}");
         }
         for path in ["/", "", "/v1", "/v1/nothing", "/xmodels/x", "/mychat", "/chat/completionsx"] {
-            assert_eq!(meant(path), None, "{path}");
+            assert_eq!(intended_path(path), None, "{path}");
         }
     }
 }

@@ -94,7 +94,7 @@ pub(super) async fn read(
     limits: BodyLimits,
     held: &mut Share,
 ) -> Result<Bytes, ApiError> {
-    // Before the first poll: the HTTP server then asks a client that waits for `100 Continue` to go on.
+    // Before the first poll: the HTTP server then asks a client that waits for `100 Continue` to continue.
     if body.size_hint().lower() > limits.bytes as u64 {
         return Err(ApiError::PayloadTooLarge(limits.bytes));
     }
@@ -166,7 +166,7 @@ fn is_cut(error: &(dyn Error + 'static)) -> bool {
 }
 
 /// Reads the body of an operator's request, within the limits of clients' bodies, before its handler.
-pub(crate) async fn whole(
+pub(crate) async fn read_whole(
     Extract(shared): Extract<SharedState>,
     request: Request,
     next: Next,

@@ -38,7 +38,7 @@ fn once<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>
     let mut values = headers.get_all(name).iter();
     let first = values.next();
     if values.next().is_some() {
-        return Err(ambiguous(&format!("`{name}` is there more than once; send it once")));
+        return Err(ambiguous(&format!("`{name}` appears more than once; send it once")));
     }
     Ok(first.and_then(|value| value.to_str().ok()))
 }

@@ -75,7 +75,7 @@ pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body
         Ok(engine) => {
             session.account().relay_begins();
             let mut response = switch(&engine.headers);
-            session.decorate(response.headers_mut());
+            session.add_own_headers(response.headers_mut());
             if let Some(upgrade) = upgrade {
                 let tracker = state.tracker.clone();
                 tracker.spawn(relay(state, upgrade, engine, session, place));

@@ -76,7 +76,8 @@ impl Refusals {
         }
         self.logged = Some(Instant::now());
         let suppressed = std::mem::take(&mut self.suppressed);
-        tracing::warn!(audience = ?self.audience, ?limit, suppressed, "connection refused: too many are open");
+        let (audience, limit) = (&self.audience, &limit);
+        tracing::warn!(?audience, ?limit, suppressed, "connection refused: too many are open");
     }
 }
 

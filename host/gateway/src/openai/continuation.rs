@@ -283,7 +283,7 @@ fn with_message(body: &JsonBody, quoted: &str) -> Result<String, Reason> {
     Ok(format!("{messages},{{\"role\":\"assistant\",\"content\":{quoted}}}]"))
 }
 
-/// The prompt with what was delivered behind it.
+/// The prompt with what was delivered after it.
 fn with_text(body: &JsonBody, json: &str) -> Result<String, Reason> {
     let prompt = body.get("prompt").and_then(|prompt| prompt.strip_suffix('"'));
     Ok(format!("{}{json}\"", prompt.ok_or("prompt_is_not_a_text")?))

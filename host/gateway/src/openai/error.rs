@@ -56,7 +56,7 @@ pub(crate) enum ApiError {
     KeysBusy,
     /// The caller is authenticated, but its role does not allow the request.
     #[error(
-        "changing the gateway: the role of this token or certificate may not; use one with the role `operator`"
+        "changing the gateway: this token or certificate does not have the role `operator`; use one that does"
     )]
     NotOperator,
     /// A request of an operator without the token that it needs.

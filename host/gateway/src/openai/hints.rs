@@ -311,7 +311,7 @@ fn object(body: &JsonBody, key: &str, path: &str) -> Result<Option<JsonBody>, Re
         inner.keys().find(|key| !keys.insert(*key)).map(shortened)
     };
     match twice {
-        Some(key) => Err(RequestError::new(path, &format!("the key `{key}` is there twice; send it once"))),
+        Some(key) => Err(RequestError::new(path, &format!("the key `{key}` appears twice; send it once"))),
         None => Ok(Some(inner)),
     }
 }

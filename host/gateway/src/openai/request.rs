@@ -305,7 +305,7 @@ fn starts_with_a_number(list: &str) -> bool {
     first_element(list).is_some_and(|byte| byte.is_ascii_digit())
 }
 
-/// The first byte behind the opening bracket of a list; `None` when the value is not a list.
+/// The first byte after the opening bracket of a list; `None` when the value is not a list.
 fn first_element(value: &str) -> Option<u8> {
     value.strip_prefix('[')?.trim_ascii_start().bytes().next()
 }

@@ -65,7 +65,7 @@ pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
 
 /// Looks at a whole answer.
 #[must_use]
-pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
+pub(crate) fn in_whole_answer(is_chat: bool, body: &[u8]) -> Seen {
     let seen = sse::look(body);
     if is_chat {
         return seen;
@@ -89,7 +89,7 @@ pub(crate) fn whole(is_chat: bool, body: &[u8]) -> Seen {
 pub(crate) fn is_error(is_chat: bool, body: &[u8]) -> bool {
     static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("error\""));
     let may_be = ERROR.find(body).is_some() || memchr::memmem::find(body, br"\u").is_some();
-    may_be && whole(is_chat, body).error
+    may_be && in_whole_answer(is_chat, body).error
 }
 
 /// Returns the error of a response that failed: of an event's data, or of a whole answer of `/v1/responses`.
@@ -259,7 +259,7 @@ mod tests {
 
     #[test]
     fn a_whole_answer_is_an_error_by_its_top_level_only() {
-        let error = |body: &str| whole(false, body.as_bytes()).error;
+        let error = |body: &str| in_whole_answer(false, body.as_bytes()).error;
         assert!(error(r#"{"type":"error","error":{"type":"x","message":"y"}}"#));
         assert!(!error(r#"{"content":[{"type":"tool_use","input":{"error":{"a":1}}}]}"#));
         assert!(!error(r#"{"object":"response","status":"failed","error":{"code":"x"}}"#));
@@ -286,7 +286,7 @@ mod tests {
             for is_chat in [false, true] {
                 assert_eq!(
                     is_error(is_chat, body.as_bytes()),
-                    whole(is_chat, body.as_bytes()).error,
+                    in_whole_answer(is_chat, body.as_bytes()).error,
                     "{body}"
                 );
             }
@@ -295,7 +295,7 @@ mod tests {
 
     #[test]
     fn usage_is_read_in_every_spelling_and_seconds_are_no_tokens() {
-        let usage = |usage: &str| whole(false, format!(r#"{{"usage":{usage}}}"#).as_bytes()).usage;
+        let usage = |usage: &str| in_whole_answer(false, format!(r#"{{"usage":{usage}}}"#).as_bytes()).usage;
         assert_eq!(usage(r#"{"prompt_tokens":4,"total_tokens":4}"#).unwrap().prompt_tokens, 4);
         let read = usage(r#"{"input_tokens":4,"output_tokens":2,"cache_read_input_tokens":3}"#).unwrap();
         assert_eq!((read.completion_tokens, read.cached_tokens), (Some(2), Some(3)));

@@ -39,7 +39,7 @@ const GROWS_BY: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Transcript {
     is_chat: bool,
-    /// The bytes of an event that has one token and nothing else: before its text, behind it, and behind its
+    /// The bytes of an event that has one token and nothing else: before its text, after it, and after its
     /// ids.
     before: Vec<u8>,
     behind: Vec<u8>,
@@ -49,7 +49,7 @@ pub(crate) struct Transcript {
     /// The text, as it stands between the quotes of JSON.
     text: Vec<u8>,
     tokens: u32,
-    /// Whether a token came without a text.
+    /// Whether a token arrived without a text.
     held_back: bool,
     names: Option<Names>,
     /// Prompt and output tokens, as an event reported them.
@@ -74,7 +74,7 @@ pub(crate) struct Delivered<'a> {
     /// The text, as it stands between the quotes of JSON.
     pub(crate) json: &'a str,
     pub(crate) tokens: u32,
-    /// Whether a token came without a text: its text may not have been sent.
+    /// Whether a token arrived without a text: its text may not have been sent.
     pub(crate) held_back: bool,
     /// Prompt tokens, if they are known.
     pub(crate) prompt_tokens: Option<u32>,
@@ -150,7 +150,7 @@ impl Transcript {
         self.ids.as_ref().map_or(Start::default(), Ids::start)
     }
 
-    /// The engine of the rest begins at `start`, and generates the tokens behind it again.
+    /// The engine of the rest begins at `start`, and generates the tokens after it again.
     pub(crate) fn goes_back(&mut self, start: Start) {
         self.tokens = start.kept;
         self.usage = None;
@@ -219,7 +219,7 @@ impl Transcript {
         {
             let same = self.behind.iter().zip(behind).take_while(|(one, other)| one == other).count();
             let same = behind.get(..same).unwrap_or_default();
-            // The list of choices has ended: what differs is no part of the answer. It begins with a key.
+            // The list of choices has ended: what differs is not a part of the answer. It begins with a key.
             let end = CHOICES_END.find(same).filter(|_| self.before == before && tail.is_empty());
             let key = end.and_then(|end| memchr::memrchr(b',', same).filter(|comma| *comma > end));
             self.end_changes = key.is_some();
@@ -272,12 +272,12 @@ impl Transcript {
     }
 }
 
-/// Whether the end of an event, behind its choices, has nothing that a transcript notes.
+/// Whether the end of an event, after its choices, has nothing that a transcript notes.
 fn may_be_ignored(end: &[u8]) -> bool {
     USAGE.find(end).is_none() && CHOICES.find(end).is_none()
 }
 
-/// The parts of an event before the ids of its output and behind them.
+/// The parts of an event before the ids of its output and after them.
 fn around<'a>(event: &'a [u8], lists: &Lists) -> (&'a [u8], &'a [u8]) {
     let Some(place) = &lists.output else { return (event, &[]) };
     (event.get(..place.start).unwrap_or_default(), event.get(place.end..).unwrap_or_default())

@@ -32,7 +32,8 @@ pub(super) async fn drain_prefill(
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
     let mut body = response.into_body();
     let silence = Silence { what: "prefill answer", key: "event_idle", limit: limits.idle };
-    if sse::is_stream(content_type) || upstream::within(silence, begins_as_stream(&mut body)).await? {
+    if sse::is_stream(content_type) || upstream::with_time_limit(silence, begins_as_stream(&mut body)).await?
+    {
         return drain_events(body, limits).await.map(|()| None);
     }
     let whole = upstream::collect(body, Some(limits)).await?;
@@ -46,7 +47,7 @@ pub(super) async fn drain_prefill(
     if let Some(end) = failed_end(&whole) {
         return Err(CallError::Protocol(ended_with(&end)));
     }
-    Ok(seen::whole(false, &whole).usage.and_then(|usage| usage.cached_tokens))
+    Ok(seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
 /// Reads events up to the end mark. The rest of the body does not matter.

@@ -40,7 +40,7 @@ impl Drive {
     pub(super) async fn no_stream(&mut self, mut head: Response<Body>) -> Head {
         let limit = self.state.settings.leg_timeouts.head;
         let silence = Silence { what: "first event of the stream", key: "head", limit };
-        let begins = upstream::within(silence, begins_as_stream(head.body_mut()));
+        let begins = upstream::with_time_limit(silence, begins_as_stream(head.body_mut()));
         let no_events = || CallError::Protocol("the stream has no events".to_owned());
         match tokio::time::timeout_at(self.deadline, begins).await.unwrap_or_else(|_| Err(no_events())) {
             Ok(true) => {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{Drive, leg_run::LegAnswer, pending_head::first_event};
 use crate::upstream::{Body, CallError, UpgradedCall};
 
-/// The event that came first.
+/// The event that arrived first.
 pub(super) enum Next {
     Event(Event),
     /// A wait of a leg is over: route it.
@@ -58,12 +58,12 @@ impl Drive {
                 self.saw_gone = true;
                 Next::Event(Event::ClientGone)
             }
-            outcome = maybe(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
-            outcome = maybe(&mut answering.call) => self.call_ended(self.legs.answering(), outcome),
+            outcome = finish_or_never(&mut prefill.call) => self.call_ended(Leg::Prefill, outcome),
+            outcome = finish_or_never(&mut answering.call) => self.call_ended(self.legs.answering(), outcome),
             () = first_event(answering.pending_head.as_mut()) => {
                 self.runs.answering.pending_head.take().map_or(Next::Nothing, Next::Stream)
             }
-            () = over(waiting) => Next::Again,
+            () = wait_or_never(waiting) => Next::Again,
             () = tokio::time::sleep_until(until) => {
                 let sent = self.runs.answering.sent.filter(|_| self.runs.answering.call.is_some());
                 self.on_alarm(alarm, sent).map_or(Next::Nothing, Next::Event)
@@ -123,7 +123,7 @@ impl Drive {
 }
 
 /// Waits until a leg may be routed again; without a wait, forever.
-async fn over(waiting: Option<&Waiting>) {
+async fn wait_or_never(waiting: Option<&Waiting>) {
     match waiting {
         Some(waiting) => waiting.over().await,
         None => std::future::pending().await,
@@ -131,7 +131,7 @@ async fn over(waiting: Option<&Waiting>) {
 }
 
 /// Waits for a call; without one, forever.
-async fn maybe<T>(call: &mut Option<BoxFuture<'static, T>>) -> T {
+async fn finish_or_never<T>(call: &mut Option<BoxFuture<'static, T>>) -> T {
     match call {
         Some(call) => call.await,
         None => std::future::pending().await,

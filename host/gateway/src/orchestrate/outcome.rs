@@ -11,7 +11,7 @@ use super::{
     first_event::overload_of_response,
     id_of,
     leg_run::{LegRun, PrefillDone},
-    quarantine::acquit,
+    quarantine::record_served,
     refusals::Refusals,
     relay, stored,
     whole_answer::is_whole_answer,
@@ -106,7 +106,7 @@ impl Drive {
             return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
         let (mut head, body) = whole.into_parts();
-        let seen = seen::whole(self.request.is_chat(), &body);
+        let seen = seen::in_whole_answer(self.request.is_chat(), &body);
         if seen.error {
             return self.answer_failed(CallError::of_error_body(&body));
         }
@@ -150,7 +150,7 @@ impl Drive {
         seen::event(self.request.endpoint.format(), event)
     }
 
-    /// Records the tokens and the usage of an event that came at `now`, and brings the booking up to them.
+    /// Records the tokens and the usage of an event that arrived at `now`, and brings the booking up to them.
     /// Returns whether its tokens are the first of its leg.
     pub(crate) fn count(&mut self, seen: &Seen, now: Instant) -> bool {
         let first = seen.tokens > 0 && std::mem::take(&mut self.awaits_token);
@@ -305,7 +305,7 @@ impl Drive {
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));
         self.state.programs.answered(&mut self.routing_request, candidate, self.account.tokens());
-        acquit(&self.state, &self.request);
+        record_served(&self.state, &self.request);
         if let Some(itl) = self.account.rest_itl() {
             candidate.load().observe_itl(itl);
         }

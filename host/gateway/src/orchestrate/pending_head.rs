@@ -25,7 +25,7 @@ impl Drive {
 }
 
 /// Waits until the body of a head has an event, an end or an error; without a head, forever. A comment that
-/// keeps the connection is no event.
+/// keeps the connection is not an event.
 pub(super) async fn first_event(head: Option<&mut Response<Body>>) {
     match head {
         Some(head) => std::future::poll_fn(|cx| head.body_mut().poll_peek(cx, sse::has_data)).await,

@@ -92,7 +92,7 @@ pub(crate) fn plan(
             Ok(SINGLE)
         } else {
             let text = format!(
-                "{reason}: the request cannot be split over two workers, and none may serve it alone"
+                "{reason}: the request cannot be split over two workers, and no single worker may serve it"
             );
             Err(ApiError::InvalidRequest(text).into())
         };

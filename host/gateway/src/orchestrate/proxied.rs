@@ -36,7 +36,7 @@ pub(crate) struct ProxiedRequest {
     /// The call that the worker has to answer; `None` while another worker, whose answer does not pass here,
     /// computes the prefill.
     call: Option<InFlight>,
-    /// Time at which the legs were sent, or the last bytes of the answer came.
+    /// Time at which the legs were sent, or the last bytes of the answer arrived.
     heard_at: Instant,
     /// The status of the answer, if it is an error.
     refused: Option<StatusCode>,
@@ -116,7 +116,7 @@ impl ProxiedRequest {
     /// Returns the gateway's own headers for the answer.
     pub(crate) fn own_headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
-        self.drive.decorate(&mut headers);
+        self.drive.add_own_headers(&mut headers);
         headers
     }
 
@@ -253,7 +253,7 @@ impl ProxiedRequest {
                 return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
             Content::Whole(body) => {
-                let seen = seen::whole(self.drive.request.is_chat(), &body);
+                let seen = seen::in_whole_answer(self.drive.request.is_chat(), &body);
                 if seen.error {
                     return self.fail(CallError::of_error_body(&body));
                 }
@@ -307,7 +307,7 @@ impl Drive {
     }
 }
 
-/// Headers of clients that engines, or the sidecars before them, would obey. The body goes on decoded.
+/// Headers of clients that engines, or the sidecars before them, would obey. The body continues decoded.
 const OBEYED: [HeaderName; 17] = [
     header::CONTENT_ENCODING,
     header::AUTHORIZATION,

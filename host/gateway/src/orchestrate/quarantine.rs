@@ -48,7 +48,7 @@ pub(super) fn would_be_quarantined(state: &State, request: &Request) -> Option<A
 }
 
 /// Records that the request was served: it does not break engines.
-pub(super) fn acquit(state: &State, request: &Request) {
+pub(super) fn record_served(state: &State, request: &Request) {
     if let Some(hash) = body_hash(state, request) {
         state.quarantine.served(hash);
     }

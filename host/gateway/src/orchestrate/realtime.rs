@@ -47,8 +47,8 @@ impl Session {
     }
 
     /// Adds the gateway's own headers to the answer that opens the session.
-    pub(crate) fn decorate(&self, headers: &mut HeaderMap) {
-        self.0.decorate(headers);
+    pub(crate) fn add_own_headers(&self, headers: &mut HeaderMap) {
+        self.0.add_own_headers(headers);
     }
 
     /// The record of the session.

@@ -61,11 +61,11 @@ struct Relay {
     splitter: Splitter,
     /// When the engine's bytes were last read.
     read_at: Instant,
-    /// When an event with data last came, or the wait for the first one began.
+    /// When an event with data last arrived, or the wait for the first one began.
     event_at: Instant,
     /// When the client last got a comment.
     commented_at: Instant,
-    /// Whether an event with data came.
+    /// Whether an event with data arrived.
     begun: bool,
     /// Bytes for the client.
     out: BytesMut,
@@ -77,9 +77,9 @@ struct Relay {
     timer: Pin<Box<Sleep>>,
     finish_seen: bool,
     /// The engine sent the event that ends an answer. The relay reads nothing that the engine sends
-    /// afterwards, except for the `[DONE]` behind the last named event.
+    /// afterwards, except for the `[DONE]` after the last named event.
     closed: bool,
-    /// The client got the end of its answer, or left. Work that engines still need goes on without it.
+    /// The client got the end of its answer, or left. Work that engines still need continues without it.
     detached: bool,
     over: bool,
     resumption: Resumption,
@@ -96,7 +96,7 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
     headers
         .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    drive.decorate(headers);
+    drive.add_own_headers(headers);
     response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming))))
 }
 
@@ -141,7 +141,8 @@ impl Relay {
         Poll::Ready(self.next_chunk())
     }
 
-    /// Takes what came first: the end of prefill, bytes of the engine, or, with nothing to send, the timer.
+    /// Takes what arrived first: the end of prefill, bytes of the engine, or, with nothing to send, the
+    /// timer.
     fn poll_step(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.drive.prefill_runs()
             && let Poll::Ready(event) = self.drive.poll_prefill(cx)
@@ -202,7 +203,7 @@ impl Relay {
                 if sse::has_data(splitter.first(whole)) {
                     self.event_at = self.read_at;
                     if !self.begun
-                        && let Err(error) = self.begin(splitter.first(whole))
+                        && let Err(error) = self.note_begun(splitter.first(whole))
                     {
                         self.fail(error);
                         return;

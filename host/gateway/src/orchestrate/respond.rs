@@ -31,7 +31,7 @@ impl Drive {
         }
         match ending {
             Ending::Whole(mut response) => {
-                self.decorate(response.headers_mut());
+                self.add_own_headers(response.headers_mut());
                 self.account.relay_begins();
                 response.map(|body| Answer::served(body, self))
             }
@@ -39,7 +39,7 @@ impl Drive {
                 self.account.ended(cause.status().as_u16(), cause.code());
                 let format = self.request.endpoint.format();
                 let mut response = cause.response_as(format, &self.account.request_id);
-                self.decorate(response.headers_mut());
+                self.add_own_headers(response.headers_mut());
                 if !self.legs.is_finished() {
                     let tracker = self.state.tracker.clone();
                     tracker.spawn(self.go_on());
@@ -50,7 +50,7 @@ impl Drive {
     }
 
     /// Adds the gateway's own headers.
-    pub(crate) fn decorate(&self, headers: &mut HeaderMap) {
+    pub(crate) fn add_own_headers(&self, headers: &mut HeaderMap) {
         set_request_id(headers, &self.account.request_id);
         self.account.add_limit_headers(headers);
         if let Some(warning) = &self.request.hints.warning {

@@ -309,7 +309,7 @@ impl Drive {
         booked.then(|| self.account.last_life().max(self.booked_at) + self.state.settings.booking_ttl)
     }
 
-    /// Releases bookings that had no token for too long. The request goes on, and no longer counts as load.
+    /// Releases bookings that had no token for too long. The request continues, and no longer counts as load.
     pub(crate) fn expire(&mut self) {
         self.state.metrics.expired_bookings.inc();
         self.free(Leg::Prefill);

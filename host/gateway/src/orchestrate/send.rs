@@ -121,7 +121,7 @@ impl Drive {
             let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
-                let (head, mut body) = upstream::within(silence, head).await?.into_parts();
+                let (head, mut body) = upstream::with_time_limit(silence, head).await?.into_parts();
                 body.of_call(in_flight);
                 if carries_data {
                     let body = upstream::collect(body, Some(pause)).await?;
@@ -190,7 +190,7 @@ impl Drive {
         self.runs.answering.call = Some(Box::pin(async move {
             let _in_flight = InFlight::new(worker.clone(), None);
             let upgraded = pin!(upstream.upgrade(&to, all, &tracker));
-            let call = pin!(upstream::within(head_of("upgrade", "head", limit), upgraded));
+            let call = pin!(upstream::with_time_limit(head_of("upgrade", "head", limit), upgraded));
             unless_down(&worker, call).await.map(LegAnswer::Upgraded)
         }));
     }
@@ -234,7 +234,7 @@ impl Drive {
                 for body in &abort.bodies {
                     let send = async || {
                         let silence = Silence { what: "answer to an abort", key: "abort", limit };
-                        upstream::within(silence, upstream.whole(&to, &headers, body.clone())).await
+                        upstream::with_time_limit(silence, upstream.whole(&to, &headers, body.clone())).await
                     };
                     let mut sent = send().await;
                     // The engine may have closed a connection that was kept since the last item.
@@ -271,7 +271,7 @@ impl Drive {
     }
 }
 
-/// The body of a request that runs on one worker: a form as it came, JSON as the dialect wants it.
+/// The body of a request that runs on one worker: a form as it arrived, JSON as the dialect wants it.
 fn single_body(request: &Request, connector: &dyn Connector, context: &LegContext<'_>) -> Bytes {
     match &request.form {
         Some(form) => form.bytes.clone(),

@@ -48,8 +48,8 @@ pub(crate) struct StoredCall<'a> {
     pub(crate) authorization: Option<&'a HeaderValue>,
 }
 
-/// Returns whether an engine may store the answer to a request, or go on with it in the background, and do so
-/// twice if it gets the request twice.
+/// Returns whether an engine may store the answer to a request, or continue with it in the background, and do
+/// so twice if it gets the request twice.
 pub(super) fn may_store(request: &Request) -> bool {
     let is_response = request.endpoint == Endpoint::Responses;
     let is_not_stored = || matches!(read(&request.body, "store"), Ok(Some(Flag(false))));
@@ -60,7 +60,7 @@ fn is_in_background(request: &Request) -> bool {
     matches!(read(&request.body, "background"), Ok(Some(Flag(true))))
 }
 
-/// Returns whether an engine may go on with a request after this failure: it answers in the background,
+/// Returns whether an engine may continue with a request after this failure: it answers in the background,
 /// whether or not the connection holds, and may have got the request.
 pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
     let may_have_it = error.began() && !matches!(error, CallError::Status { .. });
@@ -118,14 +118,14 @@ pub(crate) async fn call(
     let mut worker = found.ok_or_else(missing)?;
     let limit = state.settings.leg_timeouts.head;
     let silence = Silence { what: "answer about a stored response", key: "head", limit };
-    let mut answered = upstream::within(silence, send(upstream, &worker, call)).await;
+    let mut answered = upstream::with_time_limit(silence, send(upstream, &worker, call)).await;
     if was_known && is_missing(&answered) {
         // It may be at another worker now.
         state.sessions.deleted(key);
         let found = search(state, upstream, call.id, key, call.authorization).await;
         if let Some(other) = found.filter(|other| other.id() != worker.id()) {
             worker = other;
-            answered = upstream::within(silence, send(upstream, &worker, call)).await;
+            answered = upstream::with_time_limit(silence, send(upstream, &worker, call)).await;
         }
     }
     if is_missing(&answered) || (answered.is_ok() && call.method == Method::DELETE) {

@@ -51,7 +51,7 @@ impl WholeEstimate {
         self.due = self.estimate.next(elapsed).map(|next| from + next);
     }
 
-    /// The answer came, with this many tokens if its engine reported them.
+    /// The answer arrived, with this many tokens if its engine reported them.
     pub(super) fn ended(&self, booking: &Booking, tokens: Option<u32>, metrics: &Metrics) {
         if let (Some(from), Some(tokens)) = (self.from, tokens) {
             let error = booking.answered(&self.estimate, from.elapsed(), self.computes_prompt, tokens);

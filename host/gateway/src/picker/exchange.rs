@@ -48,7 +48,7 @@ pub(super) struct GatewayExchange {
     /// The request's place among all of them; `None`: there are too many.
     place: Option<Share>,
     started: Instant,
-    /// When bytes of the body came last.
+    /// When bytes of the body arrived last.
     read_at: Instant,
     account: Option<Box<Account>>,
     caller: Caller,

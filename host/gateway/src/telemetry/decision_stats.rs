@@ -1,5 +1,5 @@
 //! Decisions and their outcomes of the last hour, by slot and lane, to compare active, canary and shadow.
-//! A new generation of a lane begins anew: figures of two policies together would be of neither. Data threads
+//! A new generation of a lane starts over: figures of two policies together would be of neither. Data threads
 //! update the statistics without locks.
 
 use std::{
@@ -108,7 +108,7 @@ impl DecisionStats {
     ) {
         let own = self.by_model.get(model).and_then(|own| own.get(&kind));
         let Some(lanes) = own.or_else(|| self.shared(kind)) else { return };
-        let Some(cell) = lanes.get(place(lane)) else { return };
+        let Some(cell) = lanes.get(lane_index(lane)) else { return };
         let number = self.minute();
         let stats = cell.get_or_init(LaneStats::default);
         let place = usize::try_from(number % MAX_MINUTES).unwrap_or_default();
@@ -129,7 +129,7 @@ impl DecisionStats {
             Some(model) => self.by_model.get(model).and_then(|own| own.get(&kind)),
             None => self.shared(kind),
         };
-        let cells = lanes.and_then(|lanes| lanes.get(place(lane))?.get());
+        let cells = lanes.and_then(|lanes| lanes.get(lane_index(lane))?.get());
         let now = self.minute();
         let cells = cells.map(|stats| &*stats.minutes).unwrap_or_default();
         LaneSum::of(cells, now, minutes.clamp(1, MAX_MINUTES))
@@ -145,7 +145,7 @@ impl DecisionStats {
     }
 }
 
-fn place(lane: Lane) -> usize {
+fn lane_index(lane: Lane) -> usize {
     Lane::ALL.into_iter().position(|other| other == lane).unwrap_or_default()
 }
 

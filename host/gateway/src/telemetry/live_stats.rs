@@ -94,7 +94,7 @@ impl LiveStats {
     /// tokens.
     pub fn note(&self, status: u16, ttft: Option<Duration>, itl: Option<Duration>) {
         let number = self.begun.elapsed().as_secs();
-        let Some(second) = self.seconds.get(place(number)) else { return };
+        let Some(second) = self.seconds.get(slot_of_second(number)) else { return };
         // The first thread in a new second empties the cell. An addition by another thread at that time may
         // be lost.
         if second.number.swap(number, Ordering::Relaxed) != number {
@@ -155,7 +155,7 @@ impl LiveStats {
     }
 }
 
-fn place(number: u64) -> usize {
+fn slot_of_second(number: u64) -> usize {
     usize::try_from(number % (WINDOW + 1)).unwrap_or_default()
 }
 

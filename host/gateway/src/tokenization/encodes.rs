@@ -65,7 +65,7 @@ impl Encodes {
                 Ok(stopped) => super::encode(&tokenizer, &request, key.as_deref(), stopped),
                 Err(PoolFull) => Err("queue_full"),
             };
-            // The request may have gone on without its tokens.
+            // The request may have continued without its tokens.
             let _unheard = sender.send(outcome);
         });
         let _ticket = pool.submit(tenant, bytes, work);

@@ -35,8 +35,8 @@ fn number(text: &str) -> Option<f64> {
 }
 
 impl CallError {
-    /// Returns the refusal of an engine that has too much to do: 503, 429, or the 529 of a gateway behind
-    /// this one. Such an engine works, and the request is not to blame.
+    /// Returns the refusal of an engine that has too much to do: 503, 429, or the 529 of a gateway
+    /// that is called like an engine. Such an engine works, and the request is not to blame.
     #[must_use]
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         let Self::Status { status, retry_after, .. } = self else { return None };

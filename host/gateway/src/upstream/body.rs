@@ -60,7 +60,7 @@ impl Body {
         self.0.poll_peek(cx, enough)
     }
 
-    /// Returns why nothing can be read behind the bytes that were looked at, when that is known.
+    /// Returns why nothing can be read after the bytes that were looked at, when that is known.
     pub(crate) fn failed_at_once(&mut self) -> Option<WireError> {
         self.0.failed_at_once()
     }

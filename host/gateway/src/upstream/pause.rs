@@ -134,7 +134,7 @@ mod tests {
         let key = |after: u32| limits.silence("event", from, from + second * after).key;
         assert_eq!((key(60), key(359), key(360)), ("event_idle", "event_idle", "event_idle_max"));
         tokio::time::advance(360 * second).await;
-        // A worker that only answers health checks made no progress: the stream goes on elsewhere.
+        // A worker that only answers health checks made no progress: the stream continues on another worker.
         assert_eq!(limits.silence_between_events(from, Some(&worker)).key, "event_idle");
         let longer = PauseLimits { idle: 600 * second, ..limits };
         assert_eq!(longer.end(from, None), from + 600 * second, "a longer event_idle stays as it is");

@@ -22,7 +22,7 @@ use super::{CallError, ConnectionPool, Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}";
 
-/// An engine that answers the calls of each connection with the next texts, piece by piece, and closes behind
+/// An engine that answers the calls of each connection with the next texts, piece by piece, and closes after
 /// the last.
 struct Engine {
     url: String,

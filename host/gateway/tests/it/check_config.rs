@@ -326,7 +326,7 @@ fn j3_every_problem_of_the_certificates_is_told() {
     told(&[
         "p.toml:6:1: server.tls.key_file: `b.key` is not the key of the certificate in `a.pem`",
         "p.toml:7:1: server.tls.require_client_cert: `true` needs an authority",
-        "p.toml:8:1: server.tls.min_version: `1.1` is not a version that is spoken: expected \"1.2\" or \"1.3\"",
+        "p.toml:8:1: server.tls.min_version: `1.1` is not a supported version: expected \"1.2\" or \"1.3\"",
         "p.toml:11:1: server.admin_tls.key_file: cannot read `missing.key`: No such file",
     ]);
     write("missing.key", &expired_key);

@@ -262,7 +262,7 @@ fn check_lines(log: &str) {
         let all = names.len();
         names.dedup();
         assert_eq!(names.len(), all, "a key is repeated: {line}");
-        // A value is no Debug text of a struct.
+        // A value is not the Debug text of a struct.
         assert!(!line.contains(" { ") && !line.contains("Some("), "{line}");
     }
 }

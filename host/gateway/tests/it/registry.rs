@@ -194,7 +194,7 @@ fn a_password_comes_from_the_file_or_from_a_credential_helper() {
     assert!(work.pull_fails(&target, &[]).err.contains("asks for a user and a password"));
     for (script, part) in [
         ("echo the agent is locked; exit 1", "docker-credential-test failed: the agent is locked"),
-        ("echo hello", "something else than JSON"),
+        ("echo hello", "something other than JSON"),
         ("exec yes", "more than 65536 bytes"),
     ] {
         helper(script);

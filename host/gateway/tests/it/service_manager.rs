@@ -16,7 +16,7 @@ fn start(sockets: &[(&str, &TcpListener)], notify: Option<&std::path::Path>, arg
     let mut command = Command::new("/bin/bash");
     let (mut redirects, mut names) = (String::new(), Vec::new());
     for (index, (name, socket)) in sockets.iter().enumerate() {
-        // The shell opens the parent's descriptor anew under its number.
+        // The shell opens the parent's descriptor again under its number.
         use std::os::fd::AsRawFd as _;
         redirects.push_str(&format!(" {}<&{}", index + 3, socket.as_raw_fd()));
         names.push(*name);

@@ -64,7 +64,7 @@ impl<'a> Config<'a> {
         for node in list(root, "plugins")? {
             let plugin = Plugin::read(node)?;
             if plugins.iter().any(|other| other.name == plugin.name) {
-                bail!("line {}: the plugin `{}` is there twice", node.line, plain(plugin.name));
+                bail!("line {}: the plugin `{}` appears twice", node.line, plain(plugin.name));
             }
             plugins.push(plugin);
         }

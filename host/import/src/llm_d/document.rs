@@ -14,7 +14,7 @@ pub(super) fn find(text: &str) -> Result<Node, String> {
     let documents = yaml::parse(text).map_err(|problem| of_template(text, problem))?;
     let mut found = Vec::new();
     for document in documents {
-        if is_config(&document) { found.push(document) } else { within(&document, &mut found)? }
+        if is_config(&document) { found.push(document) } else { find_embedded(&document, &mut found)? }
     }
     let count = found.len();
     match found.pop() {
@@ -64,7 +64,7 @@ fn is_config(node: &Node) -> bool {
 }
 
 /// Collects the configurations that are texts within a document.
-fn within(node: &Node, found: &mut Vec<Node>) -> Result<(), String> {
+fn find_embedded(node: &Node, found: &mut Vec<Node>) -> Result<(), String> {
     match &node.value {
         Value::Scalar(text) if text.contains(KIND) => {
             let inside = |problem| format!("in the text that begins at line {}: {problem}", node.line);
@@ -84,8 +84,8 @@ fn within(node: &Node, found: &mut Vec<Node>) -> Result<(), String> {
         }
         Value::Scalar(_) => {}
         Value::Map(_) if is_config(node) => found.push(node.clone()),
-        Value::List(nodes) => nodes.iter().try_for_each(|node| within(node, found))?,
-        Value::Map(entries) => entries.iter().try_for_each(|(_, node)| within(node, found))?,
+        Value::List(nodes) => nodes.iter().try_for_each(|node| find_embedded(node, found))?,
+        Value::Map(entries) => entries.iter().try_for_each(|(_, node)| find_embedded(node, found))?,
     }
     Ok(())
 }

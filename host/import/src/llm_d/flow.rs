@@ -129,7 +129,7 @@ impl Import<'_> {
             self.note_translation(plugin, Kind::Missing, ours);
             return Ok(());
         }
-        let limit = u32::try_from(whole(most)).unwrap_or(u32::MAX).max(1);
+        let limit = u32::try_from(to_i64(most)).unwrap_or(u32::MAX).max(1);
         self.max_concurrency = Some((limit, format!("maxConcurrency of {}", plain(plugin.name))));
         let ours =
             format!("max_concurrency = {limit} of each worker: each is judged alone, not the whole pool");
@@ -167,18 +167,18 @@ fn quantity(node: &Node) -> anyhow::Result<i64> {
     let text = node.text().unwrap_or_default();
     let unit = UNITS.iter().find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, *factor)));
     let Some((digits, factor)) = unit else {
-        return Ok(whole(number(node, "quantity")?));
+        return Ok(to_i64(number(node, "quantity")?));
     };
     let count = digits.parse::<f64>().ok().filter(|count| count.is_finite());
     let count = count.ok_or_else(|| {
         anyhow::anyhow!("line {}: `{}` is not a quantity: expected 100, 1k or 1Gi", node.line, plain(text))
     })?;
-    Ok(whole(count * factor))
+    Ok(to_i64(count * factor))
 }
 
 /// A whole number that a double represents exactly.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to the whole numbers of a double")]
-fn whole(number: f64) -> i64 {
+fn to_i64(number: f64) -> i64 {
     number.clamp(0.0, 9e15) as i64
 }
 

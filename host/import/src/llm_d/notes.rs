@@ -11,7 +11,7 @@ const NOTES: &[(&str, Kind, &str)] = &[
     ("core-metrics-extractor", Translated, "built in: figures of vLLM and SGLang"),
     ("models-data-source", Translated, "built in: GET /v1/models of each engine"),
     ("models-data-extractor", Translated, "built in: GET /v1/models of each engine"),
-    ("endpoint-notification-source", Translated, "built in: sources of workers tell who joins and leaves"),
+    ("endpoint-notification-source", Translated, "built in: workers join and leave by their sources"),
     ("k8s-notification-source", Translated, "built in: [[discovery.kubernetes]] watches"),
     ("inflight-load-producer", Translated, "built in: bookings of this gateway"),
     ("session-id-producer", Translated, "built in: the session is in x-session-id"),
@@ -60,7 +60,7 @@ const NOTES: &[(&str, Kind, &str)] = &[
         Missing,
         "requests are not collected in windows: each is decided on arrival",
     ),
-    ("p2p-source-producer", Missing, "engines fetch no blocks from each other by the gateway's word"),
+    ("p2p-source-producer", Missing, "the gateway does not make engines fetch blocks from each other"),
     ("multicluster-approx-prefix-cache-producer", Missing, "a gateway serves one cluster"),
     (
         "multicluster-file-discovery",

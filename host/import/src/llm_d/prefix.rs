@@ -147,7 +147,7 @@ impl Import<'_> {
              defaults of their source); hash seeds need not agree; decisions are predicted, too"
         );
         if of_pods.is_none() && events.is_some_and(|events| events.get("zmqEndpoint").is_some()) {
-            ours.push_str(". Engines have to listen (--kv-events-config with tcp://*:5557), not to call");
+            ours.push_str(". Engines have to listen (--kv-events-config with tcp://*:5557), not to connect");
         }
         self.note_translation(producer, Kind::Approximated, ours);
         if self.config.of_kind("token-producer").is_none() && self.config.of_kind("tokenizer").is_none() {

@@ -134,7 +134,7 @@ impl Import<'_> {
             "load" => {
                 // llm-d takes its default for any number that is not positive.
                 let threshold = plugin.number("threshold")?.filter(|threshold| *threshold >= 1.0);
-                plan.option("load-threshold", whole(threshold.unwrap_or(128.0)), &source("threshold"))
+                plan.option("load-threshold", to_i64(threshold.unwrap_or(128.0)), &source("threshold"))
             }
             "active" => {
                 let idle = plugin.number("idleThreshold")?.filter(|idle| *idle >= 0.0).unwrap_or(0.0);
@@ -142,14 +142,14 @@ impl Import<'_> {
                 // Neither has an effect in llm-d any more, or names what is built in here.
                 plugin.param("requestTimeout");
                 plugin.param("inFlightLoadProducerName");
-                plan.option("idle-threshold", whole(idle), &source("idleThreshold"))
+                plan.option("idle-threshold", to_i64(idle), &source("idleThreshold"))
                     && plan.option("max-busy-score", most.unwrap_or(1.0), &source("maxBusyScore"))
             }
             "tokens" => {
                 let threshold = plugin.number("queueThresholdTokens")?.filter(|tokens| *tokens >= 1.0);
                 plugin.param("inFlightLoadProducerName");
                 let source = source("queueThresholdTokens");
-                plan.option("token-threshold", whole(threshold.unwrap_or(4_194_304.0)), &source)
+                plan.option("token-threshold", to_i64(threshold.unwrap_or(4_194_304.0)), &source)
             }
             "prefix" => self.prefix_limit(plan, plugin)?,
             _ => true,
@@ -161,7 +161,7 @@ impl Import<'_> {
         let config = plugin.param("sessionIdConfig");
         let ttl = config.and_then(|config| config.get("evictionTtlSeconds"));
         let ttl = ttl.map(|node| super::config::number(node, "evictionTtlSeconds")).transpose()?;
-        let seconds = whole(ttl.filter(|ttl| *ttl >= 1.0).unwrap_or(300.0));
+        let seconds = to_i64(ttl.filter(|ttl| *ttl >= 1.0).unwrap_or(300.0));
         let by_id = plugin.text("strategy") == Some("session_id");
         plugin.param("profileName");
         plugin.param("encodedEndpointHeaderConfig");
@@ -189,6 +189,6 @@ fn latency(plan: &mut SlotPlan, source: &str) -> (Kind, String) {
 
 /// A whole number of a parameter, within a `u32`.
 #[expect(clippy::cast_possible_truncation, reason = "clamped to the range of a u32")]
-fn whole(number: f64) -> i64 {
+fn to_i64(number: f64) -> i64 {
     number.clamp(0.0, f64::from(u32::MAX)) as i64
 }

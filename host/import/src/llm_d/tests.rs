@@ -165,7 +165,7 @@ fn s2_the_queue_counts_only_with_its_gate() {
 fn s2_a_configuration_that_llm_d_would_refuse_is_refused() {
     for (text, part) in [
         (format!("{HEAD}plugins:\n- name: a\n"), "line 4: a plugin without `type`"),
-        (format!("{HEAD}plugins:\n- type: a\n- type: a\n"), "line 5: the plugin `a` is there twice"),
+        (format!("{HEAD}plugins:\n- type: a\n- type: a\n"), "line 5: the plugin `a` appears twice"),
         (format!("{HEAD}plugins: 7\n"), "line 3: `plugins` is not a list"),
         (
             format!("{HEAD}plugins: [{{ type: q }}]\n{PROFILE}  - {{ pluginRef: q, weight: x }}\n"),

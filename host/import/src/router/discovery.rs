@@ -23,7 +23,7 @@ impl Import<'_> {
         for (flag, role) in sources {
             let Some(given) = self.line.last(flag).filter(|given| !given.values.is_empty()) else { continue };
             let Some(selector) = selector(given) else {
-                self.note_translation(given, Kind::Missing, "no KEY=VALUE is in it: give the pods' labels");
+                self.note_translation(given, Kind::Missing, "it has no KEY=VALUE: give the pods' labels");
                 continue;
             };
             written += 1;

@@ -231,13 +231,13 @@ const FLAGS: &[Flag] = &[
         "prefix-token-count",
         Arity::One,
         Missing,
-        "no policy hashes prefixes: cache-aware follows what is cached",
+        "no policy hashes prefixes: use cache-aware, which follows cached blocks",
     ),
     with_note(
         "prefix-hash-load-factor",
         Arity::One,
         Missing,
-        "no policy hashes prefixes: cache-aware has thresholds",
+        "no policy hashes prefixes: use cache-aware and its thresholds",
     ),
     with_note(
         "vllm-discovery-address",

@@ -29,7 +29,7 @@ impl Import<'_> {
         self.tell_number("port", given_port, "server.listen");
         if let Some(given) = given_host {
             let ours =
-                format!("server.listen: `{}` is not an address, so all of this machine listen", plain(host));
+                format!("server.listen: `{}` is not an address: listening on all addresses", plain(host));
             if exact {
                 self.note_translation(given, Kind::Translated, "server.listen");
             } else {

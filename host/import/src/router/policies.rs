@@ -36,7 +36,7 @@ const CHOICES: &[(&str, Choice)] = &[
             Kind::Translated,
             ("native", "round-robin"),
             None,
-            "The same rule, with a turn for each model and leg",
+            "The same rule, one counter for each model and leg",
         ),
     ),
     (

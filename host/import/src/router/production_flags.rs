@@ -34,7 +34,7 @@ const FLAGS: &[Flag] = &[
         Approximated,
         "the watch lasts discovery.kubernetes.watch",
     ),
-    with_note("static-model-types", Arity::One, Approximated, "the engine's /v1/models and /health tell"),
+    with_note("static-model-types", Arity::One, Approximated, "read from engines: /v1/models, /health"),
     with_note("static-backend-health-checks", Arity::Switch, Translated, HEALTH),
     with_note("static-backend-health-check-interval", Arity::One, Approximated, HEALTH),
     with_note("static-backend-health-check-timeout-seconds", Arity::One, Approximated, "set probe.timeout"),

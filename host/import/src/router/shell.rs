@@ -32,7 +32,7 @@ pub(super) fn commands(script: &str) -> anyhow::Result<Vec<Vec<String>>> {
     while let Some(letter) = letters.next() {
         match letter {
             '\\' => match letters.next() {
-                // A line that goes on.
+                // A line that continues.
                 Some('\n') | None => {}
                 Some(other) => word.get_or_insert_default().push(other),
             },

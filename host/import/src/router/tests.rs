@@ -75,7 +75,7 @@ fn s3_workers_have_the_dialect_the_role_and_the_connector() {
     // S3.4
     assert_eq!(table["workers"].as_array().unwrap().len(), 1);
     assert!(
-        report.contains("grpc://a:1: engines are called over HTTP; http://b:1: it is there already"),
+        report.contains("grpc://a:1: engines are called over HTTP; http://b:1: given before"),
         "{report}"
     );
 }

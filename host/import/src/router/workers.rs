@@ -87,7 +87,7 @@ impl Import<'_> {
                 Some("mooncake")
             }
             Some((given, _)) => {
-                let ours = "this connector is not spoken: nixl, mooncake and p2p_nccl are";
+                let ours = "this connector is not supported: use nixl, mooncake or p2p_nccl";
                 self.note_translation(given, Kind::Missing, ours);
                 None
             }
@@ -143,7 +143,7 @@ impl Import<'_> {
                 }
                 Err(problem) => refused.push(problem),
                 Ok(EngineUrl { url, .. }) if !known.insert(url.clone()) => {
-                    refused.push(format!("{}: it is there already", plain(&url)));
+                    refused.push(format!("{}: given before", plain(&url)));
                 }
                 Ok(url) => {
                     let source = format!("{}, {}", given.flag(), given.place);

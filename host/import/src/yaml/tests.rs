@@ -60,7 +60,7 @@ fn s1_a_bomb_ends_with_an_error_that_names_the_bound() {
 #[test]
 fn s1_what_is_ambiguous_is_refused_with_its_line() {
     for (text, part) in [
-        ("a: 1\na: 2\n", "line 2: the key `a` is there twice"),
+        ("a: 1\na: 2\n", "line 2: the key `a` appears twice"),
         ("a: &x [*x]\n", "an alias within what it stands for"),
         ("a: *x\n", "line 1: "),
         ("a:\n  <<: { b: 1 }\n", "line 2: merge keys"),

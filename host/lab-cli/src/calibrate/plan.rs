@@ -137,7 +137,7 @@ pub(super) fn text(phases: &[Phase], model: &str, max_seconds: u64) -> String {
             Kind::Engine(role, capacity) | Kind::Together(role, capacity) => format!(
                 "{} engine{} ({} blocks of {} tokens, {} sequences, {} tokens a step)",
                 role.as_str(),
-                if matches!(phase.kind, Kind::Together(..)) { " beside the load of the other" } else { "" },
+                if matches!(phase.kind, Kind::Together(..)) { " under the load of the other" } else { "" },
                 capacity.blocks,
                 capacity.block_tokens,
                 capacity.max_num_seqs,

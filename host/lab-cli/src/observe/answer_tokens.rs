@@ -78,7 +78,7 @@ impl AnswerTokens {
     }
 }
 
-/// Returns the count behind the last name of it.
+/// Returns the count after the last name of it.
 fn usage(bytes: &[u8]) -> Option<u32> {
     let at = COUNT.find_iter(bytes).last()? + COUNT.needle().len();
     let digits = bytes.get(at..)?.trim_ascii_start();

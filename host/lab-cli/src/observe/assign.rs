@@ -11,7 +11,7 @@ use super::{engines::EngineLog, writer::Written};
 pub(super) enum How {
     /// The router in place named the engine with its answer.
     Answer,
-    /// The engine stored the blocks of this prompt after the request came.
+    /// The engine stored the blocks of this prompt after the request arrived.
     Events,
     /// Only this engine began answers in that second, as many as requests waited.
     Counters,

@@ -2,7 +2,7 @@
 //! passes and waits for nothing; the observer sends nothing.
 //!
 //! Outside that mode Envoy waits for an answer to each message. The observer then ends the call without an
-//! error, which Envoy takes as the wish to see no more of this request: it goes on at once.
+//! error, which Envoy takes as the wish to see no more of this request: it continues at once.
 //!
 //! An answer tells what a copy of a request cannot: the engine, the output tokens, and whether it failed.
 

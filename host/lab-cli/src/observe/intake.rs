@@ -87,7 +87,7 @@ impl Body {
     }
 }
 
-/// Whether the body behind these headers is not compressed.
+/// Whether the body after these headers is not compressed.
 pub(super) fn is_readable(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_ENCODING).is_none_or(|coding| coding == "identity")
 }

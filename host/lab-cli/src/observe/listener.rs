@@ -86,7 +86,7 @@ async fn connection(intake: Arc<Intake>, stream: TcpStream) {
                 tracing::debug!(error, "connection of a mirror ended");
             }
         }
-        () = is_silent => tracing::debug!("connection of a mirror closed, no request came"),
+        () = is_silent => tracing::debug!("connection of a mirror closed without a request"),
     }
 }
 

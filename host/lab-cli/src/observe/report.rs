@@ -66,7 +66,7 @@ impl Means {
 /// Returns the page. `forecast` is `None` when there were too few requests.
 pub(super) fn blocks(seen: &Observation<'_>, forecast: Option<&Forecast>) -> Vec<Block> {
     let mut blocks = vec![heading("What your router did (measured)")];
-    did(&mut blocks, seen);
+    add_router_table(&mut blocks, seen);
     if let Some(forecast) = forecast {
         blocks.push(heading("What each policy would have done (forecast)"));
         policies(&mut blocks, forecast);
@@ -79,7 +79,7 @@ pub(super) fn blocks(seen: &Observation<'_>, forecast: Option<&Forecast>) -> Vec
     blocks
 }
 
-fn did(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
+fn add_router_table(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
     let mut rows = vec![row(&[
         "worker",
         "answers",

@@ -161,7 +161,7 @@ impl Measure {
     }
 
     /// Returns a salted id for each block of a prompt. Hashes may be further apart than blocks: a block gets
-    /// its id from the first hash at or behind its end. Blocks behind the last hash are shared with no
+    /// its id from the first hash at or after its end. Blocks after the last hash are shared with no
     /// request.
     fn blocks(&self, prefix: &Prefix, tokens: u32, number: u64) -> Vec<u64> {
         let marks = (1_u32..).zip(prefix.hashes().iter());
@@ -178,7 +178,7 @@ impl Measure {
     }
 }
 
-/// Returns the first byte behind the opening bracket of a list; `None` when the value is not a list.
+/// Returns the first byte after the opening bracket of a list; `None` when the value is not a list.
 fn first_element(value: &str) -> Option<u8> {
     value.strip_prefix('[')?.trim_ascii_start().bytes().next()
 }

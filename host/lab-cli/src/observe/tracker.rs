@@ -1,4 +1,5 @@
-//! Finds the engine of a request by KV events: the engine that stores the blocks of its prompt after it came.
+//! Finds the engine of a request by KV events: the engine that stores the blocks of its prompt after it
+//! arrived.
 //!
 //! A request that no engine stored blocks for ran on one that had them all. The index knows which.
 
@@ -31,7 +32,7 @@ struct Pending {
     hashes: Arc<[BlockHash]>,
     /// Blocks of the prompt that each engine had without this request.
     before: Vec<u32>,
-    /// The only engine that had the whole prompt when the request came.
+    /// The only engine that had the whole prompt when the request arrived.
     only_holder: Option<u32>,
     since: Instant,
 }
@@ -132,7 +133,7 @@ impl Tracker {
         }
         state.hashes += hashes.len();
         let before = self.depths(&mut state.overlaps, hashes);
-        let only_holder = only_holder(&before, whole(hashes));
+        let only_holder = only_holder(&before, block_count(hashes));
         let hashes = Arc::clone(hashes);
         state.pending.push(Pending { number, hashes, before, only_holder, since: Instant::now() });
     }
@@ -158,7 +159,7 @@ impl Tracker {
         let mut explained: Vec<(Arc<[BlockHash]>, usize)> = Vec::new();
         for mut request in pending.drain(..) {
             let depths = self.depths(overlaps, &request.hashes);
-            let whole = whole(&request.hashes);
+            let whole = block_count(&request.hashes);
             for (engine, (before, depth)) in request.before.iter_mut().zip(&depths).enumerate() {
                 // What another request stored is not this one's; evicted blocks may be stored again.
                 let is_explained = explained.iter().any(|(hashes, at)| {
@@ -193,7 +194,7 @@ impl Tracker {
 }
 
 /// Returns the number of a prompt's blocks.
-fn whole(hashes: &[BlockHash]) -> u32 {
+fn block_count(hashes: &[BlockHash]) -> u32 {
     u32::try_from(hashes.len()).unwrap_or(u32::MAX)
 }
 

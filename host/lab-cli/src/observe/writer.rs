@@ -156,16 +156,16 @@ impl Writer {
             tracker.add(number, &hashes);
         }
         let added = self.out.add(&line);
-        self.lose(added);
+        self.end_trace(added);
     }
 
     fn flush(&mut self) {
         let flushed = self.out.flush();
-        self.lose(flushed);
+        self.end_trace(flushed);
     }
 
     /// Counts lines that could not be written, and ends the trace.
-    fn lose(&mut self, result: Result<(), Lost>) {
+    fn end_trace(&mut self, result: Result<(), Lost>) {
         let Err(Lost { lines, error }) = result else { return };
         tracing::warn!(path = %self.path.display(), %error, lines, "trace not writable, it ends");
         self.left = 0;

@@ -94,7 +94,7 @@ fn lengths(min: u32, max: u32) -> Vec<u32> {
     let steps = f64::from(LENGTHS - 1);
     let factor = (f64::from(max) / f64::from(min)).powf(1.0 / steps);
     let mut lengths: Vec<u32> = (0..LENGTHS)
-        .map(|step| whole(f64::from(min) * factor.powf(f64::from(step))).clamp(min, max))
+        .map(|step| to_u32(f64::from(min) * factor.powf(f64::from(step))).clamp(min, max))
         .collect();
     lengths.dedup();
     lengths
@@ -127,7 +127,7 @@ fn candidates(limits: &DesignLimits, lengths: &[u32]) -> Vec<Burst> {
 fn mix_request(limits: &DesignLimits, rng: &mut SmallRng) -> MixRequest {
     let mut log_uniform = |min: u32, max: u32| {
         let (low, high) = (f64::from(min).ln(), f64::from(max).ln());
-        whole((low + (high - low) * rng.random::<f64>()).exp()).clamp(min, max)
+        to_u32((low + (high - low) * rng.random::<f64>()).exp()).clamp(min, max)
     };
     let isl = log_uniform(limits.min_prompt, limits.max_prompt);
     let osl = log_uniform((limits.output_tokens / 4).max(2), limits.output_tokens.saturating_mul(2).max(2));
@@ -149,7 +149,7 @@ impl Design {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded and not negative")]
-fn whole(value: f64) -> u32 {
+fn to_u32(value: f64) -> u32 {
     value.round() as u32
 }
 

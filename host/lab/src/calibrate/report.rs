@@ -164,8 +164,8 @@ fn alone(measured: &Measurements, fleet: &Fleet, fits: &[(Role, Fit)]) -> (Fleet
         let (both, one) = (decode_step_ms(together), decode_step_ms(&fit));
         if one > 0.0 && both / one > SLOWED {
             slowed.push(format!(
-                "{} engine: a decode step of one sequence takes {both:.1} ms beside the load of the other engine and \
-                 {one:.1} ms without; the file holds for what is in between",
+                "{} engine: a decode step of one sequence takes {both:.1} ms under the load of the other engine \
+                 and {one:.1} ms without it; the file has a value between the two",
                 role.as_str()
             ));
         }
@@ -274,14 +274,14 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
 pub(super) fn term_warnings(engines: &[(Role, Fit)], links: Option<&[TermFit]>) -> Vec<String> {
     let of_engine = |(role, fit): &(Role, Fit)| {
         let part = format!("{} engine", role.as_str());
-        fit.terms.iter().filter_map(|fit| about(&part, fit)).collect::<Vec<_>>()
+        fit.terms.iter().filter_map(|fit| why_zero(&part, fit)).collect::<Vec<_>>()
     };
-    let links = links.unwrap_or_default().iter().filter_map(|fit| about("link", fit));
+    let links = links.unwrap_or_default().iter().filter_map(|fit| why_zero("link", fit));
     engines.iter().flat_map(of_engine).chain(links).collect()
 }
 
 /// Explains why a term is 0.
-fn about(part: &str, fit: &TermFit) -> Option<String> {
+fn why_zero(part: &str, fit: &TermFit) -> Option<String> {
     let name = fit.term.name();
     if !fit.identified {
         Some(format!("{part}: the requests do not vary {name} apart from the other terms; it is fixed at 0"))

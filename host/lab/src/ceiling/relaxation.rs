@@ -81,7 +81,8 @@ impl Relaxation {
             // An engine always computes the last token of a prompt.
             let usable = ((isl - 1) / fleet.block_tokens.max(1)) as usize;
             let blocks = || prepared.chain.iter().take(usable);
-            let since: Vec<f64> = blocks().map(|hash| since(&holders, *hash, number, waits)).collect();
+            let since: Vec<f64> =
+                blocks().map(|hash| earliest_computed(&holders, *hash, number, waits)).collect();
             let tokens_of = |blocks: usize| tokens_of(blocks, fleet.block_tokens).min(isl - 1);
             relaxation.alone.push(alone(&since, at, |cached| ways.least_ms(tokens_of(cached), isl)));
             relaxation.behind.push(ways.behind_prompt_ms(isl));
@@ -165,7 +166,7 @@ impl<'a> Ways<'a> {
         role == Role::Prefill || !fleet.routing.enforce_disagg
     }
 
-    fn over(&self, is: impl Fn(Role) -> bool, of: impl Fn(f64, &LeastTimes) -> f64) -> f64 {
+    fn least_over_groups(&self, is: impl Fn(Role) -> bool, of: impl Fn(f64, &LeastTimes) -> f64) -> f64 {
         least(self.groups.iter().filter(|(role, ..)| is(*role)).map(|(_, ms, times)| of(*ms, times)))
     }
 
@@ -175,21 +176,22 @@ impl<'a> Ways<'a> {
 
     /// Returns the time from the end of a remote prefill to the first token.
     fn transfer_ms(&self, isl: u32) -> f64 {
-        let decode = self.over(|role| role == Role::Decode, |ms, times| ms + times.decode_ms(isl));
+        let decode =
+            self.least_over_groups(|role| role == Role::Decode, |ms, times| ms + times.decode_ms(isl));
         milliseconds(self.fleet.links.transfer(isl)) + decode
     }
 
     /// Returns the least time from arrival to the first token with `cached` tokens in the cache.
     fn least_ms(&self, cached: u32, isl: u32) -> f64 {
         let prompt = |ms: f64, times: &LeastTimes| ms + times.prompt_ms(cached, isl);
-        let local = self.over(|role| self.is_local(role), prompt);
-        let remote = self.over(|role| role == Role::Prefill, prompt);
+        let local = self.least_over_groups(|role| self.is_local(role), prompt);
+        let remote = self.least_over_groups(|role| role == Role::Prefill, prompt);
         local.min(remote + self.transfer_ms(isl))
     }
 
     /// Returns the least time between the end of the prompt and the first token.
     fn behind_prompt_ms(&self, isl: u32) -> f64 {
-        let local = self.over(|role| self.is_local(role), |_, times| times.emission_ms(isl));
+        let local = self.least_over_groups(|role| self.is_local(role), |_, times| times.emission_ms(isl));
         let has_prefill = self.groups.iter().any(|(role, ..)| *role == Role::Prefill);
         if has_prefill { local.min(self.transfer_ms(isl)) } else { local }
     }
@@ -233,7 +235,7 @@ fn is_first(holders: &Holders, hash: u64, number: usize) -> bool {
 }
 
 /// Returns the earliest time at which a request other than `number` may have had the block computed.
-fn since(holders: &Holders, hash: u64, number: usize, waits: &Waits) -> f64 {
+fn earliest_computed(holders: &Holders, hash: u64, number: usize, waits: &Waits) -> f64 {
     let of = |first: &First| {
         if first.tree == waits.root(number) {
             let is_new = first.number == number && first.others_wait;

@@ -103,13 +103,13 @@ impl PairSeed {
             differ: differ().count(),
             ttft_ms: of(ttft),
             e2e_ms: of(e2e),
-            examples: most(costs),
+            examples: extreme_costs(costs),
         }
     }
 }
 
 /// Returns the decisions with the highest cost, then those with the largest saving.
-fn most(mut costs: Vec<DecisionCost>) -> Vec<DecisionCost> {
+fn extreme_costs(mut costs: Vec<DecisionCost>) -> Vec<DecisionCost> {
     let cost = |one: &DecisionCost| ((one.ttft_ms[1] - one.ttft_ms[0]) * 1e3) as i64;
     costs.sort_by_key(|one| Reverse(cost(one)));
     let listed = costs.iter().filter(|one| cost(one) > 0).take(LISTED);

@@ -13,7 +13,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
     }
     if comparison.seeds < plan.seeds {
         let (over, planned) = (comparison.seeds, plan.seeds);
-        warnings.push(format!("interrupted: {over} of {planned} seeds are over; the rest is missing"));
+        warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));
     }
     for pair in &comparison.pairs {
         warnings.extend(equal(pair, comparison));
@@ -105,8 +105,8 @@ fn equal(pair: &PairDifference, comparison: &Comparison) -> Option<String> {
         )
     } else {
         format!(
-            "\"{first}\" and \"{second}\" made equal decisions for every request: what tells them apart had no effect \
-             here"
+            "\"{first}\" and \"{second}\" made equal decisions for every request: their difference had no \
+             effect here"
         )
     })
 }

@@ -67,7 +67,7 @@ impl Lab<'_> {
         if let Some(admission) = flight.admission.as_mut() {
             admission.used(u64::from(request.input_tokens), u64::from(flight.last_token.1));
         }
-        self.teach(number, &flight, ended);
+        self.queue_outcome(number, &flight, ended);
         self.close(number, outcome);
     }
 
@@ -99,7 +99,7 @@ impl Lab<'_> {
     }
 
     /// Queues the outcome for the policies that learn, as the gateway does.
-    fn teach(&mut self, number: usize, flight: &Flight, ended: Ended) {
+    fn queue_outcome(&mut self, number: usize, flight: &Flight, ended: Ended) {
         let mut first = false;
         let source = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
         for (receipt, retried) in

@@ -204,7 +204,7 @@ fn a_request_that_nothing_will_end_is_an_error_and_no_endless_loop() {
         lab.resume_scraping();
         lab.run_events().await.unwrap_err().to_string()
     });
-    assert_eq!(error, "the simulation stands still: 2 requests are open and nothing is left to happen");
+    assert_eq!(error, "the simulation cannot continue: 2 requests are open and no event is left");
 }
 
 #[test]

@@ -144,7 +144,7 @@ fn the_page_has_every_plot_with_names_escaped_and_loads_nothing() {
         "mean TTFT: no policy is below ",
         "Time to first token",
         "Inter-token latency",
-        "endless cache",
+        "unlimited cache",
         "Decisions that differ",
         "four &lt;engines&gt;",
     ] {

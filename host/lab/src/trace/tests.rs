@@ -50,7 +50,7 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
         (r#"{"input_length": 5, "output_length": "many"}"#, "`output_length`: invalid type"),
         (r#"{"input_length": 5, "output_length": 5, "hash_ids": [1, -2]}"#, "`hash_ids[1]`: invalid value"),
         (r#"{"input_length": 5, "output_length": 5, "session_id": []}"#, "`session_id`: expected a text"),
-        (r#"{"input_length": 5, "output_length": 5} {}"#, "continues behind"),
+        (r#"{"input_length": 5, "output_length": 5} {}"#, "continues after"),
         ("[5]", "expected a JSON object"),
     ];
     for (line, field) in table {

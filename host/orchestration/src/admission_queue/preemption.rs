@@ -1,5 +1,5 @@
 //! Running streams that make room: with `preempt`, one of the lowest class pauses while a request of a higher
-//! class waits, and goes on later (L5).
+//! class waits, and continues later (L5).
 //!
 //! ```text
 //! a request waits --> asks the newest stream of the lowest class, within share and rate
@@ -215,7 +215,7 @@ impl PausableStream {
         true
     }
 
-    /// The stream goes on. Returns how long it was paused.
+    /// The stream continues. Returns how long it was paused.
     pub fn end(&mut self) -> Duration {
         let Some(since) = self.paused.take() else { return Duration::ZERO };
         if let Some(streams) = self.queue.inner.lock().preemption.pools.get_mut(&self.pool) {

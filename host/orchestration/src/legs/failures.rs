@@ -38,14 +38,14 @@ impl Legs {
             return Actions::new();
         }
         self.state.answering = LegState::Over;
-        let mut actions = self.lose(lost);
+        let mut actions = self.give_up_handoff(lost);
         let retries = lost == Lost::PrefillDied && self.may_retry();
         actions.extend(if retries { self.retry() } else { self.fail(Leg::Decode) });
         actions
     }
 
     /// Gives a handoff up that has to be consumed, if there is one.
-    fn lose(&mut self, lost: Lost) -> Actions {
+    fn give_up_handoff(&mut self, lost: Lost) -> Actions {
         if !self.owes() {
             return Actions::new();
         }
@@ -133,7 +133,7 @@ impl Legs {
             actions.extend(self.send_decode());
             return actions;
         }
-        actions.extend(self.lose(Lost::NoDecodeWorker));
+        actions.extend(self.give_up_handoff(Lost::NoDecodeWorker));
         if self.state.prefill == LegState::InFlight {
             actions.extend(self.stop(Leg::Prefill));
         }
@@ -156,12 +156,12 @@ impl Legs {
         self.client == Client::Reading && self.consumed && !self.held
     }
 
-    /// Ends what is left of the legs, and begins anew with the rest of the answer.
+    /// Ends what is left of the legs, and starts over with the rest of the answer.
     fn continue_elsewhere(&mut self) -> Actions {
         self.policy.continuations -= 1;
         let mut actions = Actions::new();
         if self.is_abortable() {
-            // An engine that hangs may run it once it goes on.
+            // An engine that hangs may run it once it continues.
             actions.push(Action::Abort(self.answering()));
         }
         actions.push(Action::Cancel(self.answering()));
@@ -169,7 +169,7 @@ impl Legs {
         actions
     }
 
-    /// Begins anew with the rest of an answer, whose answering leg was ended. Nothing is sent before the
+    /// Starts over with the rest of an answer, whose answering leg was ended. Nothing is sent before the
     /// engines of the old legs were told to stop.
     pub(super) fn begin_rest(&mut self) -> Actions {
         let mut actions = self.stop(Leg::Prefill);
@@ -188,7 +188,7 @@ impl Legs {
     pub(super) fn deadline(&mut self) -> Actions {
         let goes_on = !self.overdue && self.must_go_on();
         self.overdue = true;
-        let mut actions = if goes_on { Actions::new() } else { self.lose(Lost::NoDecodeWorker) };
+        let mut actions = if goes_on { Actions::new() } else { self.give_up_handoff(Lost::NoDecodeWorker) };
         if !goes_on {
             actions.extend(self.stop_all());
         }

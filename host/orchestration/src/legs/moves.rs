@@ -12,7 +12,7 @@ const MAX_MOVES: u32 = 2;
 const MAX_PAUSES: u32 = 2;
 
 impl Legs {
-    /// Returns whether the client waits for the rest of an answer, no token of which came.
+    /// Returns whether the client waits for the rest of an answer, no token of which arrived.
     #[must_use]
     pub fn awaits_rest(&self) -> bool {
         self.resumes && !self.finished && !self.only_consumes()
@@ -23,7 +23,7 @@ impl Legs {
         self.resumes |= self.client == Client::Reading && !self.consumed && !self.held;
     }
 
-    /// An event of the answer came, and it is no rest of one.
+    /// An event of the answer arrived, and it is not the rest of one.
     pub fn stream_began(&mut self) {
         self.resumes = false;
     }
@@ -74,7 +74,7 @@ impl Legs {
         self.leave()
     }
 
-    /// Ends the leg that answers, and begins anew with the rest of the answer. It is no failure, and takes
+    /// Ends the leg that answers, and starts over with the rest of the answer. It is not a failure, and takes
     /// none of the continuations and retries.
     fn leave(&mut self) -> Actions {
         // The stream was healthy: it does not end because the first worker of its rest fails.

@@ -850,7 +850,7 @@ enum Happening {
     DecodeWorkersDie,
     /// The prefill engine dies after its answer.
     PrefillDies,
-    /// An event without a token came, such as one that tells the role.
+    /// An event without a token arrived, such as one that tells the role.
     StreamBegins,
     /// A leg fails while the client has the head of the answer, and no event.
     FailsWithoutEvent(Leg, Failed),
@@ -872,9 +872,9 @@ struct World {
     token: bool,
     finish: bool,
     relayed: bool,
-    /// An event of the answer came, or the answer is the rest of one.
+    /// An event of the answer arrived, or the answer is the rest of one.
     begun: bool,
-    /// The rest of an answer is generated elsewhere, and no token of it came; or the client has no event.
+    /// The rest of an answer is generated elsewhere, and no token of it arrived; or the client has no event.
     resumes: bool,
     continuations: u32,
     moves: u32,
@@ -980,7 +980,7 @@ impl World {
                 (self.resumes, self.begun, self.token) = (true, true, false);
                 self.continuations += 1;
             }
-            A::Lose(lost) => self.lose(lost),
+            A::Lose(lost) => self.give_up_handoff(lost),
             A::Finish => {
                 self.finished = true;
                 assert!(!self.prefill && !self.decode, "invariant 8: a leg is left running");
@@ -1001,7 +1001,7 @@ impl World {
         self.dispatched += 1;
     }
 
-    fn lose(&mut self, lost: Lost) {
+    fn give_up_handoff(&mut self, lost: Lost) {
         assert!(self.owed, "{lost:?} is counted without a handoff");
         let excused = match lost {
             Lost::NoDecodeWorker => !self.decode_lives || self.nobody_takes || self.lease_over,

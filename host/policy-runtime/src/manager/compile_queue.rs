@@ -58,7 +58,7 @@ pub(super) struct CompileJob {
 pub(super) type Compiled = HashMap<(Digest, Arc<[Grant]>), CompiledPolicy>;
 
 /// Code of the built-in policies that jobs asked for. It is compiled once: a formula that is edited, or other
-/// settings, configure the same code anew.
+/// settings, configure the same code again.
 #[derive(Default)]
 struct BuiltInCode {
     compiled: Mutex<HashMap<Digest, CompiledPolicy>>,

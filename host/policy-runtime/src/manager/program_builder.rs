@@ -357,7 +357,7 @@ fn both<A, B>(a: Result<A, BuildError>, b: Result<B, BuildError>) -> Result<(A, 
     }
 }
 
-/// Composes the program of a policy that ranks or decides, behind `filters`.
+/// Composes the program of a policy that ranks or decides, after `filters`.
 fn program(
     slot: SlotKind,
     filters: Vec<Arc<dyn Policy>>,

@@ -145,7 +145,7 @@ fn a_built_in_policy_keeps_state_without_a_grant_and_the_same_rule_of_an_operato
     };
     let built_in = managed(spec(Some(PREDICTED_LATENCY)), TrustRules::default(), &[]);
     assert_eq!(built_in.status().policy, "predicted-latency", "{:#?}", built_in.status());
-    // A file with a custom section more behind is not the built-in policy.
+    // A file with one more custom section is not the built-in policy.
     let own = [PREDICTED_LATENCY, &[0, 2, 1, b'x']].concat();
     let own = managed(spec(None), TrustRules::default(), &[("parts/mine.wasm", &own)]);
     let refused = own.until("refused", |slot| !slot.refusals.is_empty());
@@ -172,7 +172,7 @@ fn a_composed_slot_serves_from_its_parts_and_a_new_part_is_a_new_generation_of_t
         "`low-queue` is a selector and cannot be one of the filters; move it, or name another policy there"
     );
     assert_eq!(refused.refusals[0].file, "parts/low-queue.wasm");
-    // A part with a byte more behind is other content, and the slot's own file takes the place of the scorers
+    // A part with one more byte is other content, and the slot's own file takes the place of the scorers
     // only.
     managed.put("prefill.wasm", WEIGHTED_RANDOM);
     managed.put("parts/low-queue.wasm", LOW_QUEUE);

@@ -41,9 +41,9 @@ impl Console {
     }
 
     /// Shows a text below a label. Further lines of the text stand under the first.
-    pub(super) fn say(&mut self, label: &str, text: &str) -> anyhow::Result<()> {
+    pub(super) fn print_below(&mut self, label: &str, text: &str) -> anyhow::Result<()> {
         let count = text.lines().count();
-        let mut lines: Vec<String> = text.lines().take(MAX_LINES).map(shown).collect();
+        let mut lines: Vec<String> = text.lines().take(MAX_LINES).map(printable).collect();
         if count > MAX_LINES {
             lines.push(format!("and {} lines more", count - MAX_LINES));
         }
@@ -61,7 +61,7 @@ impl Console {
 
     /// Shows what changes all the time: in place in a terminal, elsewhere as a line now and then.
     pub(super) fn status(&mut self, text: &str) -> anyhow::Result<()> {
-        let text = shown(&format!("{:<LABEL$}{text}", "now"));
+        let text = printable(&format!("{:<LABEL$}{text}", "now"));
         if text == self.status {
             return Ok(());
         }
@@ -93,7 +93,7 @@ impl Console {
 }
 
 /// A line without control characters, and not too long.
-fn shown(line: &str) -> String {
+fn printable(line: &str) -> String {
     cut(&clean(&line.replace('\t', "    ")), MAX_COLUMNS)
 }
 
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_line_has_no_control_character_and_a_limit() {
-        assert_eq!(shown("a\tb\u{1b}[2J\u{202e}c"), "a    b\u{fffd}[2J\u{fffd}c");
-        assert_eq!(shown(&"x".repeat(10_000)).chars().count(), MAX_COLUMNS);
+        assert_eq!(printable("a\tb\u{1b}[2J\u{202e}c"), "a    b\u{fffd}[2J\u{fffd}c");
+        assert_eq!(printable(&"x".repeat(10_000)).chars().count(), MAX_COLUMNS);
     }
 }

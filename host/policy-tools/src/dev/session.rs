@@ -161,8 +161,8 @@ impl Session {
             let model = slot.model.as_ref().map(|model| format!("{model}/")).unwrap_or_default();
             text.push_str(&format!("\nslot {model}{} of {}", slot.slot, gateway.url()));
         }
-        self.console.say("dev", &text)?;
-        if self.console.reads_keys() { self.console.say("keys", keys::HELP) } else { Ok(()) }
+        self.console.print_below("dev", &text)?;
+        if self.console.reads_keys() { self.console.print_below("keys", keys::HELP) } else { Ok(()) }
     }
 
     /// The next event. A step or a look that has ended is taken out.
@@ -198,7 +198,7 @@ impl Session {
         let Some((saved, _)) = self.save.take() else { return Ok(()) };
         // There may be new directories to watch.
         if let Some(Err(error)) = inputs.watch.as_mut().map(Watch::refresh) {
-            self.console.say("watch", &format!("{error:#}"))?;
+            self.console.print_below("watch", &format!("{error:#}"))?;
         }
         if !self.has_built && self.step.is_some() {
             self.queued = Some(saved);
@@ -218,7 +218,7 @@ impl Session {
             said.extend(files.copies().map(|copy| format!("{} is what was promoted over", copy.display())));
         }
         self.console.clear_status()?;
-        said.iter().try_for_each(|line| self.console.say("end", line))
+        said.iter().try_for_each(|line| self.console.print_below("end", line))
     }
 }
 

@@ -109,8 +109,8 @@ impl Steps {
             let ran = run(arguments, limit).await;
             let failed = ran.as_ref().is_ok_and(|ran| ran.code == Some(1));
             let told = match ran {
-                Ok(ran) if failed => Err(told(&ran.out)),
-                ran => words.succeeded(ran).map(|ran| (told(&ran.out), logged(&ran.err))),
+                Ok(ran) if failed => Err(without_passed_cases(&ran.out)),
+                ran => words.succeeded(ran).map(|ran| (without_passed_cases(&ran.out), logged(&ran.err))),
             };
             Outcome::Tested(told)
         })
@@ -215,7 +215,7 @@ fn component(file: &std::path::Path) -> Result<Component, String> {
 }
 
 /// Lines of `policy test` other than those of passed cases.
-fn told(out: &str) -> String {
+fn without_passed_cases(out: &str) -> String {
     out.lines().filter(|line| !line.starts_with("ok ")).collect::<Vec<_>>().join("\n")
 }
 

@@ -34,7 +34,7 @@ pub(super) struct Connection {
     pub(super) messages: Subscriber,
     /// Tells why the connection was lost.
     pub(super) lost: mpsc::Receiver<String>,
-    /// Tells what the user of this gateway may not do. The connection goes on.
+    /// Tells what the user of this gateway may not do. The connection continues.
     pub(super) denied: mpsc::Receiver<Denial>,
     /// Address of the server, for the log.
     pub(super) server: String,
@@ -71,7 +71,7 @@ pub(super) async fn connect(config: ReplicasConfig) -> Result<Connection, Connec
             Ok(client) => client,
             Err(error) => {
                 let problem = chain(&error);
-                let advice = advice::after(&config, &error, &problem).await;
+                let advice = advice::advice_on(&config, &error, &problem).await;
                 return Err(ConnectError::Connect(problem + &advice));
             }
         };

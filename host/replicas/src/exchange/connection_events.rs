@@ -58,7 +58,7 @@ impl Exchange {
     fn on_lost(&mut self, error: &str) {
         self.status.counters.disconnects.fetch_add(1, Relaxed);
         self.state_link = None;
-        self.status.set_state(StateView::apart("not connected to NATS"));
+        self.status.set_state(StateView::not_shared("not connected to NATS"));
         // A server that ends each connection at once must not be called without a pause.
         if matches!(self.link, Link::Up(_)) && self.times.connected.elapsed() > STABLE {
             self.times.backoff = BACKOFF.0;
@@ -78,7 +78,7 @@ impl Exchange {
         self.show(Instant::now());
     }
 
-    /// The server refuses a subject to this gateway's user. What it permits goes on.
+    /// The server refuses a subject to this gateway's user. What it permits continues.
     fn on_denied(&mut self, denial: Denial) {
         if !denial.subject.starts_with(SUBJECTS) {
             self.status.note_state_denial(format!("this gateway {denial}"));
@@ -95,7 +95,7 @@ impl Exchange {
     /// Forgets refusals that the server does not repeat, and subscribes again where it refused that.
     pub(super) fn look_at_denials(&mut self, now: Instant) {
         if self.denials.expire(now) {
-            tracing::info!("NATS refuses no subject any more");
+            tracing::info!("NATS permits all subjects again");
         }
         let Link::Up(connection) = &mut self.link else { return };
         if self.denials.subscribe_due(now) {

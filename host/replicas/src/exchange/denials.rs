@@ -1,6 +1,6 @@
 //! Subjects that the server refuses to the user of this gateway.
 //!
-//! The server keeps the connection, and refuses each message and each subscription anew.
+//! The server keeps the connection, and refuses every message and subscription on them.
 
 use std::{fmt, time::Duration};
 

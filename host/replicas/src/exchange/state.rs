@@ -103,15 +103,15 @@ impl StateLink {
                 if self.status.state().problem.as_ref() != Some(&problem) {
                     tracing::warn!(problem, "state of policies is not shared");
                 }
-                self.status.set_state(StateView::apart(&problem));
+                self.status.set_state(StateView::not_shared(&problem));
             }
             tokio::time::sleep(AGAIN).await;
         }
     }
 
     async fn keep_equal(&self) -> Result<(), String> {
-        let store = within(self.open()).await?;
-        let mut watch = within(async { text(store.watch_with_history(">").await) }).await?;
+        let store = with_time_limit(self.open()).await?;
+        let mut watch = with_time_limit(async { text(store.watch_with_history(">").await) }).await?;
         let mut bucket = Bucket {
             link: self,
             store,
@@ -121,7 +121,8 @@ impl StateLink {
         };
         // Reads first what others published, and what this gateway published before a restart. Its new
         // changes build on that.
-        let mut is_current = within(async { text(bucket.store.status().await) }).await?.values() == 0;
+        let mut is_current =
+            with_time_limit(async { text(bucket.store.status().await) }).await?.values() == 0;
         while !is_current {
             let entry =
                 timeout(ANSWER, watch.next()).await.map_err(|_| "the bucket does not send its entries")?;
@@ -283,7 +284,7 @@ fn expiry(content: &pointsman_routing::SharedContent, now_ms: u64) -> u64 {
     }
 }
 
-async fn within<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+async fn with_time_limit<T>(work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
     timeout(ANSWER, work).await.unwrap_or_else(|_| Err(format!("JetStream did not answer within {ANSWER:?}")))
 }
 

@@ -285,7 +285,7 @@ fn q2_a_gateway_that_stops_is_forgotten_at_once() {
     let _booking = sender.book(0, &[1], true);
     reader.receive(sender.outbox.batch(Vec::new()));
     // Q2.4
-    assert_eq!(reader.receive(vec![sender.outbox.bye()]), [Effect::Left("a".into())]);
+    assert_eq!(reader.receive(vec![sender.outbox.stop_message()]), [Effect::Left("a".into())]);
     assert_eq!(reader.loads(), [(0, 0, 0); 4]);
 }
 

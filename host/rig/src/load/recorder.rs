@@ -39,7 +39,7 @@ pub enum Kind {
         /// Bound of the time, milliseconds.
         within_ms: u64,
     },
-    /// A client that disconnects when the head of its answer came.
+    /// A client that disconnects when the head of its answer arrived.
     LeavesAtHead,
     /// A body that is not JSON: one valid error is right.
     Malformed,

@@ -3,7 +3,7 @@
 //! cost).
 //!
 //! Packed words are items, each with a head: the number of words, shifted left by one, plus 1 for a run. A
-//! run has one word behind its head, other items have all of theirs.
+//! run has one word after its head, other items have all of theirs.
 
 use crate::encoding::{WordReader, count};
 

@@ -69,7 +69,7 @@ impl Router {
             id: None,
         };
         if let Program::DecodeOverride(policy) = &generation.program {
-            BufferPool::lend(|buffers| {
+            BufferPool::with_buffers(|buffers| {
                 buffers.program.begin(&generation.summary, &[]);
                 let answer = counted(generation, purpose, || {
                     self.ask_for_plan(query, purpose, generation, policy, buffers)
@@ -95,7 +95,7 @@ impl Router {
     /// Runs the shadow, counts whether its plan is the one in force, and returns it.
     fn compare_plans(&self, shadow: &GenerationHandle, query: &Query<'_>, plan: &Plan) -> Option<bool> {
         let Program::DecodeOverride(policy) = &shadow.program else { return None };
-        let answer = BufferPool::lend(|buffers| {
+        let answer = BufferPool::with_buffers(|buffers| {
             buffers.program.begin(&shadow.summary, &[]);
             // The call counts, its effects on the slot's state do not.
             counted(shadow, Purpose::Route, || {
@@ -126,7 +126,7 @@ impl Router {
             return (RouterConfigOverride::DECODE_DEFAULT, None);
         };
         let answer = counted(generation, purpose, || {
-            BufferPool::lend(|DecisionBuffers { inputs, program, .. }| {
+            BufferPool::with_buffers(|DecisionBuffers { inputs, program, .. }| {
                 let config = self.config.with(&query.request.config);
                 program.begin(&generation.summary, &[]);
                 let facts = program.recorder.stage(0, &[], |out| {
@@ -169,7 +169,8 @@ impl Router {
         let decode = if wants.worker.is_empty() {
             None
         } else {
-            let preview = BufferPool::lend(|buffers| self.choose(query, config, Purpose::Preview, buffers));
+            let preview =
+                BufferPool::with_buffers(|buffers| self.choose(query, config, Purpose::Preview, buffers));
             match preview {
                 Ok(chosen) => Some(chosen),
                 // No decode worker is eligible: routing the decode leg reports it.

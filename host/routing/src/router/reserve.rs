@@ -45,7 +45,7 @@ impl Router {
         let started = Instant::now();
         let pool = query.snapshot.pool(query.model, query.leg);
         let config = self.config.with(&query.request.config).with(over);
-        BufferPool::lend(|buffers| {
+        BufferPool::with_buffers(|buffers| {
             if pool.all_surely_eligible() && !self.may_refuse(query) {
                 return candidate_rows(query, &self.busy, pool, &mut buffers.rows).map(|()| None);
             }

@@ -28,7 +28,7 @@ pub(super) fn compare(
         return None;
     }
     let started = Instant::now();
-    let verdict = BufferPool::lend(|buffers| {
+    let verdict = BufferPool::with_buffers(|buffers| {
         buffers.rows.clear();
         buffers.rows.extend_from_slice(rows);
         buffers.program.begin(&shadow.summary, rows);

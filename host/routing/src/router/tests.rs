@@ -29,7 +29,7 @@ enum Answer {
     Select(Result<Decision, Failure>),
     /// Installs another program in its own slot while it is asked, then chooses row 0.
     SelectAndSwap(std::sync::Weak<crate::Slot>),
-    /// Costs are the second column that it wants (after the first), so that a test sees which facts came.
+    /// Costs are the second column that it wants (after the first), so that a test sees which facts arrived.
     ScoreColumn(usize),
     Costs(Vec<f32>),
     Keep(Vec<u32>),

@@ -40,7 +40,9 @@ impl SlotSnapshot {
     pub fn serving(&self, request: &RoutingRequest) -> &Arc<GenerationHandle> {
         let key = request.session_hash.unwrap_or(request.draw);
         match &self.canary {
-            Some(canary) if within(key, canary.share) && !canary.handle.breaker.is_paused() => &canary.handle,
+            Some(canary) if is_in_share(key, canary.share) && !canary.handle.breaker.is_paused() => {
+                &canary.handle
+            }
             _ => &self.active,
         }
     }
@@ -49,12 +51,12 @@ impl SlotSnapshot {
     #[must_use]
     pub fn shadowing(&self, request: &RoutingRequest) -> Option<&Arc<GenerationHandle>> {
         let shadow = self.shadow.as_ref()?;
-        within(request.draw ^ SHADOW, shadow.share).then_some(&shadow.handle)
+        is_in_share(request.draw ^ SHADOW, shadow.share).then_some(&shadow.handle)
     }
 }
 
 /// Returns whether the hash of `key` lies in the first `share` of all hashes.
-fn within(key: u64, share: f64) -> bool {
+fn is_in_share(key: u64, share: f64) -> bool {
     #[expect(clippy::cast_precision_loss, reason = "a share needs no 64 bits")]
     let place = (mix(key) >> 11) as f64 / (1_u64 << 53) as f64;
     place < share
@@ -75,14 +77,14 @@ mod tests {
     #[test]
     fn a_share_is_that_share_of_keys_even_of_neighbours() {
         for share in [0.0, 0.05, 0.5, 1.0] {
-            let hits = (0..40_000_u64).filter(|key| within(*key, share)).count() as f64 / 40_000.0;
+            let hits = (0..40_000_u64).filter(|key| is_in_share(*key, share)).count() as f64 / 40_000.0;
             assert!((hits - share).abs() < 0.01, "{share}: {hits}");
         }
-        assert!(!within(u64::MAX, 0.0) && within(u64::MAX, 1.0));
+        assert!(!is_in_share(u64::MAX, 0.0) && is_in_share(u64::MAX, 1.0));
     }
 
     #[test]
     fn a_larger_share_keeps_the_keys_of_a_smaller_one() {
-        assert!((0..10_000).filter(|key| within(*key, 0.1)).all(|key| within(key, 0.3)));
+        assert!((0..10_000).filter(|key| is_in_share(*key, 0.1)).all(|key| is_in_share(key, 0.3)));
     }
 }

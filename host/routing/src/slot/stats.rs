@@ -42,7 +42,7 @@ pub enum ShadowVerdict {
 impl CallStats {
     /// Counts one call.
     pub(crate) fn note(&self, failure: Option<&Failure>, took: Duration) {
-        let counter = failure.map_or(Some(&self.ok), |failure| self.failed.get(place(failure)));
+        let counter = failure.map_or(Some(&self.ok), |failure| self.failed.get(kind_index(failure)));
         if let Some(counter) = counter {
             counter.fetch_add(1, Ordering::Relaxed);
         }
@@ -83,7 +83,7 @@ impl CallStats {
 /// The kinds of failures, in the order of `CallStats::failed`.
 const KINDS: [&str; 6] = ["error", "trap", "timeout", "memory", "invalid", "not_ready"];
 
-fn place(failure: &Failure) -> usize {
+fn kind_index(failure: &Failure) -> usize {
     match failure {
         Failure::Error(_) => 0,
         Failure::Trap(_) => 1,
@@ -140,6 +140,6 @@ mod tests {
             Failure::NotReady,
         ];
         assert_eq!(all.each_ref().map(Failure::kind), KINDS);
-        assert_eq!(all.each_ref().map(place), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(all.each_ref().map(kind_index), [0, 1, 2, 3, 4, 5]);
     }
 }

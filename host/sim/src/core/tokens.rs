@@ -82,13 +82,13 @@ impl Prompt {
             }
         }
         let start = objects.iter().fold(EMPTY, |state, object| mix(state, object.hash));
-        Self { fingerprint: after(start, &tokens), tokens: tokens.into(), objects: objects.into() }
+        Self { fingerprint: state_after(start, &tokens), tokens: tokens.into(), objects: objects.into() }
     }
 
     /// Creates a prompt from token ids.
     #[must_use]
     pub fn of_tokens(tokens: Vec<u32>) -> Self {
-        Self { fingerprint: after(EMPTY, &tokens), tokens: tokens.into(), objects: Arc::default() }
+        Self { fingerprint: state_after(EMPTY, &tokens), tokens: tokens.into(), objects: Arc::default() }
     }
 
     /// Returns the multimodal objects, shared.
@@ -158,13 +158,13 @@ impl Iterator for Output {
         let draw = usize::try_from(self.state >> 59).unwrap_or(0);
         let word = WORDS.get(draw).copied().unwrap_or(" arc");
         let token = token_of(word.as_bytes());
-        self.state = after(self.state, &[token]);
+        self.state = state_after(self.state, &[token]);
         Some((word, token))
     }
 }
 
 /// Returns the state after these tokens.
-fn after(state: u64, tokens: &[u32]) -> u64 {
+fn state_after(state: u64, tokens: &[u32]) -> u64 {
     tokens.iter().fold(state, |state, token| mix(state, u64::from(*token)))
 }
 

@@ -122,7 +122,7 @@ pub(crate) async fn serve(
         tasks.spawn(async move {
             tokio::select! {
                 () = stop.cancelled() => {}
-                ended = converse(&engine, stream) => {
+                ended = serve_connection(&engine, stream) => {
                     if let Err(error) = ended {
                         tracing::debug!(%error, "side channel connection ended");
                     }
@@ -132,7 +132,7 @@ pub(crate) async fn serve(
     }
 }
 
-async fn converse(engine: &Arc<Engine>, stream: TcpStream) -> io::Result<()> {
+async fn serve_connection(engine: &Arc<Engine>, stream: TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut wire = BufReader::new(stream);
     while let Some(line) = read_line(&mut wire).await? {

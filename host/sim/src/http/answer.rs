@@ -180,7 +180,7 @@ impl Events {
                 if self.answer.engine.config.stamp {
                     // hyper writes the bytes that it has when the body is not ready.
                     tokio::task::yield_now().await;
-                    return Some(Ok(stamped(&bytes)));
+                    return Some(Ok(with_time(&bytes)));
                 }
                 return Some(Ok(bytes));
             }
@@ -263,7 +263,7 @@ impl Events {
 }
 
 /// Returns an event with the time at which it is written as its last field.
-fn stamped(event: &Bytes) -> Bytes {
+fn with_time(event: &Bytes) -> Bytes {
     match event.strip_suffix(b"}\n\n") {
         Some(open) => {
             let stamp = format!(",\"t\":\"{}\"}}\n\n", monotonic_nanos());

@@ -31,7 +31,7 @@ pub(super) async fn metrics(State(engine): State<Arc<Engine>>, Extension(conn): 
         Dialect::Sglang => sglang(&engine, &state, &mut out),
         Dialect::Openai => {}
     }
-    ours(&engine, &state, &mut out);
+    add_own_metrics(&engine, &state, &mut out);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], out.0).into_response()
 }
 
@@ -131,7 +131,7 @@ fn latencies(engine: &Engine, prefix: &str, labels: &str, out: &mut Exposition) 
     }
 }
 
-fn ours(engine: &Engine, state: &SimState, out: &mut Exposition) {
+fn add_own_metrics(engine: &Engine, state: &SimState, out: &mut Exposition) {
     out.family("sim_handoffs_total", "counter", "Handoffs by result, as this engine saw them.");
     for (result, count) in state.handoffs.labelled() {
         let _ = writeln!(out.0, r#"sim_handoffs_total{{result="{result}"}} {count}"#);

@@ -45,7 +45,7 @@ pub(super) async fn realtime(
     conn.spawn(async move {
         if let Ok(upgraded) = upgrade.await {
             let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, None).await;
-            talk(socket, &engine).await;
+            serve_session(socket, &engine).await;
         }
     });
     let mut response = Response::new(Body::empty());
@@ -57,7 +57,7 @@ pub(super) async fn realtime(
     response
 }
 
-async fn talk(mut socket: WebSocketStream<impl AsyncRead + AsyncWrite + Unpin>, engine: &Engine) {
+async fn serve_session(mut socket: WebSocketStream<impl AsyncRead + AsyncWrite + Unpin>, engine: &Engine) {
     let hello = json!({ "type": "session.created", "id": format!("sess-{}", engine.id), "created": 0 });
     if socket.send(Message::text(hello.to_string())).await.is_err() {
         return;

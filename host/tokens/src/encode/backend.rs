@@ -8,7 +8,7 @@ use std::{
 use byte_bpe::{AddedToken, EncodeError as FastError, Encoder as FastEncoder};
 
 use super::{
-    library::{MAX_PIECE_BYTES, whole},
+    library::{MAX_PIECE_BYTES, encode_text},
     self_test,
 };
 use crate::{error::EncodeError, folder::Folder};
@@ -92,7 +92,7 @@ impl Backend {
                 }
             }
         }
-        tokens.extend(whole(&self.library, text, false)?);
+        tokens.extend(encode_text(&self.library, text, false)?);
         Ok(())
     }
 }
@@ -181,9 +181,9 @@ mod tests {
         let backend = Backend::new(folder(), true);
         let text = format!("before {PANIC} behind");
         assert_eq!(backend.kind(), EncoderKind::Fast);
-        assert_eq!(append(&backend, &text), whole(backend.library(), &text, false).unwrap());
+        assert_eq!(append(&backend, &text), encode_text(backend.library(), &text, false).unwrap());
         assert_eq!(backend.kind(), EncoderKind::HuggingFace);
-        assert_eq!(append(&backend, "later"), whole(backend.library(), "later", false).unwrap());
+        assert_eq!(append(&backend, "later"), encode_text(backend.library(), "later", false).unwrap());
     }
 
     #[test]

@@ -103,13 +103,13 @@ impl Cuts {
         &self.contents
     }
 
-    /// Returns the bytes behind a position of a split up to which it depends on the text: a special token may
-    /// begin there, or one that was found may go on, and a word may.
+    /// Returns the bytes after a position of a split up to which it depends on the text: a special token may
+    /// begin there, or one that was found may continue, and a word may.
     pub(crate) fn reach(&self) -> usize {
         self.contents.iter().map(String::len).max().unwrap_or_default() + 2
     }
 
-    /// Splits a text. The pieces before a position do not depend on the text behind it, so an appended text
+    /// Splits a text. The pieces before a position do not depend on the text after it, so an appended text
     /// keeps them.
     pub(crate) fn pieces<'a>(&self, text: &'a str, min: MinPiece) -> Vec<&'a str> {
         let mut cutter = Cutter { text, min, start: 0, pieces: Vec::new() };
@@ -211,7 +211,7 @@ fn spaces(tokenizer: &tokenizers::Tokenizer) -> Option<(Vec<char>, Vec<char>)> {
 mod tests {
     use super::*;
 
-    /// `<l>` strips white space before it, `<r>` behind it.
+    /// `<l>` strips white space before it, `<r>` after it.
     fn cuts(words: bool) -> Cuts {
         let contents = ["<a>", "<a>b", "<l>", "<r>"].map(str::to_owned).to_vec();
         let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(&contents).unwrap();

@@ -1,6 +1,6 @@
 //! Special tokens that a tokenizer adds around a text.
 
-use super::library::whole;
+use super::library::encode_text;
 use crate::{error::EncodeError, folder::Folder};
 
 /// Tokens before and after a text.
@@ -22,7 +22,10 @@ impl Frame {
         }
         let mut samples = Vec::new();
         for text in ["", "a", "Two words, 3 marks!", " \n é"] {
-            samples.push((whole(&folder.tokenizer, text, false)?, whole(&folder.tokenizer, text, true)?));
+            samples.push((
+                encode_text(&folder.tokenizer, text, false)?,
+                encode_text(&folder.tokenizer, text, true)?,
+            ));
         }
         let Some((bare, framed)) = samples.last() else { return Ok(None) };
         let more = framed.len().saturating_sub(bare.len());

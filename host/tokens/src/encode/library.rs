@@ -7,7 +7,7 @@ use crate::error::EncodeError;
 pub(super) const MAX_PIECE_BYTES: usize = 4 * 1024 * 1024;
 
 /// Encodes a text with Hugging Face's library.
-pub(super) fn whole(
+pub(super) fn encode_text(
     library: &tokenizers::Tokenizer,
     text: &str,
     add_special_tokens: bool,

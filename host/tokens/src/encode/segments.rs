@@ -3,7 +3,7 @@
 //!
 //! A text has *marks*: ends of its parts, about every kilobyte. The key of a mark is a digest of everything
 //! before it. A known mark has a *segment*: the tokens from the cut of the known mark before it up to its own
-//! cut, which is the last position at which the text is split whatever follows the mark. The text behind the
+//! cut, which is the last position at which the text is split whatever follows the mark. The text after the
 //! deepest cut is encoded piece by piece.
 //!
 //! ```text
@@ -117,9 +117,9 @@ impl Segments {
         known
     }
 
-    /// Keeps the tokens of a text behind its known beginning, and returns all. `cuts` are the positions at
+    /// Keeps the tokens of a text after its known beginning, and returns all. `cuts` are the positions at
     /// which the text was split, each with the number of `tokens` before it. No cut depends on text more than
-    /// `reach` bytes behind it.
+    /// `reach` bytes after it.
     pub(super) fn keep(
         &self,
         known: Known,
@@ -149,7 +149,7 @@ impl Segments {
     }
 
     /// Returns the tokens of a whole prompt that was kept.
-    pub(super) fn whole(&self, key: u128) -> Option<PromptTokens> {
+    pub(super) fn kept_tokens(&self, key: u128) -> Option<PromptTokens> {
         let rest = self.segments.find(key)?;
         let mut segments = vec![TokenSegment::new(None, rest.tokens)];
         let mut parent = rest.parent;
@@ -173,7 +173,7 @@ impl Segments {
 }
 
 impl Known {
-    /// Returns whether the tokens begin with the text, and not behind a known part.
+    /// Returns whether the tokens begin with the text, and not after a known part.
     pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

@@ -3,7 +3,7 @@
 
 use super::{
     cuts::{Cuts, MinPiece},
-    library::whole,
+    library::encode_text,
 };
 use crate::error::EncodeError;
 
@@ -75,7 +75,7 @@ pub(crate) fn difference(
     let size = library.get_vocab_size(true);
     let varied = (0..FAST_TEXTS).map(|_| varied(&mut random, library, size, special));
     for text in fixed.into_iter().chain(varied) {
-        if encode(&text).as_ref() != Some(&whole(library, &text, false)?) {
+        if encode(&text).as_ref() != Some(&encode_text(library, &text, false)?) {
             return Ok(Some(text));
         }
     }
@@ -127,9 +127,9 @@ fn holds(inner: &tokenizers::Tokenizer, cuts: &Cuts) -> Result<bool, EncodeError
         let text = text(&mut random, cuts.contents());
         let mut pieces = Vec::new();
         for piece in cuts.pieces(&text, everywhere) {
-            pieces.extend(whole(inner, piece, false)?);
+            pieces.extend(encode_text(inner, piece, false)?);
         }
-        if pieces != whole(inner, &text, false)? {
+        if pieces != encode_text(inner, &text, false)? {
             return Ok(false);
         }
     }

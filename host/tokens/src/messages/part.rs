@@ -79,7 +79,7 @@ pub(crate) fn read_part(part: &Value) -> Result<Option<Part>, EncodeError> {
         "text" | "input_text" | "output_text" => "text",
         "refusal" | "thinking" => kind,
         "tool_reference" => "name",
-        _ => return Err(EncodeError::invalid("messages", format_args!("`{kind}` is no type of a part"))),
+        _ => return Err(EncodeError::invalid("messages", format_args!("`{kind}` is not a type of a part"))),
     };
     match get(field).filter(|value| !value.is_none()) {
         Some(name) if kind == "tool_reference" => Ok(Some(Part::ToolReference(name.clone()))),
@@ -89,7 +89,7 @@ pub(crate) fn read_part(part: &Value) -> Result<Option<Part>, EncodeError> {
             Ok(Some(Part::Text { text, extra: entries.into_iter().filter(extra).collect() }))
         }
         None if matches!(kind, "text" | "refusal") => Ok(None),
-        _ => Err(EncodeError::invalid("messages", format_args!("`{field}` of a part is no text"))),
+        _ => Err(EncodeError::invalid("messages", format_args!("`{field}` of a part is not a text"))),
     }
 }
 

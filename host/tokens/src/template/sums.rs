@@ -23,7 +23,7 @@ pub(super) fn printed_apart(source: &str) -> String {
     let mut rest = source;
     while let Some((before, tag, after)) = next_tag(rest) {
         out.push_str(before);
-        let apart = apart(tag).filter(|apart| is_same(tag, apart));
+        let apart = split_sum(tag).filter(|apart| is_same(tag, apart));
         out.push_str(&apart.map_or(Cow::Borrowed(tag), Cow::Owned));
         rest = after;
     }
@@ -56,7 +56,7 @@ pub(super) fn trim(
     Ok(filters::trim(StringInput::new(state, value)?, chars))
 }
 
-/// Returns the text before the next tag that prints, the tag, and the text behind it. Other tags and comments
+/// Returns the text before the next tag that prints, the tag, and the text after it. Other tags and comments
 /// belong to the text.
 fn next_tag(source: &str) -> Option<(&str, &str, &str)> {
     let mut from = 0;
@@ -89,7 +89,7 @@ fn print_end(tag: &str) -> Option<usize> {
 }
 
 /// Returns a tag with one tag for each summand; `None` if it prints no sum.
-fn apart(tag: &str) -> Option<String> {
+fn split_sum(tag: &str) -> Option<String> {
     let inner = tag.strip_prefix("{{")?.strip_suffix("}}")?;
     let (open, inner) = match inner.strip_prefix(['-', '+']) {
         Some(rest) => (tag.get(..3)?, rest),

@@ -90,7 +90,7 @@ async fn execute(gateway: &Gateway, change: Change) -> String {
     }
 }
 
-/// Reads events until every kind came that a frame shows.
+/// Reads events until every kind arrived that a frame shows.
 pub(super) async fn once(gateway: &Gateway, limit: Duration) -> anyhow::Result<Model> {
     let mut model = Model { url: gateway.url().to_owned(), ..Model::default() };
     let complete = async {

@@ -22,7 +22,7 @@ const HELP: [&str; 9] = [
     "/           filter workers by id, role, engine, state, URL or model; Enter ends, Esc clears",
     "up, down    select a worker",
     "d           drain the selected worker, or end its drain; y confirms",
-    "p, space    pause and go on",
+    "p, space    pause and continue",
     "h, ?        this help",
     "",
     "HITS: share of the newest requests whose prompt was in the worker's cache",

@@ -16,7 +16,7 @@ pub(super) enum Action {
 }
 
 /// Applies a key.
-pub(super) fn press(key: Key, view: &mut View, model: &Model) -> Action {
+pub(super) fn handle_key(key: Key, view: &mut View, model: &Model) -> Action {
     if key == Key::Ctrl('c') {
         return Action::Quit;
     }

@@ -22,7 +22,7 @@ pub(super) struct Model {
     pub(super) lost: Option<(String, String)>,
     /// How the last command ended.
     pub(super) message: Option<String>,
-    /// Kinds of events that came.
+    /// Kinds of events that arrived.
     pub(super) seen: [bool; 5],
 }
 
@@ -98,7 +98,7 @@ impl Model {
         Ok(())
     }
 
-    /// Returns whether every kind of event came that a frame shows.
+    /// Returns whether every kind of event arrived that a frame shows.
     pub(super) fn is_complete(&self) -> bool {
         self.seen.iter().all(|seen| *seen)
     }

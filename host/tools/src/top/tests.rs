@@ -99,7 +99,7 @@ fn a_lost_gateway_is_visible_and_names_cannot_escape() {
 fn keys_sort_filter_pause_and_drain_only_after_a_confirmation() {
     let (model, mut view) = (model(), View::default());
     let type_in = |view: &mut View, keys: &str| {
-        keys.chars().map(|key| press(Key::Char(key), view, &model)).last().unwrap()
+        keys.chars().map(|key| handle_key(Key::Char(key), view, &model)).last().unwrap()
     };
     let ids = |view: &View| view.rows(&model).iter().map(|worker| worker.id).collect::<Vec<_>>();
     assert_eq!(ids(&view), [1, 2]);
@@ -109,11 +109,11 @@ fn keys_sort_filter_pause_and_drain_only_after_a_confirmation() {
     type_in(&mut view, "/0.0.2:q\n");
     // O3.4
     assert_eq!((ids(&view), view.typing), (vec![], false));
-    press(Key::Esc, &mut view, &model);
+    handle_key(Key::Esc, &mut view, &model);
     assert_eq!(ids(&view), [2, 1]);
     // O3.5
     assert_eq!(type_in(&mut view, "dn"), Action::None);
-    press(Key::Down, &mut view, &model);
+    handle_key(Key::Down, &mut view, &model);
     assert!(
         type_in(&mut view, "d") == Action::None && text(&model, &view).contains("drain worker 1? y confirms")
     );
@@ -125,10 +125,13 @@ fn keys_sort_filter_pause_and_drain_only_after_a_confirmation() {
     type_in(&mut view, "ph");
     assert!(view.paused.is_none() && text(&model, &view).contains("this help"));
     assert_eq!(type_in(&mut view, "q"), Action::Quit);
-    assert_eq!(press(Key::Ctrl('c'), &mut View { typing: true, ..View::default() }, &model), Action::Quit);
+    assert_eq!(
+        handle_key(Key::Ctrl('c'), &mut View { typing: true, ..View::default() }, &model),
+        Action::Quit
+    );
     let viewer = Model { may_change: false, ..model.clone() };
     let mut view = View::default();
-    press(Key::Char('d'), &mut view, &viewer);
+    handle_key(Key::Char('d'), &mut view, &viewer);
     // O3.5
     assert_eq!(view.confirm, None);
 }

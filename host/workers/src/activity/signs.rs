@@ -55,8 +55,8 @@ impl EngineSigns {
     }
 
     /// Returns whether the engine reports no count that moves while it works, but that requests run. A
-    /// request that hangs runs, too. The share of the cache in use is no count: it may be rounded, or always
-    /// 0.
+    /// request that hangs runs, too. The share of the cache in use is not a count: it may be rounded, or
+    /// always 0.
     pub(crate) fn tells_only_that_requests_run(&self) -> bool {
         self.is_running && !self.progress.is_known() && self.kv_tokens.is_none()
     }

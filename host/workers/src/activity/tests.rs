@@ -213,7 +213,7 @@ async fn i3_an_engine_without_figures_works_while_it_answers_health_checks_and_i
         worker.note_deadline(request);
         worker.activity().note_health();
     }
-    // B7.3: an answered health check is no progress
+    // B7.3: an answered health check is not progress
     assert_eq!(stuck_by(&watch(&worker, 1, |_| None).await), Some(StuckBy::Deadlines));
     let before = worker.works_at();
     worker.activity().note_health();

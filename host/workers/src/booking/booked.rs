@@ -167,7 +167,7 @@ fn weight(prefix: &Prefix, run: &Run) -> u32 {
     weight_between(prefix, run.start, run.end)
 }
 
-/// Returns the number of blocks between two positions of a prompt; 0 if the second is not behind the first.
+/// Returns the number of blocks between two positions of a prompt; 0 if the second is not after the first.
 pub(super) fn weight_between(prefix: &Prefix, start: usize, end: usize) -> u32 {
     let blocks = |mark: usize| prefix.blocks(u32::try_from(mark).unwrap_or(u32::MAX));
     blocks(end).saturating_sub(blocks(start))

@@ -38,8 +38,8 @@ struct Recent {
 }
 
 impl Speeds {
-    /// Adds the time to a first token that came after `new_tokens` uncached prompt tokens; 0: another worker
-    /// computed the prompt.
+    /// Adds the time to a first token that arrived after `new_tokens` uncached prompt tokens; 0: another
+    /// worker computed the prompt.
     pub(super) fn observe_first_token(&self, took: Duration, new_tokens: u32) {
         let measured = self.0.get_or_init(Box::default);
         let of_size = measured.prefill.get(size(new_tokens)).filter(|_| new_tokens > 0);

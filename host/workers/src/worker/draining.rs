@@ -35,7 +35,7 @@ pub enum Drainer {
 /// The streams of a worker that drains, since its streams were asked to move.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MoveCounts {
-    /// Streams that go on elsewhere.
+    /// Streams that continue on another worker.
     pub moved: u32,
     /// Streams that are moving now.
     pub moving: u32,
@@ -106,7 +106,7 @@ impl Track {
 }
 
 impl StreamMove {
-    /// Notes that the stream goes on elsewhere.
+    /// Notes that the stream continues on another worker.
     pub fn succeeded(self) {
         self.moves.track.lock().counts.moved += 1;
     }

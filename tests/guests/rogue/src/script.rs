@@ -32,7 +32,7 @@ pub(crate) fn due() -> &'static str {
     if CALLS.fetch_add(1, Ordering::Relaxed) < after { "good" } else { deed }
 }
 
-/// Returns the deed for a batch of outcomes, once enough batches came.
+/// Returns the deed for a batch of outcomes, once enough batches arrived.
 #[cfg(feature = "learning")]
 pub(crate) fn due_observing() -> &'static str {
     static BATCHES: AtomicU32 = AtomicU32::new(0);

@@ -74,7 +74,7 @@ pub(crate) fn comes_back() {
     run(&[Set(A, 1), Set(STAYS, 1)], &[Remove(A), Set(B, 2), Remove(B), Set(A, 3)], [&[A], &[B]]);
 }
 
-/// The same with no key behind them, so that cells are swept in between.
+/// The same with no key after them, so that cells are swept in between.
 pub(crate) fn swept() {
     run(&[Set(STAYS, 1), Set(A, 1)], &[Remove(A), Set(B, 2), Remove(B), Set(A, 3)], [&[A], &[STAYS]]);
 }

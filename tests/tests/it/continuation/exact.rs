@@ -279,7 +279,7 @@ async fn i14_a_rest_that_fails_before_its_first_token_is_tried_again() {
     }
 }
 
-/// The first engine of a rest fails behind the event `before`, which has no token.
+/// The first engine of a rest fails after the event `before`, which has no token.
 async fn fails_once(before: &'static str) {
     let rests = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let engine = async || {

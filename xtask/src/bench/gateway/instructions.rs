@@ -33,7 +33,7 @@ const FILE: &str = "tests/instructions.toml";
 const TOLERANCE: f64 = 0.02;
 /// The same for events. Timing decides how many of them the gateway reads and joins at once.
 const TOLERANCE_OF_EVENTS: f64 = 0.06;
-/// How long the gateway is counted without requests: probes of engines and timers go on during requests.
+/// How long the gateway is counted without requests: probes of engines and timers continue during requests.
 const IDLE: Duration = Duration::from_secs(4);
 /// Configuration of the gateway. Valgrind has no address space for the default policies; `pointsman policy
 /// bench` counts their instructions. Regular work, which depends on time, is rare.

@@ -320,7 +320,7 @@ impl Run {
             let failed = failures.iter().any(|failure| sample.has_value(failure));
             failed && sample.has_value(slot) && sample.has_value("active")
         });
-        Ok(whole(calls.map(|sample| sample.value).sum()))
+        Ok(to_u64(calls.map(|sample| sample.value).sum()))
     }
 
     /// Returns the value of the counter of reloads with this result and kind, which must exist.
@@ -330,7 +330,7 @@ impl Run {
             .into_iter()
             .find(|sample| sample.has_value(result) && sample.has_value(kind))
             .with_context(|| format!("/metrics has no {RELOADS} with {result} and {kind}"))?;
-        Ok(whole(found.value))
+        Ok(to_u64(found.value))
     }
 
     fn log_lines(&self) -> anyhow::Result<usize> {
@@ -338,6 +338,6 @@ impl Run {
     }
 }
 
-fn whole(value: f64) -> u64 {
+fn to_u64(value: f64) -> u64 {
     value as u64
 }

@@ -112,7 +112,7 @@ enum Act {
     Deliver,
     Drop,
     Repeat,
-    /// The engine begins anew behind a proxy: the same connection, numbers from 0.
+    /// The engine starts over behind a proxy: the same connection, numbers from 0.
     Restart,
     /// The engine or the network goes, and comes back as another connection.
     Reconnect {

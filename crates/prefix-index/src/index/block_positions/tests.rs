@@ -15,7 +15,7 @@ fn tags_are_32_bits_of_the_mixed_hash_and_never_empty() {
     assert_eq!([tag_of(engine_hash(7, 0)), tag_of(engine_hash(7, 99)), tag_of(engine_hash(0, 5))], [7, 7, 1]);
 }
 
-/// Checks that each line counts the keys that lie behind it although it is in their path.
+/// Checks that each line counts the keys that lie after it although it is in their path.
 fn counts_what_passed(part: &Part) {
     let mut expected = vec![0; part.lines.len()];
     for (number, line) in part.lines.iter().enumerate() {

@@ -1,15 +1,15 @@
 //! The cache groups of a hybrid model. Each group keeps other layers of the same blocks.
 //!
 //! The index follows one group that keeps every token: the first one of full attention or MLA. An engine can
-//! go on from the end of a prefix only if its other groups can, too (vLLM 0.33,
+//! continue from the end of a prefix only if its other groups can, too (vLLM 0.33,
 //! `v1/core/kv_cache_coordinator.py`, `find_longest_cache_hit`). So the blocks of those are remembered by the
 //! engine's hashes, which all groups share, and listed in the tree under a holder of their own: a *gate*.
 //! Lookups shorten a match by the gates of its candidate.
 //!
 //! ```text
 //! followed group      0 1 2 3 4 5 6 7      a match of 8 blocks
-//! window of 2 blocks        3 4 5          can go on at the end of blocks 4 and 5
-//! state                       4            can go on at the end of block 4: the answer is 5 blocks
+//! window of 2 blocks        3 4 5          can continue at the end of blocks 4 and 5
+//! state                       4            can continue at the end of block 4: the answer is 5 blocks
 //! ```
 
 use std::collections::HashMap;

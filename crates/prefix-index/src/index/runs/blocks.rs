@@ -87,7 +87,7 @@ impl Blocks {
         self.counts.resize(self.counts.len() + blocks, stored);
     }
 
-    /// Removes the blocks behind the first `len`.
+    /// Removes the blocks after the first `len`.
     pub(super) fn truncate(&mut self, len: usize) {
         self.hashes.truncate(len);
         self.counts.truncate(len);

@@ -54,7 +54,7 @@ impl Parts {
         (self.before + blocks * self.size) % self.ours.max(1)
     }
 
-    /// Returns our blocks that overlap a block, and may end behind the run.
+    /// Returns our blocks that overlap a block, and may end after the run.
     pub(super) fn overlapping(&self, block: usize) -> std::ops::Range<usize> {
         let ours = self.ours.max(1);
         self.ended(block)..(self.before + (block + 1) * self.size).div_ceil(ours)

@@ -68,7 +68,7 @@ impl Run {
         self.blocks.last_stored().map_or(0, |last| last + 1).max(followed)
     }
 
-    /// Removes the blocks behind the first `blocks`.
+    /// Removes the blocks after the first `blocks`.
     pub(super) fn truncate(&mut self, blocks: usize) {
         if blocks >= self.blocks.len() {
             return;
@@ -104,7 +104,7 @@ impl Run {
         }
     }
 
-    /// Returns whether other runs follow a block or one behind it.
+    /// Returns whether other runs follow a block or one after it.
     pub(super) fn is_followed_from(&self, at: u32) -> bool {
         self.branches.last().is_some_and(|branch| branch.at >= at)
     }

@@ -257,7 +257,7 @@ async fn p9_the_watch_survives_disconnects_gone_and_an_api_server_that_is_away()
     api.disconnect();
     api.delete("pods", "pod-0");
     running.until("changes during the disconnect", |running| running.hosts().len() == 1_199).await;
-    // P9.4: the watch goes on from its version
+    // P9.4: the watch continues from its version
     assert_eq!(api.counts().lists, lists);
     api.compact();
     api.delete("pods", "pod-1");

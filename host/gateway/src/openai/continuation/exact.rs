@@ -1,5 +1,5 @@
 //! The rest of an answer from token ids. Its engine generates what the first one would have: no text is
-//! divided into tokens anew.
+//! divided into tokens again.
 
 use std::sync::Arc;
 

@@ -139,10 +139,10 @@ pub(super) fn warning(body: &JsonBody, annotations: &[String]) -> Option<HeaderV
     let ext = body.object("nvext")?.ok()?;
     let unknown = annotations.iter().filter(|annotation| !annotation.starts_with(QUERY_ONLY));
     let mut ignored: Vec<String> =
-        unknown.map(|annotation| format!("nvext.annotations.{}", shown(annotation))).collect();
+        unknown.map(|annotation| format!("nvext.annotations.{}", key_for_header(annotation))).collect();
     let mut look = |prefix: &str, object: &JsonBody, known: &[&str]| {
         let unknown = object.keys().filter(|key| !known.contains(key));
-        ignored.extend(unknown.map(|key| format!("{prefix}.{}", shown(key))));
+        ignored.extend(unknown.map(|key| format!("{prefix}.{}", key_for_header(key))));
     };
     look("nvext", &ext, &KNOWN);
     for (name, known) in INNER {
@@ -162,7 +162,7 @@ pub(super) fn warning(body: &JsonBody, annotations: &[String]) -> Option<HeaderV
 }
 
 /// A key as a header may have it.
-fn shown(key: &str) -> String {
+fn key_for_header(key: &str) -> String {
     let text: String = key.chars().take(MAX_KEY).collect();
     shortened(&text.escape_default().to_string())
 }

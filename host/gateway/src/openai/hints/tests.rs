@@ -169,7 +169,7 @@ fn a3_lists_texts_and_numbers_of_hints_are_limited() {
     }
     assert!(refused(r#"{"ttft_target":1e400}"#).contains("number out of range"));
     let twice = refused(&format!(r#"{{"required_taints":[{}],"required_taints":[]}}"#, list(65)));
-    assert_eq!(twice, "nvext: the key `required_taints` is there twice; send it once");
+    assert_eq!(twice, "nvext: the key `required_taints` appears twice; send it once");
     // Of a client that is not trusted, nothing is read.
     let many = format!(r#"{{"required_taints":[{}]}}"#, list(65));
     assert_eq!(hints(&[], &many, HintTrust::Ignored).unwrap(), Hints::default());

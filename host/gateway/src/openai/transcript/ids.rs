@@ -45,7 +45,7 @@ struct Mark {
 pub(crate) struct Start {
     /// Output tokens that the engine is told.
     pub(crate) kept: u32,
-    /// Characters of the text behind these tokens that the client has already.
+    /// Characters of the text after these tokens that the client has already.
     pub(crate) again: u32,
 }
 
@@ -104,7 +104,7 @@ impl Ids {
         }
     }
 
-    /// Forgets the tokens behind a start: they are generated again.
+    /// Forgets the tokens after a start: they are generated again.
     pub(super) fn go_back(&mut self, start: Start) {
         self.output.truncate(start.kept as usize);
         self.marks.retain(|mark| mark.ids <= start.kept);

@@ -60,13 +60,13 @@ struct Continued {
 }
 
 impl Answer {
-    /// A body that is there whole.
+    /// A complete body.
     #[must_use]
     pub(crate) fn whole(rest: Bytes) -> Self {
         Self::new(Content::Whole { rest, drive: None })
     }
 
-    /// A body that is there whole, with its request.
+    /// A complete body, with its request.
     pub(crate) fn served(rest: Bytes, drive: Box<Drive>) -> Self {
         let drive = Some(drive).filter(|_| !rest.is_empty());
         Self::new(Content::Whole { rest, drive })

@@ -48,7 +48,7 @@ impl Relay {
     }
 
     /// Adds what some servers leave out at the end of a whole answer: the blank line behind the last event,
-    /// or `[DONE]` behind the finish reason of the only choice, and behind the usage that was asked for.
+    /// or `[DONE]` after the finish reason of the only choice, and after the usage that was asked for.
     fn complete(&mut self) {
         self.end_last_event();
         let is_whole = self.finish_seen && self.splitter.rest() == 0 && self.drive.lacks_only_done();
@@ -66,7 +66,7 @@ impl Relay {
 }
 
 impl Drive {
-    /// Returns whether a stream that ended behind a finish reason lacks nothing but `[DONE]`.
+    /// Returns whether a stream that ended after a finish reason lacks nothing but `[DONE]`.
     pub(crate) fn lacks_only_done(&self) -> bool {
         let has_usage = self.account.has_usage() || !self.request.include_usage;
         has_usage && self.request.items() == 1 && self.request.endpoint.format() == Format::OpenAi

@@ -1,5 +1,5 @@
 //! How long a relay waits for its engine: for the first event, between events, and for the end of a body
-//! behind `[DONE]`.
+//! after `[DONE]`.
 
 use pointsman_orchestration::Event;
 use pointsman_workers::Worker;
@@ -83,7 +83,7 @@ impl Relay {
         self.set_timer();
     }
 
-    /// When the client gets a comment unless an event comes. Events that are held back stay behind it.
+    /// When the client gets a comment unless an event comes. Events that are held back stay after it.
     fn comment_at(&self) -> Option<Instant> {
         let every = self.drive.state.settings.leg_timeouts.stream_comment;
         let has_all = self.detached || (self.closed && self.held.is_none());
@@ -102,14 +102,14 @@ impl Relay {
         self.set_timer();
     }
 
-    /// Length of the end mark that `more` begins with. Some engines send it behind the last named event.
+    /// Length of the end mark that `more` begins with. Some engines send it after the last named event.
     pub(super) fn end_mark(&self, more: &[u8]) -> usize {
         let first = sse::events(more).next().filter(|_| self.format != Format::OpenAi);
         let mark = first.filter(|place| more.get(place.clone()).is_some_and(sse::is_done));
         mark.map_or(0, |place| place.end)
     }
 
-    /// Ends a body that goes on after its last event: its connection is out of step.
+    /// Ends a body that continues after its last event: its connection is out of step.
     pub(super) fn skip(&mut self) {
         let mut more = std::mem::take(self.splitter.room());
         let mark: Vec<u8> = more.drain(..self.end_mark(&more)).collect();

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! event of the engine --> asked to move? --> can it? --> a free turn? --> are other workers found?
-//!                         no: go on       no: stays   no: later        no: later
+//!                         no: relay it   no: stays   no: later        no: later
 //!                                                                      yes: book them, end the old
 //!                                                                           leg, send the new ones
 //! ```
@@ -103,7 +103,7 @@ impl Relay {
         !has_all && !is_early && self.incoming.is_some()
     }
 
-    /// Counts the stream that left its worker, if it did, as gone on once a token of the rest came.
+    /// If the stream left its worker, counts it as moved once a token of the rest arrived.
     pub(super) fn move_arrived(&mut self) {
         // A rest may have no token: its first event may be the last one.
         let arrived = !self.drive.legs.awaits_rest() || self.finish_seen;
@@ -163,7 +163,7 @@ impl Relay {
         })
     }
 
-    /// Counts the stream that left its worker, if it did, as gone on. Returns whether it did.
+    /// If the stream left its worker, counts it as moved. Returns whether it did.
     pub(super) fn move_succeeded(&mut self) -> bool {
         let Some(running) = self.resumption.moving.running.take() else { return false };
         self.resumption.cause = None;

@@ -11,7 +11,8 @@ use super::{
 use crate::orchestrate::quarantine::would_be_quarantined;
 
 impl Relay {
-    /// Lets the stream be asked to pause, if its rest may be generated later. Called when a token of it came.
+    /// Lets the stream be asked to pause, if its rest may be generated later. Called when a token of it
+    /// arrived.
     pub(super) fn offer_to_pause(&mut self) {
         if !self.detached && self.resumption.transcript.is_ok() {
             self.drive.offer_to_pause();

@@ -11,7 +11,7 @@ use crate::{openai::request::Endpoint, openai::seen, orchestrate::Drive};
 
 /// Turns the prefill leg's answer into the client's.
 pub(crate) fn prefill_answer(drive: &mut Drive, answer: Response<Bytes>) -> Response<Bytes> {
-    let seen = seen::whole(drive.request.is_chat(), answer.body());
+    let seen = seen::in_whole_answer(drive.request.is_chat(), answer.body());
     if let Some(usage) = seen.usage.filter(|_| drive.rest.is_none()) {
         drive.account.usage(usage);
     }

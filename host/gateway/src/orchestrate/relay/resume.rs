@@ -43,7 +43,7 @@ pub(super) struct Resumption {
     delivered: u32,
     /// Whether the engine may have broken on this stream alone.
     pub(super) is_suspect: bool,
-    /// Workers for the rest are being found; none of its events came.
+    /// Workers for the rest are being found; none of its events arrived.
     pub(super) is_pending: bool,
     pub(super) moving: Moving,
 }
@@ -114,18 +114,18 @@ impl Relay {
             (self.resumption.is_pending || again, self.resumption.is_suspect && !again);
     }
 
-    /// Whether the client reads a stream of which no event came: it has the head, and comments at most.
+    /// Whether the client reads a stream of which no event arrived: it has the head, and comments at most.
     pub(super) fn client_has_nothing(&self) -> bool {
         let has_nothing = !self.begun && !self.closed && self.resumption.seam.is_none();
         has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
     }
 
-    /// The first event of the stream came: from now on it can only be continued, unless the event is an
+    /// The first event of the stream arrived: from now on it can only be continued, unless the event is an
     /// error.
     ///
     /// # Errors
     /// The error.
-    pub(super) fn begin(&mut self, events: &[u8]) -> Result<(), CallError> {
+    pub(super) fn note_begun(&mut self, events: &[u8]) -> Result<(), CallError> {
         if let Some(error) = sse::first_event(events).and_then(|event| error_of(self.format, event)) {
             return Err(error);
         }
@@ -345,7 +345,7 @@ impl Drive {
             return None;
         }
         self.attempts.stop();
-        let why = "the engine goes on with its other requests, so that this one may have broken it";
+        let why = "the engine continues with its other requests, so this one may have broken it";
         let error = || Some(ApiError::BadUpstream(why.to_owned()));
         (self.runs.prefill.failure, self.runs.answering.failure) = (error(), error());
         Some(Event::Unroutable)
@@ -366,7 +366,7 @@ impl Drive {
     }
 }
 
-/// Whether a failure within a stream says that its engine does not go on with it, so that another one may.
+/// Whether a failure within a stream says that its engine does not continue with it, so that another one may.
 fn says_that_the_engine_is_down(error: &CallError) -> bool {
     match error {
         CallError::Closed(_) | CallError::Broken(_) | CallError::Down => true,

@@ -105,7 +105,7 @@ impl Seam {
 
     /// Adds an event; `true` if it is to be added as it is.
     fn join_one(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<bool, CallError> {
-        // What is no event at all is found later.
+        // What is not an event at all is found later.
         let Some(chunk) = Chunk::read(sse::object(event)) else { return Ok(true) };
         if chunk.model != self.names.model {
             let (new, old) = (chunk.model, &self.names.model);
@@ -156,7 +156,7 @@ impl Seam {
         Ok(false)
     }
 
-    /// Another engine generates the rest, no token of which came.
+    /// Another engine generates the rest, no token of which arrived.
     pub(super) fn asks_again(&mut self) {
         (self.begun, self.checked) = (false, false);
         if self.asked.is_some() {

@@ -33,7 +33,7 @@ pub(super) struct Refresh {
     pause: Duration,
 }
 
-/// A set, and when it came.
+/// A set, and when it arrived.
 #[derive(Debug)]
 pub(super) struct Fetched {
     pub(super) keys: KeySet,

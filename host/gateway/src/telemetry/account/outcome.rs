@@ -15,7 +15,7 @@ impl Account {
     /// statistics.
     pub(super) fn report_decisions(&self) {
         self.record();
-        self.teach();
+        self.queue_outcome();
         self.count_decisions();
     }
 
@@ -71,7 +71,7 @@ impl Account {
     }
 
     /// Queues the outcome for policies that learn.
-    fn teach(&self) {
+    fn queue_outcome(&self) {
         let Some(learning) = &self.learning else { return };
         let asked = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
         let decided = Receipt::with_retried(&self.receipts).enumerate();

@@ -68,7 +68,7 @@ impl Account {
         self.not_moved = Some(reason);
     }
 
-    /// An engine generates the tokens behind the first `tokens` again.
+    /// An engine generates the tokens after the first `tokens` again.
     pub(crate) fn generates_again(&mut self, tokens: u32) {
         self.tokens = tokens;
         if let Some((_, before)) = &mut self.block_began {

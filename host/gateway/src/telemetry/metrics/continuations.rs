@@ -1,15 +1,15 @@
-//! Counts streams that are to go on elsewhere.
+//! Counts streams that are to continue on another worker.
 
 use prometheus_client::encoding::EncodeLabelSet;
 
 use super::Metrics;
 
-/// Labels of a stream that is to go on elsewhere.
+/// Labels of a stream that is to continue on another worker.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub(crate) struct ContinuationLabels {
     /// What followed.
     reason: &'static str,
-    /// Why it was to go on elsewhere.
+    /// Why it was to continue on another worker.
     cause: &'static str,
 }
 

@@ -58,7 +58,7 @@ async fn engines_that_slow_each_other_down_are_measured_together_and_their_link_
     let output = calibrate(directory.path(), &together).await;
     let told = text(&output.stdout);
     assert!(output.status.success(), "{told}{}", text(&output.stderr));
-    assert!(told.contains("prefill engine beside the load of the other (1024 blocks"), "{told}");
+    assert!(told.contains("prefill engine under the load of the other (1024 blocks"), "{told}");
     assert!(told.contains("lone requests to the decode engine while the other is idle"), "{told}");
     assert!(told.contains("at most 8 requests at the same time"), "{told}");
     let apart = [&pair[..], &small, &["--apart", "-o", "apart.toml"]].concat();
@@ -73,7 +73,7 @@ async fn engines_that_slow_each_other_down_are_measured_together_and_their_link_
         // Between a step that meets none of the other engine and one that does: 1.6 times as long.
         assert!((1.05..1.6).contains(&(both.0 / one.0)), "{one:?} {both:?}: {told} {told_apart}");
     }
-    assert!(told.contains("beside the load of the other engine and"), "{told}");
+    assert!(told.contains("under the load of the other engine and"), "{told}");
     // A lone request meets no other: what the link takes is the same in both ways. Sleeps that are late on a
     // busy machine make it longer, and errors of 5 % in the time of a prompt shift it by some milliseconds.
     for (fleet, told) in [(&together, &told), (&apart, &told_apart)] {

@@ -45,7 +45,7 @@ pub(super) fn fit_role(
             return None;
         }
         (legs, left_out) = (used, unused);
-        let next = certain(&rows, &order, Some((C3, C4)));
+        let next = solve_distinct(&rows, &order, Some((C3, C4)));
         let is_settled = settled(&values, &next.values);
         values = next.values;
         solution = Some(next);
@@ -58,7 +58,11 @@ pub(super) fn fit_role(
 
 /// Solves the rows, leaving out the figures that the rows cannot distinguish from 0. `terms` are the columns
 /// of a number and of its square. If the rows cannot distinguish these two, only the number is kept.
-fn certain<const N: usize>(rows: &[Row<N>], order: &[usize], terms: Option<(usize, usize)>) -> Solution<N> {
+fn solve_distinct<const N: usize>(
+    rows: &[Row<N>],
+    order: &[usize],
+    terms: Option<(usize, usize)>,
+) -> Solution<N> {
     let mut order = order.to_vec();
     loop {
         let solution = solve(rows, &order);
@@ -176,7 +180,7 @@ pub(super) fn fit_links(
     if rows.is_empty() || rows.len() * 2 < pairs {
         return None;
     }
-    let solution = certain(&rows, &[0, 1], None);
+    let solution = solve_distinct(&rows, &[0, 1], None);
     let [latency_ms, per_token_ms] = solution.values;
     let bytes_per_token = Links::default().bytes_per_token;
     let gigabytes_per_second = gigabytes_per_second(bytes_per_token, per_token_ms);

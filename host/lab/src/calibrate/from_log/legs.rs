@@ -104,7 +104,7 @@ impl Load {
 
     /// Returns the time from which requests are kept for the check.
     pub(super) fn boundary_us(&self, share: f64) -> u64 {
-        let place = whole(f64::from(u32::try_from(self.requests.len()).unwrap_or(u32::MAX)) * share);
+        let place = to_usize(f64::from(u32::try_from(self.requests.len()).unwrap_or(u32::MAX)) * share);
         self.requests.get(place).map_or(u64::MAX, |request| request.at_us)
     }
 
@@ -126,7 +126,7 @@ impl Load {
 
     fn add_request(&mut self, request: &LoggedRequest) {
         let arrived = request.arrived_at_us;
-        let end_us = after(arrived, request.outcome.e2e_ms);
+        let end_us = add_milliseconds(arrived, request.outcome.e2e_ms);
         let (mut prefill, mut serving) = (None, None);
         for (place, decision) in request.decisions.iter().enumerate() {
             let Some(engine) = self.engine(decision) else { continue };
@@ -144,7 +144,7 @@ impl Load {
         // Another engine generated the beginning of the answer.
         let is_rest = serving
             .zip(request.outcome.ttft_ms)
-            .is_some_and(|((_, at_us, _), ttft_ms)| after(arrived, ttft_ms) < at_us);
+            .is_some_and(|((_, at_us, _), ttft_ms)| add_milliseconds(arrived, ttft_ms) < at_us);
         let estimate = Some(request.input_tokens).filter(|tokens| self.takes_estimates && *tokens > 0);
         let counted = counted_tokens(request);
         let tokens = counted.or(estimate);
@@ -169,7 +169,7 @@ impl Load {
         let times = serving.zip(request.outcome.ttft_ms);
         let (Some((serving, ttft_ms)), Some(isl)) = (times, tokens) else { return };
         self.left_out.estimated += u64::from(counted.is_none());
-        self.observe(request, isl, prefill, serving, after(arrived, ttft_ms));
+        self.observe(request, isl, prefill, serving, add_milliseconds(arrived, ttft_ms));
     }
 
     /// Adds a request whose times and lengths are known.
@@ -185,7 +185,7 @@ impl Load {
         let cached = request.outcome.cached_reported.or(request.outcome.cached_predicted).unwrap_or_default();
         let cached = cached.min(isl.saturating_sub(1));
         let decode_ms = request.outcome.itl_ms.filter(|_| osl > 1).map(|itl| itl * f64::from(osl - 1));
-        let end_us = after(first_us, decode_ms.unwrap_or_default());
+        let end_us = add_milliseconds(first_us, decode_ms.unwrap_or_default());
         let kv = if cached > 0 { PromptKv::Cached(cached) } else { PromptKv::Computed };
         let began = prefill.map_or(at_us, |(_, at_us)| at_us);
         let ttft_ms = millis(began, first_us);
@@ -276,7 +276,7 @@ impl LeftOut {
     }
 }
 
-fn after(start_us: u64, milliseconds: f64) -> u64 {
+fn add_milliseconds(start_us: u64, milliseconds: f64) -> u64 {
     let time = std::time::Duration::try_from_secs_f64(milliseconds / 1e3).unwrap_or_default();
     start_us.saturating_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX))
 }
@@ -288,6 +288,6 @@ fn millis(from_us: u64, to_us: u64) -> f64 {
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a place in a list")]
-fn whole(value: f64) -> usize {
+fn to_usize(value: f64) -> usize {
     value as usize
 }

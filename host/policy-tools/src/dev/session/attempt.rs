@@ -28,7 +28,7 @@ impl Session {
             _ => None,
         };
         if let (Some(_), Some(label)) = (self.step.take(), label) {
-            self.console.say(label, "ended: there is a newer save")?;
+            self.console.print_below(label, "ended: there is a newer save")?;
         }
         (self.attempt, self.step) = (Attempt::of(saved), Some(self.steps.build()));
         Ok(())
@@ -41,22 +41,22 @@ impl Session {
         match outcome {
             Outcome::Built(built) => self.built(built, took),
             Outcome::Tested(Err(text)) => {
-                self.console.say("cases", &text)?;
+                self.console.print_below("cases", &text)?;
                 self.fail()
             }
             Outcome::Tested(Ok((summary, lines))) => {
                 self.attempt.times.push(format!("cases {took:.2}"));
-                self.console.say("cases", &summary)?;
-                lines.iter().try_for_each(|line| self.console.say("log", line))?;
+                self.console.print_below("cases", &summary)?;
+                lines.iter().try_for_each(|line| self.console.print_below("log", line))?;
                 self.install()
             }
             Outcome::Asked(Ok(refused_before)) => self.place(refused_before),
             Outcome::Asked(Err(error)) if self.once => {
-                self.console.say("gateway", &error.to_string())?;
+                self.console.print_below("gateway", &error.to_string())?;
                 self.fail()
             }
             Outcome::Asked(Err(_)) => self.place(0),
-            Outcome::Replayed(text) => self.console.say("replay", &text),
+            Outcome::Replayed(text) => self.console.print_below("replay", &text),
         }
     }
 
@@ -68,19 +68,20 @@ impl Session {
         match built {
             Err(text) => {
                 let label = if self.steps.source.is_formula() { "refused" } else { "build" };
-                self.console.say(label, &text)?;
+                self.console.print_below(label, &text)?;
                 self.fail()
             }
             Ok(component) => {
                 let size = pointsman_admin_cli::text::bytes(component.bytes.len() as u64);
                 self.attempt.times.push(format!("build {took:.2}"));
                 self.attempt.component = Some(component);
-                self.console.say("build", &format!("{size} in {took:.2} s"))?;
+                self.console.print_below("build", &format!("{size} in {took:.2} s"))?;
                 if self.steps.cases.is_file() {
                     self.step = Some(self.steps.test());
                     return Ok(());
                 }
-                self.console.say("cases", &format!("none: {} is missing", self.steps.cases.display()))?;
+                self.console
+                    .print_below("cases", &format!("none: {} is missing", self.steps.cases.display()))?;
                 self.install()
             }
         }
@@ -94,7 +95,7 @@ impl Session {
         match running {
             Some((policy, generation)) => {
                 let lane = policy.lane;
-                self.console.say("", &format!("generation {generation} stays in the {lane} lane"))
+                self.console.print_below("", &format!("generation {generation} stays in the {lane} lane"))
             }
             None => Ok(()),
         }
@@ -112,7 +113,7 @@ impl Session {
         if let Some(generation) = running.and_then(|current| current.policy.generation()) {
             return self
                 .console
-                .say("install", &format!("no change: generation {generation} has the same bytes"));
+                .print_below("install", &format!("no change: generation {generation} has the same bytes"));
         }
         self.step = Some(Steps::ask(gateway.clone()));
         Ok(())
@@ -124,7 +125,7 @@ impl Session {
             return Ok(());
         };
         if let Err(error) = files.place(&component.bytes) {
-            self.console.say("install", &format!("{error:#}"))?;
+            self.console.print_below("install", &format!("{error:#}"))?;
             return self.fail();
         }
         // The gateway refuses the same content only once.

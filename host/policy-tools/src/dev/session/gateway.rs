@@ -26,13 +26,13 @@ impl Session {
             Err(error) => {
                 if !std::mem::replace(&mut self.away, true) {
                     self.console.clear_status()?;
-                    self.console.say("gateway", &format!("{error}\nlooking again every second"))?;
+                    self.console.print_below("gateway", &format!("{error}\nlooking again every second"))?;
                 }
                 return Ok(());
             }
         };
         if std::mem::replace(&mut self.away, false) {
-            self.console.say("gateway", "it answers again")?;
+            self.console.print_below("gateway", "it answers again")?;
         }
         let Some(current) = &mut self.current else { return Ok(()) };
         let seen = current.policy.see(&look);
@@ -42,7 +42,7 @@ impl Session {
         if current.policy.is_awaited() {
             self.next_look = Instant::now() + INSTALL_POLL;
         }
-        seen.lines.iter().try_for_each(|(label, text)| self.console.say(label, text))?;
+        seen.lines.iter().try_for_each(|(label, text)| self.console.print_below(label, text))?;
         if let Some(status) = seen.status {
             self.console.status(&status)?;
         }
@@ -67,7 +67,7 @@ impl Session {
                 if earlier.policy.lane == Lane::Shadow { files.place(&earlier.bytes) } else { Ok(()) };
             self.current = Some(earlier);
             if let Err(error) = placed {
-                self.console.say("install", &format!("{error:#}"))?;
+                self.console.print_below("install", &format!("{error:#}"))?;
             }
         } else if let Some(current) = &mut self.current {
             current.policy.note_refusal();

@@ -30,7 +30,7 @@ impl Session {
                 self.promote(generation).await?;
                 return Ok(false);
             }
-            Some(_) => self.console.say("promote", "no")?,
+            Some(_) => self.console.print_below("promote", "no")?,
             None => {}
         }
         match key {
@@ -42,9 +42,9 @@ impl Session {
             'u' => self.undo().await?,
             'd' => {
                 let text = self.difference().await;
-                self.console.say("decision", &text)?;
+                self.console.print_below("decision", &text)?;
             }
-            'h' | '?' => self.console.say("keys", HELP)?,
+            'h' | '?' => self.console.print_below("keys", HELP)?,
             _ => {}
         }
         Ok(false)
@@ -62,19 +62,19 @@ impl Session {
         rename: impl Fn(&mut LaneFiles) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let (Some(files), Some(current)) = (&mut self.files, &mut self.current) else {
-            return self.console.say(label, "nothing of this command runs in the gateway");
+            return self.console.print_below(label, "nothing of this command runs in the gateway");
         };
         if current.policy.generation().is_none() || current.policy.lane == Lane::Active {
-            return self.console.say(label, "the gateway has to run it as a trial first");
+            return self.console.print_below(label, "the gateway has to run it as a trial first");
         }
         match rename(files) {
-            Err(error) => self.console.say(label, &format!("{error:#}")),
+            Err(error) => self.console.print_below(label, &format!("{error:#}")),
             Ok(()) => {
                 current.policy.moved(to);
                 self.earlier = None;
                 (self.look, self.next_look) = (None, Instant::now());
                 self.console.clear_status()?;
-                self.console.say(label, &format!("its file is {} now", files.path(to).display()))
+                self.console.print_below(label, &format!("its file is {} now", files.path(to).display()))
             }
         }
     }
@@ -82,16 +82,16 @@ impl Session {
     fn ask_to_promote(&mut self) -> anyhow::Result<()> {
         let trial = self.current.as_ref().map(|current| &current.policy);
         let Some((lane, generation)) = trial.and_then(|own| Some((own.lane, own.generation()?))) else {
-            return self.console.say("promote", "the gateway has to run it as a trial first");
+            return self.console.print_below("promote", "the gateway has to run it as a trial first");
         };
         if lane == Lane::Active {
-            return self.console.say("promote", "it is active already");
+            return self.console.print_below("promote", "it is active already");
         }
         self.confirms = Some(generation);
         let text = format!(
             "serve all requests with generation {generation} of the {lane} lane? y, or another key for no"
         );
-        self.console.say("promote", &text)
+        self.console.print_below("promote", &text)
     }
 
     /// Promotes the trial, and makes its file the file of the active lane.
@@ -100,16 +100,16 @@ impl Session {
         let trial = self.current.as_ref().map(|current| &current.policy);
         let Some(lane) = trial.filter(|own| own.generation() == Some(generation)).map(|own| own.lane) else {
             let text = format!("generation {generation} is not the trial any more; try again");
-            return self.console.say("promote", &text);
+            return self.console.print_below("promote", &text);
         };
         let query = query(&[("from", Some(lane.as_str())), ("model", slot.model.as_deref())]);
         let path = format!("/policies/{}/promote{query}", segment(&slot.slot));
         let report = match gateway.post(&path).await.and_then(|answer| answer.read::<Report>()) {
-            Err(error) => return self.console.say("promote", &error.to_string()),
+            Err(error) => return self.console.print_below("promote", &error.to_string()),
             Ok(report) => report,
         };
         self.console.clear_status()?;
-        self.console.say("promote", &report.sentences())?;
+        self.console.print_below("promote", &report.sentences())?;
         let (Some(files), Some(current)) = (&mut self.files, &mut self.current) else { return Ok(()) };
         current.policy.moved(Lane::Active);
         (self.look, self.next_look) = (None, Instant::now());
@@ -117,7 +117,7 @@ impl Session {
             Ok(()) => format!("its file is {} now, and stays", files.path(Lane::Active).display()),
             Err(error) => format!("{error:#}; the promotion lasts until the gateway restarts"),
         };
-        self.console.say("", &text)
+        self.console.print_below("", &text)
     }
 
     /// Takes the last step back: a promotion, or a canary.
@@ -131,27 +131,29 @@ impl Session {
                 Ok(()) => format!("the canary ends: {} is removed", files.path(Lane::Canary).display()),
                 Err(error) => format!("{error:#}"),
             };
-            return self.console.say("undo", &text);
+            return self.console.print_below("undo", &text);
         }
         let promoted = self.files.as_ref().and_then(|files| files.promoted().map(str::to_owned));
         let (Some((gateway, slot)), Some(promoted)) = (self.gateway.clone(), promoted) else {
             return self
                 .console
-                .say("undo", "nothing to undo: neither a canary nor a promotion of this command");
+                .print_below("undo", "nothing to undo: neither a canary nor a promotion of this command");
         };
         if lane == Some(Lane::Active) {
             self.current = None;
         }
         match roll_back(&gateway, &slot, &promoted).await {
-            Err(error) => return self.console.say("undo", &error.to_string()),
-            Ok(Some(report)) => self.console.say("undo", &report.sentences())?,
-            Ok(None) => self.console.say("undo", "the active lane runs another policy by now")?,
+            Err(error) => return self.console.print_below("undo", &error.to_string()),
+            Ok(Some(report)) => self.console.print_below("undo", &report.sentences())?,
+            Ok(None) => self.console.print_below("undo", "the active lane runs another policy by now")?,
         }
         self.next_look = Instant::now() + LIVE_POLL;
         self.console.clear_status()?;
         match self.files.as_mut().map(LaneFiles::undo_promotion) {
-            Some(Err(error)) => self.console.say("", &format!("{error:#}")),
-            _ => self.console.say("", "the active lane has the file that it had before the promotion"),
+            Some(Err(error)) => self.console.print_below("", &format!("{error:#}")),
+            _ => {
+                self.console.print_below("", "the active lane has the file that it had before the promotion")
+            }
         }
     }
 

@@ -52,7 +52,7 @@ pub(super) async fn get(name: &str, registry: &str) -> Result<Option<(String, St
         return Err(fail(format!("failed: {}", clean(&text))));
     }
     let answer: Answer = serde_json::from_slice(&output)
-        .map_err(|_| fail("answered with something else than JSON with Username and Secret".to_owned()))?;
+        .map_err(|_| fail("answered with something other than JSON with Username and Secret".to_owned()))?;
     Ok(Some((answer.username, answer.secret)))
 }
 

@@ -12,7 +12,7 @@ use super::secret;
 use crate::config::{Credentials, ReplicasConfig};
 
 /// Returns the end of a message about `error`, whose text with causes is `problem`.
-pub(super) async fn after(
+pub(super) async fn advice_on(
     config: &ReplicasConfig,
     error: &async_nats::ConnectError,
     problem: &str,

@@ -55,14 +55,14 @@ impl Recorder {
         let end = match (kind, read) {
             (Kind::Leaves { .. }, Err(_)) => End::Left(left(&received)),
             (Kind::LeavesAtHead, Ok(Ok(()))) => End::Left(None),
-            (_, Err(_)) => self.neither(format!("no end within {limit:?}")),
-            (_, Ok(Err(error))) => self.neither(format!("{error:#}")),
+            (_, Err(_)) => self.neither_with(format!("no end within {limit:?}")),
+            (_, Ok(Err(error))) => self.neither_with(format!("{error:#}")),
             (_, Ok(Ok(()))) => self.judge(kind, &received),
         };
         self.note(load, target, due, &received, end, tokens);
     }
 
-    fn neither(&self, problem: String) -> End {
+    fn neither_with(&self, problem: String) -> End {
         self.problem(problem);
         End::Neither
     }
@@ -70,10 +70,10 @@ impl Recorder {
     fn judge(&self, kind: Kind, received: &Received) -> End {
         match (received.judge(is_stream(kind)), kind) {
             (Outcome::OneError, Kind::Malformed) => End::Refused,
-            (other, Kind::Malformed) => self.neither(format!("a malformed body got {other:?}")),
+            (other, Kind::Malformed) => self.neither_with(format!("a malformed body got {other:?}")),
             (Outcome::Whole | Outcome::Streamed, _) => End::Complete,
             (Outcome::OneError, _) => End::OneError,
-            (Outcome::Neither(problem), _) => self.neither(problem.chars().take(300).collect()),
+            (Outcome::Neither(problem), _) => self.neither_with(problem.chars().take(300).collect()),
         }
     }
 }

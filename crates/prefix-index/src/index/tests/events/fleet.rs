@@ -38,7 +38,7 @@ struct Model {
 }
 
 impl Model {
-    /// Returns whether the index knows a block: it is stored, or one behind it is.
+    /// Returns whether the index knows a block: it is stored, or one after it is.
     fn knows(&self, block: u64) -> bool {
         self.stored.keys().any(|other| path_to(*other).contains(&block))
     }

@@ -40,7 +40,7 @@ fn h6_the_first_group_of_full_attention_is_followed_whatever_its_number() {
     // H6.13
     assert_eq!(depth_of(&index, &tokens), 10);
     assert_eq!(index.stats().orphans, 0);
-    // Without a state behind the sixth block, the engine continues from the fifth.
+    // Without a state after the sixth block, the engine continues from the fifth.
     // H6.15
     assert_eq!(depth_of(&index, &tokens[..28]), 5);
     apply(&index, vec![removed_of(1, &[10])]);
@@ -140,7 +140,7 @@ fn h6_decisions_are_recorded_while_no_group_can_be_followed() {
     // H6.16
     assert_eq!(record(), 4);
     apply(&index, vec![of_group(1, GroupKind::Full, None, &[1, 2], &tokens[..8])]);
-    // The events of attention replace the decisions. The state behind block 4 is not one behind block 2, but
+    // The events of attention replace the decisions. The state after block 4 is not one after block 2, but
     // no block of the group fits yet.
     assert_eq!((record(), index.stats().records), (2, 0));
 }

@@ -247,7 +247,7 @@ proptest! {
                     held[other as usize] > *number && same(other, family, *number)
                 });
                 let whole = (0..100).take_while(has).count() * size / 4;
-                // Families share 10 tokens, but no hash of a block that ends behind them.
+                // Families share 10 tokens, but no hash of a block that ends after them.
                 let found = matched(&index, &prompt(family, 60))[0] as usize;
                 let shared = held.iter().map(|blocks| (blocks * size).min(10) / 4).max().unwrap_or(0);
                 prop_assert_eq!(found, whole.max(shared), "family {} of {:?}", family, held);
