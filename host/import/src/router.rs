@@ -1,5 +1,5 @@
-//! `import vllm-router`, `import sglang-router` and `import production-stack`: a command line becomes workers,
-//! slots, limits and timeouts.
+//! `import vllm-router`, `import sglang-router` and `import production-stack`: a command line becomes
+//! workers, slots, limits and timeouts.
 //!
 //! The flags are those of vllm-router 0.1.17, sglang-router 0.3.2 and `smg` 1.13. These routers have a common
 //! origin, so one table serves all. docs/import.md has it.
@@ -125,7 +125,7 @@ impl<'a> Import<'a> {
             if given.is_told.get() {
                 continue;
             }
-            match given.note.or_else(|| flags::note(&given.name)) {
+            match given.note.or_else(|| known_flag(&given.name)?.note) {
                 Some((kind, ours)) => self.note_translation(given, kind, ours),
                 None if self.line.last(&given.name).is_some_and(|last| last.place != given.place) => {
                     self.note_translation(
@@ -134,7 +134,7 @@ impl<'a> Import<'a> {
                         "left out: a later one of the same name takes its place",
                     );
                 }
-                None if flags::find(&given.name).is_some() => {
+                None if known_flag(&given.name).is_some() => {
                     self.note_translation(
                         given,
                         Kind::Translated,
@@ -205,6 +205,11 @@ impl<'a> Import<'a> {
             None => self.report.add(Kind::Translated, Place::Default, format!("--{flag}"), ours),
         }
     }
+}
+
+/// Returns a flag of vllm-router, sglang-router or smg by its name.
+fn known_flag(name: &str) -> Option<flags::Flag> {
+    flags::find(name).or_else(|| smg_flags::find(name))
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Requests without a model, lists of models, and what else clients and engines leave out or add: real sockets.
+//! Requests without a model, lists of models, and what else clients and engines leave out or add: real
+//! sockets.
 
 use std::time::Duration;
 
@@ -173,7 +174,7 @@ async fn i2_a_worker_is_reached_by_a_name_whose_first_address_may_be_another() {
             config.workers.push(spec);
         });
         let cluster = builder.start().await.unwrap();
-        // I2.11
+        // I2.13
         assert_eq!(ask(&cluster, COMPLETIONS, r#"{"model":"tiny","prompt":"x"}"#).await.0, 200, "{url}");
     }
 }

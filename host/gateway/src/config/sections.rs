@@ -124,8 +124,8 @@ pub struct Timeouts {
     /// progress.
     #[key(default = secs(60), positive)]
     pub event_idle: Duration,
-    /// Longest pause, and longest wait for a stream to begin, even while its worker makes progress; the larger
-    /// of the two limits counts.
+    /// Longest pause, and longest wait for a stream to begin, even while its worker makes progress; the
+    /// larger of the two limits counts.
     #[key(default = secs(360), positive)]
     pub event_idle_max: Duration,
     /// Silence of a stream after which its client gets an SSE comment; 0: never.

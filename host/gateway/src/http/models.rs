@@ -64,8 +64,8 @@ async fn allowed(thread: &DataThread, headers: &HeaderMap, sender: &Sender) -> R
 }
 
 impl Models {
-    /// Returns the description of a model, with its parent and the length of its context where vLLM and SGLang
-    /// have them. Their `root` is a path of their machine; here it is the model.
+    /// Returns the description of a model, with its parent and the length of its context where vLLM and
+    /// SGLang have them. Their `root` is a path of their machine; here it is the model.
     fn describe(&self, name: &str) -> Value {
         let model = ModelName::new(name);
         let parent = self.snapshot.parent_of(&model).map(ModelName::as_str);

@@ -25,8 +25,8 @@ pub(super) fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bo
     is_value && (serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() || is_closed(body))
 }
 
-/// Whether every list and object of a text like JSON is closed. Engines in Python write NaN and Infinity, which
-/// JSON does not have; many clients take them.
+/// Whether every list and object of a text like JSON is closed. Engines in Python write NaN and Infinity,
+/// which JSON does not have; many clients take them.
 fn is_closed(text: &[u8]) -> bool {
     let (mut open, mut bytes) = (Vec::new(), text.trim_ascii_end().iter());
     while let Some(byte) = bytes.next() {

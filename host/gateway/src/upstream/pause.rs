@@ -50,8 +50,8 @@ impl PauseLimits {
         self.silence(WHAT, from, now)
     }
 
-    /// Like [`PauseLimits::end`], of the head or the first event of a stream. Another worker may still serve the
-    /// request, so one that is stuck is not waited for.
+    /// Like [`PauseLimits::end`], of the head or the first event of a stream. Another worker may still serve
+    /// the request, so one that is stuck is not waited for.
     pub(crate) fn end_before(self, from: Instant, worker: Option<&Worker>) -> Instant {
         self.end(from, worker.filter(|worker| worker.stuck().is_none()))
     }

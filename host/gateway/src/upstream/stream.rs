@@ -169,7 +169,7 @@ mod tests {
     async fn an_address_that_refuses_or_is_silent_is_no_obstacle() {
         let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = engine.local_addr().unwrap().port();
-        // I2.11: a name whose first address may be IPv6
+        // I2.13: a name whose first address may be IPv6
         connect(&format!("localhost:{port}")).await.unwrap();
         let closed: SocketAddr = "127.0.0.1:1".parse().unwrap();
         // A blocked backlog is silent.

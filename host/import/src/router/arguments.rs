@@ -6,7 +6,7 @@ use anyhow::bail;
 
 use super::{
     flags::{self, Arity, Flag},
-    production_flags, shell,
+    known_flag, production_flags, shell,
 };
 use crate::report::{Kind, Place, plain};
 
@@ -116,7 +116,7 @@ impl CommandLine {
         let is_production = of_production || production_flags::is_meant(arguments.iter().map(String::as_str));
         let find = |name: &str| -> Option<Flag> {
             let of_production = is_production.then(|| production_flags::find(name)).flatten();
-            of_production.or_else(|| flags::find(name))
+            of_production.or_else(|| known_flag(name))
         };
         let mut given = Vec::new();
         while let Some((number, text)) = rest.next() {
@@ -129,7 +129,7 @@ impl CommandLine {
                 None => (flag, None),
             };
             // `--router-policy` is the form of `sglang_router.launch_server`.
-            let short = name.strip_prefix("router-").filter(|short| flags::find(short).is_some());
+            let short = name.strip_prefix("router-").filter(|short| known_flag(short).is_some());
             let written = format!("--{name}");
             let name = flags::alias(if find(name).is_none() { short.unwrap_or(name) } else { name });
             let arity = find(name).map_or(Arity::Many, |flag| flag.arity);

@@ -1,6 +1,5 @@
 //! The flags of both routers: how many values each takes, and the fate of flags that need no translation.
 
-use super::smg_flags;
 use crate::report::Kind::{self, Approximated, Missing, Translated};
 
 /// Number of values of a flag.
@@ -334,12 +333,7 @@ const SECRETS: [&str; 6] = [
 
 /// Returns a flag by its name.
 pub(super) fn find(name: &str) -> Option<Flag> {
-    FLAGS.iter().find(|flag| flag.name == name).copied().or_else(|| smg_flags::find(name))
-}
-
-/// Returns how a flag is translated, whatever its value.
-pub(super) fn note(name: &str) -> Option<(Kind, &'static str)> {
-    find(name)?.note
+    FLAGS.iter().find(|flag| flag.name == name).copied()
 }
 
 /// Returns the name that a flag has in the table.

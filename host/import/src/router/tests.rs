@@ -113,7 +113,7 @@ fn s3_every_known_flag_is_reported_and_an_unknown_one_is_named_with_its_position
             "cache-threshold" => "0.5",
             _ => "1",
         };
-        if flags::find(flag).unwrap().arity.least() > 0 || value != "1" {
+        if known_flag(flag).unwrap().arity.least() > 0 || value != "1" {
             arguments.push(value.to_owned());
         }
     }

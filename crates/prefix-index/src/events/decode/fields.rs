@@ -49,8 +49,8 @@ pub(super) trait Item<'de>: Sized {
     fn read(form: Self::Form) -> Option<Self>;
 }
 
-/// An engine's block hash. Opaque: the bits of a signed or unsigned integer, the last 8 bytes of a byte string
-/// (big-endian), or the hash of a text.
+/// An engine's block hash. Opaque: the bits of a signed or unsigned integer, the last 8 bytes of a byte
+/// string (big-endian), or the hash of a text.
 pub(super) struct Hash(pub(super) u64);
 
 /// A token, or the first of a pair of neighbours: SGLang lists such pairs when it speculates with EAGLE.

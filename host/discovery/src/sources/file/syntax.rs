@@ -23,7 +23,8 @@ impl<'de> Deserialize<'de> for WorkersFile {
     }
 }
 
-/// A list that is there. YAML would read null, as in a file of which only the first line was written, as empty.
+/// A list that is there. YAML would read null as an empty list, as in a file of which only the first line was
+/// written.
 pub(super) struct Listed<T>(pub(super) Vec<T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Listed<T> {
