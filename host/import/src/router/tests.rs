@@ -469,7 +469,7 @@ fn s3_workers_are_written_as_the_gateway_reads_them() {
     // S3.7
     assert_eq!(urls, [Some("http://a:1"), Some("http://b:1"), Some("http://c:1")]);
     let left = "left out: http://[secret]@d:1: a URL has no credentials: set api_key of the worker; \
-                grpc://e:1: engines are called over HTTP; http://a:1: it is there already";
+                grpc://e:1: engines are called over HTTP; http://a:1: given before";
     assert!(report.contains(left) && !report.contains("geheim"), "{report}");
     let blank = ["--worker-urls".to_owned(), " http://a:1 ".to_owned()];
     let text = import(Flavor::Vllm, &blank).unwrap().draft.text("x");
