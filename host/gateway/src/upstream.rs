@@ -233,10 +233,11 @@ impl CallError {
     }
 
     /// Returns whether another engine that fails in the same way makes the request itself suspect: the
-    /// connection ended, or the status is 5xx.
+    /// connection ended, a kept one too, or the status is 5xx.
     #[must_use]
     pub(crate) fn is_suspicious(&self) -> bool {
-        self.breaks_engine() && matches!(self, Self::Broken(_) | Self::Status { .. })
+        matches!(self, Self::Closed(_) | Self::Broken(_))
+            || (self.breaks_engine() && matches!(self, Self::Status { .. }))
     }
 
     /// Returns whether another worker is tried.

@@ -20,7 +20,9 @@ impl Drive {
         let Some(hash) = hash.filter(|_| error.is_suspicious() && !candidate.worker.is_failing()) else {
             return false;
         };
-        let broke = Broke { worker: candidate.worker.id(), leg, kind: error.kind() };
+        // The end of a kept connection is the end of a connection, whether or not it was idle.
+        let kind = if matches!(error, CallError::Closed(_)) { "broken" } else { error.kind() };
+        let broke = Broke { worker: candidate.worker.id(), leg, kind };
         let is_poison = self.state.quarantine.note(hash, broke, self.state.settings.quarantine);
         if is_poison {
             self.state.metrics.poison("quarantined");

@@ -261,7 +261,10 @@ fn ctrl_c_ends_with_the_seeds_that_are_over_and_code_130() {
     let (table, told) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(130), "{told}");
     assert!(told.contains("interrupted: the runs end"), "{told}");
-    assert!(table.contains("warning: interrupted: ") && table.contains("of 1000 seeds were completed"), "{table}");
+    assert!(
+        table.contains("warning: interrupted: ") && table.contains("of 1000 seeds were completed"),
+        "{table}"
+    );
     let names: Vec<_> =
         fs::read_dir(directory.path()).expect("read").flatten().map(|e| e.file_name()).collect();
     assert!(names.len() == 2 && names.iter().any(|name| name == "r.json"), "{names:?}");
