@@ -46,7 +46,6 @@ pub(super) trait Item<'de>: Sized {
     /// What the item is read as.
     type Form: Shape<'de>;
 
-    #[inline]
     fn read(form: Self::Form) -> Option<Self>;
 }
 
@@ -111,7 +110,6 @@ impl<T> List<T> {
 }
 
 impl<'de, T: Item<'de>> Shape<'de> for List<T> {
-    #[inline]
     fn of_scalar(value: Value<'de>) -> Self {
         if matches!(value, Value::Nil) { Self::Nil } else { Self::Unreadable }
     }
@@ -132,7 +130,6 @@ impl<'de, T: Item<'de>> Shape<'de> for List<T> {
 impl<'de> Item<'de> for Hash {
     type Form = Value<'de>;
 
-    #[inline]
     fn read(value: Value<'de>) -> Option<Self> {
         match value {
             Value::Unsigned(value) => Some(Self(value)),
@@ -150,7 +147,6 @@ impl<'de> Item<'de> for Hash {
 impl<'de> Item<'de> for Token {
     type Form = Value<'de>;
 
-    #[inline]
     fn read(value: Value<'de>) -> Option<Self> {
         match value {
             Value::Unsigned(token) | Value::ListOf(token) => u32::try_from(token).ok().map(Self),
@@ -162,14 +158,12 @@ impl<'de> Item<'de> for Token {
 impl Item<'_> for ExtraKeys {
     type Form = Self;
 
-    #[inline]
     fn read(keys: Self) -> Option<Self> {
         Some(keys)
     }
 }
 
 impl<'de> Shape<'de> for ExtraKeys {
-    #[inline]
     fn of_scalar(value: Value<'de>) -> Self {
         if matches!(value, Value::Nil) { Self(Vec::new()) } else { Self(vec![ExtraKey::of_scalar(value)]) }
     }
@@ -188,7 +182,6 @@ impl<'de> Shape<'de> for ExtraKeys {
 }
 
 impl<'de> Shape<'de> for ExtraKey {
-    #[inline]
     fn of_scalar(value: Value<'de>) -> Self {
         match value {
             // Prompt embeddings are a digest in bytes.
@@ -222,7 +215,6 @@ impl<'de> Shape<'de> for ExtraKey {
 }
 
 impl<'de> Shape<'de> for Text {
-    #[inline]
     fn of_scalar(value: Value<'de>) -> Self {
         Self(match value {
             Value::Nil => String::from("null"),

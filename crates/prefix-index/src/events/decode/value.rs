@@ -29,7 +29,6 @@ pub(super) enum Value<'de> {
 /// What a value of any type is read as.
 pub(super) trait Shape<'de>: Sized {
     /// Reads a value that is neither a list nor a map. Extension types are `Other`.
-    #[inline]
     fn of_scalar(value: Value<'de>) -> Self;
 
     /// Reads a list to its end.
@@ -55,7 +54,6 @@ impl Value<'_> {
 }
 
 impl<'de> Shape<'de> for Value<'de> {
-    #[inline]
     fn of_scalar(value: Self) -> Self {
         value
     }
@@ -71,7 +69,6 @@ impl<'de> Shape<'de> for Value<'de> {
 }
 
 impl<'de, T: Shape<'de>> Deserialize<'de> for Of<T> {
-    #[inline]
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(AnyVisitor(PhantomData)).map(Self)
     }
@@ -94,12 +91,10 @@ impl<'de, T: Shape<'de>> Visitor<'de> for AnyVisitor<T> {
         Ok(T::of_scalar(Value::Bool(value)))
     }
 
-    #[inline]
     fn visit_u64<E>(self, value: u64) -> Result<T, E> {
         Ok(T::of_scalar(Value::Unsigned(value)))
     }
 
-    #[inline]
     fn visit_i64<E>(self, value: i64) -> Result<T, E> {
         Ok(T::of_scalar(u64::try_from(value).map_or(Value::Signed(value), Value::Unsigned)))
     }
@@ -108,7 +103,6 @@ impl<'de, T: Shape<'de>> Visitor<'de> for AnyVisitor<T> {
         Ok(T::of_scalar(Value::Float(value)))
     }
 
-    #[inline]
     fn visit_borrowed_str<E>(self, value: &'de str) -> Result<T, E> {
         Ok(T::of_scalar(Value::Text(value)))
     }
