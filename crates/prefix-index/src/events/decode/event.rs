@@ -12,9 +12,9 @@ use serde::{
 
 use super::{
     ExtraKey, KvEvent, Stored, Tier,
-    fields::{ExtraKeys, Field, Hash, Item as _, List, Token},
+    fields::{ExtraKeys, Field, Hash, List, Token},
     group_kind::Named,
-    value::{Of, Value},
+    value::{Of, Shape as _, Value},
 };
 
 /// Length in characters to which the name of an unknown event is cut.
@@ -176,7 +176,7 @@ impl Fields {
             (_, Value::Nil) | (Field::LoraId, Value::Unsigned(0) | Value::Text("0")) => {}
             (Field::CacheSalt, Value::Text("")) => {}
             (Field::Parent, hash) => {
-                self.parent = Hash::read(hash);
+                self.parent = Option::of_scalar(hash);
                 return self.parent.is_some();
             }
             (Field::BlockSize | Field::Group, number) => {

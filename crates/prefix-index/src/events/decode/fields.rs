@@ -41,14 +41,6 @@ pub(super) enum List<T> {
     Unreadable,
 }
 
-/// An item of a list.
-pub(super) trait Item<'de>: Sized {
-    /// What the item is read as.
-    type Form: Shape<'de>;
-
-    fn read(form: Self::Form) -> Option<Self>;
-}
-
 /// An engine's block hash. Opaque: the bits of a signed or unsigned integer, the last 8 bytes of a byte
 /// string (big-endian), or the hash of a text.
 pub(super) struct Hash(pub(super) u64);
@@ -109,15 +101,18 @@ impl<T> List<T> {
     }
 }
 
-impl<'de, T: Item<'de>> Shape<'de> for List<T> {
+impl<'de, T> Shape<'de> for List<T>
+where
+    Option<T>: Shape<'de>,
+{
     fn of_scalar(value: Value<'de>) -> Self {
         if matches!(value, Value::Nil) { Self::Nil } else { Self::Unreadable }
     }
 
     fn of_list<A: SeqAccess<'de>>(mut list: A) -> Result<Self, A::Error> {
         let mut items = Vec::with_capacity(list.size_hint().unwrap_or_default().min(MAX_RESERVED));
-        while let Some(Of(form)) = list.next_element()? {
-            let Some(item) = T::read(form) else {
+        while let Some(Of(item)) = list.next_element::<Of<Option<T>>>()? {
+            let Some(item) = item else {
                 while list.next_element::<IgnoredAny>()?.is_some() {}
                 return Ok(Self::Unreadable);
             };
@@ -127,45 +122,44 @@ impl<'de, T: Item<'de>> Shape<'de> for List<T> {
     }
 }
 
-impl<'de> Item<'de> for Hash {
-    type Form = Value<'de>;
-
-    fn read(value: Value<'de>) -> Option<Self> {
+impl<'de> Shape<'de> for Option<Hash> {
+    #[inline]
+    fn of_scalar(value: Value<'de>) -> Self {
         match value {
-            Value::Unsigned(value) => Some(Self(value)),
-            Value::Signed(value) => Some(Self(value.cast_unsigned())),
-            Value::Text(text) if !text.is_empty() => Some(Self(xxh3_64(text.as_bytes()))),
+            Value::Unsigned(value) => Some(Hash(value)),
+            Value::Signed(value) => Some(Hash(value.cast_unsigned())),
+            Value::Text(text) if !text.is_empty() => Some(Hash(xxh3_64(text.as_bytes()))),
             Value::Bytes(bytes) if !bytes.is_empty() => {
                 let last = bytes.iter().skip(bytes.len().saturating_sub(8));
-                Some(Self(last.fold(0, |value, byte| (value << 8) | u64::from(*byte))))
+                Some(Hash(last.fold(0, |value, byte| (value << 8) | u64::from(*byte))))
             }
             _ => None,
         }
     }
+
+    fn of_list<A: SeqAccess<'de>>(list: A) -> Result<Self, A::Error> {
+        Value::of_list(list).map(|_| None)
+    }
 }
 
-impl<'de> Item<'de> for Token {
-    type Form = Value<'de>;
-
-    fn read(value: Value<'de>) -> Option<Self> {
+impl<'de> Shape<'de> for Option<Token> {
+    #[inline]
+    fn of_scalar(value: Value<'de>) -> Self {
         match value {
-            Value::Unsigned(token) | Value::ListOf(token) => u32::try_from(token).ok().map(Self),
+            Value::Unsigned(token) | Value::ListOf(token) => u32::try_from(token).ok().map(Token),
             _ => None,
         }
     }
-}
 
-impl Item<'_> for ExtraKeys {
-    type Form = Self;
-
-    fn read(keys: Self) -> Option<Self> {
-        Some(keys)
+    fn of_list<A: SeqAccess<'de>>(list: A) -> Result<Self, A::Error> {
+        Value::of_list(list).map(Self::of_scalar)
     }
 }
 
-impl<'de> Shape<'de> for ExtraKeys {
+impl<'de> Shape<'de> for Option<ExtraKeys> {
     fn of_scalar(value: Value<'de>) -> Self {
-        if matches!(value, Value::Nil) { Self(Vec::new()) } else { Self(vec![ExtraKey::of_scalar(value)]) }
+        let is_nil = matches!(value, Value::Nil);
+        Some(ExtraKeys(if is_nil { Vec::new() } else { vec![ExtraKey::of_scalar(value)] }))
     }
 
     fn of_list<A: SeqAccess<'de>>(mut list: A) -> Result<Self, A::Error> {
@@ -173,11 +167,11 @@ impl<'de> Shape<'de> for ExtraKeys {
         while let Some(Of(key)) = list.next_element()? {
             keys.push(key);
         }
-        Ok(Self(keys))
+        Ok(Some(ExtraKeys(keys)))
     }
 
     fn of_map<A: MapAccess<'de>>(map: A) -> Result<Self, A::Error> {
-        Ok(Self(vec![ExtraKey::of_map(map)?]))
+        Ok(Some(ExtraKeys(vec![ExtraKey::of_map(map)?])))
     }
 }
 

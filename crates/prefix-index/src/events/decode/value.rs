@@ -69,6 +69,7 @@ impl<'de> Shape<'de> for Value<'de> {
 }
 
 impl<'de, T: Shape<'de>> Deserialize<'de> for Of<T> {
+    #[inline]
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(AnyVisitor(PhantomData)).map(Self)
     }
@@ -83,6 +84,7 @@ impl<'de, T: Shape<'de>> Visitor<'de> for AnyVisitor<T> {
         f.write_str("any value")
     }
 
+    #[inline]
     fn visit_unit<E>(self) -> Result<T, E> {
         Ok(T::of_scalar(Value::Nil))
     }
@@ -91,10 +93,12 @@ impl<'de, T: Shape<'de>> Visitor<'de> for AnyVisitor<T> {
         Ok(T::of_scalar(Value::Bool(value)))
     }
 
+    #[inline]
     fn visit_u64<E>(self, value: u64) -> Result<T, E> {
         Ok(T::of_scalar(Value::Unsigned(value)))
     }
 
+    #[inline]
     fn visit_i64<E>(self, value: i64) -> Result<T, E> {
         Ok(T::of_scalar(u64::try_from(value).map_or(Value::Signed(value), Value::Unsigned)))
     }
@@ -103,6 +107,7 @@ impl<'de, T: Shape<'de>> Visitor<'de> for AnyVisitor<T> {
         Ok(T::of_scalar(Value::Float(value)))
     }
 
+    #[inline]
     fn visit_borrowed_str<E>(self, value: &'de str) -> Result<T, E> {
         Ok(T::of_scalar(Value::Text(value)))
     }
