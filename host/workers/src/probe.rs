@@ -25,6 +25,7 @@ mod exposition;
 mod figures;
 mod health;
 mod loads;
+mod models;
 mod one_token;
 mod pace;
 mod parse;

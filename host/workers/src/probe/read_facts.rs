@@ -4,6 +4,7 @@ use super::{
     MAX_FACTS_BODY, MAX_FIRST_INTERVAL, Probe,
     client::Response,
     figures::{Figures, figures},
+    models,
     pace::spread,
     parse,
 };
@@ -74,7 +75,7 @@ impl Probe {
         let spec = self.worker.spec().clone();
         match self.get("/v1/models").await.body()? {
             Some(body) => {
-                let list = parse::models(&body)?;
+                let list = models::models(&body)?;
                 if let Some(other) = list.owner.as_deref().and_then(engine_of)
                     && spec.engine != Engine::Openai
                     && other != spec.engine
