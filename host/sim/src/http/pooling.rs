@@ -9,7 +9,7 @@ use axum::{
     http::{HeaderMap, StatusCode, Uri},
     response::Response,
 };
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -54,12 +54,10 @@ pub(super) async fn pooled(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
-    if let Some(response) = faulted(&engine, &conn, uri.path(), &headers, &bytes).await {
-        return response;
-    }
-    let asked: Pooled = match parse(&engine, &bytes, |asked: &Pooled| asked.model.as_deref()) {
+    let model = |asked: &Pooled| asked.model.clone();
+    let asked = match ask(&engine, &conn, uri.path(), &headers, &bytes, model).await {
         Ok(asked) => asked,
-        Err(failure) => return refuse(&engine, &failure),
+        Err(response) => return *response,
     };
     let value = score_of(&Value::Null, &asked.input);
     let one = if uri.path() == "/classify" {
@@ -82,12 +80,10 @@ pub(super) async fn rerank(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
-    if let Some(response) = faulted(&engine, &conn, uri.path(), &headers, &bytes).await {
-        return response;
-    }
-    let asked: Rerank = match parse(&engine, &bytes, |asked: &Rerank| asked.model.as_deref()) {
+    let model = |asked: &Rerank| asked.model.clone();
+    let asked = match ask(&engine, &conn, uri.path(), &headers, &bytes, model).await {
         Ok(asked) => asked,
-        Err(failure) => return refuse(&engine, &failure),
+        Err(response) => return *response,
     };
     let scored = asked.documents.iter().map(|document| score_of(&asked.query, document));
     let mut order: Vec<(usize, f64)> = scored.enumerate().collect();
@@ -115,12 +111,10 @@ pub(super) async fn score(
     headers: HeaderMap,
     bytes: Bytes,
 ) -> Response {
-    if let Some(response) = faulted(&engine, &conn, uri.path(), &headers, &bytes).await {
-        return response;
-    }
-    let asked: Score = match parse(&engine, &bytes, |asked: &Score| asked.model.as_deref()) {
+    let model = |asked: &Score| asked.model.clone();
+    let asked = match ask(&engine, &conn, uri.path(), &headers, &bytes, model).await {
         Ok(asked) => asked,
-        Err(failure) => return refuse(&engine, &failure),
+        Err(response) => return *response,
     };
     let others = asked.text_2.as_array().cloned().unwrap_or_else(|| vec![asked.text_2.clone()]);
     let data: Vec<Value> = others
@@ -154,15 +148,26 @@ pub(super) async fn faulted(
     response.or_else(|| cut.then(|| cut_body(r#"{"object":"list","data":[{"index":0}]}"#)))
 }
 
-fn parse<T: for<'de> Deserialize<'de>>(
-    engine: &Engine,
-    bytes: &[u8],
-    model: impl Fn(&T) -> Option<&str>,
-) -> Result<T, Failure> {
-    let asked: T = serde_json::from_slice(bytes)
-        .map_err(|error| Failure::shape(format!("1 validation error:\n  {error}")))?;
+/// Records a request, carries out its faults, and reads its body.
+async fn ask<T: DeserializeOwned>(
+    engine: &Arc<Engine>,
+    conn: &Conn,
+    path: &str,
+    headers: &HeaderMap,
+    bytes: &Bytes,
+    model: impl Fn(&T) -> Option<String>,
+) -> Result<T, Box<Response>> {
+    if let Some(response) = faulted(engine, conn, path, headers, bytes).await {
+        return Err(Box::new(response));
+    }
+    let asked: T = serde_json::from_slice(bytes).map_err(|error| {
+        Box::new(refuse(engine, &Failure::shape(format!("1 validation error:\n  {error}"))))
+    })?;
     match model(&asked).filter(|model| *model != engine.config.model) {
-        Some(model) => Err(Failure::not_found(format!("The model `{model}` does not exist."))),
+        Some(model) => {
+            let failure = Failure::not_found(format!("The model `{model}` does not exist."));
+            Err(Box::new(refuse(engine, &failure)))
+        }
         None => Ok(asked),
     }
 }
