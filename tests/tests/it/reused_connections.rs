@@ -121,8 +121,8 @@ async fn i2_a_connection_that_was_just_used_and_is_closed_is_retried_over_a_new_
     }
 }
 
-#[tokio::test]
-async fn i4_a_request_that_ends_kept_connections_visits_two_engines() {
+/// Starts engines that close the connection of a bad request, and a gateway with a kept connection to each.
+async fn ended_by_bad(count: usize, retries: u32) -> (TestCluster, Vec<RawEngine>) {
     let bad = |request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(json(MODELS))],
         line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
@@ -130,31 +130,51 @@ async fn i4_a_request_that_ends_kept_connections_visits_two_engines() {
         _ => vec![Act::Send(json(ANSWER))],
     };
     let mut engines = Vec::new();
-    for _ in 0..4 {
+    for _ in 0..count {
         engines.push(RawEngine::start(bad).await.unwrap());
     }
     let cluster = TestClusterBuilder::new()
         .config(|config| {
-            for engine in &engines {
-                let flag = format!("role=aggregated,engine=openai,url=http://{}", engine.address);
+            for (number, engine) in engines.iter().enumerate() {
+                let flag = format!("id={number},role=aggregated,engine=openai,url=http://{}", engine.address);
                 config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
             }
             config.server.threads = 1;
-            config.routing.retries = 9;
+            config.routing.retries = retries;
         })
         .start()
         .await
         .unwrap();
-    for number in 0..12 {
-        let body = format!(r#"{{"model":"tiny","prompt":"good {number}"}}"#);
-        assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
+    for number in 0..count {
+        let (id, body) = (number.to_string(), format!(r#"{{"model":"tiny","prompt":"good {number}"}}"#));
+        let pin = [("x-worker-instance-id", id.as_str())];
+        assert_eq!(cluster.client.post("/v1/completions", &pin, body).await.unwrap().status, 200);
     }
+    (cluster, engines)
+}
+
+#[tokio::test]
+async fn i4_a_request_that_ends_kept_connections_visits_two_engines() {
+    let (cluster, engines) = ended_by_bad(4, 9).await;
     let sent = || engines.iter().map(|engine| engine.requests().len()).sum::<usize>();
     let before = sent();
     let body = r#"{"model":"tiny","prompt":"bad"}"#;
     let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
     // I4.1
     assert_eq!((reply.status.as_u16(), sent() - before), (502, 2), "{reply:?}");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i4_a_request_that_ends_kept_connections_of_two_engines_is_quarantined() {
+    let (cluster, _engines) = ended_by_bad(2, 0).await;
+    let body = r#"{"model":"tiny","prompt":"bad"}"#;
+    for (id, code) in [("0", "bad_upstream"), ("1", "poison_request")] {
+        let reply =
+            cluster.client.post("/v1/completions", &[("x-worker-instance-id", id)], body).await.unwrap();
+        // I4.2
+        assert_eq!(reply.code(), code, "{id}: {reply:?}");
+    }
     cluster.at_rest().await.unwrap();
 }
 
