@@ -234,7 +234,7 @@ pub(super) fn unnamed_model(state: &State, body: &JsonBody) -> Result<Option<Str
 /// Returns the only model of the fleet. Adapters are asked for by their names.
 ///
 /// # Errors
-/// There is none, or there are several, which the message lists.
+/// No model is served, or several are: the message lists them.
 fn only_model(snapshot: &Snapshot) -> Result<String, ApiError> {
     let models = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
     let models: Vec<&str> = models.map(ModelName::as_str).collect();

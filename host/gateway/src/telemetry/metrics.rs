@@ -314,7 +314,7 @@ impl Metrics {
             legs "legs" "Number of legs by how they ended",
             leg_seconds "leg_seconds" "Time from sending a leg to its end in seconds, by how it ended",
             retries "retries" "Number of retries by leg",
-            continuations "continuations" "Number of streams that were to continue on another worker because their engine failed (cause failure), their worker drains (drain) or a request of a higher priority waits (preempt), by what followed: continued, moved, failed, or why they did not",
+            continuations "continuations" "Streams to be continued, by cause (failure, drain or preempt) and result: continued, moved, failed, or why they were not",
             handoffs "handoffs" "Number of handoffs from prefill to decode by result",
             poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
             not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",

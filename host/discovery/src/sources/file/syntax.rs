@@ -30,7 +30,7 @@ pub(super) struct Listed<T>(pub(super) Vec<T>);
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Listed<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let list = Option::deserialize(deserializer)?;
-        list.map(Self).ok_or_else(|| D::Error::custom("the list is null: write [] if there are none"))
+        list.map(Self).ok_or_else(|| D::Error::custom("the list is null: write [] for an empty list"))
     }
 }
 
@@ -72,7 +72,7 @@ pub(super) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T,
     let text = std::str::from_utf8(bytes).map_err(|error| format!("it is not UTF-8: {error}"))?;
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     if text.trim().is_empty() {
-        return Err("it is empty: write `workers` with an empty list if there are none".to_owned());
+        return Err("it is empty: for no workers, write `workers` with an empty list".to_owned());
     }
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("toml") => toml::from_str(text).map_err(|error| {

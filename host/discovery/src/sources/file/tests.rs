@@ -159,7 +159,7 @@ fn p5_a_refused_file_says_where_and_what_to_write() {
         ("a.yaml", tabs, "YAML is indented with blanks, not with tabs"),
         ("a.json", commented, "line 2: JSON has no comments"),
         ("a.json", hashed, "line 2: JSON has no comments"),
-        ("a.yaml", "workers:\n", "the list is null: write [] if there are none"),
+        ("a.yaml", "workers:\n", "the list is null: write [] for an empty list"),
         ("a.yaml", "# none\n", "`workers` with a list of workers, which may be empty"),
         ("a.yaml", " \r\n", "it is empty"),
         ("a.json", "{\"workers\": [], \"workers\": []}", "duplicate field `workers`"),
