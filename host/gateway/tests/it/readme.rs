@@ -154,6 +154,8 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
         panic!("the page has other blocks: {:#?}", commands("docs/first-gateway.md"))
     };
     let _serving = terminal.serve(start);
+    // A request that comes before the prefill workers are known has no decision of that leg.
+    terminal.until("curl -s http://127.0.0.1:9090/readyz", "\"remote_prefill\":{\"tiny\":\"active\"}");
     terminal.until(request, "choices");
     let slots = terminal.until(state, "eligible");
     assert!(slots.contains("decode-override") && slots.contains("kv-aware"), "{slots}");
