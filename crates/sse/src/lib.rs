@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 mod look;
 
-pub use look::look;
+pub use look::{has_known_key, look};
 
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;

@@ -42,6 +42,12 @@ pub fn look(event: &[u8]) -> Seen {
     seen
 }
 
+/// Returns whether a part of an event has a key that [`look`] knows.
+#[must_use]
+pub fn has_known_key(part: &[u8]) -> bool {
+    keys(part).next().is_some()
+}
+
 /// Positions of the values of keys whose first occurrence counts.
 #[derive(Default)]
 struct FirstValues {

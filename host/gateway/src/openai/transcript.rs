@@ -3,7 +3,8 @@
 //!
 //! Streams that live pay a comparison and a copy of their text for an event, and allocate nothing for it:
 //! most events of an answer differ in their text and ids only, and are recognised by what is around these.
-//! Any other event is read whole. What is not plain text of a single choice makes the transcript unusable.
+//! Nobody has to look at such an event again. Any other event is read whole. What is not plain text of a
+//! single choice makes the transcript unusable.
 
 use std::sync::{Arc, LazyLock};
 
@@ -13,7 +14,7 @@ use crate::{
     budget::{Budget, Share},
     openai::{
         chunk::{Chunk, Piece, Reason, place_in},
-        sse,
+        sse::{self, Seen},
         token_ids::{self, Lists},
     },
 };
@@ -30,8 +31,6 @@ const BEGINS_WITH: usize = 1_024;
 /// Maximum size of the JSON around a text, and of the names that all events share, bytes.
 const MAX_AROUND: usize = 4_096;
 static CHOICES_END: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("}]"));
-static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"choices\""));
-static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\""));
 /// Fewest elements by which a list grows.
 const GROWS_BY: usize = 64;
 
@@ -117,15 +116,28 @@ impl Transcript {
         }))
     }
 
-    /// Notes an event that the client gets. `lists`: where it has token ids.
-    pub(crate) fn note(&mut self, event: &[u8], lists: &Lists) {
-        let noted = match self.text_of_known(event, lists) {
-            _ if self.kept.is_err() => return,
-            Some(text) => self.note_text(text, 1, event, lists),
-            None if sse::has_data(event) && !sse::is_done(event) => self.read(event, lists),
-            None => Ok(()),
+    /// Notes an event that differs from one before in its text and ids only, and returns what [`sse::look`]
+    /// sees in it. `None` for any other event: [`Self::note`] reads it. `lists`: where it has token ids.
+    pub(crate) fn note_known(&mut self, event: &[u8], lists: &Lists) -> Option<Seen> {
+        let text = self.text_of_known(event, lists)?;
+        let seen = if text.is_empty() {
+            sse::look(event)
+        } else {
+            let ids = lists.output.clone().and_then(|place| event.get(place));
+            Seen { token: true, tokens: ids.map_or(1, token_ids::count), ..Seen::default() }
         };
-        if let Err(reason) = noted {
+        if let Err(reason) = self.note_text(text, 1, event, lists) {
+            self.give_up(reason);
+        }
+        Some(seen)
+    }
+
+    /// Notes an event that the client gets, and in which [`sse::look`] sees `seen`.
+    pub(crate) fn note(&mut self, event: &[u8], seen: &Seen, lists: &Lists) {
+        if self.kept.is_err() || seen.done || !sse::has_data(event) {
+            return;
+        }
+        if let Err(reason) = self.read(event, seen, lists) {
             self.give_up(reason);
         }
     }
@@ -174,14 +186,14 @@ impl Transcript {
         if self.end_changes {
             let end = memchr::memchr2(b'"', b'\\', text)?;
             let rest = text.get(end..)?.strip_prefix(&self.behind[..])?;
-            return may_be_ignored(rest).then(|| text.get(..end)).flatten();
+            return (!sse::has_known_key(rest)).then(|| text.get(..end)).flatten();
         }
         let text = text.strip_suffix(&self.behind[..])?;
         let is_text = tail == self.behind_ids && memchr::memchr2(b'"', b'\\', text).is_none();
         is_text.then_some(text)
     }
 
-    fn read(&mut self, event: &[u8], lists: &Lists) -> Result<(), Reason> {
+    fn read(&mut self, event: &[u8], seen: &Seen, lists: &Lists) -> Result<(), Reason> {
         let chunk = Chunk::read(sse::object(event)).ok_or("not_a_chunk")?;
         if self.names.is_none() {
             let names = [chunk.id, chunk.created, chunk.model];
@@ -202,16 +214,17 @@ impl Transcript {
             return self.note_text(b"", piece.tokens, event, lists);
         };
         self.note_text(text.as_bytes(), piece.tokens, event, lists)?;
-        self.learn(event, lists, &piece, usage.is_none());
+        let has_only_a_token = *seen == Seen { token: true, tokens: seen.tokens, ..Seen::default() };
+        if has_only_a_token && usage.is_none() && piece.tokens == 1 && piece.is_only_text {
+            self.learn(event, lists, &piece);
+        }
         Ok(())
     }
 
     /// Remembers what is around the text of an event that is a token and nothing else.
-    fn learn(&mut self, event: &[u8], lists: &Lists, piece: &Piece<'_>, is_plain: bool) {
-        let is_plain = is_plain && piece.tokens == 1 && piece.is_only_text && lists.prompt.is_none();
-        let Some(place) = piece.text.and_then(|text| place_in(event, text)).filter(|_| is_plain) else {
-            return;
-        };
+    fn learn(&mut self, event: &[u8], lists: &Lists, piece: &Piece<'_>) {
+        let place = piece.text.and_then(|text| place_in(event, text));
+        let Some(place) = place.filter(|_| lists.prompt.is_none()) else { return };
         let (head, tail) = around(event, lists);
         let (before, behind) = (head.get(..place.start), head.get(place.end..));
         if let (Some(before), Some(behind)) = (before, behind)
@@ -270,11 +283,6 @@ impl Transcript {
         self.text = Vec::new();
         (self.before, self.behind, self.behind_ids) = (Vec::new(), Vec::new(), Vec::new());
     }
-}
-
-/// Whether the end of an event, after its choices, has nothing that a transcript notes.
-fn may_be_ignored(end: &[u8]) -> bool {
-    USAGE.find(end).is_none() && CHOICES.find(end).is_none()
 }
 
 /// The parts of an event before the ids of its output and after them.

@@ -248,15 +248,12 @@ impl Relay {
                 from = place.end;
                 continue;
             }
-            let seen = self.drive.look(event);
+            let lists = if self.drive.wants_ids() { Lists::of(event) } else { Lists::default() };
+            let seen = self.look_and_note(event, &lists);
             if seen.error {
                 self.push(slice(from..place.start));
                 self.fail(CallError::of_error_body(sse::object(event)));
                 return;
-            }
-            let lists = if self.drive.wants_ids() { Lists::of(event) } else { Lists::default() };
-            if let Ok(transcript) = &mut self.resumption.transcript {
-                transcript.note(event, &lists);
             }
             let held_before = self.held.is_some();
             self.account_for(&seen);
@@ -290,6 +287,19 @@ impl Relay {
             }
         }
         self.push(slice(from..events.len()));
+    }
+
+    /// Examines an event, and notes it for the rest of the answer unless it is an error.
+    fn look_and_note(&mut self, event: &[u8], lists: &Lists) -> Seen {
+        let Ok(transcript) = &mut self.resumption.transcript else { return self.drive.look(event) };
+        if let Some(seen) = transcript.note_known(event, lists) {
+            return seen;
+        }
+        let seen = self.drive.look(event);
+        if !seen.error {
+            transcript.note(event, &seen, lists);
+        }
+        seen
     }
 
     fn account_for(&mut self, seen: &Seen) {

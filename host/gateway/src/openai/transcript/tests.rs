@@ -16,13 +16,22 @@ fn role() -> String {
     event(r#""delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null"#, "")
 }
 
+/// Notes an event as the relay does.
+fn note(transcript: &mut Transcript, event: &str, lists: &Lists) {
+    let seen = sse::look(event.as_bytes());
+    match transcript.note_known(event.as_bytes(), lists) {
+        Some(known) => assert_eq!(known, seen, "{event}"),
+        None => transcript.note(event.as_bytes(), &seen, lists),
+    }
+}
+
 fn begun(is_chat: bool, ids: Result<StopRules, Reason>) -> Box<Transcript> {
     Transcript::new(is_chat, ids, &Budget::new(1 << 20)).unwrap()
 }
 
 fn noted(events: &[String]) -> Box<Transcript> {
     let mut transcript = begun(true, Err("text"));
-    events.iter().for_each(|event| transcript.note(event.as_bytes(), &Lists::default()));
+    events.iter().for_each(|event| note(&mut transcript, event, &Lists::default()));
     transcript
 }
 
@@ -56,11 +65,35 @@ fn events_whose_ends_differ_are_recognised() {
     assert_eq!(known(timed("x", "4567")), Some(b"x".to_vec()));
     assert_eq!(known(timed("x", "4\",\"usage\":{\"prompt_tokens\":9")), None);
     assert_eq!(known(timed("x", "4\",\"choices\":[]")), None);
+    assert_eq!(known(timed("x", "4\",\"error\":{\"message\":\"no\"}")), None);
+    assert_eq!(known(timed("x", "4\",\"kv_transfer_params\":{\"a\":1}")), None);
     assert_eq!(known(timed("\\\"", "4")), None);
     // What differs within the choice is a part of the answer.
     let transcript =
         noted(&[role(), text("a"), event(r#""delta":{"content":"b"},"finish_reason":null"#, "")]);
     assert!(!transcript.end_changes);
+}
+
+#[test]
+fn an_event_is_looked_at_unless_one_before_differs_in_the_text_only() {
+    let with = |content: &str, more: &str| {
+        event(&format!("\"delta\":{{\"content\":\"{content}\"}},\"finish_reason\":null"), more)
+    };
+    // What stands in such an event is edited, or means more than a token.
+    for more in
+        [",\"kv_transfer_params\":{\"a\":1}", ",\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}"]
+    {
+        let transcript = noted(&[role(), with("a", more), with("b", more)]);
+        assert_eq!(transcript.text_of_known(with("c", more).as_bytes(), &Lists::default()), None, "{more}");
+    }
+    // `note` compares what is seen in an event that is recognised with what a look sees.
+    let listed = ",\"choices_seen\":1,\"token_ids\":[7]";
+    let texts = ["a", "b", "", ":", "{", "data: [DONE]", "token_ids", "c"];
+    for more in ["", listed] {
+        let transcript = noted(&texts.map(|text| with(text, more)));
+        assert_eq!(transcript.delivered().unwrap().json, texts.concat());
+        assert!(transcript.text_of_known(with("x", more).as_bytes(), &Lists::default()).is_some());
+    }
 }
 
 #[test]
@@ -72,13 +105,13 @@ fn completions_ids_and_usage_are_read() {
         )
     };
     let mut transcript = begun(false, Err("text"));
-    transcript.note(piece("ab", "[1,2]", 2).as_bytes(), &Lists::default());
-    transcript.note(piece("cd", "[3,4]", 4).as_bytes(), &Lists::default());
+    note(&mut transcript, &piece("ab", "[1,2]", 2), &Lists::default());
+    note(&mut transcript, &piece("cd", "[3,4]", 4), &Lists::default());
     let delivered = transcript.delivered().unwrap();
     assert_eq!((delivered.json, delivered.tokens, delivered.prompt_tokens), ("abcd", 4, Some(9)));
     let mut transcript = begun(false, Err("text"));
     for event in ["\"text\":\"ab\",\"token_ids\":[1,2]", "\"text\":\"c\",\"token_ids\":null"] {
-        transcript.note(self::event(event, "").as_bytes(), &Lists::default());
+        note(&mut transcript, &self::event(event, ""), &Lists::default());
     }
     assert_eq!(transcript.delivered().unwrap().tokens, 3);
 }
@@ -118,7 +151,7 @@ fn piece(text: &str, prompt: &str, ids: &str) -> String {
 fn with_ids(stop: StopRules, events: &[String]) -> Box<Transcript> {
     let mut transcript = begun(false, Ok(stop));
     for event in events {
-        transcript.note(event.as_bytes(), &Lists::of(event.as_bytes()));
+        note(&mut transcript, event, &Lists::of(event.as_bytes()));
     }
     transcript
 }
@@ -199,13 +232,13 @@ fn i14_all_transcripts_together_are_bounded() {
     // I14.14
     assert!(Transcript::new(true, Err("text"), &memory).is_none());
     drop(another);
-    one.note(role().as_bytes(), &Lists::default());
+    note(&mut one, &role(), &Lists::default());
     for _ in 0..100 {
-        one.note(text("0123456789").as_bytes(), &Lists::default());
+        note(&mut one, &text("0123456789"), &Lists::default());
     }
     assert_eq!(one.delivered().unwrap().tokens, 100);
     for _ in 0..200 {
-        one.note(text("0123456789").as_bytes(), &Lists::default());
+        note(&mut one, &text("0123456789"), &Lists::default());
     }
     assert_eq!(one.delivered().unwrap_err(), "memory");
     assert_eq!(memory.used(), 0, "it takes no memory");
