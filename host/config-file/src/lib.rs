@@ -25,3 +25,10 @@ pub fn read(path: &std::path::Path) -> Result<String, ConfigErrors> {
         ConfigErrors { file: Some(path.to_owned()), problems: vec![Problem::new("", message)] }
     })
 }
+
+/// Returns the files with secrets that a text names. Empty if the text is not TOML.
+#[must_use]
+pub fn secret_files(text: &str, secrets: &[&str]) -> std::collections::BTreeSet<std::path::PathBuf> {
+    let table: Result<toml::Table, _> = toml::from_str(text);
+    table.map(|table| references::files(&mut toml::Value::Table(table), secrets)).unwrap_or_default()
+}

@@ -1,6 +1,6 @@
 //! Secrets that the configuration does not contain but names: `{ env = "NAME" }` and `{ file = "PATH" }`.
 
-use std::{fs, io::Read as _};
+use std::{collections::BTreeSet, fs, io::Read as _, path::PathBuf};
 
 use serde_path_to_error::Segment;
 use toml::Value;
@@ -34,31 +34,52 @@ impl From<&Path> for Segment {
 /// policies contain none. Returns the broken references, the last one first.
 pub(crate) fn follow(root: &mut Value, secrets: &[&str]) -> Vec<Broken> {
     let mut broken = Vec::new();
-    walk(root, &mut Vec::new(), false, secrets, &mut broken);
+    walk(root, &mut Vec::new(), false, secrets, &mut |value, at| {
+        let Some((kind, name)) = reference(value) else { return };
+        match read(kind, name) {
+            Ok(text) => *value = Value::String(text),
+            Err(message) => broken.push(Broken { segments: at.to_vec(), message }),
+        }
+    });
     broken.reverse();
     broken
 }
 
-fn walk(value: &mut Value, at: &mut Vec<Path>, secret: bool, secrets: &[&str], broken: &mut Vec<Broken>) {
-    if secret && let Some(read) = reference(value) {
-        match read {
-            Ok(text) => *value = Value::String(text),
-            Err(message) => broken.push(Broken { segments: at.clone(), message }),
+/// Returns the files that references name.
+pub(crate) fn files(root: &mut Value, secrets: &[&str]) -> BTreeSet<PathBuf> {
+    let mut files = BTreeSet::new();
+    walk(root, &mut Vec::new(), false, secrets, &mut |value, _| {
+        if let Some((Kind::File, path)) = reference(value) {
+            files.insert(PathBuf::from(path));
         }
+    });
+    files
+}
+
+/// Calls `visit` for each value that is a reference to a secret.
+fn walk(
+    value: &mut Value,
+    at: &mut Vec<Path>,
+    secret: bool,
+    secrets: &[&str],
+    visit: &mut impl FnMut(&mut Value, &[Path]),
+) {
+    if secret && reference(value).is_some() {
+        visit(value, at);
         return;
     }
     match value {
         Value::Table(table) => {
             for (key, value) in table.iter_mut().filter(|(key, _)| *key != "settings") {
                 at.push(Path::Key(key.clone()));
-                walk(value, at, secret || is_secret(at, secrets), secrets, broken);
+                walk(value, at, secret || is_secret(at, secrets), secrets, visit);
                 at.pop();
             }
         }
         Value::Array(elements) => {
             for (index, value) in elements.iter_mut().enumerate() {
                 at.push(Path::Index(index));
-                walk(value, at, secret, secrets, broken);
+                walk(value, at, secret, secrets, visit);
                 at.pop();
             }
         }
@@ -74,17 +95,31 @@ fn is_secret(at: &[Path], secrets: &[&str]) -> bool {
     keys.next_back().is_some_and(|key| secrets.contains(&key)) || secrets.contains(&path.as_str())
 }
 
-/// Target of a reference; `None` if the value is not a reference.
-fn reference(value: &Value) -> Option<Result<String, String>> {
+/// Where a secret is.
+#[derive(Clone, Copy)]
+enum Kind {
+    Variable,
+    File,
+}
+
+/// Returns where a value says that its secret is; `None` if the value is not a reference.
+fn reference(value: &Value) -> Option<(Kind, &str)> {
     let table = value.as_table().filter(|table| table.len() == 1)?;
     let (kind, name) = table.iter().next()?;
-    let name = name.as_str()?;
-    match kind.as_str() {
-        "env" => Some(std::env::var(name).map_err(|error| {
+    let kind = match kind.as_str() {
+        "env" => Kind::Variable,
+        "file" => Kind::File,
+        _ => return None,
+    };
+    Some((kind, name.as_str()?))
+}
+
+fn read(kind: Kind, name: &str) -> Result<String, String> {
+    match kind {
+        Kind::Variable => std::env::var(name).map_err(|error| {
             format!("cannot read the environment variable `{name}`: {error}; set it for the daemon")
-        })),
-        "file" => Some(of_file(name)),
-        _ => None,
+        }),
+        Kind::File => of_file(name),
     }
 }
 

@@ -183,6 +183,64 @@ async fn k1_a_reload_reads_the_keys_again() {
 }
 
 #[tokio::test]
+async fn k1_a_changed_key_file_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (config, keys, digest) =
+        (dir.path().join("pointsman.toml"), dir.path().join("keys"), dir.path().join("digest"));
+    let entry = |id: &str, digest: &str| format!("[[auth.keys]]\nid = '{id}'\ndigest = {digest}\n");
+    let of = |key: &str| KeyDigest::sha256(key).to_string();
+    std::fs::create_dir(&keys).unwrap();
+    std::fs::write(keys.join("a.toml"), entry("a", &format!("'{}'", of("first")))).unwrap();
+    std::fs::write(&digest, of("third")).unwrap();
+    let named = entry("c", &format!("{{ file = '{}' }}", digest.display()));
+    std::fs::write(&config, format!("[auth]\nkey_dir = '{}'\n{named}", keys.display())).unwrap();
+    let read = {
+        let config = config.clone();
+        move |started: &Config| {
+            let mut read = started.clone();
+            read.auth = Config::read(&config)?.auth;
+            read.check()?;
+            Ok(read)
+        }
+    };
+    let auth = read(&Config::default()).unwrap().auth;
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.auth = auth)
+        .reread(Some(config), read)
+        .sim(Dialect::Vllm, EngineRole::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    assert_eq!(with_key(&cluster, "first").await, ok());
+    assert_eq!(with_key(&cluster, "third").await, ok());
+    let becomes = async |key: &str, status: u16| {
+        // Not often: wrong keys are counted.
+        for _ in 0..12 {
+            if with_key(&cluster, key).await.0 == status {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        false
+    };
+    // K1.6: as a Secret of Kubernetes is renewed, and without a signal.
+    std::fs::write(keys.join(".new"), entry("a", &format!("'{}'", of("second")))).unwrap();
+    std::fs::rename(keys.join(".new"), keys.join("a.toml")).unwrap();
+    assert!(becomes("second", 200).await);
+    assert_eq!(with_key(&cluster, "first").await.0, 401);
+    std::fs::write(&digest, of("fourth")).unwrap();
+    assert!(becomes("fourth", 200).await);
+    assert_eq!(with_key(&cluster, "third").await.0, 401);
+    // The keys in force stay until the file is right again.
+    std::fs::write(keys.join("a.toml"), "[[auth.keys").unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(with_key(&cluster, "second").await, ok());
+    std::fs::remove_file(keys.join("a.toml")).unwrap();
+    assert!(becomes("second", 401).await);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn k3_a_viewer_reads_and_an_operator_changes() {
     let operator = |id: &str, role, token: &str| OperatorEntry {
         id: id.into(),

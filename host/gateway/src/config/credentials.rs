@@ -227,7 +227,8 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     }
 }
 
-fn files_of(dir: &Path) -> Result<BTreeSet<PathBuf>, String> {
+/// Returns the files of a directory with keys.
+pub(super) fn files_of(dir: &Path) -> Result<BTreeSet<PathBuf>, String> {
     let mut files = BTreeSet::new();
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let entry = entry.map_err(|error| error.to_string())?;

@@ -18,7 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Config, settings::Settings};
 
-/// Interval of reading the file. A change is applied when two reads in a row find the same content.
+mod watched;
+
+use watched::Watched;
+
+/// Interval of looking at the files. A change is applied when two looks in a row find the same.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reads the configuration as it was read at the start: the file, and the flags that take precedence over it.
@@ -27,7 +31,7 @@ pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
 /// Source of the configuration.
 #[derive(Clone)]
 pub struct ConfigSource {
-    /// File that is watched for changes.
+    /// File that is watched for changes, with the files that it names.
     pub path: Option<PathBuf>,
     /// Reads the configuration.
     pub read: ReadConfig,
@@ -142,14 +146,14 @@ impl ConfigReloader {
         Ok(Reloaded { changes, applied, needs_restart })
     }
 
-    /// Reads the file until `stop`, and reloads when it changed.
+    /// Looks at the file, and at the files with keys that it names, until `stop`. Reloads when one changed.
     pub(crate) async fn watch(&self, target: &impl ReloadTarget, stop: CancellationToken) {
         let Some(path) = self.source.as_ref().and_then(|source| source.path.clone()) else { return };
-        let mut applied = read(&path).await;
-        let mut before = applied.clone();
+        let mut before = self.look(&path, None).await;
+        let mut applied = before.clone();
         while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
-            let now = read(&path).await;
-            // A file that is being written differs between two reads. A file that is written more slowly is
+            let now = self.look(&path, before.clone()).await;
+            // A file that is being written differs between two looks. A file that is written more slowly is
             // refused, and read again when it is complete.
             if now.is_some() && now == before && now != applied {
                 applied.clone_from(&now);
@@ -162,6 +166,12 @@ impl ConfigReloader {
             }
             before = now;
         }
+    }
+
+    async fn look(&self, path: &Path, before: Option<Watched>) -> Option<Watched> {
+        let (path, auth) = (path.to_owned(), self.current.lock().await.auth.clone());
+        let look = move || Watched::read(&path, before.as_ref(), &auth);
+        tokio::task::spawn_blocking(look).await.ok().flatten()
     }
 }
 
@@ -205,10 +215,6 @@ fn log_policies(report: &Report) {
             );
         }
     }
-}
-
-async fn read(path: &Path) -> Option<Vec<u8>> {
-    tokio::fs::read(path).await.ok()
 }
 
 impl fmt::Debug for ConfigSource {
