@@ -234,7 +234,7 @@ impl Drive {
         let candidate = self.runs[leg].candidate.clone();
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
-        // The worker may not have read the request: it gets the retry, over a new connection.
+        // The worker may not have read the request, which is sent again over a new connection.
         let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
         if is_unread {
             self.upstream.use_new_connections();
@@ -252,15 +252,11 @@ impl Drive {
             broke: error.breaks_engine() || matches!(error, CallError::Closed(_)),
             continuable: false,
         };
-        if let Some(candidate) = &candidate {
-            let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
-            note_failure(&self.state, leg, (candidate, sent), &error, is_poison);
-            if lacks_model(&error) {
-                candidate.worker.note_restart();
-            }
+        self.count_failure(leg, &error, is_poison);
+        match &candidate {
+            Some(unread) if is_unread => self.attempts.note_unread(unread.worker_id()),
+            failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
         }
-        self.account.leg_ended(leg, Err(error.kind()));
-        self.attempts.note_failure(candidate.as_ref().filter(|_| !is_unread).map(id_of));
         self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
@@ -288,6 +284,18 @@ impl Drive {
         run.fails(cause, has_answered);
         self.free(leg);
         Event::Failed(leg, failed)
+    }
+
+    /// Counts a failed leg, and tells its worker.
+    fn count_failure(&mut self, leg: Leg, error: &CallError, is_poison: bool) {
+        if let Some(candidate) = &self.runs[leg].candidate {
+            let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
+            note_failure(&self.state, leg, (candidate, sent), error, is_poison);
+            if lacks_model(error) {
+                candidate.worker.note_restart();
+            }
+        }
+        self.account.leg_ended(leg, Err(error.kind()));
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for

@@ -201,6 +201,7 @@ pub(crate) fn question<'a>(
         session: affinity.and_then(|session| state.sessions.get(session, leg)),
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: Pairing { other_pin: other_pin.filter(|_| is_pair), ..Pairing::default() },
         queue_us: 0,
