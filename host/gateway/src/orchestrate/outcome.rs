@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     Drive,
-    first_event::overload_of_response,
+    first_event::{error_in, overload_of_response},
     id_of,
     leg_run::{LegRun, PrefillDone},
     quarantine::record_served,
@@ -107,8 +107,8 @@ impl Drive {
         }
         let (mut head, body) = whole.into_parts();
         let seen = seen::in_whole_answer(self.request.is_chat(), &body);
-        if seen.error {
-            return self.answer_failed(CallError::of_error_body(&body));
+        if let Some(error) = error_in(&seen, &body) {
+            return self.answer_failed(error);
         }
         if let Some(error) = overload_of_response(self.request.endpoint.format(), &body) {
             return self.answer_failed(error);
@@ -267,7 +267,8 @@ impl Drive {
                 self.suspect_decode();
             }
         }
-        let has_answered = is_poison || matches!(error, CallError::Status { .. } | CallError::Protocol(_));
+        let has_answered = is_poison
+            || matches!(error, CallError::Status { .. } | CallError::Protocol(_) | CallError::GaveUp(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {
@@ -286,8 +287,12 @@ impl Drive {
         Event::Failed(leg, failed)
     }
 
-    /// Counts a failed leg, and tells its worker.
+    /// Counts a failed leg, and tells its worker. An engine ends a leg as it likes that it was asked to abort.
     fn count_failure(&mut self, leg: Leg, error: &CallError, is_poison: bool) {
+        if self.runs[leg].aborted && matches!(error, CallError::GaveUp(_) | CallError::Status { .. }) {
+            self.account.leg_cancelled(leg);
+            return;
+        }
         if let Some(candidate) = &self.runs[leg].candidate {
             let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
             note_failure(&self.state, leg, (candidate, sent), error, is_poison);
