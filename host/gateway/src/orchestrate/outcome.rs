@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use pointsman_orchestration::{Event, Failed};
-use pointsman_workers::Leg;
+use pointsman_orchestration::{Event, Failed, is_up};
+use pointsman_workers::{Candidate, Engine, KvTransport, Leg};
 use tokio::time::Instant;
 
 use super::{
@@ -34,6 +34,11 @@ use crate::{
 const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check that the prefill engine hands its \
      cache over (vLLM: --kv-transfer-config)";
 
+/// Why the prefill of an engine before vLLM 0.13 is not handed to a later one.
+const NO_REQUEST_ID: &str = "the handoff parameters of the prefill answer lack `remote_request_id`, without which a \
+     decode worker of vLLM 0.13 or later never answers: run one version on both, or set kv_compatibility of the \
+     prefill worker";
+
 impl Drive {
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
@@ -57,6 +62,9 @@ impl Drive {
         let lease = spec.handoff_lease();
         let Some((answer, read)) = answer else { return Event::PrefillEnded };
         match read {
+            PrefillAnswer::Handoff { parameters, .. } if self.would_hang(&parameters) => {
+                self.no_handoff("incomplete", NO_REQUEST_ID.to_owned())
+            }
             PrefillAnswer::Handoff { parameters, cached_tokens } => {
                 self.state.metrics.handoff("complete");
                 (self.handoff, self.cached_tokens) = (Some(parameters), cached_tokens);
@@ -77,6 +85,23 @@ impl Drive {
                 format!("the handoff parameters of the prefill answer lack `{field}`"),
             ),
         }
+    }
+
+    /// Whether a decode engine that may get these parameters would never answer. Those of vLLM before 0.13 do
+    /// not name the prefill's request, which later decode engines need. The version of the prefill engine may
+    /// be unknown.
+    fn would_hang(&self, parameters: &str) -> bool {
+        let Some(prefill) = self.candidate(Leg::Prefill).map(|candidate| candidate.worker.spec()) else {
+            return false;
+        };
+        let is_nixl = (prefill.engine, prefill.transport) == (Engine::Vllm, KvTransport::Nixl);
+        if !is_nixl || parameters.contains("\"remote_request_id\"") {
+            return false;
+        }
+        let needs = |decode: &Candidate| {
+            is_up(decode) && prefill.pairs_with(decode.worker.spec()) && decode.worker.needs_request_id()
+        };
+        self.snapshot.pool(&self.request.model, Leg::Decode).iter().any(needs)
     }
 
     /// Whether the rest of an answer may begin from its token ids only. A prefill engine that ends it does
