@@ -52,6 +52,9 @@ pub struct RawEngine {
     task: AbortHandle,
 }
 
+/// The models of an engine that serves `tiny`.
+const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+
 type Script = Box<dyn Fn(&RawRequest) -> Vec<Act> + Send + Sync>;
 
 struct Shared {
@@ -84,6 +87,22 @@ impl RawEngine {
     /// No port is free.
     pub async fn start(script: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static) -> io::Result<Self> {
         Self::start_at("127.0.0.1:0", script).await
+    }
+
+    /// Starts an engine that serves the model `tiny`, and reports nothing else: only requests other than
+    /// `GET` are answered by the script.
+    ///
+    /// # Errors
+    /// No port is free.
+    pub async fn serving(
+        script: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        Self::start(move |request| match request.line.as_str() {
+            "GET /v1/models" => vec![Act::Send(json(MODELS))],
+            line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+            _ => script(request),
+        })
+        .await
     }
 
     /// Like [`RawEngine::start`], on an address.

@@ -81,6 +81,7 @@ fn allocations(program: &Program, workers: u64, by_policy: bool) -> f64 {
         session: None,
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: pointsman_routing::Pairing::default(),
         explain: false,

@@ -31,6 +31,10 @@ pub struct Splitter {
     started: bool,
 }
 
+/// Finish reasons with which servers say that they gave a request up. TensorRT-LLM says `cancelled` and
+/// `timeout`.
+pub const FAILED_ENDS: [&str; 4] = ["abort", "error", "cancelled", "timeout"];
+
 /// An event that is too large, or never ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event of more than {MAX_EVENT} bytes")]
@@ -47,6 +51,8 @@ pub struct Seen {
     pub tokens: u32,
     /// The event has a finish reason that is not null.
     pub finish: bool,
+    /// Its finish reason if that is one of [`FAILED_ENDS`].
+    pub failed_end: Option<&'static str>,
     /// Whether the event reports an error.
     pub error: bool,
     /// Token usage in the event.

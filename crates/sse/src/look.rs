@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use serde_json::value::RawValue;
 
-use crate::{Seen, Usage, data_lines, is_done};
+use crate::{FAILED_ENDS, Seen, Usage, data_lines, is_done};
 
 /// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
 /// text of comments and of other fields is ignored, even if it looks like JSON.
@@ -72,7 +72,11 @@ impl FirstValues {
     fn note(&mut self, key: Key, event: &[u8], at: usize, seen: &mut Seen) {
         match key {
             // Some servers write an empty reason into every event.
-            Key::FinishReason => seen.finish |= is_text(event, at),
+            Key::FinishReason if is_text(event, at) => {
+                seen.finish = true;
+                seen.failed_end = seen.failed_end.or_else(|| failed_end_at(event, at));
+            }
+            Key::FinishReason => {}
             // The first event of a chat, with a role and no content, holds no token.
             Key::Text => seen.token |= is_text(event, at),
             // A tool call's head carries a name before any argument.
@@ -159,6 +163,13 @@ impl Key {
 /// Whether a text that is not empty begins at `at`.
 fn is_text(event: &[u8], at: usize) -> bool {
     event.get(at) == Some(&b'"') && event.get(at + 1) != Some(&b'"')
+}
+
+/// The text that begins at `at`, if it is one of those with which a server gives up.
+fn failed_end_at(event: &[u8], at: usize) -> Option<&'static str> {
+    let text = event.get(at + 1..)?;
+    let is = |end: &&str| text.strip_prefix(end.as_bytes()).is_some_and(|rest| rest.starts_with(b"\""));
+    FAILED_ENDS.into_iter().find(is)
 }
 
 /// Whether an object is an error itself, rather than something in it.

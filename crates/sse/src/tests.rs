@@ -61,6 +61,7 @@ fn reference(event: &[u8]) -> Seen {
             completion_tokens: count(&json["usage"]["completion_tokens"]),
             cached_tokens: count(&json["usage"]["prompt_tokens_details"]["cached_tokens"]),
         }),
+        failed_end: None,
         cached_at: None,
         kv_transfer_at: None,
     }
@@ -110,6 +111,21 @@ fn text_cannot_fake_what_is_looked_for() {
     let event = serde_json::json!({"choices":[{"delta":{"content":text},"finish_reason":null}]});
     let seen = look(format!("data: {event}\n\n").as_bytes());
     assert_eq!(seen, Seen { token: true, tokens: 1, ..Seen::default() });
+}
+
+#[test]
+fn a_finish_reason_may_say_that_the_server_gave_up() {
+    for (reason, failed_end) in [
+        ("\"abort\"", Some("abort")),
+        (" \"timeout\"", Some("timeout")),
+        ("\"aborted\"", None),
+        ("\"stop\"", None),
+        ("null", None),
+    ] {
+        let event = format!("data: {{\"choices\":[{{\"text\":\"\",\"finish_reason\":{reason}}}]}}\n\n");
+        let seen = look(event.as_bytes());
+        assert_eq!((seen.finish, seen.failed_end), (reason != "null", failed_end), "{event}");
+    }
 }
 
 #[test]

@@ -11,7 +11,10 @@ use rand::RngExt;
 
 use crate::{
     hex::Hex,
-    openai::request::{Request, names_model},
+    openai::{
+        request::{Request, names_model},
+        sse::FAILED_ENDS,
+    },
     upstream::LegHeaders,
 };
 
@@ -104,30 +107,10 @@ pub(crate) enum PrefillAnswer {
     Incomplete(&'static str),
 }
 
-/// Returns whether an engine gave up the request, when it ended it with this finish reason. TensorRT-LLM says
-/// `cancelled` and `timeout`.
-pub(crate) fn is_failed_end(finish: &str) -> bool {
-    matches!(finish, "abort" | "error" | "cancelled" | "timeout")
-}
-
-/// Returns the finish reason of a chat or completion that its engine gave up.
-pub(crate) fn failed_end(answer: &[u8]) -> Option<String> {
-    #[derive(serde::Deserialize)]
-    struct Answer {
-        choices: Vec<Choice>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Choice {
-        finish_reason: Option<String>,
-    }
-    let answer: Answer = serde_json::from_slice(answer).ok()?;
-    let mut ends = answer.choices.into_iter().filter_map(|choice| choice.finish_reason);
-    ends.find(|end| is_failed_end(end))
-}
-
-/// Says that an engine gave up a prefill.
-pub(crate) fn ended_with(finish: &str) -> String {
-    format!("the engine ended it with `{finish}`")
+/// Returns the prefill answer of an engine that gave the request up, if it says so with this finish reason.
+fn given_up(finish: &str) -> Option<PrefillAnswer> {
+    let problem = || format!("the engine ended it with `{finish}`");
+    FAILED_ENDS.contains(&finish).then(|| PrefillAnswer::MissingData(problem()))
 }
 
 /// The calls that abort a request.

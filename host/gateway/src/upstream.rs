@@ -89,6 +89,9 @@ pub(crate) enum CallError {
     /// The answer violates the engine's protocol.
     #[error("protocol violation: {0}")]
     Protocol(String),
+    /// The engine gave the request up: it ended its answer with this finish reason, such as `abort`.
+    #[error("the engine ended its answer with the finish reason `{0}`")]
+    GaveUp(&'static str),
     /// The engine does not say that it began from the token ids that it got. It works; others may take them.
     #[error("the rest does not begin from the token ids; vLLM has to take prompt_token_ids")]
     OtherPrompt,
@@ -226,7 +229,7 @@ impl CallError {
     #[must_use]
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
-            Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
+            Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down | Self::GaveUp(_) => true,
             Self::Connect(_) | Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
             Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
         }
@@ -249,6 +252,7 @@ impl CallError {
             | Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)
+            | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
@@ -273,11 +277,7 @@ impl CallError {
     /// request is the client's error.
     #[must_use]
     pub(crate) fn is_fault(&self) -> bool {
-        match self {
-            Self::Connect(_) | Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down => true,
-            Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
-            Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
-        }
+        matches!(self, Self::Connect(_)) || self.breaks_engine()
     }
 
     /// Returns whether the engine may have begun to work on the request. It has not when no byte reached it,
@@ -292,6 +292,7 @@ impl CallError {
             Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)
+            | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
@@ -312,6 +313,7 @@ impl CallError {
             Self::Status { status, .. } if status.is_client_error() => "status_4xx",
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) | Self::OtherPrompt => "protocol",
+            Self::GaveUp(_) => "gave_up",
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{CandidateId, RouteError};
-use pointsman_workers::Leg;
+use pointsman_workers::{Leg, WorkerId};
 use tokio::{
     sync::futures::OwnedNotified,
     time::{Duration, Instant},
@@ -70,6 +70,8 @@ pub enum AfterRefusal {
 pub struct Attempts {
     number: u32,
     tried: Vec<CandidateId>,
+    /// The worker that may not have read the leg that it failed.
+    spared: Option<WorkerId>,
     /// Workers of a pair one of which hangs.
     suspects: Vec<(Leg, CandidateId)>,
     waiting: Option<Waiting>,
@@ -121,6 +123,12 @@ impl Attempts {
         &self.tried
     }
 
+    /// The worker that is tried again only if no other one can take the leg.
+    #[must_use]
+    pub fn spared(&self) -> Option<WorkerId> {
+        self.spared
+    }
+
     /// Condition for the next routing.
     #[must_use]
     pub fn waiting(&self) -> Option<&Waiting> {
@@ -137,6 +145,11 @@ impl Attempts {
     pub fn note_failure(&mut self, candidate: Option<CandidateId>) {
         self.tried.extend(candidate);
         self.failed = true;
+    }
+
+    /// Records that a leg failed on a worker that may not have read it.
+    pub fn note_unread(&mut self, worker: WorkerId) {
+        (self.spared, self.failed) = (Some(worker), true);
     }
 
     /// Suspects both workers of a pair, one of which hangs. The decode worker is not tried again either.

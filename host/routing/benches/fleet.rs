@@ -164,6 +164,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
         session: None,
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: pointsman_routing::Pairing::default(),
         queue_us: 0,

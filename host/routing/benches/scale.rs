@@ -99,6 +99,7 @@ fn bench(c: &mut Criterion) {
             session: None,
             planned: None,
             tried: &[],
+            spared: None,
             other_leg: None,
             pairing: pointsman_routing::Pairing::default(),
             queue_us: 0,

@@ -137,6 +137,7 @@ fn query<'a>(
         session: None,
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: pointsman_routing::Pairing::default(),
         queue_us: 0,

@@ -127,6 +127,8 @@ pub struct Query<'a> {
     pub planned: Option<CandidateId>,
     /// Candidates that this request already tried; they are skipped.
     pub tried: &'a [CandidateId],
+    /// The worker that is chosen only if no other is eligible: it may not have read this request.
+    pub spared: Option<WorkerId>,
     /// The other leg's candidate when it is already chosen.
     pub other_leg: Option<CandidateId>,
     /// Further facts about the other leg and the handoff.

@@ -25,6 +25,7 @@ mod traits;
 mod url;
 mod written;
 
+pub(crate) use completed::{BEFORE_0_13, compatibility_of};
 use raw::RawSpec;
 
 /// KV connector of a vLLM worker.

@@ -6,29 +6,22 @@ use std::time::Duration;
 use pointsman_gateway::config::SlotEntry;
 use pointsman_routing::{NativeMode, SlotKind};
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, RawEngine, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 
-const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
-const LAST: &str = r#"data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}"#;
+pub(crate) const COMPLETIONS: &str = "/v1/completions";
+pub(crate) const LAST: &str = r#"data: {"choices":[{"index":0,"text":"b","finish_reason":"stop"}]}"#;
 
-async fn engine(acts: Vec<Act>) -> RawEngine {
-    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ => acts.clone(),
-    })
-    .await
-    .unwrap()
+pub(crate) async fn engine(acts: Vec<Act>) -> RawEngine {
+    RawEngine::serving(move |_| acts.clone()).await.unwrap()
 }
 
 /// A gateway that asks these engines in turn.
-async fn gateway(engines: &[&RawEngine]) -> TestCluster {
+pub(crate) async fn gateway(engines: &[&RawEngine]) -> TestCluster {
     TestClusterBuilder::new()
         .config(|config| {
             let entry = SlotEntry { native: Some(NativeMode::RoundRobin), ..SlotEntry::default() };
@@ -45,7 +38,7 @@ async fn gateway(engines: &[&RawEngine]) -> TestCluster {
 }
 
 /// A stream of these bytes. `late`: the head comes some time before them.
-fn stream(text: &str, late: bool) -> Vec<Act> {
+pub(crate) fn stream(text: &str, late: bool) -> Vec<Act> {
     let pause = if late { Duration::from_millis(40) } else { Duration::ZERO };
     let body = [chunk(text.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
     if late {
@@ -54,17 +47,17 @@ fn stream(text: &str, late: bool) -> Vec<Act> {
     vec![Act::Send([stream_head(), body].concat())]
 }
 
-fn good() -> Vec<Act> {
+pub(crate) fn good() -> Vec<Act> {
     stream(&format!("{LAST}\n\ndata: [DONE]\n\n"), false)
 }
 
-async fn ask(cluster: &TestCluster, path: &str, stream: bool) -> Reply {
+pub(crate) async fn ask(cluster: &TestCluster, path: &str, stream: bool) -> Reply {
     let body = value!({"model": "tiny", "prompt": "a", "input": "a", "store": false, "max_tokens": 5,
         "messages": [{"role": "user", "content": "a"}], "stream": stream});
     cluster.client.post(path, &[], body.to_string()).await.unwrap()
 }
 
-fn told(reply: &Reply) -> (u16, String) {
+pub(crate) fn told(reply: &Reply) -> (u16, String) {
     (reply.status.as_u16(), String::from_utf8_lossy(&reply.body).into_owned())
 }
 
@@ -195,6 +188,27 @@ async fn i2_a_first_event_that_is_an_error_in_any_form_is_tried_elsewhere() {
             assert!(text.contains("out of blocks") && text.contains("bad_upstream"), "{error}: {text}");
             cluster.at_rest().await.unwrap();
         }
+    }
+}
+
+#[tokio::test]
+async fn i3_an_event_that_is_named_error_ends_a_stream_of_events_without_a_name() {
+    for error in ["out of blocks", "{\"message\":\"out of blocks\",\"code\":500}", "\"out of blocks\""] {
+        let token = "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":null}]}\n\n";
+        let events = format!("{token}{token}event: error\ndata: {error}\n\ndata: [DONE]\n\n");
+        let only = engine(stream(&events, false)).await;
+        let cluster = gateway(&[&only]).await;
+        let (status, text) = told(&ask(&cluster, COMPLETIONS, true).await);
+        // I3.18, I1.2
+        let rest = text.strip_prefix(&token.repeat(2)).unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            rest.starts_with("data: {\"error\":") && rest.matches("data:").count() == 1,
+            "{error}: {text}"
+        );
+        assert!(status == 200 && rest.contains("out of blocks") && rest.contains("bad_upstream"), "{text}");
+        let failed = cluster.metric(r#"pointsman_legs_total{leg="aggregated",engine="openai",outcome="ok""#);
+        assert_eq!(failed.await.unwrap().iter().sum::<f64>(), 0.0);
+        cluster.at_rest().await.unwrap();
     }
 }
 

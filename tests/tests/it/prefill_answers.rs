@@ -2,14 +2,13 @@
 //! has unloaded, a stream that ends before its first event.
 
 use pointsman_tests::{
-    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    Act, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
 
 const COMPLETIONS: &str = "/v1/completions";
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 const GONE: &str =
     r#"{"error":{"message":"The model `tiny` does not exist.","type":"NotFoundError","code":404}}"#;
@@ -20,13 +19,7 @@ async fn engine(answer: Vec<u8>) -> RawEngine {
 }
 
 async fn acting(acts: Vec<Act>) -> RawEngine {
-    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ => acts.clone(),
-    })
-    .await
-    .unwrap()
+    RawEngine::serving(move |_| acts.clone()).await.unwrap()
 }
 
 async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
@@ -88,6 +81,42 @@ async fn c7a_the_parameters_of_older_engines_are_complete() {
     let sent: serde_json::Value = serde_json::from_str(&decode.requests()[0].body).unwrap();
     // C7.2
     assert_eq!(sent["kv_transfer_params"], handoff);
+    cluster.at_rest().await.unwrap();
+}
+
+/// An engine that says that it is vLLM 0.33.
+async fn recent(answer: Vec<u8>) -> RawEngine {
+    RawEngine::start(move |request| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#))],
+        "GET /version" => vec![Act::Send(json(r#"{"version":"0.33.0"}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ => vec![Act::Send(answer.clone())],
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn c7a_parameters_of_an_older_engine_are_not_sent_to_a_decode_engine_that_would_hang() {
+    let without = String::from_utf8(prefilled("length", true)).unwrap();
+    let body = without.split_once("\r\n\r\n").unwrap().1.replace(r#","remote_request_id":"r""#, "");
+    assert!(!body.contains("remote_request_id"), "{body}");
+    let (older, newer) = (engine(json(&body)).await, engine(prefilled("length", true)).await);
+    let decode = recent(json(ANSWER)).await;
+    let cluster = gateway(&[("prefill", &older), ("decode", &decode)]).await;
+    let reply = cluster.client.post(COMPLETIONS, &[], prompt(0)).await.unwrap();
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    // C7a.7
+    assert!(reply.status == 502 && text.contains("lack `remote_request_id`"), "{text}");
+    assert_eq!((older.requests().len(), decode.requests().len()), (1, 0));
+    cluster.at_rest().await.unwrap();
+    let cluster = gateway(&[("prefill", &older), ("prefill", &newer), ("decode", &decode)]).await;
+    for number in 0..12 {
+        let reply = cluster.client.post(COMPLETIONS, &[], prompt(number)).await.unwrap();
+        // C7a.7, C7a.3
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    assert!(older.requests().len() > 1, "it was asked");
     cluster.at_rest().await.unwrap();
 }
 
@@ -234,13 +263,9 @@ async fn i2_a_stream_that_was_retried_and_began_is_not_retried_again() {
 #[tokio::test]
 async fn i2_the_retry_of_a_stream_without_an_event_may_end_in_prefill() {
     let turns = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let prefill = RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ if turns.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0 => {
-            vec![Act::Send(prefilled("length", true))]
-        }
-        _ => vec![Act::Send(prefilled("stop", false))],
+    let prefill = RawEngine::serving(move |_| {
+        let is_first = turns.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
+        vec![Act::Send(if is_first { prefilled("length", true) } else { prefilled("stop", false) })]
     })
     .await
     .unwrap();

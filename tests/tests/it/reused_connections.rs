@@ -2,6 +2,7 @@
 //! connections after a few seconds.
 
 use std::{
+    collections::HashSet,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -9,13 +10,13 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     raw_engine::{self, chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 
-const MODELS: &str = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
 const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
 /// Idle for so long, a connection may be closed by its server.
 const IDLE: Duration = Duration::from_millis(1_100);
@@ -25,14 +26,16 @@ const EVENTS: &str =
 /// Starts an engine that answers every other request of a client, and ends the connection of the others.
 async fn every_other(end: Act) -> RawEngine {
     let posts = Arc::new(AtomicUsize::new(0));
-    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ if posts.fetch_add(1, Ordering::SeqCst) % 2 == 1 => vec![end.clone()],
-        _ if request.body.contains("\"stream\":true") => {
-            vec![Act::Send([stream_head(), chunk(EVENTS.as_bytes()), b"0\r\n\r\n".to_vec()].concat())]
+    RawEngine::serving(move |request| {
+        if posts.fetch_add(1, Ordering::SeqCst) % 2 == 1 {
+            return vec![end.clone()];
         }
-        _ => vec![Act::Send(json(ANSWER))],
+        if request.body.contains("\"stream\":true") {
+            return vec![Act::Send(
+                [stream_head(), chunk(EVENTS.as_bytes()), b"0\r\n\r\n".to_vec()].concat(),
+            )];
+        }
+        vec![Act::Send(json(ANSWER))]
     })
     .await
     .unwrap()
@@ -72,14 +75,7 @@ async fn i2_a_connection_that_is_closed_as_the_request_is_sent_is_not_a_failure(
 
 #[tokio::test]
 async fn i2_a_request_that_ends_new_connections_too_is_a_failure() {
-    let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ if request.body.contains("bad") => vec![Act::Close],
-        _ => vec![Act::Send(json(ANSWER))],
-    })
-    .await
-    .unwrap();
+    let engine = RawEngine::serving(closes_bad).await.unwrap();
     let cluster = gateway(&engine).await;
     for (prompt, status) in [("good", 200), ("bad", 502), ("good", 200)] {
         let body = format!(r#"{{"model":"tiny","prompt":"{prompt}"}}"#);
@@ -121,22 +117,28 @@ async fn i2_a_connection_that_was_just_used_and_is_closed_is_retried_over_a_new_
     }
 }
 
+/// Closes the connection of a bad request, and answers the others.
+fn closes_bad(request: &RawRequest) -> Vec<Act> {
+    if request.body.contains("bad") { vec![Act::Close] } else { vec![Act::Send(json(ANSWER))] }
+}
+
 /// Starts engines that close the connection of a bad request, and a gateway with a kept connection to each.
 async fn ended_by_bad(count: usize, retries: u32) -> (TestCluster, Vec<RawEngine>) {
-    let bad = |request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ if request.body.contains("bad") => vec![Act::Close],
-        _ => vec![Act::Send(json(ANSWER))],
-    };
     let mut engines = Vec::new();
     for _ in 0..count {
-        engines.push(RawEngine::start(bad).await.unwrap());
+        engines.push(RawEngine::serving(closes_bad).await.unwrap());
     }
-    let cluster = TestClusterBuilder::new()
+    let cluster = gateway_of(&engines, "", retries).await;
+    keep_connections(&cluster, count).await;
+    (cluster, engines)
+}
+
+async fn gateway_of(engines: &[RawEngine], more: &str, retries: u32) -> TestCluster {
+    TestClusterBuilder::new()
         .config(|config| {
             for (number, engine) in engines.iter().enumerate() {
-                let flag = format!("id={number},role=aggregated,engine=openai,url=http://{}", engine.address);
+                let worker = format!("id={number},role=aggregated,engine=openai{more}");
+                let flag = format!("{worker},url=http://{}", engine.address);
                 config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
             }
             config.server.threads = 1;
@@ -144,13 +146,71 @@ async fn ended_by_bad(count: usize, retries: u32) -> (TestCluster, Vec<RawEngine
         })
         .start()
         .await
-        .unwrap();
+        .unwrap()
+}
+
+/// Has the gateway keep a connection to each of its workers.
+async fn keep_connections(cluster: &TestCluster, count: usize) {
     for number in 0..count {
         let (id, body) = (number.to_string(), format!(r#"{{"model":"tiny","prompt":"good {number}"}}"#));
         let pin = [("x-worker-instance-id", id.as_str())];
         assert_eq!(cluster.client.post("/v1/completions", &pin, body).await.unwrap().status, 200);
     }
-    (cluster, engines)
+}
+
+/// Two engines that close the connection of each odd request when it comes for the first time, to either.
+async fn closes_once() -> [RawEngine; 2] {
+    let seen = Arc::new(Mutex::new(HashSet::new()));
+    let start = || {
+        let seen = seen.clone();
+        RawEngine::serving(move |request| match &request.body {
+            body if body.contains("slow") => vec![Act::Hang],
+            body if body.contains("odd") && seen.lock().insert(body.clone()) => vec![Act::Close],
+            _ => vec![Act::Send(json(ANSWER))],
+        })
+    };
+    [start().await.unwrap(), start().await.unwrap()]
+}
+
+fn odd_requests(engine: &RawEngine) -> usize {
+    engine.requests().iter().filter(|request| request.body.contains("odd")).count()
+}
+
+#[tokio::test]
+async fn i2_the_retry_after_a_closed_connection_goes_to_another_worker() {
+    let engines = closes_once().await;
+    let cluster = gateway_of(&engines, "", 3).await;
+    for number in 1..=8 {
+        keep_connections(&cluster, 2).await;
+        let body = format!(r#"{{"model":"tiny","prompt":"odd {number}"}}"#);
+        let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
+        assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+        // I2.14
+        assert_eq!(engines.each_ref().map(odd_requests), [number, number]);
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i2_the_retry_after_a_closed_connection_does_not_wait_for_another_worker() {
+    let engines = closes_once().await;
+    let cluster = gateway_of(&engines, ",max_concurrency=1", 3).await;
+    keep_connections(&cluster, 2).await;
+    let slow = r#"{"model":"tiny","prompt":"slow","stream":true}"#;
+    let slow = cluster.client.stream("/v1/completions", &[("x-worker-instance-id", "1")], slow);
+    let other = async {
+        cluster.until("the other worker is busy", |cluster| cluster.booked() == 1).await.unwrap();
+        let body = r#"{"model":"tiny","prompt":"odd"}"#;
+        cluster.client.post("/v1/completions", &[], body).await.unwrap()
+    };
+    let reply = tokio::select! {
+        _ = slow => panic!("the engine hangs"),
+        reply = other => reply,
+    };
+    assert_eq!(reply.status.as_u16(), 200, "{reply:?}");
+    // I2.14
+    assert_eq!(engines.each_ref().map(odd_requests), [2, 0]);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]
@@ -160,8 +220,12 @@ async fn i4_a_request_that_ends_kept_connections_visits_two_engines() {
     let before = sent();
     let body = r#"{"model":"tiny","prompt":"bad"}"#;
     let reply = cluster.client.post("/v1/completions", &[], body).await.unwrap();
-    // I4.1
-    assert_eq!((reply.status.as_u16(), sent() - before), (502, 2), "{reply:?}");
+    // I4.1, I4.2
+    assert_eq!((reply.code().as_str(), sent() - before), ("poison_request", 2), "{reply:?}");
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(reply.status == 502 && text.contains("the engine closed the connection"), "{text}");
+    // I2.14
+    assert!(engines.iter().all(|engine| engine.requests().len() <= 2), "one got it twice");
     cluster.at_rest().await.unwrap();
 }
 
@@ -180,13 +244,7 @@ async fn i4_a_request_that_ends_kept_connections_of_two_engines_is_quarantined()
 
 #[tokio::test]
 async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
-    let prefill = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ => vec![Act::Send(json(PREFILLED))],
-    })
-    .await
-    .unwrap();
+    let prefill = RawEngine::serving(|_| vec![Act::Send(json(PREFILLED))]).await.unwrap();
     let decode = every_other(Act::Close).await;
     let cluster = pair(&prefill, &decode, 0).await;
     for status in [200, 502] {
@@ -209,13 +267,7 @@ async fn i2_a_leg_of_a_pair_is_not_sent_twice() {
     assert_eq!((prefill.requests().len(), decode.requests().len()), (2 + 7, 7));
     cluster.at_rest().await.unwrap();
     let prefill = every_prefill().await;
-    let decode = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ => vec![Act::Send(json(ANSWER))],
-    })
-    .await
-    .unwrap();
+    let decode = RawEngine::serving(|_| vec![Act::Send(json(ANSWER))]).await.unwrap();
     let cluster = pair(&prefill, &decode, 3).await;
     for _ in 0..4 {
         let body = r#"{"model":"tiny","max_tokens":2,"prompt":"a pair"}"#;
@@ -234,14 +286,9 @@ const PREFILLED: &str = r#"{"id":"p","choices":[{"index":0,"text":"g","finish_re
 /// Starts a prefill engine that closes the connection of every other request.
 async fn every_prefill() -> RawEngine {
     let posts = AtomicUsize::new(0);
-    RawEngine::start(move |request: &RawRequest| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ if posts.fetch_add(1, Ordering::SeqCst) % 2 == 1 => vec![Act::Close],
-        _ => vec![Act::Send(json(PREFILLED))],
-    })
-    .await
-    .unwrap()
+    let is_odd = move || posts.fetch_add(1, Ordering::SeqCst) % 2 == 1;
+    let script = move |_: &RawRequest| vec![if is_odd() { Act::Close } else { Act::Send(json(PREFILLED)) }];
+    RawEngine::serving(script).await.unwrap()
 }
 
 async fn pair(prefill: &RawEngine, decode: &RawEngine, retries: u32) -> TestCluster {
@@ -278,11 +325,10 @@ async fn i2_a_response_that_an_engine_may_store_is_not_sent_twice() {
 
 /// Ends the first generation request of all engines that share `posts`, and answers the others.
 fn ends_first(end: Act, posts: Arc<AtomicUsize>) -> impl Fn(&RawRequest) -> Vec<Act> {
-    move |request| match request.line.as_str() {
-        "GET /v1/models" => vec![Act::Send(json(MODELS))],
-        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
-        _ if posts.fetch_add(1, Ordering::SeqCst) == 0 => vec![end.clone()],
-        _ => vec![Act::Send(json(r#"{"id":"resp_1","object":"response","output":[]}"#))],
+    move |_| {
+        let is_first = posts.fetch_add(1, Ordering::SeqCst) == 0;
+        let answer = json(r#"{"id":"resp_1","object":"response","output":[]}"#);
+        vec![if is_first { end.clone() } else { Act::Send(answer) }]
     }
 }
 
@@ -297,7 +343,7 @@ async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_w
         (",\"background\":true", Act::Send(raw_engine::status("503 Service Unavailable", "{}")), 200, 2),
     ] {
         let posts = Arc::new(AtomicUsize::new(0));
-        let start = || RawEngine::start(ends_first(ends.clone(), posts.clone()));
+        let start = || RawEngine::serving(ends_first(ends.clone(), posts.clone()));
         let engines = [start().await.unwrap(), start().await.unwrap()];
         let cluster = TestClusterBuilder::new()
             .config(|config| {

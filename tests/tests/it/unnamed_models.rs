@@ -102,6 +102,69 @@ async fn a1_with_several_models_the_missing_one_is_asked_for_by_name() {
 }
 
 #[tokio::test]
+async fn i1_a_model_that_is_not_served_is_answered_with_those_that_are() {
+    let many: Vec<Value> = (10..31).map(|number| json!({"id": format!("m{number}")})).collect();
+    let many = json!({ "data": many }).to_string().leak();
+    for (models, listed) in [
+        (r#"{"data":[{"id":"tiny"}]}"#, "tiny".to_owned()),
+        (many, (10..30).map(|number| format!("m{number}, ")).collect::<String>() + "…"),
+    ] {
+        let engine = engine(models).await;
+        let cluster = cluster_of(&[(&engine, "engine=vllm")]).await;
+        let (status, answer) = ask(&cluster, COMPLETIONS, r#"{"model":"nope","prompt":"x"}"#).await;
+        let expected = format!("the model `nope` does not exist; use one that is served: {listed}");
+        // I1.8
+        assert_eq!((status, &answer["error"]["message"]), (404, &json!(expected)));
+        let one = cluster.client.get("/v1/models/nope").await.unwrap().json().unwrap();
+        assert_eq!(one["error"]["message"], expected);
+        // A worker that has not finished loading may serve it.
+        let loading = RawEngine::start(|_: &RawRequest| vec![Act::Hang]).await.unwrap();
+        let flag = format!("id=9,engine=vllm,role=aggregated,url=http://{}", loading.address);
+        let registry = &cluster.gateway.state().registry;
+        registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        let (status, answer) = ask(&cluster, COMPLETIONS, r#"{"model":"nope","prompt":"x"}"#).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        // I1.8
+        assert!(
+            status == 503 && message.ends_with(&format!("or use one that is served: {listed}")),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn i1_workers_that_cannot_pair_are_named() {
+    let engines = [engine(r#"{"data":[{"id":"tiny"}]}"#).await, engine(r#"{"data":[{"id":"tiny"}]}"#).await];
+    for (decode, code) in [("sglang", 503), ("vllm,kv_compatibility=0.32.0", 200)] {
+        let cluster = TestClusterBuilder::new()
+            .config(|config| {
+                let prefill = "id=1,role=prefill,engine=vllm,kv_compatibility=0.33.0".to_owned();
+                let workers = [prefill, format!("id=2,role=decode,engine={decode}")];
+                for (worker, engine) in workers.iter().zip(&engines) {
+                    let flag = format!("{worker},url=http://{}", engine.address);
+                    config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+                }
+            })
+            .start()
+            .await
+            .unwrap();
+        let (status, answer) = ask(&cluster, COMPLETIONS, r#"{"model":"tiny","prompt":"x"}"#).await;
+        let decode = if code == 503 { "sglang" } else { "vllm over nixl (0.32.0)" };
+        let why = format!(
+            "no prefill worker of 'tiny' can pair with a decode worker: for example, worker 1 hands over by vllm over \
+             nixl (0.33.0) and worker 2 hands over by {decode}"
+        );
+        // I1.9
+        assert_eq!(status, code, "{answer}");
+        assert!(code == 200 || answer["error"]["message"] == why.as_str(), "{answer}");
+        let told = cluster.admin.get("/status").await.unwrap().json().unwrap();
+        assert!(told["reasons"].as_array().unwrap().contains(&json!(why)), "{told}");
+        assert_eq!(told["remote_prefill"]["tiny"], "pending", "{told}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn b3_adapters_have_their_parent_and_entries_without_a_name_are_left_out() {
     let list = r#"{"data":[{"id":null,"owned_by":"vllm"},{"id":"tiny","root":"/models/tiny","parent":null},
         {"id":"fr","root":"/adapters/fr","parent":"tiny"}]}"#;

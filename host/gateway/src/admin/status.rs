@@ -3,14 +3,18 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
-use pointsman_orchestration::is_up;
+use pointsman_orchestration::{is_up, pair_that_is_up};
 use pointsman_workers::{Ineligible, Leg, ModelName, Snapshot};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    big_numbers::with_texts, orchestrate::availability::servable_models, state::State,
-    telemetry::hour::TokenRates, telemetry::hour::now_ms, telemetry::live_stats::LiveSummary,
+    big_numbers::with_texts,
+    orchestrate::availability::{servable_models, why_no_pair},
+    state::State,
+    telemetry::hour::TokenRates,
+    telemetry::hour::now_ms,
+    telemetry::live_stats::LiveSummary,
     version::VERSION,
 };
 
@@ -96,10 +100,8 @@ impl Readiness {
         let models = servable_models(snapshot, &state.settings);
         let draining = state.draining.is_cancelled();
         let activation_of = |model: &ModelName| {
-            let both =
-                [Leg::Prefill, Leg::Decode].iter().all(|leg| snapshot.pool(model, *leg).iter().any(is_up));
             let activation = snapshot.activation(model)?;
-            activation.observe(both);
+            activation.observe(pair_that_is_up(snapshot, model).is_some());
             Some((model.to_string(), activation.state().as_str()))
         };
         let remote_prefill = snapshot.models().into_iter().filter_map(activation_of).collect();
@@ -117,6 +119,7 @@ fn reasons(readiness: &Readiness, snapshot: &Snapshot) -> Vec<String> {
     if snapshot.workers().is_empty() {
         reasons.push("no worker is registered".to_owned());
     }
+    reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
     let missing =
         snapshot.models().into_iter().filter(|model| !readiness.models.contains(&model.to_string()));
     reasons.extend(missing.map(|model| not_served(model, snapshot)));

@@ -8,9 +8,7 @@ use serde_json::{json, value::RawValue};
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{
-    Connector, LegContext, PrefillAnswer, Target, clean, ended_with, is_failed_end, token_header, with_model,
-};
+use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, with_model};
 use crate::{
     openai::request::{Endpoint, Request},
     upstream::LegHeaders,
@@ -106,8 +104,7 @@ impl Connector for Trtllm {
         };
         match choice.finish_reason.as_deref() {
             Some("length" | "not_finished") | None => {}
-            Some(end) if is_failed_end(end) => return PrefillAnswer::MissingData(ended_with(end)),
-            Some(_) => return PrefillAnswer::WasAll,
+            Some(end) => return given_up(end).unwrap_or(PrefillAnswer::WasAll),
         }
         let there = |value: &&RawValue| !matches!(value.get(), "null" | "{}" | "[]");
         let Some(parameters) = choice.disaggregated_params.filter(there) else {

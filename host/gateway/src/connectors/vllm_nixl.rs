@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use pointsman_orchestration::HandoffKind;
 
-use super::{Connector, LegContext, PrefillAnswer, Target, ended_with, is_failed_end, vllm};
+use super::{Connector, LegContext, PrefillAnswer, Target, given_up, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -134,8 +134,7 @@ impl Connector for VllmNixl {
         else {
             return match finish {
                 Some("length" | "max_tokens") | None => PrefillAnswer::MissingParameters,
-                Some(end) if is_failed_end(end) => PrefillAnswer::MissingData(ended_with(end)),
-                Some(_) => PrefillAnswer::WasAll,
+                Some(end) => given_up(end).unwrap_or(PrefillAnswer::WasAll),
             };
         };
         let Ok(fields) = JsonBody::parse(Bytes::copy_from_slice(parameters.get().as_bytes())) else {

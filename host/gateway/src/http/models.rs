@@ -16,7 +16,7 @@ use super::{DataThread, arrival::Arrival, auth, peer::Sender, request_id};
 use crate::{
     openai::{error::ApiError, short_text::shortened},
     orchestrate::{
-        availability::{context_length, servable_models},
+        availability::{context_length, servable_models, use_another},
         no_worker_registered,
     },
 };
@@ -43,7 +43,13 @@ pub(super) async fn one(
         let models = allowed(&thread, &headers, &sender).await?;
         let found = models.names.iter().find(|name| **name == id).map(|name| models.describe(name));
         let none = models.snapshot.workers().is_empty();
-        let missing = || if none { no_worker_registered() } else { ApiError::ModelNotFound(shortened(&id)) };
+        let missing = || {
+            if none {
+                no_worker_registered()
+            } else {
+                ApiError::ModelNotFound(shortened(&id), use_another(&models.names))
+            }
+        };
         found.ok_or_else(missing)
     };
     answer(model.await, &headers)

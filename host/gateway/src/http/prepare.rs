@@ -19,7 +19,7 @@ use crate::{
         request::{Endpoint, Request, json_object, names_model},
         request_error::RequestError,
     },
-    orchestrate::{self, PlannedRequest, Unplanned, preview, stored},
+    orchestrate::{self, PlannedRequest, Unplanned, availability::listed, preview, stored},
     state::{
         State,
         caller::{Caller, Tenant},
@@ -31,9 +31,6 @@ use crate::{
 
 /// A search for tokens that found none gets a span in the trace if it took this long.
 const SLOW_TOKENS: Duration = Duration::from_millis(1);
-
-/// Maximum number of models that an error lists.
-const MAX_LISTED_MODELS: usize = 20;
 
 /// A request whose body was read.
 pub(crate) struct Received {
@@ -242,9 +239,7 @@ fn only_model(snapshot: &Snapshot) -> Result<String, ApiError> {
         [only] => Ok((*only).to_owned()),
         [] => Err(orchestrate::no_worker_registered()),
         several => {
-            let shown: Vec<&str> = several.iter().copied().take(MAX_LISTED_MODELS).collect();
-            let more = if several.len() > shown.len() { ", …" } else { "" };
-            let problem = format!("is missing: expected one of {}{more}", shown.join(", "));
+            let problem = format!("is missing: expected one of {}", listed(several.iter().copied()));
             Err(RequestError::new("model", &problem).into())
         }
     }

@@ -110,8 +110,8 @@ pub(crate) enum ApiError {
     )]
     TooManyStreams(usize),
     /// No worker serves this model.
-    #[error("the model `{0}` does not exist; GET /v1/models lists the models")]
-    ModelNotFound(String),
+    #[error("the model `{0}` does not exist; {1}")]
+    ModelNotFound(String, String),
     /// A request names a stored response that no worker has.
     #[error(
         "finding the response `{0}`: no worker has stored it, or the worker that did has left; send the whole \
@@ -256,7 +256,7 @@ impl ApiError {
             Self::NotJson | Self::UnsupportedCoding(_) | Self::FalseCoding(..) => {
                 StatusCode::UNSUPPORTED_MEDIA_TYPE
             }
-            Self::ModelNotFound(_)
+            Self::ModelNotFound(..)
             | Self::WorkerNotFound(_)
             | Self::ResponseNotFound(_)
             | Self::UnknownUrl { .. } => StatusCode::NOT_FOUND,
@@ -306,7 +306,7 @@ impl ApiError {
             Self::UpgradeRequired(_) => "upgrade_required",
             Self::TooManyConnections(_) => "too_many_connections",
             Self::TooManyStreams(_) => "too_many_streams",
-            Self::ModelNotFound(_) => "model_not_found",
+            Self::ModelNotFound(..) => "model_not_found",
             Self::WorkerNotFound(_) => "worker_not_found",
             Self::ResponseNotFound(_) => "response_not_found",
             Self::WorkerNotEligible(_) => "worker_not_eligible",

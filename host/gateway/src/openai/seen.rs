@@ -19,6 +19,8 @@ struct ReportedFields<'a> {
     object: Option<&'a str>,
     #[serde(borrow)]
     error: Option<&'a RawValue>,
+    #[serde(borrow)]
+    choices: Option<&'a RawValue>,
     usage: Option<Counts>,
     /// An object of the Messages API, or the text of an error.
     #[serde(borrow)]
@@ -60,7 +62,13 @@ struct Details {
 /// Looks at one event of a stream.
 #[must_use]
 pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
-    if format == Format::OpenAi { sse::look(event) } else { named(event) }
+    if format != Format::OpenAi {
+        return named(event);
+    }
+    let mut seen = sse::look(event);
+    // Almost every event begins with its data.
+    seen.error |= !event.starts_with(b"data:") && sse::name(event) == Some(b"error");
+    seen
 }
 
 /// Looks at a whole answer.
@@ -72,7 +80,7 @@ pub(crate) fn in_whole_answer(is_chat: bool, body: &[u8]) -> Seen {
     }
     // Fields of documents and of tool calls may be called `error`, too: only the top level counts.
     let Ok(reported) = serde_json::from_slice::<ReportedFields<'_>>(body) else {
-        return Seen { error: false, ..seen };
+        return Seen { error: false, failed_end: None, ..seen };
     };
     // A response with status `failed` is a complete answer, and not an error of the engine.
     let is_error = match reported.object {
@@ -80,7 +88,10 @@ pub(crate) fn in_whole_answer(is_chat: bool, body: &[u8]) -> Seen {
         Some("error") => true,
         _ => reported.error.is_some_and(is_something),
     };
-    Seen { error: is_error, usage: reported.usage.and_then(Counts::usage), cached_at: None, ..seen }
+    // So does a finish reason outside of choices.
+    let failed_end = seen.failed_end.filter(|_| reported.choices.is_some());
+    let usage = reported.usage.and_then(Counts::usage);
+    Seen { error: is_error, failed_end, usage, cached_at: None, ..seen }
 }
 
 /// Returns whether a whole answer is an error. Almost none has the key, so that is looked for first, and for

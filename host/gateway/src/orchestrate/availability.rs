@@ -1,9 +1,12 @@
 //! Which workers and models can serve now.
 
 use pointsman_orchestration::{is_up, pair_that_is_up};
-use pointsman_workers::{Leg, ModelName, Snapshot};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot};
 
 use crate::state::Settings;
+
+/// Maximum number of models in an error message.
+const MAX_LISTED_MODELS: usize = 20;
 
 /// Returns the models that can be served now, sorted (B3).
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
@@ -13,6 +16,43 @@ pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<S
             || (!settings.split(model).enforce_disagg && up(model, Leg::Aggregated))
     };
     snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
+}
+
+/// Lists up to 20 models for an error message.
+pub(crate) fn listed<'a>(models: impl IntoIterator<Item = &'a str>) -> String {
+    let mut models = models.into_iter();
+    let shown: Vec<&str> = models.by_ref().take(MAX_LISTED_MODELS).collect();
+    let more = if models.next().is_some() { ", …" } else { "" };
+    format!("{}{more}", shown.join(", "))
+}
+
+/// Says to the client of a model that is not served which ones are.
+pub(crate) fn use_another(served: &[String]) -> String {
+    match served {
+        [] => "no model is served now".to_owned(),
+        served => format!("use one that is served: {}", listed(served.iter().map(String::as_str))),
+    }
+}
+
+/// Says why the workers of a model that are up form no pair, although there are some for both legs.
+pub(crate) fn why_no_pair(snapshot: &Snapshot, model: &ModelName) -> Option<String> {
+    if pair_that_is_up(snapshot, model).is_some() {
+        return None;
+    }
+    let first = |leg| snapshot.pool(model, leg).iter().find(|candidate| is_up(candidate));
+    let (prefill, decode) = first(Leg::Prefill).zip(first(Leg::Decode))?;
+    let own = |worker: &Candidate| {
+        let spec = worker.worker.spec();
+        let transport = (spec.engine == Engine::Vllm).then(|| format!(" over {}", spec.transport));
+        let version = spec.kv_compatibility.as_ref().map(|version| format!(" ({version})"));
+        let (transport, version) = (transport.unwrap_or_default(), version.unwrap_or_default());
+        format!("worker {} hands over by {}{transport}{version}", spec.id, spec.engine.as_str())
+    };
+    Some(format!(
+        "no prefill worker of '{model}' can pair with a decode worker: for example, {} and {}",
+        own(prefill),
+        own(decode)
+    ))
 }
 
 /// Returns the longest context, in tokens, that each worker takes that may serve the model, as far as their

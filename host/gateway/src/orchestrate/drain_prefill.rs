@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use http::{HeaderValue, Response, header};
 
-use super::first_event::{begins_as_stream, may_be_json};
+use super::first_event::{begins_as_stream, error_in, may_be_json};
 use crate::{
-    connectors::{ended_with, failed_end},
     openai::{
+        endpoint::Format,
         seen,
         sse::{self, Splitter},
     },
@@ -37,15 +37,12 @@ pub(super) async fn drain_prefill(
         return drain_events(body, limits).await.map(|()| None);
     }
     let whole = upstream::collect(body, Some(limits)).await?;
-    if sse::look(&whole).error {
-        return Err(CallError::of_error_body(&whole));
+    if let Some(error) = error_in(&sse::look(&whole), &whole) {
+        return Err(error);
     }
     let is_object = whole.trim_ascii_start().starts_with(b"{");
     if !may_be_json(content_type) || !is_object {
         return Err(not_an_answer(&whole));
-    }
-    if let Some(end) = failed_end(&whole) {
-        return Err(CallError::Protocol(ended_with(&end)));
     }
     Ok(seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
@@ -57,15 +54,12 @@ async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallErr
         let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
         let events = splitter.first(whole);
         for event in sse::events(events).filter_map(|place| events.get(place)) {
-            let seen = sse::look(event);
-            if seen.error {
-                return Err(CallError::of_error_body(sse::object(event)));
+            let seen = seen::event(Format::OpenAi, event);
+            if let Some(error) = error_in(&seen, event) {
+                return Err(error);
             }
             if !sse::is_event(event) {
                 return Err(not_an_answer(event));
-            }
-            if let Some(end) = failed_end(sse::object(event)).filter(|_| seen.finish) {
-                return Err(CallError::Protocol(ended_with(&end)));
             }
             finished |= seen.finish;
             if seen.done {

@@ -6,7 +6,11 @@ use http::{HeaderValue, Response, header};
 
 use super::{Drive, next_event::Head, refusals::Refusals};
 use crate::{
-    openai::{endpoint::Format, seen, sse},
+    openai::{
+        endpoint::Format,
+        seen,
+        sse::{self, Seen},
+    },
     upstream::{self, Body, CallError, PauseLimits, Silence},
 };
 
@@ -65,14 +69,20 @@ impl Drive {
     }
 }
 
-/// Returns the error that the first event of a stream is, if it is one, by its content or by its name.
+/// Returns the error that the first event of a stream is, if it is one.
 pub(super) fn error_of(format: Format, event: &[u8]) -> Option<CallError> {
-    let is_error = sse::name(event) == Some(b"error") || seen::event(format, event).error;
-    let object = sse::object(event);
-    if is_error {
-        return Some(CallError::of_error_body(if object.is_empty() { sse::data(event) } else { object }));
+    let error = error_in(&seen::event(format, event), event);
+    error.or_else(|| overload_of_response(format, sse::object(event)))
+}
+
+/// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with
+/// which the engine gave the request up.
+pub(super) fn error_in(seen: &Seen, event: &[u8]) -> Option<CallError> {
+    if let Some(end) = seen.failed_end {
+        return Some(CallError::GaveUp(end));
     }
-    overload_of_response(format, object)
+    let object = || Some(sse::object(event)).filter(|object| !object.is_empty());
+    seen.error.then(|| CallError::of_error_body(object().unwrap_or_else(|| sse::data(event))))
 }
 
 /// Returns the error of a response that failed because its engine has too much to do (Responses API). Other

@@ -29,6 +29,8 @@ pub(crate) struct LegRun {
     pub(super) pending_head: Option<Response<Body>>,
     /// When the leg was sent.
     pub(crate) sent: Option<Instant>,
+    /// Whether the gateway asked the engine to abort the leg.
+    pub(super) aborted: bool,
     /// The trace span of the leg, once it was sent.
     pub(super) span: Option<Span>,
     pub(crate) failure: Option<ApiError>,

@@ -2,13 +2,13 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use pointsman_orchestration::{Event, Failed};
-use pointsman_workers::Leg;
+use pointsman_orchestration::{Event, Failed, is_up};
+use pointsman_workers::{Candidate, Engine, KvTransport, Leg};
 use tokio::time::Instant;
 
 use super::{
     Drive,
-    first_event::overload_of_response,
+    first_event::{error_in, overload_of_response},
     id_of,
     leg_run::{LegRun, PrefillDone},
     quarantine::record_served,
@@ -34,6 +34,11 @@ use crate::{
 const NO_PARAMETERS: &str = "the prefill answer has no handoff parameters: check that the prefill engine hands its \
      cache over (vLLM: --kv-transfer-config)";
 
+/// Why the prefill of an engine before vLLM 0.13 is not handed to a later one.
+const NO_REQUEST_ID: &str = "the handoff parameters of the prefill answer lack `remote_request_id`, without which a \
+     decode worker of vLLM 0.13 or later never answers: run one version on both, or set kv_compatibility of the \
+     prefill worker";
+
 impl Drive {
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
@@ -57,6 +62,9 @@ impl Drive {
         let lease = spec.handoff_lease();
         let Some((answer, read)) = answer else { return Event::PrefillEnded };
         match read {
+            PrefillAnswer::Handoff { parameters, .. } if self.would_hang(&parameters) => {
+                self.no_handoff("incomplete", NO_REQUEST_ID.to_owned())
+            }
             PrefillAnswer::Handoff { parameters, cached_tokens } => {
                 self.state.metrics.handoff("complete");
                 (self.handoff, self.cached_tokens) = (Some(parameters), cached_tokens);
@@ -77,6 +85,23 @@ impl Drive {
                 format!("the handoff parameters of the prefill answer lack `{field}`"),
             ),
         }
+    }
+
+    /// Whether a decode engine that may get these parameters would never answer. Those of vLLM before 0.13 do
+    /// not name the prefill's request, which later decode engines need. The version of the prefill engine may
+    /// be unknown.
+    fn would_hang(&self, parameters: &str) -> bool {
+        let Some(prefill) = self.candidate(Leg::Prefill).map(|candidate| candidate.worker.spec()) else {
+            return false;
+        };
+        let is_nixl = (prefill.engine, prefill.transport) == (Engine::Vllm, KvTransport::Nixl);
+        if !is_nixl || parameters.contains("\"remote_request_id\"") {
+            return false;
+        }
+        let needs = |decode: &Candidate| {
+            is_up(decode) && prefill.pairs_with(decode.worker.spec()) && decode.worker.needs_request_id()
+        };
+        self.snapshot.pool(&self.request.model, Leg::Decode).iter().any(needs)
     }
 
     /// Whether the rest of an answer may begin from its token ids only. A prefill engine that ends it does
@@ -107,8 +132,8 @@ impl Drive {
         }
         let (mut head, body) = whole.into_parts();
         let seen = seen::in_whole_answer(self.request.is_chat(), &body);
-        if seen.error {
-            return self.answer_failed(CallError::of_error_body(&body));
+        if let Some(error) = error_in(&seen, &body) {
+            return self.answer_failed(error);
         }
         if let Some(error) = overload_of_response(self.request.endpoint.format(), &body) {
             return self.answer_failed(error);
@@ -234,7 +259,7 @@ impl Drive {
         let candidate = self.runs[leg].candidate.clone();
         let is_poison =
             candidate.as_ref().is_some_and(|candidate| self.blames_request(leg, candidate, &error));
-        // The worker may not have read the request: it gets the retry, over a new connection.
+        // The worker may not have read the request, which is sent again over a new connection.
         let is_unread = matches!(error, CallError::Closed(_)) && !stored::may_store(&self.request);
         if is_unread {
             self.upstream.use_new_connections();
@@ -252,15 +277,11 @@ impl Drive {
             broke: error.breaks_engine() || matches!(error, CallError::Closed(_)),
             continuable: false,
         };
-        if let Some(candidate) = &candidate {
-            let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
-            note_failure(&self.state, leg, (candidate, sent), &error, is_poison);
-            if lacks_model(&error) {
-                candidate.worker.note_restart();
-            }
+        self.count_failure(leg, &error, is_poison);
+        match &candidate {
+            Some(unread) if is_unread => self.attempts.note_unread(unread.worker_id()),
+            failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
         }
-        self.account.leg_ended(leg, Err(error.kind()));
-        self.attempts.note_failure(candidate.as_ref().filter(|_| !is_unread).map(id_of));
         self.failed_span = self.runs[leg].span;
         if leg == Leg::Prefill && error.is_fault() {
             self.failed_prefill = candidate.as_ref().map(|prefill| (prefill.worker.id(), error.kind()));
@@ -271,7 +292,8 @@ impl Drive {
                 self.suspect_decode();
             }
         }
-        let has_answered = is_poison || matches!(error, CallError::Status { .. } | CallError::Protocol(_));
+        let has_answered = is_poison
+            || matches!(error, CallError::Status { .. } | CallError::Protocol(_) | CallError::GaveUp(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {
@@ -288,6 +310,22 @@ impl Drive {
         run.fails(cause, has_answered);
         self.free(leg);
         Event::Failed(leg, failed)
+    }
+
+    /// Counts a failed leg, and tells its worker. An engine ends a leg as it likes that it was asked to abort.
+    fn count_failure(&mut self, leg: Leg, error: &CallError, is_poison: bool) {
+        if self.runs[leg].aborted && matches!(error, CallError::GaveUp(_) | CallError::Status { .. }) {
+            self.account.leg_cancelled(leg);
+            return;
+        }
+        if let Some(candidate) = &self.runs[leg].candidate {
+            let sent = self.runs[leg].sent.unwrap_or_else(Instant::now);
+            note_failure(&self.state, leg, (candidate, sent), error, is_poison);
+            if lacks_model(error) {
+                candidate.worker.note_restart();
+            }
+        }
+        self.account.leg_ended(leg, Err(error.kind()));
     }
 
     /// Suspects the decode worker too when the prefill leg of a pair timed out: the prefill engine waits for

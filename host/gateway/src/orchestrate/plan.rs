@@ -11,6 +11,7 @@ use pointsman_routing::{
 };
 use pointsman_workers::{Leg, ModelName, Role, Snapshot};
 
+use super::availability::{servable_models, use_another, why_no_pair};
 use crate::{
     connectors::connector_for,
     openai::{error::ApiError, request::Request},
@@ -146,6 +147,7 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
         return no_worker_registered();
     }
     let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
+    let served = servable_models(snapshot, &state.settings);
     let why = if loading > 0 {
         format!(" yet, and {loading} of {} have not finished loading", snapshot.workers().len())
     } else if state.registry.has_lost(model) {
@@ -153,10 +155,11 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
     } else if state.settings.models.contains(model) {
         ", which the configuration names".to_owned()
     } else {
-        return ApiError::ModelNotFound(model.to_string());
+        return ApiError::ModelNotFound(model.to_string(), use_another(&served));
     };
+    let other = if served.is_empty() { String::new() } else { format!(", or {}", use_another(&served)) };
     ApiError::NoWorker(format!(
-        "no worker serves the model `{model}`{why}; retry after the time in `retry-after`"
+        "no worker serves the model `{model}`{why}; retry after the time in `retry-after`{other}"
     ))
 }
 
@@ -170,7 +173,8 @@ fn no_pair(model: &ModelName, snapshot: &Snapshot) -> String {
     let legs = [Leg::Decode, Leg::Prefill];
     let missing = legs.into_iter().find(|leg| snapshot.pool(model, *leg).is_empty());
     let text = missing.or_else(|| legs.into_iter().find(|leg| down(*leg).is_some())).and_then(down);
-    text.unwrap_or_else(|| format!("no worker can serve '{model}' now"))
+    text.or_else(|| why_no_pair(snapshot, model))
+        .unwrap_or_else(|| format!("no worker can serve '{model}' now"))
 }
 
 /// Builds the query for the first attempt of a leg, with new randomness and the current time. Its decision is
@@ -201,6 +205,7 @@ pub(crate) fn question<'a>(
         session: affinity.and_then(|session| state.sessions.get(session, leg)),
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: Pairing { other_pin: other_pin.filter(|_| is_pair), ..Pairing::default() },
         queue_us: 0,

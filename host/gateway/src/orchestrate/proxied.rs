@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Drive, PlannedRequest,
     executor::{Executor, Handover, RANK, Reached},
+    first_event::error_in,
     leg_run::PrefillDone,
     relay,
 };
@@ -218,8 +219,8 @@ impl ProxiedRequest {
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();
             let seen = self.drive.look(event);
-            if seen.error {
-                return (ends, Some(CallError::of_error_body(sse::object(event))));
+            if let Some(error) = error_in(&seen, event) {
+                return (ends, Some(error));
             }
             ends.closed |= seen.done;
             ends.finished |= seen.finish;
@@ -254,8 +255,8 @@ impl ProxiedRequest {
             }
             Content::Whole(body) => {
                 let seen = seen::in_whole_answer(self.drive.request.is_chat(), &body);
-                if seen.error {
-                    return self.fail(CallError::of_error_body(&body));
+                if let Some(error) = error_in(&seen, &body) {
+                    return self.fail(error);
                 }
                 self.drive.served_whole(&seen, &body);
             }

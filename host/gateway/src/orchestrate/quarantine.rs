@@ -14,9 +14,11 @@ use crate::{
 
 impl Drive {
     /// Whether this failure shows that the request breaks its engines. A worker that fails with other
-    /// requests, too, proves nothing, and neither does a failure of a leg that the gateway did not send.
+    /// requests, too, proves nothing, and neither does a failure of a leg that the gateway did not send, or
+    /// aborted.
     pub(super) fn blames_request(&self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
-        let hash = body_hash(&self.state, &self.request).filter(|_| self.executor.calls());
+        let hash = body_hash(&self.state, &self.request)
+            .filter(|_| self.executor.calls() && !self.runs[leg].aborted);
         let Some(hash) = hash.filter(|_| error.is_suspicious() && !candidate.worker.is_failing()) else {
             return false;
         };

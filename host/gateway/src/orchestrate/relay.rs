@@ -20,11 +20,12 @@ use crate::{
     openai::error::ApiError,
     openai::sse::{self, Seen, Splitter},
     openai::token_ids::Lists,
-    orchestrate::Drive,
+    orchestrate::{Drive, first_event::error_in},
     upstream::{self, CallError},
 };
 
 mod answer;
+mod beginning;
 mod detached;
 mod edit;
 mod eligible;
@@ -65,8 +66,10 @@ struct Relay {
     event_at: Instant,
     /// When the client last got a comment.
     commented_at: Instant,
-    /// Whether an event with data arrived.
+    /// Whether an event with data was passed on.
     begun: bool,
+    /// Length of the events that wait in the splitter for the next one.
+    waiting: usize,
     /// Bytes for the client.
     out: BytesMut,
     /// Bytes of the engine that the metrics do not have yet.
@@ -114,6 +117,7 @@ impl Relay {
             event_at: now,
             commented_at: now,
             begun: false,
+            waiting: 0,
             out: BytesMut::with_capacity(OUT_CAPACITY),
             uncounted: 0,
             held: None,
@@ -200,17 +204,18 @@ impl Relay {
         let mut splitter = std::mem::take(&mut self.splitter);
         match splitter.whole() {
             Ok(whole) => {
-                if sse::has_data(splitter.first(whole)) {
+                let events = splitter.first(whole);
+                if events.get(self.waiting..).is_some_and(sse::has_data) {
                     self.event_at = self.read_at;
-                    if !self.begun
-                        && let Err(error) = self.note_begun(splitter.first(whole))
-                    {
-                        self.fail(error);
-                        return;
-                    }
                 }
-                self.relay_events(splitter.first(whole));
-                splitter.discard(whole);
+                match self.begins(events) {
+                    Ok(true) => {
+                        self.relay_events(events);
+                        splitter.discard(whole);
+                    }
+                    Ok(false) => {}
+                    Err(error) => return self.fail(error),
+                }
             }
             Err(error) => self.fail(CallError::Protocol(error.to_string())),
         }
@@ -249,12 +254,13 @@ impl Relay {
                 continue;
             }
             let lists = if self.drive.wants_ids() { Lists::of(event) } else { Lists::default() };
-            let seen = self.look_and_note(event, &lists);
-            if seen.error {
-                self.push(slice(from..place.start));
-                self.fail(CallError::of_error_body(sse::object(event)));
-                return;
-            }
+            let seen = match self.look_and_note(event, &lists) {
+                Ok(seen) => seen,
+                Err(error) => {
+                    self.push(slice(from..place.start));
+                    return self.fail(error);
+                }
+            };
             let held_before = self.held.is_some();
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
@@ -289,17 +295,20 @@ impl Relay {
         self.push(slice(from..events.len()));
     }
 
-    /// Examines an event, and notes it for the rest of the answer unless it is an error.
-    fn look_and_note(&mut self, event: &[u8], lists: &Lists) -> Seen {
-        let Ok(transcript) = &mut self.resumption.transcript else { return self.drive.look(event) };
-        if let Some(seen) = transcript.note_known(event, lists) {
-            return seen;
+    /// Examines an event, and notes it for the rest of the answer. Returns the error that it is, if it is one.
+    fn look_and_note(&mut self, event: &[u8], lists: &Lists) -> Result<Seen, CallError> {
+        let mut transcript = self.resumption.transcript.as_mut().ok();
+        if let Some(seen) = transcript.as_mut().and_then(|transcript| transcript.note_known(event, lists)) {
+            return Ok(seen);
         }
         let seen = self.drive.look(event);
-        if !seen.error {
+        if let Some(error) = error_in(&seen, event) {
+            return Err(error);
+        }
+        if let Some(transcript) = transcript {
             transcript.note(event, &seen, lists);
         }
-        seen
+        Ok(seen)
     }
 
     fn account_for(&mut self, seen: &Seen) {

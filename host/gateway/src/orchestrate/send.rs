@@ -85,7 +85,7 @@ impl Drive {
         self.account.leg_sent(span, LegTarget { leg, candidate, attempt: self.attempts.earlier(), links });
         self.awaits_token |= leg != Leg::Prefill;
         let run = &mut self.runs[leg];
-        (run.sent, run.span) = (Some(Instant::now()), Some(span));
+        (run.sent, run.span, run.aborted) = (Some(Instant::now()), Some(span), false);
         match (&self.executor, leg) {
             (Executor::Calls, Leg::Prefill) => self.call_prefill(headers),
             (Executor::Calls, _) => self.call_answering(leg, consume, headers),
@@ -218,6 +218,7 @@ impl Drive {
     }
 
     pub(super) fn abort(&mut self, leg: Leg) {
+        self.runs[leg].aborted = true;
         let candidate = self.runs[leg].candidate.as_ref().filter(|_| self.executor.calls());
         let Some(candidate) = candidate else { return };
         let spec = candidate.worker.spec();

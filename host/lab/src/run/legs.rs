@@ -125,6 +125,7 @@ impl Lab<'_> {
             session: affinity.and_then(|session| gateway.sessions.get(session, leg)),
             planned: None,
             tried: &[],
+            spared: None,
             other_leg: None,
             pairing: pointsman_routing::Pairing::default(),
             queue_us: 0,
@@ -385,8 +386,7 @@ impl Lab<'_> {
     /// Routes a request whose wait has ended.
     pub(super) fn resume(&mut self, number: usize) {
         let Some(flight) = self.flights.get_mut(&number) else { return };
-        flight.waits += 1;
-        flight.woken = None;
+        (flight.waits, flight.woken) = (flight.waits + 1, None);
         if let Some((leg, place)) = flight.attempts.resume() {
             self.route(number, leg, place);
             self.perform(number);

@@ -109,6 +109,7 @@ fn query<'a>(snapshot: &'a Snapshot, model: &'a ModelName, request: &'a RoutingR
         session: Some((WorkerId(3), DpRank(0))),
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: crate::query::Pairing::default(),
         queue_us: 0,

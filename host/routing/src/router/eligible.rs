@@ -118,6 +118,7 @@ pub(super) fn eligible_rows(
     let mut search = Search::new(query, limits, pool);
     search.fill(rows);
     if !rows.is_empty() {
+        prefer_others(query, pool, rows);
         return Ok(());
     }
     if search.saw_warming {
@@ -139,6 +140,15 @@ pub(super) fn eligible_rows(
         (true, true, _) => Err(RouteError::AllBusy(query.leg)),
         (true, false, Some(pause)) => Err(RouteError::AllPaused { leg: query.leg, pause }),
         (true, false, None) => Err(search.no_worker()),
+    }
+}
+
+/// Leaves the spared worker out if another one is eligible.
+fn prefer_others(query: &Query<'_>, pool: &Pool, rows: &mut Vec<u32>) {
+    let Some(spared) = query.spared else { return };
+    let is_other = |row: &u32| pool.get(*row as usize).is_some_and(|other| other.worker_id() != spared);
+    if rows.iter().any(is_other) {
+        rows.retain(is_other);
     }
 }
 

@@ -220,6 +220,7 @@ fn query<'a>(
         session: None,
         planned: None,
         tried: &[],
+        spared: None,
         other_leg: None,
         pairing: crate::query::Pairing::default(),
         queue_us: 0,

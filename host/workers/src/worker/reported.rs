@@ -8,6 +8,7 @@ use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
     id::ModelName,
+    spec::{BEFORE_0_13, compatibility_of},
 };
 
 impl Worker {
@@ -41,6 +42,14 @@ impl Worker {
     #[must_use]
     pub fn facts(&self) -> Arc<EngineFacts> {
         self.facts.load_full()
+    }
+
+    /// Returns whether the engine says that it is vLLM 0.13 or later. Its decode never answers a handoff over
+    /// NIXL that does not name the prefill's request.
+    #[must_use]
+    pub fn needs_request_id(&self) -> bool {
+        let facts = self.facts.load();
+        facts.version.as_deref().and_then(compatibility_of).is_some_and(|version| version != BEFORE_0_13)
     }
 
     /// Stores what the engine reports. Configured values take precedence.

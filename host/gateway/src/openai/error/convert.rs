@@ -135,7 +135,9 @@ impl From<CallError> for ApiError {
                 Self::BadUpstream(format!("the connection to the engine failed: {text}"))
             }
             CallError::Timeout(silence) => Self::EngineTimeout(silence),
-            CallError::Down | CallError::OtherPrompt => Self::BadUpstream(error.to_string()),
+            CallError::Down | CallError::OtherPrompt | CallError::GaveUp(_) => {
+                Self::BadUpstream(error.to_string())
+            }
             CallError::Protocol(text) => {
                 Self::BadUpstream(format!("the engine violated its protocol: {text}"))
             }

@@ -24,7 +24,7 @@ fn i_every_row_of_the_table_has_its_status_and_code() {
     check(ApiError::TooManyWrongKeys, 429, "rate_limited", true);
     check(ApiError::ForeignOrigin("a".into()), 403, "forbidden", false);
     check(ApiError::NotJson, 415, "unsupported_media_type", false);
-    check(ApiError::ModelNotFound("m".into()), 404, "model_not_found", false);
+    check(ApiError::ModelNotFound("m".into(), "use n".into()), 404, "model_not_found", false);
     check(ApiError::of_route(RouteError::UnknownWorker(WorkerId(1)), 529), 404, "worker_not_found", false);
     check(
         ApiError::of_route(RouteError::NotEligible(WorkerId(1), "draining".into()), 529),

@@ -27,7 +27,8 @@ impl Relay {
             return;
         }
         if !self.closed {
-            let place = if self.splitter.rest() > 0 { "within an event" } else { "before its last event" };
+            let place =
+                if self.splitter.rest() > self.waiting { "within an event" } else { "before its last event" };
             self.fail(CallError::Broken(format!("the stream ended {place}")));
             return;
         }

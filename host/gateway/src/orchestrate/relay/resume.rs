@@ -19,10 +19,10 @@ use crate::{
         continuation::{self, Form, Rest},
         error::ApiError,
         request::Endpoint,
-        sse::{self, Splitter},
+        sse::Splitter,
         transcript::Transcript,
     },
-    orchestrate::{Drive, executor::Reached, first_event::error_of},
+    orchestrate::{Drive, executor::Reached},
     upstream::{self, CallError},
 };
 
@@ -114,29 +114,6 @@ impl Relay {
             (self.resumption.is_pending || again, self.resumption.is_suspect && !again);
     }
 
-    /// Whether the client reads a stream of which no event arrived: it has the head, and comments at most.
-    pub(super) fn client_has_nothing(&self) -> bool {
-        let has_nothing = !self.begun && !self.closed && self.resumption.seam.is_none();
-        has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
-    }
-
-    /// The first event of the stream arrived: from now on it can only be continued, unless the event is an
-    /// error.
-    ///
-    /// # Errors
-    /// The error.
-    pub(super) fn note_begun(&mut self, events: &[u8]) -> Result<(), CallError> {
-        if let Some(error) = sse::first_event(events).and_then(|event| error_of(self.format, event)) {
-            return Err(error);
-        }
-        self.begun = true;
-        self.set_timer();
-        if self.resumption.seam.is_none() {
-            self.drive.legs.stream_began();
-        }
-        Ok(())
-    }
-
     /// Whether the stream is to be continued, and the client has nothing of the rest.
     fn rest_is_due(&self) -> bool {
         self.resumption.seam.as_ref().is_some_and(|seam| !seam.has_begun())
@@ -222,7 +199,7 @@ impl Relay {
         let now = Instant::now();
         self.incoming = Some(head.into_body());
         self.splitter = Splitter::default();
-        (self.read_at, self.event_at, self.begun) = (now, now, false);
+        (self.read_at, self.event_at, self.begun, self.waiting) = (now, now, false, 0);
         self.resumption.is_pending = false;
         self.resumption.moving.changes_worker();
         self.resumption.seam.iter_mut().for_each(Seam::asks_again);
@@ -369,7 +346,7 @@ impl Drive {
 /// Whether a failure within a stream says that its engine does not continue with it, so that another one may.
 fn says_that_the_engine_is_down(error: &CallError) -> bool {
     match error {
-        CallError::Closed(_) | CallError::Broken(_) | CallError::Down => true,
+        CallError::Closed(_) | CallError::Broken(_) | CallError::GaveUp(_) | CallError::Down => true,
         // The worker made no progress. Otherwise it works on others, and this request may be the reason.
         CallError::Timeout(silence) => silence.key == "event_idle",
         CallError::Status { .. } => !error.is_refusal() || error.refusal().is_some(),

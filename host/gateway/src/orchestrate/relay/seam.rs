@@ -7,10 +7,12 @@ use crate::{
     openai::{
         chunk::{Chunk, ChunkUsage, place_in},
         continuation::Origin,
-        sse,
+        endpoint::Format,
+        seen, sse,
         token_ids::Lists,
         transcript::{Delivered, Names},
     },
+    orchestrate::first_event::error_in,
     upstream::CallError,
 };
 
@@ -93,7 +95,8 @@ impl Seam {
         let mut out = Vec::with_capacity(events.len() + 64);
         for place in sse::events(events) {
             let event = events.get(place).unwrap_or_default();
-            let passes = !sse::has_data(event) || sse::is_done(event) || sse::look(event).error;
+            let is_error = error_in(&seen::event(Format::OpenAi, event), event).is_some();
+            let passes = !sse::has_data(event) || sse::is_done(event) || is_error;
             match if passes { Ok(true) } else { self.join_one(event, &mut out) } {
                 Ok(true) => out.extend_from_slice(event),
                 Ok(false) => {}

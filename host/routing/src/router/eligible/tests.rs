@@ -171,6 +171,7 @@ fn check(random: &mut SmallRng, snapshot: &Snapshot) -> Result<usize, bool> {
         session: None,
         planned: None,
         tried: &tried,
+        spared: None,
         other_leg: peer.map(|peer| (peer.worker_id(), DpRank(0))),
         pairing,
         queue_us: 0,

@@ -1,0 +1,61 @@
+//! The first events of a stream: until the client has one, another worker may still answer the request.
+
+use super::{MAX_CHUNK, Relay};
+use crate::{
+    openai::{
+        request::Endpoint,
+        seen,
+        sse::{self, Seen},
+    },
+    orchestrate::first_event::error_of,
+    upstream::CallError,
+};
+
+impl Relay {
+    /// Whether the client reads a stream of which no event arrived: it has the head, and comments at most.
+    pub(super) fn client_has_nothing(&self) -> bool {
+        let has_nothing = !self.begun && !self.closed && self.resumption.seam.is_none();
+        has_nothing && !self.over && !self.detached && !self.drive.gone.is_cancelled()
+    }
+
+    /// Returns whether these events, of which none was passed on, are passed on now. From the first one on,
+    /// the stream can only be continued. The first event of a chat waits for the next one if it has nothing
+    /// but a role: engines send it before they know whether they will generate anything.
+    ///
+    /// # Errors
+    /// The stream begins with an error.
+    pub(super) fn begins(&mut self, events: &[u8]) -> Result<bool, CallError> {
+        if self.begun {
+            return Ok(true);
+        }
+        let all = sse::events(events).filter_map(|place| events.get(place));
+        let mut with_data = all.filter(|event| sse::has_data(event));
+        let Some(first) = with_data.next() else { return Ok(true) };
+        let second = with_data.next();
+        let mut error = error_of(self.format, first);
+        if error.is_none() && self.has_only_role(first) {
+            if second.is_none() && events.len() <= MAX_CHUNK {
+                self.waiting = events.len();
+                return Ok(false);
+            }
+            error = second.and_then(|second| error_of(self.format, second));
+        }
+        if let Some(error) = error {
+            return Err(error);
+        }
+        (self.begun, self.waiting) = (true, 0);
+        self.set_timer();
+        if self.resumption.seam.is_none() {
+            self.drive.legs.stream_began();
+        }
+        Ok(true)
+    }
+
+    /// Whether an event of a chat has neither a token nor the end of the answer.
+    fn has_only_role(&self, event: &[u8]) -> bool {
+        let Seen { token, finish, done, .. } = seen::event(self.format, event);
+        self.drive.request.endpoint == Endpoint::ChatCompletions
+            && sse::is_event(event)
+            && !(token || finish || done)
+    }
+}
