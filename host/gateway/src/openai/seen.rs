@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::openai::{
     endpoint::Format,
+    generate,
     sse::{self, Seen, Usage},
 };
 
@@ -60,7 +61,11 @@ struct Details {
 /// Looks at one event of a stream.
 #[must_use]
 pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
-    if format == Format::OpenAi { sse::look(event) } else { named(event) }
+    match format {
+        Format::OpenAi => sse::look(event),
+        Format::Generate => generate::event(event),
+        Format::Responses | Format::Anthropic => named(event),
+    }
 }
 
 /// Looks at a whole answer.

@@ -9,7 +9,7 @@ use crate::state::Settings;
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
     let serves = |model: &&ModelName| {
-        pair_that_is_up(snapshot, model).is_some()
+        pair_that_is_up(snapshot, model, None).is_some()
             || (!settings.split(model).enforce_disagg && up(model, Leg::Aggregated))
     };
     snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
