@@ -536,8 +536,8 @@ async fn e3_generate_is_retried_when_an_engine_of_the_pair_dies_and_ends_with_an
     cluster.sims[1].set_faults(vec![Fault::always(FaultKind::TransferFail)]);
     let (code, text) = streamed(&cluster).await;
     let last: Value = serde_json::from_str(text.trim_end().rsplit("data: ").next().unwrap()).unwrap();
-    // A1.13
-    assert_eq!((code, &last["error"]["code"]), (200, &json!("bad_upstream")), "{text}");
+    // A1.13: the head may have been passed on before (I2.6)
+    assert!(matches!(code, 200 | 502) && last["error"]["code"] == "bad_upstream", "{code} {text}");
     let reply = post(&cluster, body(json!({}))).await;
     assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"), "{reply:?}");
     idle(&cluster).await;
