@@ -53,6 +53,7 @@ fn subject(prefix: Prefix) -> RoutingRequest {
         required_taints: vec![],
         preferred_taints: vec![],
         allowed_workers: None,
+        engine: None,
         config: RouterConfigOverride::default(),
         draw: 0,
     }

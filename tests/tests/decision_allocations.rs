@@ -54,6 +54,7 @@ fn request(prefix: Prefix) -> RoutingRequest {
         required_taints: vec![],
         preferred_taints: vec![],
         allowed_workers: None,
+        engine: None,
         config: RouterConfigOverride::default(),
         draw: 0,
     }

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     connectors::{RequestToken, Target},
-    openai::{chunk::Reason, continuation, error::ApiError, request::Request, trace_context::Span},
+    openai::{chunk::Reason, continuation, error::ApiError, generate, request::Request, trace_context::Span},
     state::State,
     telemetry::account::Account,
     upstream::Upstream,
@@ -118,6 +118,8 @@ pub(crate) struct Drive {
     over: Option<CancellationToken>,
     /// Progress of an answer that is not streamed.
     estimate: Option<WholeEstimate>,
+    /// Usage of a batch of `/generate` so far.
+    totals: generate::Totals,
     released: bool,
 }
 
@@ -198,6 +200,7 @@ impl Drive {
             handoff: None,
             attempts: Attempts::default(),
             whole: None,
+            totals: generate::Totals::default(),
             saw_gone: false,
             stored: false,
             planned: plan.planned,

@@ -116,7 +116,8 @@ impl Tokens {
             true => request.token_ids.is_some(),
             false => request.routing_token_ids().is_some(),
         };
-        if is_known || !request.is_chat() || request.prompts > 1 {
+        let takes_text = request.is_chat() || request.endpoint == Endpoint::Generate;
+        if is_known || !takes_text || request.prompts > 1 {
             return None;
         }
         let outcome = match &model.source {

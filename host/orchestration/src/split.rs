@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pointsman_workers::{Candidate, Leg, ModelName, Snapshot};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Snapshot};
 
 use crate::legs::{RetryPolicy, Shape};
 
@@ -73,13 +73,22 @@ pub fn is_up(candidate: &Candidate) -> bool {
 }
 
 /// Returns the first prefill and the first decode worker of a model that are up and speak the same handoff
-/// protocol. A required domain of transfers fails the request instead (D3).
+/// protocol. A required domain of transfers fails the request instead (D3). `engine`: the only engine that
+/// they may have.
 #[must_use]
 pub fn pair_that_is_up<'a>(
     snapshot: &'a Snapshot,
     model: &ModelName,
+    engine: Option<Engine>,
 ) -> Option<(&'a Candidate, &'a Candidate)> {
-    first_pair(snapshot.pool(model, Leg::Prefill), snapshot.pool(model, Leg::Decode), is_up)
+    let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(model, leg));
+    first_pair(prefill, decode, |candidate| is_of(engine, candidate) && is_up(candidate))
+}
+
+/// Returns whether a worker has this engine, if only one will do.
+#[must_use]
+pub fn is_of(engine: Option<Engine>, candidate: &Candidate) -> bool {
+    engine.is_none_or(|engine| candidate.worker.spec().engine == engine)
 }
 
 /// Looks at each candidate at most three times, however few of them pair.

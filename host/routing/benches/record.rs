@@ -93,6 +93,7 @@ fn request() -> RoutingRequest {
         required_taints: vec![],
         preferred_taints: vec![],
         allowed_workers: None,
+        engine: None,
         config: RouterConfigOverride::default(),
         draw: 0,
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pointsman_workers::{DpRank, Leg, ModelName, Snapshot, WorkerId, WorkerSpec};
+use pointsman_workers::{DpRank, Engine, Leg, ModelName, Snapshot, WorkerId, WorkerSpec};
 use prefix_index::Prefix;
 
 use crate::{config::RouterConfigOverride, policy::Call};
@@ -52,6 +52,8 @@ pub struct RoutingRequest {
     pub preferred_taints: Vec<(String, f32)>,
     /// Workers that may serve it; `None`: any.
     pub allowed_workers: Option<Vec<WorkerId>>,
+    /// The only engine that has the request's endpoint; `None`: any.
+    pub engine: Option<Engine>,
     /// The client's own override of the router config.
     pub config: RouterConfigOverride,
 }

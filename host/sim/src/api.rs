@@ -9,6 +9,8 @@ pub(crate) enum Api {
     Chat,
     /// `/v1/completions`
     Completions,
+    /// SGLang's `/generate`
+    Generate,
     /// `/v1/messages`
     Messages,
     /// `/v1/responses`
@@ -21,6 +23,7 @@ impl Api {
         match self {
             Self::Chat => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Generate => "/generate",
             Self::Messages => "/v1/messages",
             Self::Responses => "/v1/responses",
         }
@@ -28,12 +31,17 @@ impl Api {
 
     /// Returns whether the prompt is a conversation.
     pub(crate) fn is_chat(self) -> bool {
-        self != Self::Completions
+        !matches!(self, Self::Completions | Self::Generate)
     }
 
     /// Returns whether events have names.
     pub(crate) fn is_named(self) -> bool {
         matches!(self, Self::Messages | Self::Responses)
+    }
+
+    /// Returns whether a stream repeats its output, at its end or in each event.
+    pub(crate) fn repeats(self) -> bool {
+        self.is_named() || self == Self::Generate
     }
 
     /// Returns whether the engine's handler of this API reads handoff fields. vLLM's handler of Responses and
@@ -47,6 +55,8 @@ impl Api {
         match self {
             Self::Chat | Self::Messages => "chatcmpl-",
             Self::Completions => "cmpl-",
+            // SGLang's ids have no prefix.
+            Self::Generate => "",
             Self::Responses => "resp_",
         }
     }

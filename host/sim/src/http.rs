@@ -55,8 +55,11 @@ pub(crate) fn router(engine: &Arc<Engine>) -> Router {
             .route("/v2/rerank", post(pooling::rerank))
             .route("/score", post(pooling::score))
             .route("/pooling", post(pooling::pooled))
-            .route("/classify", post(pooling::pooled)),
+            .route("/classify", post(pooling::pooled))
+            .route("/v1/audio/speech", post(audio::speech))
+            .route("/v1/images/generations", post(pooling::images)),
         Dialect::Sglang => named(engine_routes)
+            .route("/generate", post(generate::native))
             .route("/classify", post(pooling::pooled))
             .route("/server_info", get(sglang::server_info))
             .route("/get_server_info", get(sglang::server_info))

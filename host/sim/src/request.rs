@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod message;
+mod native;
 
 use message::{Content, Message};
 
@@ -31,6 +32,9 @@ pub(crate) struct Body {
     pub(crate) previous_response_id: Option<String>,
     max_output_tokens: Option<u32>,
     prompt: Option<PromptField>,
+    text: Option<Value>,
+    input_ids: Option<Value>,
+    sampling_params: Option<Value>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
     min_tokens: u32,
@@ -150,6 +154,7 @@ impl Body {
     fn convert(&mut self, config: &SimConfig, api: Api) {
         let first = match api {
             Api::Chat | Api::Completions => return,
+            Api::Generate => return self.convert_native(),
             Api::Messages => self.system.take(),
             Api::Responses => {
                 self.messages = self.input.take().map(|input| match input {

@@ -8,6 +8,7 @@ use crate::{
     failure::Failure,
 };
 
+mod generate;
 mod named;
 mod openai;
 mod sglang;
@@ -30,6 +31,8 @@ pub(crate) struct Meta {
     /// Whether every chunk has a usage.
     pub(crate) continuous_usage: bool,
     pub(crate) token_ids: bool,
+    /// Whether there is a list of prompts, or several outputs of a prompt.
+    pub(crate) batch: bool,
     pub(crate) prompts: Vec<Prompt>,
     /// Number of outputs for each prompt.
     pub(crate) n: u32,
@@ -51,6 +54,8 @@ pub(crate) struct Choice {
     pub(crate) text: String,
     pub(crate) tokens: Vec<u32>,
     pub(crate) finish: Option<Finish>,
+    /// Number of prompt tokens that were not computed for it.
+    pub(crate) cached: u32,
 }
 
 /// JSON format of an engine.
@@ -60,6 +65,11 @@ pub(crate) trait Shape: Sync {
 
     /// Returns the chunks of one step. `first` marks the first step of an output.
     fn step(&self, meta: &Meta, step: &Step, first: bool, usage: Option<Usage>) -> Vec<String>;
+
+    /// Returns the chunk that repeats an output so far, in the API that does so in each chunk.
+    fn repeat(&self, _meta: &Meta, _said: &Choice) -> Option<String> {
+        None
+    }
 
     /// Returns the chunk with the usage.
     fn usage(&self, meta: &Meta, usage: Usage) -> String;
@@ -93,6 +103,7 @@ impl Dialect {
         match api {
             Api::Messages => &named::Messages,
             Api::Responses => &named::Responses,
+            Api::Generate => &generate::Generate,
             Api::Chat | Api::Completions => self.shape(),
         }
     }
@@ -104,6 +115,15 @@ impl Dialect {
             Self::Sglang => &sglang::Sglang,
             Self::Openai => &openai::Openai,
         }
+    }
+}
+
+impl Choice {
+    /// Adds a step.
+    pub(crate) fn add(&mut self, step: &Step) {
+        self.text += step.text;
+        self.tokens.extend(step.token);
+        (self.finish, self.cached) = (step.finish, step.cached);
     }
 }
 

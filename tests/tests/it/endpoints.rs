@@ -65,6 +65,12 @@ fn requests() -> Vec<(&'static str, &'static str, String, &'static str)> {
         ("/detokenize", json_type, r#"{"model":"tiny","tokens":[1,2]}"#.to_owned(), "/prompt"),
         ("/v1/audio/transcriptions", FORM, form(&[("model", "tiny")]), "/text"),
         ("/v1/audio/translations", FORM, form(&[("model", "tiny")]), "/text"),
+        (
+            "/v1/images/generations",
+            json_type,
+            r#"{"model":"tiny","prompt":"a bridge"}"#.to_owned(),
+            "/data/0/b64_json",
+        ),
     ]
 }
 
@@ -140,8 +146,8 @@ async fn b12_sglang_serves_the_same_endpoints_where_it_has_them() {
     let cluster = TestClusterBuilder::new().sim_with(sim, "").start().await.unwrap();
     for (path, kind, body, _) in requests() {
         let reply = post(&cluster, path, kind, body).await;
-        let absent =
-            ["/v2/rerank", "/rerank", "/score", "/pooling", "/tokenize", "/detokenize"].contains(&path);
+        let absent = ["/v2/rerank", "/rerank", "/score", "/pooling", "/v1/images/generations"];
+        let absent = absent.contains(&path) || path.ends_with("tokenize");
         let expected = if absent { StatusCode::NOT_FOUND } else { StatusCode::OK };
         assert_eq!(reply.status, expected, "{path}: {:?}", reply.body);
     }
@@ -534,6 +540,68 @@ async fn b12_clients_of_messages_send_their_key_as_anthropic_s_do_and_errors_hav
         assert_eq!((reply.status.as_u16(), &error["type"]), (status, &json!("error")), "{error}");
         assert_eq!(error["error"]["type"], kind);
         assert!(error["request_id"].is_string());
+    }
+}
+
+const SPEECH: &str = "/v1/audio/speech";
+
+fn speech(input: &str) -> String {
+    json!({ "model": "tiny", "input": input, "voice": "alloy", "response_format": "wav" }).to_string()
+}
+
+#[tokio::test]
+async fn a1_speech_is_one_leg_whose_audio_passes_byte_for_byte() {
+    let cluster = TestClusterBuilder::new()
+        .sim(Dialect::Vllm, Role::Prefill)
+        .sim(Dialect::Vllm, Role::Decode)
+        .sim_with(recording(Dialect::Vllm, Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
+    let reply = post(&cluster, SPEECH, "application/json", speech("hi")).await;
+    let audio: &[u8] = b"RIFF\xff\xff\xff\xffWAVEh\0i\0";
+    // A1.14
+    assert_eq!((reply.status.as_u16(), &*reply.body), (200, audio), "{reply:?}");
+    assert_eq!(reply.headers["content-type"], "audio/wav");
+    assert_eq!(cluster.sims[2].recorded().last().unwrap().body, speech("hi"));
+    let reply = post(&cluster, SPEECH, "application/json", r#"{"model":"tiny"}"#).await;
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (400, "invalid_request"));
+    cluster.at_rest().await.unwrap();
+    // Audio may look like anything.
+    let odd: &[u8] = b"\ndata: {\"error\":{\"message\":\"x\"},\"usage\":{\"completion_tokens\":7}}\n\n\0";
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/mpeg\r\ntransfer-encoding: chunked\r\n\r\n";
+    for audio in [odd, b""] {
+        let body = if audio.is_empty() { Vec::new() } else { chunk(audio) };
+        let acts = vec![Act::Send([head.as_slice(), &body, &chunk(b"")].concat())];
+        let (_engine, cluster) = scripted(acts, |_| {}).await;
+        let reply = post(&cluster, SPEECH, "application/json", speech("hi")).await;
+        // A1.14
+        assert_eq!((reply.status.as_u16(), &*reply.body), (200, audio));
+        assert_eq!(reply.headers["content-type"], "audio/mpeg");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a1_audio_that_is_cut_or_refused_is_an_error() {
+    let cut = b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ncontent-length: 99\r\n\r\nRIFF".to_vec();
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: audio/wav\r\ntransfer-encoding: chunked\r\n\r\n";
+    let open = [head.as_slice(), &chunk(b"RIFF")];
+    let error = json(r#"{"error":{"message":"no voice","code":400}}"#);
+    let refusal = status("400 Bad Request", r#"{"error":{"message":"no voice"}}"#);
+    for (acts, expected) in [
+        (vec![Act::Send(cut), Act::Close], 502),
+        (vec![Act::Send(open.concat()), Act::Close], 502),
+        (vec![Act::Send(error)], 400),
+        (vec![Act::Send(refusal)], 400),
+        (vec![Act::Send(json("{\"cut\":"))], 502),
+        (vec![Act::Reset], 502),
+    ] {
+        let (_engine, cluster) =
+            scripted(acts.clone(), |config| config.routing.quarantine = Duration::ZERO).await;
+        let reply = post(&cluster, SPEECH, "application/json", speech("hi")).await;
+        assert_eq!(reply.status.as_u16(), expected, "{acts:?}: {reply:?}");
+        cluster.at_rest().await.unwrap();
     }
 }
 

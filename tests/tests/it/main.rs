@@ -55,6 +55,7 @@ mod fallback;
 mod fidelity;
 mod first_byte;
 mod formulas;
+mod generate;
 mod given_up;
 mod guest_log;
 mod handoffs;

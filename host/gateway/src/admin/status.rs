@@ -101,7 +101,7 @@ impl Readiness {
         let draining = state.draining.is_cancelled();
         let activation_of = |model: &ModelName| {
             let activation = snapshot.activation(model)?;
-            activation.observe(pair_that_is_up(snapshot, model).is_some());
+            activation.observe(pair_that_is_up(snapshot, model, None).is_some());
             Some((model.to_string(), activation.state().as_str()))
         };
         let remote_prefill = snapshot.models().into_iter().filter_map(activation_of).collect();

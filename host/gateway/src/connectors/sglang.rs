@@ -33,11 +33,14 @@ impl Connector for Sglang {
     /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
     /// several choices, the engine runs a prompt once to fill its cache and then once more for each choice.
     /// All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`), so the
-    /// pair hangs.
+    /// pair hangs. Only the prefill engine has log probabilities of the prompt's tokens, and the client gets
+    /// the answer of the decode engine.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         match request.endpoint {
             Endpoint::Messages => Some("/v1/messages"),
-            _ => (request.n > 1).then_some("n"),
+            _ if request.n > 1 => Some("n"),
+            Endpoint::Generate if wants_prompt_logprobs(request) => Some("logprob_start_len"),
+            _ => None,
         }
     }
 
@@ -94,6 +97,13 @@ impl Connector for Sglang {
     fn id_detail(&self, request: &Request) -> Option<IdDetail> {
         request.is_batch().then_some(IdDetail::ItemNumber)
     }
+}
+
+/// Returns whether a body of `/generate` asks for log probabilities of the prompt's tokens.
+fn wants_prompt_logprobs(request: &Request) -> bool {
+    let has =
+        |field: &str, none: &[&str]| request.body.get(field).is_some_and(|value| !none.contains(&value));
+    has("return_logprob", &["null", "false"]) && has("logprob_start_len", &["null", "-1"])
 }
 
 /// Fields that both legs share. A batch has three arrays of equal length, with one room number for each item.

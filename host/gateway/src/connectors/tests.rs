@@ -386,6 +386,14 @@ fn c6_an_sglang_batch_is_aborted_by_the_id_of_each_item() {
     // E2.5
     assert_eq!(completion(r#"["a","b"]"#), [format!("{token}_0"), format!("{token}_1")]);
     assert_eq!(completion("[[1,2]]"), [format!("{token}_0")], "a list of one prompt is a batch, too");
+    let generate = |prompt: &str| rids(Endpoint::Generate, &format!(r#"{{"model":"m",{prompt}}}"#));
+    assert_eq!(generate(r#""text":["a","b"]"#), [format!("{token}_0"), format!("{token}_1")]);
+    assert_eq!(generate(r#""text":null,"input_ids":[[1,2]]"#), [format!("{token}_0")]);
+    for prompt in
+        [r#""text":"a","input_ids":[[1]]"#, r#""input_ids":[1,2]"#, r#""input_embeds":[[0.5],[0.25]]"#]
+    {
+        assert_eq!(generate(prompt), [token.to_string()], "{prompt}");
+    }
     for prompt in [r#""a""#, "[1,2]"] {
         assert_eq!(completion(prompt), [token.to_string()]);
     }
@@ -401,6 +409,19 @@ fn several_choices_are_not_split_for_sglang() {
     assert_eq!(reason(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"n":2}"#), Some("n"));
     assert_eq!(reason(Endpoint::Completions, r#"{"model":"m","prompt":["a","b"],"n":2}"#), Some("n"));
     assert_eq!(reason(Endpoint::Completions, r#"{"model":"m","prompt":["a","b"],"n":1}"#), None);
+    let generate =
+        |fields: &str| reason(Endpoint::Generate, &format!(r#"{{"model":"m","text":["a","b"],{fields}}}"#));
+    // C9.3
+    assert_eq!(generate(r#""sampling_params":{"n":2}"#), Some("n"));
+    assert_eq!(generate(r#""return_logprob":true,"logprob_start_len":0"#), Some("logprob_start_len"));
+    for fields in [
+        r#""n":2"#,
+        r#""return_logprob":true"#,
+        r#""return_logprob":true,"logprob_start_len":-1"#,
+        r#""return_logprob":false,"logprob_start_len":0"#,
+    ] {
+        assert_eq!(generate(fields), None, "{fields}");
+    }
 }
 
 proptest! {

@@ -15,6 +15,7 @@ use crate::{
     openai::{
         canary,
         error::ApiError,
+        generate,
         hints::Hints,
         request::{Endpoint, Request, json_object, names_model},
         request_error::RequestError,
@@ -188,7 +189,7 @@ async fn read(
     let mut request = match canary.flatten() {
         Some(completion) => Request::parse(Endpoint::Completions, headers, completion, rules)?,
         None => {
-            let unnamed = unnamed_model(state, &body)?;
+            let unnamed = unnamed_model(state, endpoint, &body)?;
             Request::of_json(endpoint, headers, body, rules, unnamed)?
         }
     };
@@ -220,12 +221,23 @@ fn probed_model(state: &State, headers: &HeaderMap, body: &JsonBody) -> Option<S
     only_model(&snapshot).ok()
 }
 
-/// Returns the model of a body that names none; `None` if it names one.
+/// Returns the model of a body that names none; `None` if it names one. A body of `/generate` may name an
+/// adapter that is served.
 ///
 /// # Errors
 /// There is not exactly one model.
-pub(super) fn unnamed_model(state: &State, body: &JsonBody) -> Result<Option<String>, ApiError> {
-    if names_model(body) { Ok(None) } else { only_model(&state.registry.snapshot()).map(Some) }
+pub(super) fn unnamed_model(
+    state: &State,
+    endpoint: Endpoint,
+    body: &JsonBody,
+) -> Result<Option<String>, ApiError> {
+    if names_model(body) {
+        return Ok(None);
+    }
+    let snapshot = state.registry.snapshot();
+    let adapter = if endpoint == Endpoint::Generate { generate::adapter(body)? } else { None };
+    let served = adapter.filter(|adapter| snapshot.is_adapter(&ModelName::new(adapter)));
+    served.map_or_else(|| only_model(&snapshot), Ok).map(Some)
 }
 
 /// Returns the only model of the fleet. Adapters are asked for by their names.

@@ -36,7 +36,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let body = json_object(body)?;
         let is_chat = body.get("messages").is_some();
         let endpoint = if is_chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
-        let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, &body)?);
+        let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, endpoint, &body)?);
         let request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
         let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics).await;

@@ -1,6 +1,7 @@
 //! The endpoints that workers answer: paths, the shape of their bodies, and how prompts are found in them.
 
 use json_splice::JsonBody;
+use pointsman_workers::Engine;
 
 /// An endpoint. An endpoint with several paths contains the path, because the engine is called on the same
 /// one.
@@ -10,6 +11,8 @@ pub(crate) enum Endpoint {
     ChatCompletions,
     /// `/v1/completions`
     Completions,
+    /// `/generate`: SGLang's own endpoint, for texts and token ids.
+    Generate,
     /// `/v1/embeddings`: one leg, never streamed.
     Embeddings,
     /// `/v1/responses`: one leg, because neither vLLM nor SGLang reads handoff fields there.
@@ -32,6 +35,10 @@ pub(crate) enum Endpoint {
     Transcriptions,
     /// `/v1/audio/translations`: a form with a file.
     Translations,
+    /// `/v1/audio/speech`: a text, answered with audio.
+    Speech,
+    /// `/v1/images/generations`
+    Images,
     /// `/tokenize`: passed through to any worker that serves the model.
     Tokenize,
     /// `/detokenize`: as `/tokenize`.
@@ -46,10 +53,20 @@ pub(crate) enum Format {
     /// OpenAI's: unnamed events, `[DONE]` at the end.
     #[default]
     OpenAi,
+    /// SGLang's `/generate`: unnamed events that repeat the whole output, `[DONE]` at the end.
+    Generate,
     /// OpenAI's Responses: named events, `response.completed` at the end.
     Responses,
     /// Anthropic's: named events, `message_stop` at the end.
     Anthropic,
+}
+
+impl Format {
+    /// Returns whether events have names.
+    #[must_use]
+    pub(crate) fn is_named(self) -> bool {
+        matches!(self, Self::Responses | Self::Anthropic)
+    }
 }
 
 /// Keys of a body's prompt.
@@ -65,9 +82,10 @@ pub(crate) struct PromptKeys {
 
 impl Endpoint {
     /// Every endpoint with a POST request.
-    pub(crate) const POSTED: [Self; 17] = [
+    pub(crate) const POSTED: [Self; 20] = [
         Self::ChatCompletions,
         Self::Completions,
+        Self::Generate,
         Self::Embeddings,
         Self::Responses,
         Self::Messages,
@@ -81,6 +99,8 @@ impl Endpoint {
         Self::Classify,
         Self::Transcriptions,
         Self::Translations,
+        Self::Speech,
+        Self::Images,
         Self::Tokenize,
         Self::Detokenize,
     ];
@@ -97,6 +117,7 @@ impl Endpoint {
         match self {
             Self::ChatCompletions => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
+            Self::Generate => "/generate",
             Self::Embeddings => "/v1/embeddings",
             Self::Responses => "/v1/responses",
             Self::StoredResponse => "/v1/responses/{id}",
@@ -107,6 +128,8 @@ impl Endpoint {
             Self::Classify => "/classify",
             Self::Transcriptions => "/v1/audio/transcriptions",
             Self::Translations => "/v1/audio/translations",
+            Self::Speech => "/v1/audio/speech",
+            Self::Images => "/v1/images/generations",
             Self::Tokenize => "/tokenize",
             Self::Detokenize => "/detokenize",
             Self::Realtime => "/v1/realtime",
@@ -119,6 +142,7 @@ impl Endpoint {
         match self {
             Self::ChatCompletions => "chat_completions",
             Self::Completions => "completions",
+            Self::Generate => "generate",
             Self::Embeddings => "embeddings",
             Self::Responses => "responses",
             Self::StoredResponse => "stored_responses",
@@ -130,6 +154,8 @@ impl Endpoint {
             Self::Classify => "classify",
             Self::Transcriptions => "transcriptions",
             Self::Translations => "translations",
+            Self::Speech => "speech",
+            Self::Images => "images",
             Self::Tokenize => "tokenize",
             Self::Detokenize => "detokenize",
             Self::Realtime => "realtime",
@@ -139,7 +165,19 @@ impl Endpoint {
     /// Returns whether prefill and decode may run on two workers, where the engine allows it.
     #[must_use]
     pub(crate) fn splits(self) -> bool {
-        matches!(self, Self::ChatCompletions | Self::Completions | Self::Messages)
+        matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate | Self::Messages)
+    }
+
+    /// Returns the only engine that has the endpoint; `None` if any may have it.
+    #[must_use]
+    pub(crate) fn engine(self) -> Option<Engine> {
+        (self == Self::Generate).then_some(Engine::Sglang)
+    }
+
+    /// Returns whether the prompt may be a text or token ids, or a list of these.
+    #[must_use]
+    pub(crate) fn takes_batches(self) -> bool {
+        matches!(self, Self::Completions | Self::Generate)
     }
 
     /// Returns whether the answer may be a stream of events.
@@ -166,6 +204,7 @@ impl Endpoint {
         match self {
             Self::Messages | Self::CountTokens => Format::Anthropic,
             Self::Responses => Format::Responses,
+            Self::Generate => Format::Generate,
             _ => Format::OpenAi,
         }
     }
@@ -182,7 +221,16 @@ impl Endpoint {
                 (None, "prompt_embeds", true)
             }
             Self::Completions => (None, "prompt", true),
-            Self::Embeddings => (None, "input", true),
+            Self::Generate => {
+                // The engine counts the texts of a body that also has token ids.
+                let is_given = |key: &&str| body.get(key).is_some_and(|value| value != "null");
+                (
+                    None,
+                    ["text", "input_ids", "input_embeds"].into_iter().find(is_given).unwrap_or("text"),
+                    true,
+                )
+            }
+            Self::Embeddings | Self::Speech => (None, "input", true),
             Self::Responses => (Some("instructions"), "input", true),
             Self::Messages | Self::CountTokens => (Some("system"), "messages", true),
             Self::Tokenize if body.get("prompt").is_some() => (None, "prompt", true),
@@ -197,9 +245,11 @@ impl Endpoint {
                 (None, first_of(["input", "messages", "text", "prompt"]), false)
             }
             Self::Detokenize => (None, "tokens", false),
-            Self::Transcriptions | Self::Translations | Self::Realtime | Self::StoredResponse => {
-                (None, "prompt", false)
-            }
+            Self::Transcriptions
+            | Self::Translations
+            | Self::Images
+            | Self::Realtime
+            | Self::StoredResponse => (None, "prompt", false),
         };
         PromptKeys { preamble, key, required }
     }
@@ -208,15 +258,11 @@ impl Endpoint {
     pub(crate) fn generates(self) -> bool {
         match self {
             Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages => true,
+            Self::Generate | Self::Speech => true,
             Self::Transcriptions | Self::Translations | Self::Realtime => true,
             Self::Embeddings | Self::CountTokens | Self::Rerank(_) | Self::Score(_) => false,
-            Self::Pooling | Self::Classify => false,
+            Self::Pooling | Self::Classify | Self::Images => false,
             Self::Tokenize | Self::Detokenize | Self::StoredResponse => false,
         }
-    }
-
-    /// The key of the cap on output tokens, besides `max_completion_tokens`.
-    pub(super) fn max_tokens_key(self) -> &'static str {
-        if self == Self::Responses { "max_output_tokens" } else { "max_tokens" }
     }
 }

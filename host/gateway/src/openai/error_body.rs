@@ -34,7 +34,7 @@ impl ErrorFields<'_> {
     /// One valid event that ends a stream.
     pub(super) fn event(self, format: Format) -> String {
         match format {
-            Format::OpenAi => format!("data: {}\n\n", self.body(format)),
+            Format::OpenAi | Format::Generate => format!("data: {}\n\n", self.body(format)),
             Format::Anthropic => format!("event: error\ndata: {}\n\n", self.body(format)),
             Format::Responses => {
                 // The event of the API, and the object by which clients of other APIs know an error.

@@ -374,7 +374,11 @@ fn agent_hints(headers: &HeaderMap, given: AgentHints) -> Result<AgentHints, Req
     Ok(AgentHints { priority, strict_priority, ..given })
 }
 
+/// A batch of `/generate` may have a list of salts, one for each prompt. Its prompts are measured together.
 fn salt(body: &JsonBody) -> Result<Option<String>, RequestError> {
+    if body.get("cache_salt").is_some_and(|salt| salt.starts_with('[')) {
+        return Ok(None);
+    }
     let salt: Option<String> = read(body, "cache_salt")?;
     text_within("cache_salt", salt.as_deref().unwrap_or_default(), MAX_SALT_BYTES)?;
     Ok(salt)

@@ -12,10 +12,12 @@ use crate::{
     openai::endpoint::PromptKeys,
     openai::error::ApiError,
     openai::form::{self, Form},
+    openai::generate,
     openai::hints::{HintTrust, Hints},
-    openai::lax::{Flag, WholeNumber},
-    openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model, choices},
+    openai::lax::Flag,
+    openai::limits::{MAX_TOKEN_IDS, at_most, check_batch, check_items, check_lists, check_model},
     openai::request_error::{RequestError, read},
+    openai::sampling::Sampling,
     openai::trace_context::TraceContext,
 };
 
@@ -174,10 +176,7 @@ impl Request {
         check_model(&model)?;
         let Flag(stream) = read(&body, "stream")?.unwrap_or(Flag(false));
         let options: StreamOptions = read(&body, "stream_options")?.unwrap_or_default();
-        let n = choices(&body, "n", limits.choices)?.unwrap_or(1);
-        let best_of = choices(&body, "best_of", limits.choices)?.unwrap_or(1);
-        let max_tokens: Option<WholeNumber> = read(&body, endpoint.max_tokens_key())?;
-        let max_completion_tokens = read(&body, "max_completion_tokens")?;
+        let sampling = Sampling::of(endpoint, &body, limits)?;
         let PromptKeys { preamble, key, required } = endpoint.prompt_keys(&body);
         let prompt = match body.get(key) {
             Some(prompt) => prompt,
@@ -190,18 +189,22 @@ impl Request {
             at_most(key, "token ids", elements, MAX_TOKEN_IDS)?;
         }
         check_items(endpoint, key, elements)?;
-        let (prompts, token_ids) = shape_of(prompt, elements);
-        check_batch(key, prompts, n.max(best_of), limits)?;
+        let (prompts, token_ids) = shape_of(key, prompt, elements);
+        check_batch(key, prompts, sampling.sequences, limits)?;
+        sampling.check_prompts(prompts)?;
         let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
-        let hints = Hints::parse(headers, &body, rules.trust)?;
-        let token_ids = hints.token_ids.clone().or(token_ids).filter(|_| key != "prompt_embeds");
+        let mut hints = Hints::parse(headers, &body, rules.trust)?;
+        if endpoint == Endpoint::Generate && hints.lora.is_none() {
+            hints.lora = generate::adapter(&body)?;
+        }
+        let token_ids = hints.token_ids.clone().or(token_ids).filter(|_| !key.ends_with("_embeds"));
         let parsed = Self {
             stream: stream && endpoint.streams(),
             prompt_key: key,
             joined,
             include_usage: options.include_usage.is_some_and(|Flag(is_set)| is_set),
-            n,
-            max_tokens: max_completion_tokens.or(max_tokens).map(|WholeNumber(tokens)| tokens),
+            n: sampling.n,
+            max_tokens: sampling.max_tokens,
             prompts,
             token_ids,
             ..Self::bare(endpoint, &model, body, hints)
@@ -220,7 +223,7 @@ impl Request {
     #[must_use]
     pub(crate) fn routing_token_ids(&self) -> Option<&[u32]> {
         let multimodal =
-            self.hints.routing_token_ids.as_deref().filter(|_| self.prompt_key != "prompt_embeds");
+            self.hints.routing_token_ids.as_deref().filter(|_| !self.prompt_key.ends_with("_embeds"));
         multimodal.or(self.token_ids.as_deref())
     }
 
@@ -252,8 +255,10 @@ impl Request {
     /// Returns whether the prompt is a list of prompts, also of a single one.
     #[must_use]
     pub(crate) fn is_batch(&self) -> bool {
-        let first = self.body.get(self.prompt_key).and_then(first_element);
-        self.endpoint == Endpoint::Completions
+        let prompt = self.body.get(self.prompt_key).unwrap_or_default();
+        let first = first_element(prompt);
+        self.endpoint.takes_batches()
+            && !is_one_of_embeds(self.prompt_key, prompt)
             && first.is_some_and(|byte| !byte.is_ascii_digit() && byte != b']')
     }
 
@@ -287,7 +292,10 @@ struct StreamOptions {
 
 /// Returns the number of prompts, and the token ids of a single prompt that is given as ids. `elements` is
 /// the length of the prompt if it is a list.
-fn shape_of(prompt: &str, elements: usize) -> (usize, Option<Vec<u32>>) {
+fn shape_of(key: &str, prompt: &str, elements: usize) -> (usize, Option<Vec<u32>>) {
+    if is_one_of_embeds(key, prompt) {
+        return (1, None);
+    }
     match first_element(prompt) {
         // A text, or a chat's messages, which are one prompt however many they are.
         None | Some(b'{') => (1, None),
@@ -299,6 +307,12 @@ fn shape_of(prompt: &str, elements: usize) -> (usize, Option<Vec<u32>>) {
         // A list of strings, or of token lists.
         Some(_) => (elements, None),
     }
+}
+
+/// Returns whether a prompt is one of embeddings, which is a list of a list for each token (SGLang).
+fn is_one_of_embeds(key: &str, prompt: &str) -> bool {
+    let first = || prompt.strip_prefix('[').map(str::trim_ascii_start).and_then(first_element);
+    key == "input_embeds" && first() != Some(b'[')
 }
 
 fn starts_with_a_number(list: &str) -> bool {

@@ -9,6 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::openai::{
     endpoint::Format,
+    generate,
     sse::{self, Seen, Usage},
 };
 
@@ -62,13 +63,16 @@ struct Details {
 /// Looks at one event of a stream.
 #[must_use]
 pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
-    if format != Format::OpenAi {
-        return named(event);
+    match format {
+        Format::OpenAi => {
+            let mut seen = sse::look(event);
+            // Almost every event begins with its data.
+            seen.error |= !event.starts_with(b"data:") && sse::name(event) == Some(b"error");
+            seen
+        }
+        Format::Generate => generate::event(event),
+        Format::Responses | Format::Anthropic => named(event),
     }
-    let mut seen = sse::look(event);
-    // Almost every event begins with its data.
-    seen.error |= !event.starts_with(b"data:") && sse::name(event) == Some(b"error");
-    seen
 }
 
 /// Looks at a whole answer.

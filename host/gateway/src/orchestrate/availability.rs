@@ -12,7 +12,7 @@ const MAX_LISTED_MODELS: usize = 20;
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
     let serves = |model: &&ModelName| {
-        pair_that_is_up(snapshot, model).is_some()
+        pair_that_is_up(snapshot, model, None).is_some()
             || (!settings.split(model).enforce_disagg && up(model, Leg::Aggregated))
     };
     snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
@@ -36,7 +36,7 @@ pub(crate) fn use_another(served: &[String]) -> String {
 
 /// Says why the workers of a model that are up form no pair, although there are some for both legs.
 pub(crate) fn why_no_pair(snapshot: &Snapshot, model: &ModelName) -> Option<String> {
-    if pair_that_is_up(snapshot, model).is_some() {
+    if pair_that_is_up(snapshot, model, None).is_some() {
         return None;
     }
     let first = |leg| snapshot.pool(model, leg).iter().find(|candidate| is_up(candidate));

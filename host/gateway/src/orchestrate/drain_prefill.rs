@@ -9,8 +9,10 @@ use super::first_event::{begins_as_stream, error_in, may_be_json};
 use crate::{
     openai::{
         endpoint::Format,
+        generate,
+        request::Endpoint,
         seen,
-        sse::{self, Splitter},
+        sse::{self, Seen, Splitter},
     },
     upstream::{self, Body, CallError, PauseLimits, Silence},
 };
@@ -26,6 +28,7 @@ const END_GRACE: Duration = Duration::from_millis(200);
 /// wait for it until its own timeout.
 pub(super) async fn drain_prefill(
     response: Response<Body>,
+    endpoint: Endpoint,
     limits: PauseLimits,
 ) -> Result<Option<u32>, CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
@@ -34,28 +37,39 @@ pub(super) async fn drain_prefill(
     let silence = Silence { what: "prefill answer", key: "event_idle", limit: limits.idle };
     if sse::is_stream(content_type) || upstream::with_time_limit(silence, begins_as_stream(&mut body)).await?
     {
-        return drain_events(body, limits).await.map(|()| None);
+        return drain_events(body, endpoint, limits).await.map(|()| None);
     }
     let whole = upstream::collect(body, Some(limits)).await?;
-    if let Some(error) = error_in(&sse::look(&whole), &whole) {
+    let is_generate = endpoint == Endpoint::Generate;
+    let seen = if is_generate { generate::whole(1, &whole) } else { sse::look(&whole) };
+    if let Some(error) = error_of(endpoint, &seen, &whole, &whole) {
         return Err(error);
     }
-    let is_object = whole.trim_ascii_start().starts_with(b"{");
-    if !may_be_json(content_type) || !is_object {
+    let begin = whole.trim_ascii_start().first();
+    let is_answer = begin == Some(&b'{') || is_generate && begin == Some(&b'[');
+    if !may_be_json(content_type) || !is_answer {
         return Err(not_an_answer(&whole));
     }
     Ok(seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
+/// Returns the error that an answer to a prefill is, or an event of one. An output of `/generate` that somebody
+/// aborted is an answer for a client, but nothing was prefilled.
+fn error_of(endpoint: Endpoint, seen: &Seen, answer: &[u8], json: &[u8]) -> Option<CallError> {
+    let aborted = || endpoint == Endpoint::Generate && generate::was_aborted(json);
+    error_in(seen, answer).or_else(|| aborted().then_some(CallError::GaveUp("abort")))
+}
+
 /// Reads events up to the end mark. The rest of the body does not matter.
-async fn drain_events(mut body: Body, limits: PauseLimits) -> Result<(), CallError> {
+async fn drain_events(mut body: Body, endpoint: Endpoint, limits: PauseLimits) -> Result<(), CallError> {
     let (mut splitter, mut finished) = (Splitter::default(), false);
+    let format = if endpoint == Endpoint::Generate { Format::Generate } else { Format::OpenAi };
     while upstream::read_within(&mut body, splitter.room(), Some(limits)).await? {
         let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
         let events = splitter.first(whole);
         for event in sse::events(events).filter_map(|place| events.get(place)) {
-            let seen = seen::event(Format::OpenAi, event);
-            if let Some(error) = error_in(&seen, event) {
+            let seen = seen::event(format, event);
+            if let Some(error) = error_of(endpoint, &seen, event, sse::object(event)) {
                 return Err(error);
             }
             if !sse::is_event(event) {

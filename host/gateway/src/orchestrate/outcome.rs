@@ -22,8 +22,8 @@ use crate::{
     openai::error::ApiError,
     openai::hide::without_fields,
     openai::{
-        endpoint::Format,
-        seen,
+        endpoint::{Endpoint, Format},
+        generate, seen,
         sse::{self, Seen, Usage},
     },
     telemetry::metrics::seconds,
@@ -131,7 +131,7 @@ impl Drive {
             return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
         let (mut head, body) = whole.into_parts();
-        let seen = seen::in_whole_answer(self.request.is_chat(), &body);
+        let seen = self.look_at_whole(&body);
         if let Some(error) = error_in(&seen, &body) {
             return self.answer_failed(error);
         }
@@ -172,7 +172,21 @@ impl Drive {
         if self.account.tokens() == 0 {
             self.note_stored(sse::object(event));
         }
-        seen::event(self.request.endpoint.format(), event)
+        let mut seen = seen::event(self.request.endpoint.format(), event);
+        if self.request.endpoint == Endpoint::Generate {
+            self.totals.note(&mut seen, self.request.items(), self.request.n);
+        }
+        seen
+    }
+
+    /// Examines a whole answer.
+    pub(crate) fn look_at_whole(&self, body: &[u8]) -> Seen {
+        match self.request.endpoint {
+            Endpoint::Generate => generate::whole(self.request.n, body),
+            // Audio has nothing to be read.
+            Endpoint::Speech if !body.starts_with(b"{") => Seen::default(),
+            _ => seen::in_whole_answer(self.request.is_chat(), body),
+        }
     }
 
     /// Records the tokens and the usage of an event that arrived at `now`, and brings the booking up to them.

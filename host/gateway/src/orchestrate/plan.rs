@@ -5,11 +5,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use pointsman_orchestration::{NoPair, RetryPolicy, Shape, Splittable, is_up, pair_that_is_up};
+use pointsman_orchestration::{NoPair, RetryPolicy, Shape, Splittable, is_of, is_up, pair_that_is_up};
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
 };
-use pointsman_workers::{Leg, ModelName, Role, Snapshot};
+use pointsman_workers::{Engine, Leg, ModelName, Role, Snapshot};
 
 use super::availability::{servable_models, use_another, why_no_pair};
 use crate::{
@@ -65,16 +65,23 @@ pub(crate) fn plan(
         RequestPlan { shape: Shape::Aggregated, planned: None, decode_override: None };
     let model = &request.model;
     let activation = snapshot.activation(model).ok_or_else(|| unknown_model(state, model, snapshot))?;
+    let engine = request.endpoint.engine();
+    if !has_engine(snapshot, model, engine) {
+        return Err(lacks_engine(request).into());
+    }
     // A probe runs on its worker alone [A1]. Requests that generate nothing have no prefill to hand over.
     if request.hints.probe || !request.endpoint.splits() {
         return Ok(SINGLE);
     }
-    let local = !snapshot.pool(model, Leg::Aggregated).is_empty();
+    let local = may_run_locally(request, snapshot);
     let enforced = state.settings.split(model).enforce_disagg;
     let splittable =
         Splittable { enforce_disagg: enforced, pins_prefill: request.hints.prefill.is_some(), local };
-    let pair = pair_that_is_up(snapshot, model);
-    if let Some(state) = activation.observe(pair.is_some()) {
+    let pair = pair_that_is_up(snapshot, model, engine);
+    // Pairs of other engines serve other requests for the model.
+    if engine.is_none()
+        && let Some(state) = activation.observe(pair.is_some())
+    {
         tracing::info!(model = model.as_str(), state = state.as_str(), enforced, "remote prefill changed");
     }
     // No prefill worker was ever seen, or all are down [B1].
@@ -89,14 +96,7 @@ pub(crate) fn plan(
         if purpose == Purpose::Route {
             state.metrics.handoff("unsplittable");
         }
-        return if splittable.may_run_locally() {
-            Ok(SINGLE)
-        } else {
-            let text = format!(
-                "{reason}: the request cannot be split over two workers, and no single worker may serve it"
-            );
-            Err(ApiError::InvalidRequest(text).into())
-        };
+        return if splittable.may_run_locally() { Ok(SINGLE) } else { Err(not_split(reason).into()) };
     }
     let question = question(state, request, routing_request, snapshot, Leg::Decode);
     let planned = state.router.plan(&Query { request_id: id, ..question }, purpose);
@@ -121,6 +121,13 @@ pub(crate) fn plan(
     }
 }
 
+/// The error of a request that cannot be split, for a reason, and that no single worker may serve.
+fn not_split(reason: &str) -> ApiError {
+    ApiError::InvalidRequest(format!(
+        "{reason}: the request cannot be split over two workers, and no single worker may serve it"
+    ))
+}
+
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.
 pub(crate) fn no_worker_registered() -> ApiError {
     ApiError::NoWorker(
@@ -134,9 +141,30 @@ pub(crate) fn no_worker_registered() -> ApiError {
 pub(super) fn retry_policy(state: &State, request: &Request, snapshot: &Snapshot) -> RetryPolicy {
     let mut policy = state.settings.split(&request.model).retry_policy;
     // Local prefill would ignore the worker that a hint names [D4].
-    let local = snapshot.pool(&request.model, Leg::Aggregated);
-    policy.local_fallback &= request.hints.prefill.is_none() && !local.is_empty();
+    policy.local_fallback &= request.hints.prefill.is_none() && may_run_locally(request, snapshot);
     policy
+}
+
+/// Returns whether the model has a worker that may run the whole request.
+fn may_run_locally(request: &Request, snapshot: &Snapshot) -> bool {
+    let pool = snapshot.pool(&request.model, Leg::Aggregated);
+    pool.iter().any(|candidate| is_of(request.endpoint.engine(), candidate))
+}
+
+/// Returns whether the model has a worker with this engine, if only one will do.
+fn has_engine(snapshot: &Snapshot, model: &ModelName, engine: Option<Engine>) -> bool {
+    let legs = [Leg::Aggregated, Leg::Decode, Leg::Prefill];
+    let all = || legs.into_iter().flat_map(|leg| snapshot.pool(model, leg));
+    engine.is_none() || all().any(|candidate| is_of(engine, candidate))
+}
+
+/// The error of a request whose endpoint no engine of its model has.
+fn lacks_engine(request: &Request) -> ApiError {
+    let (path, model) = (request.endpoint.path(), &request.model);
+    ApiError::InvalidRequest(format!(
+        "POST {path}: only SGLang has this endpoint, and no worker of the model `{model}` runs it; send the request to \
+         /v1/completions"
+    ))
 }
 
 /// The error for a model that no worker serves. A worker that joined a moment ago may serve it: its models

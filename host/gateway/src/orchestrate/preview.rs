@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     big_numbers::with_texts,
-    openai::{endpoint::Format, error::ApiError, request::Request, request_id::set_request_id},
+    openai::{error::ApiError, request::Request, request_id::set_request_id},
     orchestrate::{self, RequestPlan, plan, quarantine::would_be_quarantined},
     state::State,
     tokenization::RequestTokens,
@@ -72,7 +72,7 @@ pub(crate) fn of_route(request: &Request, preview: &Value, request_id: &str) -> 
 /// asked for a stream.
 pub(crate) fn response(request: &Request, preview: &Value, request_id: &str) -> Response<Bytes> {
     let (text, content_type) = match request.stream {
-        true if request.endpoint.format() == Format::OpenAi => {
+        true if !request.endpoint.format().is_named() => {
             (format!("data: {preview}\n\ndata: [DONE]\n\n"), "text/event-stream")
         }
         true => (format!("event: query_instance_id\ndata: {preview}\n\n"), "text/event-stream"),

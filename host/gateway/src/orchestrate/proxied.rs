@@ -20,7 +20,6 @@ use super::{
 use crate::{
     openai::{
         error::ApiError,
-        seen,
         sse::{self, Splitter},
     },
     state::State,
@@ -254,7 +253,7 @@ impl ProxiedRequest {
                 return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
             Content::Whole(body) => {
-                let seen = seen::in_whole_answer(self.drive.request.is_chat(), &body);
+                let seen = self.drive.look_at_whole(&body);
                 if let Some(error) = error_in(&seen, &body) {
                     return self.fail(error);
                 }

@@ -14,6 +14,7 @@ use super::{Drive, id_of, leg_run::LegBooking, plan};
 use crate::{
     connectors::{RequestToken, rooms},
     openai::error::ApiError,
+    openai::generate,
     openai::request::Request,
     state::State,
     telemetry::account::Account,
@@ -58,6 +59,7 @@ impl Drive {
         if self.attempts.begin(self.legs.attempt()) {
             self.token = RequestToken::fresh();
             self.handoff = None;
+            self.totals = generate::Totals::default();
             self.runs.prefill.span = None;
             self.release_place();
             if let Some(cause) = self.quarantined() {

@@ -109,6 +109,7 @@ impl Drive {
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
+        let endpoint = self.request.endpoint;
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
         let task = PrefillCall {
@@ -127,7 +128,8 @@ impl Drive {
                     let body = upstream::collect(body, Some(pause)).await?;
                     return Ok(Prefilled::Answer(http::Response::from_parts(head, body)));
                 }
-                let cached_tokens = drain_prefill(http::Response::from_parts(head, body), pause).await?;
+                let cached_tokens =
+                    drain_prefill(http::Response::from_parts(head, body), endpoint, pause).await?;
                 Ok(Prefilled::Drained { cached_tokens })
             });
             unless_down(&worker, call).await

@@ -15,11 +15,12 @@ pub(super) fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bo
     let body = sse::without_mark(answer.body()).trim_ascii_start();
     let content_type = answer.headers().get(header::CONTENT_TYPE);
     let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
-    if request.endpoint.is_form() && !is_json {
-        // Transcripts may be text or subtitles.
+    // Transcripts may be text or subtitles.
+    if (request.endpoint.is_form() || request.endpoint == Endpoint::Speech) && !is_json {
         return true;
     }
-    let may_be_list = matches!(request.endpoint, Endpoint::Rerank(_) | Endpoint::Classify);
+    let may_be_list =
+        matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify);
     let is_list = may_be_list && body.starts_with(b"[");
     let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
     is_value && (serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() || is_closed(body))

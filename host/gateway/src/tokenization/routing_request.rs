@@ -91,6 +91,7 @@ pub(crate) fn routing_request(
         required_taints: hints.required_taints.clone(),
         preferred_taints: hints.preferred_taints.clone(),
         allowed_workers: hints.allowed_workers.clone(),
+        engine: request.endpoint.engine(),
         config: hints.config,
     }
 }

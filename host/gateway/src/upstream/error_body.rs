@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::CallError;
 
@@ -12,9 +12,14 @@ impl CallError {
     #[must_use]
     pub(crate) fn of_error_body(body: &[u8]) -> Self {
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
-        let status = status_of(&json).unwrap_or(StatusCode::BAD_GATEWAY);
+        // SGLang's `/generate` names an error as the reason why an output ended.
+        let abort = json.pointer("/meta_info/finish_reason").map(|end| {
+            let [message, kind, code] = ["message", "err_type", "status_code"].map(|key| &end[key]);
+            json!({ "error": { "message": message, "type": kind, "code": code } })
+        });
+        let status = status_of(abort.as_ref().unwrap_or(&json)).unwrap_or(StatusCode::BAD_GATEWAY);
         let content_type = Some(HeaderValue::from_static("application/json"));
-        let body = Bytes::copy_from_slice(body);
+        let body = abort.map_or_else(|| Bytes::copy_from_slice(body), |abort| abort.to_string().into());
         Self::Status { status, content_type, retry_after: None, body, in_body: true }
     }
 }

@@ -80,7 +80,7 @@ impl Lab<'_> {
         let enforce_disagg = self.split.enforce_disagg;
         let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
         let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
-        if pair_that_is_up(snapshot, &self.model).is_none() {
+        if pair_that_is_up(snapshot, &self.model, None).is_none() {
             return match splittable.without_pair() {
                 Ok(shape) => Ok(plan(shape)),
                 Err(NoPair::Enforced | NoPair::NoWorker) => Err(Ended::NoWorker),

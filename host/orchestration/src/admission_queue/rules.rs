@@ -179,14 +179,14 @@ impl AdmissionRequest<'_> {
 
     pub(super) fn line(&self, leg: Leg, tried: &[CandidateId]) -> LineId {
         let request = self.request;
-        let (lora, taints) = (&request.lora, &request.required_taints);
+        let (lora, taints, engine) = (&request.lora, &request.required_taints, request.engine);
         let allowed = &request.allowed_workers;
-        let is_free = lora.is_none() && taints.is_empty() && allowed.is_none();
+        let is_free = lora.is_none() && taints.is_empty() && allowed.is_none() && engine.is_none();
         let constraints = if is_free && self.pin.is_none() && tried.is_empty() {
             0
         } else {
             let mut hasher = DefaultHasher::new();
-            (lora, taints, self.pin, tried).hash(&mut hasher);
+            (lora, taints, engine, self.pin, tried).hash(&mut hasher);
             allowed.hash(&mut hasher);
             1 + hasher.finish() % CONSTRAINED_LINES
         };

@@ -200,6 +200,7 @@ fn request() -> RoutingRequest {
         required_taints: vec![],
         preferred_taints: vec![],
         allowed_workers: None,
+        engine: None,
         config: RouterConfigOverride::default(),
     }
 }

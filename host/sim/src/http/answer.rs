@@ -37,8 +37,8 @@ pub(super) struct Answer {
     completion: Vec<u32>,
     /// Number of cached prompt tokens of each output.
     cached: Vec<u32>,
-    /// The first output, for the APIs that repeat it at the end.
-    said: Choice,
+    /// The outputs so far, for the APIs that repeat them.
+    said: Vec<Choice>,
     aborted: bool,
     _abort: AbortGuard,
 }
@@ -77,7 +77,7 @@ impl Answer {
             steps: stream::select_all(steps),
             completion: vec![0; count],
             cached: vec![0; count],
-            said: Choice::default(),
+            said: choices(count),
             aborted: false,
             _abort: abort,
         }
@@ -88,9 +88,8 @@ impl Answer {
         if let (Some(completion), Some(cached)) = (self.completion.get_mut(at), self.cached.get_mut(at)) {
             (*completion, *cached) = (step.completion, step.cached);
         }
-        if self.meta.api.is_named() {
-            self.said.text += step.text;
-            self.said.finish = step.finish;
+        if let Some(said) = self.said.get_mut(at).filter(|_| self.meta.api.repeats()) {
+            said.add(step);
         }
         self.aborted |= step.finish == Some(Finish::Abort);
     }
@@ -120,9 +119,7 @@ impl Answer {
     }
 
     pub(super) async fn whole(mut self, mut flight: InFlight, broken: Option<(Break, u32)>) -> Response {
-        let count = u32::try_from(self.completion.len()).unwrap_or(u32::MAX);
-        let mut choices: Vec<Choice> =
-            (0..count).map(|index| Choice { index, ..Choice::default() }).collect();
+        let mut choices = choices(self.completion.len());
         let mut params = None;
         while let Some(step) = self.steps.next().await {
             let step = match step {
@@ -134,9 +131,7 @@ impl Answer {
             };
             self.note(&step);
             if let Some(choice) = choices.get_mut(step.index as usize) {
-                choice.text += step.text;
-                choice.tokens.extend(step.token);
-                choice.finish = step.finish;
+                choice.add(&step);
             }
             params = params.or(step.params);
         }
@@ -166,6 +161,12 @@ impl Answer {
         });
         ([(header::CONTENT_TYPE, EVENT_STREAM)], Body::from_stream(body)).into_response()
     }
+}
+
+/// Returns outputs without a token.
+fn choices(count: usize) -> Vec<Choice> {
+    let count = u32::try_from(count).unwrap_or(u32::MAX);
+    (0..count).map(|index| Choice { index, ..Choice::default() }).collect()
 }
 
 impl Events {
@@ -215,7 +216,8 @@ impl Events {
             }
             None => {
                 let answer = &self.answer;
-                let last = answer.shape.close(&answer.meta, answer.usage(), &answer.said);
+                let said = answer.said.first().cloned().unwrap_or_default();
+                let last = answer.shape.close(&answer.meta, answer.usage(), &said);
                 last.iter().for_each(|event| self.push(event));
                 self.end = Some(End::Close(self.answer.outcome()));
             }
@@ -234,6 +236,7 @@ impl Events {
         }
         let usage = answer.running_usage(step.index, step.completion);
         events.extend(shape.step(meta, step, first, usage));
+        events.extend(answer.said.get(step.index as usize).and_then(|said| shape.repeat(meta, said)));
         events.iter().for_each(|event| self.push(event));
     }
 

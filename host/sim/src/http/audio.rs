@@ -1,5 +1,5 @@
 //! `/v1/audio/transcriptions` and `/v1/audio/translations`: the request is a form with a file, and the
-//! answer's text contains the size of the file.
+//! answer's text contains the size of the file. `/v1/audio/speech`: the answer has the bytes of the text.
 
 use std::{convert::Infallible, sync::Arc};
 
@@ -12,6 +12,7 @@ use axum::{
 };
 use futures_util::stream;
 use multer::Multipart;
+use serde::Deserialize;
 use serde_json::json;
 
 use super::{answer::EVENT_STREAM, json as answer, pooling::faulted, refuse};
@@ -42,6 +43,36 @@ pub(super) async fn translations(
     bytes: Bytes,
 ) -> Response {
     serve(&engine, &conn, "/v1/audio/translations", &headers, bytes).await
+}
+
+/// Body of `/v1/audio/speech`.
+#[derive(Deserialize)]
+struct Speech {
+    model: Option<String>,
+    input: String,
+}
+
+/// Answers `/v1/audio/speech` with a file whose samples are the bytes of the text, in chunks.
+pub(super) async fn speech(
+    engine: State<Arc<Engine>>,
+    conn: Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    if let Some(response) = faulted(&engine, &conn, "/v1/audio/speech", &headers, &bytes).await {
+        return response;
+    }
+    let asked: Speech = match serde_json::from_slice(&bytes) {
+        Ok(asked) => asked,
+        Err(error) => return refuse(&engine, &Failure::shape(format!("1 validation error:\n  {error}"))),
+    };
+    if let Some(model) = asked.model.filter(|model| *model != engine.config.model) {
+        return refuse(&engine, &Failure::not_found(format!("The model `{model}` does not exist.")));
+    }
+    let samples = asked.input.into_bytes().into_iter().map(|byte| Bytes::from(vec![byte, 0]));
+    let chunks = [Bytes::from_static(b"RIFF\xff\xff\xff\xffWAVE")].into_iter().chain(samples);
+    let body = Body::from_stream(stream::iter(chunks.map(Ok::<_, Infallible>)));
+    ([(header::CONTENT_TYPE, "audio/wav")], body).into_response()
 }
 
 async fn serve(engine: &Arc<Engine>, conn: &Conn, path: &str, headers: &HeaderMap, bytes: Bytes) -> Response {

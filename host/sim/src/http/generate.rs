@@ -46,6 +46,15 @@ pub(super) async fn completions(
     serve(&engine, Api::Completions, &conn, &headers, &bytes).await
 }
 
+pub(super) async fn native(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    serve(&engine, Api::Generate, &conn, &headers, &bytes).await
+}
+
 pub(super) async fn messages(
     State(engine): State<Arc<Engine>>,
     Extension(conn): Extension<Conn>,
@@ -145,6 +154,7 @@ async fn start(
         include_usage,
         continuous_usage: continuous_usage || api.is_named(),
         token_ids: body.return_token_ids,
+        batch: body.is_batch() || body.n() > 1,
         prompts,
         n: body.n(),
     };

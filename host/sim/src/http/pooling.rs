@@ -1,4 +1,4 @@
-//! `/v1/rerank`, `/v1/score`, `/pooling` and `/classify`: scores depend only on the texts.
+//! `/v1/rerank`, `/v1/score`, `/pooling` and `/classify`: scores depend only on the texts. So do images.
 
 use std::sync::Arc;
 
@@ -71,6 +71,30 @@ pub(super) async fn pooled(
         "usage": usage,
     });
     answer(StatusCode::OK, body.to_string())
+}
+
+/// Body of `/v1/images/generations`.
+#[derive(Deserialize)]
+struct Images {
+    model: Option<String>,
+    prompt: Value,
+}
+
+pub(super) async fn images(
+    State(engine): State<Arc<Engine>>,
+    Extension(conn): Extension<Conn>,
+    uri: Uri,
+    headers: HeaderMap,
+    bytes: Bytes,
+) -> Response {
+    let model = |asked: &Images| asked.model.clone();
+    match ask(&engine, &conn, uri.path(), &headers, &bytes, model).await {
+        Ok(asked) => {
+            let image = json!({ "b64_json": score_of(&Value::Null, &asked.prompt).to_string() });
+            answer(StatusCode::OK, json!({ "created": 0, "data": [image] }).to_string())
+        }
+        Err(response) => *response,
+    }
 }
 
 pub(super) async fn rerank(

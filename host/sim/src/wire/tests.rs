@@ -14,6 +14,7 @@ fn meta(chat: bool, id: &str) -> Meta {
         include_usage: true,
         continuous_usage: false,
         token_ids: false,
+        batch: false,
         prompts: vec![Prompt::of_tokens(vec![5, 6, 7, 8])],
         n: 1,
     }
@@ -146,4 +147,22 @@ fn every_shape_is_json() {
             }
         }
     }
+}
+
+#[test]
+fn outputs_of_generate_are_sglangs() {
+    let shape = Dialect::Sglang.shape_of(Api::Generate);
+    let mut meta = Meta { api: Api::Generate, ..meta(false, "x") };
+    let mut said = Choice::default();
+    said.add(&step(" a", 5, None));
+    let event = r#"{"text":" a","output_ids":[5],"meta_info":{"id":"x","finish_reason":null,"prompt_tokens":4,"weight_version":"default","num_retractions":0,"reasoning_tokens":0,"completion_tokens":1,"cached_tokens":0,"dp_rank":null}}"#;
+    assert_eq!(shape.repeat(&meta, &said).as_deref(), Some(event));
+    assert_eq!(shape.whole(&meta, &[said.clone()], Usage::default(), None), event);
+    meta.batch = true;
+    assert_eq!(shape.whole(&meta, &[said.clone()], Usage::default(), None), format!("[{event}]"));
+    assert!(shape.repeat(&meta, &said).unwrap().ends_with(r#"},"index":0}"#));
+    assert_eq!(shape.error(&Failure::bad("say \"why\"")), r#"{"error":{"message":"say \"why\""}}"#);
+    let error = serde_json::from_str::<serde_json::Value>(&shape.error_event(&Failure::transfer())).unwrap();
+    let finish = &error["meta_info"]["finish_reason"];
+    assert_eq!((&finish["type"], &finish["status_code"]), (&"abort".into(), &500.into()));
 }

@@ -85,7 +85,7 @@ impl Shape for Vllm {
 }
 
 fn whole_choice(meta: &Meta, choice: &Choice) -> String {
-    let Choice { index, text, tokens, finish } = choice;
+    let Choice { index, text, tokens, finish, .. } = choice;
     let (finish, ids) = (Finish::json(*finish), meta.ids(tokens));
     if meta.chat {
         return format!(

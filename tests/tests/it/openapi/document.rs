@@ -41,7 +41,11 @@ impl Document {
                 Err("the document has no content".to_owned())
             };
         };
-        let media = contents.get(kind).ok_or_else(|| format!("content type `{kind}` is not documented"))?;
+        let range = format!("{}/*", kind.split('/').next().unwrap_or_default());
+        let media = contents
+            .get(kind)
+            .or_else(|| contents.get(range))
+            .ok_or_else(|| format!("content type `{kind}` is not documented"))?;
         let value = match kind {
             "application/json" => serde_json::from_slice(&reply.body).map_err(|error| error.to_string())?,
             _ => Value::String(String::from_utf8_lossy(&reply.body).into_owned()),

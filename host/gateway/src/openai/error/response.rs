@@ -62,7 +62,7 @@ impl ApiError {
     #[must_use]
     pub(crate) fn event(&self, format: Format, request_id: &str) -> Bytes {
         if let Self::Engine { body, .. } = self
-            && format == Format::OpenAi
+            && !format.is_named()
             && let Ok(refusal) = serde_json::from_slice::<serde_json::Value>(body)
             && refusal.get("error").is_some()
         {

@@ -207,17 +207,20 @@ proptest::proptest! {
         fields in proptest::collection::vec((
             proptest::sample::select(vec![
                 "n", "\\u006e", "best_of", "prompt", "messages", "input", "model", "stream", "stop", "max_tokens", "tools", "nvext",
-                "cache_salt", "stream_options", "_HEALTH_CHECK", "prompt_embeds",
+                "cache_salt", "stream_options", "_HEALTH_CHECK", "prompt_embeds", "text", "input_ids", "input_embeds",
+                "sampling_params", "lora_path",
             ]),
             proptest::sample::select(vec![
                 "0", "1", "7", "128", "129", "-1", "1.0", "1e400", "4294967295", "4294967296", "\"a\"", "\"\"", "null", "true",
                 "[]", "{}", "[1,2]", "[\"a\",\"b\"]", "[[1],[2,3]]", "[1e400]", "[-1]", "[1,\"a\"]", "[null]",
                 "{\"include_usage\":1}", "{\"dp_rank\":-1}", "{\"required_taints\":[\"a\"]}",
+                "{\"n\":2,\"max_new_tokens\":-1}", "[{\"n\":2},{}]", "[{\"n\":4294967295}]", "[[[0.5]],[[0.5]]]",
                 "{\"priority\":1e39}", "{\"preferred_taints\":{\"a\":1e300}}", "{\"token_data\":[4294967296]}",
             ]),
         ), 0..8),
         endpoint in proptest::sample::select(vec![
             Endpoint::ChatCompletions, Endpoint::Completions, Endpoint::Embeddings, Endpoint::Tokenize,
+            Endpoint::Generate,
         ]),
     ) {
         let fields: Vec<String> = fields.iter().map(|(key, value)| format!("\"{key}\":{value}")).collect();

@@ -4,10 +4,7 @@ use pointsman_orchestration::Event;
 
 use super::Relay;
 use crate::{
-    openai::{
-        endpoint::Format,
-        sse::{self, Splitter},
-    },
+    openai::sse::{self, Splitter},
     orchestrate::Drive,
     upstream::CallError,
 };
@@ -70,7 +67,7 @@ impl Drive {
     /// Returns whether a stream that ended after a finish reason lacks nothing but `[DONE]`.
     pub(crate) fn lacks_only_done(&self) -> bool {
         let has_usage = self.account.has_usage() || !self.request.include_usage;
-        has_usage && self.request.items() == 1 && self.request.endpoint.format() == Format::OpenAi
+        has_usage && self.request.items() == 1 && !self.request.endpoint.format().is_named()
     }
 }
 

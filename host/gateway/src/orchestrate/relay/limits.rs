@@ -7,7 +7,7 @@ use tokio::time::{Duration, Instant};
 
 use super::Relay;
 use crate::{
-    openai::{endpoint::Format, sse},
+    openai::sse,
     upstream::{CallError, Silence},
 };
 
@@ -104,7 +104,7 @@ impl Relay {
 
     /// Length of the end mark that `more` begins with. Some engines send it after the last named event.
     pub(super) fn end_mark(&self, more: &[u8]) -> usize {
-        let first = sse::events(more).next().filter(|_| self.format != Format::OpenAi);
+        let first = sse::events(more).next().filter(|_| self.format.is_named());
         let mark = first.filter(|place| more.get(place.clone()).is_some_and(sse::is_done));
         mark.map_or(0, |place| place.end)
     }

@@ -306,7 +306,7 @@ fn named(what: &'static str, leg: Leg) -> Cow<'static, str> {
 fn operation(endpoint: Endpoint) -> Option<&'static str> {
     match endpoint {
         Endpoint::ChatCompletions | Endpoint::Responses | Endpoint::Messages => Some("chat"),
-        Endpoint::Completions => Some("text_completion"),
+        Endpoint::Completions | Endpoint::Generate => Some("text_completion"),
         Endpoint::Embeddings => Some("embeddings"),
         _ => None,
     }

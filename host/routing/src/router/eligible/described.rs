@@ -58,6 +58,7 @@ fn asks(query: &Query<'_>) -> bool {
     let request = query.request;
     !request.required_taints.is_empty()
         || request.lora.is_some()
+        || request.engine.is_some()
         || needs_partner(query)
         || query.other_leg.is_some()
 }
@@ -75,6 +76,9 @@ pub(super) fn refused_with(
     index: Option<&PartnerIndex<'_>>,
 ) -> Option<Phrase> {
     let request = query.request;
+    if request.engine.is_some_and(|engine| engine != spec.engine) {
+        return Some(("runs an engine without this endpoint", "run an engine without this endpoint"));
+    }
     let has_taint = |taint| spec.taints.contains(taint);
     if !query.only_consumes() && !request.required_taints.iter().all(has_taint) {
         return Some(("lacks a required taint", "lack a required taint"));
