@@ -68,10 +68,11 @@ impl Slots {
         Self { all_models, by_model }
     }
 
-    /// Returns the slot of a model: its own, or the shared one.
+    /// Returns the slot of a model: its own, or that of the model that it is an adapter of, or the shared one.
     #[must_use]
-    pub fn get(&self, model: &ModelName, kind: SlotKind) -> &Arc<Slot> {
-        self.by_model.get(model).and_then(|own| own.get(&kind)).unwrap_or_else(|| self.all_models.get(kind))
+    pub fn get(&self, model: &ModelName, parent: Option<&ModelName>, kind: SlotKind) -> &Arc<Slot> {
+        let own = |model: &ModelName| self.by_model.get(model)?.get(&kind);
+        own(model).or_else(|| own(parent?)).unwrap_or_else(|| self.all_models.get(kind))
     }
 
     /// All slots, the shared ones first.

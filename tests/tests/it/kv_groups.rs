@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use pointsman_gateway::config::Config;
+use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine};
 use pointsman_workers::WorkerSpec;
@@ -166,6 +166,10 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
     let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(raw_engine::json(MODELS))],
         "GET /metrics" => vec![Act::Send(raw_engine::json(METRICS))],
+        "POST /tokenize" => {
+            let tokens: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
+            vec![Act::Send(raw_engine::json(&json!({ "tokens": tokens }).to_string()))]
+        }
         _ => vec![Act::Send(raw_engine::json("{}"))],
     })
     .await
@@ -174,7 +178,11 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
         "id=1,role=aggregated,engine=vllm,url=http://{},kv_events=tcp://127.0.0.1:{}",
         engine.address, publisher.port
     );
-    let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    let change = |config: &mut Config| {
+        let model = Model { tokenizer: Some(TokenSource::Engine), ..Model::default() };
+        config.models.insert("tiny".to_owned(), model);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    };
     let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
     subscribed(&mut publisher, &cluster).await;
     let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
@@ -201,4 +209,34 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
     until("tiny", 4).await;
     // H1.7
     assert_eq!(predicted_of("of-law", &cluster, &prompt).await, 3);
+    let chat = async |model: &str| {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "a text"}]}).to_string();
+        let told = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
+        told["legs"][0]["candidates"][0]["cached_blocks"]["device"].clone()
+    };
+    // H7.7
+    assert_eq!((chat("of-law").await, chat("tiny").await), (json!(3), json!(4)));
+    let asked = engine.requests();
+    assert!(asked.iter().any(|request| request.body.contains(r#""model":"of-law""#)), "{asked:?}");
+}
+
+#[tokio::test]
+async fn h2_a_prefix_that_an_engine_cached_before_its_events_were_followed_is_predicted_from_decisions() {
+    let mut publisher = Publisher { seq: 5, ..Publisher::bind().await };
+    let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
+    let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await.unwrap();
+    let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
+    for _ in 0..1_000 {
+        publisher.send(&[stored(0, "full_attention", Some(8), &[9], &prompt[48..], 16)]).await;
+        if cluster.metric("pointsman_index_orphans_total").await.unwrap() != [0.0] {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(predicted(&cluster, &prompt).await, 0);
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 1}).to_string();
+    assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
+    // H2.5
+    until_predicted(&cluster, &prompt, 4).await;
 }

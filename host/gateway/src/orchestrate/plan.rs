@@ -69,7 +69,7 @@ pub(crate) fn plan(
         return Ok(SINGLE);
     }
     let local = !snapshot.pool(model, Leg::Aggregated).is_empty();
-    let enforced = state.settings.split(model).enforce_disagg;
+    let enforced = state.settings.split(model, snapshot).enforce_disagg;
     let splittable =
         Splittable { enforce_disagg: enforced, pins_prefill: request.hints.prefill.is_some(), local };
     let pair = pair_that_is_up(snapshot, model);
@@ -131,7 +131,7 @@ pub(crate) fn no_worker_registered() -> ApiError {
 
 /// Returns the order of the legs, the retries, and whether a local prefill may follow a failed remote one.
 pub(super) fn retry_policy(state: &State, request: &Request, snapshot: &Snapshot) -> RetryPolicy {
-    let mut policy = state.settings.split(&request.model).retry_policy;
+    let mut policy = state.settings.split(&request.model, snapshot).retry_policy;
     // Local prefill would ignore the worker that a hint names [D4].
     let local = snapshot.pool(&request.model, Leg::Aggregated);
     policy.local_fallback &= request.hints.prefill.is_none() && !local.is_empty();
