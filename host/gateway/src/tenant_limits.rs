@@ -123,7 +123,8 @@ impl TenantLimits {
         let models = std::iter::once(model).chain(workers.parent_of(model));
         let of_model = |model| Some(((tenant, Some(ModelName::clone(model))), *rules.models.get(model)?));
         let of_all = ((tenant, None), rules.all);
-        let mut accounts: Vec<(AccountId, Limits)> = std::iter::once(of_all).chain(models.filter_map(of_model)).collect();
+        let mut accounts: Vec<(AccountId, Limits)> =
+            std::iter::once(of_all).chain(models.filter_map(of_model)).collect();
         accounts.retain(|(_, limits)| *limits != Limits::default());
         if accounts.is_empty() {
             return Ok(None);

@@ -291,7 +291,7 @@ mod tests {
             assert_eq!(arm.label, "f");
             let (slots, _) = arm.slots().unwrap();
             let model = pointsman_workers::ModelName::new("m");
-            let program = slots.get(&model, None, SlotKind::Decode).pin().program.clone();
+            let program = slots.get(&model, SlotKind::Decode).pin().program.clone();
             let Program::Selector { filters, selector } = program else { panic!("a selector") };
             assert_eq!((filters.len(), &*selector.info().name), (1, "formula"));
         }
@@ -314,7 +314,7 @@ mod tests {
             let (slots, _) = Arm::parse(arm).unwrap().slots().unwrap();
             let model = pointsman_workers::ModelName::new("m");
             SlotKind::ALL.map(|kind| {
-                let content = slots.get(&model, None, kind).pin();
+                let content = slots.get(&model, kind).pin();
                 content.program.ranker().map(|info| info.name.to_string()).unwrap_or_default()
             })
         };

@@ -84,7 +84,7 @@ fn router(index: &Arc<PrefixIndex>, model: &ModelName, max_rows: Option<u32>) ->
     let (events, _) = tokio::sync::mpsc::unbounded_channel();
     let slots = SlotSet::build(|kind| Slot::new(kind, None, program(), events.clone()));
     let slots = Slots::new(slots, []);
-    slots.get(model, None, pointsman_routing::SlotKind::Aggregated).set_max_rows(max_rows);
+    slots.get(model, pointsman_routing::SlotKind::Aggregated).set_max_rows(max_rows);
     Router::new(slots, index.clone(), RouterConfig::default(), OnFailure::Fallback)
 }
 

@@ -157,7 +157,7 @@ fn deliver_batches(
         }
     }
     for (source, batch) in batches {
-        let slot = slots.get(&source.model, source.parent.as_ref(), source.slot);
+        let slot = slots.get_or_parent(&source.model, source.parent.as_ref(), source.slot);
         deliver(slot, source.lane, &batch, counts, moment);
     }
 }

@@ -68,9 +68,15 @@ impl Slots {
         Self { all_models, by_model }
     }
 
-    /// Returns the slot of a model: its own, or that of the model that it is an adapter of, or the shared one.
+    /// Returns the slot of a model: its own, or the shared one.
     #[must_use]
-    pub fn get(&self, model: &ModelName, parent: Option<&ModelName>, kind: SlotKind) -> &Arc<Slot> {
+    pub fn get(&self, model: &ModelName, kind: SlotKind) -> &Arc<Slot> {
+        self.get_or_parent(model, None, kind)
+    }
+
+    /// Like [`Slots::get`]. An adapter of `parent` has the parent's slot before the shared one.
+    #[must_use]
+    pub fn get_or_parent(&self, model: &ModelName, parent: Option<&ModelName>, kind: SlotKind) -> &Arc<Slot> {
         let own = |model: &ModelName| self.by_model.get(model)?.get(&kind);
         own(model).or_else(|| own(parent?)).unwrap_or_else(|| self.all_models.get(kind))
     }

@@ -6,7 +6,8 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
-const MODELS: &str = r#"{"data":[{"id":"org/m"},{"id":"law","parent":"org/m"},{"id":"own","parent":"org/m"}]}"#;
+const MODELS: &str =
+    r#"{"data":[{"id":"org/m"},{"id":"law","parent":"org/m"},{"id":"own","parent":"org/m"}]}"#;
 const ANSWER: &str = r#"{"id":"a","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,
     "message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],
     "usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
@@ -50,7 +51,8 @@ async fn b3_sglang_gets_an_adapter_by_its_name_and_takes_it_with_its_model() {
         let sent: Value = serde_json::from_str(&engine.requests().pop().unwrap().body).unwrap();
         assert_eq!((&sent["model"], &sent["lora_path"]), (&json!(model), &adapter));
     }
-    let message = json!({"model": "law", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]});
+    let message =
+        json!({"model": "law", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]});
     cluster.client.post("/v1/messages", &[], message.to_string()).await.unwrap();
     let sent = engine.requests().pop().unwrap().body;
     assert!(sent.contains(r#""model":"org/m:law""#), "{sent}");
@@ -90,7 +92,12 @@ async fn b3_a_slot_of_a_model_decides_for_its_adapters() {
         let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]}).to_string();
         let reply = cluster.client.post(CHAT, &[("x-pointsman-decision", "1")], body).await.unwrap();
         let told = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
-        told.split_once(' ').unwrap().1.split(' ').skip_while(|word| word.starts_with("id=")).collect::<String>()
+        told.split_once(' ')
+            .unwrap()
+            .1
+            .split(' ')
+            .skip_while(|word| word.starts_with("id="))
+            .collect::<String>()
     };
     let of_model = policy("org/m").await;
     // B3.7

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{LegOrder, SlotEntry, sections::check_busy, slots};
 
-/// Properties of a model that engines do not report; the table has the model's name. They hold for the
-/// adapters that engines list with this parent, too, unless the adapter has a table with the same key.
+/// Properties of a model that engines do not report; the table has the model's name. They hold for its
+/// adapters, too, unless the adapter has a table with the same key.
 #[section(rules)]
 pub struct Model {
     /// Directory with tokenizer.json and tokenizer_config.json: prompts are hashed by token. Or "engine": ask

@@ -96,9 +96,9 @@ impl Connector for Sglang {
     }
 }
 
-/// Starts the edit of a body, and names the adapter in it. SGLang takes a model's name without a colon for the
-/// base model (`openai/serving_base.py`, `_parse_model_parameter`), and a field that it adds to a chat is lost
-/// in the Messages API.
+/// Starts the edit of a body, and names the adapter in it (B3.10). SGLang takes a model's name without a
+/// colon for the base model (`openai/serving_base.py`, `_parse_model_parameter`), and the Messages API drops
+/// the field.
 fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     let (edit, adapter) = (clean(request), request.model.as_str());
     match context.parent {

@@ -254,9 +254,7 @@ impl Account {
         self.refusals.extend(decision);
     }
 
-    /// Counts output tokens relayed at `now`.
-    ///
-    /// Only streams are measured, because the times of the tokens of a whole answer are not known.
+    /// Counts output tokens of a stream relayed at `now`: when a whole answer's tokens came is not known.
     pub(crate) fn output(&mut self, tokens: u32, now: Instant) {
         self.tokens += tokens;
         self.counted |= tokens > 0;

@@ -71,7 +71,10 @@ async fn l1_a_million_names_take_bounded_memory_and_lift_no_limit() {
     let accounts = limits.used.lock().accounts.len();
     // L1.7
     assert!(accounts <= MAX_ACCOUNTS + 1 && served <= MAX_ACCOUNTS + 2, "{accounts} {served}");
-    assert!(limits.request(hash("known"), &model("m"), &none()).is_ok(), "a listed tenant has its own account");
+    assert!(
+        limits.request(hash("known"), &model("m"), &none()).is_ok(),
+        "a listed tenant has its own account"
+    );
     tokio::time::advance(Duration::from_secs(60)).await;
     assert!(ask(2_000_000), "idle accounts are forgotten");
     assert!(limits.used.lock().accounts.len() <= 2);

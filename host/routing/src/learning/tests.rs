@@ -128,7 +128,7 @@ fn submitting_never_waits_and_outcomes_beyond_the_queue_are_counted() {
 fn a_failing_learner_is_paused_and_its_decisions_go_on() {
     let mut fixture = fixture(Some(Failure::Timeout), true);
     let learning = Learning::start(fixture.slots.clone()).unwrap();
-    let slot = fixture.slots.get(&ModelName::new("m"), None, SlotKind::Prefill).clone();
+    let slot = fixture.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
     (0..300).for_each(|seed| learning.submit(asked(Lane::Active), outcome(seed)));
     until("they are accounted for", || count(&learning, "failed") + count(&learning, "withheld") == 300);
     assert!(count(&learning, "withheld") > 0, "one timeout is enough");
@@ -145,7 +145,7 @@ fn a_failing_learner_is_paused_and_its_decisions_go_on() {
 #[test]
 fn outcomes_go_to_the_lane_s_generation_or_else_to_the_active_one() {
     let fixture = fixture(None, false);
-    let slot = fixture.slots.get(&ModelName::new("m"), None, SlotKind::Prefill).clone();
+    let slot = fixture.slots.get(&ModelName::new("m"), SlotKind::Prefill).clone();
     let learning = Learning::start(fixture.slots.clone()).unwrap();
     let canary = Arc::default();
     slot.try_out(Lane::Canary, learner(None, true, &canary), 0.5);

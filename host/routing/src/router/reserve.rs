@@ -66,7 +66,7 @@ impl Router {
 
     /// Returns the slot that decides about a request.
     pub(super) fn slot(&self, query: &Query<'_>, kind: SlotKind) -> &Slot {
-        self.slots.get(query.model, query.snapshot.parent_of(query.model), kind)
+        self.slots.get_or_parent(query.model, query.snapshot.parent_of(query.model), kind)
     }
 
     /// Returns whether the program of the leg's slot may refuse a request that workers are eligible for.
