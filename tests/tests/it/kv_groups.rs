@@ -57,6 +57,66 @@ async fn predicted_of(model: &str, cluster: &TestCluster, prompt: &[u32]) -> u64
     reply["legs"][0]["candidates"][0]["cached_blocks"]["device"].as_u64().unwrap_or_else(|| panic!("{reply}"))
 }
 
+/// An engine with two data-parallel ranks behind one port, which its metrics list as the ranks 8 and 9.
+async fn two_ranks() -> RawEngine {
+    let metrics = ["8", "9"].map(|rank| {
+        format!("vllm:cache_config_info{{block_size=\"16\",engine=\"{rank}\",num_gpu_blocks=\"100\"}} 1\n")
+    });
+    let metrics = metrics.concat();
+    let answer = move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#.to_owned(),
+        "GET /metrics" => metrics.clone(),
+        _ => "{}".to_owned(),
+    };
+    RawEngine::start(move |request| vec![Act::Send(raw_engine::json(&answer(request)))]).await.unwrap()
+}
+
+#[tokio::test]
+async fn b5_the_ranks_of_vllm_are_counted_and_the_events_of_each_are_followed() {
+    let engine = two_ranks().await;
+    let (first, mut second) = loop {
+        let first = Publisher::bind().await;
+        let mut socket = PubSocket::new();
+        let port = first.port.saturating_add(1);
+        if socket.bind(&format!("tcp://127.0.0.1:{port}")).await.is_ok() {
+            break (first, Publisher { socket, port, seq: 0 });
+        }
+    };
+    let flag = |more: &str| format!("id=1,role=aggregated,engine=vllm,url=http://{}{more}", engine.address);
+    let start = async |flag: String| {
+        let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        TestClusterBuilder::new().config(change).start().await.unwrap()
+    };
+    let cluster = start(flag(&format!(",kv_events=tcp://127.0.0.1:{}", first.port))).await;
+    let prompt: Vec<u32> = (0..32).collect();
+    let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+    let mut of_ranks = Vec::new();
+    for _ in 0..1_000 {
+        second.seq = 0;
+        second.send(&[json!(["BlockStored", [1, 2], null, prompt, 16, null, "GPU"])]).await;
+        let told = cluster.client.post("/v1/route", &[], body.clone()).await.unwrap().json().unwrap();
+        let candidates = told["legs"][0]["candidates"].as_array().unwrap().clone();
+        of_ranks = candidates.iter().map(|one| one["cached_blocks"]["device"].clone()).collect();
+        if of_ranks.contains(&json!(2)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // B5.17
+    assert_eq!(of_ranks, [json!(0), json!(2)]);
+    let one = start(flag(",dp_size=1")).await;
+    let worker = async |cluster: &TestCluster| {
+        cluster.admin.get("/workers").await.unwrap().json().unwrap()["workers"][0].clone()
+    };
+    // B5.18
+    assert_eq!(worker(&one).await["ranks"].as_array().unwrap().len(), 1);
+    let registry = &one.gateway.state().registry;
+    registry.upsert(WorkerSpec::parse_flag(&flag(",dp_size=4")).unwrap());
+    one.until("it is refused", |_| registry.snapshot().workers()[0].contradiction().is_some()).await.unwrap();
+    // B5.5
+    assert_eq!(worker(&one).await["contradiction"]["reported"], "2");
+}
+
 /// Starts a gateway and one worker whose events come from the publisher. Returns when the first event has
 /// arrived.
 async fn start(publisher: &mut Publisher) -> TestCluster {
