@@ -208,6 +208,13 @@ impl AssignHolders for HoldersOf<'_> {
         self.candidates.holder(self.candidate, tier_index(tier))
     }
 
+    fn at_once(&mut self, tier: Tier, blocks: u32) {
+        let Some(holder) = self.of_tier(tier) else { return };
+        if self.candidates.shared.directory.load().at_once(holder) != blocks {
+            self.candidates.change_directory(|directory, _| directory.set_at_once(holder, blocks));
+        }
+    }
+
     fn gate(&mut self, rule: GateRule) -> Option<u32> {
         self.candidates.add_gate(self.candidate, rule)
     }
