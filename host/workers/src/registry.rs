@@ -307,7 +307,7 @@ impl Snapshot {
         self.adapters.get(model)
     }
 
-    /// Returns the adapter that `MODEL:ADAPTER` names, as SGLang reads it: before the first colon is the model.
+    /// Returns the adapter that `MODEL:ADAPTER` names for SGLang: before the first colon is the model.
     /// `None` unless only SGLang engines serve the adapter.
     #[must_use]
     pub fn adapter_named(&self, name: &ModelName) -> Option<&ModelName> {

@@ -83,8 +83,7 @@ pub(crate) async fn prepare(
     };
     account.set_model(&request.model, &state.registry.snapshot());
     if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
-        match limits.request(tenant, &request.model, &state.registry.snapshot()) {
+        match limits.request(caller.tenant_hash(), &request.model, &state.registry.snapshot()) {
             Ok(reservation) => account.reserved(reservation),
             Err(exceeded) => return Err(Refused::new(account, ApiError::TenantLimit(exceeded))),
         }
@@ -160,7 +159,7 @@ async fn tokens_of(
 ) -> Result<Option<RequestTokens>, ApiError> {
     let workers = state.registry.snapshot();
     let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
-    let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+    let tenant = caller.tenant_hash();
     let tokens = tokio::select! {
         biased;
         tokens = state.tokens.of(request, tenant, upstream, &state.metrics, &workers) => tokens,
@@ -199,7 +198,7 @@ async fn read(
     };
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
     if !finds_model(&mut request, &state.registry.snapshot()) {

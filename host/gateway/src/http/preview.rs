@@ -39,7 +39,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, &body)?);
         let mut request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
         finds_model(&mut request, &state.registry.snapshot());
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        let tenant = caller.tenant_hash();
         let workers = state.registry.snapshot();
         let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics, &workers).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };

@@ -121,7 +121,7 @@ async fn admit(
     account.set_model(&parsed.model, &state.registry.snapshot());
     if let Some(limits) = &state.tenant_limits {
         // Held by the account until the session ends. Its messages are not counted in tokens.
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        let tenant = caller.tenant_hash();
         let reserved = limits.request(tenant, &parsed.model, &state.registry.snapshot());
         account.reserved(reserved.map_err(ApiError::TenantLimit)?);
     }
