@@ -197,7 +197,7 @@ fn events_allocate_nothing(event: &str, field: &str, form: ContinuationForm) {
     let _profiler = dhat::Profiler::builder().testing().build();
     let (send, commands) = mpsc::channel();
     let (runtime, cluster, mut client) = start_with(engine(event, commands), |config| {
-        let model = Model { continuation: form, ..Model::default() };
+        let model = Model { continuation: Some(form), ..Model::default() };
         config.models.insert("tiny".to_owned(), model);
     });
     let body =

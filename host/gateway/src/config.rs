@@ -129,7 +129,7 @@ pub struct Config {
     /// Exchange of load between the gateways of one fleet, see replicas.md.
     #[key(nested, by_key)]
     pub replicas: Replicas,
-    /// Properties of a model that engines do not report.
+    /// Properties of a model, and of its adapters, that engines do not report.
     #[key(example = "my-model", nested, by_key)]
     pub models: BTreeMap<String, Model>,
     /// A worker. Leave out what its engine reports; see "Facts of an engine".

@@ -67,6 +67,8 @@ pub(crate) struct LegContext<'a> {
     pub handoff: Option<&'a str>,
     /// Token ids that the gateway wants, or has.
     pub ids: TokenIds<'a>,
+    /// The model that the request's model is an adapter of.
+    pub parent: Option<&'a str>,
 }
 
 /// Token ids of a leg whose stream may be continued, or is the rest of one (I14).
@@ -83,7 +85,8 @@ impl<'a> LegContext<'a> {
     /// elsewhere.
     pub(crate) fn alone(token: RequestToken, target: Option<Target<'a>>) -> Self {
         let ids = TokenIds::default();
-        Self { token, prefill: None, decode: target, engine_id: None, rooms: &[], handoff: None, ids }
+        let (engine_id, rooms, handoff, parent) = (None, &[][..], None, None);
+        Self { token, prefill: None, decode: target, engine_id, rooms, handoff, ids, parent }
     }
 }
 

@@ -169,7 +169,7 @@ impl Drive {
         if executor.is_proxy() {
             (policy.retries, policy.continuations) = (0, 0);
         }
-        let form = relay::form_of(&state, &request, &routing_request, &mut policy);
+        let form = relay::form_of(&state, &request, &routing_request, &mut policy, &snapshot);
         let (legs, actions) = Legs::new(plan.shape, policy);
         let deadline = account.started() + state.settings.request_timeout;
         Box::new(Self {

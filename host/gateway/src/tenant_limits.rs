@@ -5,7 +5,7 @@
 use std::{collections::HashMap, fmt, sync::Arc};
 
 use parking_lot::Mutex;
-use pointsman_workers::{ModelName, name_hash};
+use pointsman_workers::{ModelName, Snapshot, name_hash};
 use tokio::time::{Duration, Instant};
 
 mod bucket;
@@ -105,7 +105,7 @@ impl TenantLimits {
         Some(Self { rules: Arc::new(rules), used })
     }
 
-    /// Counts a request of a tenant as one in flight.
+    /// Counts a request of a tenant as one in flight. One for an adapter counts for its model, too.
     ///
     /// # Errors
     /// [`Exceeded`]: which limit, and when to try again.
@@ -113,15 +113,18 @@ impl TenantLimits {
         &self,
         tenant: Option<u64>,
         model: &ModelName,
+        workers: &Snapshot,
     ) -> Result<Option<Reservation>, Box<Exceeded>> {
         let rules = tenant.and_then(|tenant| self.rules.tenants.get(&tenant)).unwrap_or(&self.rules.others);
         if rules.is_empty() {
             return Ok(None);
         }
         let tenant = tenant.unwrap_or(NO_TENANT);
-        let of_model = rules.models.get(model).map(|limits| ((tenant, Some(model.clone())), *limits));
+        let models = std::iter::once(model).chain(workers.parent_of(model));
+        let of_model = |model| Some(((tenant, Some(ModelName::clone(model))), *rules.models.get(model)?));
         let of_all = ((tenant, None), rules.all);
-        let mut accounts: Vec<(AccountId, Limits)> = std::iter::once(of_all).chain(of_model).collect();
+        let mut accounts: Vec<(AccountId, Limits)> =
+            std::iter::once(of_all).chain(models.filter_map(of_model)).collect();
         accounts.retain(|(_, limits)| *limits != Limits::default());
         if accounts.is_empty() {
             return Ok(None);

@@ -13,7 +13,7 @@ use std::{
 use pointsman_tokens::{
     ChatOptions, EncodeError, LoadOptions, PromptForm, PromptKey, PromptTokens, Tokenizer,
 };
-use pointsman_workers::{ModelName, Registry};
+use pointsman_workers::{ModelName, Registry, Snapshot};
 
 use crate::{
     config::{Model, Problem, TokenSource},
@@ -102,15 +102,17 @@ impl Tokens {
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
     /// them. A request waits for them at most the configured time, and continues without them after that.
-    /// Dropping the future ends the work. Tenants share the threads for long prompts.
+    /// Dropping the future ends the work. Tenants share the threads for long prompts. An adapter has the
+    /// source of the model that it adapts, unless it has its own.
     pub(crate) async fn of(
         &self,
         request: &Arc<Request>,
         tenant: Option<u64>,
         upstream: &Upstream,
         metrics: &Metrics,
+        workers: &Snapshot,
     ) -> Option<RequestTokens> {
-        let model = self.models.get(&request.model)?;
+        let model = workers.own_or_parent(&request.model, |model| self.models.get(model))?;
         // A preview returns the tokens for the engine, even if routing uses others.
         let is_known = match request.hints.query_only {
             true => request.token_ids.is_some(),
@@ -175,7 +177,7 @@ impl Tokens {
     ) -> Result<Source, String> {
         match source {
             TokenSource::Engine => {
-                let engine = EngineTokens::new(ModelName::new(name), registry.clone(), *cache_bytes);
+                let engine = EngineTokens::new(registry.clone(), *cache_bytes);
                 Ok(Source::Engine(Arc::new(engine)))
             }
             TokenSource::Folder(folder) => {

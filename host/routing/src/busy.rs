@@ -6,6 +6,8 @@ use pointsman_workers::{DpRank, Leg, ModelName, RankView, Snapshot, WorkerId};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::query::Query;
+
 /// Thresholds of one leg. A candidate beyond any of them is busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -129,16 +131,18 @@ impl BusyRules {
         self.requests_wait
     }
 
-    /// Returns the thresholds of a model's leg.
+    /// Returns the thresholds of a model's leg. An adapter has those of its model where it has none.
     #[must_use]
-    pub fn of(&self, model: &ModelName, leg: Leg) -> BusyThresholds {
-        let default = self.default.get(&leg).copied().unwrap_or_default();
-        let own = self.models.get(model).and_then(|legs| legs.get(&leg));
-        own.map_or(default, |own| own.or(default))
+    pub fn of(&self, model: &ModelName, leg: Leg, workers: &Snapshot) -> BusyThresholds {
+        let of_leg = |legs: &BusyByLeg| legs.get(&leg).copied().unwrap_or_default();
+        let of_model = |model| self.models.get(model).map(of_leg).unwrap_or_default();
+        let parent = workers.parent_of(model).map(of_model).unwrap_or_default();
+        of_model(model).or(parent).or(of_leg(&self.default))
     }
 
-    pub(crate) fn limits_of(&self, model: &ModelName, leg: Leg) -> LegLimits {
-        LegLimits { thresholds: self.of(model, leg), requests_wait: self.requests_wait }
+    pub(crate) fn limits_of(&self, query: &Query<'_>, leg: Leg) -> LegLimits {
+        let thresholds = self.of(query.model, leg, query.snapshot);
+        LegLimits { thresholds, requests_wait: self.requests_wait }
     }
 
     /// Returns every candidate that is beyond a threshold now.
@@ -150,7 +154,7 @@ impl BusyRules {
         let mut busy = Vec::new();
         for model in snapshot.models() {
             for leg in [Leg::Prefill, Leg::Decode, Leg::Aggregated] {
-                let thresholds = self.of(model, leg);
+                let thresholds = self.of(model, leg, snapshot);
                 let beyond = snapshot.pool(model, leg).iter().filter_map(|candidate| {
                     let reason = thresholds.exceeded(candidate.load().view())?;
                     let (worker, dp_rank) = (candidate.worker_id(), candidate.rank);
@@ -192,12 +196,12 @@ mod tests {
     fn f6_a_model_s_own_threshold_precedes_the_one_for_all_models() {
         let all = BusyThresholds { kv_usage: Some(0.9), engine_queue: Some(4), prefill_tokens: None };
         let own = BusyThresholds { kv_usage: Some(0.5), ..BusyThresholds::default() };
-        let model = ModelName::new("m");
+        let (model, workers) = (ModelName::new("m"), Snapshot::default());
         let rules =
             BusyRules::new([(Leg::Decode, all)].into(), [(model.clone(), [(Leg::Decode, own)].into())]);
-        assert_eq!(rules.of(&model, Leg::Decode), BusyThresholds { kv_usage: Some(0.5), ..all });
-        assert_eq!(rules.of(&ModelName::new("other"), Leg::Decode), all);
-        assert_eq!(rules.of(&model, Leg::Prefill), BusyThresholds::default());
+        assert_eq!(rules.of(&model, Leg::Decode, &workers), BusyThresholds { kv_usage: Some(0.5), ..all });
+        assert_eq!(rules.of(&ModelName::new("other"), Leg::Decode, &workers), all);
+        assert_eq!(rules.of(&model, Leg::Prefill, &workers), BusyThresholds::default());
         let beyond = |kv_usage| BusyThresholds { kv_usage, ..all }.check().is_err();
         assert!(beyond(Some(1.1)) && beyond(Some(f32::NAN)) && !beyond(Some(1.0)) && !beyond(None));
     }

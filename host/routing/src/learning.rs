@@ -40,6 +40,8 @@ pub struct DecisionSource {
     pub slot: SlotKind,
     /// The requested model.
     pub model: ModelName,
+    /// The model that the requested one is an adapter of.
+    pub parent: Option<ModelName>,
     /// The lane that decided.
     pub lane: Lane,
 }
@@ -155,7 +157,8 @@ fn deliver_batches(
         }
     }
     for (source, batch) in batches {
-        deliver(slots.get(&source.model, source.slot), source.lane, &batch, counts, moment);
+        let slot = slots.get_or_parent(&source.model, source.parent.as_ref(), source.slot);
+        deliver(slot, source.lane, &batch, counts, moment);
     }
 }
 

@@ -71,7 +71,14 @@ impl Slots {
     /// Returns the slot of a model: its own, or the shared one.
     #[must_use]
     pub fn get(&self, model: &ModelName, kind: SlotKind) -> &Arc<Slot> {
-        self.by_model.get(model).and_then(|own| own.get(&kind)).unwrap_or_else(|| self.all_models.get(kind))
+        self.get_or_parent(model, None, kind)
+    }
+
+    /// Like [`Slots::get`]. An adapter of `parent` has the parent's slot before the shared one.
+    #[must_use]
+    pub fn get_or_parent(&self, model: &ModelName, parent: Option<&ModelName>, kind: SlotKind) -> &Arc<Slot> {
+        let own = |model: &ModelName| self.by_model.get(model)?.get(&kind);
+        own(model).or_else(|| own(parent?)).unwrap_or_else(|| self.all_models.get(kind))
     }
 
     /// All slots, the shared ones first.

@@ -22,7 +22,7 @@ use reread::Reread;
 use crate::{
     booking::Journal,
     columns::Columns,
-    id::{Leg, ModelName, Role, WorkerId},
+    id::{Engine, Leg, ModelName, Role, WorkerId},
     pool::Pool,
     spec::WorkerSpec,
     worker::{Candidate, WarmUps, Worker},
@@ -305,6 +305,27 @@ impl Snapshot {
     #[must_use]
     pub fn parent_of(&self, model: &ModelName) -> Option<&ModelName> {
         self.adapters.get(model)
+    }
+
+    /// Returns the adapter that `MODEL:ADAPTER` names for SGLang: before the first colon is the model.
+    /// `None` unless only SGLang engines serve the adapter.
+    #[must_use]
+    pub fn adapter_named(&self, name: &ModelName) -> Option<&ModelName> {
+        let (model, adapter) = name.as_str().split_once(':')?;
+        let (adapter, parent) = self.adapters.get_key_value(&ModelName::new(adapter.trim()))?;
+        let Pools { aggregated, prefill, decode, .. } = self.pools.get(adapter)?;
+        let mut all = [aggregated, prefill, decode].into_iter().flat_map(|pool| pool.iter());
+        let is_sglang = |candidate: &Candidate| candidate.worker.spec().engine == Engine::Sglang;
+        (parent.as_str() == model.trim() && all.all(is_sglang)).then_some(adapter)
+    }
+
+    /// Returns what `of` has for `model`, or else for the model that it is an adapter of.
+    pub fn own_or_parent<'a, T>(
+        &'a self,
+        model: &'a ModelName,
+        of: impl Fn(&'a ModelName) -> Option<T>,
+    ) -> Option<T> {
+        of(model).or_else(|| of(self.parent_of(model)?))
     }
 
     /// Returns the candidates whose role allows a leg. Candidates of the aggregated leg include decode

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use pointsman_gateway::config::Config;
+use pointsman_gateway::config::{Config, Model, TokenSource};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine};
 use pointsman_workers::WorkerSpec;
@@ -55,6 +55,66 @@ async fn predicted_of(model: &str, cluster: &TestCluster, prompt: &[u32]) -> u64
     let body = json!({"model": model, "prompt": prompt}).to_string();
     let reply = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
     reply["legs"][0]["candidates"][0]["cached_blocks"]["device"].as_u64().unwrap_or_else(|| panic!("{reply}"))
+}
+
+/// An engine with two data-parallel ranks behind one port, which its metrics list as the ranks 8 and 9.
+async fn two_ranks() -> RawEngine {
+    let metrics = ["8", "9"].map(|rank| {
+        format!("vllm:cache_config_info{{block_size=\"16\",engine=\"{rank}\",num_gpu_blocks=\"100\"}} 1\n")
+    });
+    let metrics = metrics.concat();
+    let answer = move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#.to_owned(),
+        "GET /metrics" => metrics.clone(),
+        _ => "{}".to_owned(),
+    };
+    RawEngine::start(move |request| vec![Act::Send(raw_engine::json(&answer(request)))]).await.unwrap()
+}
+
+#[tokio::test]
+async fn b5_the_ranks_of_vllm_are_counted_and_the_events_of_each_are_followed() {
+    let engine = two_ranks().await;
+    let (first, mut second) = loop {
+        let first = Publisher::bind().await;
+        let mut socket = PubSocket::new();
+        let port = first.port.saturating_add(1);
+        if socket.bind(&format!("tcp://127.0.0.1:{port}")).await.is_ok() {
+            break (first, Publisher { socket, port, seq: 0 });
+        }
+    };
+    let flag = |more: &str| format!("id=1,role=aggregated,engine=vllm,url=http://{}{more}", engine.address);
+    let start = async |flag: String| {
+        let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        TestClusterBuilder::new().config(change).start().await.unwrap()
+    };
+    let cluster = start(flag(&format!(",kv_events=tcp://127.0.0.1:{}", first.port))).await;
+    let prompt: Vec<u32> = (0..32).collect();
+    let body = json!({"model": "tiny", "prompt": prompt}).to_string();
+    let mut of_ranks = Vec::new();
+    for _ in 0..1_000 {
+        second.seq = 0;
+        second.send(&[json!(["BlockStored", [1, 2], null, prompt, 16, null, "GPU"])]).await;
+        let told = cluster.client.post("/v1/route", &[], body.clone()).await.unwrap().json().unwrap();
+        let candidates = told["legs"][0]["candidates"].as_array().unwrap().clone();
+        of_ranks = candidates.iter().map(|one| one["cached_blocks"]["device"].clone()).collect();
+        if of_ranks.contains(&json!(2)) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // B5.17
+    assert_eq!(of_ranks, [json!(0), json!(2)]);
+    let one = start(flag(",dp_size=1")).await;
+    let worker = async |cluster: &TestCluster| {
+        cluster.admin.get("/workers").await.unwrap().json().unwrap()["workers"][0].clone()
+    };
+    // B5.18
+    assert_eq!(worker(&one).await["ranks"].as_array().unwrap().len(), 1);
+    let registry = &one.gateway.state().registry;
+    registry.upsert(WorkerSpec::parse_flag(&flag(",dp_size=4")).unwrap());
+    one.until("it is refused", |_| registry.snapshot().workers()[0].contradiction().is_some()).await.unwrap();
+    // B5.5
+    assert_eq!(worker(&one).await["contradiction"]["reported"], "2");
 }
 
 /// Starts a gateway and one worker whose events come from the publisher. Returns when the first event has
@@ -166,6 +226,10 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
     let engine = RawEngine::start(|request: &RawRequest| match request.line.as_str() {
         "GET /v1/models" => vec![Act::Send(raw_engine::json(MODELS))],
         "GET /metrics" => vec![Act::Send(raw_engine::json(METRICS))],
+        "POST /tokenize" => {
+            let tokens: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
+            vec![Act::Send(raw_engine::json(&json!({ "tokens": tokens }).to_string()))]
+        }
         _ => vec![Act::Send(raw_engine::json("{}"))],
     })
     .await
@@ -174,7 +238,11 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
         "id=1,role=aggregated,engine=vllm,url=http://{},kv_events=tcp://127.0.0.1:{}",
         engine.address, publisher.port
     );
-    let change = |config: &mut Config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    let change = |config: &mut Config| {
+        let model = Model { tokenizer: Some(TokenSource::Engine), ..Model::default() };
+        config.models.insert("tiny".to_owned(), model);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    };
     let cluster = TestClusterBuilder::new().config(change).start().await.unwrap();
     subscribed(&mut publisher, &cluster).await;
     let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
@@ -201,4 +269,34 @@ async fn h1_a_prompt_for_an_adapter_has_the_blocks_of_the_adapter() {
     until("tiny", 4).await;
     // H1.7
     assert_eq!(predicted_of("of-law", &cluster, &prompt).await, 3);
+    let chat = async |model: &str| {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "a text"}]}).to_string();
+        let told = cluster.client.post("/v1/route", &[], body).await.unwrap().json().unwrap();
+        told["legs"][0]["candidates"][0]["cached_blocks"]["device"].clone()
+    };
+    // H7.7
+    assert_eq!((chat("of-law").await, chat("tiny").await), (json!(3), json!(4)));
+    let asked = engine.requests();
+    assert!(asked.iter().any(|request| request.body.contains(r#""model":"of-law""#)), "{asked:?}");
+}
+
+#[tokio::test]
+async fn h2_a_prefix_that_an_engine_cached_before_its_events_were_followed_is_predicted_from_decisions() {
+    let mut publisher = Publisher { seq: 5, ..Publisher::bind().await };
+    let more = format!(",kv_events=tcp://127.0.0.1:{}", publisher.port);
+    let sim = SimConfig { block_size: 16, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let cluster = TestClusterBuilder::new().sim_with(sim, &more).start().await.unwrap();
+    let prompt: Vec<u32> = (0..64).map(|place| place * 13 + 7).collect();
+    for _ in 0..1_000 {
+        publisher.send(&[stored(0, "full_attention", Some(8), &[9], &prompt[48..], 16)]).await;
+        if cluster.metric("pointsman_index_orphans_total").await.unwrap() != [0.0] {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(predicted(&cluster, &prompt).await, 0);
+    let body = json!({"model": "tiny", "prompt": prompt, "max_tokens": 1}).to_string();
+    assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
+    // H2.5
+    until_predicted(&cluster, &prompt, 4).await;
 }

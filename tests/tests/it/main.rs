@@ -14,6 +14,7 @@
 )]
 
 mod activation;
+mod adapters;
 mod admin;
 mod agent_programs;
 mod api_keys;

@@ -4,7 +4,10 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering},
+    time::Duration,
 };
+
+use tokio::time::Instant;
 
 use super::{
     Candidate, Shared,
@@ -17,6 +20,10 @@ use crate::{
     id::{DpRank, WorkerId},
 };
 
+/// How long decisions are recorded after an engine stored a block with an unknown parent. An engine that had
+/// cached a prefix before its events were followed never reports that prefix again while it is in use.
+const INCOMPLETE: Duration = Duration::from_mins(10);
+
 /// State of one candidate.
 #[derive(Debug, Default)]
 pub(super) struct CandidateState {
@@ -27,12 +34,19 @@ pub(super) struct CandidateState {
     pub(super) live: bool,
     /// Content of the engine's cache according to its events.
     pub(super) cache: Option<EngineCache>,
+    /// Until then, decisions are recorded besides the events, which lack blocks that the engine has.
+    pub(super) incomplete_until: Option<Instant>,
 }
 
 impl CandidateState {
-    /// Returns whether events report the candidate's blocks, so that decisions are not recorded.
-    pub(super) fn is_followed(&self) -> bool {
-        self.live && !self.cache.as_ref().is_some_and(EngineCache::lacks_followed_group)
+    /// Returns whether events report the candidate's blocks, so that a decision at `at` is not recorded.
+    pub(super) fn is_followed(&mut self, at: Instant) -> bool {
+        let Some(cache) = &mut self.cache else { return self.live };
+        if cache.take_orphaned() {
+            self.incomplete_until = Some(at + INCOMPLETE);
+        }
+        let is_complete = self.incomplete_until.is_none_or(|until| until <= at);
+        self.live && is_complete && !cache.lacks_followed_group()
     }
 }
 
@@ -192,6 +206,13 @@ pub(super) struct HoldersOf<'a> {
 impl AssignHolders for HoldersOf<'_> {
     fn of_tier(&mut self, tier: Tier) -> Option<u32> {
         self.candidates.holder(self.candidate, tier_index(tier))
+    }
+
+    fn at_once(&mut self, tier: Tier, blocks: u32) {
+        let Some(holder) = self.of_tier(tier) else { return };
+        if self.candidates.shared.directory.load().at_once(holder) != blocks {
+            self.candidates.change_directory(|directory, _| directory.set_at_once(holder, blocks));
+        }
     }
 
     fn gate(&mut self, rule: GateRule) -> Option<u32> {

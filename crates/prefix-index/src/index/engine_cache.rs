@@ -33,6 +33,8 @@ pub(super) struct EngineCache {
     holders: [Option<u32>; 3],
     runs: Runs,
     groups: Groups,
+    /// A block with an unknown parent was stored.
+    orphaned: bool,
 }
 
 /// Effect of a store event.
@@ -93,7 +95,10 @@ impl EngineCache {
             None => (None, seed_of(&stored)),
             Some(parent) => match self.runs.find(parent) {
                 Some(at) => (Some(at), self.runs.seed(at)),
-                None if stored.has_tokens() => return stored.hashes.len() as u64,
+                None if stored.has_tokens() => {
+                    self.orphaned = true;
+                    return stored.hashes.len() as u64;
+                }
                 None => (None, 0),
             },
         };
@@ -263,6 +268,11 @@ impl EngineCache {
             count => self.runs.set_stored(at, tier, count - 1),
         }
         Some(1)
+    }
+
+    /// Returns whether a block with an unknown parent was stored since the last call.
+    pub(super) fn take_orphaned(&mut self) -> bool {
+        std::mem::take(&mut self.orphaned)
     }
 
     /// Decides what the eviction queue does with a run whose turn has come.

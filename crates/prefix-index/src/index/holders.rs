@@ -24,6 +24,9 @@ pub(super) trait AssignHolders {
     /// Returns the holder of a tier.
     fn of_tier(&mut self, tier: Tier) -> Option<u32>;
 
+    /// Sets how many of our blocks the engine reuses at once in a lower tier.
+    fn at_once(&mut self, tier: Tier, blocks: u32);
+
     /// Adds a gate. Returns its holder; none before the device has one.
     fn gate(&mut self, rule: GateRule) -> Option<u32>;
 
@@ -46,6 +49,8 @@ pub(super) struct HolderDirectory {
     version: u64,
     /// Version in which the candidate got its holder, by holder.
     since: Vec<u64>,
+    /// Number of blocks that the engine reuses at once, by holder.
+    at_once: Vec<u32>,
 }
 
 /// Returns the index of a tier in arrays by tier.
@@ -90,8 +95,22 @@ impl HolderDirectory {
         self.holders = holders;
         self.version += 1;
         self.since.resize(holders, 0);
-        if let Some(since) = assigned.and_then(|holder| self.since.get_mut(holder as usize)) {
+        self.at_once.resize(holders, 1);
+        let Some(assigned) = assigned else { return };
+        if let Some(since) = self.since.get_mut(assigned as usize) {
             *since = self.version;
+        }
+        self.set_at_once(assigned, 1);
+    }
+
+    /// Returns how many blocks the engine of a holder reuses at once.
+    pub(super) fn at_once(&self, holder: u32) -> u32 {
+        self.at_once.get(holder as usize).copied().unwrap_or(1)
+    }
+
+    pub(super) fn set_at_once(&mut self, holder: u32, blocks: u32) {
+        if let Some(at_once) = self.at_once.get_mut(holder as usize) {
+            *at_once = blocks.max(1);
         }
     }
 

@@ -115,7 +115,7 @@ impl Overlaps {
     fn matched(&self, holders: &Holders) -> Matched {
         let (device, host_end) = (self.device_end(holders), self.host_end(holders));
         let [_, _, disk, _] = *holders;
-        let disk_end = disk.map_or(host_end, |holder| self.end(holder).max(host_end));
+        let disk_end = disk.map_or(host_end, |holder| self.whole_end(holder).max(host_end));
         Matched { device, host: host_end - device, disk: disk_end - host_end }
     }
 
@@ -212,6 +212,12 @@ impl Overlaps {
         self.ends.get(holder as usize).copied().unwrap_or(0)
     }
 
+    /// Returns where the whole chunks of a lower tier end.
+    fn whole_end(&self, holder: u32) -> u32 {
+        let end = self.end(holder);
+        end - end % self.directory.at_once(holder).max(1)
+    }
+
     /// Returns where the device of a candidate ends: by events or by recorded decisions.
     fn device_end(&self, holders: &Holders) -> u32 {
         let end = |holder: Option<u32>| holder.map_or(0, |holder| self.end(holder));
@@ -221,7 +227,7 @@ impl Overlaps {
 
     fn host_end(&self, holders: &Holders) -> u32 {
         let (device, [_, host, ..]) = (self.device_end(holders), *holders);
-        host.map_or(device, |holder| self.end(holder).max(device))
+        host.map_or(device, |holder| self.whole_end(holder).max(device))
     }
 }
 

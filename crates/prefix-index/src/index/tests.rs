@@ -335,6 +335,45 @@ mod events {
     }
 
     #[test]
+    fn h2_decisions_are_recorded_besides_events_while_an_engine_continues_unknown_blocks() {
+        let index = index(1 << 20, 120);
+        let tokens: Vec<u32> = (0..16).collect();
+        let blocks: Arc<[BlockHash]> = block_hashes(&tokens, 4, &Salt::default()).into();
+        let now = Instant::now();
+        let record = |minutes: u64| {
+            index.record(HERE.0, HERE.1, &blocks, now + Duration::from_mins(minutes));
+            index.flush();
+            matched(&index, &tokens)[0]
+        };
+        index.set_live(HERE.0, HERE.1, true);
+        apply(&index, vec![stored(Some(7), &[8], &tokens[..4], Tier::Device)]);
+        // H2.5
+        assert_eq!(record(0), 4);
+        assert_eq!(record(20), 0, "it continued none for a while");
+        apply(&index, vec![stored(Some(7), &[9], &tokens[..4], Tier::Device)]);
+        assert_eq!(record(21), 4);
+        index.forget(HERE.0, HERE.1);
+        index.flush();
+        assert_eq!(record(40), 0, "the engine restarted");
+    }
+
+    #[test]
+    fn h2_an_offloaded_chunk_counts_as_a_whole_only() {
+        let index = index(1 << 20, 120);
+        let tokens: Vec<u32> = (0..64).collect();
+        index.set_live(HERE.0, HERE.1, true);
+        let KvEvent::Stored(event) = stored(None, &[1, 2], &tokens[..32], Tier::Host) else { panic!() };
+        apply(&index, vec![KvEvent::Stored(Stored { block_size: 16, ..event })]);
+        // H2.7
+        assert_eq!(matched(&index, &tokens[..12]), [0, 0, 0]);
+        assert_eq!(matched(&index, &tokens[..28]), [0, 4, 0]);
+        assert_eq!(matched(&index, &tokens), [0, 8, 0]);
+        apply(&index, vec![stored(None, &[11, 12, 13, 14, 15], &tokens[..20], Tier::Device)]);
+        assert_eq!(matched(&index, &tokens[..28]), [5, 0, 0], "the device has more than the whole chunks");
+        assert_eq!(matched(&index, &tokens[..32]), [5, 3, 0]);
+    }
+
+    #[test]
     fn h4_the_byte_budget_holds_for_events_and_removing_a_worker_removes_everything() {
         let index = index(60_000, 120);
         index.set_live(HERE.0, HERE.1, true);

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Candidate, IndexConfig,
-    candidates::{CandidateState, Candidates, HoldersOf},
+    candidates::{Candidates, HoldersOf},
     engine_cache::EngineCache,
     eviction::EvictionQueue,
     holders::RECORDED,
@@ -113,9 +113,9 @@ impl Writer {
         }
     }
 
-    /// Records a decision, unless the candidate's event feed is live and reports blocks that can be followed.
+    /// Records a decision, unless the candidate's event feed is live and reports all blocks.
     fn record(&mut self, candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant) {
-        if self.candidates.get(candidate).is_some_and(CandidateState::is_followed) {
+        if self.candidates.get_mut(candidate).is_some_and(|state| state.is_followed(at)) {
             return;
         }
         let Some(holder) = self.candidates.holder(candidate, RECORDED) else { return };
@@ -234,11 +234,13 @@ impl Writer {
 
     fn forget(&mut self, candidate: Candidate) {
         let Some(state) = self.candidates.get_mut(candidate) else { return };
+        state.incomplete_until = None;
         let Some(mut cache) = state.cache.take() else { return };
         let runs = cache.len();
         let bytes = cache.clear(&mut self.tree);
         self.settle(candidate, &mut cache, runs, bytes);
         cache.forget_groups();
+        cache.take_orphaned();
         self.candidates.get_or_insert(candidate).cache = Some(cache);
         self.candidates.end_gates(candidate, None);
         self.compact();

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{LegOrder, SlotEntry, sections::check_busy, slots};
 
-/// Properties of a model that engines do not report; the table has the model's name.
+/// Properties of a model that engines do not report; the table has the model's name. They hold for its
+/// adapters, too, unless the adapter has a table with the same key.
 #[section(rules)]
 pub struct Model {
     /// Directory with tokenizer.json and tokenizer_config.json: prompts are hashed by token. Or "engine": ask
@@ -34,10 +35,10 @@ pub struct Model {
     /// Overrides routing.continuations for this model.
     #[key(example = "0", range = 0..=8)]
     pub continuations: Option<u32>,
-    /// From what the rest of a stream begins when its engine failed: "text", or "exact": from token ids,
-    /// where the engines are vLLM and the temperature is 0.
+    /// From what the rest of a stream begins when its engine failed: "text" (default), or "exact": from token
+    /// ids, where the engines are vLLM and the temperature is 0.
     #[key(example = "\"exact\"")]
-    pub continuation: ContinuationForm,
+    pub continuation: Option<ContinuationForm>,
     /// Target for the time to first token of requests that name none and whose tenant has none; default:
     /// none.
     #[key(example = "\"2s\"", positive)]

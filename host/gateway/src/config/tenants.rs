@@ -38,7 +38,7 @@ pub struct TenantEntry {
     /// How often a stream may be continued when its engine failed, within the model's limit; 0: never.
     #[key(example = "0", range = 0..=8)]
     pub continuations: Option<u32>,
-    /// Limits of the tenant for one model, besides those for all.
+    /// Limits of the tenant for one model and its adapters, besides those for all.
     #[key(example = "\"NAME\"", nested, by_key)]
     pub models: BTreeMap<String, TenantModelEntry>,
 }

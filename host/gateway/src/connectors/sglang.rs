@@ -64,7 +64,7 @@ impl Connector for Sglang {
     }
 
     fn single(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        let mut edit = clean(request).set("rid", json!(context.token.to_string()).to_string());
+        let mut edit = adapted(request, context).set("rid", json!(context.token.to_string()).to_string());
         if let Some(target) = context.decode.filter(|target| target.spec.dp_size > 1) {
             edit = edit.set("routed_dp_rank", target.rank.to_string());
         }
@@ -106,6 +106,20 @@ fn wants_prompt_logprobs(request: &Request) -> bool {
     has("return_logprob", &["null", "false"]) && has("logprob_start_len", &["null", "-1"])
 }
 
+/// Starts the edit of a body, and names the adapter in it (B3.10). SGLang takes a model's name without a
+/// colon for the base model (`openai/serving_base.py`, `_parse_model_parameter`), and the Messages API drops
+/// the field.
+fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
+    let (edit, adapter) = (clean(request), request.model.as_str());
+    match context.parent {
+        Some(parent) if request.endpoint == Endpoint::Messages || adapter.contains(':') => {
+            edit.set("model", json!(format!("{parent}:{adapter}")).to_string())
+        }
+        Some(_) => edit.set("lora_path", json!(adapter).to_string()),
+        None => edit,
+    }
+}
+
 /// Fields that both legs share. A batch has three arrays of equal length, with one room number for each item.
 fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     let prefill = context.prefill.map(|target| target.spec);
@@ -117,7 +131,7 @@ fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     } else {
         (json!(host), json!(port), json!(context.rooms.first()))
     };
-    clean(request)
+    adapted(request, context)
         .set("bootstrap_host", Cow::Owned(host.to_string()))
         .set("bootstrap_port", Cow::Owned(port.to_string()))
         .set("bootstrap_room", Cow::Owned(room.to_string()))

@@ -30,6 +30,7 @@ fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<
         rooms: &[4_611_686_018_427_387_904, 5],
         handoff,
         ids: TokenIds::default(),
+        parent: None,
     }
 }
 

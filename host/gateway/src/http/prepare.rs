@@ -79,9 +79,9 @@ pub(crate) async fn prepare(
         Ok(request) => request,
         Err(error) => return Err(Refused::new(account, error)),
     };
-    account.set_model(&request.model, state.registry.snapshot().activation(&request.model).is_some());
+    account.set_model(&request.model, &state.registry.snapshot());
     if let Some(limits) = state.tenant_limits.as_ref().filter(|_| !request.hints.query_only) {
-        match limits.request(caller.tenant.as_ref().map(|tenant| tenant.hash), &request.model) {
+        match limits.request(caller.tenant_hash(), &request.model, &state.registry.snapshot()) {
             Ok(reservation) => account.reserved(reservation),
             Err(exceeded) => return Err(Refused::new(account, ApiError::TenantLimit(exceeded))),
         }
@@ -155,11 +155,12 @@ async fn tokens_of(
     gone: &CancellationToken,
     account: &mut Account,
 ) -> Result<Option<RequestTokens>, ApiError> {
+    let workers = state.registry.snapshot();
     let (begun, deadline) = (Instant::now(), account.started() + state.settings.request_timeout);
-    let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+    let tenant = caller.tenant_hash();
     let tokens = tokio::select! {
         biased;
-        tokens = state.tokens.of(request, tenant, upstream, &state.metrics) => tokens,
+        tokens = state.tokens.of(request, tenant, upstream, &state.metrics, &workers) => tokens,
         () = gone.cancelled() => None,
         () = tokio::time::sleep_until(deadline) => return Err(ApiError::Deadline),
     };
@@ -195,14 +196,27 @@ async fn read(
     };
     if endpoint == Endpoint::Responses {
         // Boxed, because few requests wait here.
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
+        let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
-    if !state.registry.snapshot().serves(&request.model) {
+    if !finds_model(&mut request, &state.registry.snapshot()) {
         // An engine may have loaded an adapter of this name.
         Box::pin(state.registry.reread_models(&request.model)).await;
+        finds_model(&mut request, &state.registry.snapshot());
     }
     Ok(request)
+}
+
+/// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9).
+pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> bool {
+    if workers.serves(&request.model) {
+        return true;
+    }
+    let Some(adapter) = workers.adapter_named(&request.model) else { return false };
+    if let Some(request) = Arc::get_mut(request) {
+        request.model = adapter.clone();
+    }
+    true
 }
 
 /// The model of a canary that names none: its worker's, or the only one.

@@ -11,7 +11,7 @@ use super::{
     DataThread,
     admit::{Admitted, admit, identify},
     arrival::Arrival,
-    prepare::unnamed_model,
+    prepare::{finds_model, unnamed_model},
     request_id,
 };
 use crate::{
@@ -37,9 +37,11 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
         let is_chat = body.get("messages").is_some();
         let endpoint = if is_chat { Endpoint::ChatCompletions } else { Endpoint::Completions };
         let (rules, unnamed) = (&state.settings.request_rules, unnamed_model(&state, endpoint, &body)?);
-        let request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
-        let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics).await;
+        let mut request = Request::of_json(endpoint, &parts.headers, body, rules, unnamed)?;
+        finds_model(&mut request, &state.registry.snapshot());
+        let tenant = caller.tenant_hash();
+        let workers = state.registry.snapshot();
+        let tokens = state.tokens.of(&request, tenant, &upstream, &state.metrics, &workers).await;
         let load = |Tenant { hash, .. }| TenantLoad { hash, active_requests: state.tenants.active(hash) };
         let tenant = caller.tenant.map(load);
         let snapshot = state.registry.snapshot();

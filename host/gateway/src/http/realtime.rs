@@ -118,11 +118,12 @@ async fn admit(
     let place = state.realtime.reserve(1).ok_or(ApiError::TooManyConnections(limit))?;
     let (model, headers) = named(&request.uri, headers)?;
     let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
-    account.set_model(&parsed.model, state.registry.snapshot().activation(&parsed.model).is_some());
+    account.set_model(&parsed.model, &state.registry.snapshot());
     if let Some(limits) = &state.tenant_limits {
         // Held by the account until the session ends. Its messages are not counted in tokens.
-        let tenant = caller.tenant.as_ref().map(|tenant| tenant.hash);
-        account.reserved(limits.request(tenant, &parsed.model).map_err(ApiError::TenantLimit)?);
+        let tenant = caller.tenant_hash();
+        let reserved = limits.request(tenant, &parsed.model, &state.registry.snapshot());
+        account.reserved(reserved.map_err(ApiError::TenantLimit)?);
     }
     let tenant = caller.tenant.map(|Tenant { hash, .. }| {
         account.of_tenant(state.tenants.enter(hash));

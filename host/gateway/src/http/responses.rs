@@ -73,7 +73,7 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
             method: if request.method == Method::HEAD { Method::GET } else { request.method },
             id,
             path,
-            tenant: caller.tenant.as_ref().map(|tenant| tenant.hash),
+            tenant: caller.tenant_hash(),
             authorization: headers.get(header::AUTHORIZATION).filter(|_| forwards),
         };
         answer(&state, &upstream, &call, &account.request_id).await

@@ -13,7 +13,7 @@ pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<S
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
     let serves = |model: &&ModelName| {
         pair_that_is_up(snapshot, model, None).is_some()
-            || (!settings.split(model).enforce_disagg && up(model, Leg::Aggregated))
+            || (!settings.split(model, snapshot).enforce_disagg && up(model, Leg::Aggregated))
     };
     snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
 }

@@ -74,7 +74,7 @@ pub(crate) fn plan(
         return Ok(SINGLE);
     }
     let local = may_run_locally(request, snapshot);
-    let enforced = state.settings.split(model).enforce_disagg;
+    let enforced = state.settings.split(model, snapshot).enforce_disagg;
     let splittable =
         Splittable { enforce_disagg: enforced, pins_prefill: request.hints.prefill.is_some(), local };
     let pair = pair_that_is_up(snapshot, model, engine);
@@ -139,7 +139,7 @@ pub(crate) fn no_worker_registered() -> ApiError {
 
 /// Returns the order of the legs, the retries, and whether a local prefill may follow a failed remote one.
 pub(super) fn retry_policy(state: &State, request: &Request, snapshot: &Snapshot) -> RetryPolicy {
-    let mut policy = state.settings.split(&request.model).retry_policy;
+    let mut policy = state.settings.split(&request.model, snapshot).retry_policy;
     // Local prefill would ignore the worker that a hint names [D4].
     policy.local_fallback &= request.hints.prefill.is_none() && may_run_locally(request, snapshot);
     policy

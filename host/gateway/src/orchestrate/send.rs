@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use http::header;
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::{InFlight, Leg, Worker};
+use pointsman_workers::{InFlight, Leg, ModelName, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -45,9 +45,11 @@ impl Drive {
     fn context(&self) -> LegContext<'_> {
         let [prefill, decode] =
             [&self.runs.prefill, &self.runs.answering].map(|run| run.candidate.as_ref().map(target));
+        let parent = self.snapshot.parent_of(&self.request.model).map(ModelName::as_str);
         if self.executor.is_proxy() {
             // A sidecar ties the legs of a pair together: both get the same body.
-            return LegContext::alone(self.token, decode.filter(|_| self.answering() != Leg::Decode));
+            let target = decode.filter(|_| self.answering() != Leg::Decode);
+            return LegContext { parent, ..LegContext::alone(self.token, target) };
         }
         LegContext {
             token: self.token,
@@ -57,6 +59,7 @@ impl Drive {
             rooms: &self.rooms,
             handoff: self.handoff.as_deref(),
             ids: self.token_ids(),
+            parent,
         }
     }
 

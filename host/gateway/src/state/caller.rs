@@ -40,6 +40,12 @@ impl Caller {
     pub(crate) fn tenant_name(&self) -> Option<&str> {
         self.tenant.as_ref().map(|tenant| &*tenant.name)
     }
+
+    /// Returns the hash of the tenant's name.
+    #[must_use]
+    pub(crate) fn tenant_hash(&self) -> Option<u64> {
+        self.tenant.as_ref().map(|tenant| tenant.hash)
+    }
 }
 
 impl Tenant {

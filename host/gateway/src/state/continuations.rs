@@ -1,8 +1,8 @@
 //! Which streams may be continued: what models and tenants say about it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
-use pointsman_workers::{ModelName, name_hash};
+use pointsman_workers::{ModelName, Snapshot, name_hash};
 
 use crate::config::{ALL_TENANTS, ContinuationForm, settings::Settings as Configured};
 
@@ -13,7 +13,7 @@ pub(crate) const MAX_TRANSCRIPTS: usize = 64 * 1024 * 1024;
 /// What models and tenants say about continuations.
 #[derive(Clone, Debug)]
 pub(crate) struct ContinuationRules {
-    exact: BTreeSet<ModelName>,
+    forms: HashMap<ModelName, ContinuationForm>,
     /// Limits of the tenants with a section of their own, by the hash of their names.
     tenants: HashMap<u64, Option<u32>>,
     others: Option<u32>,
@@ -21,13 +21,13 @@ pub(crate) struct ContinuationRules {
 
 impl ContinuationRules {
     pub(super) fn of(configured: &Configured) -> Self {
-        let exact =
-            configured.models.iter().filter(|(_, model)| model.continuation == ContinuationForm::Exact);
+        let forms = configured.models.iter();
+        let forms = forms.filter_map(|(name, model)| Some((ModelName::new(name), model.continuation?)));
         let others = configured.tenants.get(ALL_TENANTS).and_then(|entry| entry.continuations);
         let salt = configured.routing.hash_salt.expose();
         let listed = configured.tenants.iter().filter(|(name, _)| *name != ALL_TENANTS);
         Self {
-            exact: exact.map(|(name, _)| ModelName::new(name)).collect(),
+            forms: forms.collect(),
             tenants: listed
                 .map(|(name, entry)| (name_hash(name.as_bytes(), salt), entry.continuations.or(others)))
                 .collect(),
@@ -41,7 +41,7 @@ impl ContinuationRules {
     }
 
     /// Returns whether streams of a model are to be continued from token ids.
-    pub(crate) fn is_exact(&self, model: &ModelName) -> bool {
-        self.exact.contains(model)
+    pub(crate) fn is_exact(&self, model: &ModelName, workers: &Snapshot) -> bool {
+        workers.own_or_parent(model, |model| self.forms.get(model)) == Some(&ContinuationForm::Exact)
     }
 }

@@ -17,7 +17,7 @@ use super::{
     keys::Keys,
 };
 use crate::{
-    config::{Http2, Model, Routing, Server, Timeouts, Upstream, settings::Settings as Configured},
+    config::{Http2, LegOrder, Model, Routing, Server, Timeouts, Upstream, settings::Settings as Configured},
     openai::hints::{HintTrust, Hints},
     openai::request::{Request, RequestRules},
     tokenization::{
@@ -31,10 +31,10 @@ use crate::{
 /// Values of one configuration that requests read.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// How requests are split over two workers; see [`Settings::split`].
+    /// How requests are split over two workers, where models say nothing else; see [`Settings::split`].
     pub split: SplitRules,
-    /// The same of the models that have rules of their own.
-    pub model_splits: BTreeMap<ModelName, SplitRules>,
+    /// Values of single models that replace those of `split`.
+    pub model_splits: BTreeMap<ModelName, ModelSplit>,
     /// Which streams may be continued.
     pub continuations: ContinuationRules,
     /// Latency targets of tenants and models.
@@ -150,22 +150,38 @@ impl LegTimeouts {
     }
 }
 
-/// Returns the split rules for all models, and those of the models that differ.
-fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, SplitRules>) {
+/// What one model says about how its requests are split.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct ModelSplit {
+    enforce_disagg: Option<bool>,
+    order: Option<LegOrder>,
+    continuations: Option<u32>,
+    local_fallback: Option<bool>,
+}
+
+impl ModelSplit {
+    /// Returns these values, with each missing one taken from `others`.
+    fn or(self, others: Self) -> Self {
+        Self {
+            enforce_disagg: self.enforce_disagg.or(others.enforce_disagg),
+            order: self.order.or(others.order),
+            continuations: self.continuations.or(others.continuations),
+            local_fallback: self.local_fallback.or(others.local_fallback),
+        }
+    }
+}
+
+/// Returns the split rules for all models, and what single models say.
+fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, ModelSplit>) {
     let Routing { enforce_disagg, order, retries, continuations, local_fallback, .. } = configured.routing;
     let retry_policy = RetryPolicy { order, retries, local_fallback, continuations };
-    let split = SplitRules::new(enforce_disagg, retry_policy);
+    let split = SplitRules { enforce_disagg, retry_policy };
     let own = |model: &Model| {
-        let retry_policy = RetryPolicy {
-            order: model.order.unwrap_or(order),
-            retries,
-            continuations: model.continuations.unwrap_or(continuations),
-            local_fallback: model.local_fallback.unwrap_or(local_fallback),
-        };
-        SplitRules::new(model.enforce_disagg.unwrap_or(enforce_disagg), retry_policy)
+        let Model { enforce_disagg, order, continuations, local_fallback, .. } = *model;
+        ModelSplit { enforce_disagg, order, continuations, local_fallback }
     };
     let models = configured.models.iter().map(|(name, model)| (ModelName::new(name), own(model)));
-    (split, models.filter(|(_, own)| *own != split).collect())
+    (split, models.filter(|(_, own)| *own != ModelSplit::default()).collect())
 }
 
 impl Settings {
@@ -182,10 +198,19 @@ impl Settings {
         self.trusted_proxies.iter().any(|network| network.contains(&address))
     }
 
-    /// Returns how requests of a model are split.
+    /// Returns how requests of a model are split. An adapter has the values of its model where it has none.
     #[must_use]
-    pub(crate) fn split(&self, model: &ModelName) -> SplitRules {
-        self.model_splits.get(model).copied().unwrap_or(self.split)
+    pub(crate) fn split(&self, model: &ModelName, workers: &Snapshot) -> SplitRules {
+        let of_model = |model| self.model_splits.get(model).copied().unwrap_or_default();
+        let own = of_model(model).or(workers.parent_of(model).map(of_model).unwrap_or_default());
+        let all = self.split.retry_policy;
+        let retry_policy = RetryPolicy {
+            order: own.order.unwrap_or(all.order),
+            retries: all.retries,
+            continuations: own.continuations.unwrap_or(all.continuations),
+            local_fallback: own.local_fallback.unwrap_or(all.local_fallback),
+        };
+        SplitRules::new(own.enforce_disagg.unwrap_or(self.split.enforce_disagg), retry_policy)
     }
 
     /// Derives the values from a validated configuration.
@@ -271,7 +296,7 @@ impl State {
         // The engine's own hashes of a prompt contain the adapter that the request names as its model.
         let adapter = Some(request.model.as_str()).filter(|_| workers.is_adapter(&request.model));
         let adapter = request.hints.lora.as_deref().or(adapter);
-        let mut measured = routing_request((request, adapter), measure, targets, tokens, tenant);
+        let mut measured = routing_request((request, adapter, workers), measure, targets, tokens, tenant);
         self.programs.fill(&mut measured);
         measured
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{Decider, Decisions, Learning, LegTimes, Receipt, RefusedDecision, RoutingRequest};
-use pointsman_workers::{ModelName, PerLeg};
+use pointsman_workers::{ModelName, PerLeg, Snapshot};
 use tokio::time::{Duration, Instant};
 
 use super::{
@@ -46,8 +46,9 @@ pub(crate) struct Account {
     /// The endpoint that the client called.
     pub endpoint: Endpoint,
     model: ModelName,
-    /// Whether a worker serves the model. Other names are not used as metric labels, because clients could
-    /// send any number of them.
+    /// The model that `model` is an adapter of.
+    parent: Option<ModelName>,
+    /// Whether a worker serves the model. Of other names clients could send any number: they are no labels.
     model_is_served: bool,
     /// Whether the request leaves no record, because it was a preview.
     discarded: bool,
@@ -133,6 +134,7 @@ impl Account {
             request_id,
             endpoint,
             model: ModelName(OTHER.clone()),
+            parent: None,
             model_is_served: false,
             discarded: false,
             started,
@@ -252,9 +254,7 @@ impl Account {
         self.refusals.extend(decision);
     }
 
-    /// Counts output tokens relayed at `now`.
-    ///
-    /// Only streams are measured, because the times of the tokens of a whole answer are not known.
+    /// Counts output tokens of a stream relayed at `now`: when a whole answer's tokens came is not known.
     pub(crate) fn output(&mut self, tokens: u32, now: Instant) {
         self.tokens += tokens;
         self.counted |= tokens > 0;
@@ -264,9 +264,10 @@ impl Account {
         }
     }
 
-    /// Sets the model once the body is parsed. `is_served`: whether a worker serves it.
-    pub(crate) fn set_model(&mut self, model: &ModelName, is_served: bool) {
-        (self.model, self.model_is_served) = (model.clone(), is_served);
+    /// Sets the model once the body is parsed.
+    pub(crate) fn set_model(&mut self, model: &ModelName, workers: &Snapshot) {
+        (self.model, self.model_is_served) = (model.clone(), workers.serves(model));
+        self.parent = workers.parent_of(model).cloned();
     }
 
     /// Counts the request for its tenant until it ends.

@@ -98,16 +98,17 @@ impl DecisionStats {
         Self { begun: Instant::now(), shared: Default::default(), by_model }
     }
 
-    /// Counts a decision about a request for a model. `lane` is that of the generation that decided.
+    /// Counts a decision about a request for a model, which may be an adapter of a parent. `lane` is that of
+    /// the generation that decided.
     pub(crate) fn note(
         &self,
-        model: &ModelName,
+        (model, parent): (&ModelName, Option<&ModelName>),
         kind: SlotKind,
         (lane, generation): (Lane, Generation),
         decided: &Decided,
     ) {
-        let own = self.by_model.get(model).and_then(|own| own.get(&kind));
-        let Some(lanes) = own.or_else(|| self.shared(kind)) else { return };
+        let own = |model: &ModelName| self.by_model.get(model)?.get(&kind);
+        let Some(lanes) = own(model).or_else(|| own(parent?)).or_else(|| self.shared(kind)) else { return };
         let Some(cell) = lanes.get(lane_index(lane)) else { return };
         let number = self.minute();
         let stats = cell.get_or_init(LaneStats::default);

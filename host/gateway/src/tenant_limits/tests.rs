@@ -13,6 +13,11 @@ fn hash(name: &str) -> Option<u64> {
     Some(name_hash(name.as_bytes(), 7))
 }
 
+/// Workers without adapters.
+fn none() -> Snapshot {
+    Snapshot::default()
+}
+
 fn model(name: &str) -> ModelName {
     ModelName::new(name)
 }
@@ -20,7 +25,7 @@ fn model(name: &str) -> ModelName {
 #[tokio::test(start_paused = true)]
 async fn l1_output_is_reserved_and_settled_with_what_was_used() {
     let limits = limits("'*' = { output_tokens_per_minute = 1000, input_tokens_per_minute = 500 }");
-    let ask = || limits.request(hash("a"), &model("m")).unwrap().unwrap();
+    let ask = || limits.request(hash("a"), &model("m"), &none()).unwrap().unwrap();
     let mut first = ask();
     first.tokens(100, 900).unwrap();
     // L1.3
@@ -30,7 +35,7 @@ async fn l1_output_is_reserved_and_settled_with_what_was_used() {
     // L1.4
     assert!(ask().tokens(1, 900).is_ok());
     // A request may ask for more output than a whole minute allows: it gets the minute.
-    let mut greedy = limits.request(hash("b"), &model("m")).unwrap().unwrap();
+    let mut greedy = limits.request(hash("b"), &model("m"), &none()).unwrap().unwrap();
     assert!(greedy.tokens(0, u64::MAX).is_ok());
     assert_eq!(ask().tokens(501, 1).unwrap_err().kind, LimitKind::TooLarge(501));
 }
@@ -40,7 +45,7 @@ async fn l1_requests_and_concurrency_are_limited_for_each_tenant_and_model() {
     let limits = limits(
         "'*' = { requests_per_minute = 3, models = { big = { concurrency = 1 } } }\n a = { requests_per_minute = 0 }",
     );
-    let ask = |tenant, name| limits.request(hash(tenant), &model(name));
+    let ask = |tenant, name| limits.request(hash(tenant), &model(name), &none());
     let held = ask("a", "big").unwrap().unwrap();
     // L1.2
     assert_eq!(ask("a", "big").unwrap_err().kind, LimitKind::Concurrency);
@@ -52,7 +57,7 @@ async fn l1_requests_and_concurrency_are_limited_for_each_tenant_and_model() {
     let admitted = (0..9).filter(|_| ask("c", "small").is_ok()).count();
     // L1.1
     assert_eq!(admitted, 3);
-    let nameless = (0..9).filter(|_| limits.request(None, &model("small")).is_ok()).count();
+    let nameless = (0..9).filter(|_| limits.request(None, &model("small"), &none()).is_ok()).count();
     assert_eq!(nameless, 3, "requests without a tenant share one account");
     tokio::time::advance(Duration::from_secs(20)).await;
     assert!(ask("c", "small").is_ok() && ask("c", "small").is_err());
@@ -61,12 +66,15 @@ async fn l1_requests_and_concurrency_are_limited_for_each_tenant_and_model() {
 #[tokio::test(start_paused = true)]
 async fn l1_a_million_names_take_bounded_memory_and_lift_no_limit() {
     let limits = limits("'*' = { requests_per_minute = 2 }\n known = { requests_per_minute = 2 }");
-    let ask = |tenant: u64| limits.request(Some(tenant), &model("m")).is_ok();
+    let ask = |tenant: u64| limits.request(Some(tenant), &model("m"), &none()).is_ok();
     let served = (0..1_000_000_u64).filter(|name| ask(*name) && ask(*name)).count();
     let accounts = limits.used.lock().accounts.len();
     // L1.7
     assert!(accounts <= MAX_ACCOUNTS + 1 && served <= MAX_ACCOUNTS + 2, "{accounts} {served}");
-    assert!(limits.request(hash("known"), &model("m")).is_ok(), "a listed tenant has its own account");
+    assert!(
+        limits.request(hash("known"), &model("m"), &none()).is_ok(),
+        "a listed tenant has its own account"
+    );
     tokio::time::advance(Duration::from_secs(60)).await;
     assert!(ask(2_000_000), "idle accounts are forgotten");
     assert!(limits.used.lock().accounts.len() <= 2);
@@ -75,10 +83,10 @@ async fn l1_a_million_names_take_bounded_memory_and_lift_no_limit() {
 #[tokio::test(start_paused = true)]
 async fn l1_a_reload_keeps_what_was_used() {
     let before = limits("'*' = { requests_per_minute = 4 }");
-    (0..4).for_each(|_| drop(before.request(hash("a"), &model("m")).unwrap()));
+    (0..4).for_each(|_| drop(before.request(hash("a"), &model("m"), &none()).unwrap()));
     let tenants: BTreeMap<String, TenantEntry> = toml::from_str("'*' = { requests_per_minute = 6 }").unwrap();
     let after = TenantLimits::new(&tenants, 7, Some(&before)).unwrap();
-    let admitted = (0..9).filter(|_| after.request(hash("a"), &model("m")).is_ok()).count();
+    let admitted = (0..9).filter(|_| after.request(hash("a"), &model("m"), &none()).is_ok()).count();
     // L1.8
     assert_eq!(admitted, 2);
     assert!(TenantLimits::new(&BTreeMap::new(), 7, Some(&after)).is_none(), "no limits cost nothing");

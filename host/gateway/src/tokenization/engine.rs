@@ -45,10 +45,9 @@ const CHAT_KEYS: [&str; 7] = [
     "mm_processor_kwargs",
 ];
 
-/// One model's engines as a source of tokens.
+/// The engines of one model and its adapters as a source of tokens.
 #[derive(Debug)]
 pub(super) struct EngineTokens {
-    model: ModelName,
     registry: Arc<Registry>,
     turns: Semaphore,
     next: AtomicUsize,
@@ -72,10 +71,9 @@ struct Answer {
 }
 
 impl EngineTokens {
-    pub(super) fn new(model: ModelName, registry: Arc<Registry>, cache_bytes: usize) -> Self {
+    pub(super) fn new(registry: Arc<Registry>, cache_bytes: usize) -> Self {
         let cache = Cache { budget: cache_bytes, bytes: 0, answers: HashMap::new(), order: VecDeque::new() };
         Self {
-            model,
             registry,
             turns: Semaphore::new(MAX_CONCURRENT_CALLS),
             next: AtomicUsize::new(0),
@@ -104,7 +102,7 @@ impl EngineTokens {
             return Err("engine_paused");
         }
         let Ok(_turn) = self.turns.try_acquire() else { return Err("engine_busy") };
-        let candidate = self.candidate().ok_or("no_engine")?;
+        let candidate = self.candidate(&request.model).ok_or("no_engine")?;
         let tokens = match timeout(limit, ask(upstream, &candidate, question)).await {
             Ok(Some(tokens)) => tokens,
             outcome => {
@@ -117,14 +115,14 @@ impl EngineTokens {
     }
 
     /// Chooses a worker that has the endpoint, round robin.
-    fn candidate(&self) -> Option<Candidate> {
+    fn candidate(&self, model: &ModelName) -> Option<Candidate> {
         let snapshot = self.registry.snapshot();
         let able = |candidate: &&Candidate| {
             candidate.worker.spec().engine == Engine::Vllm && candidate.ineligible().is_none()
         };
         let all = || {
             let pools = [Leg::Prefill, Leg::Aggregated, Leg::Decode];
-            pools.into_iter().flat_map(|leg| snapshot.pool(&self.model, leg)).filter(able)
+            pools.into_iter().flat_map(|leg| snapshot.pool(model, leg)).filter(able)
         };
         let count = all().count();
         all().nth(self.next.fetch_add(1, Ordering::Relaxed) % count.max(1)).cloned()

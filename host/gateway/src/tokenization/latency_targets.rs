@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use pointsman_workers::{ModelName, name_hash};
+use pointsman_workers::{ModelName, Snapshot, name_hash};
 
 use crate::config::{ALL_TENANTS, TenantEntry, settings::Settings as Configured};
 
@@ -43,10 +43,13 @@ impl TargetRules {
         }
     }
 
-    /// Returns the targets of a request that names none: each is that of its tenant, or else of its model.
-    pub(crate) fn of_request(&self, model: &ModelName, tenant: Option<u64>) -> Targets {
+    /// Returns the targets of a request that names none: each is that of its tenant, or else of its model, or
+    /// else of the model that this is an adapter of.
+    pub(crate) fn of_request(&self, model: &ModelName, tenant: Option<u64>, workers: &Snapshot) -> Targets {
         let of_tenant = tenant.and_then(|hash| self.tenants.get(&hash)).unwrap_or(&self.other_tenants);
-        of_tenant.or(self.models.get(model).copied().unwrap_or_default())
+        let of_model = |model| self.models.get(model).copied().unwrap_or_default();
+        let parent = workers.parent_of(model).map(of_model).unwrap_or_default();
+        of_tenant.or(of_model(model)).or(parent)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{AgentProgram, RoutingRequest};
-use pointsman_workers::name_hash;
+use pointsman_workers::{Snapshot, name_hash};
 use prefix_index::{Prefix, Salt};
 
 use crate::{
@@ -39,7 +39,7 @@ pub(crate) struct TenantLoad {
 /// text, and `adapter` is the LoRA adapter that it runs with.
 #[must_use]
 pub(crate) fn routing_request(
-    (request, adapter): (&Request, Option<&str>),
+    (request, adapter, workers): (&Request, Option<&str>, &Snapshot),
     measure: &Measure,
     targets: &TargetRules,
     tokens: Option<&RequestTokens>,
@@ -63,7 +63,7 @@ pub(crate) fn routing_request(
         ttft_us: hints.ttft_target_ms.and_then(micros),
         itl_us: hints.itl_target_ms.and_then(micros),
     };
-    let targets = own.or(targets.of_request(&request.model, tenant.map(|tenant| tenant.hash)));
+    let targets = own.or(targets.of_request(&request.model, tenant.map(|tenant| tenant.hash), workers));
     let hash = |text: &str| name_hash(text.as_bytes(), measure.salt.expose());
     RoutingRequest {
         prompt_tokens,
@@ -121,7 +121,7 @@ mod tests {
             Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
                 .unwrap();
         routing_request(
-            (&request, request.hints.lora.as_deref()),
+            (&request, request.hints.lora.as_deref(), &Snapshot::default()),
             &MEASURE,
             &TargetRules::default(),
             None,

@@ -101,7 +101,7 @@ impl Lab<'_> {
     /// Queues the outcome for the policies that learn, as the gateway does.
     fn queue_outcome(&mut self, number: usize, flight: &Flight, ended: Ended) {
         let mut first = false;
-        let source = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
+        let source = |slot, lane| DecisionSource { slot, model: self.model.clone(), parent: None, lane };
         for (receipt, retried) in
             Receipt::with_retried(&flight.receipts).filter(|(receipt, _)| receipt.learns)
         {

@@ -36,7 +36,7 @@ impl Lab<'_> {
         let tried = flight.attempts.tried();
         let gateway = self.gateways.of(number);
         let pool = gateway.snapshot.pool(&self.model, leg);
-        let thresholds = gateway.router.busy().of(&self.model, leg);
+        let thresholds = gateway.router.busy().of(&self.model, leg, &gateway.snapshot);
         let candidates = pool.iter().filter(|candidate| {
             candidate.ineligible().is_none()
                 && thresholds.exceeded(candidate.load().view()).is_none()

@@ -64,7 +64,7 @@ fn fixture(failure: Option<Failure>, learns: bool) -> Fixture {
 }
 
 fn asked(lane: Lane) -> DecisionSource {
-    DecisionSource { slot: SlotKind::Prefill, model: ModelName::new("m"), lane }
+    DecisionSource { slot: SlotKind::Prefill, model: ModelName::new("m"), parent: None, lane }
 }
 
 fn outcome(seed: u64) -> ObservedOutcome {

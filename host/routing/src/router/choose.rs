@@ -86,7 +86,7 @@ impl Router {
         buffers: &mut DecisionBuffers,
         may_shorten: bool,
     ) -> Result<Chosen, NotChosen> {
-        let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
+        let slot = self.slot(query, SlotKind::of(query.leg)).snapshot();
         let generation = slot.serving(query.request);
         let on_failure = slot.on_failure.unwrap_or(self.on_failure);
         let pool = query.snapshot.pool(query.model, query.leg);

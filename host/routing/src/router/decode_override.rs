@@ -55,7 +55,7 @@ impl Router {
     #[must_use]
     pub fn plan(&self, query: &Query<'_>, purpose: Purpose) -> OverrideDecision {
         let started = Instant::now();
-        let slot = self.slots.get(query.model, SlotKind::DecodeOverride).snapshot();
+        let slot = self.slot(query, SlotKind::DecodeOverride).snapshot();
         let generation = slot.serving(query.request);
         let mut decision = OverrideDecision {
             plan: Plan::Remote,
@@ -120,7 +120,7 @@ impl Router {
         query: &Query<'_>,
         purpose: Purpose,
     ) -> (RouterConfigOverride, Option<&'static str>) {
-        let slot = self.slots.get(query.model, SlotKind::DecodeOverride).snapshot();
+        let slot = self.slot(query, SlotKind::DecodeOverride).snapshot();
         let generation = slot.serving(query.request);
         let Program::DecodeOverride(policy) = &generation.program else {
             return (RouterConfigOverride::DECODE_DEFAULT, None);

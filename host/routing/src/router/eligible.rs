@@ -114,7 +114,7 @@ pub(super) fn eligible_rows(
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
     rows.clear();
-    let limits = busy.limits_of(query.model, query.leg);
+    let limits = busy.limits_of(query, query.leg);
     let mut search = Search::new(query, limits, pool);
     search.fill(rows);
     if !rows.is_empty() {
@@ -158,7 +158,7 @@ fn pinned_row(
     pool: &Pool,
     rows: &mut Vec<u32>,
 ) -> Result<(), RouteError> {
-    let limits = busy.limits_of(query.model, query.leg);
+    let limits = busy.limits_of(query, query.leg);
     let Some((worker, rank)) = query.pin else { return Ok(()) };
     rows.clear();
     let known = query.snapshot.get(worker).ok_or(RouteError::UnknownWorker(worker))?;

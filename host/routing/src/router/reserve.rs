@@ -11,7 +11,7 @@ use crate::{
     context::Purpose,
     query::Query,
     receipt::RefusedDecision,
-    slot::{NativeMode, Program, SlotKind},
+    slot::{NativeMode, Program, Slot, SlotKind},
 };
 
 /// Reserved place of a worker for a leg. Dropping it gives the place back.
@@ -64,9 +64,14 @@ impl Router {
         })
     }
 
+    /// Returns the slot that decides about a request.
+    pub(super) fn slot(&self, query: &Query<'_>, kind: SlotKind) -> &Slot {
+        self.slots.get_or_parent(query.model, query.snapshot.parent_of(query.model), kind)
+    }
+
     /// Returns whether the program of the leg's slot may refuse a request that workers are eligible for.
     fn may_refuse(&self, query: &Query<'_>) -> bool {
-        let slot = self.slots.get(query.model, SlotKind::of(query.leg)).snapshot();
+        let slot = self.slot(query, SlotKind::of(query.leg)).snapshot();
         match &slot.serving(query.request).program {
             Program::Native(mode) => *mode == NativeMode::Direct,
             Program::Scorers { filters, .. } => !filters.is_empty(),

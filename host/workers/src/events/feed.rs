@@ -107,8 +107,13 @@ pub struct FeedCounters {
 /// the sink is not live and has forgotten the source.
 pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToken) {
     let mut backoff = config.backoff;
-    let mut feed =
-        Feed { config, sink, sequencer: Sequencer::new(KEPT_MESSAGES, KEPT_BYTES), previous: None };
+    let mut feed = Feed {
+        config,
+        sink,
+        sequencer: Sequencer::new(KEPT_MESSAGES, KEPT_BYTES),
+        previous: None,
+        heard: false,
+    };
     loop {
         let began = Instant::now();
         let Some(lost) = stop.run_until_cancelled(feed.connection()).await else { return };
@@ -149,6 +154,8 @@ struct Feed {
     sequencer: Sequencer<Bytes>,
     /// Last sequence number of the previous connection, until this connection's first message.
     previous: Option<u64>,
+    /// Whether a message of this source arrived in any connection.
+    heard: bool,
 }
 
 /// Guard of a connection: dropping it reports the end of the connection to the sink.
@@ -203,6 +210,13 @@ impl Feed {
             return None;
         };
         counters.messages.fetch_add(1, Relaxed);
+        if !std::mem::replace(&mut self.heard, true) && seq > 0 && self.config.replay.is_none() {
+            let endpoint = &self.config.endpoint;
+            tracing::warn!(
+                %endpoint, seq,
+                "earlier kv events were missed: set kv_replay, so that the gateway learns what the engine has cached"
+            );
+        }
         if self.previous.take().is_some_and(|previous| seq <= previous) {
             counters.restarts.fetch_add(1, Relaxed);
         }

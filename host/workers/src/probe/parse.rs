@@ -1,6 +1,6 @@
 //! Parses engines' responses to probes about facts. No I/O.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use prefix_index::events::MAX_BLOCK_SIZE;
 use serde::{Deserialize, Deserializer};
@@ -34,15 +34,19 @@ enum EngineId {
     Entry { engine_id: String },
 }
 
-/// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, and
-/// recognises the connector by its metrics.
+/// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, counts the
+/// data-parallel ranks by their label, and recognises the connector by its metrics.
 pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
-    let mut facts = EngineFacts::default();
+    let (mut facts, mut ranks) = (EngineFacts::default(), BTreeSet::new());
     for sample in samples(metrics) {
         let name = sample.name.strip_prefix("ray_").unwrap_or(sample.name);
         let Some(name) = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_'])) else {
             continue;
         };
+        // A server of some of the ranks of several nodes may list 8 to 15.
+        if matches!(name, "cache_config_info" | "num_requests_running") {
+            ranks.extend(sample.label("engine").filter(|label| !label.is_empty()));
+        }
         if name == "cache_config_info" {
             let number = |label| sample.label(label)?.parse().ok().filter(|value| *value > 0);
             let block_size = number("block_size").filter(|size| *size <= MAX_BLOCK_SIZE);
@@ -53,7 +57,8 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
         let connector = connector.and_then(|(_, connector)| connector.map(str::to_owned));
         facts.connector = facts.connector.or(connector);
     }
-    facts
+    let ranks = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
+    EngineFacts { dp_size: ranks, ..facts }
 }
 
 /// Prefix of a connector's metrics, and the connector. Mooncake's store only shares a cache: it says nothing

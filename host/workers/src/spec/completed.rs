@@ -57,7 +57,9 @@ impl WorkerSpec {
                 spec.local_prefill = spec.engine.prefills_locally(spec.role);
             }
         }
-        if let Some(size) = facts.dp_size {
+        // vLLM itself chooses the rank where the operator says that it has one.
+        let engine_chooses = spec.engine == Engine::Vllm && spec.dp_size == 1 && !left_out(FactName::DpSize);
+        if let Some(size) = facts.dp_size.filter(|_| !engine_chooses) {
             settle(FactName::DpSize, left_out(FactName::DpSize), &mut spec.dp_size, size)?;
         }
         if let Some(port) = facts.bootstrap_port {

@@ -47,7 +47,7 @@ pub(super) struct RawSpec {
     #[schemars(extend("x-position" = 9, "x-example" = "[]"))]
     #[serde(deserialize_with = "or_default")]
     pub(super) models: Vec<String>,
-    /// Data-parallel ranks; SGLang reports it.
+    /// Data-parallel ranks; SGLang and vLLM report it.
     #[schemars(extend("x-position" = 10, "x-example" = "1"))]
     pub(super) dp_size: Option<u32>,
     /// Host of the bootstrap server of SGLang or Mooncake; default: the url's host.
@@ -308,7 +308,7 @@ impl RawSpec {
         let sglang = engine == Engine::Sglang;
         let facts = [
             (FactName::Role, sglang && self.role.is_none()),
-            (FactName::DpSize, sglang && self.dp_size.is_none()),
+            (FactName::DpSize, (sglang || engine == Engine::Vllm) && self.dp_size.is_none()),
             (FactName::BootstrapPort, sglang && self.bootstrap_port.is_none()),
             (FactName::Transport, engine == Engine::Vllm && self.transport.is_none()),
             (FactName::KvCompatibility, engine == Engine::Vllm && self.kv_compatibility.is_none()),

@@ -18,7 +18,7 @@ fn odd(path: &str) -> Value {
 }
 
 fn exactly(config: &mut Config) {
-    let model = Model { continuation: ContinuationForm::Exact, ..Model::default() };
+    let model = Model { continuation: Some(ContinuationForm::Exact), ..Model::default() };
     config.models.insert("tiny".to_owned(), model);
 }
 

@@ -24,7 +24,7 @@ use super::{
     },
     EngineCache, StoreEffect,
 };
-use crate::events::{GroupKind, Stored, Tier};
+use crate::events::{GroupKind, MAX_BLOCK_SIZE, Stored, Tier};
 
 /// Maximum number of groups beside the followed one. Models have at most about ten groups.
 const MAX_SIDES: usize = 32;
@@ -110,6 +110,12 @@ impl EngineCache {
             GroupRole::Followed => {
                 let gated = stored.tier == Tier::Device && !self.groups.sides.is_empty();
                 let hashes = if gated { stored.hashes.clone() } else { Vec::new() };
+                if stored.tier != Tier::Device && stored.has_tokens() {
+                    // Offloaded chunks may be larger than the blocks of the device.
+                    let size = (stored.block_size as usize).min(MAX_BLOCK_SIZE as usize);
+                    let whole = size.is_multiple_of(block_size).then_some(size / block_size);
+                    holders.at_once(stored.tier, u32::try_from(whole.unwrap_or(1).max(1)).unwrap_or(1));
+                }
                 let orphans = self.store(tree, stored, block_size, |tier| holders.of_tier(tier));
                 for number in 0..self.groups.sides.len() {
                     self.list(tree, number, &hashes, holders);

@@ -3,6 +3,7 @@
 
 use pointsman_orchestration::RetryPolicy;
 use pointsman_routing::RoutingRequest;
+use pointsman_workers::Snapshot;
 
 use crate::{
     openai::{
@@ -27,6 +28,7 @@ pub(crate) fn form_of(
     request: &Request,
     routing_request: &RoutingRequest,
     policy: &mut RetryPolicy,
+    workers: &Snapshot,
 ) -> Result<Form, Reason> {
     if policy.continuations == 0 || !request.stream {
         return Err(OFF);
@@ -38,7 +40,7 @@ pub(crate) fn form_of(
     if policy.continuations == 0 {
         return Err(OFF);
     }
-    continuation::form_of(request, rules.is_exact(&request.model))
+    continuation::form_of(request, rules.is_exact(&request.model, workers))
 }
 
 impl Drive {

@@ -73,7 +73,10 @@ impl Account {
     /// Queues the outcome for policies that learn.
     fn queue_outcome(&self) {
         let Some(learning) = &self.learning else { return };
-        let asked = |slot, lane| DecisionSource { slot, model: self.model.clone(), lane };
+        let asked = |slot, lane| {
+            let (model, parent) = (self.model.clone(), self.parent.clone());
+            DecisionSource { slot, model, parent, lane }
+        };
         let decided = Receipt::with_retried(&self.receipts).enumerate();
         for (place, (receipt, retried)) in decided.filter(|(_, (receipt, _))| receipt.learns) {
             let observed = self.observed(receipt, retried);
@@ -98,6 +101,7 @@ impl Account {
     /// Adds each decision to the statistics of its slot and lane, together with the shadow's decision.
     fn count_decisions(&self) {
         let Some(stats) = &self.stats else { return };
+        let models = (&self.model, self.parent.as_ref());
         let is_served = self.outcome.code == "ok";
         let ttft = self.first_token.map(|first| first - self.started);
         let times = [ttft, self.itl(), Some(self.started.elapsed())];
@@ -119,29 +123,29 @@ impl Account {
                     Default::default()
                 },
             };
-            stats.note(&self.model, receipt.slot, (receipt.lane, receipt.generation), &decided);
+            stats.note(models, receipt.slot, (receipt.lane, receipt.generation), &decided);
             if let Some(shadow) = shadow {
                 let (agrees, blocks) = (Some(shadow.agrees), shadow.cached_blocks.map(blocks));
                 let decided = Decided { agrees, blocks, ..Decided::default() };
                 // It is compared with one active generation.
                 let generation = shadow.generation.max(receipt.generation);
-                stats.note(&self.model, receipt.slot, (Lane::Shadow, generation), &decided);
+                stats.note(models, receipt.slot, (Lane::Shadow, generation), &decided);
             }
         }
         for refused in &self.refusals {
             let decided = Decided { is_shed: true, ..Decided::default() };
             let ProgramSummary { slot, lane, generation, .. } = *refused.program;
-            stats.note(&self.model, slot, (lane, generation), &decided);
+            stats.note(models, slot, (lane, generation), &decided);
         }
         if let Some(decided) = self.decode_override.as_ref().and_then(|decided| decided.entry.as_ref()) {
             let agrees = decided.shadow_agrees.filter(|_| decided.lane == Lane::Active);
             let (by_fallback, is_shed) = (decided.fallback.is_some(), decided.verdict == "shed");
             let own = Decided { by_fallback, is_shed, agrees, ..Decided::default() };
             let generation = decided.generation;
-            stats.note(&self.model, SlotKind::DecodeOverride, (decided.lane, generation), &own);
+            stats.note(models, SlotKind::DecodeOverride, (decided.lane, generation), &own);
             if agrees.is_some() {
                 let shadow = Decided { agrees, ..Decided::default() };
-                stats.note(&self.model, SlotKind::DecodeOverride, (Lane::Shadow, generation), &shadow);
+                stats.note(models, SlotKind::DecodeOverride, (Lane::Shadow, generation), &shadow);
             }
         }
     }

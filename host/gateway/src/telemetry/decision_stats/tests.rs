@@ -20,12 +20,12 @@ async fn the_sum_covers_the_window_by_slot_and_lane() {
     for minute in 0..90 {
         let by_fallback = minute % 2 == 0;
         stats.note(
-            &model,
+            (&model, None),
             SlotKind::Decode,
             (Lane::Active, Generation(1)),
             &Decided { by_fallback, ..served },
         );
-        stats.note(&own, SlotKind::Decode, (Lane::Active, Generation(1)), &Decided::default());
+        stats.note((&own, None), SlotKind::Decode, (Lane::Active, Generation(1)), &Decided::default());
         tokio::time::advance(Duration::from_secs(60)).await;
     }
     let decode = |model: Option<&ModelName>, minutes| {
@@ -54,7 +54,7 @@ async fn a_new_generation_begins_anew_and_late_requests_of_older_ones_do_not_cou
     let model = ModelName::new("m");
     let note = |generation, by_fallback| {
         let decided = Decided { by_fallback, ..Decided::default() };
-        stats.note(&model, SlotKind::Decode, (Lane::Active, Generation(generation)), &decided);
+        stats.note((&model, None), SlotKind::Decode, (Lane::Active, Generation(generation)), &decided);
     };
     let counts = || {
         let sum = stats.sum(None, SlotKind::Decode, Lane::Active, 60);

@@ -25,7 +25,7 @@ pub(super) fn prefer_free_partners(query: &Query<'_>, busy: &BusyRules, pool: &P
 
 fn has_free_partner(query: &Query<'_>, busy: &BusyRules, spec: &WorkerSpec) -> bool {
     let leg = other(query.leg);
-    let limits = busy.limits_of(query.model, leg);
+    let limits = busy.limits_of(query, leg);
     let is_free = |candidate: &Candidate| {
         candidate.ineligible().is_none()
             && !(limits.requests_wait && candidate.worker.is_at_learned_limit())

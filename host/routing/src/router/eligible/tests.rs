@@ -123,7 +123,7 @@ fn some_candidates(random: &mut SmallRng, pool: &Pool, chance: f64) -> Vec<Candi
 
 /// Returns the rows that are eligible when each candidate is asked alone.
 fn expected(query: &Query<'_>, busy: &BusyRules, pool: &Pool) -> Result<Vec<u32>, bool> {
-    let limits = busy.limits_of(query.model, query.leg);
+    let limits = busy.limits_of(query, query.leg);
     let tried = |candidate: &Candidate| query.tried.contains(&(candidate.worker_id(), candidate.rank));
     let untried = || (0_u32..).zip(pool).filter(|(_, candidate)| !tried(candidate));
     let answers: Vec<_> =

@@ -1,0 +1,121 @@
+//! LoRA adapters that engines list with their model: real sockets.
+
+use pointsman_gateway::config::Config;
+use pointsman_tests::{Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine::json};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const MODELS: &str =
+    r#"{"data":[{"id":"org/m"},{"id":"law","parent":"org/m"},{"id":"own","parent":"org/m"}]}"#;
+const ANSWER: &str = r#"{"id":"a","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,
+    "message":{"role":"assistant","content":"x"},"finish_reason":"stop"}],
+    "usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
+
+/// Starts an engine with a model and two adapters.
+async fn engine() -> RawEngine {
+    RawEngine::start(|request: &RawRequest| {
+        vec![Act::Send(match request.line.as_str() {
+            "GET /v1/models" => json(MODELS),
+            line if line.starts_with("GET") => json("{}"),
+            _ => json(ANSWER),
+        })]
+    })
+    .await
+    .unwrap()
+}
+
+async fn start(flag: &str, engine: &RawEngine, config: &str) -> TestCluster {
+    let more: Config = toml::from_str(config).unwrap();
+    let flag = format!("role=aggregated,url=http://{},{flag}", engine.address);
+    let change = |config: &mut Config| {
+        (config.models, config.tenants) = (more.models, more.tenants);
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    };
+    TestClusterBuilder::new().config(change).start().await.unwrap()
+}
+
+async fn ask(cluster: &TestCluster, model: &str) -> (u16, Value) {
+    let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]});
+    let reply = cluster.client.post(CHAT, &[], body.to_string()).await.unwrap();
+    (reply.status.as_u16(), reply.json().unwrap())
+}
+
+#[tokio::test]
+async fn b3_sglang_gets_an_adapter_by_its_name_and_takes_it_with_its_model() {
+    let engine = engine().await;
+    let cluster = start("engine=sglang", &engine, "").await;
+    // B3.9, B3.10
+    for (model, adapter) in [("org/m:law", json!("law")), ("law", json!("law")), ("org/m", Value::Null)] {
+        assert_eq!(ask(&cluster, model).await.0, 200, "{model}");
+        let sent: Value = serde_json::from_str(&engine.requests().pop().unwrap().body).unwrap();
+        assert_eq!((&sent["model"], &sent["lora_path"]), (&json!(model), &adapter));
+    }
+    let message =
+        json!({"model": "law", "max_tokens": 3, "messages": [{"role": "user", "content": "hello"}]});
+    cluster.client.post("/v1/messages", &[], message.to_string()).await.unwrap();
+    let sent = engine.requests().pop().unwrap().body;
+    assert!(sent.contains(r#""model":"org/m:law""#), "{sent}");
+    for model in ["org/m:none", "m:law", "law:org/m"] {
+        assert_eq!(ask(&cluster, model).await.0, 404, "{model}");
+    }
+    let other = start("engine=vllm", &engine, "").await;
+    assert_eq!((ask(&other, "law").await.0, ask(&other, "org/m:law").await.0), (200, 404));
+    assert!(!engine.requests().pop().unwrap().body.contains("lora_path"), "vLLM knows the adapter's name");
+}
+
+#[tokio::test]
+async fn b3_the_rules_of_a_model_hold_for_its_adapters_unless_they_have_their_own() {
+    const RULES: &str = r#"
+        models."org/m" = { enforce_disagg = true }
+        models.own = { enforce_disagg = false }"#;
+    let engine = engine().await;
+    let plain = start("engine=vllm", &engine, "").await;
+    for model in ["org/m", "law", "own"] {
+        assert_eq!(ask(&plain, model).await.0, 200, "{model}, by default");
+    }
+    let cluster = start("engine=vllm", &engine, RULES).await;
+    let status = async |model| ask(&cluster, model).await.0;
+    // B3.7
+    assert_eq!((status("org/m").await, status("law").await, status("own").await), (503, 503, 200));
+    let list = cluster.client.get("/v1/models").await.unwrap().json().unwrap();
+    assert_eq!((list["data"].as_array().unwrap().len(), &list["data"][0]["id"]), (1, &json!("own")));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b3_a_slot_of_a_model_decides_for_its_adapters() {
+    const SLOTS: &str = r#"models."org/m".slots.aggregated = { builtin = "least-loaded" }"#;
+    let engine = engine().await;
+    let cluster = start("engine=vllm", &engine, SLOTS).await;
+    let policy = async |model: &str| {
+        let body = json!({"model": model, "messages": [{"role": "user", "content": "hello"}]}).to_string();
+        let reply = cluster.client.post(CHAT, &[("x-pointsman-decision", "1")], body).await.unwrap();
+        let told = reply.headers["x-pointsman-decision"].to_str().unwrap().to_owned();
+        told.split_once(' ')
+            .unwrap()
+            .1
+            .split(' ')
+            .skip_while(|word| word.starts_with("id="))
+            .collect::<String>()
+    };
+    let of_model = policy("org/m").await;
+    // B3.7
+    assert_eq!(policy("law").await, of_model);
+    assert!(!of_model.contains("predicted-latency"), "the default: {of_model}");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn b3_a_request_for_an_adapter_counts_for_the_limit_of_its_model() {
+    const LIMITS: &str = r#"tenants."*".models."org/m" = { requests_per_minute = 3 }"#;
+    let engine = engine().await;
+    let cluster = start("engine=vllm", &engine, LIMITS).await;
+    let mut statuses = Vec::new();
+    for model in ["law", "org/m", "own", "org/m", "law"] {
+        statuses.push(ask(&cluster, model).await.0);
+    }
+    // B3.8
+    assert_eq!(statuses, [200, 200, 200, 429, 429]);
+    cluster.at_rest().await.unwrap();
+}
