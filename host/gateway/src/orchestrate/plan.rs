@@ -9,7 +9,7 @@ use pointsman_orchestration::{NoPair, RetryPolicy, Shape, Splittable, is_up, pai
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
 };
-use pointsman_workers::{Leg, ModelName, Role, Snapshot};
+use pointsman_workers::{Candidate, Leg, ModelName, Role, Snapshot};
 
 use crate::{
     connectors::connector_for,
@@ -84,7 +84,7 @@ pub(crate) fn plan(
             Err(NoPair::NoWorker) => Err(ApiError::NoWorker(no_pair(model, snapshot)).into()),
         };
     };
-    if let Some(reason) = connector_for(prefill.worker.spec()).unsplittable(request) {
+    if let Some(reason) = why_unsplittable(request, snapshot, prefill) {
         if purpose == Purpose::Route {
             state.metrics.handoff("unsplittable");
         }
@@ -118,6 +118,13 @@ pub(crate) fn plan(
             Ok(RequestPlan { shape: Shape::Remote, planned: None, decode_override })
         }
     }
+}
+
+/// Returns why the request cannot be split over the workers of `prefill` and its pool.
+fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate) -> Option<&'static str> {
+    let connector = connector_for(prefill.worker.spec());
+    let pool = snapshot.pool(&request.model, Leg::Prefill);
+    connector.unsplittable(request).or_else(|| connector.refused_by(request, pool))
 }
 
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.
