@@ -31,9 +31,9 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
     })
 }
 
-/// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces, and
-/// answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out of the
-/// prompt before 0.10, and `auto` needs a parser, so both legs would not have the same prompt, or be refused.
+/// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces,
+/// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
+/// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
 pub(super) fn refused_by(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
     let all_can = || prefill.iter().filter(|one| is_up(one)).all(|one| reads_cut_calls(one));
     (forces_tool(request) && !all_can()).then_some("tool_choice")

@@ -150,8 +150,8 @@ impl Connector for VllmNixl {
             |field: &&&str| fields.get(field).map_or(**field != REQUEST_ID, |value| value == "null");
         let missing = NEEDED.iter().chain([&REQUEST_ID]).find(is_missing);
         let is_bootstrap = vllm::is_bootstrap(&fields);
-        // Before 0.10.1 only whole blocks are handed over, and a short prompt has none. A decode engine fails on
-        // an empty list.
+        // Before 0.10.1 only whole blocks are handed over, and a short prompt has none. A decode engine fails
+        // on an empty list.
         let ids = fields.get(NEEDED[0]).and_then(|ids| ids.strip_prefix('['));
         match missing.filter(|_| !is_bootstrap) {
             Some(field) => PrefillAnswer::Incomplete(field),

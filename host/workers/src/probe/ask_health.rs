@@ -1,5 +1,5 @@
-//! Asks an engine whether it is healthy, and whether an operator has paused it: requests to a paused engine wait
-//! until it resumes.
+//! Asks an engine whether it is healthy, and whether an operator has paused it: requests to a paused engine
+//! wait until it resumes.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::{id::Engine, worker::Health};
 /// SGLang's health check that generates a token, although `/health` may be set not to.
 const GENERATES: &str = "/health_generate";
 
-/// Returns where an engine says whether it is paused: vLLM with its endpoints for development, to which that for
-/// the pause belongs.
+/// Returns where an engine says whether it is paused: vLLM with its endpoints for development, to which that
+/// for the pause belongs.
 pub(super) fn pause_path(engine: Engine) -> Option<&'static str> {
     (engine == Engine::Vllm).then_some("/is_paused")
 }
@@ -38,8 +38,8 @@ impl Probe {
         answer
     }
 
-    /// Asks a SGLang engine whose `/ready` says no. It is paused, or a check of its health failed once, which only
-    /// a check that passes ends. A paused engine does not generate, and answers questions.
+    /// Asks a SGLang engine whose `/ready` says no. It is paused, or a check of its health failed once, which
+    /// only a check that passes ends. A paused engine does not generate, and answers questions.
     async fn ask_engine_that_is_not_ready(&mut self) -> Response {
         if self.worker.health() == Health::Healthy {
             self.note_paused(true);
@@ -65,8 +65,8 @@ impl Probe {
         Response::Absent
     }
 
-    /// Asks a vLLM engine whether it is paused. One that cannot be asked is not; one that does not answer now is
-    /// what it was.
+    /// Asks a vLLM engine whether it is paused. One that cannot be asked is not; one that does not answer now
+    /// is what it was.
     async fn ask_whether_paused(&mut self) {
         let Some(path) = self.pause_path else { return };
         match self.get(path).await {
