@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, header};
 use json_splice::Edit;
 use pointsman_orchestration::HandoffKind;
-use pointsman_workers::{DpRank, Engine, KvTransport, WorkerSpec};
+use pointsman_workers::{Candidate, DpRank, Engine, KvTransport, WorkerSpec};
 use rand::RngExt;
 
 use crate::{
@@ -100,6 +100,8 @@ pub(crate) enum PrefillAnswer {
         /// Cached prompt tokens, when the engine reports them.
         cached_tokens: Option<u32>,
     },
+    /// The engine pinned no block of the prompt: decode computes it itself (C7b).
+    Nothing,
     /// Generation ended within prefill; this is the whole answer (C8).
     WasAll,
     /// The answer cannot be read.
@@ -141,6 +143,11 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
 
     /// Why this request cannot be split over two workers; `None` when it can.
     fn unsplittable(&self, _request: &Request) -> Option<&'static str> {
+        None
+    }
+
+    /// Why one of these prefill workers cannot take its leg of this request; `None` when all can.
+    fn refused_by(&self, _request: &Request, _prefill: &[Candidate]) -> Option<&'static str> {
         None
     }
 

@@ -169,6 +169,7 @@ impl Legs {
             Event::HandoffLost(lost) => self.handoff_lost(lost),
             Event::NoPrefill => self.no_prefill(),
             Event::PrefillHandoff => self.handoff(),
+            Event::PrefillEnded if self.is_completed() => self.nothing_handed_over(),
             Event::PrefillEnded => self.prefill_ended(),
             Event::PrefillWasAll => self.prefill_was_all(),
             Event::Failed(Leg::Prefill, failed) => self.prefill_failed(failed),
@@ -209,7 +210,7 @@ impl Legs {
         if self.state.answering == LegState::Routed {
             return self.send_first();
         }
-        if traits.handoff == HandoffKind::Completed {
+        if self.is_completed() {
             self.state.answering = LegState::Reserving;
             return smallvec![Action::Reserve];
         }

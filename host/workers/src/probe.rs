@@ -20,6 +20,7 @@ use crate::{
     worker::Worker,
 };
 
+mod ask_health;
 mod client;
 mod exposition;
 mod figures;
@@ -33,6 +34,7 @@ mod process;
 mod read_facts;
 mod stuck;
 
+use ask_health::pause_path;
 use client::{Clients, ProbeClient, Response};
 use figures::Figures;
 pub use health::HealthChecks;
@@ -172,6 +174,7 @@ struct Probe {
     health_path: &'static str,
     load_path: Option<&'static str>,
     sleep_path: Option<&'static str>,
+    pause_path: Option<&'static str>,
     /// Last figures of the engine's metrics.
     figures: Option<Figures>,
     /// Load figures that could not be read, in a row.
@@ -202,6 +205,7 @@ impl Probe {
             health_path: health_path(engine),
             load_path: metrics_path(engine),
             sleep_path: sleep_path(engine),
+            pause_path: pause_path(engine),
             figures: None,
             load_failures: 0,
             incomplete: false,
@@ -285,7 +289,7 @@ impl Probe {
         if stale {
             let engine = self.worker.spec().engine;
             (self.health_path, self.load_path) = (health_path(engine), metrics_path(engine));
-            self.sleep_path = sleep_path(engine);
+            (self.sleep_path, self.pause_path) = (sleep_path(engine), pause_path(engine));
         }
         let answer = self.ask_health().await;
         match answer {
@@ -307,31 +311,6 @@ impl Probe {
             }
             Response::Status(problem) | Response::Failed(problem) => Err(problem),
         }
-    }
-
-    /// Asks whether the engine is healthy. Where `/ready` says no, `/health` decides: it alone ends the
-    /// state in which a check that once failed leaves a SGLang engine.
-    async fn ask_health(&mut self) -> Response {
-        let answer = self.health_at(self.health_path).await;
-        if self.health_path == HEALTH || !matches!(answer, Response::Absent | Response::Status(_)) {
-            return answer;
-        }
-        if matches!(answer, Response::Absent) {
-            self.health_path = HEALTH;
-        }
-        self.health_at(HEALTH).await
-    }
-
-    async fn health_at(&mut self, path: &str) -> Response {
-        let config = *self.config.borrow();
-        let url = format!("{}{path}", self.worker.spec().url);
-        let limit = if path == HEALTH { self.checks.limit(&config) } else { config.timeout };
-        let (answer, took, connection) = self.send(&url, MAX_BODY, limit).await;
-        self.reconnected |= connection.is_some_and(|local| self.connection.is_replaced(local));
-        if path == HEALTH && matches!(answer, Response::Ok(_) | Response::Absent) {
-            self.checks.took(took, &config);
-        }
-        answer
     }
 
     fn failed(&mut self, problem: &str) {

@@ -70,6 +70,7 @@ pub struct Worker {
     misconfigured: AtomicBool,
     /// Whether the engine sleeps.
     asleep: AtomicBool,
+    engine_paused: AtomicBool,
     /// Problem that the last probe found.
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
@@ -156,6 +157,7 @@ impl Worker {
             moves: Arc::default(),
             misconfigured: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
+            engine_paused: AtomicBool::new(false),
             problem: ArcSwapOption::empty(),
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),

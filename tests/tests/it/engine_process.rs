@@ -62,12 +62,18 @@ async fn b8_a_sglang_engine_whose_health_check_takes_a_second_serves_at_default_
 
 #[tokio::test]
 async fn b8_health_decides_where_ready_says_no() {
-    let engine = RawEngine::start(|request| {
+    let passed = AtomicBool::new(false);
+    let engine = RawEngine::start(move |request| {
         let answer = match request.line.as_str() {
             "GET /v1/models" => json_answer(r#"{"data":[{"id":"m","owned_by":"sglang"}]}"#),
             "GET /server_info" => json_answer(r#"{"disaggregation_mode":"null"}"#),
-            "GET /ready" => status("503 Service Unavailable", "{}"),
-            "GET /health" => json_answer("{}"),
+            // A check that passes ends the state in which one that failed leaves the engine.
+            "GET /ready" if !passed.load(Ordering::SeqCst) => status("503 Service Unavailable", "{}"),
+            "GET /ready" => json_answer("{}"),
+            "GET /health" => {
+                passed.store(true, Ordering::SeqCst);
+                json_answer("{}")
+            }
             _ => status("404 Not Found", "{}"),
         };
         vec![Act::Send(answer)]

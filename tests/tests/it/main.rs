@@ -81,6 +81,7 @@ mod openapi;
 mod orchestration;
 mod packages;
 mod page;
+mod paused_engines;
 mod picker_garbage;
 mod pins;
 mod policies;

@@ -3,7 +3,7 @@
 
 use pointsman_tests::{
     Act, RawEngine, TestCluster, TestClusterBuilder,
-    raw_engine::{chunk, json, status, stream_head},
+    raw_engine::{RawRequest, chunk, json, status, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::json as value;
@@ -278,4 +278,82 @@ async fn i2_the_retry_of_a_stream_without_an_event_may_end_in_prefill() {
     // C8.3, I2.2
     assert!(text.contains(r#""finish_reason":"stop""#) && text.ends_with("data: [DONE]\n\n"), "{text}");
     cluster.at_rest().await.unwrap();
+}
+
+/// An engine of this version whose prefill answers `prefill`, and any other request `ANSWER`.
+async fn versioned(version: &'static str, prefill: Vec<u8>) -> RawEngine {
+    RawEngine::start(move |request: &RawRequest| {
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => json(r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#),
+            "GET /version" => json(&value!({ "version": version }).to_string()),
+            line if line.starts_with("GET") => json("{}"),
+            _ if request.body.contains("do_remote_decode\":true") => prefill.clone(),
+            _ => json(ANSWER),
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn c7b_a_forced_tool_call_is_split_only_where_the_engine_answers_one_token_of_it() {
+    let bodies = [
+        ("/v1/chat/completions", value!("required"), true),
+        ("/v1/chat/completions", value!({"type": "function", "function": {"name": "f"}}), true),
+        ("/v1/chat/completions", value!("auto"), false),
+        ("/v1/messages", value!({"type": "any"}), true),
+        ("/v1/messages", value!({"type": "tool", "name": "f"}), true),
+        ("/v1/messages", value!({"type": "auto"}), false),
+    ];
+    for (version, is_new) in [("0.18.0", false), ("0.26.1", false), ("0.27.0", true), ("1.0.0", true)] {
+        let prefill = versioned(version, prefilled("length", true)).await;
+        let decode = versioned(version, Vec::new()).await;
+        let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+        for (path, choice, forces) in &bodies {
+            let before = prefill.requests().len();
+            let body = value!({"model": "tiny", "max_tokens": 9, "tools": [{"type": "function", "name": "f"}],
+                "tool_choice": choice, "messages": [{"role": "user", "content": "weather? ".repeat(99)}]});
+            cluster.client.post(path, &[], body.to_string()).await.unwrap();
+            // C7b.1
+            let split = usize::from(is_new || !forces);
+            assert_eq!(prefill.requests().len() - before, split, "{version} {path} {choice}");
+        }
+        assert_eq!(decode.requests().len(), bodies.len(), "{version}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn c7b_beam_search_runs_on_one_worker() {
+    let prefill = versioned("0.33.0", prefilled("length", false)).await;
+    let decode = versioned("0.33.0", Vec::new()).await;
+    let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+    let body = value!({"model": "tiny", "max_tokens": 2, "prompt": "a ".repeat(99), "use_beam_search": true});
+    // C7b.2
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap().status, 200);
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (0, 1));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn c7b_a_prompt_shorter_than_a_block_is_decoded_without_a_handoff() {
+    let parameters =
+        value!({"remote_block_ids": [], "remote_engine_id": "e", "remote_host": "h", "remote_port": 1});
+    let choice = value!({"index": 0, "text": "", "finish_reason": "length"});
+    let answer = value!({"id": "p", "choices": [choice], "kv_transfer_params": parameters}).to_string();
+    let prefill = versioned("0.10.0", json(&answer)).await;
+    let decode = versioned("0.10.0", Vec::new()).await;
+    let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+    // C7b.3
+    assert_eq!(cluster.client.post(COMPLETIONS, &[], prompt(1)).await.unwrap().status, 200);
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (1, 1));
+    assert!(!decode.requests()[0].body.contains("kv_transfer_params"), "{:?}", decode.requests());
+    cluster.at_rest().await.unwrap();
+    let metrics = cluster.admin.get("/metrics").await.unwrap();
+    let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+    let counted: Vec<&str> =
+        metrics.lines().filter(|line| line.starts_with("pointsman_handoffs_total{")).collect();
+    // C7b.4
+    assert_eq!(counted, ["pointsman_handoffs_total{reason=\"nothing_to_hand_over\"} 1"]);
 }

@@ -161,8 +161,10 @@ fn c7a_incomplete_parameters_are_never_a_handoff() {
     // C7a.6
     assert!(matches!(read(&older), PrefillAnswer::Handoff { .. }));
     older["kv_transfer_params"]["remote_block_ids"] = json!([]);
-    // C7a.6
-    assert_eq!(read(&older), PrefillAnswer::Incomplete("remote_block_ids"));
+    // C7b.3
+    assert_eq!(read(&older), PrefillAnswer::Nothing);
+    older["kv_transfer_params"]["remote_host"] = Value::Null;
+    assert_eq!(read(&older), PrefillAnswer::Incomplete("remote_host"));
 }
 
 #[test]

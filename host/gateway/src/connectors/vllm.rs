@@ -6,6 +6,8 @@ use std::borrow::Cow;
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use json_splice::{Edit, JsonBody};
+use pointsman_orchestration::is_up;
+use pointsman_workers::Candidate;
 
 use super::{LegContext, Target, clean, token_header};
 use crate::{
@@ -22,10 +24,44 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
     if request.prompts > 1 {
         return Some("list_of_prompts");
     }
-    ["echo", "prompt_logprobs", "best_of"].into_iter().find(|key| match *key {
+    // Beam search runs requests of its own, without a handoff.
+    ["echo", "prompt_logprobs", "best_of", "use_beam_search"].into_iter().find(|key| match *key {
         "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
         _ => truthy(key),
     })
+}
+
+/// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces,
+/// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
+/// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
+pub(super) fn refused_by(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+    let all_can = || prefill.iter().filter(|one| is_up(one)).all(|one| reads_cut_calls(one));
+    (forces_tool(request) && !all_can()).then_some("tool_choice")
+}
+
+/// Returns whether the answer has to be a call of a tool.
+fn forces_tool(request: &Request) -> bool {
+    let Some(choice) = request.body.get("tool_choice") else { return false };
+    match request.endpoint {
+        Endpoint::ChatCompletions => choice.starts_with('{') || choice == "\"required\"",
+        Endpoint::Messages => {
+            let choice = JsonBody::parse(Bytes::copy_from_slice(choice.as_bytes())).ok();
+            let kind = choice.as_ref().and_then(|choice| choice.get("type"));
+            kind.is_some_and(|kind| matches!(kind, "\"any\"" | "\"tool\""))
+        }
+        _ => false,
+    }
+}
+
+/// Returns whether a worker's engine is known to answer a tool call that its length cap cut.
+fn reads_cut_calls(candidate: &Candidate) -> bool {
+    let facts = candidate.worker.facts();
+    let mut numbers = facts.version.iter().flat_map(|version| version.split('.')).map(str::parse::<u32>);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(0)), Some(Ok(minor))) => minor >= 27,
+        (Some(Ok(major)), _) => major > 0,
+        _ => false,
+    }
 }
 
 /// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so

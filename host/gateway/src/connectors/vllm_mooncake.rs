@@ -6,6 +6,7 @@ use json_splice::Edit;
 use serde_json::json;
 
 use pointsman_orchestration::HandoffKind;
+use pointsman_workers::Candidate;
 
 use super::{Connector, LegContext, Target, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
@@ -25,6 +26,10 @@ impl Connector for VllmMooncake {
 
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         vllm::unsplittable(request)
+    }
+
+    fn refused_by(&self, request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+        vllm::refused_by(request, prefill)
     }
 
     fn takes_token_ids(&self) -> bool {

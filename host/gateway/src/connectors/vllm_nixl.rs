@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use pointsman_orchestration::HandoffKind;
+use pointsman_workers::Candidate;
 
 use super::{Connector, LegContext, PrefillAnswer, Target, given_up, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
@@ -86,6 +87,10 @@ impl Connector for VllmNixl {
         vllm::unsplittable(request)
     }
 
+    fn refused_by(&self, request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+        vllm::refused_by(request, prefill)
+    }
+
     fn takes_token_ids(&self) -> bool {
         true
     }
@@ -140,15 +145,16 @@ impl Connector for VllmNixl {
         let Ok(fields) = JsonBody::parse(Bytes::copy_from_slice(parameters.get().as_bytes())) else {
             return PrefillAnswer::MissingParameters;
         };
-        // A decode engine fails on an empty list, as on none.
-        let is_empty = |value: &str| value.strip_prefix('[').is_some_and(|ids| ids.trim_start() == "]");
-        let is_missing = |field: &&&str| match fields.get(field) {
-            Some(value) => value == "null" || is_empty(value),
-            None => **field != REQUEST_ID,
-        };
+        let is_missing =
+            |field: &&&str| fields.get(field).map_or(**field != REQUEST_ID, |value| value == "null");
         let missing = NEEDED.iter().chain([&REQUEST_ID]).find(is_missing);
-        match missing.filter(|_| !vllm::is_bootstrap(&fields)) {
+        let is_bootstrap = vllm::is_bootstrap(&fields);
+        // Before 0.10.1 only whole blocks are handed over, and a short prompt has none. A decode engine fails
+        // on an empty list.
+        let ids = fields.get(NEEDED[0]).and_then(|ids| ids.strip_prefix('['));
+        match missing.filter(|_| !is_bootstrap) {
             Some(field) => PrefillAnswer::Incomplete(field),
+            None if !is_bootstrap && ids.is_some_and(|ids| ids.trim_start() == "]") => PrefillAnswer::Nothing,
             None => PrefillAnswer::Handoff {
                 parameters: parameters.get().to_owned(),
                 cached_tokens: answer.usage.and_then(UsageObject::cached_tokens),

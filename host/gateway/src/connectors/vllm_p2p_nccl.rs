@@ -4,6 +4,7 @@
 use bytes::Bytes;
 
 use pointsman_orchestration::HandoffKind;
+use pointsman_workers::Candidate;
 
 use super::{Connector, IdDetail, LegContext, Target, clean, token_header, vllm};
 use crate::{openai::request::Request, upstream::LegHeaders};
@@ -23,6 +24,10 @@ impl Connector for VllmP2pNccl {
 
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         vllm::unsplittable(request)
+    }
+
+    fn refused_by(&self, request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+        vllm::refused_by(request, prefill)
     }
 
     fn prefill(&self, request: &Request, _: &LegContext<'_>) -> Bytes {

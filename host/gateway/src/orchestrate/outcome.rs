@@ -71,6 +71,10 @@ impl Drive {
                 self.attempts.commit(lease);
                 Event::PrefillHandoff
             }
+            PrefillAnswer::Nothing => {
+                self.state.metrics.handoff("nothing_to_hand_over");
+                Event::PrefillEnded
+            }
             PrefillAnswer::WasAll => {
                 self.state.metrics.handoff("ended_in_prefill");
                 self.whole = Some(relay::prefill_answer(self, answer));

@@ -9,7 +9,7 @@ use pointsman_orchestration::{NoPair, RetryPolicy, Shape, Splittable, is_of, is_
 use pointsman_routing::{
     CandidateId, Pairing, Plan, Purpose, Query, RoutingRequest, SlotKind, no_worker_text,
 };
-use pointsman_workers::{Engine, Leg, ModelName, Role, Snapshot};
+use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot};
 
 use super::availability::{servable_models, use_another, why_no_pair};
 use crate::{
@@ -92,7 +92,7 @@ pub(crate) fn plan(
             Err(NoPair::NoWorker) => Err(ApiError::NoWorker(no_pair(model, snapshot)).into()),
         };
     };
-    if let Some(reason) = connector_for(prefill.worker.spec()).unsplittable(request) {
+    if let Some(reason) = why_unsplittable(request, snapshot, prefill) {
         if purpose == Purpose::Route {
             state.metrics.handoff("unsplittable");
         }
@@ -126,6 +126,13 @@ fn not_split(reason: &str) -> ApiError {
     ApiError::InvalidRequest(format!(
         "{reason}: the request cannot be split over two workers, and no single worker may serve it"
     ))
+}
+
+/// Returns why the request cannot be split over the workers of `prefill` and its pool.
+fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate) -> Option<&'static str> {
+    let connector = connector_for(prefill.worker.spec());
+    let pool = snapshot.pool(&request.model, Leg::Prefill);
+    connector.unsplittable(request).or_else(|| connector.refused_by(request, pool))
 }
 
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.

@@ -60,6 +60,20 @@ impl Legs {
         if self.may_fall_back() { self.fall_back() } else { self.fail(Leg::Prefill) }
     }
 
+    /// The prefill of a completed handoff pinned nothing: decode computes the prompt itself.
+    pub(super) fn nothing_handed_over(&mut self) -> Actions {
+        if self.state.prefill != LegState::InFlight {
+            return Actions::new();
+        }
+        if self.only_consumes() {
+            self.state.prefill = LegState::Over;
+            return self.cancel_all();
+        }
+        let actions = self.handoff();
+        self.committed = false;
+        actions
+    }
+
     pub(super) fn prefill_failed(&mut self, failed: Failed) -> Actions {
         if self.state.prefill != LegState::InFlight {
             return Actions::new();
@@ -121,8 +135,7 @@ impl Legs {
         let mut actions = smallvec![Action::Cancel(answering)];
         // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry. An
         // engine that refuses even one token says nothing about the others.
-        let movable = self.handoff_kind() == Some(HandoffKind::Completed);
-        if self.owes() && movable && (failed.retryable || (failed.refused && self.consuming)) {
+        if self.owes() && self.is_completed() && (failed.retryable || (failed.refused && self.consuming)) {
             self.state.answering = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
@@ -246,7 +259,8 @@ impl Legs {
     /// [E1].
     fn must_go_on(&self) -> bool {
         let Some(traits) = self.traits else { return false };
-        if self.consumed || self.state.prefill == LegState::Routed {
+        let is_uncommitted = self.state.prefill == LegState::Over && !self.committed;
+        if self.consumed || self.state.prefill == LegState::Routed || is_uncommitted {
             // Nothing was sent, or nothing is left to consume.
             return false;
         }
@@ -297,6 +311,11 @@ impl Legs {
         } else {
             smallvec![Action::Cancel(leg)]
         }
+    }
+
+    /// Returns whether the prefill answer returns the handoff.
+    pub(super) fn is_completed(&self) -> bool {
+        self.handoff_kind() == Some(HandoffKind::Completed)
     }
 
     /// Whether the engines of a pair abort by request id.

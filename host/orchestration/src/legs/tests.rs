@@ -578,6 +578,20 @@ fn e6_prefill_is_sent_only_when_decode_has_a_place() {
     check(Shape::Remote, 2, &[(E::PrefillRouted(COMPLETED), &[A::Reserve]), (E::ClientGone, &[A::Finish])]);
 }
 
+#[test]
+fn c7b_a_prefill_that_pinned_nothing_is_followed_by_a_decode_that_nobody_has_to_await() {
+    let begin: [(Event, &[Action]); 2] =
+        [(E::PrefillRouted(COMPLETED), &[A::Reserve]), (E::Reserved, &[A::Send(Leg::Prefill)])];
+    let nothing: (Event, &[Action]) = (E::PrefillEnded, &[A::Route(Leg::Decode)]);
+    let steps = |more: &[(Event, &'static [Action])]| [&begin[..], more].concat();
+    // C7b.3
+    let fails =
+        (E::Failed(Leg::Decode, RETRYABLE_UNSENT), &[A::Cancel(Leg::Decode), A::Route(Leg::Prefill)][..]);
+    check(Shape::Remote, 1, &steps(&[nothing, (E::Routed, &[A::Send(Leg::Decode)]), fails]));
+    check(Shape::Remote, 1, &steps(&[nothing, (E::ClientGone, &[A::Finish])]));
+    check(Shape::Remote, 1, &steps(&[(E::ClientGone, &[]), (E::PrefillEnded, &[A::Finish])]));
+}
+
 /// Steps to a completed handoff that decode has to consume.
 const HANDED_OVER: [(Event, &[Action]); 3] = [
     (E::PrefillRouted(COMPLETED), &[A::Reserve]),
@@ -1038,7 +1052,7 @@ impl World {
         }
         if self.prefill {
             if self.traits.handoff == HandoffKind::Completed {
-                events.extend([E::PrefillHandoff, E::PrefillWasAll]);
+                events.extend([E::PrefillHandoff, E::PrefillEnded, E::PrefillWasAll]);
             } else {
                 events.push(E::PrefillEnded);
             }

@@ -95,7 +95,8 @@ pub enum Event {
     NoPrefill,
     /// The prefill answer carries a complete handoff.
     PrefillHandoff,
-    /// The prefill leg of a bootstrap pair succeeded.
+    /// The prefill leg of a bootstrap pair succeeded, or the answer of another one says that there is nothing
+    /// to hand over.
     PrefillEnded,
     /// Generation ended within prefill; its answer is the whole answer (C8).
     PrefillWasAll,

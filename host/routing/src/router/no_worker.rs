@@ -14,6 +14,7 @@ pub(super) fn phrase(reason: Ineligible) -> Phrase {
         }
         Ineligible::Unhealthy => ("fails its health checks", "fail their health checks"),
         Ineligible::Asleep => ("is asleep", "are asleep"),
+        Ineligible::EnginePaused => ("has a paused engine", "have paused engines"),
         Ineligible::Draining => ("is draining", "are draining"),
         Ineligible::Failing => ("is failing", "are failing"),
         Ineligible::Paused => ("refuses more work for now", "refuse more work for now"),

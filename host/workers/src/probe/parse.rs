@@ -105,10 +105,10 @@ pub(super) fn vllm_version(body: &[u8]) -> Option<String> {
     Some(short(&version)).filter(|version| !version.is_empty())
 }
 
-/// Parses vLLM's `/is_sleeping`.
-pub(super) fn is_sleeping(body: &[u8]) -> bool {
+/// Returns whether vLLM says that a state holds: `is_sleeping` or `is_paused`.
+pub(super) fn holds(state: &str, body: &[u8]) -> bool {
     let answer: Value = serde_json::from_slice(body).unwrap_or_default();
-    answer.get("is_sleeping") == Some(&Value::Bool(true))
+    answer.get(state) == Some(&Value::Bool(true))
 }
 
 /// Cuts a name that an engine reports.

@@ -73,7 +73,7 @@ impl Probe {
     async fn ask_whether_asleep(&mut self) -> Option<bool> {
         let Some(path) = self.sleep_path else { return Some(false) };
         match self.get(path).await {
-            Response::Ok(body) => Some(parse::is_sleeping(&body)),
+            Response::Ok(body) => Some(parse::holds("is_sleeping", &body)),
             Response::Absent => {
                 self.sleep_path = None;
                 Some(false)

@@ -140,6 +140,14 @@ impl Probe {
             // The completed worker is probed by a task of its own; this one is about to be stopped.
             std::future::pending::<()>().await;
         }
+        if let Some(connector) = facts.unknown_connector()
+            && facts.connector != earlier.connector
+            && spec.role != Role::Aggregated
+            && spec.from_engine.contains(&FactName::Transport)
+        {
+            let (worker, url, transport) = (spec.id, &spec.url, spec.transport);
+            tracing::warn!(%worker, %url, connector, %transport, "unknown KV connector; handed over by the default transport");
+        }
         self.worker.set_contradiction(None);
         let unknown = spec.unknown_facts(&facts);
         let was_complete = !std::mem::replace(&mut self.incomplete, problem.is_some());

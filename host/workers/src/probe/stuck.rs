@@ -68,9 +68,10 @@ impl Watch {
     }
 
     fn look(&self, worker: &Arc<Worker>, config: &ProbeConfig) -> crate::activity::Found {
-        if worker.health() != Health::Healthy || worker.is_asleep() {
-            // Health checks judge it, and another process may serve afterwards. A sleeping worker has nothing
-            // to answer.
+        let rests = worker.is_asleep() || worker.is_engine_paused();
+        if worker.health() != Health::Healthy || rests {
+            // Health checks judge it, and another process may serve afterwards. A sleeping or paused worker
+            // answers nothing.
             worker.activity().forget();
         }
         let found = worker.activity().look(Instant::now(), config.wedge_after);

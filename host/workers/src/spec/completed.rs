@@ -112,6 +112,13 @@ pub(crate) fn compatibility_of(version: &str) -> Option<&str> {
     }
 }
 
+impl EngineFacts {
+    /// Returns the engine's connector if it stands for no transport of the gateway.
+    pub(crate) fn unknown_connector(&self) -> Option<&str> {
+        self.connector.as_deref().filter(|name| *name != "none" && transport_of(self).is_none())
+    }
+}
+
 /// Returns the transport that an engine's connector stands for; `None` for one that is not known.
 fn transport_of(facts: &EngineFacts) -> Option<KvTransport> {
     match facts.connector.as_deref()? {

@@ -15,6 +15,8 @@ pub enum Ineligible {
     Unhealthy,
     /// The engine sleeps: it answers its health checks, and requests wait until it is woken.
     Asleep,
+    /// An operator paused the engine: it answers its health checks, and requests wait until it resumes.
+    EnginePaused,
     /// The worker is draining.
     Draining,
     /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
@@ -52,6 +54,9 @@ impl Worker {
         }
         if self.is_asleep() {
             return Some(Ineligible::Asleep);
+        }
+        if self.is_engine_paused() {
+            return Some(Ineligible::EnginePaused);
         }
         if drain_counts && (self.draining() || self.leaving()) {
             return Some(Ineligible::Draining);
@@ -105,7 +110,15 @@ impl Ineligible {
     /// Returns whether the worker cannot serve at all, as opposed to being avoided.
     #[must_use]
     pub fn is_down(self) -> bool {
-        matches!(self, Self::NotReady | Self::Misconfigured | Self::Unhealthy | Self::Asleep | Self::Draining)
+        matches!(
+            self,
+            Self::NotReady
+                | Self::Misconfigured
+                | Self::Unhealthy
+                | Self::Asleep
+                | Self::EnginePaused
+                | Self::Draining
+        )
     }
 
     /// Returns the stable label in metrics and records.
@@ -116,6 +129,7 @@ impl Ineligible {
             Self::Misconfigured => "misconfigured",
             Self::Unhealthy => "unhealthy",
             Self::Asleep => "asleep",
+            Self::EnginePaused => "engine_paused",
             Self::Draining => "draining",
             Self::Failing => "failing",
             Self::Paused => "paused",
@@ -146,6 +160,7 @@ mod tests {
         Leaving(bool),
         Misconfigured(bool),
         Asleep(bool),
+        EnginePaused(bool),
         Outcome(bool),
         Refusal(bool),
         Answered,
@@ -162,6 +177,7 @@ mod tests {
             any::<bool>().prop_map(Change::Leaving),
             any::<bool>().prop_map(Change::Misconfigured),
             any::<bool>().prop_map(Change::Asleep),
+            any::<bool>().prop_map(Change::EnginePaused),
             prop::bool::weighted(0.3).prop_map(Change::Outcome),
             any::<bool>().prop_map(Change::Refusal),
             Just(Change::Answered),
@@ -179,6 +195,7 @@ mod tests {
                 Self::Leaving(on) => worker.set_leaving(on),
                 Self::Misconfigured(on) => _ = worker.set_contradiction(on.then(contradiction)),
                 Self::Asleep(on) => _ = worker.set_asleep(on),
+                Self::EnginePaused(on) => _ = worker.set_engine_paused(on),
                 Self::Outcome(ok) => worker.note_outcome(ok),
                 Self::Refusal(asks) => {
                     let retry_after = asks.then_some(Duration::from_secs(3));

@@ -109,6 +109,21 @@ impl Worker {
         changed
     }
 
+    /// Returns whether an operator paused the engine: it lives, and requests wait until it resumes.
+    #[must_use]
+    pub fn is_engine_paused(&self) -> bool {
+        self.engine_paused.load(Ordering::Acquire)
+    }
+
+    /// Sets whether the engine is paused. Returns true if it changed.
+    pub(crate) fn set_engine_paused(&self, paused: bool) -> bool {
+        let changed = self.engine_paused.swap(paused, Ordering::AcqRel) != paused;
+        if changed {
+            self.tell_ranks();
+        }
+        changed
+    }
+
     /// Returns what the configuration and the engine contradict each other about.
     #[must_use]
     pub fn contradiction(&self) -> Option<Arc<Contradiction>> {

@@ -1,0 +1,109 @@
+//! Asks an engine whether it is healthy, and whether an operator has paused it: requests to a paused engine
+//! wait until it resumes.
+
+use std::time::Duration;
+
+use super::{HEALTH, MAX_BODY, MAX_FACTS_BODY, Probe, client::Response, health::health_path, parse};
+use crate::{id::Engine, worker::Health};
+
+/// SGLang's health check that generates a token, although `/health` may be set not to.
+const GENERATES: &str = "/health_generate";
+
+/// Returns where an engine says whether it is paused: vLLM with its endpoints for development, to which that
+/// for the pause belongs.
+pub(super) fn pause_path(engine: Engine) -> Option<&'static str> {
+    (engine == Engine::Vllm).then_some("/is_paused")
+}
+
+impl Probe {
+    /// Asks whether the engine is healthy, and whether it is paused.
+    pub(super) async fn ask_health(&mut self) -> Response {
+        let answer = self.health_at(self.health_path).await;
+        if self.health_path == HEALTH {
+            if matches!(answer, Response::Ok(_) | Response::Absent) {
+                self.ask_whether_paused().await;
+            }
+            return answer;
+        }
+        match answer {
+            Response::Ok(_) => _ = self.note_paused(false),
+            Response::Absent => {
+                self.health_path = HEALTH;
+                self.note_paused(false);
+                return self.health_at(HEALTH).await;
+            }
+            Response::Status(_) => return self.ask_engine_that_is_not_ready().await,
+            _ => {}
+        }
+        answer
+    }
+
+    /// Asks a SGLang engine whose `/ready` says no. It is paused, or a check of its health failed once, which
+    /// only a check that passes ends. A paused engine does not generate, and answers questions.
+    async fn ask_engine_that_is_not_ready(&mut self) -> Response {
+        if self.worker.health() == Health::Healthy {
+            self.note_paused(true);
+        }
+        let answer = match self.health_at(GENERATES).await {
+            Response::Absent => self.health_at(HEALTH).await,
+            answer => answer,
+        };
+        let answers = match &answer {
+            Response::Ok(_) | Response::Absent => true,
+            Response::Failed(_) => {
+                let url = format!("{}/server_info", self.worker.spec().url);
+                matches!(self.get_at(&url, MAX_FACTS_BODY).await, Response::Ok(_))
+            }
+            _ => false,
+        };
+        if !answers {
+            return answer;
+        }
+        let path = health_path(self.worker.spec().engine);
+        let ready = self.health_at(path).await;
+        self.note_paused(!matches!(ready, Response::Ok(_)));
+        Response::Absent
+    }
+
+    /// Asks a vLLM engine whether it is paused. One that cannot be asked is not; one that does not answer now
+    /// is what it was.
+    async fn ask_whether_paused(&mut self) {
+        let Some(path) = self.pause_path else { return };
+        match self.get(path).await {
+            Response::Ok(body) => {
+                let paused = parse::holds("is_paused", &body);
+                if self.note_paused(paused) && paused {
+                    // It drops its cache, unless the operator says otherwise.
+                    self.index.forget_records(self.worker.id());
+                }
+            }
+            Response::Absent => {
+                self.pause_path = None;
+                self.note_paused(false);
+            }
+            _ => {}
+        }
+    }
+
+    /// Notes whether the engine is paused. Returns whether that changed.
+    fn note_paused(&self, paused: bool) -> bool {
+        let changed = self.worker.set_engine_paused(paused);
+        if changed {
+            self.log(if paused { "engine_paused" } else { "engine_resumed" }, "");
+        }
+        changed
+    }
+
+    async fn health_at(&mut self, path: &str) -> Response {
+        let config = *self.config.borrow();
+        let url = format!("{}{path}", self.worker.spec().url);
+        let is_slow = path == HEALTH || path == GENERATES;
+        let limit: Duration = if is_slow { self.checks.limit(&config) } else { config.timeout };
+        let (answer, took, connection) = self.send(&url, MAX_BODY, limit).await;
+        self.reconnected |= connection.is_some_and(|local| self.connection.is_replaced(local));
+        if is_slow && matches!(answer, Response::Ok(_) | Response::Absent) {
+            self.checks.took(took, &config);
+        }
+        answer
+    }
+}
