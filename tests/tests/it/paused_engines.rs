@@ -104,25 +104,26 @@ async fn b6_a_paused_vllm_engine_gets_no_request_until_it_resumes() {
     pause_and_resume(&cluster, &engines[0]).await;
 }
 
+fn sglang(line: &str, paused: bool) -> Vec<u8> {
+    match line {
+        "GET /ready" if paused => status("503 Service Unavailable", ""),
+        "GET /ready" => json_answer("{}"),
+        "GET /server_info" => json_answer(r#"{"disaggregation_mode":"null"}"#),
+        _ => status("404 Not Found", "{}"),
+    }
+}
+
 #[tokio::test]
 async fn b6_a_paused_sglang_engine_gets_no_request_until_it_resumes() {
-    fn common(line: &str, paused: bool) -> Vec<u8> {
-        match line {
-            "GET /ready" if paused => status("503 Service Unavailable", ""),
-            "GET /ready" => json_answer("{}"),
-            "GET /server_info" => json_answer(r#"{"disaggregation_mode":"null"}"#),
-            _ => status("404 Not Found", "{}"),
-        }
-    }
     // The health check generates a token, or is set not to.
     let hangs = |line: &str, paused: bool| match line {
         "GET /health" | "GET /health_generate" if paused => None,
         "GET /health" | "GET /health_generate" => Some(json_answer("{}")),
-        _ => Some(common(line, paused)),
+        _ => Some(sglang(line, paused)),
     };
     let answers = |line: &str, paused: bool| match line {
         "GET /health" => Some(json_answer("{}")),
-        _ => Some(common(line, paused)),
+        _ => Some(sglang(line, paused)),
     };
     for probe in [hangs as fn(&str, bool) -> Option<Vec<u8>>, answers] {
         let engines = [engine("sglang", probe).await, engine("sglang", probe).await];
