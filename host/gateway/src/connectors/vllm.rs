@@ -35,7 +35,7 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
 /// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
 /// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
 pub(super) fn refused_by(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
-    let all_can = || prefill.iter().filter(|one| is_up(one)).all(|one| reads_cut_calls(one));
+    let all_can = || prefill.iter().filter(|one| is_up(one)).all(reads_cut_calls);
     (forces_tool(request) && !all_can()).then_some("tool_choice")
 }
 
