@@ -53,8 +53,8 @@ pub(super) async fn drain_prefill(
     Ok(seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens))
 }
 
-/// Returns the error that an answer to a prefill is, or an event of one. An output of `/generate` that somebody
-/// aborted is an answer for a client, but nothing was prefilled.
+/// Returns the error that an answer to a prefill is, or an event of one. An output of `/generate` that
+/// somebody aborted is an answer for a client, but nothing was prefilled.
 fn error_of(endpoint: Endpoint, seen: &Seen, answer: &[u8], json: &[u8]) -> Option<CallError> {
     let aborted = || endpoint == Endpoint::Generate && generate::was_aborted(json);
     error_in(seen, answer).or_else(|| aborted().then_some(CallError::GaveUp("abort")))

@@ -330,7 +330,8 @@ impl Drive {
         Event::Failed(leg, failed)
     }
 
-    /// Counts a failed leg, and tells its worker. An engine ends a leg as it likes that it was asked to abort.
+    /// Counts a failed leg, and tells its worker. A leg that the gateway aborted has not failed, however its
+    /// engine ends it.
     fn count_failure(&mut self, leg: Leg, error: &CallError, is_poison: bool) {
         if self.runs[leg].aborted && matches!(error, CallError::GaveUp(_) | CallError::Status { .. }) {
             self.account.leg_cancelled(leg);

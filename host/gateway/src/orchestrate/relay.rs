@@ -18,9 +18,9 @@ use tokio::time::{Instant, Sleep};
 use crate::{
     openai::endpoint::Format,
     openai::error::ApiError,
-    openai::sse::{self, Seen, Splitter},
+    openai::sse::{self, Splitter},
     openai::token_ids::Lists,
-    orchestrate::{Drive, first_event::error_in},
+    orchestrate::Drive,
     upstream::{self, CallError},
 };
 
@@ -30,6 +30,7 @@ mod detached;
 mod edit;
 mod eligible;
 mod end;
+mod event;
 mod limits;
 mod moves;
 mod pauses;
@@ -293,35 +294,6 @@ impl Relay {
             }
         }
         self.push(slice(from..events.len()));
-    }
-
-    /// Examines an event, and notes it for the rest of the answer. Returns the error that it is, if it is one.
-    fn look_and_note(&mut self, event: &[u8], lists: &Lists) -> Result<Seen, CallError> {
-        let mut transcript = self.resumption.transcript.as_mut().ok();
-        if let Some(seen) = transcript.as_mut().and_then(|transcript| transcript.note_known(event, lists)) {
-            return Ok(seen);
-        }
-        let seen = self.drive.look(event);
-        if let Some(error) = error_in(&seen, event) {
-            return Err(error);
-        }
-        if let Some(transcript) = transcript {
-            transcript.note(event, &seen, lists);
-        }
-        Ok(seen)
-    }
-
-    fn account_for(&mut self, seen: &Seen) {
-        self.closed |= seen.done;
-        if self.drive.count(seen, self.read_at) {
-            self.report(Event::FirstToken);
-            self.free_rest();
-            self.offer_to_pause();
-        }
-        if seen.finish && !self.finish_seen {
-            self.finish_seen = true;
-            self.report(Event::FinishSeen);
-        }
     }
 
     fn report(&mut self, event: Event) {

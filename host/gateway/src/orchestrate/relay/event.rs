@@ -1,0 +1,42 @@
+//! What one event of the answer means for its request.
+
+use pointsman_orchestration::Event;
+
+use super::Relay;
+use crate::{
+    openai::{sse::Seen, token_ids::Lists},
+    orchestrate::first_event::error_in,
+    upstream::CallError,
+};
+
+impl Relay {
+    /// Examines an event, and notes it for the rest of the answer. Fails if the event is an error.
+    pub(super) fn look_and_note(&mut self, event: &[u8], lists: &Lists) -> Result<Seen, CallError> {
+        let mut transcript = self.resumption.transcript.as_mut().ok();
+        if let Some(seen) = transcript.as_mut().and_then(|transcript| transcript.note_known(event, lists)) {
+            return Ok(seen);
+        }
+        let seen = self.drive.look(event);
+        if let Some(error) = error_in(&seen, event) {
+            return Err(error);
+        }
+        if let Some(transcript) = transcript {
+            transcript.note(event, &seen, lists);
+        }
+        Ok(seen)
+    }
+
+    /// Counts what an event has, and tells the legs.
+    pub(super) fn account_for(&mut self, seen: &Seen) {
+        self.closed |= seen.done;
+        if self.drive.count(seen, self.read_at) {
+            self.report(Event::FirstToken);
+            self.free_rest();
+            self.offer_to_pause();
+        }
+        if seen.finish && !self.finish_seen {
+            self.finish_seen = true;
+            self.report(Event::FinishSeen);
+        }
+    }
+}
