@@ -63,16 +63,14 @@ struct Details {
 /// Looks at one event of a stream.
 #[must_use]
 pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
-    match format {
-        Format::OpenAi => {
-            let mut seen = sse::look(event);
-            // Almost every event begins with its data.
-            seen.error |= !event.starts_with(b"data:") && sse::name(event) == Some(b"error");
-            seen
-        }
+    let mut seen = match format {
+        Format::OpenAi => sse::look(event),
         Format::Generate => generate::event(event),
-        Format::Responses | Format::Anthropic => named(event),
-    }
+        Format::Responses | Format::Anthropic => return named(event),
+    };
+    // Almost every event begins with its data.
+    seen.error |= !event.starts_with(b"data:") && sse::name(event) == Some(b"error");
+    seen
 }
 
 /// Looks at a whole answer.

@@ -3,8 +3,8 @@
 //!
 //! Streams that live pay a comparison and a copy of their text for an event, and allocate nothing for it:
 //! most events of an answer differ in their text and ids only, and are recognised by what is around these.
-//! Nobody has to look at such an event again. Any other event is read whole. What is not plain text of a
-//! single choice makes the transcript unusable.
+//! The relay does not search such an event for keys. Any other event is read whole. What is not plain text of
+//! a single choice makes the transcript unusable.
 
 use std::sync::{Arc, LazyLock};
 
@@ -186,7 +186,9 @@ impl Transcript {
         if self.end_changes {
             let end = memchr::memchr2(b'"', b'\\', text)?;
             let rest = text.get(end..)?.strip_prefix(&self.behind[..])?;
-            return (!sse::has_known_key(rest)).then(|| text.get(..end)).flatten();
+            // Another line may name the event.
+            let is_one_line = memchr::memchr2(b'\n', b'\r', rest.trim_ascii_end()).is_none();
+            return (is_one_line && !sse::has_known_key(rest)).then(|| text.get(..end)).flatten();
         }
         let text = text.strip_suffix(&self.behind[..])?;
         let is_text = tail == self.behind_ids && memchr::memchr2(b'"', b'\\', text).is_none();

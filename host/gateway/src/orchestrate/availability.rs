@@ -10,12 +10,21 @@ const MAX_LISTED_MODELS: usize = 20;
 
 /// Returns the models that can be served now, sorted (B3).
 pub(crate) fn servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
+    servable(snapshot, settings).map(ToString::to_string).collect()
+}
+
+/// Returns as many of them as an error message lists, and one more.
+pub(super) fn some_servable_models(snapshot: &Snapshot, settings: &Settings) -> Vec<String> {
+    servable(snapshot, settings).take(MAX_LISTED_MODELS + 1).map(ToString::to_string).collect()
+}
+
+fn servable<'a>(snapshot: &'a Snapshot, settings: &'a Settings) -> impl Iterator<Item = &'a ModelName> {
     let up = |model: &ModelName, leg: Leg| snapshot.pool(model, leg).iter().any(is_up);
-    let serves = |model: &&ModelName| {
+    let serves = move |model: &&ModelName| {
         pair_that_is_up(snapshot, model, None).is_some()
             || (!settings.split(model, snapshot).enforce_disagg && up(model, Leg::Aggregated))
     };
-    snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
+    snapshot.models().into_iter().filter(serves)
 }
 
 /// Lists up to 20 models for an error message.

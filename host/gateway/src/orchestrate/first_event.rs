@@ -71,8 +71,10 @@ impl Drive {
 
 /// Returns the error that the first event of a stream is, if it is one.
 pub(super) fn error_of(format: Format, event: &[u8]) -> Option<CallError> {
-    let error = error_in(&seen::event(format, event), event);
-    error.or_else(|| overload_of_response(format, sse::object(event)))
+    let mut seen = seen::event(format, event);
+    // The name may stand behind the data.
+    seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
+    error_in(&seen, event).or_else(|| overload_of_response(format, sse::object(event)))
 }
 
 /// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with

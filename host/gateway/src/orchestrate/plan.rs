@@ -11,7 +11,7 @@ use pointsman_routing::{
 };
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot};
 
-use super::availability::{servable_models, use_another, why_no_pair};
+use super::availability::{some_servable_models, use_another, why_no_pair};
 use crate::{
     connectors::connector_for,
     openai::{error::ApiError, request::Request},
@@ -182,7 +182,7 @@ fn unknown_model(state: &State, model: &ModelName, snapshot: &Snapshot) -> ApiEr
         return no_worker_registered();
     }
     let loading = snapshot.workers().iter().filter(|worker| worker.is_loading()).count();
-    let served = servable_models(snapshot, &state.settings);
+    let served = some_servable_models(snapshot, &state.settings);
     let why = if loading > 0 {
         format!(" yet, and {loading} of {} have not finished loading", snapshot.workers().len())
     } else if state.registry.has_lost(model) {

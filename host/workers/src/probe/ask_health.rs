@@ -38,8 +38,8 @@ impl Probe {
         answer
     }
 
-    /// Asks a SGLang engine whose `/ready` says no. It is paused, or a check of its health failed once, which
-    /// only a check that passes ends. A paused engine does not generate, and answers questions.
+    /// Asks a SGLang engine whose `/ready` says no. It is paused, or an earlier check of its health failed:
+    /// then it says no until one passes. A paused engine does not generate, and answers questions.
     async fn ask_engine_that_is_not_ready(&mut self) -> Response {
         if self.worker.health() == Health::Healthy {
             self.note_paused(true);
@@ -57,6 +57,7 @@ impl Probe {
             _ => false,
         };
         if !answers {
+            self.note_paused(false);
             return answer;
         }
         let path = health_path(self.worker.spec().engine);
@@ -81,6 +82,7 @@ impl Probe {
                 self.pause_path = None;
                 self.note_paused(false);
             }
+            Response::Status(_) => _ = self.note_paused(false),
             _ => {}
         }
     }

@@ -43,7 +43,7 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
         let Some(name) = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_'])) else {
             continue;
         };
-        // A server of some of the ranks of several nodes may list 8 to 15.
+        // With ranks on several nodes, one server may list 8 to 15.
         if matches!(name, "cache_config_info" | "num_requests_running") {
             ranks.extend(sample.label("engine").filter(|label| !label.is_empty()));
         }

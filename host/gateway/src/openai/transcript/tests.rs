@@ -65,6 +65,7 @@ fn events_whose_ends_differ_are_recognised() {
     assert_eq!(known(timed("x", "4567")), Some(b"x".to_vec()));
     assert_eq!(known(timed("x", "4\",\"usage\":{\"prompt_tokens\":9")), None);
     assert_eq!(known(timed("x", "4\",\"choices\":[]")), None);
+    assert_eq!(known(timed("x", "4").replace("}\n\n", "}\nevent: error\n\n")), None);
     assert_eq!(known(timed("x", "4\",\"error\":{\"message\":\"no\"}")), None);
     assert_eq!(known(timed("x", "4\",\"kv_transfer_params\":{\"a\":1}")), None);
     assert_eq!(known(timed("\\\"", "4")), None);
