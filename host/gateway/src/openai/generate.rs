@@ -99,7 +99,7 @@ pub(super) fn event(event: &[u8]) -> Seen {
         cached_tokens: count(&keys.cached_tokens),
     });
     let token = tokens.is_some_and(|tokens| tokens > 0);
-    // Without a status, a client or an operator aborted the request by its id: its output so far is the answer.
+    // Without a status, a client or an operator aborted the request: its output so far is the answer.
     let error = finish && failed(sse::object(event)).is_some_and(|abort| abort.status_code.is_some());
     Seen { token, tokens: token.into(), finish, error, usage, ..Seen::default() }
 }
