@@ -110,6 +110,8 @@ async fn f7_a_full_gateway_serves_the_earliest_target_that_can_be_met() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }
+    // The target of 1 ms passes.
+    tokio::time::sleep(Duration::from_millis(20)).await;
     drop(first);
     tasks.close();
     tasks.wait().await;
