@@ -70,8 +70,8 @@ pub enum AfterRefusal {
 pub struct Attempts {
     number: u32,
     tried: Vec<CandidateId>,
-    /// The worker that may not have read the leg that it failed.
-    spared: Option<WorkerId>,
+    /// A leg, and the worker that failed it and may not have read it.
+    spared: Option<(Leg, WorkerId)>,
     /// Workers of a pair one of which hangs.
     suspects: Vec<(Leg, CandidateId)>,
     waiting: Option<Waiting>,
@@ -125,8 +125,8 @@ impl Attempts {
 
     /// The worker that is tried again only if no other one can take the leg.
     #[must_use]
-    pub fn spared(&self) -> Option<WorkerId> {
-        self.spared
+    pub fn spared(&self, leg: Leg) -> Option<WorkerId> {
+        self.spared.filter(|(failed, _)| *failed == leg).map(|(_, worker)| worker)
     }
 
     /// Condition for the next routing.
@@ -148,8 +148,8 @@ impl Attempts {
     }
 
     /// Records that a leg failed on a worker that may not have read it.
-    pub fn note_unread(&mut self, worker: WorkerId) {
-        (self.spared, self.failed) = (Some(worker), true);
+    pub fn note_unread(&mut self, failed: (Leg, WorkerId)) {
+        (self.spared, self.failed) = (Some(failed), true);
     }
 
     /// Suspects both workers of a pair, one of which hangs. The decode worker is not tried again either.

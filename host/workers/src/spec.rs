@@ -25,7 +25,7 @@ mod traits;
 mod url;
 mod written;
 
-pub(crate) use completed::{BEFORE_0_13, compatibility_of};
+pub(crate) use completed::major_minor;
 use raw::RawSpec;
 
 /// KV connector of a vLLM worker.

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 use std::{
-    io,
+    io::Read as _,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -214,21 +214,6 @@ async fn replays(replies: Vec<Reply>) -> (String, Arc<Mutex<Vec<u64>>>) {
     (endpoint.to_string(), requested)
 }
 
-/// The lines of a log.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn message(parts: &[&[u8]]) -> ZmqMessage {
     let parts: Vec<Bytes> = parts.iter().map(|part| Bytes::copy_from_slice(part)).collect();
     ZmqMessage::try_from(parts).expect("frames")
@@ -279,17 +264,18 @@ async fn h6_the_first_connection_requests_a_replay_of_everything() {
 #[tokio::test]
 async fn h2_a_feed_that_missed_events_and_cannot_ask_for_them_warns_once() {
     for (first, warnings) in [(0, 0), (7, 1)] {
-        let log = Log::default();
-        let writer = log.clone();
-        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-        let _lines = tracing::subscriber::set_default(lines);
+        let (mut read, written) = std::io::pipe().unwrap();
+        let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(written)).finish();
+        let lines = tracing::subscriber::set_default(lines);
         let mut engine = Engine::bind(LOCAL).await;
         let feed = Fixture::start(&engine.endpoint, None, WAIT_LIMIT);
         feed.first(&mut engine, first, &[Live(true), Got(first)]).await;
         engine.publish(first + 1).await;
         feed.expect(&[Got(first + 1)]).await;
         feed.end().await;
-        let log = String::from_utf8(log.0.lock().clone()).unwrap();
+        drop(lines);
+        let mut log = String::new();
+        read.read_to_string(&mut log).unwrap();
         // H2.6
         assert_eq!(log.matches("set kv_replay").count(), warnings, "{log}");
     }

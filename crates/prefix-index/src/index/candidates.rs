@@ -20,8 +20,9 @@ use crate::{
     id::{DpRank, WorkerId},
 };
 
-/// How long decisions are recorded after an engine stored a block with an unknown parent. An engine that had
-/// cached a prefix before its events were followed never reports that prefix again while it is in use.
+/// How long decisions are recorded, from the first one after an engine stored a block with an unknown parent.
+/// An engine that had cached a prefix before its events were followed never reports that prefix again while
+/// it is in use.
 const INCOMPLETE: Duration = Duration::from_mins(10);
 
 /// State of one candidate.

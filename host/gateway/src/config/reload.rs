@@ -20,7 +20,7 @@ use super::{Config, settings::Settings};
 
 mod watched;
 
-use watched::Watched;
+use watched::{KeyFiles, Watched};
 
 /// Interval of looking at the files. A change is applied when two looks in a row find the same.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -168,9 +168,9 @@ impl ConfigReloader {
         }
     }
 
-    async fn look(&self, path: &Path, before: Option<Watched>) -> Option<Watched> {
-        let (path, auth) = (path.to_owned(), self.current.lock().await.auth.clone());
-        let look = move || Watched::read(&path, before.as_ref(), &auth);
+    async fn look(&self, path: &Path, before: Option<Arc<Watched>>) -> Option<Arc<Watched>> {
+        let (path, keys) = (path.to_owned(), KeyFiles::of(&self.current.lock().await.auth));
+        let look = move || Watched::read(&path, before.as_deref(), keys).map(Arc::new);
         tokio::task::spawn_blocking(look).await.ok().flatten()
     }
 }

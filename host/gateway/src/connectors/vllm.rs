@@ -35,7 +35,8 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
 /// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
 /// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
 pub(super) fn refused_by(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
-    let all_can = || prefill.iter().filter(|one| is_up(one)).all(reads_cut_calls);
+    let can = |one: &Candidate| one.worker.engine_version() >= Some((0, 27));
+    let all_can = || prefill.iter().filter(|one| is_up(one)).all(can);
     (forces_tool(request) && !all_can()).then_some("tool_choice")
 }
 
@@ -49,17 +50,6 @@ fn forces_tool(request: &Request) -> bool {
             let kind = choice.as_ref().and_then(|choice| choice.get("type"));
             kind.is_some_and(|kind| matches!(kind, "\"any\"" | "\"tool\""))
         }
-        _ => false,
-    }
-}
-
-/// Returns whether a worker's engine is known to answer a tool call that its length cap cut.
-fn reads_cut_calls(candidate: &Candidate) -> bool {
-    let facts = candidate.worker.facts();
-    let mut numbers = facts.version.iter().flat_map(|version| version.split('.')).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(0)), Some(Ok(minor))) => minor >= 27,
-        (Some(Ok(major)), _) => major > 0,
         _ => false,
     }
 }

@@ -103,7 +103,8 @@ impl Drive {
             return false;
         }
         let needs = |decode: &Candidate| {
-            is_up(decode) && prefill.pairs_with(decode.worker.spec()) && decode.worker.needs_request_id()
+            let is_later = decode.worker.engine_version() >= Some((0, 13));
+            is_later && is_up(decode) && prefill.pairs_with(decode.worker.spec())
         };
         self.snapshot.pool(&self.request.model, Leg::Decode).iter().any(needs)
     }
@@ -297,7 +298,7 @@ impl Drive {
         };
         self.count_failure(leg, &error, is_poison);
         match &candidate {
-            Some(unread) if is_unread => self.attempts.note_unread(unread.worker_id()),
+            Some(unread) if is_unread => self.attempts.note_unread((leg, unread.worker_id())),
             failed => self.attempts.note_failure(failed.as_ref().map(id_of)),
         }
         self.failed_span = self.runs[leg].span;

@@ -281,7 +281,7 @@ impl Drive {
             queue_us: u32::try_from(self.attempts.queued().as_micros()).unwrap_or(u32::MAX),
             planned: self.planned.filter(|_| leg == Leg::Aggregated),
             tried: self.attempts.tried(),
-            spared: self.attempts.spared(),
+            spared: self.attempts.spared(leg),
             request_id: Some(&self.account.request_id),
             ..question
         }

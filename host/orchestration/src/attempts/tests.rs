@@ -91,3 +91,11 @@ async fn e6_a_handoff_is_given_up_after_rounds_over_all_workers_and_at_the_end_o
     // A new attempt has a handoff of its own.
     assert!(attempts.begin(2) && !attempts.lease_is_over() && attempts.committed(false).is_none());
 }
+
+#[test]
+fn i2_a_worker_is_spared_for_the_leg_that_it_did_not_read_only() {
+    let mut attempts = Attempts::default();
+    attempts.note_unread((Leg::Prefill, WorkerId(7)));
+    // I2.14
+    assert_eq!((attempts.spared(Leg::Prefill), attempts.spared(Leg::Decode)), (Some(WorkerId(7)), None));
+}

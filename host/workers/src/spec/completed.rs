@@ -95,20 +95,21 @@ impl WorkerSpec {
     }
 }
 
-/// The compatibility of all vLLM engines before 0.13.
-pub(crate) const BEFORE_0_13: &str = "before 0.13";
+/// Returns the first two numbers of an engine's version; 0 for a second one that is missing or no number.
+pub(crate) fn major_minor(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.split(['.', '-', '+']).map(|number| number.parse().ok());
+    Some((numbers.next()??, numbers.next().flatten().unwrap_or_default()))
+}
 
 /// Returns what has to be equal in both ends of NIXL's handshake: from vLLM 0.13 on the whole version, of
 /// which a hash is compared. Older versions compare nothing, and neither read the later handshake nor name
 /// the prefill's request, without which a later decode engine never answers. `None`: not known, as for a
 /// build from sources (0.1).
-pub(crate) fn compatibility_of(version: &str) -> Option<&str> {
-    let mut numbers = version.split(['.', '-', '+']).map(str::parse::<u32>);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(0)), Some(Ok(..2))) => None,
-        (Some(Ok(0)), Some(Ok(..13))) => Some(BEFORE_0_13),
-        (Some(Ok(0)), Some(Ok(_))) | (Some(Ok(1..)), _) => Some(version),
-        _ => None,
+fn compatibility_of(version: &str) -> Option<&str> {
+    match major_minor(version)? {
+        (0, ..2) => None,
+        (0, ..13) => Some("before 0.13"),
+        _ => Some(version),
     }
 }
 

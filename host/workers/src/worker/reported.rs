@@ -8,7 +8,7 @@ use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
     id::ModelName,
-    spec::{BEFORE_0_13, compatibility_of},
+    spec::major_minor,
 };
 
 impl Worker {
@@ -44,12 +44,10 @@ impl Worker {
         self.facts.load_full()
     }
 
-    /// Returns whether the engine says that it is vLLM 0.13 or later. Its decode never answers a handoff over
-    /// NIXL that does not name the prefill's request.
+    /// Returns the first two numbers of the engine's version, if the engine reports it.
     #[must_use]
-    pub fn needs_request_id(&self) -> bool {
-        let facts = self.facts.load();
-        facts.version.as_deref().and_then(compatibility_of).is_some_and(|version| version != BEFORE_0_13)
+    pub fn engine_version(&self) -> Option<(u32, u32)> {
+        self.facts.load().version.as_deref().and_then(major_minor)
     }
 
     /// Stores what the engine reports. Configured values take precedence.
