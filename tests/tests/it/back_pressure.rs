@@ -371,6 +371,31 @@ async fn i13_a_refused_handoff_is_consumed_when_the_engine_takes_requests_again(
 }
 
 #[tokio::test]
+async fn e6_a_refused_handoff_of_a_client_that_left_is_offered_again() {
+    let slow = SimConfig {
+        overhead: Duration::from_millis(400),
+        ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
+    };
+    let cluster = TestClusterBuilder::new()
+        .sim_with(slow, ",handoff_lease_s=8")
+        .sim(Dialect::Vllm, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    // Later than a quarter of the lease.
+    let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(3) });
+    cluster.sims[1].set_faults(vec![Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses }]);
+    let left = tokio::time::timeout(Duration::from_millis(200), ask(&cluster, false)).await;
+    assert!(left.is_err(), "{left:?}");
+    // E6.6, E6.9
+    let consumed = |cluster: &TestCluster| cluster.sims[1].state().handoffs.pulled == 1;
+    cluster.until("the handoff is consumed", consumed).await.unwrap();
+    assert_eq!(cluster.faults_fired("status-503"), 1);
+    cluster.at_rest().await.unwrap();
+    assert_eq!(cluster.sims[0].state().pinned_blocks, 0);
+}
+
+#[tokio::test]
 async fn i13_a_prefill_engine_that_refuses_is_left_for_another_one() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestCluster::disaggregated(dialect, 2, 1).await.unwrap();

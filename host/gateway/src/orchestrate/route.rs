@@ -170,6 +170,9 @@ impl Drive {
     }
 
     fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>, begun: Instant) {
+        if self.legs.only_consumes() {
+            self.attempts.only_consume_handoff();
+        }
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);
         let parking = parking(state, &self.request, request, account, leg);
@@ -210,7 +213,6 @@ impl Drive {
         };
         self.account.not_routed(Leg::Decode, begun, cause.code());
         self.runs.answering.failure = Some(cause);
-        self.attempts.only_consume_handoff();
         self.report(Event::Unroutable);
     }
 

@@ -276,6 +276,9 @@ impl Lab<'_> {
             admission_request: to_admit(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
+        if flight.legs.only_consumes() {
+            flight.attempts.only_consume_handoff();
+        }
         match flight.attempts.after_refusal(leg, error, place, &parking) {
             AfterRefusal::Wait => self.wait(number),
             AfterRefusal::RouteAgain => self.route(number, leg, None),

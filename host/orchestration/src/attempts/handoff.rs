@@ -20,6 +20,8 @@ pub(super) struct CommittedHandoff {
     ends: Instant,
     /// Whether the handoff may go to any live worker, whatever the worker's load.
     beyond_limits: bool,
+    /// Whether no client waits for it any more.
+    only_consumes: bool,
 }
 
 impl Attempts {
@@ -27,7 +29,8 @@ impl Attempts {
     pub fn commit(&mut self, lease: Duration) {
         let now = Instant::now();
         let (limits_end, ends) = (now + lease / 4, now + lease);
-        self.committed = Some(CommittedHandoff { limits_end, ends, beyond_limits: false });
+        self.committed =
+            Some(CommittedHandoff { limits_end, ends, beyond_limits: false, only_consumes: false });
         self.asked_again = None;
     }
 
@@ -50,11 +53,13 @@ impl Attempts {
         self.asked_again = Some(self.asked_again.map_or(at, |first| first.min(at)));
     }
 
-    /// Notes that no client waits for the handoff any more: workers are asked again until its lease ends.
+    /// Notes that no client waits for the handoff any more: workers that refuse it are asked again until its
+    /// lease ends.
     pub fn only_consume_handoff(&mut self) {
-        self.rounds = 0;
-        if let Some(handoff) = &mut self.committed {
-            handoff.limits_end = handoff.ends;
+        if let Some(handoff) = &mut self.committed
+            && !std::mem::replace(&mut handoff.only_consumes, true)
+        {
+            self.rounds = 0;
         }
     }
 
@@ -73,14 +78,14 @@ impl Attempts {
         if !std::mem::replace(&mut handoff.beyond_limits, true) {
             return AfterRefusal::RouteAgain;
         }
-        let limits_end = handoff.limits_end;
-        if self.start_handoff_round(limits_end) { AfterRefusal::Wait } else { AfterRefusal::GiveUp }
+        let latest = if handoff.only_consumes { handoff.ends } else { handoff.limits_end };
+        if self.start_handoff_round(latest) { AfterRefusal::Wait } else { AfterRefusal::GiveUp }
     }
 
     /// Starts another round when every decode worker refused the connection or the request. It begins when
-    /// the first of those that are overloaded may be asked again, unless that is after `limits_end`.
-    fn start_handoff_round(&mut self, limits_end: Instant) -> bool {
-        let is_late = self.asked_again.is_some_and(|at| at >= limits_end);
+    /// the first of those that are overloaded may be asked again, unless that is after `latest`.
+    fn start_handoff_round(&mut self, latest: Instant) -> bool {
+        let is_late = self.asked_again.is_some_and(|at| at >= latest);
         let again = !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS && !is_late;
         if again {
             self.rounds += 1;

@@ -71,6 +71,28 @@ async fn e6_an_overloaded_worker_is_asked_again_at_its_time_within_a_quarter_of_
 }
 
 #[tokio::test(start_paused = true)]
+async fn e6_load_limits_hold_up_a_handoff_whose_client_left_for_a_quarter_of_the_lease_only() {
+    let mut attempts = Attempts::default();
+    attempts.commit(LEASE);
+    attempts.only_consume_handoff();
+    let began = Instant::now();
+    while refused(&mut attempts, &RouteError::AllBusy(Leg::Decode)) == AfterRefusal::Wait {
+        attempts.waiting().unwrap().over().await;
+        attempts.resume();
+    }
+    // E6.5
+    assert_eq!((began.elapsed(), is_beyond(&attempts)), (LEASE / 4, true));
+    for _ in 0..MAX_HANDOFF_ROUNDS {
+        attempts.note_failure(Some((WorkerId(1), DpRank(0))));
+        // Each refusal tells this again, and the rounds stay bounded.
+        attempts.only_consume_handoff();
+        assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
+    }
+    attempts.note_failure(Some((WorkerId(1), DpRank(0))));
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
+}
+
+#[tokio::test(start_paused = true)]
 async fn e6_a_handoff_is_given_up_after_rounds_over_all_workers_and_at_the_end_of_its_lease() {
     let mut attempts = Attempts::default();
     attempts.commit(LEASE);
