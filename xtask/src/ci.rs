@@ -66,8 +66,11 @@ pub(crate) fn tests() -> anyhow::Result<()> {
     if !sh::succeeds(sh::cargo().args(["nextest", "--version"])) {
         return sh::run(sh::cargo().args(["test", "--workspace", "--locked"]));
     }
+    // Most tests wait for something: slow engines, deadlines, other processes.
+    let threads = 2 * std::thread::available_parallelism()?.get();
     let mut nextest = sh::cargo();
     nextest.args(["nextest", "run", "--workspace", "--locked", "--no-fail-fast", "--status-level", "fail"]);
+    nextest.args(["--test-threads", &threads.to_string()]);
     sh::run(&mut nextest)?;
     // nextest does not run documentation examples.
     sh::run(sh::cargo().args(["test", "--workspace", "--locked", "--doc", "--quiet"]))
