@@ -13,6 +13,7 @@ mod checks;
 mod continuations;
 pub(crate) mod engines;
 pub(crate) mod pair;
+mod upgrade;
 
 /// Maximum time until an engine is ready. Two engines that share two cores need some minutes.
 const BOOT: Duration = Duration::from_secs(600);

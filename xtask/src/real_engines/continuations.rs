@@ -147,7 +147,7 @@ pub(crate) async fn read_through(
 }
 
 /// Drains an engine by moving its streams. Returns the time until it had no request.
-async fn drain(fleet: &Fleet, engine: &RealEngine) -> anyhow::Result<Duration> {
+pub(super) async fn drain(fleet: &Fleet, engine: &RealEngine) -> anyhow::Result<Duration> {
     let begun = Instant::now();
     let url = format!("http://{}", engine.address());
     let workers = fleet.admin.json("/workers").await?;

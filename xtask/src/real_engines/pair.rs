@@ -8,7 +8,10 @@
 //! worker when their engine is killed or drained. SGLang pairs hang on several choices, so the gateway must
 //! refuse them.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::ensure;
 use bytes::Bytes;
@@ -21,6 +24,7 @@ use super::{
     PATIENT, RealEngine, checks,
     continuations::{self, Form, Leaves},
     engines::{Installed, Kind, Part},
+    upgrade,
 };
 use crate::{
     client::{CHAT, Client},
@@ -46,6 +50,10 @@ pub(crate) struct Args {
     /// `e2e-vllm`.
     #[arg(long, default_value_t = 25)]
     streams: usize,
+    /// Only move a fleet from a pair of this version of vLLM to one of the newest that is tested, under load.
+    /// Only of `e2e-vllm`.
+    #[arg(long, value_name = "VERSION", conflicts_with_all = ["prompts", "leavers", "streams"])]
+    upgrade_from: Option<String>,
 }
 
 /// Maximum time until the engines hold nothing of clients that disconnected: the lease after which vLLM frees
@@ -82,6 +90,9 @@ pub(crate) async fn run(args: &Args, kind: Kind) -> anyhow::Result<()> {
         prompts: (0..args.prompts).map(checks::prompt).collect(),
         checks: Checks::default(),
     };
+    if let Some(version) = &args.upgrade_from {
+        return run.upgraded_from(version).await;
+    }
     let (plain, expected) = run.plain_engine().await?;
     let streams = if kind == Kind::VllmNixl { args.streams } else { 0 };
     let undisturbed = continuations::undisturbed(&plain, streams).await?;
@@ -173,6 +184,33 @@ impl Run {
             continuations::read_through(&fleet, form, how, leaves, expected, checks).await?;
         }
         Ok(())
+    }
+
+    /// Moves a fleet from a pair of this version to a pair of the installed one.
+    async fn upgraded_from(mut self, version: &str) -> anyhow::Result<()> {
+        ensure!(self.kind == Kind::VllmNixl, "--upgrade-from is an option of e2e-vllm only");
+        let venv = format!("target/venv-vllm-{version}");
+        let installed = Installed::of_version(self.kind, Path::new(&venv), Some(version))?;
+        sh::status(&format!("starting a pair of {version} (about 3 min)"));
+        let pair = async |installed: &Installed, version: &str| {
+            let start = |name: &str, part| {
+                installed.start(&format!("{name}-{version}"), part, self.dir.path(), BLOCKS)
+            };
+            let mut pair = [start("prefill", Part::Prefill)?, start("decode", Part::Decode)?];
+            for engine in &mut pair {
+                engine.ready().await?;
+            }
+            anyhow::Ok(pair)
+        };
+        let mut old = pair(&installed, version).await?;
+        let roles = ["prefill", "decode"].into_iter().zip(upgrade::OLD);
+        let workers = old.iter().zip(roles);
+        let workers: Vec<String> =
+            workers.map(|(engine, (role, id))| format!("{},id={id}", engine.as_worker(role))).collect();
+        let fleet = self.gateway(PATIENT, &workers).await?;
+        let start_new = async || pair(&self.installed, "new").await;
+        upgrade::run(&fleet, &mut old, start_new, &mut self.checks).await?;
+        self.checks.finish()
     }
 
     /// Drains a second decode engine under the streams of pairs, and then kills it.
