@@ -6,7 +6,7 @@ use tokio::time::{Duration, Instant};
 
 use super::{AfterRefusal, Attempts, Waiting};
 
-/// Maximum number of further rounds over all decode workers to place a handoff.
+/// Maximum number of further rounds over decode workers of which none is overloaded to place a handoff.
 pub(super) const MAX_HANDOFF_ROUNDS: u32 = 4;
 /// How often a committed handoff looks for a decode worker while all of them are busy.
 const HANDOFF_INTERVAL: Duration = Duration::from_millis(50);
@@ -83,10 +83,14 @@ impl Attempts {
     }
 
     /// Starts another round when every decode worker refused the connection or the request. It begins when
-    /// the first of those that are overloaded may be asked again, unless that is after `latest`.
+    /// the first of those that are overloaded may be asked again, unless that is after `latest`. Overloaded
+    /// workers are asked again until then; others a few times.
     fn start_handoff_round(&mut self, latest: Instant) -> bool {
-        let is_late = self.asked_again.is_some_and(|at| at >= latest);
-        let again = !self.tried.is_empty() && self.rounds < MAX_HANDOFF_ROUNDS && !is_late;
+        let may_ask = match self.asked_again {
+            Some(at) => at < latest,
+            None => self.rounds < MAX_HANDOFF_ROUNDS,
+        };
+        let again = !self.tried.is_empty() && may_ask;
         if again {
             self.rounds += 1;
             self.tried.clear();

@@ -71,6 +71,31 @@ async fn e6_an_overloaded_worker_is_asked_again_at_its_time_within_a_quarter_of_
 }
 
 #[tokio::test(start_paused = true)]
+async fn e6_a_handoff_without_a_client_is_offered_to_an_overloaded_worker_until_its_lease_ends() {
+    let mut attempts = Attempts::default();
+    attempts.commit(LEASE);
+    attempts.only_consume_handoff();
+    let (began, mut offers) = (Instant::now(), 0);
+    assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::RouteAgain);
+    loop {
+        attempts.note_failure(Some((WorkerId(1), DpRank(0))));
+        attempts.note_refused_handoff(LEASE / 10);
+        offers += 1;
+        if refused(&mut attempts, &nobody()) != AfterRefusal::Wait {
+            break;
+        }
+        attempts.waiting().unwrap().over().await;
+        attempts.resume();
+    }
+    // E6.9
+    assert!(
+        offers > MAX_HANDOFF_ROUNDS && began.elapsed() >= LEASE * 8 / 10,
+        "{offers} {:?}",
+        began.elapsed()
+    );
+}
+
+#[tokio::test(start_paused = true)]
 async fn e6_load_limits_hold_up_a_handoff_whose_client_left_for_a_quarter_of_the_lease_only() {
     let mut attempts = Attempts::default();
     attempts.commit(LEASE);
