@@ -136,8 +136,9 @@ END
     manifest=host/${packages[name]}
     cargo cyclonedx --quiet --manifest-path "$manifest/Cargo.toml" --format json --spec-version 1.5 \
       --override-filename sbom
-    sed "$(printf 's=%s=g;' "${mapped[@]}")" "$manifest/sbom.json" > "$dir/files/${programs[name]}.cdx.json"
+    sed "$(printf 's=%s=g;' "${mapped[@]}")" "$manifest/sbom.json" > "$generated/${programs[name]}.cdx.json"
   done
+  cp "$generated"/*.cdx.json "$dir/files"
   rm -rf "$dir/target/debian"
   cargo deb --no-build --no-strip --locked --profile "$profile" --manifest-path host/gateway/Cargo.toml \
     --deb-version "$deb_version" --output "$dir/target/debian"
