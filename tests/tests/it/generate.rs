@@ -250,6 +250,48 @@ async fn c9_what_a_pair_cannot_answer_goes_to_one_worker_or_is_refused() {
 }
 
 #[tokio::test]
+async fn c9_more_log_probabilities_than_a_pair_hands_over_go_to_one_worker_or_are_refused() {
+    let asking = |number: u32| {
+        let messages = json!([{ "role": "user", "content": "which way does this train go?" }]);
+        let chat = json!({ "messages": messages, "logprobs": true, "top_logprobs": number, "max_tokens": 2 });
+        let completion = json!({ "prompt": "which way?", "logprobs": number, "max_tokens": 2 });
+        let generate = json!({ "return_logprob": true, "top_logprobs_num": number });
+        let batch =
+            json!({ "text": ["a b", "c d"], "return_logprob": true, "top_logprobs_num": [1, number] });
+        [
+            ("/v1/chat/completions", chat.to_string(), "top_logprobs: "),
+            ("/v1/completions", completion.to_string(), "logprobs: "),
+            (GENERATE, body(generate), "top_logprobs_num: "),
+            (GENERATE, body(batch), "top_logprobs_num: "),
+        ]
+    };
+    let cluster = pair(|_| {}).await;
+    for (path, body, field) in asking(129) {
+        let (code, text) = refusal(&cluster.client.post(path, &[], body).await.unwrap());
+        // C9.5
+        assert!(code == 400 && text.starts_with(field), "{code} {text}");
+    }
+    assert!(cluster.sims.iter().all(|sim| sim.recorded().is_empty()));
+    for (path, body, _) in asking(128) {
+        assert_eq!(cluster.client.post(path, &[], body).await.unwrap().status, 200, "{path}");
+    }
+    idle(&cluster).await;
+    let mixed = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .sim_with(recording(Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
+    for (path, body, _) in asking(200) {
+        assert_eq!(mixed.client.post(path, &[], body).await.unwrap().status, 200, "{path}");
+    }
+    // C9.5
+    assert_eq!(mixed.sims[2].recorded().iter().filter(|seen| !seen.body.is_empty()).count(), 4);
+    idle(&mixed).await;
+}
+
+#[tokio::test]
 async fn a1_bodies_of_generate_that_do_not_fit_are_refused_here() {
     let cluster = single().await;
     let many = vec!["a"; 2_049];

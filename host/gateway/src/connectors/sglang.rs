@@ -11,7 +11,10 @@ use serde_json::json;
 use pointsman_orchestration::HandoffKind;
 
 use super::{Abort, Connector, IdDetail, LegContext, RequestToken, clean, rooms};
-use crate::openai::request::{Endpoint, Request};
+use crate::openai::{
+    lax::WholeNumber,
+    request::{Endpoint, Request},
+};
 
 /// The bootstrap host that means a transfer without a partner: SGLang warms up its workers with it
 /// (`srt/disaggregation/utils.py`, `FAKE_BOOTSTRAP_HOST`).
@@ -40,7 +43,7 @@ impl Connector for Sglang {
             Endpoint::Messages => Some("/v1/messages"),
             _ if request.n > 1 => Some("n"),
             Endpoint::Generate if wants_prompt_logprobs(request) => Some("logprob_start_len"),
-            _ => None,
+            _ => too_many_logprobs(request),
         }
     }
 
@@ -104,6 +107,34 @@ fn wants_prompt_logprobs(request: &Request) -> bool {
     let has =
         |field: &str, none: &[&str]| request.body.get(field).is_some_and(|value| !none.contains(&value));
     has("return_logprob", &["null", "false"]) && has("logprob_start_len", &["null", "-1"])
+}
+
+/// Log probabilities of a token that the metadata of a handoff have room for. The prefill engine ends when
+/// there are more (`disaggregation/utils.py`, `max_top_logprobs_num`).
+const MAX_TOP_LOGPROBS: u32 = 128;
+
+/// Returns the field that asks for more log probabilities of a token than a pair hands over.
+fn too_many_logprobs(request: &Request) -> Option<&'static str> {
+    let (switch, field) = match request.endpoint {
+        Endpoint::Completions => ("logprobs", "logprobs"),
+        Endpoint::ChatCompletions => ("logprobs", "top_logprobs"),
+        Endpoint::Generate => ("return_logprob", "top_logprobs_num"),
+        _ => return None,
+    };
+    let is_too_many = |WholeNumber(number): WholeNumber| number > MAX_TOP_LOGPROBS;
+    let one = || request.body.read::<WholeNumber>(field).ok().flatten();
+    // One number for each prompt of a batch.
+    let several = || request.body.read::<Vec<Option<WholeNumber>>>(field).ok().flatten();
+    let too_many = || {
+        one().is_some_and(is_too_many)
+            || several().is_some_and(|each| each.into_iter().flatten().any(is_too_many))
+    };
+    (is_set(request, switch) && too_many()).then_some(field)
+}
+
+/// Returns whether a body has the field, with a value other than none, no and zero.
+fn is_set(request: &Request, field: &str) -> bool {
+    request.body.get(field).is_some_and(|value| !matches!(value, "null" | "false" | "0" | "[]"))
 }
 
 /// Starts the edit of a body, and names the adapter in it (B3.10). SGLang takes a model's name without a

@@ -427,6 +427,30 @@ fn several_choices_are_not_split_for_sglang() {
     }
 }
 
+#[test]
+fn c9_an_sglang_pair_gets_at_most_128_log_probabilities_of_a_token() {
+    let connector = connector_for(&spec(SGLANG));
+    let reason = |endpoint, fields: &str| {
+        let body = format!(r#"{{"model":"m","messages":[],"prompt":"a","text":"a",{fields}}}"#);
+        connector.unsplittable(&request(endpoint, &body))
+    };
+    let (chat, completion, generate) = (Endpoint::ChatCompletions, Endpoint::Completions, Endpoint::Generate);
+    for (endpoint, fields, expected) in [
+        (chat, r#""logprobs":true,"top_logprobs":129"#, Some("top_logprobs")),
+        (chat, r#""logprobs":true,"top_logprobs":128"#, None),
+        (chat, r#""logprobs":false,"top_logprobs":129"#, None),
+        (completion, r#""logprobs":"129.0""#, Some("logprobs")),
+        (completion, r#""logprobs":128"#, None),
+        (generate, r#""return_logprob":true,"top_logprobs_num":129"#, Some("top_logprobs_num")),
+        (generate, r#""return_logprob":[true],"top_logprobs_num":[null,129]"#, Some("top_logprobs_num")),
+        (generate, r#""return_logprob":true,"top_logprobs_num":[1,128]"#, None),
+        (generate, r#""top_logprobs_num":129"#, None),
+    ] {
+        // C9.5
+        assert_eq!(reason(endpoint, fields), expected, "{fields}");
+    }
+}
+
 proptest! {
     #[test]
     fn c6_rooms_fit_63_bits_and_tell_the_rank(x in any::<u64>(), size in 1_u32..5_000, rank in 0_u32..5_000) {
