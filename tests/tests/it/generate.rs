@@ -222,7 +222,16 @@ async fn c9_what_a_pair_cannot_answer_goes_to_one_worker_or_is_refused() {
     let several = json!({ "sampling_params": { "n": 2, "max_new_tokens": 3 } });
     let logprobs = json!({ "return_logprob": true, "logprob_start_len": 0 });
     let cluster = pair(|_| {}).await;
-    for (more, field) in [(&several, "n: "), (&logprobs, "logprob_start_len: ")] {
+    let hidden = json!({ "return_hidden_states": true });
+    let experts = json!({ "return_routed_experts": true });
+    let of_tokens = json!({ "return_logprob": true, "token_ids_logprob": [1, 2] });
+    for (more, field) in [
+        (&several, "n: "),
+        (&logprobs, "logprob_start_len: "),
+        (&hidden, "return_hidden_states: "),
+        (&experts, "return_routed_experts: "),
+        (&of_tokens, "token_ids_logprob: "),
+    ] {
         let asked = timeout(Duration::from_secs(5), post(&cluster, body(more.clone())));
         let (code, text) = refusal(&asked.await.expect("the pair does not hang"));
         // C9.3
@@ -238,9 +247,12 @@ async fn c9_what_a_pair_cannot_answer_goes_to_one_worker_or_is_refused() {
         .await
         .unwrap();
     whole(&mixed, logprobs).await;
+    for more in [hidden, experts, of_tokens] {
+        whole(&mixed, more).await;
+    }
     let answer = whole(&mixed, several.clone()).await;
     // C9.3
-    assert_eq!((answer.as_array().map(Vec::len), sent(&mixed, 2).len()), (Some(2), 2), "{answer}");
+    assert_eq!((answer.as_array().map(Vec::len), sent(&mixed, 2).len()), (Some(2), 5), "{answer}");
     let outcome = newest(&mixed).await["outcome"].clone();
     // A1.13: the prompt counts once
     let prompt = &answer[0]["meta_info"]["prompt_tokens"];

@@ -36,14 +36,12 @@ impl Connector for Sglang {
     /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
     /// several choices, the engine runs a prompt once to fill its cache and then once more for each choice.
     /// All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`), so the
-    /// pair hangs. Only the prefill engine has log probabilities of the prompt's tokens, and the client gets
-    /// the answer of the decode engine.
+    /// pair hangs.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
         match request.endpoint {
             Endpoint::Messages => Some("/v1/messages"),
             _ if request.n > 1 => Some("n"),
-            Endpoint::Generate if wants_prompt_logprobs(request) => Some("logprob_start_len"),
-            _ => too_many_logprobs(request),
+            _ => of_prefill_only(request).or_else(|| too_many_logprobs(request)),
         }
     }
 
@@ -102,11 +100,19 @@ impl Connector for Sglang {
     }
 }
 
-/// Returns whether a body of `/generate` asks for log probabilities of the prompt's tokens.
-fn wants_prompt_logprobs(request: &Request) -> bool {
-    let has =
-        |field: &str, none: &[&str]| request.body.get(field).is_some_and(|value| !none.contains(&value));
-    has("return_logprob", &["null", "false"]) && has("logprob_start_len", &["null", "-1"])
+/// Returns the field that asks for what only the prefill engine has: the client gets the answer of the decode
+/// engine.
+fn of_prefill_only(request: &Request) -> Option<&'static str> {
+    const FIELDS: [&str; 4] =
+        ["return_hidden_states", "return_routed_experts", "return_indexer_topk", "token_ids_logprob"];
+    let is_set = |field| is_set(request, field);
+    let begins_in_prompt =
+        || request.body.get("logprob_start_len").is_some_and(|start| !matches!(start, "null" | "-1"));
+    match request.endpoint {
+        Endpoint::Generate if is_set("return_logprob") && begins_in_prompt() => Some("logprob_start_len"),
+        Endpoint::Completions if is_set("echo") && is_set("logprobs") => Some("echo"),
+        _ => FIELDS.into_iter().find(|field| is_set(field)),
+    }
 }
 
 /// Log probabilities of a token that the metadata of a handoff have room for. The prefill engine ends when

@@ -422,8 +422,22 @@ fn several_choices_are_not_split_for_sglang() {
         r#""return_logprob":true"#,
         r#""return_logprob":true,"logprob_start_len":-1"#,
         r#""return_logprob":false,"logprob_start_len":0"#,
+        r#""return_hidden_states":false,"return_routed_experts":null,"token_ids_logprob":null"#,
     ] {
         assert_eq!(generate(fields), None, "{fields}");
+    }
+    for field in ["return_hidden_states", "return_routed_experts", "return_indexer_topk"] {
+        assert_eq!(generate(&format!(r#""{field}":true"#)), Some(field));
+        let chat = format!(r#"{{"model":"m","messages":[],"{field}":true}}"#);
+        // C9.3
+        assert_eq!(reason(Endpoint::ChatCompletions, &chat), Some(field));
+    }
+    let completion =
+        |fields: &str| reason(Endpoint::Completions, &format!(r#"{{"model":"m","prompt":"a",{fields}}}"#));
+    // C9.3
+    assert_eq!(completion(r#""echo":true,"logprobs":1"#), Some("echo"));
+    for fields in [r#""echo":true"#, r#""echo":true,"logprobs":0"#, r#""echo":false,"logprobs":1"#] {
+        assert_eq!(completion(fields), None, "{fields}");
     }
 }
 
