@@ -40,7 +40,7 @@ fn value(bytes: &[u8]) -> Value {
 
 const NIXL: &str = "role=prefill,engine=vllm,url=http://10.0.0.1:8000";
 const SGLANG: &str = "role=prefill,engine=sglang,url=http://10.0.0.1:30000";
-const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"logprobs":true,"top_logprobs":2,"kv_transfer_params":{"do_remote_prefill":true},"rid":"mine","nvext":{},"custom":[1.0]}"#;
+const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"logprobs":true,"top_logprobs":2,"logprob_token_ids":[1],"kv_transfer_params":{"do_remote_prefill":true},"rid":"mine","nvext":{},"custom":[1.0]}"#;
 
 #[test]
 fn a5_what_belongs_to_the_handoff_is_stripped_on_every_leg() {
@@ -60,7 +60,7 @@ fn c1_c7a_a_nixl_prefill_is_never_streamed_and_asks_for_one_token() {
     let worker = spec(NIXL);
     let request = request(Endpoint::ChatCompletions, CHAT);
     let body = connector_for(&worker).prefill(&request, &context(&worker, &worker, None));
-    // C1.1, C7a.1
+    // C1.1, C1.5, C7a.1
     assert_eq!(
         value(&body),
         json!({"model":"m","messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,
