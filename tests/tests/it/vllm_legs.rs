@@ -129,3 +129,25 @@ async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
     assert_eq!((prefill.requests().len(), decode.requests().len()), (2, 2));
     cluster.at_rest().await.unwrap();
 }
+
+#[tokio::test]
+async fn e1_the_handoff_of_a_thinking_message_whose_client_left_is_consumed() {
+    let (prefill, decode) = (engine(0, Duration::from_millis(500)).await, engine(0, Duration::ZERO).await);
+    let cluster = gateway(&prefill, &decode).await;
+    for thinking in [json!({ "type": "enabled", "budget_tokens": 2_048 }), json!({ "type": "disabled" })] {
+        let before = prefill.requests().len();
+        let runs = |_: &TestCluster| prefill.requests().len() > before;
+        tokio::select! {
+            reply = post(&cluster, MESSAGES, json!({ "thinking": thinking })) => panic!("it ended: {reply:?}"),
+            seen = cluster.until("prefill runs", runs) => seen.unwrap(),
+        }
+        cluster.until("decode is asked", |_| decode.requests().len() > before).await.unwrap();
+        cluster.at_rest().await.unwrap();
+    }
+    assert_eq!(decode.requests().len(), 2, "no handoff was refused and offered again");
+    let sent = sent(&decode);
+    // E1.3
+    assert!(sent.iter().all(|body| body["max_tokens"] == 1 && refusal(body).is_none()), "{sent:?}");
+    // Without it the prompt would be another one.
+    assert_eq!(sent[1]["thinking"], json!({ "type": "disabled" }));
+}

@@ -80,8 +80,14 @@ pub(super) fn prefill(request: &Request) -> Edit<'_> {
 /// The decode body of a client that left: one token, so that decode pulls the blocks and prefill frees them.
 pub(super) fn one_token(request: &Request) -> Edit<'_> {
     let edit = of_one_token(request);
-    let has_minimum = request.body.get("min_tokens").is_some_and(|min| min != "0");
-    if has_minimum { edit.set("min_tokens", "1") } else { edit }
+    if request.body.get("min_tokens").is_some_and(|min| min != "0") {
+        return edit.set("min_tokens", "1");
+    }
+    // A budget has to be less than `max_tokens`, and does not change the prompt. Without the field, thinking
+    // that is disabled would be enabled in the prompt. The engine checks no budget in a prefill leg.
+    let thinking = request.body.object("thinking").and_then(Result::ok);
+    let has_budget = thinking.is_some_and(|thinking| thinking.get("type") == Some("\"enabled\""));
+    if request.endpoint == Endpoint::Messages && has_budget { edit.remove("thinking") } else { edit }
 }
 
 /// Starts the body of a leg whose stream the client gets.
