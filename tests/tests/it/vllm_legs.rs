@@ -151,3 +151,24 @@ async fn e1_the_handoff_of_a_thinking_message_whose_client_left_is_consumed() {
     // Without it the prompt would be another one.
     assert_eq!(sent[1]["thinking"], json!({ "type": "disabled" }));
 }
+
+#[tokio::test]
+async fn b8_the_usage_of_a_message_has_the_cached_tokens_of_prefill() {
+    let (prefill, decode) = (engine(1_000, Duration::ZERO).await, engine(5_999, Duration::ZERO).await);
+    let cluster = gateway(&prefill, &decode).await;
+    let whole = post(&cluster, MESSAGES, json!({})).await.json().unwrap();
+    // B8.11
+    assert_eq!(whole["usage"], usage(1_000, 7));
+    assert_eq!(whole["content"][0]["input"]["usage"]["cache_read_input_tokens"], 2);
+    let streamed = post(&cluster, MESSAGES, json!({ "stream": true })).await;
+    let text = String::from_utf8_lossy(&streamed.body).into_owned();
+    // B8.11
+    assert_eq!(text, events(1_000));
+    cluster.at_rest().await.unwrap();
+    let list = cluster.admin.get("/decisions?limit=4").await.unwrap().json().unwrap();
+    for decision in list["decisions"].as_array().unwrap() {
+        let outcome = &decision["outcome"];
+        // B8.11
+        assert_eq!(outcome["cached_tokens"]["reported"], 1_000, "{outcome}");
+    }
+}
