@@ -4,16 +4,20 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use http::HeaderName;
 use json_splice::Edit;
-use pointsman_workers::Role;
+use pointsman_workers::{Candidate, Engine, Role};
 use serde_json::json;
 
-use pointsman_orchestration::HandoffKind;
+use pointsman_orchestration::{HandoffKind, is_up};
 
-use super::{Abort, Connector, IdDetail, LegContext, RequestToken, clean, rooms};
-use crate::openai::{
-    lax::WholeNumber,
-    request::{Endpoint, Request},
+use super::{Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header};
+use crate::{
+    openai::{
+        lax::WholeNumber,
+        request::{Endpoint, Request},
+    },
+    upstream::LegHeaders,
 };
 
 /// The bootstrap host that means a transfer without a partner: SGLang warms up its workers with it
@@ -33,16 +37,32 @@ impl Connector for Sglang {
         true
     }
 
-    /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
-    /// several choices, the engine runs a prompt once to fill its cache and then once more for each choice.
-    /// All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`), so the
-    /// pair hangs.
+    /// With several choices, the engine runs a prompt once to fill its cache and then once more for each
+    /// choice. All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`),
+    /// so the pair hangs.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
-        match request.endpoint {
-            Endpoint::Messages => Some("/v1/messages"),
-            _ if request.n > 1 => Some("n"),
-            _ => of_prefill_only(request).or_else(|| too_many_logprobs(request)),
+        if request.n > 1 {
+            return Some("n");
         }
+        of_prefill_only(request).or_else(|| too_many_logprobs(request))
+    }
+
+    /// Engines before 0.5.23 drop the handoff fields of these APIs.
+    fn refused_by(
+        &self,
+        request: &Request,
+        prefill: &[Candidate],
+        decode: &[Candidate],
+    ) -> Option<&'static str> {
+        let can = |one: &Candidate| is_at_least(one.worker.facts().version.as_deref(), &[0, 5, 23]);
+        let is_sglang = |one: &&Candidate| one.worker.spec().engine == Engine::Sglang && is_up(one);
+        let all_can = || prefill.iter().chain(decode).filter(is_sglang).all(can);
+        let is_named = matches!(request.endpoint, Endpoint::Messages | Endpoint::Responses);
+        (is_named && !all_can()).then(|| request.endpoint.path())
+    }
+
+    fn hands_over_responses(&self) -> bool {
+        true
     }
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -50,7 +70,8 @@ impl Connector for Sglang {
         if let Some(target) = context.prefill.filter(|target| target.spec.dp_size > 1) {
             edit = edit.set("routed_dp_rank", target.rank.to_string());
         }
-        edit.finish()
+        // The client's response is that of the decode leg.
+        if request.endpoint == Endpoint::Responses { edit.set("store", "false") } else { edit }.finish()
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -89,10 +110,21 @@ impl Connector for Sglang {
         let body = |rid: String| Bytes::from(json!({ "rid": rid, "abort_all": false }).to_string());
         let bodies = if request.is_batch() {
             (0..request.prompts).map(|item| body(format!("{token}_{item}"))).collect()
+        } else if request.endpoint == Endpoint::Responses {
+            vec![body(response_id(token))]
         } else {
             vec![body(token.to_string())]
         };
         Some(Abort { path: "/abort_request", bodies })
+    }
+
+    /// The body of a message has no field for the id.
+    fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {
+        if context.endpoint != Some(Endpoint::Messages) {
+            return LegHeaders::new();
+        }
+        let (_, id) = token_header(context.token.to_string());
+        vec![(HeaderName::from_static("x-override-rid"), id)]
     }
 
     fn id_detail(&self, request: &Request) -> Option<IdDetail> {
@@ -125,6 +157,7 @@ fn too_many_logprobs(request: &Request) -> Option<&'static str> {
         Endpoint::Completions => ("logprobs", "logprobs"),
         Endpoint::ChatCompletions => ("logprobs", "top_logprobs"),
         Endpoint::Generate => ("return_logprob", "top_logprobs_num"),
+        Endpoint::Responses => ("include", "top_logprobs"),
         _ => return None,
     };
     let is_too_many = |WholeNumber(number): WholeNumber| number > MAX_TOP_LOGPROBS;
@@ -157,6 +190,17 @@ fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     }
 }
 
+/// The id of both legs of a response, which is also the response's.
+fn response_id(token: RequestToken) -> String {
+    format!("resp_{token}")
+}
+
+/// Returns whether an engine's version is known, and at least this one.
+fn is_at_least(version: Option<&str>, least: &[u32]) -> bool {
+    let numbers = version.map(|version| version.split('.').map_while(|number| number.parse().ok()).collect());
+    numbers.is_some_and(|numbers: Vec<u32>| numbers.as_slice() >= least)
+}
+
 /// Fields that both legs share. A batch has three arrays of equal length, with one room number for each item.
 fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     let prefill = context.prefill.map(|target| target.spec);
@@ -168,8 +212,12 @@ fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     } else {
         (json!(host), json!(port), json!(context.rooms.first()))
     };
-    adapted(request, context)
-        .set("bootstrap_host", Cow::Owned(host.to_string()))
+    let edit = adapted(request, context);
+    let edit = match request.endpoint {
+        Endpoint::Responses => edit.set("request_id", json!(response_id(context.token)).to_string()),
+        _ => edit,
+    };
+    edit.set("bootstrap_host", Cow::Owned(host.to_string()))
         .set("bootstrap_port", Cow::Owned(port.to_string()))
         .set("bootstrap_room", Cow::Owned(room.to_string()))
         .set("rid", json!(context.token.to_string()).to_string())

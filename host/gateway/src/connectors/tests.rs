@@ -24,6 +24,7 @@ fn request(endpoint: Endpoint, body: &str) -> Arc<Request> {
 fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<&'a str>) -> LegContext<'a> {
     LegContext {
         token: RequestToken([0xab; 16]),
+        endpoint: None,
         prefill: Some(Target { spec: prefill, rank: DpRank(1) }),
         decode: Some(Target { spec: decode, rank: DpRank(0) }),
         engine_id: Some("engine-7"),
@@ -438,6 +439,26 @@ fn several_choices_are_not_split_for_sglang() {
     assert_eq!(completion(r#""echo":true,"logprobs":1"#), Some("echo"));
     for fields in [r#""echo":true"#, r#""echo":true,"logprobs":0"#, r#""echo":false,"logprobs":1"#] {
         assert_eq!(completion(fields), None, "{fields}");
+    }
+}
+
+#[test]
+fn e1_the_id_of_a_message_and_of_a_response_is_where_sglang_reads_it() {
+    let (worker, connector) = (spec(SGLANG), connector_for(&spec(SGLANG)));
+    for endpoint in [Endpoint::Messages, Endpoint::Responses, Endpoint::ChatCompletions] {
+        let request = request(endpoint, r#"{"model":"m","messages":[],"input":"a","max_tokens":1}"#);
+        let context = LegContext { endpoint: Some(endpoint), ..context(&worker, &worker, None) };
+        let headers = connector.headers(&context, context.prefill.unwrap());
+        let body = value(&connector.decode(&request, &context));
+        let id = match endpoint {
+            Endpoint::Messages => headers[0].1.to_str().unwrap(),
+            Endpoint::Responses => body["request_id"].as_str().unwrap(),
+            _ => body["rid"].as_str().unwrap(),
+        };
+        assert_eq!(headers.len(), usize::from(endpoint == Endpoint::Messages));
+        let abort = connector.abort(&request, context.token).unwrap();
+        // E1.4
+        assert_eq!(value(&abort.bodies[0])["rid"], id, "{endpoint:?}");
     }
 }
 
