@@ -12,7 +12,7 @@ use rand::RngExt;
 use crate::{
     hex::Hex,
     openai::{
-        request::{Request, names_model},
+        request::{Endpoint, Request, names_model},
         sse::FAILED_ENDS,
     },
     upstream::LegHeaders,
@@ -55,6 +55,8 @@ pub(crate) struct Target<'a> {
 pub(crate) struct LegContext<'a> {
     /// The attempt's id.
     pub token: RequestToken,
+    /// The endpoint, if the call is a leg of a request.
+    pub endpoint: Option<Endpoint>,
     /// The prefill leg's target, when there is one.
     pub prefill: Option<Target<'a>>,
     /// The target of the decode or single leg, when it is known.
@@ -86,7 +88,8 @@ impl<'a> LegContext<'a> {
     pub(crate) fn alone(token: RequestToken, target: Option<Target<'a>>) -> Self {
         let ids = TokenIds::default();
         let (engine_id, rooms, handoff, parent) = (None, &[][..], None, None);
-        Self { token, prefill: None, decode: target, engine_id, rooms, handoff, ids, parent }
+        let endpoint = None;
+        Self { token, endpoint, prefill: None, decode: target, engine_id, rooms, handoff, ids, parent }
     }
 }
 
@@ -146,9 +149,19 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Why one of these prefill workers cannot take its leg of this request; `None` when all can.
-    fn refused_by(&self, _request: &Request, _prefill: &[Candidate]) -> Option<&'static str> {
+    /// Why one of these prefill and decode workers cannot take its leg of this request; `None` when all can.
+    fn refused_by(
+        &self,
+        _request: &Request,
+        _prefill: &[Candidate],
+        _decode: &[Candidate],
+    ) -> Option<&'static str> {
         None
+    }
+
+    /// Returns whether the engine's handler of `/v1/responses` takes a handoff.
+    fn hands_over_responses(&self) -> bool {
+        false
     }
 
     /// The prefill leg's body.

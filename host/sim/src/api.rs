@@ -1,6 +1,6 @@
 //! The APIs through which text is generated.
 
-use crate::config::Dialect;
+use crate::config::{Dialect, SimConfig};
 
 /// An API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +44,16 @@ impl Api {
         self.is_named() || self == Self::Generate
     }
 
-    /// Returns whether the engine's handler of this API reads handoff fields. vLLM's handler of Responses and
-    /// SGLang's handlers of Messages and Responses drop them.
-    pub(crate) fn takes_handoff(self, dialect: Dialect) -> bool {
-        !self.is_named() || (self == Self::Messages && dialect == Dialect::Vllm)
+    /// Returns whether the engine's handler of this API reads handoff fields. vLLM's handler of Responses,
+    /// and before 0.5.23 SGLang's handlers of Messages and Responses, drop them.
+    pub(crate) fn takes_handoff(self, config: &SimConfig) -> bool {
+        let numbers = config.version().split('.').map_while(|number| number.parse::<u32>().ok());
+        match config.dialect {
+            _ if !self.is_named() => true,
+            Dialect::Sglang => numbers.ge([0, 5, 23]),
+            Dialect::Vllm => self == Self::Messages,
+            Dialect::Openai => false,
+        }
     }
 
     /// Returns the beginning of a response's id.

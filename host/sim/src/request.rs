@@ -13,6 +13,7 @@ use crate::{
     faults::{Break, FaultKind, Picked},
 };
 
+mod convert;
 mod message;
 mod native;
 
@@ -51,6 +52,7 @@ pub(crate) struct Body {
     pub(crate) bootstrap_port: Option<OneOrMany<Option<u16>>>,
     pub(crate) bootstrap_room: Option<OneOrMany<u64>>,
     pub(crate) rid: Option<OneOrMany<String>>,
+    request_id: Option<String>,
     pub(crate) routed_dp_rank: Option<u32>,
     pub(crate) disagg_prefill_dp_rank: Option<u32>,
 }
@@ -116,6 +118,7 @@ impl Body {
         }
         body.convert(config, api);
         if config.dialect == Dialect::Sglang {
+            body.take_id(api, headers);
             body.take_rank(headers)?;
         }
         if api.is_chat() && body.messages.is_none() {
@@ -137,43 +140,6 @@ impl Body {
         }
         body.check_numbers(config)?;
         Ok(body)
-    }
-
-    /// Takes the rank from SGLang's header, which has priority over the body's.
-    fn take_rank(&mut self, headers: &HeaderMap) -> Result<(), Failure> {
-        let Some(given) = headers.get("x-data-parallel-rank") else { return Ok(()) };
-        let rank = given.to_str().ok().and_then(|text| text.trim().parse().ok());
-        self.routed_dp_rank = Some(rank.ok_or_else(|| {
-            Failure::bad(format!("Invalid X-Data-Parallel-Rank header: must be an integer, got {given:?}"))
-        })?);
-        Ok(())
-    }
-
-    /// Turns the fields of another API into those of a chat, as the engines do. Fields that an engine does
-    /// not use are dropped.
-    fn convert(&mut self, config: &SimConfig, api: Api) {
-        let first = match api {
-            Api::Chat | Api::Completions => return,
-            Api::Generate => return self.convert_native(),
-            Api::Messages => self.system.take(),
-            Api::Responses => {
-                self.messages = self.input.take().map(|input| match input {
-                    Input::Text(text) => {
-                        vec![Message { role: String::new(), content: Some(Content::Text(text)) }]
-                    }
-                    Input::Items(items) => items,
-                });
-                self.max_tokens = self.max_output_tokens;
-                self.instructions.take().map(Content::Text)
-            }
-        };
-        if let (Some(first), Some(messages)) = (first, &mut self.messages) {
-            messages.insert(0, Message { role: String::new(), content: Some(first) });
-        }
-        if !api.takes_handoff(config.dialect) {
-            (self.kv_transfer_params, self.bootstrap_room) = (None, None);
-        }
-        (self.min_tokens, self.n) = (0, None);
     }
 
     fn check_numbers(&self, config: &SimConfig) -> Result<(), Failure> {

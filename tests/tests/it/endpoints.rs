@@ -363,7 +363,7 @@ async fn b12_messages_run_on_a_vllm_pair_and_responses_on_one_worker() {
     assert_eq!(text.matches("event: content_block_delta\n").count(), 4, "{text}");
     let reply = post(&cluster, "/v1/responses", "application/json", requests()[0].2.clone()).await;
     assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
-    // I6.3
+    // I6.11
     assert_eq!(cluster.sims[0].recorded().len(), 2, "prefill ran for the messages only");
     for (path, kind, body, _) in requests() {
         let reply = post(&cluster, path, kind, body).await;
@@ -387,11 +387,94 @@ async fn c8_a_message_that_ended_within_prefill_is_the_answer_in_events() {
     cluster.at_rest().await.unwrap();
 }
 
+/// A pair of SGLang workers, each of its version.
+async fn sglang_pair(versions: [&str; 2], overhead: Duration) -> TestCluster {
+    let mut builder = TestClusterBuilder::new();
+    for (role, version) in [Role::Prefill, Role::Decode].into_iter().zip(versions) {
+        let version = Some(version.to_owned());
+        let sim = SimConfig { version, overhead, ..recording(Dialect::Sglang, role) };
+        builder = builder.sim_with(sim, "");
+    }
+    builder.start().await.unwrap()
+}
+
+#[tokio::test]
+async fn i6_messages_and_responses_run_on_a_pair_of_sglang_workers() {
+    let cluster = sglang_pair(["0.5.23", "0.5.24"], Duration::ZERO).await;
+    for (path, kind, body, place) in requests().into_iter().take(2) {
+        let reply = post(&cluster, path, kind, body).await;
+        assert_eq!(reply.status, StatusCode::OK, "{reply:?}");
+        assert!(reply.json().unwrap().pointer(place).is_some(), "{reply:?}");
+        let reply = post(&cluster, path, kind, streamed(path)).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        let deltas = ["content_block_delta\n", "output_text.delta\n"].map(|name| text.matches(name).count());
+        assert_eq!(deltas.iter().sum::<usize>(), 4, "{text}");
+        assert!(
+            text.contains("event: message_stop\n") || text.contains("event: response.incomplete\n"),
+            "{text}"
+        );
+    }
+    cluster.at_rest().await.unwrap();
+    let sent = |place: usize| -> Vec<Value> {
+        let recorded = cluster.sims[place].recorded();
+        recorded.iter().map(|seen| serde_json::from_str(&seen.body).unwrap()).collect()
+    };
+    let (prefill, decode) = (sent(0), sent(1));
+    assert_eq!((prefill.len(), decode.len()), (4, 4));
+    for (prefill, decode) in prefill.iter().zip(&decode) {
+        // I6.3
+        assert!(prefill["bootstrap_room"].is_u64() && prefill["bootstrap_room"] == decode["bootstrap_room"]);
+        assert_eq!(prefill["store"] == false, prefill.get("input").is_some(), "{prefill}");
+        assert!(decode.get("store").is_none(), "{decode}");
+    }
+}
+
+#[tokio::test]
+async fn i6_a_message_and_a_response_whose_client_left_are_aborted_on_an_sglang_pair() {
+    let cluster = sglang_pair(["0.5.23", "0.5.23"], Duration::from_secs(1)).await;
+    for (path, kind, body, _) in requests().into_iter().take(2) {
+        let aborted = |cluster: &TestCluster| cluster.sims.iter().map(|sim| sim.state().aborted).sum::<u64>();
+        let before = aborted(&cluster);
+        let runs = |cluster: &TestCluster| {
+            cluster.sims.iter().all(|sim| sim.state().running + sim.state().waiting > 0)
+        };
+        tokio::select! {
+            reply = post(&cluster, path, kind, body) => panic!("it has ended: {reply:?}"),
+            seen = cluster.until("both legs run", runs) => seen.unwrap(),
+        }
+        let free = |cluster: &TestCluster| {
+            cluster.sims.iter().all(|sim| sim.state().running + sim.state().waiting == 0)
+        };
+        cluster.until("both legs are free", free).await.unwrap();
+        cluster.at_rest().await.unwrap();
+        // E1.4
+        assert!(aborted(&cluster) > before, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn i6_responses_that_only_one_worker_can_run_are_not_split() {
+    let cluster = sglang_pair(["0.5.23", "0.5.23"], Duration::ZERO).await;
+    for (field, value) in [("background", json!(true)), ("tools", json!([{ "type": "web_search" }]))] {
+        let mut body: Value = serde_json::from_str(&requests()[0].2).unwrap();
+        body[field] = value;
+        let reply = post(&cluster, "/v1/responses", "application/json", body.to_string()).await;
+        // I6.3
+        assert_eq!(reply.status, 503, "{field}: {reply:?}");
+    }
+    let old = sglang_pair(["0.5.23", "0.5.22"], Duration::ZERO).await;
+    let reply = post(&old, "/v1/responses", "application/json", requests()[0].2.clone()).await;
+    // I6.3
+    assert_eq!(reply.status, 503, "{reply:?}");
+    assert!(old.sims.iter().chain(&cluster.sims).all(|sim| sim.recorded().is_empty()));
+}
+
 #[tokio::test]
 async fn b12_a_split_sglang_fleet_says_that_it_cannot_serve_messages_and_counts_tokens() {
-    let cluster = TestCluster::disaggregated(Dialect::Sglang, 1, 1).await.unwrap();
+    let cluster = sglang_pair(["0.5.22", "0.5.23"], Duration::ZERO).await;
     let reply = post(&cluster, "/v1/messages", "application/json", requests()[1].2.clone()).await;
     let error = reply.json().unwrap();
+    // I6.3
     assert_eq!((reply.status.as_u16(), &error["type"]), (400, &json!("error")));
     assert!(error["error"]["message"].as_str().unwrap().contains("/v1/messages"), "{error}");
     let count =

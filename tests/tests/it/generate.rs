@@ -222,7 +222,16 @@ async fn c9_what_a_pair_cannot_answer_goes_to_one_worker_or_is_refused() {
     let several = json!({ "sampling_params": { "n": 2, "max_new_tokens": 3 } });
     let logprobs = json!({ "return_logprob": true, "logprob_start_len": 0 });
     let cluster = pair(|_| {}).await;
-    for (more, field) in [(&several, "n: "), (&logprobs, "logprob_start_len: ")] {
+    let hidden = json!({ "return_hidden_states": true });
+    let experts = json!({ "return_routed_experts": true });
+    let of_tokens = json!({ "return_logprob": true, "token_ids_logprob": [1, 2] });
+    for (more, field) in [
+        (&several, "n: "),
+        (&logprobs, "logprob_start_len: "),
+        (&hidden, "return_hidden_states: "),
+        (&experts, "return_routed_experts: "),
+        (&of_tokens, "token_ids_logprob: "),
+    ] {
         let asked = timeout(Duration::from_secs(5), post(&cluster, body(more.clone())));
         let (code, text) = refusal(&asked.await.expect("the pair does not hang"));
         // C9.3
@@ -238,14 +247,59 @@ async fn c9_what_a_pair_cannot_answer_goes_to_one_worker_or_is_refused() {
         .await
         .unwrap();
     whole(&mixed, logprobs).await;
+    for more in [hidden, experts, of_tokens] {
+        whole(&mixed, more).await;
+    }
     let answer = whole(&mixed, several.clone()).await;
     // C9.3
-    assert_eq!((answer.as_array().map(Vec::len), sent(&mixed, 2).len()), (Some(2), 2), "{answer}");
+    assert_eq!((answer.as_array().map(Vec::len), sent(&mixed, 2).len()), (Some(2), 5), "{answer}");
     let outcome = newest(&mixed).await["outcome"].clone();
     // A1.13: the prompt counts once
     let prompt = &answer[0]["meta_info"]["prompt_tokens"];
     assert_eq!((&outcome["output_tokens"], &outcome["prompt_tokens"]), (&json!(6), prompt), "{outcome}");
     assert_eq!(events(&mixed, several).await.len(), 6);
+    idle(&mixed).await;
+}
+
+#[tokio::test]
+async fn c9_more_log_probabilities_than_a_pair_hands_over_go_to_one_worker_or_are_refused() {
+    let asking = |number: u32| {
+        let messages = json!([{ "role": "user", "content": "which way does this train go?" }]);
+        let chat = json!({ "messages": messages, "logprobs": true, "top_logprobs": number, "max_tokens": 2 });
+        let completion = json!({ "prompt": "which way?", "logprobs": number, "max_tokens": 2 });
+        let generate = json!({ "return_logprob": true, "top_logprobs_num": number });
+        let batch =
+            json!({ "text": ["a b", "c d"], "return_logprob": true, "top_logprobs_num": [1, number] });
+        [
+            ("/v1/chat/completions", chat.to_string(), "top_logprobs: "),
+            ("/v1/completions", completion.to_string(), "logprobs: "),
+            (GENERATE, body(generate), "top_logprobs_num: "),
+            (GENERATE, body(batch), "top_logprobs_num: "),
+        ]
+    };
+    let cluster = pair(|_| {}).await;
+    for (path, body, field) in asking(129) {
+        let (code, text) = refusal(&cluster.client.post(path, &[], body).await.unwrap());
+        // C9.5
+        assert!(code == 400 && text.starts_with(field), "{code} {text}");
+    }
+    assert!(cluster.sims.iter().all(|sim| sim.recorded().is_empty()));
+    for (path, body, _) in asking(128) {
+        assert_eq!(cluster.client.post(path, &[], body).await.unwrap().status, 200, "{path}");
+    }
+    idle(&cluster).await;
+    let mixed = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .sim_with(recording(Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap();
+    for (path, body, _) in asking(200) {
+        assert_eq!(mixed.client.post(path, &[], body).await.unwrap().status, 200, "{path}");
+    }
+    // C9.5
+    assert_eq!(mixed.sims[2].recorded().iter().filter(|seen| !seen.body.is_empty()).count(), 4);
     idle(&mixed).await;
 }
 

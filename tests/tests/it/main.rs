@@ -109,4 +109,5 @@ mod tls_reload;
 mod trace_context;
 mod traces;
 mod unnamed_models;
+mod vllm_legs;
 mod whole_answers;

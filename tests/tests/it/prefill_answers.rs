@@ -280,6 +280,32 @@ async fn i2_the_retry_of_a_stream_without_an_event_may_end_in_prefill() {
     cluster.at_rest().await.unwrap();
 }
 
+#[tokio::test]
+async fn c8_the_tool_calls_of_a_streamed_answer_that_ended_in_prefill_are_numbered() {
+    let call =
+        |id: &str| value!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    for calls in [value!([call("a"), call("b")]), value!([])] {
+        let message = value!({"role": "assistant", "content": null, "tool_calls": calls});
+        let choice = value!({"index": 0, "message": message, "finish_reason": "tool_calls"});
+        let answer = value!({"id": "p", "created": 1, "model": "tiny", "system_fingerprint": "fp",
+            "choices": [choice], "kv_transfer_params": null});
+        let (prefill, decode) = (engine(json(&answer.to_string())).await, engine(json(ANSWER)).await);
+        let cluster = gateway(&[("prefill", &prefill), ("decode", &decode)]).await;
+        let body = value!({"model": "tiny", "stream": true, "messages": [{"role": "user", "content": "a"}]});
+        let stream = cluster.client.stream("/v1/chat/completions", &[], body.to_string()).await.unwrap();
+        let first = stream.all().await.unwrap().swap_remove(0);
+        let first: serde_json::Value = serde_json::from_str(&first).unwrap();
+        assert_eq!(first["system_fingerprint"], "fp", "{first}");
+        let delta = &first["choices"][0]["delta"];
+        let numbers =
+            delta.get("tool_calls").map(|calls| (calls[0]["index"].clone(), calls[1]["index"].clone()));
+        // C8.3
+        let expected = (!calls.as_array().unwrap().is_empty()).then(|| (value!(0), value!(1)));
+        assert_eq!(numbers, expected, "{delta}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
 /// An engine of this version whose prefill answers `prefill`, and any other request `ANSWER`.
 async fn versioned(version: &'static str, prefill: Vec<u8>) -> RawEngine {
     RawEngine::start(move |request: &RawRequest| {

@@ -4,14 +4,21 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use http::HeaderName;
 use json_splice::Edit;
-use pointsman_workers::Role;
+use pointsman_workers::{Candidate, Engine, Role};
 use serde_json::json;
 
-use pointsman_orchestration::HandoffKind;
+use pointsman_orchestration::{HandoffKind, is_up};
 
-use super::{Abort, Connector, IdDetail, LegContext, RequestToken, clean, rooms};
-use crate::openai::request::{Endpoint, Request};
+use super::{Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header};
+use crate::{
+    openai::{
+        lax::WholeNumber,
+        request::{Endpoint, Request},
+    },
+    upstream::LegHeaders,
+};
 
 /// The bootstrap host that means a transfer without a partner: SGLang warms up its workers with it
 /// (`srt/disaggregation/utils.py`, `FAKE_BOOTSTRAP_HOST`).
@@ -30,18 +37,32 @@ impl Connector for Sglang {
         true
     }
 
-    /// The Messages API takes no handoff fields: they are dropped when the body is converted to a chat. With
-    /// several choices, the engine runs a prompt once to fill its cache and then once more for each choice.
-    /// All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`), so the
-    /// pair hangs. Only the prefill engine has log probabilities of the prompt's tokens, and the client gets
-    /// the answer of the decode engine.
+    /// With several choices, the engine runs a prompt once to fill its cache and then once more for each
+    /// choice. All these runs use the same room (`managers/tokenizer_manager.py`, `_handle_batch_request`),
+    /// so the pair hangs.
     fn unsplittable(&self, request: &Request) -> Option<&'static str> {
-        match request.endpoint {
-            Endpoint::Messages => Some("/v1/messages"),
-            _ if request.n > 1 => Some("n"),
-            Endpoint::Generate if wants_prompt_logprobs(request) => Some("logprob_start_len"),
-            _ => None,
+        if request.n > 1 {
+            return Some("n");
         }
+        of_prefill_only(request).or_else(|| too_many_logprobs(request))
+    }
+
+    /// Engines before 0.5.23 drop the handoff fields of these APIs.
+    fn refused_by(
+        &self,
+        request: &Request,
+        prefill: &[Candidate],
+        decode: &[Candidate],
+    ) -> Option<&'static str> {
+        let can = |one: &Candidate| is_at_least(one.worker.facts().version.as_deref(), &[0, 5, 23]);
+        let is_sglang = |one: &&Candidate| one.worker.spec().engine == Engine::Sglang && is_up(one);
+        let all_can = || prefill.iter().chain(decode).filter(is_sglang).all(can);
+        let is_named = matches!(request.endpoint, Endpoint::Messages | Endpoint::Responses);
+        (is_named && !all_can()).then(|| request.endpoint.path())
+    }
+
+    fn hands_over_responses(&self) -> bool {
+        true
     }
 
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -49,7 +70,8 @@ impl Connector for Sglang {
         if let Some(target) = context.prefill.filter(|target| target.spec.dp_size > 1) {
             edit = edit.set("routed_dp_rank", target.rank.to_string());
         }
-        edit.finish()
+        // The client's response is that of the decode leg.
+        if request.endpoint == Endpoint::Responses { edit.set("store", "false") } else { edit }.finish()
     }
 
     fn decode(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
@@ -88,10 +110,21 @@ impl Connector for Sglang {
         let body = |rid: String| Bytes::from(json!({ "rid": rid, "abort_all": false }).to_string());
         let bodies = if request.is_batch() {
             (0..request.prompts).map(|item| body(format!("{token}_{item}"))).collect()
+        } else if request.endpoint == Endpoint::Responses {
+            vec![body(response_id(token))]
         } else {
             vec![body(token.to_string())]
         };
         Some(Abort { path: "/abort_request", bodies })
+    }
+
+    /// The body of a message has no field for the id.
+    fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {
+        if context.endpoint != Some(Endpoint::Messages) {
+            return LegHeaders::new();
+        }
+        let (_, id) = token_header(context.token.to_string());
+        vec![(HeaderName::from_static("x-override-rid"), id)]
     }
 
     fn id_detail(&self, request: &Request) -> Option<IdDetail> {
@@ -99,11 +132,48 @@ impl Connector for Sglang {
     }
 }
 
-/// Returns whether a body of `/generate` asks for log probabilities of the prompt's tokens.
-fn wants_prompt_logprobs(request: &Request) -> bool {
-    let has =
-        |field: &str, none: &[&str]| request.body.get(field).is_some_and(|value| !none.contains(&value));
-    has("return_logprob", &["null", "false"]) && has("logprob_start_len", &["null", "-1"])
+/// Returns the field that asks for what only the prefill engine has: the client gets the answer of the decode
+/// engine.
+fn of_prefill_only(request: &Request) -> Option<&'static str> {
+    const FIELDS: [&str; 4] =
+        ["return_hidden_states", "return_routed_experts", "return_indexer_topk", "token_ids_logprob"];
+    let is_set = |field| is_set(request, field);
+    let begins_in_prompt =
+        || request.body.get("logprob_start_len").is_some_and(|start| !matches!(start, "null" | "-1"));
+    match request.endpoint {
+        Endpoint::Generate if is_set("return_logprob") && begins_in_prompt() => Some("logprob_start_len"),
+        Endpoint::Completions if is_set("echo") && is_set("logprobs") => Some("echo"),
+        _ => FIELDS.into_iter().find(|field| is_set(field)),
+    }
+}
+
+/// Log probabilities of a token that the metadata of a handoff have room for. The prefill engine ends when
+/// there are more (`disaggregation/utils.py`, `max_top_logprobs_num`).
+const MAX_TOP_LOGPROBS: u32 = 128;
+
+/// Returns the field that asks for more log probabilities of a token than a pair hands over.
+fn too_many_logprobs(request: &Request) -> Option<&'static str> {
+    let (switch, field) = match request.endpoint {
+        Endpoint::Completions => ("logprobs", "logprobs"),
+        Endpoint::ChatCompletions => ("logprobs", "top_logprobs"),
+        Endpoint::Generate => ("return_logprob", "top_logprobs_num"),
+        Endpoint::Responses => ("include", "top_logprobs"),
+        _ => return None,
+    };
+    let is_too_many = |WholeNumber(number): WholeNumber| number > MAX_TOP_LOGPROBS;
+    let one = || request.body.read::<WholeNumber>(field).ok().flatten();
+    // One number for each prompt of a batch.
+    let several = || request.body.read::<Vec<Option<WholeNumber>>>(field).ok().flatten();
+    let too_many = || {
+        one().is_some_and(is_too_many)
+            || several().is_some_and(|each| each.into_iter().flatten().any(is_too_many))
+    };
+    (is_set(request, switch) && too_many()).then_some(field)
+}
+
+/// Returns whether a body has the field, with a value other than none, no and zero.
+fn is_set(request: &Request, field: &str) -> bool {
+    request.body.get(field).is_some_and(|value| !matches!(value, "null" | "false" | "0" | "[]"))
 }
 
 /// Starts the edit of a body, and names the adapter in it (B3.10). SGLang takes a model's name without a
@@ -120,6 +190,17 @@ fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     }
 }
 
+/// The id of both legs of a response, which is also the response's.
+fn response_id(token: RequestToken) -> String {
+    format!("resp_{token}")
+}
+
+/// Returns whether an engine's version is known, and at least this one.
+fn is_at_least(version: Option<&str>, least: &[u32]) -> bool {
+    let numbers = version.map(|version| version.split('.').map_while(|number| number.parse().ok()).collect());
+    numbers.is_some_and(|numbers: Vec<u32>| numbers.as_slice() >= least)
+}
+
 /// Fields that both legs share. A batch has three arrays of equal length, with one room number for each item.
 fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     let prefill = context.prefill.map(|target| target.spec);
@@ -131,8 +212,12 @@ fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     } else {
         (json!(host), json!(port), json!(context.rooms.first()))
     };
-    adapted(request, context)
-        .set("bootstrap_host", Cow::Owned(host.to_string()))
+    let edit = adapted(request, context);
+    let edit = match request.endpoint {
+        Endpoint::Responses => edit.set("request_id", json!(response_id(context.token)).to_string()),
+        _ => edit,
+    };
+    edit.set("bootstrap_host", Cow::Owned(host.to_string()))
         .set("bootstrap_port", Cow::Owned(port.to_string()))
         .set("bootstrap_room", Cow::Owned(room.to_string()))
         .set("rid", json!(context.token.to_string()).to_string())

@@ -24,6 +24,7 @@ fn request(endpoint: Endpoint, body: &str) -> Arc<Request> {
 fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<&'a str>) -> LegContext<'a> {
     LegContext {
         token: RequestToken([0xab; 16]),
+        endpoint: None,
         prefill: Some(Target { spec: prefill, rank: DpRank(1) }),
         decode: Some(Target { spec: decode, rank: DpRank(0) }),
         engine_id: Some("engine-7"),
@@ -40,7 +41,7 @@ fn value(bytes: &[u8]) -> Value {
 
 const NIXL: &str = "role=prefill,engine=vllm,url=http://10.0.0.1:8000";
 const SGLANG: &str = "role=prefill,engine=sglang,url=http://10.0.0.1:30000";
-const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"logprobs":true,"top_logprobs":2,"kv_transfer_params":{"do_remote_prefill":true},"rid":"mine","nvext":{},"custom":[1.0]}"#;
+const CHAT: &str = r#"{"model":"m","messages":[],"stream":true,"stream_options":{"include_usage":true},"max_tokens":50,"max_completion_tokens":60,"logprobs":true,"top_logprobs":2,"logprob_token_ids":[1],"kv_transfer_params":{"do_remote_prefill":true},"rid":"mine","nvext":{},"custom":[1.0]}"#;
 
 #[test]
 fn a5_what_belongs_to_the_handoff_is_stripped_on_every_leg() {
@@ -60,7 +61,7 @@ fn c1_c7a_a_nixl_prefill_is_never_streamed_and_asks_for_one_token() {
     let worker = spec(NIXL);
     let request = request(Endpoint::ChatCompletions, CHAT);
     let body = connector_for(&worker).prefill(&request, &context(&worker, &worker, None));
-    // C1.1, C7a.1
+    // C1.1, C1.5, C7a.1
     assert_eq!(
         value(&body),
         json!({"model":"m","messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,
@@ -422,8 +423,66 @@ fn several_choices_are_not_split_for_sglang() {
         r#""return_logprob":true"#,
         r#""return_logprob":true,"logprob_start_len":-1"#,
         r#""return_logprob":false,"logprob_start_len":0"#,
+        r#""return_hidden_states":false,"return_routed_experts":null,"token_ids_logprob":null"#,
     ] {
         assert_eq!(generate(fields), None, "{fields}");
+    }
+    for field in ["return_hidden_states", "return_routed_experts", "return_indexer_topk"] {
+        assert_eq!(generate(&format!(r#""{field}":true"#)), Some(field));
+        let chat = format!(r#"{{"model":"m","messages":[],"{field}":true}}"#);
+        // C9.3
+        assert_eq!(reason(Endpoint::ChatCompletions, &chat), Some(field));
+    }
+    let completion =
+        |fields: &str| reason(Endpoint::Completions, &format!(r#"{{"model":"m","prompt":"a",{fields}}}"#));
+    // C9.3
+    assert_eq!(completion(r#""echo":true,"logprobs":1"#), Some("echo"));
+    for fields in [r#""echo":true"#, r#""echo":true,"logprobs":0"#, r#""echo":false,"logprobs":1"#] {
+        assert_eq!(completion(fields), None, "{fields}");
+    }
+}
+
+#[test]
+fn e1_the_id_of_a_message_and_of_a_response_is_where_sglang_reads_it() {
+    let (worker, connector) = (spec(SGLANG), connector_for(&spec(SGLANG)));
+    for endpoint in [Endpoint::Messages, Endpoint::Responses, Endpoint::ChatCompletions] {
+        let request = request(endpoint, r#"{"model":"m","messages":[],"input":"a","max_tokens":1}"#);
+        let context = LegContext { endpoint: Some(endpoint), ..context(&worker, &worker, None) };
+        let headers = connector.headers(&context, context.prefill.unwrap());
+        let body = value(&connector.decode(&request, &context));
+        let id = match endpoint {
+            Endpoint::Messages => headers[0].1.to_str().unwrap(),
+            Endpoint::Responses => body["request_id"].as_str().unwrap(),
+            _ => body["rid"].as_str().unwrap(),
+        };
+        assert_eq!(headers.len(), usize::from(endpoint == Endpoint::Messages));
+        let abort = connector.abort(&request, context.token).unwrap();
+        // E1.4
+        assert_eq!(value(&abort.bodies[0])["rid"], id, "{endpoint:?}");
+    }
+}
+
+#[test]
+fn c9_an_sglang_pair_gets_at_most_128_log_probabilities_of_a_token() {
+    let connector = connector_for(&spec(SGLANG));
+    let reason = |endpoint, fields: &str| {
+        let body = format!(r#"{{"model":"m","messages":[],"prompt":"a","text":"a",{fields}}}"#);
+        connector.unsplittable(&request(endpoint, &body))
+    };
+    let (chat, completion, generate) = (Endpoint::ChatCompletions, Endpoint::Completions, Endpoint::Generate);
+    for (endpoint, fields, expected) in [
+        (chat, r#""logprobs":true,"top_logprobs":129"#, Some("top_logprobs")),
+        (chat, r#""logprobs":true,"top_logprobs":128"#, None),
+        (chat, r#""logprobs":false,"top_logprobs":129"#, None),
+        (completion, r#""logprobs":"129.0""#, Some("logprobs")),
+        (completion, r#""logprobs":128"#, None),
+        (generate, r#""return_logprob":true,"top_logprobs_num":129"#, Some("top_logprobs_num")),
+        (generate, r#""return_logprob":[true],"top_logprobs_num":[null,129]"#, Some("top_logprobs_num")),
+        (generate, r#""return_logprob":true,"top_logprobs_num":[1,128]"#, None),
+        (generate, r#""top_logprobs_num":129"#, None),
+    ] {
+        // C9.5
+        assert_eq!(reason(endpoint, fields), expected, "{fields}");
     }
 }
 

@@ -54,42 +54,40 @@ fn forces_tool(request: &Request) -> bool {
     }
 }
 
-/// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so
-/// parameters always come and decode samples the token.
-pub(super) fn prefill(request: &Request) -> Edit<'_> {
+/// Starts the body of a leg that generates one token, without the fields that an engine refuses in it.
+fn of_one_token(request: &Request) -> Edit<'_> {
     let edit = clean(request)
         .remove("stream_options")
         .remove("logprobs")
         .remove("top_logprobs")
+        .remove("logprob_token_ids")
         .set("stream", "false")
         .set("max_tokens", "1");
-    if request.endpoint == Endpoint::Messages {
-        // This endpoint has no `min_tokens`: a prefill may end with end-of-sequence (C8).
-        return edit;
+    match request.body.get("max_completion_tokens") {
+        Some(_) => edit.set("max_completion_tokens", "1"),
+        None => edit,
     }
-    let edit = edit.set("min_tokens", "1");
-    if request.body.get("max_completion_tokens").is_some() {
-        return edit.set("max_completion_tokens", "1");
-    }
-    edit
+}
+
+/// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so
+/// parameters always come and decode samples the token.
+pub(super) fn prefill(request: &Request) -> Edit<'_> {
+    let edit = of_one_token(request);
+    // This endpoint has no `min_tokens`: a prefill may end with end-of-sequence (C8).
+    if request.endpoint == Endpoint::Messages { edit } else { edit.set("min_tokens", "1") }
 }
 
 /// The decode body of a client that left: one token, so that decode pulls the blocks and prefill frees them.
 pub(super) fn one_token(request: &Request) -> Edit<'_> {
-    // Without what only the prefill engine did not check, so that no engine refuses it.
-    let mut edit = clean(request)
-        .remove("stream_options")
-        .remove("logprobs")
-        .remove("top_logprobs")
-        .set("stream", "false")
-        .set("max_tokens", "1");
-    if request.body.get("max_completion_tokens").is_some() {
-        edit = edit.set("max_completion_tokens", "1");
-    }
+    let edit = of_one_token(request);
     if request.body.get("min_tokens").is_some_and(|min| min != "0") {
-        edit = edit.set("min_tokens", "1");
+        return edit.set("min_tokens", "1");
     }
-    edit
+    // A budget has to be less than `max_tokens`, and does not change the prompt. Without the field, thinking
+    // that is disabled would be enabled in the prompt. The engine checks no budget in a prefill leg.
+    let thinking = request.body.object("thinking").and_then(Result::ok);
+    let has_budget = thinking.is_some_and(|thinking| thinking.get("type") == Some("\"enabled\""));
+    if request.endpoint == Endpoint::Messages && has_budget { edit.remove("thinking") } else { edit }
 }
 
 /// Starts the body of a leg whose stream the client gets.

@@ -87,7 +87,7 @@ impl Connector for VllmNixl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(&self, request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+    fn refused_by(&self, request: &Request, prefill: &[Candidate], _: &[Candidate]) -> Option<&'static str> {
         vllm::refused_by(request, prefill)
     }
 

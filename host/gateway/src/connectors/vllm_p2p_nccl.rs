@@ -26,7 +26,7 @@ impl Connector for VllmP2pNccl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(&self, request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+    fn refused_by(&self, request: &Request, prefill: &[Candidate], _: &[Candidate]) -> Option<&'static str> {
         vllm::refused_by(request, prefill)
     }
 

@@ -15,7 +15,7 @@ pub(crate) enum Endpoint {
     Generate,
     /// `/v1/embeddings`: one leg, never streamed.
     Embeddings,
-    /// `/v1/responses`: one leg, because neither vLLM nor SGLang reads handoff fields there.
+    /// `/v1/responses`
     Responses,
     /// `/v1/responses/{id}`: a response that an engine stored.
     StoredResponse,
@@ -162,7 +162,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns whether prefill and decode may run on two workers, where the engine allows it.
+    /// Returns whether prefill and decode may run on two workers, where the engine allows it. Those of a
+    /// response may with some engines only.
     #[must_use]
     pub(crate) fn splits(self) -> bool {
         matches!(self, Self::ChatCompletions | Self::Completions | Self::Generate | Self::Messages)

@@ -50,6 +50,7 @@ struct Counts {
     input_tokens: Option<u32>,
     output_tokens: Option<u32>,
     cache_read_input_tokens: Option<u32>,
+    cache_creation_input_tokens: Option<u32>,
     prompt_tokens_details: Option<Details>,
     input_tokens_details: Option<Details>,
 }
@@ -202,7 +203,10 @@ fn type_of(data: &[u8]) -> Option<&[u8]> {
 impl Counts {
     /// `None` when it counts something else, such as seconds.
     fn usage(self) -> Option<Usage> {
-        let prompt_tokens = self.prompt_tokens.or(self.input_tokens);
+        // In the Messages API cached tokens are not among the input tokens.
+        let cached = [self.cache_read_input_tokens, self.cache_creation_input_tokens];
+        let whole_input = |input: u32| cached.into_iter().flatten().fold(input, u32::saturating_add);
+        let prompt_tokens = self.prompt_tokens.or(self.input_tokens.map(whole_input));
         let completion_tokens = self.completion_tokens.or(self.output_tokens);
         prompt_tokens.or(completion_tokens)?;
         let details = self.prompt_tokens_details.or(self.input_tokens_details).unwrap_or_default();
@@ -311,7 +315,8 @@ mod tests {
         let usage = |usage: &str| in_whole_answer(false, format!(r#"{{"usage":{usage}}}"#).as_bytes()).usage;
         assert_eq!(usage(r#"{"prompt_tokens":4,"total_tokens":4}"#).unwrap().prompt_tokens, 4);
         let read = usage(r#"{"input_tokens":4,"output_tokens":2,"cache_read_input_tokens":3}"#).unwrap();
-        assert_eq!((read.completion_tokens, read.cached_tokens), (Some(2), Some(3)));
+        // I6.9
+        assert_eq!((read.prompt_tokens, read.completion_tokens, read.cached_tokens), (7, Some(2), Some(3)));
         assert_eq!(usage(r#"{"type":"duration","seconds":3}"#), None);
     }
 }

@@ -8,7 +8,6 @@ use http::{HeaderValue, Response, header};
 use super::first_event::{begins_as_stream, error_in, may_be_json};
 use crate::{
     openai::{
-        endpoint::Format,
         generate,
         request::Endpoint,
         seen,
@@ -54,16 +53,18 @@ pub(super) async fn drain_prefill(
 }
 
 /// Returns the error that an answer to a prefill is, or an event of one. An output of `/generate` that
-/// somebody aborted is an answer for a client, but nothing was prefilled.
+/// somebody aborted, and a response that failed, are answers for a client, but nothing was prefilled.
 fn error_of(endpoint: Endpoint, seen: &Seen, answer: &[u8], json: &[u8]) -> Option<CallError> {
     let aborted = || endpoint == Endpoint::Generate && generate::was_aborted(json);
-    error_in(seen, answer).or_else(|| aborted().then_some(CallError::GaveUp("abort")))
+    let failed = || endpoint == Endpoint::Responses && seen::failed_response(json).is_some();
+    let gave_up = || if failed() { Some("failed") } else { aborted().then_some("abort") };
+    error_in(seen, answer).or_else(|| gave_up().map(CallError::GaveUp))
 }
 
 /// Reads events up to the end mark. The rest of the body does not matter.
 async fn drain_events(mut body: Body, endpoint: Endpoint, limits: PauseLimits) -> Result<(), CallError> {
     let (mut splitter, mut finished) = (Splitter::default(), false);
-    let format = if endpoint == Endpoint::Generate { Format::Generate } else { Format::OpenAi };
+    let format = endpoint.format();
     while upstream::read_within(&mut body, splitter.room(), Some(limits)).await? {
         let whole = splitter.whole().map_err(|error| CallError::Protocol(error.to_string()))?;
         let events = splitter.first(whole);

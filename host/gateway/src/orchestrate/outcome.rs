@@ -145,7 +145,8 @@ impl Drive {
         }
         self.served_whole(&seen, &body);
         self.bind(self.answering());
-        let edited = relay::edit(&body, &seen, self.cached_tokens).map_or(body, Bytes::from);
+        let format = self.request.endpoint.format();
+        let edited = relay::edit(&body, &seen, self.cached_tokens, format).map_or(body, Bytes::from);
         let hidden = self.hide_ids(&edited);
         let shown = self.without_private_fields(self.legs.answering(), hidden.map_or(edited, Bytes::from));
         let json = HeaderValue::from_static("application/json");

@@ -11,10 +11,16 @@ use pointsman_routing::{
 };
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Role, Snapshot};
 
-use super::availability::{some_servable_models, use_another, why_no_pair};
+use super::{
+    availability::{some_servable_models, use_another, why_no_pair},
+    stored,
+};
 use crate::{
     connectors::connector_for,
-    openai::{error::ApiError, request::Request},
+    openai::{
+        error::ApiError,
+        request::{Endpoint, Request},
+    },
     state::State,
     telemetry::account::OverrideRecord,
 };
@@ -70,7 +76,7 @@ pub(crate) fn plan(
         return Err(lacks_engine(request).into());
     }
     // A probe runs on its worker alone [A1]. Requests that generate nothing have no prefill to hand over.
-    if request.hints.probe || !request.endpoint.splits() {
+    if request.hints.probe || !may_split(request, snapshot) {
         return Ok(SINGLE);
     }
     let local = may_run_locally(request, snapshot);
@@ -128,11 +134,24 @@ fn not_split(reason: &str) -> ApiError {
     ))
 }
 
+/// Returns whether the request may run on two workers. A response may where the engines take it.
+fn may_split(request: &Request, snapshot: &Snapshot) -> bool {
+    if request.endpoint != Endpoint::Responses {
+        return request.endpoint.splits();
+    }
+    let pair = pair_that_is_up(snapshot, &request.model, None);
+    pair.is_some_and(|(prefill, _)| {
+        connector_for(prefill.worker.spec()).hands_over_responses()
+            && !stored::needs_one_worker(request)
+            && why_unsplittable(request, snapshot, prefill).is_none()
+    })
+}
+
 /// Returns why the request cannot be split over the workers of `prefill` and its pool.
 fn why_unsplittable(request: &Request, snapshot: &Snapshot, prefill: &Candidate) -> Option<&'static str> {
     let connector = connector_for(prefill.worker.spec());
-    let pool = snapshot.pool(&request.model, Leg::Prefill);
-    connector.unsplittable(request).or_else(|| connector.refused_by(request, pool))
+    let [prefill, decode] = [Leg::Prefill, Leg::Decode].map(|leg| snapshot.pool(&request.model, leg));
+    connector.unsplittable(request).or_else(|| connector.refused_by(request, prefill, decode))
 }
 
 /// The error while the gateway knows no worker at all, so that no model can be called unknown.

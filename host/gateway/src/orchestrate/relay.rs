@@ -266,7 +266,9 @@ impl Relay {
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
-            let edits = seen.kv_transfer_at.is_some() || (seen.cached_at.is_some() && cached.is_some());
+            let counts_cached =
+                seen.cached_at.is_some() || (self.format == Format::Anthropic && seen.usage.is_some());
+            let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached.is_some());
             if begins_hold || edits || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);
@@ -275,7 +277,7 @@ impl Relay {
                 } else {
                     self.push(before);
                 }
-                let edited = if edits { edit(event, &seen, cached) } else { None };
+                let edited = if edits { edit(event, &seen, cached, self.format) } else { None };
                 match edited {
                     // An edit moves the lists.
                     Some(edited) => self.push_without_ids(&edited, &Lists::of(&edited)),

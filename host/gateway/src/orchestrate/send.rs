@@ -53,6 +53,7 @@ impl Drive {
         }
         LegContext {
             token: self.token,
+            endpoint: Some(self.request.endpoint),
             prefill,
             decode,
             engine_id: self.engine_id.as_deref(),

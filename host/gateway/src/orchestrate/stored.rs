@@ -11,6 +11,7 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, Response, StatusCode};
 use pointsman_routing::CandidateId;
 use pointsman_workers::{DpRank, Health, Role, Worker, name_hash};
+use serde::Deserialize;
 use tokio::time::{Duration, timeout};
 
 use crate::{
@@ -54,6 +55,23 @@ pub(super) fn may_store(request: &Request) -> bool {
     let is_response = request.endpoint == Endpoint::Responses;
     let is_not_stored = || matches!(read(&request.body, "store"), Ok(Some(Flag(false))));
     is_response && (!is_not_stored() || is_in_background(request))
+}
+
+/// Returns whether only one worker can run a response: it continues another one, runs in the background, or
+/// has tools of the engine, which generates anew after each call of them.
+pub(super) fn needs_one_worker(request: &Request) -> bool {
+    const CALLED_BY_CLIENT: [&str; 3] = ["function", "custom", "namespace"];
+    let tools: Result<Option<Vec<Tool>>, _> = read(&request.body, "tools");
+    let is_for_client = |tool: &Tool| CALLED_BY_CLIENT.contains(&tool.r#type.as_str());
+    let continues = request.body.get("previous_response_id").is_some_and(|id| id != "null");
+    continues
+        || is_in_background(request)
+        || !tools.is_ok_and(|tools| tools.iter().flatten().all(is_for_client))
+}
+
+#[derive(Deserialize)]
+struct Tool {
+    r#type: String,
 }
 
 fn is_in_background(request: &Request) -> bool {

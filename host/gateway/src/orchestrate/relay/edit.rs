@@ -4,20 +4,55 @@
 use std::{borrow::Cow, ops::Range};
 
 use memchr::memmem;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 use crate::{
     connectors::{IdDetail, RequestToken},
-    openai::sse::Seen,
+    openai::{
+        endpoint::Format,
+        sse::{self, Seen},
+    },
 };
 
+/// A place in an event or a body, and the text that takes it.
+type Change = (Range<usize>, Cow<'static, str>);
+
+/// An event or a whole answer of the Messages API, with its usage.
+#[derive(Deserialize)]
+struct WithUsage<'a> {
+    #[serde(borrow)]
+    usage: Option<MessageUsage<'a>>,
+    #[serde(borrow)]
+    message: Option<Started<'a>>,
+}
+
+/// The message of its first event.
+#[derive(Deserialize)]
+struct Started<'a> {
+    #[serde(borrow)]
+    usage: Option<MessageUsage<'a>>,
+}
+
+#[derive(Deserialize)]
+struct MessageUsage<'a> {
+    #[serde(borrow)]
+    input_tokens: &'a RawValue,
+    #[serde(borrow)]
+    cache_read_input_tokens: &'a RawValue,
+}
+
 /// Applies the closed list of edits to an event or a whole body; `None` when there are none.
-pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Option<Vec<u8>> {
-    let mut changes: Vec<(Range<usize>, Cow<'static, str>)> = Vec::new();
+pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>, format: Format) -> Option<Vec<u8>> {
+    let mut changes: Vec<Change> = Vec::new();
     if let Some(place) = &seen.kv_transfer_at {
         changes.push((place.clone(), Cow::Borrowed("null")));
     }
     if let (Some(place), Some(cached)) = (&seen.cached_at, cached_tokens) {
         changes.push((place.clone(), Cow::Owned(cached.to_string())));
+    }
+    if let Some(cached) = cached_tokens.filter(|_| format == Format::Anthropic && seen.usage.is_some()) {
+        changes.extend(message_counts(bytes, cached).into_iter().flatten());
     }
     if changes.is_empty() {
         return None;
@@ -31,6 +66,21 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>) -> Opt
     }
     out.extend_from_slice(bytes.get(from..).unwrap_or_default());
     Some(out)
+}
+
+/// Returns the changes that give a message's usage this number of cached tokens. These are not among the
+/// input tokens, so the sum of both stays [B8.11].
+fn message_counts(bytes: &[u8], cached: u32) -> Option<[Change; 2]> {
+    let message: WithUsage<'_> = serde_json::from_slice(sse::object(bytes)).ok()?;
+    let usage = message.usage.or(message.message.and_then(|message| message.usage))?;
+    let number = |count: &RawValue| count.get().parse::<u32>().ok();
+    let sum = number(usage.input_tokens)?.checked_add(number(usage.cache_read_input_tokens)?)?;
+    let cached = cached.min(sum);
+    let change = |count: &RawValue, number: u32| {
+        let from = count.get().as_ptr().addr() - bytes.as_ptr().addr();
+        (from..from + count.get().len(), Cow::Owned(number.to_string()))
+    };
+    Some([change(usage.input_tokens, sum - cached), change(usage.cache_read_input_tokens, cached)])
 }
 
 /// Removes from ids what they contain besides the attempt's id (A5): the workers' addresses of P2pNccl, or

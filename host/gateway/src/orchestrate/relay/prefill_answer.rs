@@ -41,14 +41,19 @@ fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
     };
     let chunk = |choices: Value| {
         let (id, created, model) = (&whole["id"], &whole["created"], &whole["model"]);
-        json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices })
+        let mut chunk =
+            json!({ "id": id, "object": object, "created": created, "model": model, "choices": choices });
+        if let Some(fingerprint) = whole.get("system_fingerprint") {
+            chunk["system_fingerprint"] = fingerprint.clone();
+        }
+        chunk
     };
     let choices = whole["choices"].as_array().map_or(&[][..], Vec::as_slice);
     let choices: Vec<Value> = choices
         .iter()
         .map(|choice| match endpoint {
             Endpoint::ChatCompletions => json!({
-                "index": choice["index"], "delta": choice["message"], "logprobs": choice["logprobs"],
+                "index": choice["index"], "delta": delta(&choice["message"]), "logprobs": choice["logprobs"],
                 "finish_reason": choice["finish_reason"],
             }),
             _ => choice.clone(),
@@ -64,6 +69,21 @@ fn as_events(endpoint: Endpoint, body: &[u8], include_usage: bool) -> String {
     }
     events.push_str("data: [DONE]\n\n");
     events
+}
+
+/// A chat's message as the only delta of its stream, in which tool calls are numbered.
+fn delta(message: &Value) -> Value {
+    let mut delta = message.clone();
+    let Some(calls) = delta.get_mut("tool_calls").and_then(Value::as_array_mut) else { return delta };
+    for (index, call) in calls.iter_mut().filter_map(Value::as_object_mut).enumerate() {
+        call.insert("index".to_owned(), Value::from(index));
+    }
+    if calls.is_empty()
+        && let Some(fields) = delta.as_object_mut()
+    {
+        fields.remove("tool_calls");
+    }
+    delta
 }
 
 /// A whole message as the events of a stream.

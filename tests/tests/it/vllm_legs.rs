@@ -1,0 +1,174 @@
+//! Pairs of vLLM engines that check bodies, and count cached tokens, as version 0.33 does.
+
+use std::time::Duration;
+
+use pointsman_tests::{
+    Act, RawEngine, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{RawRequest, chunk, json as json_answer, status, stream_head},
+};
+use pointsman_workers::WorkerSpec;
+use serde_json::{Value, json};
+
+const MESSAGES: &str = "/v1/messages";
+/// Tokens of each prompt.
+const PROMPT: u64 = 6_000;
+
+/// Why vLLM refuses a body, as its `protocol.py` of chats, completions and messages checks it.
+fn refusal(body: &Value) -> Option<&'static str> {
+    let is_set = |field: &str| !matches!(body[field], Value::Null | Value::Bool(false));
+    if is_set("logprob_token_ids") && !is_set("logprobs") {
+        return Some("when using `logprob_token_ids`, `logprobs` must be set");
+    }
+    let asks = body["kv_transfer_params"]["do_remote_decode"] == true;
+    let budget = body["thinking"]["budget_tokens"].as_u64().filter(|_| !asks);
+    (budget >= Some(body["max_tokens"].as_u64().unwrap_or(0)))
+        .then_some("thinking.budget_tokens must be less than max_tokens")
+}
+
+/// A message's usage, in which so many tokens of the prompt were cached.
+fn usage(cached: u64, output: u64) -> Value {
+    json!({ "input_tokens": PROMPT - cached, "output_tokens": output, "cache_read_input_tokens": cached })
+}
+
+fn events(cached: u64) -> String {
+    let message = json!({ "id": "m", "type": "message", "role": "assistant", "content": [], "usage": usage(cached, 0) });
+    let text = json!({ "type": "text_delta", "text": "hi" });
+    let delta = json!({ "stop_reason": "end_turn" });
+    [
+        json!({ "type": "message_start", "message": message }),
+        json!({ "type": "content_block_delta", "index": 0, "delta": text }),
+        json!({ "type": "message_delta", "delta": delta, "usage": usage(cached, 7) }),
+        json!({ "type": "message_stop" }),
+    ]
+    .iter()
+    .map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap()))
+    .collect()
+}
+
+/// The answer to a body. An input of a tool has fields with the names of counts.
+fn answer(request: &RawRequest, body: &Value, cached: u64) -> Vec<u8> {
+    let asks = body["kv_transfer_params"]["do_remote_decode"] == true;
+    let handoff = asks.then(|| {
+        json!({ "remote_block_ids": [[1]], "remote_engine_id": "e", "remote_request_id": "r",
+            "remote_host": "127.0.0.1", "remote_port": 1 })
+    });
+    let end = if asks { "length" } else { "stop" };
+    if !request.line.contains(MESSAGES) {
+        let choice =
+            json!({ "index": 0, "message": { "content": "hi" }, "text": "hi", "finish_reason": end });
+        let whole = json!({ "id": "x", "choices": [choice], "kv_transfer_params": handoff });
+        return json_answer(&whole.to_string());
+    }
+    if body["stream"] == true {
+        return [stream_head(), chunk(events(cached).as_bytes()), chunk(b"")].concat();
+    }
+    let input = json!({ "usage": { "input_tokens": 1, "cache_read_input_tokens": 2 } });
+    let tool = json!({ "type": "tool_use", "id": "t", "name": "f", "input": input });
+    let end = if asks { "max_tokens" } else { "tool_use" };
+    let whole = json!({ "id": "m", "type": "message", "role": "assistant", "content": [tool],
+        "stop_reason": end, "usage": usage(cached, 7), "kv_transfer_params": handoff });
+    json_answer(&whole.to_string())
+}
+
+/// An engine that answers after a pause.
+async fn engine(cached: u64, pause: Duration) -> RawEngine {
+    let script = move |request: &RawRequest| {
+        let body = serde_json::from_str(&request.body).unwrap();
+        let answer = match refusal(&body) {
+            Some(message) => status(
+                "400 Bad Request",
+                &json!({ "error": { "message": message, "code": 400 } }).to_string(),
+            ),
+            None => answer(request, &body, cached),
+        };
+        vec![Act::Pause(pause), Act::Send(answer)]
+    };
+    RawEngine::serving(script).await.unwrap()
+}
+
+async fn gateway(prefill: &RawEngine, decode: &RawEngine) -> TestCluster {
+    let flag = |role, engine: &RawEngine| format!("role={role},engine=vllm,url=http://{}", engine.address);
+    let flags = [flag("prefill", prefill), flag("decode", decode)];
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.workers.extend(flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()));
+    });
+    builder.start().await.unwrap()
+}
+
+fn body(more: Value) -> String {
+    let text = "word ".repeat(PROMPT as usize);
+    let mut body = json!({ "model": "tiny", "max_tokens": 4_096, "prompt": text,
+        "messages": [{ "role": "user", "content": text }] });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body.to_string()
+}
+
+async fn post(cluster: &TestCluster, path: &str, more: Value) -> Reply {
+    cluster.client.post(path, &[], body(more)).await.unwrap()
+}
+
+fn sent(engine: &RawEngine) -> Vec<Value> {
+    engine.requests().iter().map(|seen| serde_json::from_str(&seen.body).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
+    let (prefill, decode) = (engine(0, Duration::ZERO).await, engine(0, Duration::ZERO).await);
+    let cluster = gateway(&prefill, &decode).await;
+    for (path, logprobs) in [("/v1/chat/completions", json!(true)), ("/v1/completions", json!(1))] {
+        let more = json!({ "logprobs": logprobs, "logprob_token_ids": [1, 2] });
+        let reply = post(&cluster, path, more).await;
+        assert_eq!(reply.status, 200, "{reply:?}");
+    }
+    for (prefill, decode) in sent(&prefill).iter().zip(sent(&decode)) {
+        // C1.5
+        assert!(prefill.get("logprobs").is_none() && prefill.get("logprob_token_ids").is_none(), "{prefill}");
+        assert_eq!(decode["logprob_token_ids"], json!([1, 2]));
+    }
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (2, 2));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn e1_the_handoff_of_a_thinking_message_whose_client_left_is_consumed() {
+    let (prefill, decode) = (engine(0, Duration::from_millis(500)).await, engine(0, Duration::ZERO).await);
+    let cluster = gateway(&prefill, &decode).await;
+    for thinking in [json!({ "type": "enabled", "budget_tokens": 2_048 }), json!({ "type": "disabled" })] {
+        let before = prefill.requests().len();
+        let runs = |_: &TestCluster| prefill.requests().len() > before;
+        tokio::select! {
+            reply = post(&cluster, MESSAGES, json!({ "thinking": thinking })) => panic!("it ended: {reply:?}"),
+            seen = cluster.until("prefill runs", runs) => seen.unwrap(),
+        }
+        cluster.until("decode is asked", |_| decode.requests().len() > before).await.unwrap();
+        cluster.at_rest().await.unwrap();
+    }
+    assert_eq!(decode.requests().len(), 2, "no handoff was refused and offered again");
+    let sent = sent(&decode);
+    // E1.3
+    assert!(sent.iter().all(|body| body["max_tokens"] == 1 && refusal(body).is_none()), "{sent:?}");
+    // Without it the prompt would be another one.
+    assert_eq!(sent[1]["thinking"], json!({ "type": "disabled" }));
+}
+
+#[tokio::test]
+async fn b8_the_usage_of_a_message_has_the_cached_tokens_of_prefill() {
+    let (prefill, decode) = (engine(1_000, Duration::ZERO).await, engine(5_999, Duration::ZERO).await);
+    let cluster = gateway(&prefill, &decode).await;
+    let whole = post(&cluster, MESSAGES, json!({})).await.json().unwrap();
+    // B8.11
+    assert_eq!(whole["usage"], usage(1_000, 7));
+    assert_eq!(whole["content"][0]["input"]["usage"]["cache_read_input_tokens"], 2);
+    let streamed = post(&cluster, MESSAGES, json!({ "stream": true })).await;
+    let text = String::from_utf8_lossy(&streamed.body).into_owned();
+    // B8.11
+    assert_eq!(text, events(1_000));
+    cluster.at_rest().await.unwrap();
+    let list = cluster.admin.get("/decisions?limit=4").await.unwrap().json().unwrap();
+    for decision in list["decisions"].as_array().unwrap() {
+        let outcome = &decision["outcome"];
+        // B8.11
+        assert_eq!(outcome["cached_tokens"]["reported"], 1_000, "{outcome}");
+    }
+}
