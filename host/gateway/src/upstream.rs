@@ -231,7 +231,7 @@ impl CallError {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down | Self::GaveUp(_) => true,
             Self::Connect(_) | Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
-            Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
+            Self::Status { .. } => !self.is_refusal() && self.refusal().is_none(),
         }
     }
 
@@ -256,7 +256,7 @@ impl CallError {
             | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
-            Self::Status { status, .. } => status.is_server_error() || self.refusal().is_some(),
+            Self::Status { .. } => !self.is_refusal() || self.refusal().is_some(),
         }
     }
 
@@ -267,10 +267,12 @@ impl CallError {
         matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 499))
     }
 
-    /// Returns whether the engine refused the request as the client's error.
+    /// Returns whether the engine refused the request as the client's error. Engines answer 501 to what their
+    /// model or endpoint cannot do.
     #[must_use]
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Status { status, .. } if status.is_client_error())
+        matches!(self, Self::Status { status, .. }
+            if status.is_client_error() || *status == StatusCode::NOT_IMPLEMENTED)
     }
 
     /// Returns whether it counts as a failure of the worker. An overloaded engine works, and a refused
@@ -286,9 +288,7 @@ impl CallError {
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
-            Self::Status { status, in_body, .. } => {
-                *in_body || !(status.is_client_error() || self.refusal().is_some())
-            }
+            Self::Status { in_body, .. } => *in_body || !(self.is_refusal() || self.refusal().is_some()),
             Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)
@@ -310,7 +310,7 @@ impl CallError {
             Self::Timeout(_) => "timeout",
             Self::Down => "down",
             Self::Status { .. } if self.refusal().is_some() => "overloaded",
-            Self::Status { status, .. } if status.is_client_error() => "status_4xx",
+            Self::Status { .. } if self.is_refusal() => "status_4xx",
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) | Self::OtherPrompt => "protocol",
             Self::GaveUp(_) => "gave_up",

@@ -110,8 +110,9 @@ impl ApiError {
 
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
+        let is_refusal = error.is_refusal();
         match error {
-            CallError::Status { status, content_type, retry_after, body, .. } if status.is_client_error() => {
+            CallError::Status { status, content_type, retry_after, body, .. } if is_refusal => {
                 Self::Engine { status, content_type, retry_after: retry_after.map(whole_seconds), body }
             }
             CallError::Status { status, ref body, .. } if error.refusal().is_some() => Self::Overloaded {
