@@ -30,7 +30,7 @@ use body::ObservedCall;
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{HeadWait, PauseLimits};
-pub(crate) use pool::ConnectionPool;
+pub(crate) use pool::{ConnectionPool, METADATA};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 

@@ -609,6 +609,50 @@ async fn a1_audio_that_is_cut_or_refused_is_an_error() {
 }
 
 #[tokio::test]
+async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
+    let is_default = |config: &mut Config| config.routing = Config::default().routing;
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ntransfer-encoding: chunked\r\n";
+    let items = vec![r#"{"index":0,"start":0,"end":4,"shape":[1]}"#; 1_200].join(",");
+    let long = format!(r#"{{"id":"embd-1","data":[{items}],"usage":{{"prompt_tokens":7}}}}"#);
+    assert!((48_000..64_000).contains(&long.len()), "about the largest that Python's clients read");
+    // Vectors may look like anything.
+    let odd =
+        [br#"{"error":{"message":"x"},"usage":{"prompt_tokens":9}}"#.as_slice(), &[0, 255, 13, 10]].concat();
+    for (metadata, path) in [(long.as_str(), "/v1/embeddings"), ("", "/v1/embeddings"), (&long, "/pooling")] {
+        let line = if metadata.is_empty() { String::new() } else { format!("Metadata: {metadata}\r\n") };
+        let acts =
+            [head.as_slice(), line.as_bytes(), b"x-own: 1\r\n\r\n", &chunk(&odd), &chunk(b"")].concat();
+        let (engine, cluster) = scripted(vec![Act::Send(acts)], is_default).await;
+        for round in 0..8 {
+            let body = json!({"model": "tiny", "input": format!("x{round}"), "encoding_format": "bytes"});
+            let reply = post(&cluster, path, "application/json", body.to_string()).await;
+            // I6.11
+            assert_eq!((reply.status.as_u16(), &*reply.body), (200, &*odd), "{path}");
+            assert_eq!(reply.headers["content-type"], "application/octet-stream");
+            let passed = reply.headers.get("metadata").map_or("", |value| value.to_str().unwrap());
+            assert_eq!((passed, reply.headers.get("x-own")), (metadata, None));
+        }
+        let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
+        assert_eq!(posts, 8, "none is tried again");
+        cluster.at_rest().await.unwrap();
+        let metrics = cluster.admin.get("/metrics").await.unwrap();
+        let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+        let tokens = if metadata.is_empty() { 0 } else { 56 };
+        assert!(metrics.contains(&format!("pointsman_prompt_tokens_total {tokens}")), "{metrics}");
+    }
+    // A page of a proxy is no answer, and neither is one that was cut.
+    let page = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\n<p>".to_vec();
+    let cut = [head.as_slice(), b"\r\n", &chunk(b"abcd")].concat();
+    for acts in [vec![Act::Send(page)], vec![Act::Send(cut), Act::Close]] {
+        let (_engine, cluster) = scripted(acts, |_| {}).await;
+        let body = json!({"model": "tiny", "input": "x", "encoding_format": "bytes"}).to_string();
+        let reply = post(&cluster, "/v1/embeddings", "application/json", body).await;
+        assert_eq!(reply.status, StatusCode::BAD_GATEWAY);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn f8_a_session_of_messages_stays_on_its_worker() {
     let mut builder =
         TestClusterBuilder::new().config(|config| config.routing.session_affinity = Duration::from_secs(60));
