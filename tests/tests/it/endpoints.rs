@@ -653,6 +653,42 @@ async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
 }
 
 #[tokio::test]
+async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
+    let answer = |mib: usize| json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(mib << 20)));
+    let head =
+        format!("HTTP/1.1 200 OK\r\nmetadata: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
+    let ask = async |cluster: &TestCluster, input: &str| {
+        let body = json!({"model": "tiny", "input": input}).to_string();
+        post(cluster, "/v1/embeddings", "application/json", body).await
+    };
+    let is_default = |config: &mut Config| config.routing = Config::default().routing;
+    let (_engine, cluster) = scripted(vec![Act::Send(answer(80))], is_default).await;
+    let reply = ask(&cluster, "x").await;
+    // I6.12
+    assert_eq!((reply.status.as_u16(), reply.body.len() > 80 << 20), (200, true));
+    cluster.at_rest().await.unwrap();
+    for (acts, named) in
+        [(answer(2), "limits.answer_bytes"), (head.into_bytes(), "head has more than 65536 bytes")]
+    {
+        let (engine, cluster) = scripted(vec![Act::Send(acts)], |config| {
+            is_default(config);
+            config.limits.answer_bytes = 1 << 20;
+        })
+        .await;
+        for round in 0..8 {
+            let reply = ask(&cluster, &format!("x{round}")).await;
+            assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"));
+            assert!(String::from_utf8_lossy(&reply.body).contains(named), "{reply:?}");
+        }
+        let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
+        assert_eq!(posts, 8, "none is tried again");
+        let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+        assert_eq!(workers["workers"][0]["ineligible"], Value::Null, "{workers}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn f8_a_session_of_messages_stays_on_its_worker() {
     let mut builder =
         TestClusterBuilder::new().config(|config| config.routing.session_affinity = Duration::from_secs(60));

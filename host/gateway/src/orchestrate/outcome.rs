@@ -305,7 +305,8 @@ impl Drive {
             }
         }
         let has_answered = is_poison
-            || matches!(error, CallError::Status { .. } | CallError::Protocol(_) | CallError::GaveUp(_));
+            || matches!(error, CallError::Status { .. } | CallError::Protocol(_))
+            || matches!(error, CallError::TooLarge(_) | CallError::GaveUp(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {

@@ -139,6 +139,9 @@ impl From<CallError> for ApiError {
             CallError::Down | CallError::OtherPrompt | CallError::GaveUp(_) => {
                 Self::BadUpstream(error.to_string())
             }
+            CallError::TooLarge(text) => {
+                Self::BadUpstream(format!("the engine's answer is too large: {text}"))
+            }
             CallError::Protocol(text) => {
                 Self::BadUpstream(format!("the engine violated its protocol: {text}"))
             }
