@@ -689,6 +689,68 @@ async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
 }
 
 #[tokio::test]
+async fn i6_other_spellings_reach_the_engine_on_their_path() {
+    let answer = r#"{"data":[]}"#;
+    let (engine, cluster) = scripted(vec![Act::Send(json(answer))], |_| {}).await;
+    for (path, body) in [
+        ("/v1/tokenize", r#"{"model":"tiny","prompt":["a b","c"]}"#),
+        ("/v1/tokenize", r#"{"model":"tiny","messages":[{"role":"user","content":"a"}]}"#),
+        ("/v1/detokenize", r#"{"model":"tiny","tokens":[[1,2],[3]]}"#),
+        ("/v1/classify", r#"{"model":"tiny","input":["a","b"]}"#),
+        ("/v2/embed", r#"{"model":"tiny","texts":["a"],"input_type":"query","max_tokens":8}"#),
+        ("/v2/embed", r#"{"images":["data:image/png;base64,AA=="]}"#),
+    ] {
+        let reply = post(&cluster, path, "application/json", body).await;
+        assert_eq!((reply.status.as_u16(), &*reply.body), (200, answer.as_bytes()), "{path}");
+        let seen = engine.requests().pop().unwrap();
+        // I6.1
+        assert_eq!((seen.line, seen.body), (format!("POST {path}"), body.to_owned()));
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_token_ids_run_on_one_vllm_worker_and_are_counted() {
+    const PATH: &str = "/inference/v1/generate";
+    let stream = [
+        stream_head(),
+        chunk(b"data: {\"request_id\":\"a\",\"choices\":[{\"index\":0,\"token_ids\":[7,8]}]}\n\n"),
+        chunk(b"data: {\"request_id\":\"a\",\"choices\":[{\"index\":0,\"finish_reason\":\"stop\",\"token_ids\":[9]}]}\n\n"),
+        chunk(b"data: [DONE]\n\n"),
+        chunk(b""),
+    ];
+    let (engine, cluster) = scripted(vec![Act::Send(stream.concat())], |_| {}).await;
+    let clean = r#"{"token_ids":[1,2,3],"sampling_params":{"max_tokens":3,"n":1},"stream":true}"#;
+    let body = clean.replace("true}", r#"true,"kv_transfer_params":{"do_remote_prefill":true}}"#);
+    let reply = post(&cluster, PATH, "application/json", body).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let events = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(events.ends_with("\"token_ids\":[9]}]}\n\ndata: [DONE]\n\n"), "{events}");
+    // I6.13
+    assert_eq!(cluster.metric("pointsman_output_tokens_total").await.unwrap(), [3.0]);
+    let seen = engine.requests().pop().unwrap();
+    assert_eq!((seen.line, seen.body), (format!("POST {PATH}"), clean.to_owned()));
+    for (body, named) in [
+        (r#"{"sampling_params":{}}"#, "token_ids"),
+        (r#"{"token_ids":[1],"sampling_params":{"n":1000}}"#, "limits.choices"),
+    ] {
+        let reply = post(&cluster, PATH, "application/json", body).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        assert!(reply.status == 400 && text.contains(named), "{text}");
+    }
+    cluster.at_rest().await.unwrap();
+    let pair = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let reply = post(&pair, PATH, "application/json", clean).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(reply.status == 400 && text.contains("only vLLM has this endpoint"), "{text}");
+}
+
+#[tokio::test]
 async fn f8_a_session_of_messages_stays_on_its_worker() {
     let mut builder =
         TestClusterBuilder::new().config(|config| config.routing.session_affinity = Duration::from_secs(60));

@@ -61,7 +61,7 @@ pub(super) fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bo
         return true;
     }
     let may_be_list =
-        matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify);
+        matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify(_));
     let is_list = may_be_list && body.starts_with(b"[");
     let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
     is_value && (serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() || is_closed(body))
