@@ -108,7 +108,7 @@ pub struct Timeouts {
     #[key(default = secs(2), positive)]
     pub connect: Duration,
     /// Time limit of a request, from its first byte to the last byte of the answer.
-    #[key(default = secs(600), positive)]
+    #[key(default = secs(3_600), positive)]
     pub request: Duration,
     /// How long a client may pause while it uploads a body.
     #[key(default = secs(30), positive)]
