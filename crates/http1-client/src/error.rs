@@ -8,6 +8,9 @@ pub enum WireError {
     /// The head cannot be read.
     #[error("the head of the answer is not HTTP/1.1: {0}")]
     Head(&'static str),
+    /// The head is longer than this limit, bytes.
+    #[error("the head of the answer has more than {0} bytes")]
+    LongHead(usize),
     /// A chunk cannot be read.
     #[error("the answer has an invalid chunk")]
     Chunk,

@@ -74,7 +74,7 @@ pub fn request(
 /// inform (1xx) are passed over. Keeps the headers in `kept`, and those of the framing.
 ///
 /// # Errors
-/// [`WireError::Head`].
+/// [`WireError::Head`], [`WireError::LongHead`].
 pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize)>, WireError> {
     let mut at = 0;
     for _ in 0..=MAX_INFORMATIONAL {
@@ -84,7 +84,7 @@ pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize
         let length = match parsed.parse(rest) {
             Ok(httparse::Status::Complete(length)) => length,
             Ok(httparse::Status::Partial) if bytes.len() > MAX_HEAD => {
-                return Err(WireError::Head("it is too long"));
+                return Err(WireError::LongHead(MAX_HEAD));
             }
             Ok(httparse::Status::Partial) => return Ok(None),
             Err(httparse::Error::TooManyHeaders) => return Err(WireError::Head("too many headers")),
@@ -92,7 +92,7 @@ pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize
         };
         at += length;
         if at > MAX_HEAD {
-            return Err(WireError::Head("it is too long"));
+            return Err(WireError::LongHead(MAX_HEAD));
         }
         let head = head(&parsed, kept)?;
         match head.status {

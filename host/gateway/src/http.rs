@@ -92,7 +92,11 @@ impl DataThread {
     pub(crate) fn context(&self) -> (Arc<State>, Upstream) {
         let state = self.state.get();
         let connections = self.connections.limited((&state.settings.upstream).into());
-        let upstream = Upstream::new(connections, state.settings.connect_timeout);
+        let upstream = Upstream::new(
+            connections,
+            state.settings.connect_timeout,
+            state.settings.request_rules.limits.answer_bytes,
+        );
         (state, upstream)
     }
 }

@@ -25,18 +25,15 @@ mod tests;
 mod upgrade;
 
 pub(crate) use back_pressure::{retry_after_of, whole_seconds};
-pub(crate) use body::Body;
 use body::ObservedCall;
+pub(crate) use body::{Body, collect};
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{HeadWait, PauseLimits};
-pub(crate) use pool::ConnectionPool;
+pub(crate) use pool::{ConnectionPool, METADATA};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 
-/// Maximum size of a body that is read whole, bytes: an answer that is not streamed, a prefill answer, an
-/// error.
-const MAX_BODY: usize = 64 * 1024 * 1024;
 /// Maximum size of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
 /// Maximum length of an engine's own text in an error message, bytes.
@@ -50,6 +47,7 @@ pub(crate) type LegHeaders = Vec<(HeaderName, HeaderValue)>;
 pub(crate) struct Upstream {
     pool: ConnectionPool,
     connect_timeout: Duration,
+    answer_bytes: usize,
     delivery: Delivery,
 }
 
@@ -89,6 +87,9 @@ pub(crate) enum CallError {
     /// The answer violates the engine's protocol.
     #[error("protocol violation: {0}")]
     Protocol(String),
+    /// The answer is larger than the gateway reads. The engine works, and others would answer the same.
+    #[error("the answer is too large: {0}")]
+    TooLarge(String),
     /// The engine gave the request up: it ended its answer with this finish reason, such as `abort`.
     #[error("the engine ended its answer with the finish reason `{0}`")]
     GaveUp(&'static str),
@@ -110,10 +111,11 @@ pub(crate) struct Silence {
 }
 
 impl Upstream {
-    /// Returns a client that uses and refills `pool`, and gives up connecting after `connect_timeout`.
+    /// Returns a client that uses and refills `pool`, gives up connecting after `connect_timeout`, and reads
+    /// at most `answer_bytes` of an answer as a whole.
     #[must_use]
-    pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration) -> Self {
-        Self { pool, connect_timeout, delivery: Delivery::Repeatable }
+    pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration, answer_bytes: usize) -> Self {
+        Self { pool, connect_timeout, answer_bytes, delivery: Delivery::Repeatable }
     }
 
     /// Returns a client for requests that no engine may get twice, such as those with a handoff.
@@ -190,7 +192,7 @@ impl Upstream {
         let connect = || self.connect(to, *parts);
         let called =
             self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
-        Ok(called?.map(Body::from))
+        Ok(called?.map(|body| Body::new(body, self.answer_bytes)))
     }
 
     /// Connects; with TLS, its handshake counts.
@@ -230,8 +232,12 @@ impl CallError {
     pub(crate) fn breaks_engine(&self) -> bool {
         match self {
             Self::Broken(_) | Self::Protocol(_) | Self::Timeout(_) | Self::Down | Self::GaveUp(_) => true,
-            Self::Connect(_) | Self::Shortage(_) | Self::Closed(_) | Self::OtherPrompt => false,
-            Self::Status { status, .. } => status.is_server_error() && self.refusal().is_none(),
+            Self::Connect(_)
+            | Self::Shortage(_)
+            | Self::Closed(_)
+            | Self::OtherPrompt
+            | Self::TooLarge(_) => false,
+            Self::Status { .. } => !self.is_refusal() && self.refusal().is_none(),
         }
     }
 
@@ -256,7 +262,8 @@ impl CallError {
             | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
-            Self::Status { status, .. } => status.is_server_error() || self.refusal().is_some(),
+            Self::TooLarge(_) => false,
+            Self::Status { .. } => !self.is_refusal() || self.refusal().is_some(),
         }
     }
 
@@ -267,10 +274,12 @@ impl CallError {
         matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 499))
     }
 
-    /// Returns whether the engine refused the request as the client's error.
+    /// Returns whether the engine refused the request as the client's error. Engines answer 501 to what their
+    /// model or endpoint cannot do.
     #[must_use]
     pub(crate) fn is_refusal(&self) -> bool {
-        matches!(self, Self::Status { status, .. } if status.is_client_error())
+        matches!(self, Self::Status { status, .. }
+            if status.is_client_error() || *status == StatusCode::NOT_IMPLEMENTED)
     }
 
     /// Returns whether it counts as a failure of the worker. An overloaded engine works, and a refused
@@ -286,12 +295,11 @@ impl CallError {
     pub(crate) fn began(&self) -> bool {
         match self {
             Self::Connect(_) | Self::Shortage(_) => false,
-            Self::Status { status, in_body, .. } => {
-                *in_body || !(status.is_client_error() || self.refusal().is_some())
-            }
+            Self::Status { in_body, .. } => *in_body || !(self.is_refusal() || self.refusal().is_some()),
             Self::Closed(_)
             | Self::Broken(_)
             | Self::Protocol(_)
+            | Self::TooLarge(_)
             | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
@@ -310,9 +318,10 @@ impl CallError {
             Self::Timeout(_) => "timeout",
             Self::Down => "down",
             Self::Status { .. } if self.refusal().is_some() => "overloaded",
-            Self::Status { status, .. } if status.is_client_error() => "status_4xx",
+            Self::Status { .. } if self.is_refusal() => "status_4xx",
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) | Self::OtherPrompt => "protocol",
+            Self::TooLarge(_) => "too_large",
             Self::GaveUp(_) => "gave_up",
         }
     }
@@ -325,20 +334,6 @@ fn shortage(error: &std::io::Error) -> CallError {
         tracing::error!(%error, suppressed, "connect failed: raise the file descriptor limit (ulimit -n)");
     }
     CallError::Shortage(error.to_string())
-}
-
-/// Reads a whole body. `limits` bounds each pause of the engine.
-///
-/// # Errors
-/// [`CallError`], also when the body is larger than any engine's answer.
-pub(crate) async fn collect(mut body: Body, limits: Option<PauseLimits>) -> Result<Bytes, CallError> {
-    let mut whole = Vec::new();
-    while read_within(&mut body, &mut whole, limits).await? {
-        if whole.len() > MAX_BODY {
-            return Err(CallError::Protocol(format!("the body has more than {MAX_BODY} bytes")));
-        }
-    }
-    Ok(whole.into())
 }
 
 /// Appends the bytes that arrive next to `out`, within `limits`; `false` at the end of the body.

@@ -363,7 +363,7 @@ async fn b12_messages_run_on_a_vllm_pair_and_responses_on_one_worker() {
     assert_eq!(text.matches("event: content_block_delta\n").count(), 4, "{text}");
     let reply = post(&cluster, "/v1/responses", "application/json", requests()[0].2.clone()).await;
     assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
-    // I6.11
+    // I6.14
     assert_eq!(cluster.sims[0].recorded().len(), 2, "prefill ran for the messages only");
     for (path, kind, body, _) in requests() {
         let reply = post(&cluster, path, kind, body).await;
@@ -689,6 +689,148 @@ async fn a1_audio_that_is_cut_or_refused_is_an_error() {
         assert_eq!(reply.status.as_u16(), expected, "{acts:?}: {reply:?}");
         cluster.at_rest().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
+    let is_default = |config: &mut Config| config.routing = Config::default().routing;
+    let head = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ntransfer-encoding: chunked\r\n";
+    let items = vec![r#"{"index":0,"start":0,"end":4,"shape":[1]}"#; 1_200].join(",");
+    let long = format!(r#"{{"id":"embd-1","data":[{items}],"usage":{{"prompt_tokens":7}}}}"#);
+    assert!((48_000..64_000).contains(&long.len()), "about the largest that Python's clients read");
+    // Vectors may look like anything.
+    let odd =
+        [br#"{"error":{"message":"x"},"usage":{"prompt_tokens":9}}"#.as_slice(), &[0, 255, 13, 10]].concat();
+    for (metadata, path) in [(long.as_str(), "/v1/embeddings"), ("", "/v1/embeddings"), (&long, "/pooling")] {
+        let line = if metadata.is_empty() { String::new() } else { format!("Metadata: {metadata}\r\n") };
+        let acts =
+            [head.as_slice(), line.as_bytes(), b"x-own: 1\r\n\r\n", &chunk(&odd), &chunk(b"")].concat();
+        let (engine, cluster) = scripted(vec![Act::Send(acts)], is_default).await;
+        for round in 0..8 {
+            let body = json!({"model": "tiny", "input": format!("x{round}"), "encoding_format": "bytes"});
+            let reply = post(&cluster, path, "application/json", body.to_string()).await;
+            // I6.11
+            assert_eq!((reply.status.as_u16(), &*reply.body), (200, &*odd), "{path}");
+            assert_eq!(reply.headers["content-type"], "application/octet-stream");
+            let passed = reply.headers.get("metadata").map_or("", |value| value.to_str().unwrap());
+            assert_eq!((passed, reply.headers.get("x-own")), (metadata, None));
+        }
+        let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
+        assert_eq!(posts, 8, "none is tried again");
+        cluster.at_rest().await.unwrap();
+        let metrics = cluster.admin.get("/metrics").await.unwrap();
+        let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
+        let tokens = if metadata.is_empty() { 0 } else { 56 };
+        assert!(metrics.contains(&format!("pointsman_prompt_tokens_total {tokens}")), "{metrics}");
+    }
+    // A page of a proxy is no answer, and neither is one that was cut.
+    let page = b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\n<p>".to_vec();
+    let cut = [head.as_slice(), b"\r\n", &chunk(b"abcd")].concat();
+    for acts in [vec![Act::Send(page)], vec![Act::Send(cut), Act::Close]] {
+        let (_engine, cluster) = scripted(acts, |_| {}).await;
+        let body = json!({"model": "tiny", "input": "x", "encoding_format": "bytes"}).to_string();
+        let reply = post(&cluster, "/v1/embeddings", "application/json", body).await;
+        assert_eq!(reply.status, StatusCode::BAD_GATEWAY);
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
+    let answer = |mib: usize| json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(mib << 20)));
+    let head =
+        format!("HTTP/1.1 200 OK\r\nmetadata: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
+    let ask = async |cluster: &TestCluster, input: &str| {
+        let body = json!({"model": "tiny", "input": input}).to_string();
+        post(cluster, "/v1/embeddings", "application/json", body).await
+    };
+    let is_default = |config: &mut Config| config.routing = Config::default().routing;
+    let (_engine, cluster) = scripted(vec![Act::Send(answer(80))], is_default).await;
+    let reply = ask(&cluster, "x").await;
+    // I6.12
+    assert_eq!((reply.status.as_u16(), reply.body.len() > 80 << 20), (200, true));
+    cluster.at_rest().await.unwrap();
+    for (acts, named) in
+        [(answer(2), "limits.answer_bytes"), (head.into_bytes(), "head has more than 65536 bytes")]
+    {
+        let (engine, cluster) = scripted(vec![Act::Send(acts)], |config| {
+            is_default(config);
+            config.limits.answer_bytes = 1 << 20;
+        })
+        .await;
+        for round in 0..8 {
+            let reply = ask(&cluster, &format!("x{round}")).await;
+            assert_eq!((reply.status.as_u16(), reply.code().as_str()), (502, "bad_upstream"));
+            assert!(String::from_utf8_lossy(&reply.body).contains(named), "{reply:?}");
+        }
+        let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
+        assert_eq!(posts, 8, "none is tried again");
+        let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+        assert_eq!(workers["workers"][0]["ineligible"], Value::Null, "{workers}");
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn i6_other_spellings_reach_the_engine_on_their_path() {
+    let answer = r#"{"data":[]}"#;
+    let (engine, cluster) = scripted(vec![Act::Send(json(answer))], |_| {}).await;
+    for (path, body) in [
+        ("/v1/tokenize", r#"{"model":"tiny","prompt":["a b","c"]}"#),
+        ("/v1/tokenize", r#"{"model":"tiny","messages":[{"role":"user","content":"a"}]}"#),
+        ("/v1/detokenize", r#"{"model":"tiny","tokens":[[1,2],[3]]}"#),
+        ("/v1/classify", r#"{"model":"tiny","input":["a","b"]}"#),
+        ("/v2/embed", r#"{"model":"tiny","texts":["a"],"input_type":"query","max_tokens":8}"#),
+        ("/v2/embed", r#"{"images":["data:image/png;base64,AA=="]}"#),
+    ] {
+        let reply = post(&cluster, path, "application/json", body).await;
+        assert_eq!((reply.status.as_u16(), &*reply.body), (200, answer.as_bytes()), "{path}");
+        let seen = engine.requests().pop().unwrap();
+        // I6.1
+        assert_eq!((seen.line, seen.body), (format!("POST {path}"), body.to_owned()));
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_token_ids_run_on_one_vllm_worker_and_are_counted() {
+    const PATH: &str = "/inference/v1/generate";
+    let stream = [
+        stream_head(),
+        chunk(b"data: {\"request_id\":\"a\",\"choices\":[{\"index\":0,\"token_ids\":[7,8]}]}\n\n"),
+        chunk(b"data: {\"request_id\":\"a\",\"choices\":[{\"index\":0,\"finish_reason\":\"stop\",\"token_ids\":[9]}]}\n\n"),
+        chunk(b"data: [DONE]\n\n"),
+        chunk(b""),
+    ];
+    let (engine, cluster) = scripted(vec![Act::Send(stream.concat())], |_| {}).await;
+    let clean = r#"{"token_ids":[1,2,3],"sampling_params":{"max_tokens":3,"n":1},"stream":true}"#;
+    let body = clean.replace("true}", r#"true,"kv_transfer_params":{"do_remote_prefill":true}}"#);
+    let reply = post(&cluster, PATH, "application/json", body).await;
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let events = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(events.ends_with("\"token_ids\":[9]}]}\n\ndata: [DONE]\n\n"), "{events}");
+    // I6.13
+    assert_eq!(cluster.metric("pointsman_output_tokens_total").await.unwrap(), [3.0]);
+    let seen = engine.requests().pop().unwrap();
+    assert_eq!((seen.line, seen.body), (format!("POST {PATH}"), clean.to_owned()));
+    for (body, named) in [
+        (r#"{"sampling_params":{}}"#, "token_ids"),
+        (r#"{"token_ids":[1],"sampling_params":{"n":1000}}"#, "limits.choices"),
+    ] {
+        let reply = post(&cluster, PATH, "application/json", body).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        assert!(reply.status == 400 && text.contains(named), "{text}");
+    }
+    cluster.at_rest().await.unwrap();
+    let pair = TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .start()
+        .await
+        .unwrap();
+    let reply = post(&pair, PATH, "application/json", clean).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(reply.status == 400 && text.contains("only vLLM has this endpoint"), "{text}");
 }
 
 #[tokio::test]

@@ -63,6 +63,44 @@ async fn i_every_4xx_of_an_engine_reaches_the_client_with_its_code_and_body() {
 }
 
 #[tokio::test]
+async fn i2_a_501_of_an_engine_passes_as_a_4xx_does() {
+    let answer = r#"{"error":{"message":"The model does not support Embeddings API","code":501}}"#;
+    let script = move |request: &RawRequest| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json(r#"{"data":[{"id":"tiny"}]}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json("{}"))],
+        _ if request.body.contains("in the body") => vec![Act::Send(json(answer))],
+        _ => vec![Act::Send(raw_engine::status("501 Not Implemented", answer))],
+    };
+    let engines = [RawEngine::start(script).await.unwrap(), RawEngine::start(script).await.unwrap()];
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            config.workers.extend(engines.iter().map(|engine| {
+                let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+                WorkerSpec::parse_flag(&flag).unwrap()
+            }));
+        })
+        .start()
+        .await
+        .unwrap();
+    let is_post = |request: &RawRequest| request.line.starts_with("POST");
+    let posts = || engines.iter().flat_map(RawEngine::requests).filter(is_post).count();
+    for round in 0..12 {
+        let place = if round % 3 == 2 { "in the body" } else { "in the head" };
+        let body = json!({"model": "tiny", "input": format!("{place} {}", round / 4)}).to_string();
+        let before = posts();
+        let reply = cluster.client.post("/v1/embeddings", &[], body).await.unwrap();
+        // I2.4
+        assert_eq!((reply.status.as_u16(), &*reply.body), (501, answer.as_bytes()), "{round}");
+        assert_eq!(posts() - before, 1, "it is not retried");
+    }
+    let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    for worker in workers["workers"].as_array().unwrap() {
+        assert_eq!(worker["ineligible"], Value::Null, "it is no failure of the worker: {worker}");
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i2_a_refusal_is_not_hidden_by_a_worker_that_does_not_answer() {
     const UNLOADED: &str = r#"{"error":{"message":"The model `tiny` does not exist.","code":404}}"#;
     let engine = async |end: Act| {

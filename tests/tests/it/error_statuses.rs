@@ -284,6 +284,34 @@ async fn i_client_closed_is_499_in_the_metrics() {
 }
 
 #[tokio::test]
+async fn i7_a_client_that_closes_its_sending_side_has_left() {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let slow = SimConfig {
+        overhead: Duration::from_secs(60),
+        ..SimConfig::instant(Dialect::Vllm, Role::Aggregated)
+    };
+    let cluster = TestClusterBuilder::new().sim_with(slow, "").start().await.unwrap();
+    let at_engine = |cluster: &TestCluster| {
+        let engine = cluster.sims[0].state();
+        engine.running + engine.waiting
+    };
+    let body = chat(5);
+    for version in ["HTTP/1.1", "HTTP/1.1\r\nconnection: close", "HTTP/1.0"] {
+        let mut socket = tokio::net::TcpStream::connect(cluster.gateway.address).await.unwrap();
+        let head = format!("POST {CHAT} {version}\r\nhost: a\r\ncontent-length: {}\r\n\r\n", body.len());
+        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        cluster.until("it runs", |cluster| at_engine(cluster) == 1).await.unwrap();
+        socket.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        socket.read_to_end(&mut answer).await.unwrap();
+        // I7.6
+        assert!(answer.is_empty(), "{version}: {}", String::from_utf8_lossy(&answer));
+        cluster.until("the engine is free", |cluster| at_engine(cluster) == 0).await.unwrap();
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn i_bad_upstream_an_engine_that_breaks_its_protocol_is_502_with_its_own_text() {
     let cluster = single(|config| config.routing.retries = 0).await;
     cluster.sims[0].set_faults(vec![Fault::always(FaultKind::Status { status: 500, retry_after: None })]);

@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use pointsman_sim::{Dialect, Role};
 use pointsman_tests::{
-    TestCluster, TestClusterBuilder,
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::{Client, Reply},
+    raw_engine::json as raw_answer,
 };
+use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 mod document;
@@ -16,6 +18,9 @@ use document::Document;
 const JSON: &str = "application/json";
 /// Only SGLang serves it.
 const GENERATE: &str = "/generate";
+/// The simulators do not serve these.
+const OTHERS: [&str; 5] =
+    ["/inference/v1/generate", "/v2/embed", "/v1/classify", "/v1/tokenize", "/v1/detokenize"];
 const FORM: &str = "multipart/form-data; boundary=cut";
 
 async fn serving() -> TestCluster {
@@ -115,6 +120,15 @@ fn served() -> Vec<(&'static str, &'static str, Value)> {
             json!({ "model": "tiny", "text": "hello", "sampling_params": { "max_new_tokens": 3 } }),
         ),
         ("/v1/embeddings", JSON, json!({ "model": "tiny", "input": "x" })),
+        (
+            OTHERS[0],
+            JSON,
+            json!({ "model": "tiny", "token_ids": [1], "sampling_params": { "max_tokens": 3 } }),
+        ),
+        (OTHERS[1], JSON, json!({ "model": "tiny", "texts": ["x"] })),
+        (OTHERS[2], JSON, json!({ "model": "tiny", "input": "x" })),
+        (OTHERS[3], JSON, json!({ "model": "tiny", "prompt": "a b" })),
+        (OTHERS[4], JSON, json!({ "model": "tiny", "tokens": [1, 2] })),
         ("/v1/responses", JSON, json!({ "model": "tiny", "input": "hello", "max_output_tokens": 3 })),
         ("/v1/messages", JSON, chat.clone()),
         ("/v1/messages/count_tokens", JSON, json!({ "model": "tiny", "messages": messages })),
@@ -164,8 +178,22 @@ async fn answers_to_clients_are_as_documented() {
         get("/healthz", "/healthz", 200),
         get("/openapi.json", "/openapi.json", 200),
     ]);
-    let (native, cases) = cases.into_iter().partition(|(_, path, ..)| *path == GENERATE);
+    let (native, cases): (Vec<_>, Vec<_>) = cases.into_iter().partition(|(_, path, ..)| *path == GENERATE);
+    let (others, cases): (Vec<_>, Vec<_>) =
+        cases.into_iter().partition(|(_, path, ..)| OTHERS.contains(path));
     let mut called = checked(&cluster.client, &document, cases).await;
+    let script = |request: &RawRequest| {
+        let models = r#"{"object":"list","data":[{"id":"tiny","object":"model"}]}"#;
+        vec![Act::Send(raw_answer(if request.line.ends_with("models") { models } else { "{}" }))]
+    };
+    let engine = RawEngine::start(script).await.unwrap();
+    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+    let raw = TestClusterBuilder::new()
+        .config(|config| config.workers.push(WorkerSpec::parse_flag(&flag).unwrap()))
+        .start()
+        .await
+        .unwrap();
+    called.extend(checked(&raw.client, &document, others).await);
     let sglang = TestClusterBuilder::new().sim(Dialect::Sglang, Role::Aggregated).start().await.unwrap();
     called.extend(checked(&sglang.client, &document, native).await);
     // O4.2: each operation was called

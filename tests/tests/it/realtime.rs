@@ -97,7 +97,6 @@ async fn b12_a_realtime_session_that_cannot_be_opened_says_why() {
         let (status, body) = refusal(connect(&cluster, query, headers).await.unwrap_err());
         (status, body["error"]["code"].as_str().unwrap_or_default().to_owned())
     };
-    assert_eq!(why("", &key).await, (400, "invalid_request".to_owned()));
     assert_eq!(why("?model=none", &key).await, (404, "model_not_found".to_owned()));
     assert_eq!(why("?model=tiny", &[]).await, (401, "unauthorized".to_owned()));
     let plain = cluster.client.get_with("/v1/realtime?model=tiny", &key).await.unwrap();
@@ -114,6 +113,62 @@ async fn b12_a_realtime_session_that_cannot_be_opened_says_why() {
     drop(first);
     cluster.at_rest().await.unwrap();
     connect(&cluster, "?model=tiny", &key).await.unwrap();
+}
+
+#[tokio::test]
+async fn i8_a_session_without_a_model_is_for_the_only_one() {
+    let cluster = cluster(1, |_| {}).await;
+    let queries = ["", "?intent=transcription"];
+    for query in queries {
+        let mut socket = connect(&cluster, query, &[]).await.unwrap();
+        assert_eq!(event(&mut socket).await["type"], "session.created");
+    }
+    cluster.at_rest().await.unwrap();
+    let paths = cluster.sims[0].recorded().into_iter().map(|seen| seen.path);
+    // A1.9
+    assert!(paths.eq(queries.map(|query| format!("/v1/realtime{query}"))), "the query passes as it is");
+    let mut builder = TestClusterBuilder::new();
+    for model in ["tiny", "other"] {
+        let sim =
+            SimConfig { model: model.to_owned(), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+        builder = builder.sim_with(sim, "");
+    }
+    let cluster = builder.start().await.unwrap();
+    let (status, body) = refusal(connect(&cluster, "?intent=transcription", &[]).await.unwrap_err());
+    let message = body["error"]["message"].as_str().unwrap();
+    assert_eq!((status, &body["error"]["code"]), (400, &json!("invalid_request")));
+    assert!(message.contains("other") && message.contains("tiny"), "{message}");
+}
+
+#[tokio::test]
+async fn i8_a_browser_sends_its_key_as_a_subprotocol() {
+    let cluster = cluster(1, |config| {
+        config.auth.keys = pointsman_tests::client_keys(&[("alpha", "")]);
+    })
+    .await;
+    let open = async |protocols: &str| {
+        connect(&cluster, "?model=tiny", &[("sec-websocket-protocol", protocols)]).await
+    };
+    // The client refuses an answer without one of the subprotocols that it offers, as browsers do.
+    for offered in [
+        "realtime, openai-insecure-api-key.alpha, openai-beta.realtime-v1",
+        "openai-insecure-api-key.alpha,realtime, openai-beta.realtime-v1",
+    ] {
+        // I8.8
+        let mut socket = open(offered).await.unwrap();
+        assert_eq!(event(&mut socket).await["type"], "session.created");
+    }
+    assert_eq!(refusal(open("realtime, openai-insecure-api-key.beta").await.unwrap_err()).0, 401);
+    assert_eq!(refusal(open("realtime").await.unwrap_err()).0, 401);
+    let twice = "realtime, openai-insecure-api-key.alpha, openai-insecure-api-key.alpha";
+    assert_eq!(refusal(open(twice).await.unwrap_err()).0, 400, "which one counts would be a guess");
+    cluster.at_rest().await.unwrap();
+    let seen = cluster.sims[0].recorded();
+    assert_eq!(seen.len(), 2);
+    for (name, value) in seen.iter().flat_map(|seen| &seen.headers) {
+        assert!(!value.contains("alpha"), "{name}: {value}");
+        assert!(name != "sec-websocket-protocol" || value == "realtime, openai-beta.realtime-v1", "{value}");
+    }
 }
 
 #[tokio::test]

@@ -93,6 +93,9 @@ pub struct Limits {
     /// Bytes of the bodies of all requests in flight; at least 8/7 of server.max_body_bytes.
     #[key(default = 512 * 1024 * 1024)]
     pub body_bytes_in_flight: usize,
+    /// Bytes of an engine's answer that is not streamed; beyond it: 502.
+    #[key(default = 256 * 1024 * 1024, range = 1.., reason = "would refuse every answer")]
+    pub answer_bytes: usize,
     /// Smallest rate of an upload in bytes per second, after timeouts.body_idle; 0: any rate.
     #[key(default = 1_024)]
     pub min_body_rate: u32,
@@ -105,7 +108,7 @@ pub struct Timeouts {
     #[key(default = secs(2), positive)]
     pub connect: Duration,
     /// Time limit of a request, from its first byte to the last byte of the answer.
-    #[key(default = secs(600), positive)]
+    #[key(default = secs(3_600), positive)]
     pub request: Duration,
     /// How long a client may pause while it uploads a body.
     #[key(default = secs(30), positive)]

@@ -332,3 +332,12 @@ fn k6_entries_of_certificates_need_an_authority_and_have_one_owner() {
         ],
     );
 }
+
+#[test]
+fn i3_a_stream_may_last_an_hour_and_silence_ends_it_earlier() {
+    let timeouts = Config::default().timeouts;
+    // I3.19
+    assert_eq!(timeouts.request, std::time::Duration::from_secs(3_600));
+    let waits = [timeouts.head, timeouts.prefill_head, timeouts.whole_head, timeouts.event_idle_max];
+    assert!(waits.iter().all(|wait| *wait < timeouts.request / 6), "{waits:?}");
+}

@@ -5,7 +5,8 @@ use axum::http::{HeaderMap, HeaderName, header};
 
 use crate::openai::error::ApiError;
 
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The header of the key in the Anthropic API.
+pub(super) const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// Returns the key or token of a client's request.
 ///

@@ -258,7 +258,7 @@ pub(super) fn unnamed_model(
 ///
 /// # Errors
 /// No model is served, or several are: the message lists them.
-fn only_model(snapshot: &Snapshot) -> Result<String, ApiError> {
+pub(super) fn only_model(snapshot: &Snapshot) -> Result<String, ApiError> {
     let models = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
     let models: Vec<&str> = models.map(ModelName::as_str).collect();
     match models.as_slice() {

@@ -20,6 +20,8 @@ use super::{
     admit::check_rate,
     arrival::Arrival,
     auth::authorize_client,
+    credentials::API_KEY,
+    prepare::only_model,
     request_id,
     tunnel::{Ended, Patience, tunnel},
 };
@@ -47,11 +49,18 @@ const REQUEST_HEADERS: [HeaderName; 4] = [
 const ANSWER_HEADERS: [HeaderName; 3] =
     [header::SEC_WEBSOCKET_ACCEPT, header::SEC_WEBSOCKET_PROTOCOL, header::SEC_WEBSOCKET_EXTENSIONS];
 
+/// Begins the subprotocol in which browsers send their key, because they cannot set a header.
+const KEY_PROTOCOL: &str = "openai-insecure-api-key.";
+/// The subprotocol of the sessions.
+const PROTOCOL: HeaderValue = HeaderValue::from_static("realtime");
+
 /// A session that may be opened.
 struct Admitted {
     planned: Box<PlannedRequest>,
     /// Path and query of the call to an engine, and its headers.
     call: (String, HeaderMap),
+    /// The answer's subprotocol if the engine names none: browsers give up without one of those they offer.
+    protocol: Option<HeaderValue>,
     place: Share,
 }
 
@@ -65,16 +74,16 @@ pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let upgrade = parts.extensions.remove::<OnUpgrade>();
-    let Admitted { planned, call, place } = match admit(&state, &parts, upgrade.is_some(), &mut account).await
-    {
-        Ok(admitted) => admitted,
-        Err(error) => return refuse(&mut account, &error),
-    };
+    let Admitted { planned, call, protocol, place } =
+        match admit(&state, &parts, upgrade.is_some(), &mut account).await {
+            Ok(admitted) => admitted,
+            Err(error) => return refuse(&mut account, &error),
+        };
     let mut session = Session::new(state.clone(), upstream, planned, call, account);
     match session.open().await {
         Ok(engine) => {
             session.account().relay_begins();
-            let mut response = switch(&engine.headers);
+            let mut response = switch(&engine.headers, protocol);
             session.add_own_headers(response.headers_mut());
             if let Some(upgrade) = upgrade {
                 let tracker = state.tracker.clone();
@@ -105,7 +114,8 @@ async fn admit(
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
-    let headers = &request.headers;
+    let (headers, protocol) = without_key_protocol(&request.headers);
+    let headers = &headers;
     let caller = authorize_client(state, headers, &Arrival::of(&request.extensions).sender).await?;
     account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
     check_rate(state, &caller)?;
@@ -116,7 +126,7 @@ async fn admit(
     }
     let limit = state.realtime.limit();
     let place = state.realtime.reserve(1).ok_or(ApiError::TooManyConnections(limit))?;
-    let (model, headers) = named(&request.uri, headers)?;
+    let (model, headers) = named(state, &request.uri, headers)?;
     let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
     account.set_model(&parsed.model, &state.registry.snapshot());
     if let Some(limits) = &state.tenant_limits {
@@ -140,17 +150,40 @@ async fn admit(
     let call = (path.to_owned(), upgrade_headers(&headers));
     let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
     let planned = PlannedRequest { request: parsed, routing_request, snapshot, plan, explain };
-    Ok(Admitted { planned: Box::new(planned), call, place })
+    Ok(Admitted { planned: Box::new(planned), call, protocol, place })
 }
 
-/// The model that the query string names, and the headers with the session that it may name.
-fn named(uri: &Uri, headers: &HeaderMap) -> Result<(String, HeaderMap), ApiError> {
+/// Moves the key of a browser from the subprotocols to a header of its own, so that no engine gets it. Also
+/// returns the subprotocol of the sessions if the client offers it.
+fn without_key_protocol(given: &HeaderMap) -> (HeaderMap, Option<HeaderValue>) {
+    let mut headers = given.clone();
+    let offered =
+        given.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
+    let offered = offered.flat_map(|list| list.split(',').map(str::trim));
+    let (keys, others): (Vec<&str>, Vec<&str>) = offered.partition(|name| name.starts_with(KEY_PROTOCOL));
+    let protocol = others.contains(&"realtime").then_some(PROTOCOL);
+    if keys.is_empty() {
+        return (headers, protocol);
+    }
+    headers.remove(header::SEC_WEBSOCKET_PROTOCOL);
+    if let Some(others) = (!others.is_empty()).then(|| HeaderValue::try_from(others.join(", "))) {
+        headers.extend(others.ok().map(|others| (header::SEC_WEBSOCKET_PROTOCOL, others)));
+    }
+    for key in keys.into_iter().filter_map(|key| key.strip_prefix(KEY_PROTOCOL)) {
+        if let Ok(key) = HeaderValue::try_from(key) {
+            headers.append(API_KEY, key);
+        }
+    }
+    (headers, protocol)
+}
+
+/// The model that the query string names, or the only one, and the headers with the session that it may name.
+fn named(state: &State, uri: &Uri, headers: &HeaderMap) -> Result<(String, HeaderMap), ApiError> {
     let query = Query::<BTreeMap<String, String>>::try_from_uri(uri);
     let Query(mut query) =
         query.map_err(|error| ApiError::InvalidRequest(format!("query string: {error}")))?;
     let model = query.remove("model").filter(|model| !model.is_empty());
-    let model =
-        model.ok_or_else(|| ApiError::InvalidRequest("model: is missing; add `?model=NAME`".to_owned()))?;
+    let model = model.map_or_else(|| only_model(&state.registry.snapshot()), Ok)?;
     let mut headers = headers.clone();
     // The client's key stays here.
     headers.remove(header::AUTHORIZATION);
@@ -182,12 +215,13 @@ fn upgrade_headers(given: &HeaderMap) -> HeaderMap {
 }
 
 /// The answer that changes the protocol.
-fn switch(answered: &HeaderMap) -> Response<Body> {
+fn switch(answered: &HeaderMap, protocol: Option<HeaderValue>) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = response.headers_mut();
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
     headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.extend(protocol.map(|protocol| (header::SEC_WEBSOCKET_PROTOCOL, protocol)));
     for name in ANSWER_HEADERS {
         if let Some(value) = answered.get(&name) {
             headers.insert(name, value.clone());

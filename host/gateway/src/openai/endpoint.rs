@@ -13,8 +13,12 @@ pub(crate) enum Endpoint {
     Completions,
     /// `/generate`: SGLang's own endpoint, for texts and token ids.
     Generate,
+    /// `/inference/v1/generate`: vLLM's own endpoint for token ids, on one worker.
+    GenerateTokens,
     /// `/v1/embeddings`: one leg, never streamed.
     Embeddings,
+    /// `/v2/embed`: the Cohere API.
+    CohereEmbed,
     /// `/v1/responses`
     Responses,
     /// `/v1/responses/{id}`: a response that an engine stored.
@@ -29,8 +33,8 @@ pub(crate) enum Endpoint {
     Score(&'static str),
     /// `/pooling`: what a pooling model makes of its input.
     Pooling,
-    /// `/classify`
-    Classify,
+    /// `/classify`, `/v1/classify`
+    Classify(&'static str),
     /// `/v1/audio/transcriptions`: a form with a file.
     Transcriptions,
     /// `/v1/audio/translations`: a form with a file.
@@ -39,10 +43,10 @@ pub(crate) enum Endpoint {
     Speech,
     /// `/v1/images/generations`
     Images,
-    /// `/tokenize`: passed through to any worker that serves the model.
-    Tokenize,
-    /// `/detokenize`: as `/tokenize`.
-    Detokenize,
+    /// `/tokenize`, `/v1/tokenize`: passed through to any worker that serves the model.
+    Tokenize(&'static str),
+    /// `/detokenize`, `/v1/detokenize`: as `/tokenize`.
+    Detokenize(&'static str),
     /// `/v1/realtime`: a WebSocket.
     Realtime,
 }
@@ -82,11 +86,13 @@ pub(crate) struct PromptKeys {
 
 impl Endpoint {
     /// Every endpoint with a POST request.
-    pub(crate) const POSTED: [Self; 20] = [
+    pub(crate) const POSTED: [Self; 25] = [
         Self::ChatCompletions,
         Self::Completions,
         Self::Generate,
+        Self::GenerateTokens,
         Self::Embeddings,
+        Self::CohereEmbed,
         Self::Responses,
         Self::Messages,
         Self::CountTokens,
@@ -96,13 +102,16 @@ impl Endpoint {
         Self::Score("/v1/score"),
         Self::Score("/score"),
         Self::Pooling,
-        Self::Classify,
+        Self::Classify("/classify"),
+        Self::Classify("/v1/classify"),
         Self::Transcriptions,
         Self::Translations,
         Self::Speech,
         Self::Images,
-        Self::Tokenize,
-        Self::Detokenize,
+        Self::Tokenize("/tokenize"),
+        Self::Tokenize("/v1/tokenize"),
+        Self::Detokenize("/detokenize"),
+        Self::Detokenize("/v1/detokenize"),
     ];
 
     /// Returns the endpoint of a POST request to a path.
@@ -118,20 +127,20 @@ impl Endpoint {
             Self::ChatCompletions => "/v1/chat/completions",
             Self::Completions => "/v1/completions",
             Self::Generate => "/generate",
+            Self::GenerateTokens => "/inference/v1/generate",
             Self::Embeddings => "/v1/embeddings",
+            Self::CohereEmbed => "/v2/embed",
             Self::Responses => "/v1/responses",
             Self::StoredResponse => "/v1/responses/{id}",
             Self::Messages => "/v1/messages",
             Self::CountTokens => "/v1/messages/count_tokens",
-            Self::Rerank(path) | Self::Score(path) => path,
+            Self::Rerank(path) | Self::Score(path) | Self::Classify(path) => path,
+            Self::Tokenize(path) | Self::Detokenize(path) => path,
             Self::Pooling => "/pooling",
-            Self::Classify => "/classify",
             Self::Transcriptions => "/v1/audio/transcriptions",
             Self::Translations => "/v1/audio/translations",
             Self::Speech => "/v1/audio/speech",
             Self::Images => "/v1/images/generations",
-            Self::Tokenize => "/tokenize",
-            Self::Detokenize => "/detokenize",
             Self::Realtime => "/v1/realtime",
         }
     }
@@ -143,7 +152,9 @@ impl Endpoint {
             Self::ChatCompletions => "chat_completions",
             Self::Completions => "completions",
             Self::Generate => "generate",
+            Self::GenerateTokens => "generate_tokens",
             Self::Embeddings => "embeddings",
+            Self::CohereEmbed => "embed",
             Self::Responses => "responses",
             Self::StoredResponse => "stored_responses",
             Self::Messages => "messages",
@@ -151,13 +162,13 @@ impl Endpoint {
             Self::Rerank(_) => "rerank",
             Self::Score(_) => "score",
             Self::Pooling => "pooling",
-            Self::Classify => "classify",
+            Self::Classify(_) => "classify",
             Self::Transcriptions => "transcriptions",
             Self::Translations => "translations",
             Self::Speech => "speech",
             Self::Images => "images",
-            Self::Tokenize => "tokenize",
-            Self::Detokenize => "detokenize",
+            Self::Tokenize(_) => "tokenize",
+            Self::Detokenize(_) => "detokenize",
             Self::Realtime => "realtime",
         }
     }
@@ -172,7 +183,11 @@ impl Endpoint {
     /// Returns the only engine that has the endpoint; `None` if any may have it.
     #[must_use]
     pub(crate) fn engine(self) -> Option<Engine> {
-        (self == Self::Generate).then_some(Engine::Sglang)
+        match self {
+            Self::Generate => Some(Engine::Sglang),
+            Self::GenerateTokens => Some(Engine::Vllm),
+            _ => None,
+        }
     }
 
     /// Returns whether the prompt may be a text or token ids, or a list of these.
@@ -184,7 +199,7 @@ impl Endpoint {
     /// Returns whether the answer may be a stream of events.
     #[must_use]
     pub(crate) fn streams(self) -> bool {
-        self.splits() || matches!(self, Self::Responses) || self.is_form()
+        self.splits() || matches!(self, Self::Responses | Self::GenerateTokens) || self.is_form()
     }
 
     /// Returns whether the body is a form (`multipart/form-data`).
@@ -196,7 +211,7 @@ impl Endpoint {
     /// Returns whether a worker answers without running the model, so that its role does not matter.
     #[must_use]
     pub(crate) fn needs_no_model_run(self) -> bool {
-        matches!(self, Self::Tokenize | Self::Detokenize | Self::CountTokens)
+        matches!(self, Self::Tokenize(_) | Self::Detokenize(_) | Self::CountTokens)
     }
 
     /// How its answers are written.
@@ -231,21 +246,23 @@ impl Endpoint {
                     true,
                 )
             }
+            Self::GenerateTokens => (None, "token_ids", true),
             Self::Embeddings | Self::Speech => (None, "input", true),
+            Self::CohereEmbed => (None, first_of(["texts", "inputs", "images", "input"]), false),
             Self::Responses => (Some("instructions"), "input", true),
             Self::Messages | Self::CountTokens => (Some("system"), "messages", true),
-            Self::Tokenize if body.get("prompt").is_some() => (None, "prompt", true),
-            Self::ChatCompletions | Self::Tokenize => (None, "messages", true),
+            Self::Tokenize(_) if body.get("prompt").is_some() => (None, "prompt", true),
+            Self::ChatCompletions | Self::Tokenize(_) => (None, "messages", true),
             // The engines have several spellings of these, and refuse a body that fits none.
             Self::Rerank(_) => (Some("query"), "documents", false),
             Self::Score(_) => {
                 let key = first_of(["text_2", "documents", "items", "data_2"]);
                 (Some(first_of(["text_1", "queries", "query", "data_1"])), key, false)
             }
-            Self::Pooling | Self::Classify => {
+            Self::Pooling | Self::Classify(_) => {
                 (None, first_of(["input", "messages", "text", "prompt"]), false)
             }
-            Self::Detokenize => (None, "tokens", false),
+            Self::Detokenize(_) => (None, "tokens", false),
             Self::Transcriptions
             | Self::Translations
             | Self::Images
@@ -259,11 +276,13 @@ impl Endpoint {
     pub(crate) fn generates(self) -> bool {
         match self {
             Self::ChatCompletions | Self::Completions | Self::Responses | Self::Messages => true,
-            Self::Generate | Self::Speech => true,
+            Self::Generate | Self::GenerateTokens | Self::Speech => true,
             Self::Transcriptions | Self::Translations | Self::Realtime => true,
-            Self::Embeddings | Self::CountTokens | Self::Rerank(_) | Self::Score(_) => false,
-            Self::Pooling | Self::Classify | Self::Images => false,
-            Self::Tokenize | Self::Detokenize | Self::StoredResponse => false,
+            Self::Embeddings | Self::CohereEmbed | Self::CountTokens | Self::Rerank(_) | Self::Score(_) => {
+                false
+            }
+            Self::Pooling | Self::Classify(_) | Self::Images => false,
+            Self::Tokenize(_) | Self::Detokenize(_) | Self::StoredResponse => false,
         }
     }
 }

@@ -264,7 +264,7 @@ impl Hints {
             lineage,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,
-            warning: nvext::warning(body, &ext.annotations),
+            warning: nvext::warning(headers, body, &ext.annotations),
         })
     }
 

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// The field of `/generate` that has the parameters.
+/// The field of `/generate`, and of vLLM's endpoint for token ids, that has the parameters.
 const PARAMETERS: &str = "sampling_params";
 
 /// The output that a request asks for.
@@ -42,8 +42,10 @@ impl Sampling {
     /// # Errors
     /// [`RequestError`] names the field.
     pub(super) fn of(endpoint: Endpoint, body: &JsonBody, limits: &Limits) -> Result<Self, RequestError> {
-        if endpoint == Endpoint::Generate {
-            return Self::of_parameters(body, limits);
+        match endpoint {
+            Endpoint::Generate => return Self::of_parameters(body, "max_new_tokens", limits),
+            Endpoint::GenerateTokens => return Self::of_parameters(body, "max_tokens", limits),
+            _ => {}
         }
         let n = choices(body, "n", limits.choices)?.unwrap_or(1);
         let best_of = choices(body, "best_of", limits.choices)?.unwrap_or(1);
@@ -54,11 +56,11 @@ impl Sampling {
     }
 
     /// Reads it from the parameters of `/generate`: an object, or a list with one for each prompt.
-    fn of_parameters(body: &JsonBody, limits: &Limits) -> Result<Self, RequestError> {
+    fn of_parameters(body: &JsonBody, cap: &str, limits: &Limits) -> Result<Self, RequestError> {
         if let Some(parameters) = body.object(PARAMETERS) {
             let parameters = parameters.map_err(|error| RequestError::new(PARAMETERS, &error.to_string()))?;
             let n = choices(&parameters, "n", limits.choices)?.unwrap_or(1);
-            let max_tokens = number(&parameters, "max_new_tokens")?;
+            let max_tokens = number(&parameters, cap)?;
             return Ok(Self { n, sequences: n, max_tokens, listed: None });
         }
         at_most(PARAMETERS, "elements", body.counts(PARAMETERS).items, limits.prompts as usize)?;

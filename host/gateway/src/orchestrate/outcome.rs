@@ -14,7 +14,7 @@ use super::{
     quarantine::record_served,
     refusals::Refusals,
     relay, stored,
-    whole_answer::is_whole_answer,
+    whole_answer::{is_binary, is_whole_answer},
     worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     openai::hide::without_fields,
     openai::{
         endpoint::{Endpoint, Format},
-        generate, seen,
+        seen,
         sse::{self, Seen, Usage},
     },
     telemetry::metrics::seconds,
@@ -132,6 +132,9 @@ impl Drive {
 
     /// Keeps a whole answer for the client, without the fields that only the gateway may see.
     pub(super) fn answered_whole(&mut self, whole: Response<Bytes>) -> Event {
+        if is_binary(&self.request, &whole) {
+            return self.answered_binary(whole);
+        }
         if !is_whole_answer(&self.request, &whole) {
             return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
         }
@@ -183,16 +186,6 @@ impl Drive {
             self.totals.note(&mut seen, self.request.items(), self.request.n);
         }
         seen
-    }
-
-    /// Examines a whole answer.
-    pub(crate) fn look_at_whole(&self, body: &[u8]) -> Seen {
-        match self.request.endpoint {
-            Endpoint::Generate => generate::whole(self.request.n, body),
-            // Audio has nothing to be read.
-            Endpoint::Speech if !body.starts_with(b"{") => Seen::default(),
-            _ => seen::in_whole_answer(self.request.is_chat(), body),
-        }
     }
 
     /// Records the tokens and the usage of an event that arrived at `now`, and brings the booking up to them.
@@ -313,7 +306,8 @@ impl Drive {
             }
         }
         let has_answered = is_poison
-            || matches!(error, CallError::Status { .. } | CallError::Protocol(_) | CallError::GaveUp(_));
+            || matches!(error, CallError::Status { .. } | CallError::Protocol(_))
+            || matches!(error, CallError::TooLarge(_) | CallError::GaveUp(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {

@@ -187,8 +187,9 @@ fn has_engine(snapshot: &Snapshot, model: &ModelName, engine: Option<Engine>) ->
 /// The error of a request whose endpoint no engine of its model has.
 fn lacks_engine(request: &Request) -> ApiError {
     let (path, model) = (request.endpoint.path(), &request.model);
+    let engine = if request.endpoint == Endpoint::Generate { "SGLang" } else { "vLLM" };
     ApiError::InvalidRequest(format!(
-        "POST {path}: only SGLang has this endpoint, and no worker of the model `{model}` runs it; send the request to \
+        "POST {path}: only {engine} has this endpoint, and no worker of the model `{model}` runs it; send the request to \
          /v1/completions"
     ))
 }

@@ -1,12 +1,53 @@
-//! Whether an answer that is not streamed is complete.
+//! Whether an answer that is not streamed is complete, and answers that are vectors in binary.
 
 use bytes::Bytes;
-use http::{Response, header};
+use http::{HeaderMap, Response, header};
+use pointsman_orchestration::Event;
 
-use crate::openai::{
-    request::{Endpoint, Request},
-    sse,
+use super::Drive;
+use crate::{
+    openai::{
+        generate,
+        request::{Endpoint, Request},
+        seen,
+        sse::{self, Seen},
+    },
+    upstream::METADATA,
 };
+
+/// Whether an answer is vectors in binary, as vLLM writes them for the formats `bytes` and `bytes_only`.
+pub(super) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
+    let has_vectors = matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Pooling);
+    let content_type = answer.headers().get(header::CONTENT_TYPE);
+    has_vectors && content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/octet-stream"))
+}
+
+impl Drive {
+    /// Examines a whole answer.
+    pub(crate) fn look_at_whole(&self, body: &[u8]) -> Seen {
+        match self.request.endpoint {
+            Endpoint::Generate => generate::whole(self.request.n, body),
+            // Audio has nothing to be read.
+            Endpoint::Speech if !body.starts_with(b"{") => Seen::default(),
+            _ => seen::in_whole_answer(self.request.is_chat(), body),
+        }
+    }
+
+    /// Keeps vectors in binary for the client, with the header that says where each begins. Its JSON has the
+    /// usage, too.
+    pub(super) fn answered_binary(&mut self, mut whole: Response<Bytes>) -> Event {
+        let mut headers = std::mem::take(whole.headers_mut());
+        let kept = [header::CONTENT_TYPE, METADATA];
+        let kept = kept.into_iter().filter_map(|name| headers.remove(&name).map(|value| (name, value)));
+        *whole.headers_mut() = kept.collect::<HeaderMap>();
+        let metadata = whole.headers().get(METADATA);
+        let seen = metadata.map(|json| seen::in_whole_answer(false, json.as_bytes())).unwrap_or_default();
+        self.served_whole(&seen, b"");
+        self.bind(self.answering());
+        self.whole = Some(whole);
+        Event::Ended
+    }
+}
 
 /// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
 /// yet, so another worker may answer.
@@ -20,7 +61,7 @@ pub(super) fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bo
         return true;
     }
     let may_be_list =
-        matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify);
+        matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify(_));
     let is_list = may_be_list && body.starts_with(b"[");
     let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
     is_value && (serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() || is_closed(body))

@@ -133,7 +133,7 @@ async fn ask(upstream: &Upstream, candidate: &Candidate, question: String) -> Op
     let spec = candidate.worker.spec();
     let key = spec.api_key.as_ref().and_then(|key| HeaderValue::from_str(&format!("Bearer {key}")).ok());
     let headers = key.map(|key| (header::AUTHORIZATION, key)).into_iter().collect();
-    let to = Destination::new(spec, Endpoint::Tokenize.path());
+    let to = Destination::new(spec, "/tokenize");
     let answer = upstream.whole(&to, &headers, question.into()).await;
     let answer = answer.inspect_err(|error| tracing::debug!(worker = %spec.id, %error, "no tokens")).ok()?;
     serde_json::from_slice::<Answer>(answer.body()).ok().map(|answer| answer.tokens)

@@ -2,15 +2,19 @@
 
 use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use http1_client::{Observer, WireError};
 use pointsman_workers::{InFlight, Worker};
 
-use super::stream::EngineStream;
+use super::{CallError, PauseLimits, read_within, stream::EngineStream};
 
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
 /// connection, which stops the engine's work.
 #[derive(Debug)]
-pub(crate) struct Body(http1_client::Body<EngineStream, ObservedCall>);
+pub(crate) struct Body(http1_client::Body<EngineStream, ObservedCall>, MaxLength);
+
+/// Maximum length of a body that is read whole, bytes.
+type MaxLength = usize;
 
 /// The call that a worker owes the bytes of an answer to.
 #[derive(Debug)]
@@ -26,13 +30,29 @@ impl Observer for ObservedCall {
     }
 }
 
-impl From<http1_client::Body<EngineStream, ObservedCall>> for Body {
-    fn from(body: http1_client::Body<EngineStream, ObservedCall>) -> Self {
-        Self(body)
+/// Reads a whole body. `limits` bounds each pause of the engine.
+///
+/// # Errors
+/// [`CallError`], also when the body is larger than its limit.
+pub(crate) async fn collect(mut body: Body, limits: Option<PauseLimits>) -> Result<Bytes, CallError> {
+    let mut whole = Vec::new();
+    while read_within(&mut body, &mut whole, limits).await? {
+        let max = body.1;
+        if whole.len() > max {
+            return Err(CallError::TooLarge(format!(
+                "it has more than {max} bytes, the limit of limits.answer_bytes; raise it, or ask for less at once"
+            )));
+        }
     }
+    Ok(whole.into())
 }
 
 impl Body {
+    /// Wraps a body of which at most `max` bytes are read as a whole.
+    pub(super) fn new(body: http1_client::Body<EngineStream, ObservedCall>, max: MaxLength) -> Self {
+        Self(body, max)
+    }
+
     /// Tells the worker of `call` of the bytes that come, until the body has ended.
     pub(crate) fn of_call(&mut self, call: InFlight) {
         self.0.observe(ObservedCall(call));

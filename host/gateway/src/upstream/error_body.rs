@@ -52,6 +52,7 @@ fn named(name: &str) -> Option<u16> {
         "requesttoolarge" => 413,
         "unprocessableentity" => 422,
         "ratelimit" | "ratelimitexceeded" | "toomanyrequests" => 429,
+        "notimplemented" => 501,
         "serviceunavailable" | "serveroverloaded" | "engineoverloaded" | "overloaded" | "slowdown" => 503,
         _ => return None,
     })

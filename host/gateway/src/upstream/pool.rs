@@ -10,9 +10,12 @@ use tokio::time::Instant;
 use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream};
 use crate::config::Upstream;
 
+/// Where each vector of a binary answer of vLLM begins, as JSON.
+pub(crate) const METADATA: HeaderName = HeaderName::from_static("metadata");
+
 /// The headers of an answer that anything reads.
-static KEPT: [HeaderName; 4] =
-    [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER, RETRY_AFTER_MS];
+static KEPT: [HeaderName; 5] =
+    [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER, RETRY_AFTER_MS, METADATA];
 
 /// Idle connections of one runtime, by their origin, and the TLS of new ones.
 #[derive(Clone, Debug)]

@@ -110,8 +110,9 @@ impl ApiError {
 
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
+        let is_refusal = error.is_refusal();
         match error {
-            CallError::Status { status, content_type, retry_after, body, .. } if status.is_client_error() => {
+            CallError::Status { status, content_type, retry_after, body, .. } if is_refusal => {
                 Self::Engine { status, content_type, retry_after: retry_after.map(whole_seconds), body }
             }
             CallError::Status { status, ref body, .. } if error.refusal().is_some() => Self::Overloaded {
@@ -137,6 +138,9 @@ impl From<CallError> for ApiError {
             CallError::Timeout(silence) => Self::EngineTimeout(silence),
             CallError::Down | CallError::OtherPrompt | CallError::GaveUp(_) => {
                 Self::BadUpstream(error.to_string())
+            }
+            CallError::TooLarge(text) => {
+                Self::BadUpstream(format!("the engine's answer is too large: {text}"))
             }
             CallError::Protocol(text) => {
                 Self::BadUpstream(format!("the engine violated its protocol: {text}"))

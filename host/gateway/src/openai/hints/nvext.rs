@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use json_splice::JsonBody;
 use serde::Deserialize;
 
@@ -133,9 +133,19 @@ pub(super) struct Object {
 const OF_PRIORITY: &str =
     "nvext.priority orders the gateway's queue only: send `priority` for the engine's scheduler";
 
-/// Returns the warning about keys and annotations of `nvext` that lack their effect, for a header; `None`:
-/// none does.
-pub(super) fn warning(body: &JsonBody, annotations: &[String]) -> Option<HeaderValue> {
+/// A header of vLLM, which reaches no engine.
+const VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
+const OF_HEADER: &str = "x-vllm-priority is ignored: send `priority` in the body";
+
+/// Returns the warning about keys and annotations of `nvext`, and a header, that lack their effect, for a
+/// header; `None`: none does.
+pub(super) fn warning(headers: &HeaderMap, body: &JsonBody, annotations: &[String]) -> Option<HeaderValue> {
+    let mut parts = of_nvext(body, annotations).unwrap_or_default();
+    parts.extend(headers.contains_key(VLLM_PRIORITY).then(|| OF_HEADER.to_owned()));
+    if parts.is_empty() { None } else { HeaderValue::try_from(parts.join("; ")).ok() }
+}
+
+fn of_nvext(body: &JsonBody, annotations: &[String]) -> Option<Vec<String>> {
     let ext = body.object("nvext")?.ok()?;
     let unknown = annotations.iter().filter(|annotation| !annotation.starts_with(QUERY_ONLY));
     let mut ignored: Vec<String> =
@@ -157,8 +167,7 @@ pub(super) fn warning(body: &JsonBody, annotations: &[String]) -> Option<HeaderV
         .then(|| format!("ignored, not known or not supported: {}{more}", ignored.join(", ")));
     let is_sent = ext.get("priority").is_some_and(|priority| priority != "null");
     let priority = is_sent.then(|| OF_PRIORITY.to_owned());
-    let parts: Vec<String> = ignored.into_iter().chain(priority).collect();
-    if parts.is_empty() { None } else { HeaderValue::try_from(parts.join("; ")).ok() }
+    Some(ignored.into_iter().chain(priority).collect())
 }
 
 /// A key as a header may have it.

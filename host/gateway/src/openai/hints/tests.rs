@@ -333,4 +333,13 @@ fn a2_keys_of_nvext_without_an_effect_are_named() {
     let many: Vec<String> = (0..20).map(|number| format!("\"k{number}\":1")).collect();
     let told = warning(&format!("{{{}}}", many.join(","))).unwrap();
     assert!(told.ends_with("nvext.k7 and 12 more"), "{told}");
+    let of_header = |nvext: &str| {
+        let read = hints(&[("x-vllm-priority", "3")], nvext, HintTrust::Trusted).unwrap();
+        read.warning.unwrap().to_str().unwrap().to_owned()
+    };
+    // A3.10
+    assert_eq!(of_header("{}"), "x-vllm-priority is ignored: send `priority` in the body");
+    assert!(
+        of_header(r#"{"x":1}"#).ends_with("nvext.x; x-vllm-priority is ignored: send `priority` in the body")
+    );
 }

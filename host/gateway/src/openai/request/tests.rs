@@ -219,7 +219,7 @@ proptest::proptest! {
             ]),
         ), 0..8),
         endpoint in proptest::sample::select(vec![
-            Endpoint::ChatCompletions, Endpoint::Completions, Endpoint::Embeddings, Endpoint::Tokenize,
+            Endpoint::ChatCompletions, Endpoint::Completions, Endpoint::Embeddings, Endpoint::Tokenize("/tokenize"),
             Endpoint::Generate,
         ]),
     ) {

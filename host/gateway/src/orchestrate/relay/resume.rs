@@ -350,8 +350,10 @@ fn says_that_the_engine_is_down(error: &CallError) -> bool {
         // The worker made no progress. Otherwise it works on others, and this request may be the reason.
         CallError::Timeout(silence) => silence.key == "event_idle",
         CallError::Status { .. } => !error.is_refusal() || error.refusal().is_some(),
-        CallError::Connect(_) | CallError::Shortage(_) | CallError::Protocol(_) | CallError::OtherPrompt => {
-            false
-        }
+        CallError::Connect(_)
+        | CallError::Shortage(_)
+        | CallError::Protocol(_)
+        | CallError::TooLarge(_)
+        | CallError::OtherPrompt => false,
     }
 }

@@ -306,8 +306,8 @@ fn named(what: &'static str, leg: Leg) -> Cow<'static, str> {
 fn operation(endpoint: Endpoint) -> Option<&'static str> {
     match endpoint {
         Endpoint::ChatCompletions | Endpoint::Responses | Endpoint::Messages => Some("chat"),
-        Endpoint::Completions | Endpoint::Generate => Some("text_completion"),
-        Endpoint::Embeddings => Some("embeddings"),
+        Endpoint::Completions | Endpoint::Generate | Endpoint::GenerateTokens => Some("text_completion"),
+        Endpoint::Embeddings | Endpoint::CohereEmbed => Some("embeddings"),
         _ => None,
     }
 }

@@ -310,6 +310,7 @@ fn rows() -> Vec<Row> {
         row("limits.choices", "7", settings),
         row("limits.prompts", "7", settings),
         row("limits.sequences", "7", settings),
+        row("limits.answer_bytes", "7", settings),
         row("routing.enforce_disagg", "true", settings),
         row("routing.bytes_per_token", "3", settings),
         row("routing.order", "'decode-first'", settings),
