@@ -14,7 +14,7 @@ pub(super) struct SlotFiles {
     formulas: Vec<PathBuf>,
 }
 
-/// A file of no slot.
+/// A file of no slot, or the policy directory while it cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stray {
     pub(super) file: PathBuf,
@@ -51,6 +51,11 @@ impl SlotFiles {
 impl Stray {
     pub(super) fn name(&self) -> String {
         self.file.display().to_string()
+    }
+
+    /// Returns whether this is the policy directory itself, which cannot be read.
+    pub(super) fn is_directory(&self) -> bool {
+        matches!(self.refusal, Refusal::DirectoryGone(_))
     }
 
     pub(super) fn problem(&self) -> String {
