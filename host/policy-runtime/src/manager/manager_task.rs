@@ -175,7 +175,10 @@ impl ManagerTask {
         let shown = self.status.load();
         let other_compiles = shown.compiling != compiling;
         let other_undo = !shown.slots.iter().map(|slot| &slot.undo).eq(undo.iter());
-        if strays || other_compiles || other_undo || !changes.is_empty() || *self.publish.borrow() == 0 {
+        let refusals = self.managed.iter().map(ManagedSlot::refusals);
+        let other_refusals = !shown.slots.iter().map(|slot| slot.refusals.clone()).eq(refusals);
+        let others = other_compiles || other_undo || other_refusals;
+        if strays || others || !changes.is_empty() || *self.publish.borrow() == 0 {
             self.publish();
         }
         changes

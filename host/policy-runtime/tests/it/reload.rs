@@ -134,7 +134,25 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(managed.manager.status().slots[0].refusals.len(), 1);
     managed.drop_in(HOSTILE);
-    managed.until(|slot, _| slot.policy == "hostile");
+    // O1.16: it was replaced.
+    managed.until(|slot, _| slot.policy == "hostile" && !slot.refusals[0].in_force);
+    managed.drop_in(b"garbage");
+    managed
+        .until(|slot, _| slot.refusals.back().is_some_and(|last| last.in_force) && slot.policy == "hostile");
+    fs::remove_file(managed.path("prefill.wasm")).unwrap();
+    // O1.16: it was removed.
+    managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force) && slot.refusals.len() == 2);
+}
+
+#[test]
+fn o1_the_refusal_of_a_file_that_replaced_nothing_ends_with_the_file() {
+    let managed = managed("{}");
+    managed.drop_in(b"garbage");
+    managed.until(|slot, _| slot.refusals.iter().any(|one| one.in_force));
+    fs::remove_file(managed.path("prefill.wasm")).unwrap();
+    // O1.16: nothing else changes.
+    managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force));
+    assert_eq!(managed.slot.pin().generation.0, 1);
 }
 
 #[test]
