@@ -70,7 +70,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
         "version": VERSION,
         "uptime_s": state.metrics.live_stats.age().as_secs(),
         "ready": readiness.ready,
-        "reasons": reasons(&readiness, &snapshot),
+        "reasons": reasons(&readiness, &state, &snapshot),
         "models": readiness.models,
         "remote_prefill": readiness.remote_prefill,
         "draining": readiness.draining,
@@ -110,11 +110,15 @@ impl Readiness {
     }
 }
 
-/// Returns why requests are refused: for the whole gateway, for models, and for workers.
-fn reasons(readiness: &Readiness, snapshot: &Snapshot) -> Vec<String> {
+/// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
+/// configuration file is not in force.
+fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if readiness.draining {
         reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
+    }
+    if let Some(why) = state.config.not_applied() {
+        reasons.push(format!("the configuration file changed and is not applied: {why}"));
     }
     if snapshot.workers().is_empty() {
         reasons.push("no worker is registered".to_owned());
