@@ -195,7 +195,8 @@ impl Registry {
             return;
         }
         if !is_configured {
-            let unloaded = member.models.iter().filter(|model| !models.contains(model));
+            let listed: HashSet<&ModelName> = models.iter().collect();
+            let unloaded = member.models.iter().filter(|model| !listed.contains(model));
             let activations = self.activations.lock();
             unloaded.filter_map(|model| activations.get(model)).for_each(|model| model.set_unloaded(true));
             member.models = models;

@@ -1,6 +1,9 @@
 //! `GET /readyz` and `GET /status`: whether the gateway can serve, why not, and its load.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
@@ -124,8 +127,8 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         reasons.push("no worker is registered".to_owned());
     }
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
-    let missing =
-        snapshot.models().into_iter().filter(|model| !readiness.models.contains(&model.to_string()));
+    let served: HashSet<&str> = readiness.models.iter().map(String::as_str).collect();
+    let missing = snapshot.models().into_iter().filter(|model| !served.contains(model.as_str()));
     reasons.extend(missing.map(|model| not_served(model, snapshot)));
     let workers = snapshot.workers().iter().filter_map(|worker| {
         let state = worker.ineligible()?.as_str();
