@@ -15,7 +15,7 @@ use std::{
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
-use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
+use crate::refusal::Refusal;
 
 /// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
@@ -164,8 +164,10 @@ fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
     Ok(Ok(bytes))
 }
 
+/// Returns whether a file with this name may have been meant as a policy.
 fn is_policy(name: &str) -> bool {
-    name.ends_with(".wasm") || name.ends_with(FORMULA_SUFFIX)
+    let name = name.to_ascii_lowercase();
+    name.ends_with(".wasm") || name.ends_with(".toml")
 }
 
 fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {
