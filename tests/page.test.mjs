@@ -189,13 +189,12 @@ test("a worker that gets nearly everything is told, whether the fleet is small o
   assert.equal(charts.spread("prefill").querySelectorAll("rect").length, 16, "the 16 busiest stand alone");
 });
 
-test("a refusal is open until its lane changes", () => {
-  const refused = { slot: "prefill", model: null, lane: "active", file: "prefill.wasm", digest: "d", kind: "not_wasm", message: HOSTILE, at_ms: 100 };
+test("a refusal is open while it is in force", () => {
+  const refused = { slot: "prefill", model: null, lane: "active", file: "prefill.wasm", digest: "d", kind: "not_wasm", message: HOSTILE, at_ms: 100, in_force: true };
   const status = { slot: "prefill", model: null, refusals: [refused] };
   store.take("slots", { slots: [status], strays: [], compiling: [], history: [{ ...refused, result: "refused", reason: "not_wasm", policy: null, generation: 1 }] });
   assert.equal(store.openRefusals(status).length, 1);
-  store.store.slots.history.push({ ...refused, at_ms: 200, result: "installed" });
-  assert.equal(store.openRefusals(status).length, 0);
+  assert.equal(store.openRefusals({ ...status, refusals: [{ ...refused, in_force: false }] }).length, 0);
 });
 
 const times = (p50) => ({ count: 200, p50, p90: p50 * 2, p99: p50 * 3, cdf: [[p50, 0.5], [p50 * 2, 1]] });

@@ -102,7 +102,8 @@ pub struct RolledBack {
 }
 
 impl Slot {
-    /// Returns the refusals since each lane last changed: what came before them was replaced.
+    /// Returns the refusals in force. An older gateway does not mark them: those since each lane last changed
+    /// are taken for them.
     pub fn current_refusals(&self) -> impl Iterator<Item = &Refusal> {
         let trial = |trial: &Option<Trial>| trial.as_ref().map_or(0, |trial| trial.since_ms);
         let since = move |lane: &str| match lane {
@@ -110,7 +111,7 @@ impl Slot {
             "shadow" => trial(&self.shadow),
             _ => self.since_ms,
         };
-        self.refusals.iter().filter(move |refusal| refusal.at_ms >= since(&refusal.lane))
+        self.refusals.iter().filter(move |one| one.in_force.unwrap_or_else(|| one.at_ms >= since(&one.lane)))
     }
 }
 
@@ -124,6 +125,8 @@ pub struct Refusal {
     pub kind: String,
     pub message: String,
     pub at_ms: u64,
+    #[serde(default)]
+    pub in_force: Option<bool>,
 }
 
 /// The last failed call of a lane.

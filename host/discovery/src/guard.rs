@@ -20,6 +20,14 @@ pub struct GuardRules {
     pub confirm_after: Duration,
 }
 
+impl GuardRules {
+    /// Returns whether the removal of `gone` of `all` workers waits.
+    #[must_use]
+    pub fn is_many(&self, gone: usize, all: usize) -> bool {
+        gone >= self.min_workers && gone as f64 > self.share * all as f64
+    }
+}
+
 /// Maximum number of removals that are remembered for each source.
 const MAX_REMEMBERED: usize = 10_000;
 
@@ -68,7 +76,7 @@ impl Guard {
         }
         // Workers that leave one by one count together.
         let (gone, all) = (missing + self.removed.len(), present + self.removed.len());
-        let many = gone >= rules.min_workers && gone as f64 > rules.share * all as f64;
+        let many = rules.is_many(gone, all);
         let confirmed = whole && self.held.is_some_and(|held| now >= held.since + rules.confirm_after);
         if many && !confirmed {
             self.held.get_or_insert(Held { since: now, ask_at: now + rules.confirm_after });

@@ -12,6 +12,9 @@ pub enum Refusal {
     /// The file cannot be read.
     #[error("the file cannot be read: {0}; check its type and permissions")]
     Unreadable(String),
+    /// The policy directory cannot be read.
+    #[error("the policy directory cannot be read: {0}; the slots keep what they run until it can")]
+    DirectoryGone(String),
     /// The file is larger than a policy may be.
     #[error("the file has {size} bytes; the limit is {limit}")]
     TooLarge {
@@ -218,6 +221,7 @@ impl Refusal {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Unreadable(_) => "unreadable",
+            Self::DirectoryGone(_) => "directory_gone",
             Self::TooLarge { .. } => "too_large",
             Self::ExceedsLimit { .. } => "exceeds_limit",
             Self::NotWasm(_) => "not_wasm",

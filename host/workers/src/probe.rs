@@ -181,6 +181,8 @@ struct Probe {
     load_failures: u32,
     /// The engine did not answer a request for its facts: repeat it with the next check.
     incomplete: bool,
+    /// Number of the engine's models that are left out.
+    left_out: usize,
 }
 
 impl Probe {
@@ -209,6 +211,7 @@ impl Probe {
             figures: None,
             load_failures: 0,
             incomplete: false,
+            left_out: 0,
         }
     }
 

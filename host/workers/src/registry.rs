@@ -63,7 +63,7 @@ pub struct Registry {
     /// Each worker with the models it serves, in the order of the current snapshot. Snapshots are built from
     /// this.
     members: Mutex<Vec<Member>>,
-    /// By model. Entries stay when workers leave.
+    /// By model. Entries stay when workers leave, and go when their engines unload the model.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
     /// Journal of bookings for other gateways.
@@ -195,7 +195,8 @@ impl Registry {
             return;
         }
         if !is_configured {
-            let unloaded = member.models.iter().filter(|model| !models.contains(model));
+            let listed: HashSet<&ModelName> = models.iter().collect();
+            let unloaded = member.models.iter().filter(|model| !listed.contains(model));
             let activations = self.activations.lock();
             unloaded.filter_map(|model| activations.get(model)).for_each(|model| model.set_unloaded(true));
             member.models = models;
@@ -257,6 +258,8 @@ impl Registry {
             (model, Pools { aggregated, prefill, decode, activation })
         };
         snapshot.pools = by_model.into_iter().map(pools).collect();
+        // An engine may list ever new adapters.
+        activations.retain(|model, it| snapshot.pools.contains_key(model) || !it.is_unloaded());
         drop(activations);
         self.current.store(Arc::new(snapshot));
         self.changed.send_replace(version);

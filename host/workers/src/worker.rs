@@ -1,9 +1,12 @@
 //! A worker at run time: its description, the facts read from its engine, its health and its load. Shared
 //! between snapshots.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
+    },
 };
 
 use arc_swap::{ArcSwap, ArcSwapOption};
@@ -75,7 +78,7 @@ pub struct Worker {
     problem: ArcSwapOption<String>,
     facts: ArcSwap<EngineFacts>,
     /// Longest context of each of the engine's models, tokens.
-    context_lengths: ArcSwap<Vec<(String, u32)>>,
+    context_lengths: ArcSwap<HashMap<String, u32>>,
     contradiction: ArcSwapOption<Contradiction>,
     /// Engine ids by rank. Only vLLM with Mooncake has them.
     engine_ids: ArcSwapOption<Vec<String>>,

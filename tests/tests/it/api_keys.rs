@@ -183,6 +183,43 @@ async fn k1_a_reload_reads_the_keys_again() {
 }
 
 #[tokio::test]
+async fn k1_the_removal_of_the_last_key_lets_nobody_in() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("a.toml");
+    let key_dir = Some(dir.path().to_owned());
+    let entry = format!("[[auth.keys]]\nid = 'a'\ndigest = '{}'\n", KeyDigest::sha256("first"));
+    let cluster = TestClusterBuilder::new()
+        .config(|config| config.auth = Auth { key_dir, ..Auth::default() })
+        .reread(None, |started| Ok(started.clone()))
+        .sim(Dialect::Vllm, EngineRole::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let refused = async || {
+        assert_eq!(ask(&cluster, &[]).await, (401, "unauthorized".into()));
+        assert_eq!(with_key(&cluster, "first").await, (401, "unauthorized".into()));
+    };
+    // K1.9: from the start, and after the last key was revoked.
+    refused().await;
+    std::fs::write(&file, &entry).unwrap();
+    cluster.gateway.reload().await.unwrap();
+    assert_eq!(with_key(&cluster, "first").await, ok());
+    std::fs::remove_file(&file).unwrap();
+    cluster.gateway.reload().await.unwrap();
+    refused().await;
+    std::fs::write(&file, &entry).unwrap();
+    cluster.gateway.reload().await.unwrap();
+    for empty in ["", "# team a\n", "[auth]\nkeys = []\n"] {
+        std::fs::write(&file, empty).unwrap();
+        // K1.9
+        let problem = cluster.gateway.reload().await.unwrap_err().to_string();
+        assert!(problem.contains("a.toml): it holds no key: write what"), "{problem}");
+        assert_eq!(with_key(&cluster, "first").await, ok(), "the keys in force stay");
+    }
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn k1_a_changed_key_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let (config, keys, digest) =

@@ -160,6 +160,18 @@ async fn a_bad_formula_is_refused_with_line_and_column_and_the_last_one_serves()
     std::fs::remove_file(cluster.policy_path("aggregated.formula.toml")).unwrap();
     reload(&cluster).await;
     assert!(ask(&cluster).await.contains("least-loaded@3 policy"));
+    // N7.7
+    for (name, near) in [
+        ("aggregated.formula.TOML", "aggregated.formula.toml"),
+        ("aggregated.toml", "aggregated.formula.toml"),
+    ] {
+        cluster.drop_policy(name, LAST.as_bytes()).unwrap();
+        let report = reload(&cluster).await;
+        assert_eq!(report["strays"], json!([name]), "{report}");
+        let problem = format!("the file name selects no slot; did you mean `{near}`?");
+        assert_eq!(report["stray_problems"], json!([problem]), "{report}");
+        std::fs::remove_file(cluster.policy_path(name)).unwrap();
+    }
     // The name of no slot.
     cluster.drop_policy("agregated.formula.toml", LAST.as_bytes()).unwrap();
     let report = reload(&cluster).await;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pointsman_gateway::config::Config;
+use pointsman_gateway::config::{Config, KeyDigest};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     client::Reply,
@@ -163,6 +163,76 @@ async fn the_busy_status_and_the_queue_take_effect_for_the_next_request() {
         })
         .await;
     assert_eq!(two().await, [200, 529], "the second waited too long");
+}
+
+#[tokio::test]
+async fn n1_half_of_a_file_waits_for_an_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pointsman.toml");
+    let token = "[server]\nadmin_token = 't'\n";
+    let key = format!("[[auth.keys]]\nid = 'a'\ndigest = '{}'\n", KeyDigest::sha256("k"));
+    let worker = "[[workers]]\nid = 1\nrole = 'aggregated'\nengine = 'vllm'\nurl = 'http://a'\n";
+    let whole = format!("{token}{worker}{key}");
+    std::fs::write(&path, &whole).unwrap();
+    let read = {
+        let path = path.clone();
+        move |started: &Config| {
+            let (file, mut read) = (Config::read(&path)?, started.clone());
+            (read.auth, read.server.admin_token) = (file.auth, file.server.admin_token);
+            read.workers.retain(|worker| file.workers.iter().any(|listed| listed.id == worker.id));
+            Ok(read)
+        }
+    };
+    let of_file = Config::read(&path).unwrap();
+    let cluster = TestClusterBuilder::new()
+        .config(|config| {
+            (config.auth, config.server.admin_token) = (of_file.auth, of_file.server.admin_token)
+        })
+        .reread(Some(path.clone()), read)
+        .sim(Dialect::Vllm, Role::Aggregated)
+        .start()
+        .await
+        .unwrap();
+    let body = json!({ "model": "tiny", "prompt": "a", "max_tokens": 2 }).to_string();
+    let ask = async |headers: &[(&str, &str)]| {
+        cluster.client.post("/v1/completions", headers, body.clone()).await.unwrap().status.as_u16()
+    };
+    let told = async |reason: &str| {
+        for _ in 0..50 {
+            let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+            let told = status["reasons"].as_array().unwrap().iter().any(|told| {
+                told.as_str()
+                    .unwrap()
+                    .starts_with(&format!("the configuration file changed and is not applied: {reason}"))
+            });
+            if told != reason.is_empty() {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        false
+    };
+    for (text, reason) in [
+        (String::new(), "the file is empty, and one"),
+        (format!("{token}{worker}"), "the file would serve clients that do not authenticate"),
+        (format!("{worker}{key}"), "the file would let in operators that do not authenticate"),
+        (format!("{token}{key}"), "the file would remove 1 of 1 workers"),
+    ] {
+        std::fs::write(&path, text).unwrap();
+        // N1.4
+        assert!(told(reason).await, "{reason}");
+        assert_eq!([ask(&[]).await, ask(&[("authorization", "Bearer k")]).await], [401, 200], "{reason}");
+        assert_eq!(cluster.admin.post("/policies/reload", &[], "").await.unwrap().status, 401);
+    }
+    std::fs::write(&path, &whole).unwrap();
+    assert!(told("").await, "the file is repaired");
+    std::fs::write(&path, format!("{token}{worker}")).unwrap();
+    assert!(told("the file would serve clients").await);
+    // N1.4: as SIGHUP does.
+    cluster.gateway.reload().await.unwrap();
+    assert_eq!(ask(&[]).await, 200);
+    assert!(told("").await);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]

@@ -17,7 +17,9 @@ pub(super) async fn reload(Extract(state): Extract<SharedState>, headers: Header
     };
     let (status, code) = match &error {
         ReloadError::NoFile => (StatusCode::CONFLICT, "no_config_file"),
-        ReloadError::Invalid(_) => (StatusCode::BAD_REQUEST, "invalid_config"),
+        ReloadError::Invalid(_) | ReloadError::NeedsOperator(_) => {
+            (StatusCode::BAD_REQUEST, "invalid_config")
+        }
         ReloadError::Policies(_) => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
     };
     let body = error::body(status, code, &error.to_string(), &request_id(&headers));

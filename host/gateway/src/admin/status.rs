@@ -1,6 +1,9 @@
 //! `GET /readyz` and `GET /status`: whether the gateway can serve, why not, and its load.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use axum::{Json, extract::State as Extract, http::StatusCode, response::IntoResponse};
 use pointsman_orchestration::{is_up, pair_that_is_up};
@@ -70,7 +73,7 @@ pub(super) async fn get(Extract(state): Extract<Arc<State>>) -> Json<Value> {
         "version": VERSION,
         "uptime_s": state.metrics.live_stats.age().as_secs(),
         "ready": readiness.ready,
-        "reasons": reasons(&readiness, &snapshot),
+        "reasons": reasons(&readiness, &state, &snapshot),
         "models": readiness.models,
         "remote_prefill": readiness.remote_prefill,
         "draining": readiness.draining,
@@ -110,18 +113,22 @@ impl Readiness {
     }
 }
 
-/// Returns why requests are refused: for the whole gateway, for models, and for workers.
-fn reasons(readiness: &Readiness, snapshot: &Snapshot) -> Vec<String> {
+/// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
+/// configuration file is not in force.
+fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if readiness.draining {
         reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
+    }
+    if let Some(why) = state.config.not_applied() {
+        reasons.push(format!("the configuration file changed and is not applied: {why}"));
     }
     if snapshot.workers().is_empty() {
         reasons.push("no worker is registered".to_owned());
     }
     reasons.extend(snapshot.models().into_iter().filter_map(|model| why_no_pair(snapshot, model)));
-    let missing =
-        snapshot.models().into_iter().filter(|model| !readiness.models.contains(&model.to_string()));
+    let served: HashSet<&str> = readiness.models.iter().map(String::as_str).collect();
+    let missing = snapshot.models().into_iter().filter(|model| !served.contains(model.as_str()));
     reasons.extend(missing.map(|model| not_served(model, snapshot)));
     let workers = snapshot.workers().iter().filter_map(|worker| {
         let state = worker.ineligible()?.as_str();

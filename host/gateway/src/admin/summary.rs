@@ -8,7 +8,7 @@ use axum::{
     http::HeaderMap,
     response::{IntoResponse, Response},
 };
-use pointsman_routing::{CALL_BUCKETS_US, CallStats, GenerationHandle, Lane, Program, Slot};
+use pointsman_routing::{CALL_BUCKETS_US, CallStats, Generation, GenerationHandle, Lane, Program, Slot};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -69,10 +69,11 @@ impl SlotSummary {
             Lane::Shadow => snapshot.shadow.as_ref().map(|trial| &trial.handle),
         };
         let lanes = Lane::ALL.into_iter().filter_map(|lane| {
-            let sum = stats.sum(slot.model(), slot.kind(), lane, minutes);
             let runs = of_lane(lane);
+            let decides = (lane, runs.map(|runs| runs.generation));
+            let (sum, generation) = stats.sum(slot.model(), slot.kind(), decides, minutes);
             let runs_or_ran = runs.is_some() || sum.count(Count::Decisions) > 0;
-            runs_or_ran.then(|| describe(lane, runs, &sum, slot.stats(lane)))
+            runs_or_ran.then(|| describe((lane, generation), runs, &sum, slot.stats(lane)))
         });
         Self {
             slot: slot.kind().as_str(),
@@ -82,8 +83,14 @@ impl SlotSummary {
     }
 }
 
-/// One lane: what runs there now, and what it decided within the window.
-fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum, calls: &CallStats) -> Value {
+/// One lane: what runs there now, and what that decided within the window. Of a lane that is empty now, what
+/// ran there last.
+fn describe(
+    (lane, generation): (Lane, Option<Generation>),
+    runs: Option<&Arc<GenerationHandle>>,
+    sum: &LaneSum,
+    calls: &CallStats,
+) -> Value {
     let ranker = runs.and_then(|runs| runs.program.ranker());
     let native = runs.and_then(|runs| match &runs.program {
         Program::Native(mode) => Some(*mode),
@@ -95,7 +102,7 @@ fn describe(lane: Lane, runs: Option<&Arc<GenerationHandle>>, sum: &LaneSum, cal
         "policy": ranker.map(|info| info.name.clone()),
         "native": native,
         "digest": ranker.map(|info| info.digest),
-        "generation": runs.map(|runs| runs.generation),
+        "generation": generation,
         "decisions": sum.count(Count::Decisions),
         "fallbacks": sum.count(Count::Fallbacks),
         "sheds": sum.count(Count::Sheds),

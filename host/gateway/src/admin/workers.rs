@@ -1,6 +1,6 @@
 //! `/workers`: lists workers, and lets them join, leave and drain.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use axum::{
     Extension, Json,
@@ -12,7 +12,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use pointsman_workers::{Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, WorkerId, WorkerSpec};
+use pointsman_workers::{
+    Drainer, Health, Ineligible, Leg, ModelName, MoveCounts, Snapshot, WorkerId, WorkerSpec,
+};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -47,14 +49,7 @@ pub(super) async fn one(
 /// Describes every worker, or `only` one. Without `age` the description changes only when a worker does.
 pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Value {
     let snapshot = state.registry.snapshot();
-    let models = |id: WorkerId| -> Vec<String> {
-        let serves = |model: &&ModelName| {
-            let legs = [Leg::Prefill, Leg::Decode, Leg::Aggregated];
-            legs.iter()
-                .any(|leg| snapshot.pool(model, *leg).iter().any(|candidate| candidate.worker.id() == id))
-        };
-        snapshot.models().into_iter().filter(serves).map(ToString::to_string).collect()
-    };
+    let models = models_of_workers(&snapshot);
     let busy = state.router.busy().busy_candidates(&snapshot);
     let sources = state.fleet.sources_of_workers();
     let one = |worker: &Arc<pointsman_workers::Worker>| {
@@ -81,7 +76,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
         let ineligible = worker.ineligible().filter(|reason| *reason != Ineligible::Paused);
         json!({
             "id": worker.id(), "source": sources.get(&worker.id()), "spec": worker.spec(),
-            "models": models(worker.id()),
+            "models": models.get(&worker.id()).map(Vec::as_slice).unwrap_or_default(),
             "health": match worker.health() {
                 Health::Unknown => "unknown",
                 Health::Healthy => "healthy",
@@ -105,6 +100,22 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
     let wanted = |worker: &&Arc<pointsman_workers::Worker>| only.is_none_or(|id| worker.id() == id);
     let workers: Vec<Value> = snapshot.workers().iter().filter(wanted).map(one).collect();
     json!({ "version": snapshot.version(), "busy_thresholds": state.router.busy(), "workers": workers })
+}
+
+/// Returns the models that each worker serves, sorted.
+fn models_of_workers(snapshot: &Snapshot) -> HashMap<WorkerId, Vec<&ModelName>> {
+    let mut models: HashMap<WorkerId, Vec<&ModelName>> = HashMap::new();
+    for model in snapshot.models() {
+        let pools = [Leg::Prefill, Leg::Decode, Leg::Aggregated].map(|leg| snapshot.pool(model, leg));
+        for candidate in pools.into_iter().flat_map(|pool| pool.iter()) {
+            let own = models.entry(candidate.worker.id()).or_default();
+            // A worker may have several ranks, and be in the pools of two legs.
+            if own.last() != Some(&model) {
+                own.push(model);
+            }
+        }
+    }
+    models
 }
 
 /// Numbers of streams that left a worker that drains, or stayed.

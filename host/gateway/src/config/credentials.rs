@@ -198,6 +198,13 @@ impl Reader {
         for file in files {
             let path = format!("auth.key_dir({})", file.display());
             match read(&file).and_then(|text| parsed(&text)) {
+                // A file that is being written, or that was meant to revoke a key, is not one of no keys.
+                Ok(parsed) if parsed.auth.keys.is_empty() => {
+                    self.add(
+                        path,
+                        "it holds no key: write what `pointsman key new` prints, or remove the file",
+                    );
+                }
                 Ok(parsed) => {
                     for (index, entry) in parsed.auth.keys.iter().enumerate() {
                         keys.extend(self.key(&format!("{path}[{index}]"), entry, seen));

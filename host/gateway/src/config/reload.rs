@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwapOption;
 use pointsman_policy_runtime::{CommandError, Report};
 use pointsman_routing::Lane;
 use pointsman_workers::WorkerId;
@@ -18,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Config, settings::Settings};
 
+mod unattended;
 mod watched;
 
 use watched::{KeyFiles, Watched};
@@ -58,6 +60,19 @@ pub(crate) struct ConfigReloader {
     started: Settings,
     /// Settings in force. The lock makes reloads take turns.
     current: tokio::sync::Mutex<Settings>,
+    /// Why the file, as it changed last, is not in force.
+    not_applied: ArcSwapOption<String>,
+}
+
+/// What made the gateway read the configuration again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trigger {
+    Operator,
+    /// A change of the file, or of a file that it names.
+    File {
+        /// Whether the file is empty, and was not.
+        is_emptied: bool,
+    },
 }
 
 /// Result of a reload.
@@ -104,6 +119,12 @@ pub enum ReloadError {
     /// The configuration is not valid: all problems.
     #[error("{0}")]
     Invalid(String),
+    /// The file changed by itself and would take much away.
+    #[error(
+        "the file {0}, and one that is half written looks like that: repair it, or apply it with SIGHUP or `POST \
+         /config/reload`"
+    )]
+    NeedsOperator(String),
     /// The policy manager did not take the slots.
     #[error(transparent)]
     Policies(#[from] CommandError),
@@ -113,7 +134,13 @@ impl ConfigReloader {
     /// Starts with `started` in force, which came from `source`.
     #[must_use]
     pub(crate) fn new(started: Settings, source: Option<ConfigSource>) -> Self {
-        Self { source, current: tokio::sync::Mutex::new(started.clone()), started }
+        let current = tokio::sync::Mutex::new(started.clone());
+        Self { source, current, started, not_applied: ArcSwapOption::empty() }
+    }
+
+    /// Returns why the file, which changed by itself, is not in force; `None` if it is.
+    pub(crate) fn not_applied(&self) -> Option<Arc<String>> {
+        self.not_applied.load_full()
     }
 
     /// Reads the configuration again and applies what a reload can change.
@@ -121,6 +148,14 @@ impl ConfigReloader {
     /// # Errors
     /// [`ReloadError`]; then nothing changed.
     pub(crate) async fn reload(&self, target: &impl ReloadTarget) -> Result<Reloaded, ReloadError> {
+        self.reload_for(Trigger::Operator, target).await
+    }
+
+    async fn reload_for(
+        &self,
+        trigger: Trigger,
+        target: &impl ReloadTarget,
+    ) -> Result<Reloaded, ReloadError> {
         let mut current = self.current.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
         let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
@@ -128,8 +163,14 @@ impl ConfigReloader {
         let applied = current.changes(&new).applied;
         let needs_restart = self.started.changes(&new).needs_restart;
         let new = new.with_started(&self.started);
+        if let Trigger::File { is_emptied } = trigger
+            && let Some(loss) = unattended::loss(&current, &new, is_emptied)
+        {
+            return Err(ReloadError::NeedsOperator(loss));
+        }
         let changes = target.apply(&current, &new).await?;
         *current = new;
+        self.not_applied.store(None);
         let WorkerChanges { added, removed, changed } = &changes.workers;
         tracing::info!(
             applied = applied.join(","),
@@ -156,16 +197,29 @@ impl ConfigReloader {
             // A file that is being written differs between two looks. A file that is written more slowly is
             // refused, and read again when it is complete.
             if now.is_some() && now == before && now != applied {
+                let was_empty = applied.as_ref().is_some_and(|applied| applied.is_empty());
+                let is_emptied = now.as_ref().is_some_and(|now| now.is_empty())
+                    && (!was_empty || self.not_applied().is_some());
                 applied.clone_from(&now);
-                let reloaded = self.reload(target).await;
-                let outcome = if reloaded.is_ok() { "done" } else { "refused" };
-                tracing::info!(target: "audit", who = "file", action = "reload", outcome, "change requested");
-                if let Err(error) = reloaded {
-                    tracing::warn!(path = %path.display(), %error, "configuration not reloaded");
-                }
+                self.file_changed(&path, is_emptied, target).await;
             }
             before = now;
         }
+    }
+
+    /// Reloads because the file changed. Says in the log, and until the next reload in the status, why not.
+    async fn file_changed(&self, path: &Path, is_emptied: bool, target: &impl ReloadTarget) {
+        let reloaded = self.reload_for(Trigger::File { is_emptied }, target).await;
+        let outcome = if reloaded.is_ok() { "done" } else { "refused" };
+        tracing::info!(target: "audit", who = "file", action = "reload", outcome, "change requested");
+        let Err(error) = reloaded else { return };
+        match &error {
+            ReloadError::NeedsOperator(_) => {
+                tracing::error!(path = %path.display(), %error, "configuration not reloaded");
+            }
+            _ => tracing::warn!(path = %path.display(), %error, "configuration not reloaded"),
+        }
+        self.not_applied.store(Some(Arc::new(error.to_string())));
     }
 
     async fn look(&self, path: &Path, before: Option<Arc<Watched>>) -> Option<Arc<Watched>> {

@@ -35,6 +35,32 @@ impl Settings {
         self
     }
 
+    /// Returns whether clients have to authenticate: with a key, a certificate or a token. A directory of keys
+    /// counts without a key in it, because the removal of the last key must not let everybody in.
+    #[must_use]
+    pub(crate) fn clients_are_known(&self) -> bool {
+        let auth = &self.auth;
+        !auth.keys.is_empty() || auth.key_dir.is_some() || self.has_other_client_credentials()
+    }
+
+    /// Returns whether operators have to authenticate.
+    #[must_use]
+    pub(crate) fn operators_are_known(&self) -> bool {
+        self.server.admin_token.is_some() || self.auth.knows_operators()
+    }
+
+    /// Returns whether `auth.key_dir` makes clients authenticate and holds no key, nor is there another way.
+    #[must_use]
+    pub(crate) fn refuses_every_client(&self) -> bool {
+        let keys = &self.credentials;
+        let no_keys = keys.keys.is_empty() && keys.dir_keys.is_empty();
+        self.auth.key_dir.is_some() && no_keys && !self.has_other_client_credentials()
+    }
+
+    fn has_other_client_credentials(&self) -> bool {
+        self.auth.jwt.is_some() || self.auth.certificates.iter().any(|entry| entry.role.is_none())
+    }
+
     /// Forgets a directory of policies that does not exist, for checks of the rest.
     pub(crate) fn forget_missing_dir(&mut self) {
         let dir = &mut self.config.policies.dir;

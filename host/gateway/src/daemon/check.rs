@@ -15,6 +15,9 @@ use crate::{
     tokenization::Tokens,
 };
 
+/// Key of the directory of clients' keys.
+const KEY_DIR: &str = "auth.key_dir";
+
 /// Findings of a check.
 #[derive(Debug)]
 pub(crate) struct Findings {
@@ -39,12 +42,17 @@ pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Find
     let proxies = TlsContext::new().load_proxies(settings.ext_proc.tls.as_ref());
     problems.extend(proxies.err().unwrap_or_default());
     policies(config, settings, &mut problems, &mut warnings)?;
-    // A worker entry that could not be read does not count as missing.
+    // A worker entry or a key that could not be read does not count as missing.
     let of_workers = |problem: &Problem| {
         let of_flag = problem.flag.as_ref().is_some_and(|flag| flag.starts_with("--worker"));
         of_flag || ["workers", "discovery"].iter().any(|section| problem.path.starts_with(section))
     };
-    warnings.retain(|warning| warning.path != "workers" || !found.iter().any(of_workers));
+    let of_keys = |problem: &Problem| problem.path.starts_with(KEY_DIR);
+    warnings.retain(|warning| match &*warning.path {
+        "workers" => !found.iter().any(of_workers),
+        KEY_DIR => !found.iter().any(of_keys),
+        _ => true,
+    });
     let known = |problem: &Problem| found.iter().any(|old| old.path == problem.path);
     let mut problems = config.in_file(problems);
     problems.retain(|problem| problem.path.is_empty() || !known(problem));
@@ -118,15 +126,28 @@ fn policies(
 
 /// Logs what is probably not meant.
 pub(super) fn log_advice(settings: &Settings) {
-    for warning in advice(settings) {
-        tracing::warn!(key = warning.path, problem = warning.message, "configuration warning");
-    }
+    advice(settings).iter().for_each(log_warning);
+}
+
+/// Logs that no client has a key, if none has.
+pub(super) fn log_missing_keys(settings: &Settings) {
+    missing_keys(settings).iter().for_each(log_warning);
+}
+
+fn log_warning(warning: &Problem) {
+    tracing::warn!(key = warning.path, problem = warning.message, "configuration warning");
+}
+
+fn missing_keys(settings: &Settings) -> Option<Problem> {
+    let message = "`auth.key_dir` holds no key: every client is refused";
+    settings.refuses_every_client().then(|| Problem::new(KEY_DIR, message))
 }
 
 /// Returns what contradicts itself without being wrong.
 fn advice(settings: &Settings) -> Vec<Problem> {
     let mut warnings = Vec::new();
     warnings.extend(slots::waiting_settings(settings));
+    warnings.extend(missing_keys(settings));
     let mut warn = |path: String, message: String| warnings.push(Problem::new(path, message));
     let (routing, queue) = (&settings.routing, &settings.queue);
     if routing.local_fallback && routing.enforce_disagg {

@@ -10,7 +10,7 @@ use pointsman_policy_runtime::Command;
 use pointsman_routing::{BusyRules, Decisions, facts::UnknownFact};
 use pointsman_workers::{ModelName, WorkerId, WorkerSpec, name_hash, probe::ProbeConfig};
 
-use super::slots::specs;
+use super::{check::log_missing_keys, slots::specs};
 use crate::{
     config::{
         self, ALL_TENANTS, Probe, Problem, Queue, QueueOfModel, TenantEntry,
@@ -61,6 +61,7 @@ impl ReloadTarget for SharedState {
         let trust = policies.trust().map_err(invalid)?;
         let report = state.policies.execute(Command::Configure { specs: specs(after), trust }).await?;
         // Nothing below can fail.
+        log_missing_keys(after);
         if let Some(certificates) = certificates {
             state.tls.install(certificates, &state.metrics);
         }

@@ -34,7 +34,7 @@ pub(super) async fn authorize_client(
 ) -> Result<Caller, ApiError> {
     let settings = &state.settings;
     let mut caller = Caller::default();
-    if settings.clients_are_known() || state.jwt.is_some() {
+    if settings.clients_are_known {
         caller = match client_key(headers)? {
             Some(given) => Box::pin(by_key(state, given, sender.address)).await?,
             None => by_certificate(settings, sender).cloned().ok_or(ApiError::Unauthorized)?,

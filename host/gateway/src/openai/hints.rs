@@ -208,6 +208,7 @@ impl Hints {
         if trust == HintTrust::Ignored {
             return Ok(Self::default());
         }
+        nvext::check_objects(body)?;
         check_lists(body)?;
         let ext: NvExt = read(body, "nvext")?.unwrap_or_default();
         ext.check()?;

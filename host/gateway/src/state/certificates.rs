@@ -32,12 +32,6 @@ impl<T> Certificates<T> {
         all
     }
 
-    /// Returns whether there is no owner.
-    #[must_use]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.uris.is_empty() && self.emails.is_empty() && self.dns.is_empty()
-    }
-
     /// Returns the owner of a certificate: that of its first known URI, else of its first known e-mail
     /// address, else of its first known DNS name.
     #[must_use]
@@ -97,6 +91,5 @@ mod tests {
         assert_eq!(owners.find(&names(&[], &[], &["b.example", "a.example"])), Some(&3));
         // An authority that lets clients choose a DNS name does not let them take a URI.
         assert_eq!(owners.find(&names(&["a.example"], &["spiffe://a/b"], &["bot@a", "spiffe://a/b"])), None);
-        assert!(!owners.is_empty() && Certificates::<u8>::new::<&str>([]).is_empty());
     }
 }

@@ -82,7 +82,9 @@ pub(crate) struct Settings {
     pub tell_decisions: bool,
     /// Maximum size of a request body in bytes.
     pub max_body_bytes: usize,
-    /// API keys of clients; empty: no key is needed.
+    /// Whether clients have to authenticate.
+    pub clients_are_known: bool,
+    /// API keys of clients.
     pub keys: Keys<Caller>,
     /// Certificates of clients.
     pub certificates: Certificates<Caller>,
@@ -185,12 +187,6 @@ fn split_rules(configured: &Configured) -> (SplitRules, BTreeMap<ModelName, Mode
 }
 
 impl Settings {
-    /// Returns whether clients have to authenticate, with a key or a certificate.
-    #[must_use]
-    pub(crate) fn clients_are_known(&self) -> bool {
-        !(self.keys.is_empty() && self.certificates.is_empty())
-    }
-
     /// Returns whether an address belongs to a trusted proxy.
     #[must_use]
     pub(crate) fn is_trusted_proxy(&self, address: IpAddr) -> bool {
@@ -262,11 +258,12 @@ impl Settings {
             },
             tell_decisions,
             max_body_bytes,
+            clients_are_known: configured.clients_are_known(),
             keys,
             certificates,
             trusted_proxies: auth.networks(),
             tenant_header,
-            operators_are_known: configured.server.admin_token.is_some() || auth.knows_operators(),
+            operators_are_known: configured.operators_are_known(),
             operator_certificates: Certificates::of_operators(&auth.certificates),
             operators: Keys::of_operators(credentials, configured.server.admin_token.as_ref()),
             admin_token_reads,

@@ -123,17 +123,27 @@ impl DecisionStats {
     }
 
     /// Sums the last minutes of a lane, the current one included. `model` is the model of the slot, or `None`
-    /// for a shared slot.
+    /// for a shared slot. `runs` is the generation that the lane runs: before its first decision the sum is
+    /// empty. Returns the generation that the sum belongs to.
     #[must_use]
-    pub(crate) fn sum(&self, model: Option<&ModelName>, kind: SlotKind, lane: Lane, minutes: u64) -> LaneSum {
+    pub(crate) fn sum(
+        &self,
+        model: Option<&ModelName>,
+        kind: SlotKind,
+        (lane, runs): (Lane, Option<Generation>),
+        minutes: u64,
+    ) -> (LaneSum, Option<Generation>) {
         let lanes = match model {
             Some(model) => self.by_model.get(model).and_then(|own| own.get(&kind)),
             None => self.shared(kind),
         };
         let cells = lanes.and_then(|lanes| lanes.get(lane_index(lane))?.get());
+        let of = |stats: &LaneStats| Generation(stats.generation.load(Ordering::Relaxed));
+        let cells = cells.filter(|stats| runs.is_none_or(|runs| runs == of(stats)));
+        let generation = runs.or_else(|| cells.map(of));
         let now = self.minute();
         let cells = cells.map(|stats| &*stats.minutes).unwrap_or_default();
-        LaneSum::of(cells, now, minutes.clamp(1, MAX_MINUTES))
+        (LaneSum::of(cells, now, minutes.clamp(1, MAX_MINUTES)), generation)
     }
 
     fn shared(&self, kind: SlotKind) -> Option<&SlotStats> {

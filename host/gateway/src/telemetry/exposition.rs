@@ -91,7 +91,8 @@ impl TextFormat {
 /// `prometheus_client` cannot write a metric.
 pub(crate) fn encode(metrics: &Metrics, sources: Sources, format: TextFormat) -> Result<String, fmt::Error> {
     let snapshot = sources.workers.snapshot();
-    snapshot.models().into_iter().chain(&sources.models).for_each(|model| metrics.expect_model(model));
+    let served = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
+    metrics.expect_models(&served.chain(&sources.models).collect());
     metrics.expect_lengths();
     let mut registry = Registry::default();
     metrics.register(&mut registry);

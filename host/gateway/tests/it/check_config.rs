@@ -270,6 +270,22 @@ fn what_serves_nothing_is_a_warning() {
 }
 
 #[test]
+fn k1_a_key_dir_without_a_key_is_a_warning_and_a_file_without_one_a_problem() {
+    let dir = with_config(&format!("{LISTEN}[auth]\nkey_dir = 'keys'\n"));
+    fs::create_dir(dir.path().join("keys")).unwrap();
+    let check = || pointsman(dir.path(), &["check-config", "p.toml"]);
+    let (code, out, text) = check();
+    assert!(code == Some(0) && out.ends_with("ok\n"), "{text}");
+    // K1.9
+    assert!(text.contains("auth.key_dir: `auth.key_dir` holds no key: every client is refused"), "{text}");
+    fs::write(dir.path().join("keys/a.toml"), "").unwrap();
+    let (code, _, text) = check();
+    // K1.9: the warning would repeat the problem.
+    assert!(code == Some(2) && text.contains("auth.key_dir(keys/a.toml): it holds no key"), "{text}");
+    assert!(!text.contains("every client is refused"), "{text}");
+}
+
+#[test]
 fn contradictions_are_told() {
     let dir = with_config(
         "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n[routing]\nenforce_disagg = true\n\

@@ -8,14 +8,14 @@ use std::{
     collections::BTreeSet,
     fs::OpenOptions,
     io::{self, Read as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
 use notify::{RecursiveMode, Watcher};
 use tokio::sync::mpsc;
 
-use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
+use crate::refusal::Refusal;
 
 /// Subdirectory of the parts that slots name.
 pub(super) const PARTS: &str = "parts";
@@ -26,14 +26,16 @@ const MAX_ENTRIES: usize = 10_000;
 pub(super) struct Folder {
     dir: Option<PathBuf>,
     /// Watches until it is dropped.
-    _watcher: Option<notify::RecommendedWatcher>,
+    watcher: Option<notify::RecommendedWatcher>,
+    /// Device and inode of the directory that is watched.
+    watched: Option<(u64, u64)>,
 }
 
 impl Folder {
     /// Opens and watches `dir`. The receiver gets one `()` for every change.
     pub(super) fn open(dir: Option<PathBuf>) -> io::Result<(Self, mpsc::UnboundedReceiver<()>)> {
         let (sender, changes) = mpsc::unbounded_channel();
-        let Some(dir) = dir else { return Ok((Self { dir: None, _watcher: None }, changes)) };
+        let Some(dir) = dir else { return Ok((Self { dir: None, watcher: None, watched: None }, changes)) };
         if !dir.is_dir() {
             return Err(io::Error::new(io::ErrorKind::NotFound, not_a_directory(&dir)));
         }
@@ -47,18 +49,32 @@ impl Folder {
             watcher.watch(&dir, RecursiveMode::Recursive)?;
             Ok(watcher)
         });
-        match watched {
-            Ok(watcher) => Ok((Self { dir: Some(dir), _watcher: Some(watcher) }, changes)),
-            Err(error) => {
-                // The periodic scans still find changes.
-                tracing::warn!(
-                    dir = %dir.display(),
-                    %error,
-                    "policy directory cannot be watched; changes wait for the next scan"
-                );
-                Ok((Self { dir: Some(dir), _watcher: None }, changes))
+        // The periodic scans still find changes.
+        let watcher = watched.map_err(|error| warn_not_watched(&dir, &error)).ok();
+        let watched = identity(&dir).ok();
+        Ok((Self { dir: Some(dir), watcher, watched }, changes))
+    }
+
+    /// Checks that files of the directory can be reached, and watches it again when another directory took its
+    /// place: a watch follows the old one.
+    ///
+    /// # Errors
+    /// The directory, and why its files cannot be reached.
+    pub(super) fn check(&mut self) -> Result<(), (PathBuf, Refusal)> {
+        let Some(dir) = &self.dir else { return Ok(()) };
+        let found = identity(dir);
+        let found = found.map_err(|error| (dir.clone(), Refusal::DirectoryGone(error.to_string())))?;
+        if self.watched.replace(found) == Some(found) {
+            return Ok(());
+        }
+        if let Some(watcher) = &mut self.watcher {
+            // It fails when the old directory was deleted, and its watch with it.
+            let _ = watcher.unwatch(dir);
+            if let Err(error) = watcher.watch(dir, RecursiveMode::Recursive) {
+                warn_not_watched(dir, &error);
             }
         }
+        Ok(())
     }
 
     /// Returns whether the file exists.
@@ -95,6 +111,20 @@ impl Folder {
         collect(dir, Path::new(""), 0, &mut found);
         found.into_iter().filter(|file| !known.contains(file.as_path())).collect()
     }
+}
+
+/// Returns device and inode of a directory. The dot makes it an error if files in it cannot be reached.
+fn identity(dir: &Path) -> io::Result<(u64, u64)> {
+    let metadata = std::fs::metadata(dir.join("."))?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+fn warn_not_watched(dir: &Path, error: &notify::Error) {
+    tracing::warn!(
+        dir = %dir.display(),
+        %error,
+        "policy directory cannot be watched; changes wait for the next scan"
+    );
 }
 
 /// Returns what is wrong with a path that is not a directory.
@@ -134,8 +164,10 @@ fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
     Ok(Ok(bytes))
 }
 
+/// Returns whether a file with this name may have been meant as a policy.
 fn is_policy(name: &str) -> bool {
-    name.ends_with(".wasm") || name.ends_with(FORMULA_SUFFIX)
+    let name = name.to_ascii_lowercase();
+    name.ends_with(".wasm") || name.ends_with(".toml")
 }
 
 fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {

@@ -326,7 +326,7 @@ impl ManagedSlot {
     ) -> RefusalRecord {
         let (slot, model) = self.name();
         let model = model.map(|model| model.to_string());
-        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: now_ms() }
+        RefusalRecord { slot, model, lane, file, digest, kind, message, at_ms: now_ms(), in_force: true }
     }
 
     fn remember(&mut self, record: RefusalRecord) {

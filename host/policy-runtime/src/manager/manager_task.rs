@@ -37,7 +37,8 @@ use replies::{Done, Waiting};
 
 /// Number of changes in the status.
 const MAX_HISTORY: usize = 50;
-/// Time after which a scan looks again for a file that was missing: it may be in the middle of a replacement.
+/// Time after which a scan looks again for a file, or the directory, that was missing: it may be in the middle
+/// of a replacement.
 const MISSING_RESCAN: Duration = Duration::from_secs(1);
 
 pub(super) struct ManagerTask {
@@ -96,7 +97,8 @@ impl ManagerTask {
                     self.scan();
                     // The scan may have cancelled what a command waits for.
                     self.reply_when_compiled();
-                    clock.scanned(self.managed.iter().any(ManagedSlot::misses_file));
+                    let is_gone = self.strays.first().is_some_and(Stray::is_directory);
+                    clock.scanned(is_gone || self.managed.iter().any(ManagedSlot::misses_file));
                 }
             }
         }
@@ -134,7 +136,8 @@ impl ManagerTask {
 
     /// Takes a finished compile and continues with the lanes that wait for one.
     fn resume(&mut self, finished: Finished) {
-        if !self.builder.compiler.finish(finished) {
+        // Without the directory the next scan takes what was compiled.
+        if !self.builder.compiler.finish(finished) || !self.can_read_folder() {
             return;
         }
         let mut changes = Vec::new();
@@ -158,6 +161,9 @@ impl ManagerTask {
     /// Reads what every slot shall run, and applies what is new.
     pub(super) fn scan(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
+        if !self.can_read_folder() {
+            return changes;
+        }
         for managed in &mut self.managed {
             changes.extend(managed.scan(&mut self.builder));
         }
@@ -169,10 +175,27 @@ impl ManagerTask {
         let shown = self.status.load();
         let other_compiles = shown.compiling != compiling;
         let other_undo = !shown.slots.iter().map(|slot| &slot.undo).eq(undo.iter());
-        if strays || other_compiles || other_undo || !changes.is_empty() || *self.publish.borrow() == 0 {
+        let refusals = self.managed.iter().map(ManagedSlot::refusals);
+        let other_refusals = !shown.slots.iter().map(|slot| slot.refusals.clone()).eq(refusals);
+        let others = other_compiles || other_undo || other_refusals;
+        if strays || others || !changes.is_empty() || *self.publish.borrow() == 0 {
             self.publish();
         }
         changes
+    }
+
+    /// Returns whether the directory can be read. A volume may be unmounted, and a directory replaced: without
+    /// it, its files are not taken for removed. Says once what is wrong.
+    fn can_read_folder(&mut self) -> bool {
+        let Err((file, refusal)) = self.builder.folder.check() else { return true };
+        let gone = Stray { file, refusal };
+        if self.strays.first() != Some(&gone) {
+            let dir = gone.file.display();
+            tracing::warn!(%dir, error = %gone.refusal, "policy directory cannot be read");
+            self.strays = vec![gone];
+            self.publish();
+        }
+        false
     }
 
     fn handle_failure(&mut self, event: &SlotEvent) {

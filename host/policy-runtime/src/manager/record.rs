@@ -33,7 +33,7 @@ pub struct ChangeRecord {
 }
 
 /// A file that was refused, or a generation that was rolled back.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RefusalRecord {
     /// The slot.
     pub slot: SlotKind,
@@ -51,6 +51,8 @@ pub struct RefusalRecord {
     pub message: String,
     /// Time, milliseconds since the Unix epoch.
     pub at_ms: u64,
+    /// Whether the lane is still asked to run what was refused.
+    pub in_force: bool,
 }
 
 /// A rollback that an operator undid.

@@ -14,7 +14,7 @@ pub(super) struct SlotFiles {
     formulas: Vec<PathBuf>,
 }
 
-/// A file of no slot.
+/// A file of no slot, or the policy directory while it cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stray {
     pub(super) file: PathBuf,
@@ -35,10 +35,14 @@ impl SlotFiles {
 
     /// Says what is wrong with a name that is not one of these, and which of the same ending is near.
     pub(super) fn stray(&self, file: PathBuf) -> Stray {
-        let name = file.to_string_lossy();
+        let mut name = file.to_string_lossy().to_ascii_lowercase();
+        if let Some(stem) = name.strip_suffix(".toml").filter(|_| !name.ends_with(FORMULA_SUFFIX)) {
+            name = format!("{stem}{FORMULA_SUFFIX}");
+        }
         let names = if name.ends_with(FORMULA_SUFFIX) { &self.formulas } else { &self.components };
         let names: Vec<String> = names.iter().map(|file| file.display().to_string()).collect();
-        let likeness = |other: &String| strsim::normalized_damerau_levenshtein(&name, other);
+        let likeness =
+            |other: &String| strsim::normalized_damerau_levenshtein(&name, &other.to_ascii_lowercase());
         let near = names.iter().map(|other| (likeness(other), other));
         let near =
             near.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(likeness, _)| *likeness >= MIN_LIKENESS);
@@ -51,6 +55,11 @@ impl SlotFiles {
 impl Stray {
     pub(super) fn name(&self) -> String {
         self.file.display().to_string()
+    }
+
+    /// Returns whether this is the policy directory itself, which cannot be read.
+    pub(super) fn is_directory(&self) -> bool {
+        matches!(self.refusal, Refusal::DirectoryGone(_))
     }
 
     pub(super) fn problem(&self) -> String {
@@ -72,6 +81,10 @@ mod tests {
             ("prefil.wasm", "prefill.wasm"),
             ("prefill.canray.wasm", "prefill.canary.wasm"),
             ("tiny/decod.formula.toml", "tiny/decode.formula.toml"),
+            // N7.7
+            ("prefill.toml", "prefill.formula.toml"),
+            ("Prefill.formula.TOML", "prefill.formula.toml"),
+            ("PREFILL.WASM", "prefill.wasm"),
         ] {
             let expected = format!("the file name selects no slot; did you mean `{near}`?");
             assert_eq!(problem(name), expected, "{name}");

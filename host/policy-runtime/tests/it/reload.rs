@@ -32,6 +32,10 @@ fn manager_in(dir: TempDir, settings: &str) -> TestManager {
 }
 
 fn manager_of(dir: TempDir, spec: SlotSpec) -> TestManager {
+    manager_that_rescans(Duration::from_millis(200), dir, spec)
+}
+
+fn manager_that_rescans(rescan: Duration, dir: TempDir, spec: SlotSpec) -> TestManager {
     let (sender, events) = mpsc::unbounded_channel();
     let engine = PolicyEngine::new(Limits::default(), Capacity::detect()).unwrap();
     let mut policies = PolicyDir::open(&engine, Some(dir.path().to_owned()), TrustRules::default()).unwrap();
@@ -42,7 +46,7 @@ fn manager_of(dir: TempDir, spec: SlotSpec) -> TestManager {
         slots: vec![SlotConfig { slot: slot.clone(), spec, access, initial: Some(initial) }],
         probation: Probation::default(),
         debounce: Duration::from_millis(10),
-        rescan: Duration::from_millis(200),
+        rescan,
         // On a busy machine the slow file takes more than a minute.
         compile_wait: Duration::from_secs(180),
     };
@@ -130,7 +134,25 @@ fn a_broken_file_is_refused_and_the_last_good_one_kept() {
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(managed.manager.status().slots[0].refusals.len(), 1);
     managed.drop_in(HOSTILE);
-    managed.until(|slot, _| slot.policy == "hostile");
+    // O1.16: it was replaced.
+    managed.until(|slot, _| slot.policy == "hostile" && !slot.refusals[0].in_force);
+    managed.drop_in(b"garbage");
+    managed
+        .until(|slot, _| slot.refusals.back().is_some_and(|last| last.in_force) && slot.policy == "hostile");
+    fs::remove_file(managed.path("prefill.wasm")).unwrap();
+    // O1.16: it was removed.
+    managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force) && slot.refusals.len() == 2);
+}
+
+#[test]
+fn o1_the_refusal_of_a_file_that_replaced_nothing_ends_with_the_file() {
+    let managed = managed("{}");
+    managed.drop_in(b"garbage");
+    managed.until(|slot, _| slot.refusals.iter().any(|one| one.in_force));
+    fs::remove_file(managed.path("prefill.wasm")).unwrap();
+    // O1.16: nothing else changes.
+    managed.until(|slot, _| slot.refusals.iter().all(|one| !one.in_force));
+    assert_eq!(managed.slot.pin().generation.0, 1);
 }
 
 #[test]
@@ -164,6 +186,33 @@ fn a_removed_file_gives_the_slot_back_to_its_default() {
     let status = &managed.manager.status().slots[0];
     assert_eq!((status.policy.as_str(), status.generation.0), ("native:least-loaded", 3));
     assert!(status.quarantined.is_empty(), "{status:#?}");
+}
+
+#[test]
+fn n7_a_directory_that_is_away_removes_nothing_and_is_watched_again() {
+    // Only the watch can notice a change in time.
+    let spec = SlotSpec::of(Rank::Native(NativeMode::LeastLoaded));
+    let managed = manager_that_rescans(Duration::from_hours(1), TempDir::new().unwrap(), spec);
+    managed.drop_in(HOSTILE);
+    managed.until(|slot, _| slot.policy == "hostile");
+    let (dir, away) = (managed.dir.path(), managed.dir.path().with_extension("away"));
+    fs::rename(dir, &away).unwrap();
+    // N7.6
+    let problem = "the policy directory cannot be read: No such file or directory";
+    let is_told = |status: &ManagerStatus| {
+        status.strays == [dir.display().to_string()] && status.stray_problems[0].starts_with(problem)
+    };
+    managed.until(|_, status| is_told(status));
+    std::thread::sleep(Duration::from_secs(3));
+    let status = managed.until(|_, status| is_told(status));
+    assert_eq!((status.policy.as_str(), status.generation.0), ("hostile", 2));
+    fs::create_dir(dir).unwrap();
+    managed.drop_in(WEIGHTED_RANDOM);
+    managed.until(|slot, status| slot.policy == "weighted-random" && status.strays.is_empty());
+    // N7.6: the new directory is watched.
+    managed.drop_in(HOSTILE);
+    managed.until(|slot, _| slot.policy == "hostile");
+    fs::remove_dir_all(away).unwrap();
 }
 
 #[test]

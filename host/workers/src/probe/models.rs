@@ -1,7 +1,12 @@
 //! Parses the models that an engine lists. No I/O.
 
+use std::collections::HashMap;
+
 use serde::Deserialize;
 use serde_json::Value;
+
+/// Models of one engine that count. Those that it lists after them are left out.
+pub(super) const MAX_MODELS: usize = 10_000;
 
 /// Models that an engine lists, and their owner, which names the engine.
 #[derive(Debug, PartialEq, Eq)]
@@ -12,6 +17,8 @@ pub(super) struct Models {
     /// Longest context of each model that has one, tokens. An adapter has that of its parent.
     pub(super) lengths: Vec<(String, u32)>,
     pub(super) owner: Option<String>,
+    /// Number of models that the engine lists, those that are left out included.
+    pub(super) count: usize,
 }
 
 #[derive(Deserialize)]
@@ -30,14 +37,9 @@ struct Model {
     max_model_len: Value,
 }
 
-impl List {
-    fn length(&self, model: &Model) -> Option<u32> {
-        let is_parent =
-            |parent: &&Model| parent.id.is_some() && model.parent.as_str() == parent.id.as_deref();
-        let parent = || self.data.iter().find(is_parent);
-        let own = |model: &Model| model.max_model_len.as_u64();
-        let length = own(model).or_else(|| own(parent()?))?;
-        u32::try_from(length).ok().filter(|length| *length > 0)
+impl Model {
+    fn length(&self) -> Option<u64> {
+        self.max_model_len.as_u64()
     }
 }
 
@@ -45,13 +47,20 @@ impl List {
 pub(super) fn models(body: &[u8]) -> Result<Models, String> {
     let mut list: List = serde_json::from_slice(body).map_err(|error| format!("GET /v1/models: {error}"))?;
     list.data.retain(|model| model.id.as_ref().is_some_and(|id| !id.is_empty()));
+    let count = list.data.len();
+    list.data.truncate(MAX_MODELS);
     let owner = list.data.first().and_then(|model| model.owned_by.clone());
     let adapter = |model: &Model| Some((model.id.clone()?, model.parent.as_str()?.to_owned()));
     let adapters = list.data.iter().filter_map(adapter).collect();
-    let lengths = list.data.iter().filter_map(|model| Some((model.id.clone()?, list.length(model)?)));
-    let lengths = lengths.collect();
+    let own: HashMap<&str, u64> =
+        list.data.iter().filter_map(|model| Some((model.id.as_deref()?, model.length()?))).collect();
+    let length = |model: &Model| {
+        let length = model.length().or_else(|| own.get(model.parent.as_str()?).copied())?;
+        u32::try_from(length).ok().filter(|length| *length > 0)
+    };
+    let lengths = list.data.iter().filter_map(|model| Some((model.id.clone()?, length(model)?))).collect();
     let names = list.data.into_iter().filter_map(|model| model.id).collect();
-    Ok(Models { adapters, lengths, names, owner })
+    Ok(Models { adapters, lengths, names, owner, count })
 }
 
 #[cfg(test)]
@@ -67,14 +76,20 @@ mod tests {
                 names: vec!["tiny".into()],
                 adapters: vec![],
                 lengths: vec![("tiny".into(), 2_048)],
-                owner: Some("vllm".into())
+                owner: Some("vllm".into()),
+                count: 1,
             }
         );
         let names =
             models(include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/prefill-models.json"));
         let lengths = vec![("tiny".into(), 2_048)];
-        let expected =
-            Models { names: vec!["tiny".into()], adapters: vec![], lengths, owner: Some("vllm".into()) };
+        let expected = Models {
+            names: vec!["tiny".into()],
+            adapters: vec![],
+            lengths,
+            owner: Some("vllm".into()),
+            count: 1,
+        };
         assert_eq!(names.unwrap(), expected);
     }
 
@@ -86,6 +101,19 @@ mod tests {
         assert_eq!(read.lengths, [("a".to_owned(), 4_096), ("a-1".to_owned(), 4_096)]);
         let pair = |one: &str, two: &str| (one.to_owned(), two.to_owned());
         assert_eq!(read.adapters, [pair("a-1", "a"), pair("d", "x")]);
+    }
+
+    #[test]
+    fn b3_only_the_first_models_of_an_engine_count() {
+        let model = |number: usize| format!(r#"{{"id":"m{number}","parent":"m0","max_model_len":null}}"#);
+        let list: Vec<String> = (0..MAX_MODELS + 5).map(model).collect();
+        let read = models(format!(r#"{{"data":[{}]}}"#, list.join(",")).as_bytes()).unwrap();
+        // B3.11
+        assert_eq!(
+            (read.names.len(), read.adapters.len(), read.count),
+            (MAX_MODELS, MAX_MODELS, MAX_MODELS + 5)
+        );
+        assert_eq!(read.names.last().map(String::as_str), Some("m9999"));
     }
 
     #[test]

@@ -86,6 +86,7 @@ impl Probe {
                 if let Some(contradiction) = spec.models_contradicted(&list.names) {
                     return self.refuse(contradiction);
                 }
+                self.tell_left_out(list.count);
                 let adapter =
                     |(name, model): &(String, String)| (ModelName::new(name), ModelName::new(model));
                 let adapters = list.adapters.iter().map(adapter).collect();
@@ -117,6 +118,15 @@ impl Probe {
             self.engine_ids().await?;
         }
         Ok(())
+    }
+
+    /// Logs how many models are left out, when their number changed.
+    fn tell_left_out(&mut self, listed: usize) {
+        let left_out = listed.saturating_sub(models::MAX_MODELS);
+        if std::mem::replace(&mut self.left_out, left_out) != left_out && left_out > 0 {
+            let (worker, url, limit) = (self.worker.id(), &self.worker.spec().url, models::MAX_MODELS);
+            tracing::warn!(%worker, %url, listed, limit, left_out, "engine lists too many models");
+        }
     }
 
     /// Completes the worker with what its engine reports. `problem` says why facts are missing.

@@ -111,6 +111,22 @@ fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
     assert!(registry.snapshot().serves(&ModelName::new("learnt")));
 }
 
+#[test]
+fn m4_nothing_stays_of_models_that_their_engines_unloaded() {
+    let registry = Registry::default();
+    registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
+    let name = |number: u32| ModelName::new(&format!("m{number}"));
+    for number in 0..50 {
+        registry.learn_models(WorkerId(1), vec![name(number), ModelName::new("base")], vec![]);
+        registry.publish(&registry.members.lock());
+    }
+    // M4.7
+    assert_eq!(registry.activations.lock().len(), 2);
+    assert!(!registry.has_lost(&name(1)));
+    registry.remove(WorkerId(1));
+    assert!(registry.has_lost(&name(49)) && registry.has_lost(&ModelName::new("base")));
+}
+
 #[tokio::test(start_paused = true)]
 async fn b5_reports_of_many_engines_share_a_snapshot() {
     let registry = Arc::new(Registry::default());

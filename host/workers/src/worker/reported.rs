@@ -62,13 +62,12 @@ impl Worker {
     /// Returns the longest context of a model, tokens, if the engine reports it.
     #[must_use]
     pub fn context_length(&self, model: &ModelName) -> Option<u32> {
-        let lengths = self.context_lengths.load();
-        lengths.iter().find(|(name, _)| name == model.as_str()).map(|(_, length)| *length)
+        self.context_lengths.load().get(model.as_str()).copied()
     }
 
     /// Stores the longest context of each model that the engine reports.
     pub(crate) fn set_context_lengths(&self, lengths: Vec<(String, u32)>) {
-        self.context_lengths.store(Arc::new(lengths));
+        self.context_lengths.store(Arc::new(lengths.into_iter().collect()));
     }
 
     /// Returns how often the engine's models were read.

@@ -81,12 +81,8 @@ export const slotName = ({ slot, model }) => slot + (model ? ` of ${model}` : ""
 export const slotHref = ({ slot, model }) => `#slot/${slot}${model ? `/${encodeURIComponent(model)}` : ""}`;
 export const sameSlot = (a, b) => a.slot === b.slot && (a.model ?? null) === (b.model ?? null);
 
-/** Refusals of a slot that no later change of their lane has settled. */
-export function openRefusals(slot) {
-  const settled = ({ lane, at_ms: at }) => store.slots.history.some((change) =>
-    sameSlot(change, slot) && change.lane === lane && change.at_ms >= at && ["installed", "promoted", "removed"].includes(change.result));
-  return slot.refusals.filter((one) => !settled(one)).reverse();
-}
+/** Refusals of a slot that are in force. */
+export const openRefusals = (slot) => slot.refusals.filter((one) => one.in_force).reverse();
 
 /** Marks of changes that are closer than this are one, as a share of the chart's span. */
 const CLOSE = 1 / 8;

@@ -48,6 +48,11 @@ impl Watched {
         let dir = keys.dir.iter().flat_map(|dir| credentials::files_of(dir).unwrap_or_default());
         Some(Self { secrets: stamped(secrets), keys: stamped(dir.chain(keys.file)), text })
     }
+
+    /// Returns whether the configuration has no text.
+    pub(super) fn is_empty(&self) -> bool {
+        self.text.trim_ascii().is_empty()
+    }
 }
 
 fn stamped(files: impl IntoIterator<Item = PathBuf>) -> BTreeMap<PathBuf, Stamp> {

@@ -7,7 +7,7 @@ use json_splice::JsonBody;
 use serde::Deserialize;
 
 use super::QUERY_ONLY;
-use crate::openai::short_text::shortened;
+use crate::openai::{request_error::RequestError, short_text::shortened};
 
 /// Keys of `nvext` that are read.
 const KNOWN: [&str; 26] = [
@@ -132,6 +132,22 @@ pub(super) struct Object {
 /// Warning about the priority that Dynamo also gives to engines.
 const OF_PRIORITY: &str =
     "nvext.priority orders the gateway's queue only: send `priority` for the engine's scheduler";
+
+/// Refuses a list in the place of an object: it would be read as the object's values in their order.
+///
+/// # Errors
+/// [`RequestError`] names the field.
+pub(super) fn check_objects(body: &JsonBody) -> Result<(), RequestError> {
+    let check = |body: &JsonBody, key: &str, path: &str| {
+        let is_list = body.get(key).is_some_and(|value| value.starts_with('['));
+        let refused = || RequestError::new(path, "a list is in the place of an object; send `{…}`");
+        if is_list { Err(refused()) } else { Ok(()) }
+    };
+    check(body, "nvext", "nvext")?;
+    let Some(Ok(ext)) = body.object("nvext") else { return Ok(()) };
+    let objects = INNER.iter().map(|(name, _)| *name).chain(["router_config_override"]);
+    objects.into_iter().try_for_each(|name| check(&ext, name, &format!("nvext.{name}")))
+}
 
 /// A header of vLLM, which reaches no engine.
 const VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");

@@ -37,6 +37,11 @@ fn a3_what_does_not_parse_is_named() {
     assert_eq!(error.to_string(), "x-dp-rank: `one` does not parse");
     let error = hints(&[], r#"{"dp_rank":-1}"#, HintTrust::Trusted).unwrap_err();
     assert!(error.to_string().starts_with("nvext: `{\"dp_rank\":-1}`"), "{error}");
+    // A3.8: a list is not the values of an object in their order.
+    for (list, field) in [("[1]", "nvext"), (r#"{"agent_hints":[1]}"#, "nvext.agent_hints")] {
+        let error = hints(&[], list, HintTrust::Trusted).unwrap_err().to_string();
+        assert_eq!(error, format!("{field}: a list is in the place of an object; send `{{…}}`"));
+    }
     let over = r#"{"router_config_override":{"router_temperature":-2}}"#;
     let error = hints(&[], over, HintTrust::Trusted).unwrap_err();
     assert_eq!(

@@ -87,7 +87,8 @@ impl Account {
     }
 
     fn count_request(&self) {
-        let model = Name(if self.model_is_served { self.model.0.clone() } else { OTHER.clone() });
+        let labelled = &self.metrics.labelled;
+        let model = if self.model_is_served { labelled.of_request(&self.model) } else { Name(OTHER.clone()) };
         let (status, code) = (self.outcome.status, self.outcome.code);
         let labels = RequestLabels { endpoint: self.endpoint.label(), model, status, code };
         self.metrics.requests.get_or_create(&labels).inc();

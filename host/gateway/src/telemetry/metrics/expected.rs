@@ -1,21 +1,65 @@
 //! Series that exist at zero before anything is counted: a rate would miss the first event of a series that
 //! begins with it.
 
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use parking_lot::RwLock;
 use pointsman_workers::ModelName;
 
-use super::{Metrics, Name, RequestLabels, SourceLabels};
+use super::{Metrics, Name, OTHER, RequestLabels, SourceLabels};
 use crate::openai::request::Endpoint;
 
 /// Endpoints whose series exist before the first request of a model.
 const EXPECTED_ENDPOINTS: [Endpoint; 2] = [Endpoint::ChatCompletions, Endpoint::Completions];
+/// Maximum number of models that are labels.
+const MAX_MODELS: usize = 10_000;
+
+/// Models that have series of their own, and whether one of their requests was counted.
+#[derive(Debug, Default)]
+pub(crate) struct LabelledModels(RwLock<HashMap<ModelName, AtomicBool>>);
+
+impl LabelledModels {
+    /// Returns the label for a request that is counted: the name of its model, or `other` when too many models
+    /// have series already.
+    pub(crate) fn of_request(&self, model: &ModelName) -> Name {
+        if let Some(is_counted) = self.0.read().get(model) {
+            is_counted.store(true, Ordering::Relaxed);
+            return Name(model.0.clone());
+        }
+        let mut models = self.0.write();
+        if models.len() >= MAX_MODELS && !models.contains_key(model) {
+            return Name(OTHER.clone());
+        }
+        models.insert(model.clone(), AtomicBool::new(true));
+        Name(model.0.clone())
+    }
+}
 
 impl Metrics {
-    /// Creates the series for requests of a model.
-    pub(crate) fn expect_model(&self, model: &ModelName) {
-        for endpoint in EXPECTED_ENDPOINTS {
-            let model = Name(model.0.clone());
-            let labels = RequestLabels { endpoint: endpoint.label(), model, status: 200, code: "ok" };
-            drop(self.requests.get_or_create(&labels));
+    /// Creates the series for requests of models, as far as there is room. Removes those of other models without
+    /// a request: an engine may list ever new names.
+    pub(crate) fn expect_models(&self, expected: &BTreeSet<&ModelName>) {
+        let mut models = self.labelled.0.write();
+        models.retain(|model, is_counted| {
+            let stays = expected.contains(model) || is_counted.load(Ordering::Relaxed);
+            if !stays {
+                expected_labels(model).for_each(|labels| {
+                    self.requests.remove(&labels);
+                });
+            }
+            stays
+        });
+        for model in expected.iter().copied() {
+            if !models.contains_key(model) {
+                if models.len() >= MAX_MODELS {
+                    break;
+                }
+                models.insert(model.clone(), AtomicBool::new(false));
+            }
+            expected_labels(model).for_each(|labels| drop(self.requests.get_or_create(&labels)));
         }
     }
 
@@ -31,5 +75,62 @@ impl Metrics {
                 drop(family.get_or_create(&SourceLabels { source }));
             }
         }
+    }
+}
+
+fn expected_labels(model: &ModelName) -> impl Iterator<Item = RequestLabels> {
+    EXPECTED_ENDPOINTS.into_iter().map(|endpoint| RequestLabels {
+        endpoint: endpoint.label(),
+        model: Name(model.0.clone()),
+        status: 200,
+        code: "ok",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(number: usize) -> ModelName {
+        ModelName::new(&format!("m{number}"))
+    }
+
+    fn count(metrics: &Metrics, model: &ModelName) -> Name {
+        let label = metrics.labelled.of_request(model);
+        let [labels, _] = EXPECTED_ENDPOINTS.map(|endpoint| RequestLabels {
+            endpoint: endpoint.label(),
+            model: label.clone(),
+            status: 200,
+            code: "ok",
+        });
+        metrics.requests.get_or_create(&labels).inc();
+        label
+    }
+
+    #[test]
+    fn m4_series_of_models_that_left_go_unless_a_request_was_counted() {
+        let metrics = Metrics::default();
+        let (served, left, next) = (name(0), name(1), name(2));
+        let is_there = |model| expected_labels(model).map(|labels| metrics.requests.get(&labels).is_some());
+        metrics.expect_models(&[&served, &left].into());
+        count(&metrics, &served);
+        metrics.expect_models(&[&next].into());
+        // M4.7
+        assert!(is_there(&served).chain(is_there(&next)).all(|there| there));
+        assert!(!is_there(&left).any(|there| there));
+        assert_eq!(metrics.labelled.0.read().len(), 2);
+    }
+
+    #[test]
+    fn m4_many_models_share_the_label_other() {
+        let metrics = Metrics::default();
+        let models: Vec<ModelName> = (0..MAX_MODELS + 1).map(name).collect();
+        let (last, first) = models.split_last().unwrap();
+        metrics.expect_models(&first.iter().collect());
+        // M4.7
+        assert_eq!(count(&metrics, last), Name(OTHER.clone()));
+        assert_eq!(count(&metrics, &name(7)), Name(name(7).0));
+        metrics.expect_models(&[last].into());
+        assert_eq!(count(&metrics, last), Name(last.0.clone()), "there is room again");
     }
 }

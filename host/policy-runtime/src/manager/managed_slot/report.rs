@@ -1,10 +1,13 @@
 //! Reports a slot's status: what each of its lanes runs, with the figures of its programs.
 
+use std::collections::VecDeque;
+
 use pointsman_routing::{Lane, Policy, Program, Trial, World};
 
 use super::{
     super::{
         managed_lane::{ManagedLane, Source},
+        record::RefusalRecord,
         status::{LaneStatus, LaneSummary, MemoryStatus, PartStatus, SlotStatus, SlotSummary},
     },
     ManagedSlot,
@@ -55,6 +58,16 @@ impl ManagedSlot {
         }
     }
 
+    /// Returns the last refusals. Those end that are not among the refusals of their lane any more: a file was
+    /// removed or replaced.
+    pub(in super::super) fn refusals(&self) -> VecDeque<RefusalRecord> {
+        let marked = |record: &RefusalRecord| {
+            let in_force = self.lane_of(record.lane).refusals.contains(record);
+            RefusalRecord { in_force, ..record.clone() }
+        };
+        self.refusals.iter().map(marked).collect()
+    }
+
     pub(in super::super) fn status(&self) -> SlotStatus {
         let snapshot = self.slot.snapshot();
         let active = &snapshot.active;
@@ -84,7 +97,7 @@ impl ManagedSlot {
             rollbacks: self.rollbacks,
             quarantined: self.quarantined(),
             undo: self.undoable(),
-            refusals: self.refusals.clone(),
+            refusals: self.refusals(),
             grants: grants(&self.spec.active),
             memory: self.grants_state().then(|| MemoryStatus::of(self.memory())),
             canary: snapshot

@@ -1,0 +1,60 @@
+//! Counts events.
+
+use std::time::Duration;
+
+use pointsman_routing::SlotKind;
+
+use super::{AdminLabels, FallbackLabels, LegLabels, Metrics, Name, ReasonLabels, seconds};
+
+impl Metrics {
+    /// Counts a leg that ended.
+    pub fn leg(&self, leg: &'static str, engine: &'static str, outcome: &'static str) {
+        self.legs.get_or_create(&LegLabels { leg, engine, outcome }).inc();
+    }
+
+    /// Observes the duration of a leg that was sent.
+    pub(crate) fn leg_took(
+        &self,
+        leg: &'static str,
+        engine: &'static str,
+        outcome: &'static str,
+        took: Duration,
+    ) {
+        self.leg_seconds.get_or_create(&LegLabels { leg, engine, outcome }).observe(seconds(took));
+    }
+
+    /// Counts a decision that the native fallback made instead of the slot's policy.
+    pub fn fell_back(&self, slot: SlotKind, reason: &'static str) {
+        self.fallbacks.get_or_create(&FallbackLabels { slot: slot.as_str(), reason }).inc();
+    }
+
+    /// Counts a wrong key.
+    pub(crate) fn wrong_key(&self, listener: &'static str) {
+        self.wrong_keys.get_or_create(&ReasonLabels { reason: listener }).inc();
+    }
+
+    /// Counts a fetch of an identity server's public keys.
+    pub(crate) fn key_set_fetch(&self, outcome: &'static str) {
+        self.key_set_fetches.get_or_create(&ReasonLabels { reason: outcome }).inc();
+    }
+
+    /// Counts a change at the operators' listener.
+    pub(crate) fn admin_change(&self, action: Name, status: u16) {
+        self.admin_changes.get_or_create(&AdminLabels { action, status }).inc();
+    }
+
+    /// Counts a request that breaks engines.
+    pub(crate) fn poison(&self, reason: &'static str) {
+        self.poison_requests.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Counts a connection that the gateway ended.
+    pub fn connection_ended(&self, reason: &'static str) {
+        self.connections_ended.get_or_create(&ReasonLabels { reason }).inc();
+    }
+
+    /// Counts a handoff.
+    pub fn handoff(&self, reason: &'static str) {
+        self.handoffs.get_or_create(&ReasonLabels { reason }).inc();
+    }
+}
