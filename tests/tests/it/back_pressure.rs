@@ -372,18 +372,16 @@ async fn i13_a_refused_handoff_is_consumed_when_the_engine_takes_requests_again(
 
 #[tokio::test]
 async fn e6_a_refused_handoff_of_a_client_that_left_is_offered_again() {
-    let slow = SimConfig {
-        overhead: Duration::from_millis(400),
-        ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
-    };
+    let slow =
+        SimConfig { overhead: Duration::from_secs(2), ..SimConfig::instant(Dialect::Vllm, Role::Prefill) };
     let cluster = TestClusterBuilder::new()
-        .sim_with(slow, ",handoff_lease_s=8")
+        .sim_with(slow, ",handoff_lease_s=12")
         .sim(Dialect::Vllm, Role::Decode)
         .start()
         .await
         .unwrap();
     // Later than a quarter of the lease.
-    let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(3) });
+    let refuses = Fault::always(FaultKind::Status { status: 503, retry_after: Some(4) });
     cluster.sims[1].set_faults(vec![Fault { leg: Some(FaultLeg::Decode), times: Some(1), ..refuses }]);
     let left = tokio::time::timeout(Duration::from_millis(200), ask(&cluster, false)).await;
     assert!(left.is_err(), "{left:?}");

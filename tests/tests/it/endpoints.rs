@@ -470,6 +470,32 @@ async fn i6_responses_that_only_one_worker_can_run_are_not_split() {
 }
 
 #[tokio::test]
+async fn i6_a_response_that_may_be_stored_runs_on_one_worker_where_there_is_one() {
+    let respond = async |cluster: &TestCluster, more: Value| {
+        let mut body: Value = serde_json::from_str(&requests()[0].2).unwrap();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(cluster, "/v1/responses", "application/json", body.to_string()).await
+    };
+    let mut builder = TestClusterBuilder::new();
+    for role in [Role::Prefill, Role::Decode, Role::Aggregated] {
+        let sim = SimConfig { version: Some("0.5.23".to_owned()), ..recording(Dialect::Sglang, role) };
+        builder = builder.sim_with(sim, "");
+    }
+    let cluster = builder.start().await.unwrap();
+    let first = respond(&cluster, json!({})).await.json().unwrap();
+    let second = respond(&cluster, json!({ "previous_response_id": first["id"] })).await;
+    assert_eq!(second.status, StatusCode::OK, "{second:?}");
+    let of_each: Vec<usize> = cluster.sims.iter().map(|sim| sim.recorded().len()).collect();
+    // I6.3
+    assert_eq!(of_each, [0, 0, 2]);
+    let pair = sglang_pair(["0.5.23", "0.5.23"], Duration::ZERO).await;
+    let first = respond(&pair, json!({})).await.json().unwrap();
+    let second = respond(&pair, json!({ "previous_response_id": first["id"] })).await;
+    // I6.3, I12: no worker of a pair has stored it.
+    assert!([404, 503].contains(&second.status.as_u16()), "{second:?}");
+}
+
+#[tokio::test]
 async fn b12_a_split_sglang_fleet_says_that_it_cannot_serve_messages_and_counts_tokens() {
     let cluster = sglang_pair(["0.5.22", "0.5.23"], Duration::ZERO).await;
     let reply = post(&cluster, "/v1/messages", "application/json", requests()[1].2.clone()).await;

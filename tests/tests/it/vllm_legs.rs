@@ -132,7 +132,7 @@ async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
 
 #[tokio::test]
 async fn e1_the_handoff_of_a_thinking_message_whose_client_left_is_consumed() {
-    let (prefill, decode) = (engine(0, Duration::from_millis(500)).await, engine(0, Duration::ZERO).await);
+    let (prefill, decode) = (engine(0, Duration::from_secs(2)).await, engine(0, Duration::ZERO).await);
     let cluster = gateway(&prefill, &decode).await;
     for thinking in [json!({ "type": "enabled", "budget_tokens": 2_048 }), json!({ "type": "disabled" })] {
         let before = prefill.requests().len();

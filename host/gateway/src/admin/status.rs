@@ -121,7 +121,8 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         reasons.push("the gateway is draining: it stops when the requests in flight ended".to_owned());
     }
     if let Some(why) = state.config.not_applied() {
-        reasons.push(format!("the configuration file changed and is not applied: {why}"));
+        reasons
+            .push(format!("the configuration, or a file that it names, changed and is not applied: {why}"));
     }
     if snapshot.workers().is_empty() {
         reasons.push("no worker is registered".to_owned());

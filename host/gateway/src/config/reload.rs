@@ -213,12 +213,7 @@ impl ConfigReloader {
         let outcome = if reloaded.is_ok() { "done" } else { "refused" };
         tracing::info!(target: "audit", who = "file", action = "reload", outcome, "change requested");
         let Err(error) = reloaded else { return };
-        match &error {
-            ReloadError::NeedsOperator(_) => {
-                tracing::error!(path = %path.display(), %error, "configuration not reloaded");
-            }
-            _ => tracing::warn!(path = %path.display(), %error, "configuration not reloaded"),
-        }
+        tracing::error!(path = %path.display(), %error, "configuration not reloaded");
         self.not_applied.store(Some(Arc::new(error.to_string())));
     }
 

@@ -160,15 +160,16 @@ fn too_many_logprobs(request: &Request) -> Option<&'static str> {
         Endpoint::Responses => ("include", "top_logprobs"),
         _ => return None,
     };
-    let is_too_many = |WholeNumber(number): WholeNumber| number > MAX_TOP_LOGPROBS;
-    let one = || request.body.read::<WholeNumber>(field).ok().flatten();
+    let fits = |WholeNumber(number): WholeNumber| number <= MAX_TOP_LOGPROBS;
+    let is_flag = || request.body.get(field) == Some("true");
+    // A number that only the engine can read, such as "+129", may be too large.
+    let one = || request.body.read::<WholeNumber>(field).is_ok_and(|one| one.is_none_or(fits));
     // One number for each prompt of a batch.
-    let several = || request.body.read::<Vec<Option<WholeNumber>>>(field).ok().flatten();
-    let too_many = || {
-        one().is_some_and(is_too_many)
-            || several().is_some_and(|each| each.into_iter().flatten().any(is_too_many))
+    let several = || {
+        let each = request.body.read::<Vec<Option<WholeNumber>>>(field);
+        each.is_ok_and(|each| each.into_iter().flatten().flatten().all(fits))
     };
-    (is_set(request, switch) && too_many()).then_some(field)
+    (is_set(request, switch) && !is_flag() && !one() && !several()).then_some(field)
 }
 
 /// Returns whether a body has the field, with a value other than none, no and zero.

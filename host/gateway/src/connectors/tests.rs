@@ -474,6 +474,12 @@ fn c9_an_sglang_pair_gets_at_most_128_log_probabilities_of_a_token() {
         (chat, r#""logprobs":true,"top_logprobs":129"#, Some("top_logprobs")),
         (chat, r#""logprobs":true,"top_logprobs":128"#, None),
         (chat, r#""logprobs":false,"top_logprobs":129"#, None),
+        (chat, r#""logprobs":true"#, None),
+        // Pydantic reads these as 129.
+        (chat, r#""logprobs":true,"top_logprobs":"+129""#, Some("top_logprobs")),
+        (chat, r#""logprobs":true,"top_logprobs":"1_29""#, Some("top_logprobs")),
+        (completion, r#""logprobs":true"#, None),
+        (generate, r#""return_logprob":true,"top_logprobs_num":[1,"+129"]"#, Some("top_logprobs_num")),
         (completion, r#""logprobs":"129.0""#, Some("logprobs")),
         (completion, r#""logprobs":128"#, None),
         (generate, r#""return_logprob":true,"top_logprobs_num":129"#, Some("top_logprobs_num")),

@@ -157,12 +157,12 @@ async fn admit(
 /// returns the subprotocol of the sessions if the client offers it.
 fn without_key_protocol(given: &HeaderMap) -> (HeaderMap, Option<HeaderValue>) {
     let mut headers = given.clone();
-    let offered =
-        given.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
-    let offered = offered.flat_map(|list| list.split(',').map(str::trim));
+    let lines = || given.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().map(HeaderValue::to_str);
+    let offered = lines().flatten().flat_map(|list| list.split(',').map(str::trim));
     let (keys, others): (Vec<&str>, Vec<&str>) = offered.partition(|name| name.starts_with(KEY_PROTOCOL));
     let protocol = others.contains(&"realtime").then_some(PROTOCOL);
-    if keys.is_empty() {
+    // A line that is not text may have a key, too.
+    if keys.is_empty() && lines().all(|line| line.is_ok()) {
         return (headers, protocol);
     }
     headers.remove(header::SEC_WEBSOCKET_PROTOCOL);

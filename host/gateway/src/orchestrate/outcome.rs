@@ -239,7 +239,8 @@ impl Drive {
 
     /// Remembers which worker stored the response that an answer names (I12).
     fn note_stored(&mut self, json: &[u8]) {
-        if self.stored || self.request.endpoint.format() != Format::Responses {
+        let is_of_pair = self.runs.prefill.candidate.is_some();
+        if self.stored || is_of_pair || self.request.endpoint.format() != Format::Responses {
             return;
         }
         if let Some(candidate) = &self.runs.answering.candidate {

@@ -143,6 +143,8 @@ fn may_split(request: &Request, snapshot: &Snapshot) -> bool {
     pair.is_some_and(|(prefill, _)| {
         connector_for(prefill.worker.spec()).hands_over_responses()
             && !stored::needs_one_worker(request)
+            // No worker of a pair stores a response.
+            && !(stored::may_store(request) && may_run_locally(request, snapshot))
             && why_unsplittable(request, snapshot, prefill).is_none()
     })
 }
@@ -187,10 +189,13 @@ fn has_engine(snapshot: &Snapshot, model: &ModelName, engine: Option<Engine>) ->
 /// The error of a request whose endpoint no engine of its model has.
 fn lacks_engine(request: &Request) -> ApiError {
     let (path, model) = (request.endpoint.path(), &request.model);
-    let engine = if request.endpoint == Endpoint::Generate { "SGLang" } else { "vLLM" };
+    let (engine, form) = match request.endpoint {
+        Endpoint::Generate => ("SGLang", ""),
+        _ => ("vLLM", ", with `token_ids` as `prompt`"),
+    };
     ApiError::InvalidRequest(format!(
         "POST {path}: only {engine} has this endpoint, and no worker of the model `{model}` runs it; send the request to \
-         /v1/completions"
+         /v1/completions{form}"
     ))
 }
 

@@ -92,7 +92,7 @@ impl Attempts {
         };
         let again = !self.tried.is_empty() && may_ask;
         if again {
-            self.rounds += 1;
+            self.rounds += u32::from(self.asked_again.is_none());
             self.tried.clear();
             self.wait_for_pause(Leg::Decode);
             if let (Some(at), Some(Waiting::Pause(until, _))) = (self.asked_again.take(), &mut self.waiting) {

@@ -10,6 +10,7 @@ use std::{
     io::{self, Read as _},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use notify::{RecursiveMode, Watcher};
@@ -27,8 +28,8 @@ pub(super) struct Folder {
     dir: Option<PathBuf>,
     /// Watches until it is dropped.
     watcher: Option<notify::RecommendedWatcher>,
-    /// Device and inode of the directory that is watched.
-    watched: Option<(u64, u64)>,
+    /// The directory that is watched.
+    watched: Option<Identity>,
 }
 
 impl Folder {
@@ -72,6 +73,7 @@ impl Folder {
             let _ = watcher.unwatch(dir);
             if let Err(error) = watcher.watch(dir, RecursiveMode::Recursive) {
                 warn_not_watched(dir, &error);
+                self.watched = None;
             }
         }
         Ok(())
@@ -113,10 +115,13 @@ impl Folder {
     }
 }
 
-/// Returns device and inode of a directory. The dot makes it an error if files in it cannot be reached.
-fn identity(dir: &Path) -> io::Result<(u64, u64)> {
+/// Device, inode and time of creation: a new directory may get the inode of the old one.
+type Identity = (u64, u64, Option<SystemTime>);
+
+/// Identifies a directory. The dot makes it an error if files in it cannot be reached.
+fn identity(dir: &Path) -> io::Result<Identity> {
     let metadata = std::fs::metadata(dir.join("."))?;
-    Ok((metadata.dev(), metadata.ino()))
+    Ok((metadata.dev(), metadata.ino(), metadata.created().ok()))
 }
 
 fn warn_not_watched(dir: &Path, error: &notify::Error) {
@@ -165,9 +170,10 @@ fn read(path: &Path, limit: usize) -> io::Result<Result<Vec<u8>, Refusal>> {
 }
 
 /// Returns whether a file with this name may have been meant as a policy.
-fn is_policy(name: &str) -> bool {
+fn is_policy(name: &str, depth: u8) -> bool {
     let name = name.to_ascii_lowercase();
-    name.ends_with(".wasm") || name.ends_with(".toml")
+    // A formula may lack a part of its ending; deeper, such a file belongs to a project.
+    name.ends_with(".wasm") || name.ends_with(if depth == 0 { ".toml" } else { ".formula.toml" })
 }
 
 fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>) {
@@ -183,7 +189,7 @@ fn collect(dir: &Path, relative: &Path, depth: u8, found: &mut BTreeSet<PathBuf>
             if depth < 2 {
                 collect(dir, &path, depth + 1, found);
             }
-        } else if is_policy(&name.to_string_lossy()) {
+        } else if is_policy(&name.to_string_lossy(), depth) {
             found.insert(path);
         }
     }

@@ -22,6 +22,9 @@ pub(super) fn loss(before: &Settings, after: &Settings, is_emptied: bool) -> Opt
     {
         return Some("would let in operators that do not authenticate".to_owned());
     }
+    if before.policies.require_signed && !after.policies.require_signed {
+        return Some("would run policies without a signature".to_owned());
+    }
     lost_workers(before, after)
 }
 
@@ -67,6 +70,15 @@ mod tests {
         assert_eq!([workers(1, 0, |_| {}), workers(1, 0, with_source)], [removes(1, 1), None]);
         assert_eq!(workers(4, 0, with_source), removes(4, 4));
         assert_eq!(workers(9, 4, |config| config.discovery.removal_share = 0.6), None);
+    }
+
+    #[test]
+    fn n1_signatures_are_not_given_up_by_itself() {
+        let signed = settings(1, |config| config.policies.require_signed = true);
+        let open = settings(1, |_| {});
+        // N1.4
+        let runs_others = Some("would run policies without a signature".to_owned());
+        assert_eq!([loss(&signed, &open, false), loss(&open, &signed, false)], [runs_others, None]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use pointsman_workers::ModelName;
 
 use super::{Metrics, Name, OTHER, RequestLabels, SourceLabels};
@@ -25,10 +25,15 @@ impl LabelledModels {
     /// Returns the label for a request that is counted: the name of its model, or `other` when too many models
     /// have series already.
     pub(crate) fn of_request(&self, model: &ModelName) -> Name {
-        if let Some(is_counted) = self.0.read().get(model) {
+        let known = self.0.read();
+        if let Some(is_counted) = known.get(model) {
             is_counted.store(true, Ordering::Relaxed);
             return Name(model.0.clone());
         }
+        if known.len() >= MAX_MODELS {
+            return Name(OTHER.clone());
+        }
+        drop(known);
         let mut models = self.0.write();
         if models.len() >= MAX_MODELS && !models.contains_key(model) {
             return Name(OTHER.clone());
@@ -53,14 +58,14 @@ impl Metrics {
             stays
         });
         for model in expected.iter().copied() {
-            if !models.contains_key(model) {
-                if models.len() >= MAX_MODELS {
-                    break;
-                }
+            if models.len() < MAX_MODELS && !models.contains_key(model) {
                 models.insert(model.clone(), AtomicBool::new(false));
             }
-            expected_labels(model).for_each(|labels| drop(self.requests.get_or_create(&labels)));
         }
+        // Requests that end meanwhile do not wait.
+        let models = RwLockWriteGuard::downgrade(models);
+        let labelled = expected.iter().copied().filter(|model| models.contains_key(*model));
+        labelled.flat_map(expected_labels).for_each(|labels| drop(self.requests.get_or_create(&labels)));
     }
 
     /// Creates the series of lengths and shares.
