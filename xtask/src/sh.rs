@@ -65,12 +65,6 @@ pub(crate) fn venv_program(venv: &Path, program: &str, packages: &[&str]) -> any
     Ok(found)
 }
 
-/// Returns the short hash of the checked-out commit; empty outside a clone.
-pub(crate) fn commit() -> String {
-    let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();
-    head.map(|head| String::from_utf8_lossy(&head.stdout).trim().to_owned()).unwrap_or_default()
-}
-
 /// Returns the files that git tracks and whose names have this ending, relative to the root of the
 /// repository.
 pub(crate) fn tracked_files(ending: &str) -> anyhow::Result<Vec<PathBuf>> {
