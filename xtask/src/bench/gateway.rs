@@ -111,14 +111,7 @@ const SHAPES: [&str; 8] = ["a", "b", "c", "d", "e", "e2", "f", "g"];
 
 /// Sends a scenario of each shape to the gateway of `bin`, and ends it with SIGTERM.
 async fn train(bin: &Path) -> anyhow::Result<()> {
-    let programs = Programs {
-        bin: bin.to_owned(),
-        versus: None,
-        rivals: Rivals::find(&[])?,
-        tokenizer: None,
-        tls: false,
-        config: "",
-    };
+    let programs = Programs { bin: bin.to_owned(), ..Programs::default() };
     for scenario in &scenario::choose(&SHAPES, false)? {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
@@ -132,7 +125,7 @@ async fn train(bin: &Path) -> anyhow::Result<()> {
 }
 
 /// Paths of the routers' programs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Programs {
     bin: PathBuf,
     versus: Option<PathBuf>,

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use super::{
     Programs,
     engines::Engines,
-    routers::{Rivals, Router},
+    routers::Router,
     scenario::{self, Scenario},
 };
 use crate::{fleet, load::Arrivals, setup, sh};
@@ -137,14 +137,8 @@ impl Count {
         };
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
         let engines = Engines::start(&scenario, bin, dir.path())?;
-        let programs = Programs {
-            bin: callgrind::wrapper(bin, dir.path())?,
-            versus: None,
-            rivals: Rivals::find(&[])?,
-            tokenizer: None,
-            tls: false,
-            config: CONFIG,
-        };
+        let bin = callgrind::wrapper(bin, dir.path())?;
+        let programs = Programs { bin, config: CONFIG, ..Programs::default() };
         let router = Router::Pointsman.start(&scenario, &engines, &programs).await?;
         let callgrind = Callgrind::new(router.pid().context("the gateway has no process")?, dir.path());
         super::run::run(&scenario, &router, 1.0).await?;
