@@ -13,7 +13,7 @@ use crate::{
     load::{Arrivals, Kind, Load, Prompt, Recorder, Running, Target},
     metrics_text::sum_with,
     poll::until,
-    proc, setup, sh,
+    proc, sh,
     stats::{quantile, sorted},
     table::Checks,
 };
@@ -63,7 +63,6 @@ struct Measured {
 
 /// Runs the check.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    setup::run()?;
     let program = program::find()?;
     let bin = fleet::build(&args.profile)?;
     let dir = tempfile::Builder::new().prefix("pointsman-envoy-").tempdir()?;

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 
-use crate::{fleet, machine::MachineUse, setup, sh};
+use crate::{fleet, machine::MachineUse, sh};
 
 mod check;
 mod clients;
@@ -71,7 +71,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         let binary = versus.join("pointsman");
         ensure!(binary.is_file(), "--versus: {} does not exist", binary.display());
     }
-    setup::run()?;
     if args.train {
         return train(&fleet::build("release")?).await;
     }

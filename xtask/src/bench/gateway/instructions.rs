@@ -21,7 +21,7 @@ use super::{
     routers::Router,
     scenario::{self, Scenario},
 };
-use crate::{fleet, load::Arrivals, setup, sh};
+use crate::{fleet, load::Arrivals, sh};
 
 mod callgrind;
 
@@ -94,7 +94,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     for name in &args.only {
         ensure!(names.contains(&name.as_str()), "no count is called `{name}`: expected {}", names.join(", "));
     }
-    setup::run()?;
     let bin = fleet::build("release")?.canonicalize()?;
     let profiles = sh::root().join(&args.profiles);
     let mut counts = BTreeMap::new();
