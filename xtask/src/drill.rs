@@ -15,7 +15,6 @@ use crate::{
     table::{Checks, columns},
 };
 
-mod beside;
 mod clients;
 mod engines;
 mod hostile;

@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::bail;
 
-use super::beside::Beside;
 use crate::{
+    beside::Beside,
     fleet::{self, EngineSpec, Fleet},
     load::{Arrivals, Load, Target},
     sh,

@@ -13,11 +13,18 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    super::beside::{Beside, Cost},
     cases::{Case, Content, Expected, Guests, PREFILL},
     verdict::{Evidence, refusal_cell},
 };
-use crate::{digest::sha256, fleet::Fleet, metrics_text::samples, poll, proc::Memory, sh};
+use crate::{
+    beside::{Beside, Cost},
+    digest::sha256,
+    fleet::Fleet,
+    metrics_text::samples,
+    poll,
+    proc::Memory,
+    sh,
+};
 
 /// Maximum time until a case has ended as required.
 const LIMIT: Duration = Duration::from_secs(60);
