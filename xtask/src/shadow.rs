@@ -85,7 +85,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         command
     };
     sh::run(&mut replay(&[]))?;
-    let report: Value = serde_json::from_slice(&replay(&["--json"]).output()?.stdout)?;
+    let report: Value = serde_json::from_str(&sh::output(&mut replay(&["--json"]))?)?;
     let metrics = fleet.metrics().await?;
     for leg in LEGS {
         compare(&metrics, leg, &report["report"]["legs"][leg])?;

@@ -112,14 +112,8 @@ fn packages() -> anyhow::Result<Vec<Package>> {
         packages: Vec<Package>,
     }
     let mut cargo = sh::cargo();
-    let output = cargo.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]).output()?;
-    ensure!(
-        output.status.success(),
-        "`cargo metadata` failed: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).context("the output of `cargo metadata`")?;
+    let output = sh::output(cargo.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]))?;
+    let metadata: Metadata = serde_json::from_str(&output).context("the output of `cargo metadata`")?;
     Ok(metadata.packages)
 }
 

@@ -219,9 +219,7 @@ fn read(text: &str) -> anyhow::Result<Expected> {
 /// Returns the versions of the compiler, the C library and valgrind.
 fn versions() -> String {
     let first_words = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).current_dir(sh::root()).output();
-        let text =
-            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let text = sh::output(Command::new(program).args(args).current_dir(sh::root())).unwrap_or_default();
         text.split_whitespace().take(2).collect::<Vec<_>>().join(" ")
     };
     let c_library = first_words("getconf", &["GNU_LIBC_VERSION"]);
