@@ -17,7 +17,7 @@ use crate::{
     beside::{Beside, Cost},
     digest::sha256,
     fleet::Fleet,
-    metrics_text::samples,
+    metrics_text::sum_with,
     poll,
     proc::Memory,
     sh,
@@ -25,8 +25,6 @@ use crate::{
 
 /// Maximum time until a case has ended as required.
 const LIMIT: Duration = Duration::from_secs(60);
-const RELOADS: &str = "pointsman_policy_reloads_total";
-const CALLS: &str = "pointsman_policy_calls_total";
 
 /// The fleet on which the cases run.
 pub(super) struct Run {
@@ -155,7 +153,7 @@ impl Run {
                 // From the second round on, a file that crashed its compiler is not compiled again.
                 let kind = if kind == "compiler_died" && again { "quarantined" } else { kind };
                 self.refused(case, kind, &installed).await?;
-                self.reloads("refused", kind).await.map(drop)
+                self.counted("refused", &[kind.to_owned()]).await
             }
             Expected::RolledBack(failures) => {
                 let slot = self.refused(case, "rolled_back", &installed).await?;
@@ -163,12 +161,7 @@ impl Run {
                 let quarantined = slot["quarantined"].as_array().context("the slot has no `quarantined`")?;
                 ensure!(quarantined.iter().any(|one| *one == installed.digest), "it is not quarantined");
                 ensure!(self.failures(case).await? > failed_before, "no call failed in the expected way");
-                let mut reloads = 0.0;
-                for failure in failures {
-                    reloads += self.reloads("rolled_back", failure).await.unwrap_or(0.0);
-                }
-                ensure!(reloads > 0.0, "{RELOADS} did not count the rollback");
-                Ok(())
+                self.counted("rolled_back", failures).await
             }
             Expected::Serves => self.serves(case, &installed.digest).await,
             Expected::Stray => self.stray(case).await,
@@ -287,29 +280,27 @@ impl Run {
         };
         poll::until("/policies lists it among the strays", LIMIT, listed).await?;
         std::fs::remove_file(self.fleet.policies.join(&case.file))?;
-        self.reloads("refused", "no_slot").await.map(drop)
+        self.counted("refused", &["no_slot".to_owned()]).await
     }
 
     /// Returns the number of calls of the case's slot that failed in one of the expected ways.
     async fn failures(&self, case: &Case) -> anyhow::Result<f64> {
         let Expected::RolledBack(failures) = &case.expected else { return Ok(0.0) };
-        let slot = case.file.trim_end_matches(".wasm");
-        let metrics = self.fleet.metrics().await?;
-        let calls = samples(&metrics, CALLS).into_iter().filter(|sample| {
-            let failed = failures.iter().any(|failure| sample.has_value(failure));
-            failed && sample.has_value(slot) && sample.has_value("active")
-        });
-        Ok(calls.map(|sample| sample.value).sum())
+        let (slot, metrics) = (case.file.trim_end_matches(".wasm"), self.fleet.metrics().await?);
+        let failed = |failure: &String| {
+            let labels = [("outcome", failure.as_str()), ("slot", slot), ("mode", "active")];
+            sum_with(&metrics, "pointsman_policy_calls_total", &labels)
+        };
+        Ok(failures.iter().map(failed).sum())
     }
 
-    /// Returns the value of the counter of reloads with this result and kind, which must exist.
-    async fn reloads(&self, result: &str, kind: &str) -> anyhow::Result<f64> {
-        let metrics = self.fleet.metrics().await?;
-        let found = samples(&metrics, RELOADS)
-            .into_iter()
-            .find(|sample| sample.has_value(result) && sample.has_value(kind));
-        let found = found.with_context(|| format!("/metrics has no {RELOADS} with {result} and {kind}"))?;
-        Ok(found.value)
+    /// Requires that a reload with this result and one of these reasons was counted.
+    async fn counted(&self, result: &str, reasons: &[String]) -> anyhow::Result<()> {
+        let (name, metrics) = ("pointsman_policy_reloads_total", self.fleet.metrics().await?);
+        let count = |reason: &String| sum_with(&metrics, name, &[("result", result), ("reason", reason)]);
+        let counted: f64 = reasons.iter().map(count).sum();
+        ensure!(counted > 0.0, "{name} has no reload with the result {result} and a reason of {reasons:?}");
+        Ok(())
     }
 
     fn log_lines(&self) -> anyhow::Result<usize> {
