@@ -4,8 +4,6 @@ use std::process::Command;
 
 use crate::{book, fleet, setup, sh, spec, structure};
 
-mod width;
-
 /// How to install the programs that check the repository if they are installed.
 const INSTALL_DENY: &str = "cargo-deny is not installed (cargo install --locked cargo-deny)";
 const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typos-cli)";
@@ -13,8 +11,8 @@ const INSTALL_TYPOS: &str = "typos is not installed (cargo install --locked typo
 /// Options of `ci`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Run only the checks that compile no part of the gateway: format, width of comments, module rules,
-    /// clauses, book.
+    /// Run only the checks that compile no part of the gateway: format, module rules with the width of
+    /// comments, clauses, book.
     #[arg(long)]
     quick: bool,
 }
@@ -22,7 +20,6 @@ pub(crate) struct Args {
 /// Runs every check; the first that fails ends the run.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(sh::cargo().args(["fmt", "--all", "--check"]))?;
-    width::run()?;
     structure::check()?;
     spec::run(&spec::Args { short: true })?;
     let no_book = book::run_if_installed()?;

@@ -4,7 +4,7 @@ use std::{process::Command, time::Instant};
 
 use crate::{
     fleet::{self, GATEWAY, LAB},
-    setup, sh,
+    sh,
 };
 
 #[derive(Debug, clap::Args)]
@@ -19,7 +19,6 @@ pub(crate) struct Args {
 /// # Errors
 /// The build fails, or an event of the demo does not end as expected.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    setup::run()?;
     sh::status(
         "Building the gateway, the simulated engine and three policies (the first build compiles about 500 \
          crates; cargo shows its progress below)",

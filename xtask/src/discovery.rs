@@ -2,16 +2,18 @@
 //! of the Kubernetes API server, while the server fails. No worker may be lost, no request may fail, and
 //! decisions may take little longer than with a constant set of workers.
 
-use std::{path::Path, process::Command, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    beside::Beside,
     decisions::{Decisions, now_us},
-    fleet::{self, Fleet, Process},
-    load::{Arrivals, Load, Recorder, Running, Target},
+    fleet::{self, EngineSpec, Fleet},
+    load::{Arrivals, Load, Target},
     proc::Memory,
     sh,
     stats::quantile,
@@ -96,7 +98,8 @@ struct Rig<S> {
 
 async fn run(args: &Args, dir: &Path, mut server: impl Server) -> anyhow::Result<()> {
     let bin = fleet::build("release")?;
-    let engine = start_engine(&bin, dir)?;
+    let spec = EngineSpec::new("vllm", "aggregated", "--overhead-ms 1 --prefill-ms-per-token 0 --itl-ms 1");
+    let engine = spec.start_at(&bin, dir, 1, "0.0.0.0:0")?;
     let port = engine.listening().rsplit(':').next().unwrap_or_default().to_owned();
     let addresses: Vec<String> =
         (0..args.workers).map(|n| format!("127.1.{}.{}:{port}", n / 250, n % 250 + 1)).collect();
@@ -131,28 +134,18 @@ async fn run(args: &Args, dir: &Path, mut server: impl Server) -> anyhow::Result
     rig.checks.finish()
 }
 
-fn start_engine(bin: &Path, dir: &Path) -> anyhow::Result<Process> {
-    let mut command = Command::new(bin.join("pointsman-sim"));
-    command.args(["--listen", "0.0.0.0:0", "--engine", "vllm", "--role", "aggregated"]);
-    command.args(["--overhead-ms", "1", "--prefill-ms-per-token", "0", "--itl-ms", "1"]);
-    Process::announcing("engine", command, dir)
-}
-
 impl<S: Server> Rig<S> {
     async fn phases(&mut self) -> anyhow::Result<()> {
         // The first phase fills the caches of the allocator and of connections.
-        self.come_and_go(false).await?;
-        self.settle("after the first round").await?;
+        self.phase("first round", true, false).await?;
         let before = Memory::of(self.fleet.gateway.pid())?;
-        let still = self.stay().await?;
-        let moving = self.come_and_go(false).await?;
-        self.settle("after workers came and went").await?;
+        let still = self.phase("workers stay", false, false).await?;
+        let moving = self.phase("workers come and go", true, false).await?;
         let ratio = moving / still;
         self.checks
             .show("p99 of decisions, workers stay / come and go", format!("{still:.0} / {moving:.0} µs"));
         self.checks.check("their ratio (limit 1.2)", format!("{ratio:.2}"), ratio <= RATIO);
-        self.come_and_go(true).await?;
-        self.settle("after the server failed and came back").await?;
+        self.phase("the server fails", true, true).await?;
         let after = Memory::of(self.fleet.gateway.pid())?;
         let growth = after.resident / before.resident - 1.0;
         let row = format!("growth of {:.1} MB resident (limit 5 %)", before.resident);
@@ -162,26 +155,15 @@ impl<S: Server> Rig<S> {
         Ok(())
     }
 
-    /// Sends requests while workers do not change. Returns the p99 of the durations of decisions,
-    /// microseconds.
-    async fn stay(&mut self) -> anyhow::Result<f64> {
+    /// Sends requests for a time, while workers stay or come and go, or while the server also fails for a
+    /// third of the time. Returns the p99 of the durations of decisions, microseconds.
+    async fn phase(&mut self, what: &str, moves: bool, fails: bool) -> anyhow::Result<f64> {
+        let (count, time, rate) = self.args;
         let since = now_us()?;
-        let load = self.load()?;
-        let began = Instant::now();
-        while began.elapsed() < self.args.1 {
-            sleep(READ).await;
-            self.read_decisions().await?;
-        }
-        self.judge(load, "requests while workers stay").await;
-        self.p99_since(since).await
-    }
-
-    /// Sends requests while workers change. With `fails`, the server is stopped for a third of the time.
-    /// Returns the p99 of the durations of decisions, microseconds.
-    async fn come_and_go(&mut self, fails: bool) -> anyhow::Result<f64> {
-        let (count, time, _) = self.args;
-        let since = now_us()?;
-        let load = self.load()?;
+        let address = self.fleet.gateway.listening();
+        let target = Target { address, authority: None, instance: 1 };
+        let load = Load { arrivals: Arrivals::Paced(rate.into(), 8), ..Load::default() };
+        let beside = Beside::start(&self.fleet, &target, load)?;
         let (began, mut gone) = (Instant::now(), Vec::new());
         let (mut failed, mut changes, mut fewest) = (false, 0_u64, count);
         let mut read = Instant::now();
@@ -194,35 +176,47 @@ impl<S: Server> Rig<S> {
                 failed = true;
                 self.server.fail().await?;
                 sleep(time / 3).await;
-                fewest = self.workers().await?;
+                fewest = self.workers().await?.len() as u64;
                 self.server.recover().await?;
             }
-            let full = gone.len() as u64 >= count / AWAY;
-            if !gone.is_empty() && (full || self.random.random_bool(0.5)) {
-                let id = gone.swap_remove(self.random.random_range(0..gone.len()));
-                self.put(id).await?;
-            } else {
-                let id = self.random.random_range(1..=count);
-                if !gone.contains(&id) {
-                    self.server.delete(id).await?;
-                    gone.push(id);
-                }
+            if moves {
+                self.change(&mut gone).await?;
+                changes += 1;
             }
-            changes += 1;
             sleep(PAUSE).await;
         }
         for id in gone {
             self.put(id).await?;
         }
-        let what =
-            if fails { "requests while the server fails" } else { "requests while workers come and go" };
-        self.judge(load, what).await;
-        self.checks.check("changes of workers", changes, changes > 0);
+        let (sent, failures, problems) = beside.stop().await;
+        let shown = format!("{sent}, {failures}");
+        self.checks.check(&format!("{what}: requests sent, failed"), shown, sent > 0 && failures == 0);
+        problems.iter().for_each(|problem| sh::status(problem));
+        self.checks.check(&format!("{what}: changes of workers"), changes, (changes > 0) == moves);
         if fails {
-            let most = count - count / AWAY;
-            self.checks.check("fewest workers while the server was away", fewest, fewest >= most);
+            self.checks.check("fewest workers meanwhile", fewest, fewest >= count - count / AWAY);
         }
-        self.p99_since(since).await
+        self.settle(what).await?;
+        self.read_decisions().await?;
+        let took = self.decisions.since(since);
+        anyhow::ensure!(!took.is_empty(), "no decision was recorded");
+        Ok(quantile(&took, 0.99))
+    }
+
+    /// Removes a worker, or registers one that was removed.
+    async fn change(&mut self, gone: &mut Vec<u64>) -> anyhow::Result<()> {
+        let (count, ..) = self.args;
+        let full = gone.len() as u64 >= count / AWAY;
+        if !gone.is_empty() && (full || self.random.random_bool(0.5)) {
+            let id = gone.swap_remove(self.random.random_range(0..gone.len()));
+            return self.put(id).await;
+        }
+        let id = self.random.random_range(1..=count);
+        if !gone.contains(&id) {
+            self.server.delete(id).await?;
+            gone.push(id);
+        }
+        Ok(())
     }
 
     async fn put(&mut self, id: u64) -> anyhow::Result<()> {
@@ -231,33 +225,12 @@ impl<S: Server> Rig<S> {
         self.server.put(id, &address).await
     }
 
-    /// Starts requests of well-behaved clients.
-    fn load(&self) -> anyhow::Result<(Arc<Recorder>, Running)> {
-        let recorder = Arc::<Recorder>::default();
-        let address = self.fleet.gateway.listening();
-        let target = Target { address, authority: None, instance: 1 };
-        let load = Load { arrivals: Arrivals::Paced(self.args.2.into(), 8), ..Load::default() };
-        let running = recorder.start(load, &target)?;
-        Ok((recorder, running))
-    }
-
-    async fn judge(&mut self, (recorder, running): (Arc<Recorder>, Running), what: &str) {
-        running.stop().await;
-        let (sent, failed) = (recorder.sent(), recorder.take().iter().filter(|one| one.failed()).count());
-        let shown = format!("{sent}, {failed}");
-        self.checks.check(&format!("{what}: sent, failed"), shown, sent > 0 && failed == 0);
-        recorder.problems().iter().for_each(|problem| sh::status(problem));
-    }
-
     /// Waits until every worker is eligible and no request is queued.
     async fn settle(&mut self, when: &str) -> anyhow::Result<()> {
-        let count = self.args.0;
+        let (count, ..) = self.args;
         let eligible = self.eligible(count).await?;
-        self.checks.check(
-            &format!("workers eligible {when}"),
-            format!("{eligible} of {count}"),
-            eligible == count,
-        );
+        let shown = format!("{eligible} of {count}");
+        self.checks.check(&format!("{when}: workers eligible in the end"), shown, eligible == count);
         let status = self.fleet.admin.json("/discovery").await?;
         let sources = status["sources"].as_array().context("/discovery lists no sources")?;
         let source =
@@ -272,8 +245,7 @@ impl<S: Server> Rig<S> {
     async fn eligible(&self, count: u64) -> anyhow::Result<u64> {
         let began = Instant::now();
         loop {
-            let list = self.fleet.admin.json("/workers").await?;
-            let workers = list["workers"].as_array().context("/workers lists no workers")?;
+            let workers = self.workers().await?;
             let eligible = workers.iter().filter(|worker| worker["ineligible"].is_null()).count() as u64;
             if (eligible == count && workers.len() as u64 == count) || began.elapsed() > PATIENCE {
                 return Ok(eligible);
@@ -282,21 +254,13 @@ impl<S: Server> Rig<S> {
         }
     }
 
-    async fn workers(&self) -> anyhow::Result<u64> {
-        let list = self.fleet.admin.json("/workers").await?;
-        Ok(list["workers"].as_array().map_or(0, Vec::len) as u64)
+    async fn workers(&self) -> anyhow::Result<Vec<Value>> {
+        let mut list = self.fleet.admin.json("/workers").await?;
+        serde_json::from_value(list["workers"].take()).context("/workers lists no workers")
     }
 
     /// Reads the decisions that the gateway keeps.
     async fn read_decisions(&mut self) -> anyhow::Result<()> {
         self.decisions.read(&self.fleet, 1_000).await
-    }
-
-    /// Returns the p99 of the durations of the decisions since a time, microseconds.
-    async fn p99_since(&mut self, since: u64) -> anyhow::Result<f64> {
-        self.read_decisions().await?;
-        let took = self.decisions.since(since);
-        anyhow::ensure!(!took.is_empty(), "no decision was recorded");
-        Ok(quantile(&took, 0.99))
     }
 }

@@ -11,11 +11,10 @@ pub(crate) use self::{
 };
 use self::{run::Options, scenario::Scenarios};
 use crate::{
-    fleet, setup, sh,
+    fleet, sh,
     table::{Checks, columns},
 };
 
-mod beside;
 mod clients;
 mod engines;
 mod hostile;
@@ -72,7 +71,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(args.scale > 0.0, "--scale {}: expected a number above 0", args.scale);
     ensure!(args.minutes.is_none_or(|minutes| minutes > 0.0), "--minutes: expected a number above 0");
     let rows = choose(&args.names)?;
-    setup::run()?;
     let bin = fleet::build("release")?;
     let mut failed = Vec::new();
     for row in rows {

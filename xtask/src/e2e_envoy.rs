@@ -9,11 +9,12 @@ use pointsman_guest_build::GuestBuild;
 use tokio::time::Instant;
 
 use crate::{
+    beside::Beside,
     fleet::{self, EngineSpec, Fleet, Process, free_port},
-    load::{Arrivals, Kind, Load, Prompt, Recorder, Running, Target},
+    load::{Arrivals, Kind, Load, Prompt, Recorder, Target},
     metrics_text::sum_with,
     poll::until,
-    proc, setup, sh,
+    proc, sh,
     stats::{quantile, sorted},
     table::Checks,
 };
@@ -63,7 +64,6 @@ struct Measured {
 
 /// Runs the check.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    setup::run()?;
     let program = program::find()?;
     let bin = fleet::build(&args.profile)?;
     let dir = tempfile::Builder::new().prefix("pointsman-envoy-").tempdir()?;
@@ -138,12 +138,8 @@ async fn compare(
     Ok(())
 }
 
-/// Starts clients that send requests for streams to an address.
-fn start(
-    args: &Args,
-    address: &str,
-    (requests, clients): (u64, u32),
-) -> anyhow::Result<(Arc<Recorder>, Running)> {
+/// Returns clients that send requests for streams to an address.
+fn load(args: &Args, address: &str, (requests, clients): (u64, u32)) -> (Load, Target) {
     let load = Load {
         arrivals: Arrivals::Clients(clients),
         kinds: vec![Kind::Stream],
@@ -152,18 +148,16 @@ fn start(
         requests,
         ..Load::default()
     };
-    let recorder = Arc::<Recorder>::default();
-    let target = Target { address: address.to_owned(), authority: None, instance: 1 };
-    let running = recorder.start(load, &target)?;
-    Ok((recorder, running))
+    (load, Target { address: address.to_owned(), authority: None, instance: 1 })
 }
 
 /// Measures the times of requests, and the CPU time of the processes `pids`.
 async fn measure(args: &Args, address: &str, pids: &[u32], load: (u64, u32)) -> anyhow::Result<Measured> {
     let used: Vec<u64> = pids.iter().map(|pid| proc::cpu_nanos(*pid)).collect();
+    let clients = self::load(args, address, load);
     let begun = Instant::now();
-    let (recorder, mut running) = start(args, address, load)?;
-    running.end().await?;
+    let recorder = Arc::<Recorder>::default();
+    recorder.start(clients.0, &clients.1)?.end().await?;
     let took = begun.elapsed();
     let answers = recorder.take();
     let per_request = |nanos: u64| nanos as f64 / 1e3 / load.0.max(1) as f64;
@@ -184,13 +178,13 @@ async fn swap(args: &Args, gateways: &[Fleet], address: &str, checks: &mut Check
     for name in POLICIES {
         policies.push(GuestBuild::new(&sh::root(), &format!("policy-{name}")).build()?);
     }
-    let (recorder, running) = start(args, address, (u64::MAX, args.clients))?;
+    let (load, target) = load(args, address, (u64::MAX, args.clients));
+    let beside = Beside::start(gateways.first().context("no gateway runs")?, &target, load)?;
     let swapped = install(args, gateways, &policies).await?;
-    running.stop().await;
-    let failed = recorder.take().iter().filter(|answer| answer.failed()).count();
+    let (sent, failed, problems) = beside.stop().await;
     checks.check("policies swapped under load in both gateways", swapped, swapped == args.swaps);
-    checks.check("requests through Envoy meanwhile", recorder.sent(), recorder.sent() > args.swaps);
-    checks.none(&format!("failed requests {}", recorder.problems().join("; ")), failed as u64);
+    checks.check("requests through Envoy meanwhile", sent, sent > args.swaps);
+    checks.none(&format!("failed requests {}", problems.join("; ")), failed as u64);
     Ok(())
 }
 

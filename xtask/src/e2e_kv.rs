@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -23,7 +23,8 @@ use crate::{
         RealEngine,
         engines::{Installed, Kind, Part},
     },
-    setup, sh,
+    sh,
+    table::Checks,
 };
 
 mod conversation;
@@ -81,7 +82,6 @@ struct Setting<'a> {
 
 /// Runs both routers in front of the same engines and prints the table.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    setup::run()?;
     let bin = fleet::build("release")?;
     let mut installed = Installed::at(Kind::VllmNixl, Some(&args.venv))?;
     let dir = tempfile::Builder::new().prefix("pointsman-kv-").tempdir()?;
@@ -100,23 +100,22 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         1 => None,
         _ => Some(run_conversations(&setting, native, 1).await?),
     };
-    figures::print(&kv_aware, round_robin.as_ref());
-    sh::print(&format!("blocks that the engines evicted during the first part: at least {evicted}"));
-    ensure!(
-        evicted > 0,
-        "the engines evicted nothing: their caches are too large for this to prove anything"
-    );
-    let failed = kv_aware.failed + round_robin.as_ref().map_or(0, |figures| figures.failed);
-    ensure!(failed == 0, "{failed} conversations failed");
-    ensure!(kv_aware.not_tokenized == 0.0, "{} prompts had no token ids", kv_aware.not_tokenized);
-    let percent = kv_aware.equal_share() * 100.0;
-    ensure!(
-        kv_aware.equal_share() >= EQUAL,
-        "only {percent:.2} % of the predictions were equal; the limit is 99 %"
+    let mut checks = Checks::default();
+    for (name, figures) in [("kv-aware", Some(&kv_aware)), ("round-robin", round_robin.as_ref())] {
+        figures.iter().for_each(|figures| figures.report(name, &mut checks));
+    }
+    let percent = format!("{:.2} %", kv_aware.equal_share() * 100.0);
+    checks.check("kv-aware: equal predictions (limit 99 %)", percent, kv_aware.equal_share() >= EQUAL);
+    checks.check(
+        "kv-aware: prompts without token ids",
+        kv_aware.not_tokenized,
+        kv_aware.not_tokenized == 0.0,
     );
     let better = round_robin.is_none_or(|other| kv_aware.hit_rate() > other.hit_rate());
-    ensure!(better, "round-robin has the higher hit rate");
-    Ok(())
+    checks.check("the hit rate of kv-aware is the higher one", better, better);
+    // If the engines evicted nothing, their caches are too large for this to prove anything.
+    checks.check("blocks that the engines evicted in the first run, at least", evicted, evicted > 0);
+    checks.finish()
 }
 
 /// Copies the model and adds tools to its template.

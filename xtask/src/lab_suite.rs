@@ -214,9 +214,7 @@ impl Files {
     /// Runs `compare` and reads its report.
     fn report(&self, command: &mut Command) -> anyhow::Result<Value> {
         let report = self.dir.path().join("report.json");
-        let output = command.arg("--json").arg(&report).output().context("could not start pointsman-lab")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "pointsman-lab compare failed: {said}");
+        sh::output(command.arg("--json").arg(&report))?;
         Ok(serde_json::from_slice(&std::fs::read(report)?)?)
     }
 }

@@ -11,6 +11,7 @@ use pointsman_rig::{client, load, machine, metrics_text, poll, proc, stats, tabl
 use crate::real_engines::{engines::Kind, pair};
 
 mod bench;
+mod beside;
 mod book;
 mod certificates;
 mod ci;

@@ -16,7 +16,7 @@ use serde_json::json;
 use crate::{
     client::Client,
     fleet::{self, EngineSpec, Fleet},
-    load, setup, sh,
+    load, sh,
 };
 
 /// Browsers in which the page is tested; the first one that exists is used.
@@ -37,7 +37,6 @@ struct Guests {
 /// Tests the page. Returns an error when it does not show what it should.
 pub(crate) async fn run() -> anyhow::Result<()> {
     let browser = requirements()?;
-    setup::run()?;
     let bin = fleet::build("release")?;
     let build = |name| GuestBuild::new(&sh::root(), name).build();
     let guests = Guests {

@@ -5,7 +5,7 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 pub(crate) use pointsman_rig::terminal::{print, status};
 
 /// Returns the root directory of the workspace.
@@ -43,6 +43,15 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Runs a command until it ends and returns its standard output. An error has the standard error.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
+    let shown = show(command);
+    let output = command.output().with_context(|| format!("could not start `{shown}`"))?;
+    let problem = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "`{shown}` failed: {}", problem.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
 /// Whether a command can be started and succeeds. Its output is discarded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
@@ -65,18 +74,10 @@ pub(crate) fn venv_program(venv: &Path, program: &str, packages: &[&str]) -> any
     Ok(found)
 }
 
-/// Returns the short hash of the checked-out commit; empty outside a clone.
-pub(crate) fn commit() -> String {
-    let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).current_dir(root()).output();
-    head.map(|head| String::from_utf8_lossy(&head.stdout).trim().to_owned()).unwrap_or_default()
-}
-
 /// Returns the files that git tracks and whose names have this ending, relative to the root of the
 /// repository.
 pub(crate) fn tracked_files(ending: &str) -> anyhow::Result<Vec<PathBuf>> {
-    let list = Command::new("git").args(["ls-files", "-z"]).current_dir(root()).output();
-    let list = list.context("could not start git")?;
-    let names = String::from_utf8_lossy(&list.stdout).into_owned();
+    let names = output(Command::new("git").args(["ls-files", "-z"]).current_dir(root()))?;
     Ok(names.split('\0').filter(|name| name.ends_with(ending)).map(PathBuf::from).collect())
 }
 

@@ -18,7 +18,7 @@ use crate::{
     load::closed_loop,
     metrics_text::sum_with,
     poll::until,
-    setup, sh,
+    sh,
 };
 
 #[derive(Debug, clap::Args)]
@@ -53,7 +53,6 @@ load_interval = "200ms"
 
 /// Runs the comparison; returns an error when a request failed or the counts differ.
 pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
-    setup::run()?;
     let bin = fleet::build_programs("release", &[fleet::GATEWAY, fleet::ENGINE, fleet::POLICY])?;
     let policy = |name: &str| GuestBuild::new(&sh::root(), &format!("policy-{name}")).build();
     let (active, shadow) = (policy("kv-aware")?, policy(&args.policy)?);
@@ -86,7 +85,7 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         command
     };
     sh::run(&mut replay(&[]))?;
-    let report: Value = serde_json::from_slice(&replay(&["--json"]).output()?.stdout)?;
+    let report: Value = serde_json::from_str(&sh::output(&mut replay(&["--json"]))?)?;
     let metrics = fleet.metrics().await?;
     for leg in LEGS {
         compare(&metrics, leg, &report["report"]["legs"][leg])?;

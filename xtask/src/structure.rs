@@ -48,6 +48,8 @@ const EDGES: &[(&str, &str)] = &[
 const THREAD_LOCALS: [&str; 2] = ["host/policy-runtime/src/", "host/routing/src/buffers.rs"];
 /// Maximum number of lines of a file, without tests.
 const MAX_FILE_LINES: usize = 400;
+/// Largest width of a comment, columns; rustfmt does not wrap comments.
+const MAX_COMMENT_COLUMNS: usize = 110;
 /// Words that files of `crates/` must not contain: other projects can take this code.
 const WORDS: [&str; 2] = ["pointsman", "gateway"];
 
@@ -110,14 +112,8 @@ fn packages() -> anyhow::Result<Vec<Package>> {
         packages: Vec<Package>,
     }
     let mut cargo = sh::cargo();
-    let output = cargo.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]).output()?;
-    ensure!(
-        output.status.success(),
-        "`cargo metadata` failed: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let metadata: Metadata =
-        serde_json::from_slice(&output.stdout).context("the output of `cargo metadata`")?;
+    let output = sh::output(cargo.args(["metadata", "--no-deps", "--format-version", "1", "--locked"]))?;
+    let metadata: Metadata = serde_json::from_str(&output).context("the output of `cargo metadata`")?;
     Ok(metadata.packages)
 }
 
@@ -148,6 +144,7 @@ fn problems(file: &Path, text: &str) -> Vec<String> {
     if is_code && !is_test && lines > MAX_FILE_LINES {
         problems.push(format!("{lines} lines, limit {MAX_FILE_LINES}"));
     }
+    problems.extend(is_code.then(|| wide_comments(text)).into_iter().flatten());
     let may_have_thread_locals =
         THREAD_LOCALS.iter().any(|allowed| file.to_string_lossy().starts_with(allowed));
     if is_code && file.starts_with("host") && !may_have_thread_locals && text.contains("thread_local!") {
@@ -168,6 +165,17 @@ fn problems(file: &Path, text: &str) -> Vec<String> {
         text.split('"').filter(|part| part.starts_with("../") && !part.contains('\n') && ups(part) > depth);
     problems.extend(paths.map(|path| format!("reads {path}, which is outside of the crate")));
     problems
+}
+
+/// Returns the comments that are too wide. A URL cannot be wrapped.
+fn wide_comments(text: &str) -> impl Iterator<Item = String> {
+    let comments = (1..).zip(text.lines()).filter(|(_, line)| line.trim_start().starts_with("//"));
+    let counted = comments.filter(|(_, line)| !line.contains("://"));
+    let counted = counted.map(|(number, line)| (number, line.chars().count()));
+    let wide = counted.filter(|(_, columns)| *columns > MAX_COMMENT_COLUMNS);
+    wide.map(|(number, columns)| {
+        format!("line {number}: a comment of {columns} columns, limit {MAX_COMMENT_COLUMNS}")
+    })
 }
 
 #[cfg(test)]
@@ -216,5 +224,12 @@ mod tests {
         assert!(problems("crates/sse/src/a/tests.rs", "include_bytes!(\"../../fixtures/x\")").is_empty());
         let outside = ["reads ../../../fixtures/x, which is outside of the crate"];
         assert_eq!(problems("crates/sse/src/a/tests.rs", "include_bytes!(\"../../../fixtures/x\")"), outside);
+    }
+
+    #[test]
+    fn wide_comments_are_found_with_their_place_and_urls_may_be_long() {
+        let wide = "x".repeat(110);
+        let text = format!("let a = \"{wide}\";\n// {wide}\n// https://{wide}\n// {}\n", "é".repeat(107));
+        assert_eq!(wide_comments(&text).collect::<Vec<_>>(), ["line 2: a comment of 113 columns, limit 110"]);
     }
 }

@@ -6,15 +6,13 @@
 //! the engine's write to the client's read.
 
 use std::{
-    io::Write as _,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context as _, ensure};
-use serde_json::json;
 
-use crate::{fleet, machine::MachineUse, setup, sh};
+use crate::{fleet, machine::MachineUse, sh};
 
 mod check;
 mod clients;
@@ -64,9 +62,6 @@ pub(crate) struct Args {
     /// branches meanwhile.
     #[arg(long, conflicts_with_all = ["scenarios", "rivals", "versus", "tokenizer", "tls"])]
     train: bool,
-    /// File to append one line of JSON to, for each router and scenario.
-    #[arg(long, default_value = "target/bench/gateway.jsonl")]
-    out: PathBuf,
 }
 
 /// Runs the rounds and prints the tables.
@@ -76,7 +71,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         let binary = versus.join("pointsman");
         ensure!(binary.is_file(), "--versus: {} does not exist", binary.display());
     }
-    setup::run()?;
     if args.train {
         return train(&fleet::build("release")?).await;
     }
@@ -92,10 +86,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         config: "",
     };
     let chosen = scenario::choose(&args.scenarios, args.tokenizer.is_some())?;
-    let out = sh::root().join(&args.out);
-    std::fs::create_dir_all(out.parent().context("--out names no file")?)?;
-    let mut out = std::fs::OpenOptions::new().append(true).create(true).open(out)?;
-    let commit = sh::commit();
     let mut comparison = Vec::new();
     for scenario in &chosen {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
@@ -104,17 +94,8 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
         for round in 0..args.rounds {
             rounds.push(one_round(scenario, &programs, args.scale, round).await?);
         }
-        let others = before.by_others_since();
-        for (name, figures) in figures::table(scenario, &programs.routers(scenario), &rounds) {
-            let line = json!({
-                "commit": commit, "scenario": scenario.name, "router": name, "rounds": args.rounds, "tls": args.tls,
-                "used_by_others": others.processes + others.hypervisor, "figures": figures,
-            });
-            writeln!(out, "{line}")?;
-        }
-        if let Some(warning) = others.warning() {
-            sh::print(&warning);
-        }
+        figures::print(scenario, &programs.routers(scenario), &rounds);
+        before.by_others_since().warning().iter().for_each(|warning| sh::print(warning));
         versus::print_rivals(&rounds);
         comparison.push(versus::row(&scenario.name, &rounds));
     }
@@ -129,14 +110,7 @@ const SHAPES: [&str; 8] = ["a", "b", "c", "d", "e", "e2", "f", "g"];
 
 /// Sends a scenario of each shape to the gateway of `bin`, and ends it with SIGTERM.
 async fn train(bin: &Path) -> anyhow::Result<()> {
-    let programs = Programs {
-        bin: bin.to_owned(),
-        versus: None,
-        rivals: Rivals::find(&[])?,
-        tokenizer: None,
-        tls: false,
-        config: "",
-    };
+    let programs = Programs { bin: bin.to_owned(), ..Programs::default() };
     for scenario in &scenario::choose(&SHAPES, false)? {
         sh::status(&format!("({}) {}", scenario.name, scenario.description));
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
@@ -150,7 +124,7 @@ async fn train(bin: &Path) -> anyhow::Result<()> {
 }
 
 /// Paths of the routers' programs.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Programs {
     bin: PathBuf,
     versus: Option<PathBuf>,

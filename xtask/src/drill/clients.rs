@@ -11,8 +11,8 @@ use std::{
 use anyhow::Context as _;
 use tokio::time::{Instant, sleep};
 
-use super::beside::Beside;
 use crate::{
+    beside::Beside,
     certificates::Certificates,
     fleet::{self, EngineSpec, Fleet},
     load::{Load, Target as Address},

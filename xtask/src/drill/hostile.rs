@@ -8,8 +8,8 @@ use std::{
 
 use anyhow::bail;
 
-use super::beside::Beside;
 use crate::{
+    beside::Beside,
     fleet::{self, EngineSpec, Fleet},
     load::{Arrivals, Load, Target},
     sh,
@@ -19,7 +19,6 @@ use crate::{
 mod bombs;
 mod cases;
 mod run;
-mod verdict;
 
 use cases::Guests;
 use run::Run;
@@ -56,7 +55,7 @@ pub(super) async fn run(only: &str, seed: u64, bin: &Path, checks: &mut Checks) 
     let beside = Beside::start(&fleet, &target, load)?;
     let run = Run { fleet, guests, next: Cell::new(0), seen: RefCell::default() };
     let mut memory = vec![run.warm_up().await?];
-    let head = ["case", "file", "expected", "/policies", "/metrics", "peak MB", "p99 ms", "good after s", ""];
+    let head = ["case", "file", "expected", "peak MB", "p99 ms", "good after s", ""];
     let (mut rows, mut wrong) = (vec![head.map(str::to_owned).to_vec()], 0);
     for round in 0..ROUNDS {
         let mut cases = cases::all(&run.guests, round)?;

@@ -31,12 +31,7 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
 
 /// Returns the version that the program prints.
 pub(super) fn version(program: &Path) -> anyhow::Result<String> {
-    let output = Command::new(program).arg("--version").output()?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let version = text
-        .split('/')
-        .find(|part| part.starts_with(|first: char| first.is_ascii_digit()) && part.contains('.'));
-    Ok(version.unwrap_or("unknown").to_owned())
+    Ok(sh::output(Command::new(program).arg("--version"))?.trim().to_owned())
 }
 
 /// Starts Envoy with two gateways as endpoint pickers. Returns the process, and the address for clients.

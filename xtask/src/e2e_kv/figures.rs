@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::{
     metrics_text::{sum, sum_with},
-    sh,
-    table::columns,
+    table::Checks,
 };
 
 /// Results of one router.
@@ -13,7 +12,7 @@ use crate::{
 pub(super) struct Figures {
     requests: u64,
     /// Number of conversations that failed.
-    pub(super) failed: u64,
+    failed: u64,
     equal: f64,
     over: f64,
     under: f64,
@@ -50,22 +49,18 @@ impl Figures {
     pub(super) fn hit_rate(&self) -> f64 {
         self.cached_tokens / self.prompt_tokens.max(1.0)
     }
-}
 
-/// Prints one line for each router.
-pub(super) fn print(kv_aware: &Figures, round_robin: Option<&Figures>) {
-    let head = "router|requests|failed|equal|over|under|equal %|hit rate|seconds";
-    let line = |(name, figures): (&str, &Figures)| {
-        let (equal, hits) = (figures.equal_share() * 100.0, figures.hit_rate() * 100.0);
-        let Figures { requests, failed, equal: right, over, under, took, .. } = figures;
-        let took = took.as_secs_f64();
-        format!("{name}|{requests}|{failed}|{right}|{over}|{under}|{equal:.2}|{hits:.1} %|{took:.0}")
-    };
-    let routers = [("kv-aware", Some(kv_aware)), ("round-robin", round_robin)].into_iter();
-    let lines = routers.filter_map(|(name, figures)| Some(line((name, figures?))));
-    let rows = std::iter::once(head.to_owned()).chain(lines);
-    let rows: Vec<_> = rows.map(|row| row.split('|').map(str::to_owned).collect()).collect();
-    columns(&rows).iter().for_each(|row| sh::print(row));
+    /// Prints the figures of a router.
+    pub(super) fn report(&self, router: &str, checks: &mut Checks) {
+        let Self { requests, equal, over, under, took, .. } = self;
+        checks.show(&format!("{router}: requests"), format!("{requests} in {:.0} s", took.as_secs_f64()));
+        checks.show(
+            &format!("{router}: predictions, equal / over / under"),
+            format!("{equal} / {over} / {under}"),
+        );
+        checks.show(&format!("{router}: hit rate"), format!("{:.1} %", self.hit_rate() * 100.0));
+        checks.none(&format!("{router}: conversations that failed"), self.failed);
+    }
 }
 
 #[cfg(test)]

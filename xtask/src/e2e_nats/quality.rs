@@ -25,13 +25,9 @@ const LIMIT: f64 = 0.05;
 /// Time between two readings of the engines' load.
 const SAMPLE: Duration = Duration::from_millis(200);
 
-/// Way in which the gateways run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
-    One,
-    Exchange,
-    Apart,
-}
+/// The cases: name, whether there is only one gateway, and whether the gateways exchange their load.
+const CASES: [(&str, bool, bool); 3] =
+    [("one gateway", true, false), ("several with exchange", false, true), ("several without", false, false)];
 
 /// Results of a case.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,20 +38,12 @@ struct Figures {
     hit_rate: f64,
     /// 90th percentile of the time to first token, milliseconds.
     ttft_p90: f64,
-    cost: Cost,
-}
-
-/// What the exchange costs.
-#[derive(Clone, Copy, Debug, Default)]
-struct Cost {
-    /// Messages that all gateways sent and received, for each request.
+    /// Messages and bytes of the exchange that all gateways sent and received, for each request.
     messages: f64,
     bytes: f64,
     /// Largest resident memory of a gateway, MB.
     memory: f64,
 }
-
-const CASES: [Case; 3] = [Case::One, Case::Exchange, Case::Apart];
 
 /// Runs all cases of all seeds, in a rotating order, and judges them.
 pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow::Result<()> {
@@ -63,18 +51,18 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
     for seed in 1..=args.seeds {
         let mut row = [Figures::default(); 3];
         for place in (0..3).map(|turn| (usize::try_from(seed).unwrap_or(0) + turn) % 3) {
-            let case = CASES[place];
-            let (figures, seen) = one(args, bin, case, seed).await?;
-            checks.none(&format!("seed {seed}, {}: requests that failed", case.name()), seen.failed);
+            let (figures, seen) = one(args, bin, CASES[place], seed).await?;
+            let run = format!("seed {seed}, {}", CASES[place].0);
+            checks.none(&format!("{run}: requests that failed"), seen.failed);
             seen.problem.iter().for_each(|problem| sh::status(&format!("the first failure: {problem}")));
-            let Figures { imbalance, hit_rate, ttft_p90, cost } = figures;
             if args.churn {
-                checks.show(&format!("seed {seed}, {}: requests of killed gateways", case.name()), seen.cut);
+                checks.show(&format!("{run}: requests of killed gateways"), seen.cut);
             }
+            let Figures { imbalance, hit_rate, ttft_p90, messages, bytes, memory } = figures;
             let shown = format!("{imbalance:.3}, {hit_rate:.3}, {ttft_p90:.0} ms");
-            checks.show(&format!("seed {seed}, {}: imbalance, hit rate, TTFT p90", case.name()), shown);
-            let shown = format!("{:.1}, {:.0}, {:.0}", cost.messages, cost.bytes, cost.memory);
-            checks.show(&format!("seed {seed}, {}: messages, bytes a request, MB", case.name()), shown);
+            checks.show(&format!("{run}: imbalance, hit rate, TTFT p90"), shown);
+            let shown = format!("{messages:.1}, {bytes:.0}, {memory:.0}");
+            checks.show(&format!("{run}: messages, bytes a request, MB"), shown);
             row[place] = figures;
         }
         all.push(row);
@@ -83,7 +71,12 @@ pub(super) async fn run(args: &Args, bin: &Path, checks: &mut Checks) -> anyhow:
     Ok(())
 }
 
-async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(Figures, Seen)> {
+async fn one(
+    args: &Args,
+    bin: &Path,
+    (_, is_one, exchange): (&str, bool, bool),
+    seed: u64,
+) -> anyhow::Result<(Figures, Seen)> {
     // Each engine's cache holds about a third of the common beginnings, so the choice of the engine matters.
     let mut fleet = drill::choose(&["replicas".to_owned()])?.remove(0).fleet;
     if args.large {
@@ -92,8 +85,8 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
         fleet.flags.push_str(" --itl-ms 60");
         fleet.engines.iter_mut().for_each(|engines| engines.count = 120);
     }
-    let gateways = if case == Case::One { 1 } else { fleet.gateways };
-    let spec = FleetSpec { gateways, nats: case == Case::Exchange, ..fleet };
+    let gateways = if is_one { 1 } else { fleet.gateways };
+    let spec = FleetSpec { gateways, nats: exchange, ..fleet };
     let mut rig = Rig::start(&spec, bin).await?;
     let running = Gateways::of(&rig);
     let plan = load::plan(seed, args.rate, Duration::from_secs(args.seconds), args.agents);
@@ -105,13 +98,19 @@ async fn one(args: &Args, bin: &Path, case: Case, seed: u64) -> anyhow::Result<(
     let states = [churn.lost, rig.states().await].concat();
     let total =
         |pointer: &str| -> f64 { states.iter().filter_map(|state| state.pointer(pointer)?.as_f64()).sum() };
-    let cost = cost(&rig, plan.len()).await?;
-    let figures = Figures {
-        cost,
+    let mut figures = Figures {
         imbalance: mean(&samples),
         hit_rate: total("/prefix_hits") / total("/prefix_queries").max(1.0),
         ttft_p90: quantile(&sorted(seen.ttft.clone()), 0.9),
+        ..Figures::default()
     };
+    for gateway in rig.fleets() {
+        let text = gateway.metrics().await?;
+        let sum = |name: &str| metrics_text::sum(&text, name) / plan.len().max(1) as f64;
+        figures.messages += sum("pointsman_replicas_messages_total");
+        figures.bytes += sum("pointsman_replicas_bytes_total");
+        figures.memory = figures.memory.max(Memory::of(gateway.gateway.pid())?.resident);
+    }
     Ok((figures, seen))
 }
 
@@ -128,19 +127,6 @@ async fn watch(
         churn.step(rig, running, &states).await?;
         sleep(SAMPLE).await;
     }
-}
-
-/// Reads what the exchange cost from the metrics of all gateways.
-async fn cost(rig: &Rig, requests: usize) -> anyhow::Result<Cost> {
-    let mut cost = Cost::default();
-    for gateway in rig.fleets() {
-        let text = gateway.metrics().await?;
-        let sum = |name: &str| metrics_text::sum(&text, name);
-        cost.messages += sum("pointsman_replicas_messages_total") / requests.max(1) as f64;
-        cost.bytes += sum("pointsman_replicas_bytes_total") / requests.max(1) as f64;
-        cost.memory = cost.memory.max(Memory::of(gateway.gateway.pid())?.resident);
-    }
-    Ok(cost)
 }
 
 /// Returns the busiest engine's number of requests divided by the mean, if the mean is at least one.
@@ -170,18 +156,8 @@ fn judge(all: &[[Figures; 3]], checks: &mut Checks) {
             let (low, high) = (quantile(&ratios, 0.0), quantile(&ratios, 1.0));
             let good = if more_is_better { middle >= 1.0 - LIMIT } else { middle <= 1.0 + LIMIT };
             let shown = format!("{middle:.3} ({low:.3} to {high:.3})");
-            let (name, limit) = (CASES[case].name(), if judged { " (limit 5 %)" } else { "" });
+            let (name, limit) = (CASES[case].0, if judged { " (limit 5 %)" } else { "" });
             checks.check(&format!("{figure}, {name} / one{limit}"), shown, good || !judged);
-        }
-    }
-}
-
-impl Case {
-    fn name(self) -> &'static str {
-        match self {
-            Self::One => "one gateway",
-            Self::Exchange => "several with exchange",
-            Self::Apart => "several without",
         }
     }
 }
@@ -205,7 +181,7 @@ mod tests {
             imbalance: 1.2 * factor,
             hit_rate: 0.5 / factor,
             ttft_p90: 100.0 * factor,
-            cost: Cost::default(),
+            ..Figures::default()
         };
         let judged = |exchange: f64, apart: f64| {
             let mut checks = Checks::default();

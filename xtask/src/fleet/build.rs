@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::sh;
+use crate::{setup, sh};
 
 /// Returns the directory of all build results.
 pub(crate) fn target_dir() -> PathBuf {
@@ -30,10 +30,11 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     build_programs(profile, &[GATEWAY, ENGINE])
 }
 
-/// Builds programs with a profile and returns their directory.
+/// Installs the WebAssembly targets, builds programs with a profile and returns their directory.
 ///
 /// If the environment has `POINTSMAN_BIN=DIR`, nothing is built, and the programs in that directory are used.
 pub(crate) fn build_programs(profile: &str, programs: &[Program]) -> anyhow::Result<PathBuf> {
+    setup::run()?;
     if let Some(bin) = std::env::var_os("POINTSMAN_BIN").filter(|bin| !bin.is_empty()) {
         return Ok(bin.into());
     }

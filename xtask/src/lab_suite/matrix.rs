@@ -6,6 +6,7 @@ use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 
 use super::lookalike::{self, Lookalike};
+use crate::sh;
 
 /// Number of tokens that the cache of an engine holds.
 const CACHE_TOKENS: u32 = 524_288;
@@ -158,10 +159,7 @@ impl Cell {
         let mut command = Command::new(lab);
         command.args(["trace", "generate", shape, "--requests", &self.requests.to_string()]);
         command.args(["--rate", &rate.to_string(), "--seed", &seed.to_string(), "-o"]).arg(to);
-        let output = command.output().context("could not start pointsman-lab")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "pointsman-lab trace generate failed: {said}");
-        Ok(())
+        sh::output(&mut command).map(drop)
     }
 
     fn lookalike(&self) -> Option<&'static Lookalike> {
@@ -178,7 +176,6 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::sh;
 
     #[test]
     fn the_matrix_has_the_promised_breadth() {

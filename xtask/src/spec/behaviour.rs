@@ -1,17 +1,16 @@
-//! Reads the rules and clauses of docs/behaviour.md.
+//! Reads the rules (`B1`) and clauses (`B1.2`) of docs/behaviour.md.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::LazyLock,
+};
 
-/// A rule (`B1`) or an error code (`I_shed`) with its clauses.
-#[derive(Debug)]
-pub(super) struct Rule {
-    pub(super) id: String,
-    pub(super) clauses: Vec<Clause>,
-}
+use regex::Regex;
 
-/// One statement that a test can check.
+/// A statement that a test can check, or an error code.
 #[derive(Debug)]
 pub(super) struct Clause {
+    /// `B1.2`, `C7a.1`, `I_shed`.
     pub(super) id: String,
     /// Beginning of its text.
     pub(super) text: String,
@@ -22,68 +21,64 @@ pub(super) struct Clause {
 /// Number of characters of a clause's text that are shown.
 const SHOWN: usize = 90;
 
-/// Reads the rules in the order of the document, and the problems with their ids.
-pub(super) fn read(document: &str) -> (Vec<Rule>, Vec<String>) {
-    let (mut rules, mut problems, mut deviations) = (Vec::<Rule>::new(), Vec::new(), BTreeSet::new());
+#[expect(clippy::unwrap_used, reason = "a test reads both patterns")]
+static IS_RULE: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"^[A-S][0-9]{1,2}[a-z]?$").unwrap());
+#[expect(clippy::unwrap_used, reason = "a test reads both patterns")]
+static IS_CLAUSE: LazyLock<Regex> =
+    LazyLock::new(|| Regex::new(r"^(I_[a-z_]+|[A-S][0-9]{1,2}[a-z]?\.[0-9]+)$").unwrap());
+
+/// Reads the clauses in the order of the document, and the problems with their ids.
+pub(super) fn read(document: &str) -> (Vec<Clause>, Vec<String>) {
+    let (mut clauses, mut problems, mut deviations) = (Vec::<Clause>::new(), Vec::new(), BTreeSet::new());
+    // Number of clauses of each rule.
+    let mut rules = BTreeMap::<&str, usize>::new();
     let mut section = "";
     for line in document.lines() {
-        if let Some(title) = line.strip_prefix("## ") {
-            section = title;
-        }
+        section = line.strip_prefix("## ").unwrap_or(section);
         if section == "Deviations" {
-            deviations.extend(first_cell(line).filter(|cell| is_clause(cell)).map(str::to_owned));
+            deviations.extend(first_cell(line).filter(|cell| is_clause(cell)));
         } else if let Some((id, text)) = item(line) {
-            if is_rule(id) {
-                rules.push(Rule { id: id.to_owned(), clauses: Vec::new() });
+            if IS_RULE.is_match(id) {
+                rules.entry(id).or_default();
             } else if is_clause(id) {
-                add(&mut rules, id, text, &mut problems);
+                let rule = id.split_once('.').map_or("", |(rule, _)| rule);
+                match rules.get_mut(rule) {
+                    Some(count) => *count += 1,
+                    None => problems.push(format!(
+                        "clause {id} stands before its rule: add an item `- {rule} …` above it"
+                    )),
+                }
+                clauses.push(Clause::new(id.to_owned(), text));
             }
         } else if section.starts_with("I.") {
-            rules.extend(error_codes(line));
+            clauses.extend(error_codes(line));
         }
     }
+    let empty = rules.iter().filter(|(_, count)| **count == 0);
+    problems.extend(
+        empty.map(|(rule, _)| format!("rule {rule} has no clause: add an item `- {rule}.1 …` below it")),
+    );
     let mut seen = BTreeSet::new();
-    for rule in &mut rules {
-        if rule.clauses.is_empty() {
-            problems
-                .push(format!("rule {} has no clause: add an item `- {}.1 …` below it", rule.id, rule.id));
-        }
-        for clause in &mut rule.clauses {
-            clause.deviates = deviations.remove(&clause.id);
-            if !seen.insert(clause.id.clone()) {
-                problems.push(format!("clause {} appears twice: give one of them another number", clause.id));
-            }
+    for clause in &mut clauses {
+        clause.deviates = deviations.remove(clause.id.as_str());
+        if !seen.insert(clause.id.clone()) {
+            problems.push(format!("clause {} appears twice: give one of them another number", clause.id));
         }
     }
     let unknown =
         deviations.iter().map(|id| format!("the table of deviations names {id}, which is not a clause"));
     problems.extend(unknown);
-    (rules, problems)
+    (clauses, problems)
 }
 
-/// Whether a text is the id of a clause: `B1.2`, `C7a.1`, `I_shed`.
+/// Whether a text is the id of a clause.
 pub(super) fn is_clause(text: &str) -> bool {
-    if let Some(code) = text.strip_prefix("I_") {
-        return !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
-    }
-    let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    text.split_once('.').is_some_and(|(rule, clause)| is_rule(rule) && number(clause))
+    IS_CLAUSE.is_match(text)
 }
 
-/// Whether a text is the id of a rule: `B1`, `C7a`.
-fn is_rule(text: &str) -> bool {
-    let Some(rest) = text.strip_prefix(|letter: char| ('A'..='S').contains(&letter)) else { return false };
-    let digits = rest.strip_suffix(|letter: char| letter.is_ascii_lowercase()).unwrap_or(rest);
-    !digits.is_empty() && digits.len() <= 2 && digits.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// Adds a clause to its rule. The rule must come before it.
-fn add(rules: &mut [Rule], id: &str, text: &str, problems: &mut Vec<String>) {
-    let clause = Clause { id: id.to_owned(), text: begin(text), deviates: false };
-    let of = id.split_once('.').map_or("", |(rule, _)| rule);
-    match rules.iter_mut().find(|rule| rule.id == of) {
-        Some(rule) => rule.clauses.push(clause),
-        None => problems.push(format!("clause {id} stands before its rule: add an item `- {of} …` above it")),
+impl Clause {
+    fn new(id: String, text: &str) -> Self {
+        Self { id, text: text.chars().take(SHOWN).collect(), deviates: false }
     }
 }
 
@@ -103,20 +98,12 @@ fn first_cell(line: &str) -> Option<&str> {
     line.trim_start().strip_prefix('|')?.split('|').next().map(str::trim)
 }
 
-/// Returns the codes in the last column of the table of errors. Each code is a rule, and its own only clause.
-fn error_codes(line: &str) -> Vec<Rule> {
+/// Returns the codes in the last column of the table of errors.
+fn error_codes(line: &str) -> Vec<Clause> {
     let row = line.strip_prefix('|').map(|row| row.trim_end_matches([' ', '|']));
     let codes = row.and_then(|row| row.rsplit('|').next()).unwrap_or_default();
-    let rule = |code: &str| {
-        let (id, text) = (format!("I_{code}"), begin(line.trim_matches([' ', '|'])));
-        let clause = Clause { id: id.clone(), text, deviates: false };
-        Rule { id, clauses: vec![clause] }
-    };
-    codes.split('`').skip(1).step_by(2).map(rule).collect()
-}
-
-fn begin(text: &str) -> String {
-    text.chars().take(SHOWN).collect()
+    let clause = |code: &str| Clause::new(format!("I_{code}"), line.trim_matches([' ', '|']));
+    codes.split('`').skip(1).step_by(2).map(clause).collect()
 }
 
 #[cfg(test)]
@@ -131,9 +118,8 @@ mod tests {
 
     #[test]
     fn items_rows_and_codes_are_clauses() {
-        let (rules, problems) = read(DOCUMENT);
+        let (clauses, problems) = read(DOCUMENT);
         assert!(problems.is_empty(), "{problems:?}");
-        let clauses: Vec<_> = rules.iter().flat_map(|rule| &rule.clauses).collect();
         let ids: Vec<_> = clauses.iter().map(|clause| clause.id.as_str()).collect();
         assert_eq!(ids, ["B1.1", "B1.2", "E1.1", "I_bad_one", "I_bad_two"]);
         let texts: Vec<_> = clauses.iter().map(|clause| clause.text.as_str()).collect();
@@ -166,8 +152,8 @@ mod tests {
     #[test]
     fn the_page_of_errors_shows_every_code_of_the_table() {
         let page = |name: &str| std::fs::read_to_string(crate::sh::root().join("docs").join(name)).unwrap();
-        let (rules, _) = super::read(&page("behaviour.md"));
-        let codes = rules.iter().filter_map(|rule| rule.id.strip_prefix("I_"));
+        let (clauses, _) = super::read(&page("behaviour.md"));
+        let codes = clauses.iter().filter_map(|clause| clause.id.strip_prefix("I_"));
         let errors = page("errors.md");
         let shown = errors.lines().filter_map(|line| line.strip_prefix("## `")?.strip_suffix('`'));
         assert_eq!(shown.collect::<BTreeSet<_>>(), codes.collect::<BTreeSet<_>>());

@@ -1,7 +1,5 @@
 //! The crates that are compiled into each program: their maximum number, and those that are forbidden.
 
-use anyhow::ensure;
-
 use crate::sh;
 
 /// Programs, and the maximum number of crates in the tree of each. A change that needs more crates raises the
@@ -60,10 +58,7 @@ fn tree(package: &str) -> anyhow::Result<Vec<String>> {
     // This variable is removed so that the tree has the features of this program only, not those of the
     // workspace.
     cargo.env_remove("CARGO_RESOLVER_FEATURE_UNIFICATION");
-    let output = cargo.output()?;
-    let problem = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "`cargo tree` failed: {}", problem.trim());
-    Ok(names(&String::from_utf8_lossy(&output.stdout)))
+    Ok(names(&sh::output(&mut cargo)?))
 }
 
 fn names(text: &str) -> Vec<String> {

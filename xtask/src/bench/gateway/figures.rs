@@ -1,7 +1,5 @@
 //! Figures of one run, and the table of a scenario.
 
-use serde_json::{Value, json};
-
 use super::{Round, routers::Router, scenario::Scenario};
 use crate::{sh, stats::median, table::columns};
 
@@ -37,40 +35,38 @@ impl Figures {
     }
 }
 
-/// Prints the medians of a scenario, and returns them as JSON by router.
-pub(super) fn table(scenario: &Scenario, routers: &[Router], rounds: &[Round]) -> Vec<(&'static str, Value)> {
+/// Prints the medians of a scenario.
+pub(super) fn print(scenario: &Scenario, routers: &[Router], rounds: &[Round]) {
     let head = "router|CPU s/1000|x nginx|us/event|TTFT p50|TTFT p99|hop p50|hop p99|ev/chunk|req/s|RSS MB";
-    let (mut rows, mut all) = (vec![head.split('|').map(str::to_owned).collect::<Vec<_>>()], Vec::new());
+    let mut rows = vec![head.split('|').map(str::to_owned).collect::<Vec<_>>()];
     for router in routers {
         let name = router.name();
-        let of = |figure: fn(&Figures) -> f64| median(values(rounds, name, figure));
+        let of = |figure: fn(&Figures) -> f64, digits: usize| {
+            format!("{:.digits$}", median(values(rounds, name, figure)))
+        };
         let cpu: fn(&Figures) -> f64 = |figures| figures.cpu_per_1000_s;
         let nginx = values(rounds, "nginx", cpu).into_iter();
-        let ratio =
-            median(values(rounds, name, cpu).iter().zip(nginx).map(|(cpu, nginx)| cpu / nginx).collect());
-        let (per_1000, per_event) = (of(cpu), of(|figures| figures.cpu_per_event_us));
-        let [p50, p99] = [of(|figures| figures.ttft_p50_ms), of(|figures| figures.ttft_p99_ms)];
-        let [hop50, hop99] = [of(|figures| figures.hop_p50_us), of(|figures| figures.hop_p99_us)];
-        let chunk = of(|figures| figures.events_per_chunk);
-        let [rate, rss] = [of(|figures| figures.per_second), of(|figures| figures.rss_mb)];
-        let line = format!(
-            "{name}|{per_1000:.3}|{ratio:.2}|{per_event:.2}|{p50:.3}|{p99:.3}|{hop50:.0}|{hop99:.0}|{chunk:.2}|{rate:.0}|{rss:.1}"
-        );
-        rows.push(line.split('|').map(str::to_owned).collect());
-        let figures = json!({
-            "cpu_s_per_1000": per_1000, "ratio_to_nginx": ratio, "cpu_us_per_event": per_event,
-            "ttft_ms": [p50, p99], "hop_us": [hop50, hop99], "events_per_chunk": chunk,
-            "requests_per_s": rate, "rss_mb": rss,
-        });
-        all.push((name, figures));
+        let ratios = values(rounds, name, cpu).into_iter().zip(nginx).map(|(cpu, nginx)| cpu / nginx);
+        rows.push(vec![
+            name.to_owned(),
+            of(cpu, 3),
+            format!("{:.2}", median(ratios.collect())),
+            of(|figures| figures.cpu_per_event_us, 2),
+            of(|figures| figures.ttft_p50_ms, 3),
+            of(|figures| figures.ttft_p99_ms, 3),
+            of(|figures| figures.hop_p50_us, 0),
+            of(|figures| figures.hop_p99_us, 0),
+            of(|figures| figures.events_per_chunk, 2),
+            of(|figures| figures.per_second, 0),
+            of(|figures| figures.rss_mb, 1),
+        ]);
     }
     sh::print(&format!("\n({}) {}", scenario.name, scenario.description));
     columns(&rows).iter().for_each(|row| sh::print(row));
-    all
 }
 
 /// Returns a figure for each round in which the router ran.
-pub(super) fn values(rounds: &[Round], router: &str, figure: fn(&Figures) -> f64) -> Vec<f64> {
+fn values(rounds: &[Round], router: &str, figure: fn(&Figures) -> f64) -> Vec<f64> {
     let of_router = rounds.iter().flatten().filter(|(name, _)| *name == router);
     of_router.map(|(_, figures)| figure(figures)).collect()
 }

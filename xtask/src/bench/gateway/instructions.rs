@@ -18,10 +18,10 @@ use tokio::time::{Instant, sleep};
 use super::{
     Programs,
     engines::Engines,
-    routers::{Rivals, Router},
+    routers::Router,
     scenario::{self, Scenario},
 };
-use crate::{fleet, load::Arrivals, setup, sh};
+use crate::{fleet, load::Arrivals, sh};
 
 mod callgrind;
 
@@ -94,7 +94,6 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<()> {
     for name in &args.only {
         ensure!(names.contains(&name.as_str()), "no count is called `{name}`: expected {}", names.join(", "));
     }
-    setup::run()?;
     let bin = fleet::build("release")?.canonicalize()?;
     let profiles = sh::root().join(&args.profiles);
     let mut counts = BTreeMap::new();
@@ -137,14 +136,8 @@ impl Count {
         };
         let dir = tempfile::Builder::new().prefix("pointsman-bench-").tempdir()?;
         let engines = Engines::start(&scenario, bin, dir.path())?;
-        let programs = Programs {
-            bin: callgrind::wrapper(bin, dir.path())?,
-            versus: None,
-            rivals: Rivals::find(&[])?,
-            tokenizer: None,
-            tls: false,
-            config: CONFIG,
-        };
+        let bin = callgrind::wrapper(bin, dir.path())?;
+        let programs = Programs { bin, config: CONFIG, ..Programs::default() };
         let router = Router::Pointsman.start(&scenario, &engines, &programs).await?;
         let callgrind = Callgrind::new(router.pid().context("the gateway has no process")?, dir.path());
         super::run::run(&scenario, &router, 1.0).await?;
@@ -226,9 +219,7 @@ fn read(text: &str) -> anyhow::Result<Expected> {
 /// Returns the versions of the compiler, the C library and valgrind.
 fn versions() -> String {
     let first_words = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).current_dir(sh::root()).output();
-        let text =
-            output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
+        let text = sh::output(Command::new(program).args(args).current_dir(sh::root())).unwrap_or_default();
         text.split_whitespace().take(2).collect::<Vec<_>>().join(" ")
     };
     let c_library = first_words("getconf", &["GNU_LIBC_VERSION"]);

@@ -216,33 +216,14 @@ async fn nginx(
 ) -> anyhow::Result<(String, Process)> {
     let port = free_port()?;
     let address = format!("127.0.0.1:{port}");
-    let (ssl, tls) = match tls {
-        Some(tls) => (" ssl", nginx_tls(tls)),
-        None => ("", String::new()),
-    };
-    let at = dir.display();
-    let servers: String = engines.iter().map(|engine| format!("server {}; ", engine.address)).collect();
-    let config = format!(
-        "daemon off; worker_processes 1; pid {at}/pid; error_log {at}/error.log warn;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off; client_max_body_size 64m; client_body_buffer_size 1m; keepalive_requests 1000000;
-  client_body_temp_path {at}/b; proxy_temp_path {at}/p; fastcgi_temp_path {at}/f; uwsgi_temp_path {at}/u;
-  scgi_temp_path {at}/s;
-  upstream engine {{ {servers}keepalive 1024; keepalive_requests 1000000; }}
-  server {{
-    listen {address}{ssl};{tls}
-    location / {{
-      proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_buffering off;
-    }}
-  }}
-}}
-"
-    );
+    let listen = tls.map_or_else(|| format!("{address};"), |tls| format!("{address} ssl;{}", nginx_tls(tls)));
+    let servers: String = engines.iter().map(|engine| format!("server {};", engine.address)).collect();
+    let config = include_str!("routers/nginx.conf").replace("DIR", &dir.to_string_lossy());
+    let config = config.replace("SERVERS", &servers).replace("LISTEN", &listen);
     let file = dir.join("nginx.conf");
     std::fs::write(&file, config)?;
     let mut command = Command::new(nginx_program().context("nginx is not installed")?);
-    command.arg("-c").arg(&file).args(["-p", &at.to_string()]);
+    command.arg("-c").arg(&file).arg("-p").arg(dir);
     let process = Process::logging("nginx", command, dir, End::Terminate)?;
     let listens = until_listening("nginx", port, Duration::from_secs(5)).await;
     listens.with_context(|| process.last_lines())?;

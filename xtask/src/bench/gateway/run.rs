@@ -128,9 +128,7 @@ impl Work {
 /// template.
 async fn all_in_tokens(router: &Running) -> anyhow::Result<()> {
     let Some(admin) = &router.admin else { return Ok(()) };
-    let metrics = admin.get("/metrics").await?;
-    let by_bytes: Vec<_> = metrics_text::samples(&metrics, "pointsman_not_tokenized_total");
-    let count: f64 = by_bytes.iter().map(|sample| sample.value).sum();
+    let count = metrics_text::sum(&admin.get("/metrics").await?, "pointsman_not_tokenized_total");
     ensure!(count == 0.0, "{count} requests were routed by bytes: pass a --tokenizer with a chat template");
     Ok(())
 }
@@ -143,8 +141,7 @@ pub(super) async fn fill(router: &Running) -> anyhow::Result<()> {
         post(&router.client, bodies.of(turn, 0, turn), &mut unused).await?;
         if turn % 50 == 49 {
             let metrics = admin.get("/metrics").await?;
-            let evicted = metrics_text::samples(&metrics, "pointsman_index_evicted_total");
-            if evicted.iter().any(|sample| sample.value > 0.0) {
+            if metrics_text::sum(&metrics, "pointsman_index_evicted_total") > 0.0 {
                 return Ok(());
             }
         }

@@ -3,28 +3,16 @@
 use super::{Round, figures::Figures, routers::Router};
 use crate::{sh, stats::median};
 
-/// Figures of this build divided by those of the other build.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Comparison {
-    scenario: String,
-    /// CPU time of this build divided by that of the other, for each round.
-    cpu: Vec<f64>,
-    ttft_p50: f64,
-    hop_p50: f64,
-    memory: f64,
-}
-
-/// Computes each ratio within a round, so that a disturbance affects both builds, and then the median over
-/// the rounds.
-pub(super) fn row(scenario: &str, rounds: &[Round]) -> Comparison {
+/// Returns the row of a scenario: figures of this build divided by those of the other. Each ratio is of a
+/// round, so that a disturbance affects both builds, and then comes the median over the rounds.
+pub(super) fn row(scenario: &str, rounds: &[Round]) -> String {
     let ratios = |figure| ratios(rounds, "versus", figure);
-    Comparison {
-        scenario: scenario.to_owned(),
-        cpu: ratios(|figures| figures.cpu_per_1000_s),
-        ttft_p50: median(ratios(|figures| figures.ttft_p50_ms)),
-        hop_p50: median(ratios(|figures| figures.hop_p50_us)),
-        memory: median(ratios(|figures| figures.rss_mb)),
-    }
+    let cpu = ratios(|figures| figures.cpu_per_1000_s);
+    let ([low, high], cpu) = (range(&cpu), median(cpu));
+    let ttft = median(ratios(|figures| figures.ttft_p50_ms));
+    let hop = median(ratios(|figures| figures.hop_p50_us));
+    let memory = median(ratios(|figures| figures.rss_mb));
+    format!("| {scenario} | {cpu:.3} | {low:.3} to {high:.3} | {ttft:.3} | {hop:.3} | {memory:.3} |")
 }
 
 /// Prints this build's CPU time divided by that of each rival.
@@ -63,26 +51,12 @@ fn range(values: &[f64]) -> [f64; 2] {
     [values.iter().copied().fold(f64::NAN, f64::min), values.iter().copied().fold(f64::NAN, f64::max)]
 }
 
-/// Prints one line for each scenario.
-pub(super) fn print(rows: &[Comparison]) {
+/// Prints the rows of the scenarios.
+pub(super) fn print(rows: &[String]) {
     sh::print("\nThis build over the other build, medians of the rounds (below 1.00 this build is better)");
     sh::print("| scenario | CPU | CPU, lowest and highest round | TTFT p50 | hop p50 | RSS |");
     sh::print("| --- | ---: | ---: | ---: | ---: | ---: |");
-    rows.iter().for_each(|row| sh::print(&row.line()));
-}
-
-impl Comparison {
-    fn line(&self) -> String {
-        let [low, high] = range(&self.cpu);
-        format!(
-            "| {} | {:.3} | {low:.3} to {high:.3} | {:.3} | {:.3} | {:.3} |",
-            self.scenario,
-            median(self.cpu.clone()),
-            self.ttft_p50,
-            self.hop_p50,
-            self.memory
-        )
-    }
+    rows.iter().for_each(|row| sh::print(row));
 }
 
 #[cfg(test)]
@@ -110,7 +84,7 @@ mod tests {
         let rounds = [(1.1, 1.0), (11.0, 10.0), (0.9, 1.0)].map(|(this, other)| {
             vec![("nginx", figures(5.0)), ("pointsman", figures(this)), ("versus", figures(other))]
         });
-        let line = row("a", &rounds).line();
+        let line = row("a", &rounds);
         assert_eq!(line, "| a | 1.100 | 0.900 to 1.100 | 1.100 | NaN | 1.000 |");
     }
 

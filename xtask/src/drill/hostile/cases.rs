@@ -24,7 +24,7 @@ pub(super) enum Content {
 }
 
 /// Required end of a case.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Expected {
     /// The policy is refused with this kind, and the last good policy continues to serve.

@@ -12,17 +12,19 @@ use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tokio::time::{Instant, sleep};
 
-use super::{
-    super::beside::{Beside, Cost},
-    cases::{Case, Content, Expected, Guests, PREFILL},
-    verdict::{Evidence, refusal_cell},
+use super::cases::{Case, Content, Expected, Guests, PREFILL};
+use crate::{
+    beside::{Beside, Cost},
+    digest::sha256,
+    fleet::Fleet,
+    metrics_text::sum_with,
+    poll,
+    proc::Memory,
+    sh,
 };
-use crate::{digest::sha256, fleet::Fleet, metrics_text::samples, poll, proc::Memory, sh};
 
 /// Maximum time until a case has ended as required.
 const LIMIT: Duration = Duration::from_secs(60);
-const RELOADS: &str = "pointsman_policy_reloads_total";
-const CALLS: &str = "pointsman_policy_calls_total";
 
 /// The fleet on which the cases run.
 pub(super) struct Run {
@@ -45,10 +47,6 @@ struct Installed {
     digest: String,
     /// Wall-clock time before the file was renamed, milliseconds.
     at_ms: u64,
-    /// Number of calls that had failed in the expected way before.
-    failures: u64,
-    /// Whether the same file was installed in an earlier round.
-    again: bool,
 }
 
 impl Run {
@@ -86,29 +84,28 @@ impl Run {
     /// within the limits and without a failed request.
     pub(super) async fn row(&self, case: &Case, beside: &Beside) -> (Vec<String>, bool) {
         let (cells, passed) = match self.measured(case, beside).await {
-            Ok((Evidence { policies, metrics }, cost, good_after)) => {
+            Ok((cost, good_after)) => {
                 let passed = cost.failed == 0
                     && cost.peak_mb - cost.before_mb <= PEAK_MB
                     && (cost.p99_ms <= P99_MS || cost.p99_ms.is_nan())
                     && good_after <= GOOD_AFTER;
                 let memory = format!("{:.0} -> {:.0}", cost.before_mb, cost.peak_mb);
                 let after = format!("{:.2}", good_after.as_secs_f64());
-                (vec![policies, metrics, memory, format!("{:.1}", cost.p99_ms), after], passed)
+                ([memory, format!("{:.1}", cost.p99_ms), after], passed)
             }
-            Err(error) => (vec![format!("{error:#}")], false),
+            Err(error) => ([format!("{error:#}"), String::new(), String::new()], false),
         };
-        let mut row = vec![case.name.clone(), case.file.clone(), case.expected.shown()];
+        let mut row = vec![case.name.clone(), case.file.clone(), format!("{:?}", case.expected)];
         row.extend(cells);
-        row.resize(8, String::new());
         row.push(if passed { "ok" } else { "FAILED" }.to_owned());
         (row, passed)
     }
 
-    async fn measured(&self, case: &Case, beside: &Beside) -> anyhow::Result<(Evidence, Cost, Duration)> {
+    async fn measured(&self, case: &Case, beside: &Beside) -> anyhow::Result<(Cost, Duration)> {
         let before_mb = beside.begin()?;
-        let evidence = self.outcome(case).await?;
+        self.outcome(case).await?;
         let good_after = self.good_again(&case.file).await?;
-        Ok((evidence, beside.end(before_mb)?, good_after))
+        Ok((beside.end(before_mb)?, good_after))
     }
 
     /// Installs a good file that was never installed before, and returns the time until it serves.
@@ -141,18 +138,31 @@ impl Run {
         Ok(sha256(&last))
     }
 
-    async fn outcome(&self, case: &Case) -> anyhow::Result<Evidence> {
+    /// Installs a case and waits for the required end.
+    async fn outcome(&self, case: &Case) -> anyhow::Result<()> {
         let at_ms = u64::try_from(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis())?;
-        let failures = self.failures(case).await?;
+        let failed_before = self.failures(case).await?;
         let digest = match case.content {
             Content::Changing { times, pause } => self.change(times, pause).await?,
             _ => self.install(case)?,
         };
         let again = !self.seen.borrow_mut().insert(digest.clone());
-        let installed = Installed { digest, at_ms, failures, again };
+        let installed = Installed { digest, at_ms };
         match &case.expected {
-            Expected::Refused(kind) => self.refused(case, kind, &installed).await,
-            Expected::RolledBack(kinds) => self.rolled_back(case, kinds, &installed).await,
+            Expected::Refused(kind) => {
+                // From the second round on, a file that crashed its compiler is not compiled again.
+                let kind = if kind == "compiler_died" && again { "quarantined" } else { kind };
+                self.refused(case, kind, &installed).await?;
+                self.counted("refused", &[kind.to_owned()]).await
+            }
+            Expected::RolledBack(failures) => {
+                let slot = self.refused(case, "rolled_back", &installed).await?;
+                ensure!(slot["state"] == "rolled-back", "the slot's state is {}", slot["state"]);
+                let quarantined = slot["quarantined"].as_array().context("the slot has no `quarantined`")?;
+                ensure!(quarantined.iter().any(|one| *one == installed.digest), "it is not quarantined");
+                ensure!(self.failures(case).await? > failed_before, "no call failed in the expected way");
+                self.counted("rolled_back", failures).await
+            }
             Expected::Serves => self.serves(case, &installed.digest).await,
             Expected::Stray => self.stray(case).await,
             Expected::Any => self.any(case, &installed).await,
@@ -220,58 +230,25 @@ impl Run {
         }
     }
 
-    /// Waits for the newest refusal of the case's content.
-    async fn refusal(&self, case: &Case, installed: &Installed) -> anyhow::Result<Value> {
-        self.until(&case.file, |slot| {
+    /// Waits for the newest refusal of the case's content, which must have this kind. Returns the slot.
+    async fn refused(&self, case: &Case, kind: &str, installed: &Installed) -> anyhow::Result<Value> {
+        let newest = |slot: &Value| {
             let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
             let found = records.iter().rev().find(|record| {
                 let same = record["digest"].as_str().is_none_or(|digest| digest == installed.digest);
                 same && record["at_ms"].as_u64().is_some_and(|at| at >= installed.at_ms)
             });
             Ok(found.cloned())
-        })
-        .await
-    }
-
-    async fn refused(&self, case: &Case, kind: &str, installed: &Installed) -> anyhow::Result<Evidence> {
-        let record = self.refusal(case, installed).await?;
-        // From the second round on, a file that crashed its compiler is not compiled again.
-        let kind = if kind == "compiler_died" && installed.again { "quarantined" } else { kind };
+        };
+        let record = self.until(&case.file, newest).await?;
         ensure!(record["kind"] == kind, "{}: {}", record["kind"], record["message"]);
-        ensure!(
-            self.slot(&case.file).await?["digest"] != installed.digest,
-            "it serves although it was refused"
-        );
-        let counted = self.reloads("refused", kind).await?;
-        Ok(Evidence { policies: refusal_cell(&record), metrics: format!("refused/{kind} {counted}") })
-    }
-
-    async fn rolled_back(
-        &self,
-        case: &Case,
-        failures: &[String],
-        installed: &Installed,
-    ) -> anyhow::Result<Evidence> {
-        let record = self.refusal(case, installed).await?;
-        ensure!(record["kind"] == "rolled_back", "{}: {}", record["kind"], record["message"]);
         let slot = self.slot(&case.file).await?;
-        ensure!(slot["state"] == "rolled-back", "the slot's state is {}", slot["state"]);
-        ensure!(slot["digest"] != installed.digest, "it serves although it was rolled back");
-        let quarantined = slot["quarantined"].as_array().context("the slot has no field `quarantined`")?;
-        ensure!(quarantined.iter().any(|one| *one == installed.digest), "it is not quarantined");
-        let calls = self.failures(case).await?.saturating_sub(installed.failures);
-        ensure!(calls > 0, "no call failed in the expected way: {}", record["message"]);
-        let mut reloads = 0;
-        for failure in failures {
-            reloads += self.reloads("rolled_back", failure).await.unwrap_or(0);
-        }
-        ensure!(reloads > 0, "{RELOADS} did not count the rollback");
-        let metrics = format!("rolled_back {reloads}, calls +{calls}");
-        Ok(Evidence { policies: refusal_cell(&record), metrics })
+        ensure!(slot["digest"] != installed.digest, "it serves although its end is {kind}");
+        Ok(slot)
     }
 
     /// Waits until the policy has served well over a thousand calls, of which fewer than 1 % may fail.
-    async fn serves(&self, case: &Case, digest: &str) -> anyhow::Result<Evidence> {
+    async fn serves(&self, case: &Case, digest: &str) -> anyhow::Result<()> {
         let (started, lines) = (Instant::now(), self.log_lines()?);
         let served = |slot: &Value| -> anyhow::Result<_> {
             let calls = slot["calls"].as_u64().unwrap_or(0);
@@ -282,24 +259,20 @@ impl Run {
         ensure!(failures * 100 < calls, "{failures} of {calls} calls failed");
         let rate = (self.log_lines()? - lines) as f64 / started.elapsed().as_secs_f64();
         ensure!(rate < 100.0, "the log grows by {rate:.0} lines a second; the limit is 100");
-        self.install_good().await?;
-        let policies = format!("serves: {calls} calls, {failures} failed");
-        Ok(Evidence { policies, metrics: format!("{rate:.0} log lines a second") })
+        self.install_good().await
     }
 
     /// Waits until the content is refused or serves.
-    async fn any(&self, case: &Case, installed: &Installed) -> anyhow::Result<Evidence> {
+    async fn any(&self, case: &Case, installed: &Installed) -> anyhow::Result<()> {
         let ended = |slot: &Value| -> anyhow::Result<_> {
-            if slot["digest"] == installed.digest {
-                return Ok(Some("serves".to_owned()));
-            }
             let records = slot["refusals"].as_array().context("the slot has no field `refusals`")?;
-            Ok(records.iter().rev().find(|record| record["digest"] == installed.digest).map(refusal_cell))
+            let refused = || records.iter().any(|record| record["digest"] == installed.digest);
+            Ok((slot["digest"] == installed.digest || refused()).then_some(()))
         };
-        Ok(Evidence { policies: self.until(&case.file, ended).await?, metrics: String::new() })
+        self.until(&case.file, ended).await
     }
 
-    async fn stray(&self, case: &Case) -> anyhow::Result<Evidence> {
+    async fn stray(&self, case: &Case) -> anyhow::Result<()> {
         let listed = || async {
             let status = self.fleet.admin.json("/policies").await?;
             let strays = status["strays"].as_array().context("/policies has no field `strays`")?;
@@ -307,37 +280,30 @@ impl Run {
         };
         poll::until("/policies lists it among the strays", LIMIT, listed).await?;
         std::fs::remove_file(self.fleet.policies.join(&case.file))?;
-        let metrics = format!("refused/no_slot {}", self.reloads("refused", "no_slot").await?);
-        Ok(Evidence { policies: "listed among the strays".to_owned(), metrics })
+        self.counted("refused", &["no_slot".to_owned()]).await
     }
 
     /// Returns the number of calls of the case's slot that failed in one of the expected ways.
-    async fn failures(&self, case: &Case) -> anyhow::Result<u64> {
-        let Expected::RolledBack(failures) = &case.expected else { return Ok(0) };
-        let slot = case.file.trim_end_matches(".wasm");
-        let metrics = self.fleet.metrics().await?;
-        let calls = samples(&metrics, CALLS).into_iter().filter(|sample| {
-            let failed = failures.iter().any(|failure| sample.has_value(failure));
-            failed && sample.has_value(slot) && sample.has_value("active")
-        });
-        Ok(to_u64(calls.map(|sample| sample.value).sum()))
+    async fn failures(&self, case: &Case) -> anyhow::Result<f64> {
+        let Expected::RolledBack(failures) = &case.expected else { return Ok(0.0) };
+        let (slot, metrics) = (case.file.trim_end_matches(".wasm"), self.fleet.metrics().await?);
+        let failed = |failure: &String| {
+            let labels = [("outcome", failure.as_str()), ("slot", slot), ("mode", "active")];
+            sum_with(&metrics, "pointsman_policy_calls_total", &labels)
+        };
+        Ok(failures.iter().map(failed).sum())
     }
 
-    /// Returns the value of the counter of reloads with this result and kind, which must exist.
-    async fn reloads(&self, result: &str, kind: &str) -> anyhow::Result<u64> {
-        let metrics = self.fleet.metrics().await?;
-        let found = samples(&metrics, RELOADS)
-            .into_iter()
-            .find(|sample| sample.has_value(result) && sample.has_value(kind))
-            .with_context(|| format!("/metrics has no {RELOADS} with {result} and {kind}"))?;
-        Ok(to_u64(found.value))
+    /// Requires that a reload with this result and one of these reasons was counted.
+    async fn counted(&self, result: &str, reasons: &[String]) -> anyhow::Result<()> {
+        let (name, metrics) = ("pointsman_policy_reloads_total", self.fleet.metrics().await?);
+        let count = |reason: &String| sum_with(&metrics, name, &[("result", result), ("reason", reason)]);
+        let counted: f64 = reasons.iter().map(count).sum();
+        ensure!(counted > 0.0, "{name} has no reload with the result {result} and a reason of {reasons:?}");
+        Ok(())
     }
 
     fn log_lines(&self) -> anyhow::Result<usize> {
         Ok(std::fs::read(&self.fleet.gateway.log)?.iter().filter(|byte| **byte == b'\n').count())
     }
-}
-
-fn to_u64(value: f64) -> u64 {
-    value as u64
 }

@@ -8,7 +8,9 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
+
+use crate::sh;
 
 /// Script that hides the vDSO from the gateway.
 const HIDE_VDSO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/bench/gateway/instructions/callgrind.pl");
@@ -71,10 +73,7 @@ impl Callgrind {
     fn command(&self, command: &str) -> anyhow::Result<()> {
         let mut vgdb = Command::new("vgdb");
         vgdb.args(["--wait=10", "--cmd-time-out=60", &format!("--pid={}", self.pid), command]);
-        let done = vgdb.output().context("could not start vgdb, which is part of valgrind")?;
-        let problem = String::from_utf8_lossy(&done.stderr);
-        ensure!(done.status.success(), "`vgdb {command}` failed: {}", problem.trim());
-        Ok(())
+        sh::output(&mut vgdb).context("vgdb is a part of valgrind").map(drop)
     }
 }
 

@@ -1,4 +1,4 @@
-//! A steady load of well-behaved clients that runs during the cases, and the cost of each case.
+//! A steady load of well-behaved clients that runs during other actions, and the cost of each.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A running load, and the gateway process that serves it.
-pub(super) struct Beside {
+pub(crate) struct Beside {
     pid: u32,
     recorder: Arc<Recorder>,
     running: Running,
@@ -18,26 +18,26 @@ pub(super) struct Beside {
 
 /// Cost of a case.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Cost {
+pub(crate) struct Cost {
     /// Resident memory before the case, megabytes.
-    pub(super) before_mb: f64,
+    pub(crate) before_mb: f64,
     /// Peak of resident memory during the case, megabytes.
-    pub(super) peak_mb: f64,
+    pub(crate) peak_mb: f64,
     /// p99 of the steady load's requests, milliseconds; NaN when none was answered.
-    pub(super) p99_ms: f64,
+    pub(crate) p99_ms: f64,
     /// Number of requests of the steady load that failed during the case.
-    pub(super) failed: usize,
+    pub(crate) failed: usize,
 }
 
 impl Beside {
-    pub(super) fn start(fleet: &Fleet, target: &Target, load: Load) -> anyhow::Result<Self> {
+    pub(crate) fn start(fleet: &Fleet, target: &Target, load: Load) -> anyhow::Result<Self> {
         let recorder = Arc::<Recorder>::default();
         let running = recorder.start(load, target)?;
         Ok(Self { pid: fleet.gateway.pid(), recorder, running, failed: Cell::new(0) })
     }
 
     /// Begins a case. Returns the resident memory before it, megabytes.
-    pub(super) fn begin(&self) -> anyhow::Result<f64> {
+    pub(crate) fn begin(&self) -> anyhow::Result<f64> {
         self.take();
         let before_mb = proc::resident_mb(self.pid);
         proc::reset_peak(self.pid)?;
@@ -45,7 +45,7 @@ impl Beside {
     }
 
     /// Ends a case. Returns its cost.
-    pub(super) fn end(&self, before_mb: f64) -> anyhow::Result<Cost> {
+    pub(crate) fn end(&self, before_mb: f64) -> anyhow::Result<Cost> {
         let answers = self.recorder.take();
         let failed = answers.iter().filter(|answer| answer.failed()).count();
         self.failed.set(self.failed.get() + failed);
@@ -59,7 +59,7 @@ impl Beside {
     }
 
     /// Ends the load. Returns the numbers of sent and of failed requests, and the first problems.
-    pub(super) async fn stop(self) -> (u64, usize, Vec<String>) {
+    pub(crate) async fn stop(self) -> (u64, usize, Vec<String>) {
         let Self { recorder, running, failed, .. } = self;
         running.stop().await;
         let last = recorder.take().iter().filter(|answer| answer.failed()).count();
