@@ -31,7 +31,7 @@ use kv_events::Publisher;
 use steps::Ticket;
 
 use crate::{
-    config::{Role, SimConfig},
+    config::{Dialect, Role, SimConfig},
     core::{EngineCore, Job, JobId, Refusal, Token},
     faults::FaultBoard,
     leg::Leg,
@@ -287,9 +287,12 @@ impl Engine {
         }
     }
 
-    /// Stores a response for the lifetime of the process.
+    /// Stores a response for the lifetime of the process. SGLang refuses a store in a worker of a pair
+    /// (`validation_hook.py`).
     pub(crate) fn store(&self, id: &str) {
-        self.stored.lock().insert(id.to_owned());
+        if self.config.dialect != Dialect::Sglang || self.role() == Role::Aggregated {
+            self.stored.lock().insert(id.to_owned());
+        }
     }
 
     pub(crate) fn has_stored(&self, id: &str) -> bool {

@@ -201,9 +201,9 @@ async fn n1_half_of_a_file_waits_for_an_operator() {
         for _ in 0..50 {
             let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
             let told = status["reasons"].as_array().unwrap().iter().any(|told| {
-                told.as_str()
-                    .unwrap()
-                    .starts_with(&format!("the configuration file changed and is not applied: {reason}"))
+                told.as_str().unwrap().starts_with(&format!(
+                    "the configuration, or a file that it names, changed and is not applied: {reason}"
+                ))
             });
             if told != reason.is_empty() {
                 return true;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, Response, StatusCode};
 use pointsman_routing::CandidateId;
-use pointsman_workers::{DpRank, Health, Role, Worker, name_hash};
+use pointsman_workers::{DpRank, Engine, Health, Role, Worker, WorkerSpec, name_hash};
 use serde::Deserialize;
 use tokio::time::{Duration, timeout};
 
@@ -196,8 +196,14 @@ async fn find(
 
 /// Returns the workers that may have a response that the gateway does not know.
 fn searched(state: &State) -> Vec<Arc<Worker>> {
+    // SGLang stores nothing in a worker of a pair.
+    let may_store = |spec: &WorkerSpec| match spec.role {
+        Role::Prefill => false,
+        Role::Decode => spec.engine != Engine::Sglang,
+        Role::Aggregated => true,
+    };
     let may_have_it = |worker: &&Arc<Worker>| {
-        worker.health() == Health::Healthy && worker.spec().role != Role::Prefill && !worker.is_down()
+        worker.health() == Health::Healthy && may_store(worker.spec()) && !worker.is_down()
     };
     state.registry.snapshot().workers().iter().filter(may_have_it).take(MAX_ASKED).cloned().collect()
 }

@@ -73,8 +73,11 @@ mod tests {
     }
 
     #[test]
-    fn n1_signatures_are_not_given_up_by_itself() {
-        let signed = settings(1, |config| config.policies.require_signed = true);
+    fn n1_signatures_are_not_given_up_by_themselves() {
+        const KEY: &str = "RWQf6LRCGA9i53mlYecO4IzT51TGPpvWucNSCh1CBM0QTaLn73Y7GFO3";
+        let signed = settings(1, |config| {
+            (config.policies.require_signed, config.policies.trusted_keys) = (true, vec![KEY.to_owned()]);
+        });
         let open = settings(1, |_| {});
         // N1.4
         let runs_others = Some("would run policies without a signature".to_owned());
