@@ -49,7 +49,7 @@ pub struct Seen {
     pub token: bool,
     /// Output tokens in it: the length of `token_ids`, else 1 when it carries a choice with content.
     pub tokens: u32,
-    /// The event has a finish reason that is not null.
+    /// The event has a finish reason that is neither null nor empty.
     pub finish: bool,
     /// Its finish reason if that is one of [`FAILED_ENDS`].
     pub failed_end: Option<&'static str>,

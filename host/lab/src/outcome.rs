@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use pointsman_routing::RouteError;
+
 use crate::trace::Targets;
 
 /// How a request ended.
@@ -20,6 +22,12 @@ pub enum Ended {
 }
 
 impl Ended {
+    /// Returns the outcome of a request for which the router found no worker.
+    pub(crate) fn of_refusal(error: &RouteError) -> Self {
+        let refused = error.is_back_pressure() || matches!(error, RouteError::Shed(_));
+        if refused { Self::Shed } else { Self::NoWorker }
+    }
+
     /// Returns the name of the outcome in reports.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -491,7 +491,7 @@ async fn i6_a_response_that_may_be_stored_runs_on_one_worker_where_there_is_one(
     let pair = sglang_pair(["0.5.23", "0.5.23"], Duration::ZERO).await;
     let first = respond(&pair, json!({})).await.json().unwrap();
     let second = respond(&pair, json!({ "previous_response_id": first["id"] })).await;
-    // I6.3, I12: no worker of a pair has stored it.
+    // I6.3: no worker of a pair has stored it.
     assert!([404, 503].contains(&second.status.as_u16()), "{second:?}");
 }
 

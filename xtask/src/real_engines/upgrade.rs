@@ -1,5 +1,6 @@
-//! A fleet of real vLLM pairs moves to another version under load (B8.8): the new pair joins, the old one drains
-//! by moving its streams, and is removed. No client sees an error, and no request is split over both versions.
+//! A fleet of real vLLM pairs moves to another version under load (B8.8): the new pair joins, the old one
+//! drains by moving its streams, and is removed. No client sees an error, and no request is split over both
+//! versions.
 
 use std::{
     collections::BTreeMap,

@@ -35,8 +35,8 @@ impl Settings {
         self
     }
 
-    /// Returns whether clients have to authenticate: with a key, a certificate or a token. A directory of keys
-    /// counts without a key in it, because the removal of the last key must not let everybody in.
+    /// Returns whether clients have to authenticate: with a key, a certificate or a token. A directory of
+    /// keys counts without a key in it, because the removal of the last key must not let everybody in.
     #[must_use]
     pub(crate) fn clients_are_known(&self) -> bool {
         let auth = &self.auth;

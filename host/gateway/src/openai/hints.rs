@@ -215,7 +215,7 @@ impl Hints {
         let instance: Option<u64> = header(headers, &INSTANCE)?;
         let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
         let rank: Option<u32> = header(headers, &RANK)?;
-        let prefill_rank: Option<u32> = header(headers, &PREFILL_RANK)?;
+        let prefill_rank = header(headers, &PREFILL_RANK)?.or(ext.prefill_dp_rank);
         let lineage = Lineage::parse(headers, &ext)?;
         let agent_hints = agent_hints(headers, ext.agent_hints)?;
         let mut preferred_taints = ext.routing_constraints.preferred_taints;
@@ -238,10 +238,7 @@ impl Hints {
             prefill: prefill.or(ext.prefill_worker_id).map(WorkerId),
             decode: instance.or(ext.decode_worker_id).map(WorkerId),
             dp_rank: rank.or(ext.dp_rank).map(DpRank),
-            prefill_dp_rank: prefill_rank
-                .or(ext.prefill_dp_rank)
-                .filter(|rank| *rank != UNSET_RANK)
-                .map(DpRank),
+            prefill_dp_rank: prefill_rank.filter(|rank| *rank != UNSET_RANK).map(DpRank),
             expected_output_tokens: ext.expected_output_tokens.or(agent_hints.osl),
             lora: ext.lora_name,
             priority: ext.priority.or(agent_hints.tier()).unwrap_or(0.0),

@@ -170,9 +170,7 @@ impl Drive {
     }
 
     fn not_routed(&mut self, leg: Leg, error: RouteError, place: Option<Queued>, begun: Instant) {
-        if self.legs.only_consumes() {
-            self.attempts.only_consume_handoff();
-        }
+        self.attempts.note_client(!self.legs.only_consumes());
         let state = &self.state;
         let (request, account) = (&self.routing_request, &self.account);
         let parking = parking(state, &self.request, request, account, leg);

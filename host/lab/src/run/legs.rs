@@ -276,15 +276,12 @@ impl Lab<'_> {
             admission_request: to_admit(&self.model, &flight.request, flight.arrived),
             timeout: self.fleet.queue.timeout,
         };
-        if flight.legs.only_consumes() {
-            flight.attempts.only_consume_handoff();
-        }
+        flight.attempts.note_client(!flight.legs.only_consumes());
         match flight.attempts.after_refusal(leg, error, place, &parking) {
             AfterRefusal::Wait => self.wait(number),
             AfterRefusal::RouteAgain => self.route(number, leg, None),
             AfterRefusal::GiveUp => {
-                let refused = error.is_back_pressure() || matches!(error, RouteError::Shed(_));
-                flight.cause.get_or_insert(if refused { Ended::Shed } else { Ended::NoWorker });
+                flight.cause.get_or_insert_with(|| Ended::of_refusal(error));
                 let is_lost = leg == Leg::Decode && flight.legs.owes() && flight.legs.only_consumes();
                 let lost = LegEvent::HandoffLost(Lost::NoDecodeWorker);
                 self.report(number, if is_lost { lost } else { Attempts::unroutable(leg, error) });

@@ -53,12 +53,11 @@ impl Attempts {
         self.asked_again = Some(self.asked_again.map_or(at, |first| first.min(at)));
     }
 
-    /// Notes that no client waits for the handoff any more: workers that refuse it are asked again until its
-    /// lease ends.
-    pub fn only_consume_handoff(&mut self) {
-        if let Some(handoff) = &mut self.committed
-            && !std::mem::replace(&mut handoff.only_consumes, true)
-        {
+    /// Notes whether a client waits for the handoff. When none does any more, workers that refuse it are
+    /// asked again until its lease ends.
+    pub fn note_client(&mut self, waits: bool) {
+        if let Some(handoff) = self.committed.as_mut().filter(|handoff| !waits && !handoff.only_consumes) {
+            handoff.only_consumes = true;
             self.rounds = 0;
         }
     }

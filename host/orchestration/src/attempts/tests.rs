@@ -60,7 +60,7 @@ async fn e6_an_overloaded_worker_is_asked_again_at_its_time_within_a_quarter_of_
     attempts.note_refused_handoff(Duration::from_secs(2));
     // E6.9: beyond a quarter of the lease the client has its answer, and the handoff waits on
     assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::GiveUp);
-    attempts.only_consume_handoff();
+    attempts.note_client(false);
     assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
     attempts.waiting().unwrap().over().await;
     assert_eq!(began.elapsed(), Duration::from_secs(3));
@@ -74,7 +74,7 @@ async fn e6_an_overloaded_worker_is_asked_again_at_its_time_within_a_quarter_of_
 async fn e6_a_handoff_without_a_client_is_offered_to_an_overloaded_worker_until_its_lease_ends() {
     let mut attempts = Attempts::default();
     attempts.commit(LEASE);
-    attempts.only_consume_handoff();
+    attempts.note_client(false);
     let (began, mut offers) = (Instant::now(), 0);
     assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::RouteAgain);
     loop {
@@ -99,7 +99,7 @@ async fn e6_a_handoff_without_a_client_is_offered_to_an_overloaded_worker_until_
 async fn e6_load_limits_hold_up_a_handoff_whose_client_left_for_a_quarter_of_the_lease_only() {
     let mut attempts = Attempts::default();
     attempts.commit(LEASE);
-    attempts.only_consume_handoff();
+    attempts.note_client(false);
     let began = Instant::now();
     while refused(&mut attempts, &RouteError::AllBusy(Leg::Decode)) == AfterRefusal::Wait {
         attempts.waiting().unwrap().over().await;
@@ -110,7 +110,7 @@ async fn e6_load_limits_hold_up_a_handoff_whose_client_left_for_a_quarter_of_the
     for _ in 0..MAX_HANDOFF_ROUNDS {
         attempts.note_failure(Some((WorkerId(1), DpRank(0))));
         // Each refusal tells this again, and the rounds stay bounded.
-        attempts.only_consume_handoff();
+        attempts.note_client(false);
         assert_eq!(refused(&mut attempts, &nobody()), AfterRefusal::Wait);
     }
     attempts.note_failure(Some((WorkerId(1), DpRank(0))));

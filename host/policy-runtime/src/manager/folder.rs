@@ -56,8 +56,8 @@ impl Folder {
         Ok((Self { dir: Some(dir), watcher, watched }, changes))
     }
 
-    /// Checks that files of the directory can be reached, and watches it again when another directory took its
-    /// place: a watch follows the old one.
+    /// Checks that files of the directory can be reached, and watches it again when another directory took
+    /// its place: a watch follows the old one.
     ///
     /// # Errors
     /// The directory, and why its files cannot be reached.

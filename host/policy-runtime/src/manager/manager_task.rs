@@ -37,8 +37,8 @@ use replies::{Done, Waiting};
 
 /// Number of changes in the status.
 const MAX_HISTORY: usize = 50;
-/// Time after which a scan looks again for a file, or the directory, that was missing: it may be in the middle
-/// of a replacement.
+/// Time after which a scan looks again for a file, or the directory, that was missing: it may be in the
+/// middle of a replacement.
 const MISSING_RESCAN: Duration = Duration::from_secs(1);
 
 pub(super) struct ManagerTask {
@@ -184,8 +184,8 @@ impl ManagerTask {
         changes
     }
 
-    /// Returns whether the directory can be read. A volume may be unmounted, and a directory replaced: without
-    /// it, its files are not taken for removed. Says once what is wrong.
+    /// Returns whether the directory can be read. A volume may be unmounted, and a directory replaced:
+    /// without it, its files are not taken for removed. Says once what is wrong.
     fn can_read_folder(&mut self) -> bool {
         let Err((file, refusal)) = self.builder.folder.check() else { return true };
         let gone = Stray { file, refusal };

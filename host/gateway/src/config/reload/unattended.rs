@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use crate::config::settings::Settings;
 
-/// Returns what a file that changed by itself would take away, if it has to wait for an operator; `None` if it
-/// may be applied. `is_emptied`: the file is empty, and was not.
+/// Returns what a file that changed by itself would take away, if it has to wait for an operator; `None` if
+/// it may be applied. `is_emptied`: the file is empty, and was not.
 pub(super) fn loss(before: &Settings, after: &Settings, is_emptied: bool) -> Option<String> {
     if is_emptied && !before.changes(after).applied.is_empty() {
         return Some("is empty".to_owned());

@@ -22,8 +22,8 @@ const MAX_MODELS: usize = 10_000;
 pub(crate) struct LabelledModels(RwLock<HashMap<ModelName, AtomicBool>>);
 
 impl LabelledModels {
-    /// Returns the label for a request that is counted: the name of its model, or `other` when too many models
-    /// have series already.
+    /// Returns the label for a request that is counted: the name of its model, or `other` when too many
+    /// models have series already.
     pub(crate) fn of_request(&self, model: &ModelName) -> Name {
         let known = self.0.read();
         if let Some(is_counted) = known.get(model) {
@@ -44,8 +44,8 @@ impl LabelledModels {
 }
 
 impl Metrics {
-    /// Creates the series for requests of models, as far as there is room. Removes those of other models without
-    /// a request: an engine may list ever new names.
+    /// Creates the series for requests of models, as far as there is room. Removes those of other models
+    /// without a request: an engine may list ever new names.
     pub(crate) fn expect_models(&self, expected: &BTreeSet<&ModelName>) {
         let mut models = self.labelled.0.write();
         models.retain(|model, is_counted| {

@@ -58,8 +58,8 @@ impl ManagedSlot {
         }
     }
 
-    /// Returns the last refusals. Those end that are not among the refusals of their lane any more: a file was
-    /// removed or replaced.
+    /// Returns the last refusals. Those end that are not among the refusals of their lane any more: a file
+    /// was removed or replaced.
     pub(in super::super) fn refusals(&self) -> VecDeque<RefusalRecord> {
         let marked = |record: &RefusalRecord| {
             let in_force = self.lane_of(record.lane).refusals.contains(record);
