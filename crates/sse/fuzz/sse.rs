@@ -85,12 +85,13 @@ fn known_event(chunk: &Chunk) {
     }
     let text =
         if chunk.spaced { serde_json::to_string_pretty(&event) } else { serde_json::to_string(&event) };
-    let bytes = format!("data: {}\n\n", text.expect("json")).into_bytes();
+    // A line without `data:` would not belong to the event.
+    let bytes = format!("data: {}\n\n", text.expect("json").replace('\n', " ")).into_bytes();
     let seen = look(&bytes);
     assert!(!seen.done && !seen.error);
     // Some servers write an empty reason into every event.
     let finish = chunk.finish.as_ref().is_some_and(|reason| !reason.is_empty());
-    assert_eq!((seen.token, seen.finish), (!chunk.text.is_empty(), finish));
+    assert_eq!((seen.token, seen.finish), (!chunk.text.is_empty(), finish), "{event}");
     let usage = chunk.usage.map(|(prompt_tokens, completion_tokens, cached_tokens)| sse::Usage {
         prompt_tokens,
         completion_tokens: Some(completion_tokens),
