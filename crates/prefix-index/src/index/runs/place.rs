@@ -80,15 +80,21 @@ impl Runs {
         }
         let Ok(after) = self.spot_before(tree, number, ours.start, holder) else { return };
         let mut stretches = Vec::new();
-        self.change(number, |run| {
+        let is_placed = self.change(number, |run| {
             tree.check(Invariant::RunHashes, ours.end <= run.our_hashes.len());
             let hashes = run.our_hashes.get(ours.clone()).unwrap_or_default();
             tree.place(after, hashes, holder, &mut stretches);
+            let is_placed = !stretches.is_empty();
             for stretch in stretches {
                 run.trail.add(Stretch { from: stretch.from + ours.start, ..stretch });
                 tree.cover(&stretch, holder);
             }
+            is_placed
         });
+        // Blocks that were placed for them only, nobody has.
+        if let Some(spot) = after.filter(|_| is_placed != Some(true)) {
+            tree.trim(spot.slot);
+        }
     }
 
     /// Reverts [`Runs::cover`].
@@ -123,7 +129,11 @@ impl Runs {
         // Nobody has the blocks before it: the engine stores parts of them only.
         let (hashes, mut stretches) = (self.path(run, last), Vec::new());
         let placed = tree.place(None, &hashes, holder, &mut stretches);
-        let last = stretches.last().filter(|_| placed == hashes.len()).ok_or(NoPlace)?;
+        let Some(last) = stretches.last() else { return Err(NoPlace) };
+        if placed < hashes.len() {
+            tree.trim(last.slot);
+            return Err(NoPlace);
+        }
         Ok(Some(Spot { slot: last.slot, at: last.at + last.count - 1 }))
     }
 

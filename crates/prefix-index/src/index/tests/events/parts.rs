@@ -258,3 +258,26 @@ proptest! {
         prop_assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
     }
 }
+
+#[test]
+fn h2_blocks_that_were_placed_for_others_only_leave_with_them() {
+    let index = live();
+    let stored = |hashes: &[u64], parent, tokens: usize, size, tier| {
+        let (hashes, token_ids) = (hashes.to_vec(), vec![1; tokens]);
+        KvEvent::Stored(Stored { hashes, parent, token_ids, block_size: size, tier, ..Stored::default() })
+    };
+    // All tokens are equal, so that blocks of several lengths have the same hashes.
+    apply(
+        &index,
+        vec![
+            stored(&[11, 15], None, 14, 7, Tier::Host),
+            stored(&[1, 12, 1], Some(15), 9, 3, Tier::Device),
+            stored(&[11, 15, 14], None, 24, 8, Tier::Host),
+            removed(&[1], Tier::Device),
+            stored(&[1], Some(11), 0, 3, Tier::Device),
+            KvEvent::Cleared,
+        ],
+    );
+    let stats = index.stats();
+    assert_eq!((stats.blocks, stats.bytes), (0, 0));
+}
