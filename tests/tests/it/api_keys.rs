@@ -1,6 +1,6 @@
 //! API keys by their digests, and tokens of operators with roles.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
 use futures_util::future::join_all;
 use pointsman_gateway::config::{Auth, Config, KeyDigest, KeyEntry, OperatorEntry, Role};
@@ -47,6 +47,18 @@ async fn tenant_hash(cluster: &TestCluster) -> String {
 
 fn ok() -> (u16, String) {
     (200, String::new())
+}
+
+/// A gateway whose clients' keys are in a directory.
+async fn with_key_dir(dir: &Path) -> TestCluster {
+    let key_dir = Some(dir.to_owned());
+    TestClusterBuilder::new()
+        .config(|config| config.auth = Auth { key_dir, ..Auth::default() })
+        .reread(None, |started| Ok(started.clone()))
+        .sim(Dialect::Vllm, EngineRole::Aggregated)
+        .start()
+        .await
+        .unwrap()
 }
 
 #[tokio::test]
@@ -160,14 +172,7 @@ async fn k1_a_reload_reads_the_keys_again() {
         std::fs::write(&file, text).unwrap();
     };
     write("first");
-    let key_dir = Some(dir.path().to_owned());
-    let cluster = TestClusterBuilder::new()
-        .config(|config| config.auth = Auth { key_dir, ..Auth::default() })
-        .reread(None, |started| Ok(started.clone()))
-        .sim(Dialect::Vllm, EngineRole::Aggregated)
-        .start()
-        .await
-        .unwrap();
+    let cluster = with_key_dir(dir.path()).await;
     assert_eq!(with_key(&cluster, "first").await, ok());
     write("second");
     let reloaded = cluster.gateway.reload().await.unwrap();
@@ -186,15 +191,8 @@ async fn k1_a_reload_reads_the_keys_again() {
 async fn k1_the_removal_of_the_last_key_lets_nobody_in() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("a.toml");
-    let key_dir = Some(dir.path().to_owned());
     let entry = format!("[[auth.keys]]\nid = 'a'\ndigest = '{}'\n", KeyDigest::sha256("first"));
-    let cluster = TestClusterBuilder::new()
-        .config(|config| config.auth = Auth { key_dir, ..Auth::default() })
-        .reread(None, |started| Ok(started.clone()))
-        .sim(Dialect::Vllm, EngineRole::Aggregated)
-        .start()
-        .await
-        .unwrap();
+    let cluster = with_key_dir(dir.path()).await;
     let refused = async || {
         assert_eq!(ask(&cluster, &[]).await, (401, "unauthorized".into()));
         assert_eq!(with_key(&cluster, "first").await, (401, "unauthorized".into()));

@@ -34,6 +34,17 @@ async fn single() -> TestCluster {
     TestClusterBuilder::new().sim_with(recording(Role::Aggregated), "").start().await.unwrap()
 }
 
+/// A pair, and a worker that is not split.
+async fn mixed() -> TestCluster {
+    TestClusterBuilder::new()
+        .sim(Dialect::Sglang, Role::Prefill)
+        .sim(Dialect::Sglang, Role::Decode)
+        .sim_with(recording(Role::Aggregated), "")
+        .start()
+        .await
+        .unwrap()
+}
+
 /// Prefill and decode engines. Requests are not retried.
 async fn pair(change: impl FnOnce(&mut Config)) -> TestCluster {
     let builder = TestClusterBuilder::new().config(|config| {
@@ -239,13 +250,7 @@ async fn c9_what_a_pair_cannot_answer_goes_to_one_worker_or_is_refused() {
     }
     whole(&cluster, json!({ "return_logprob": true })).await;
     assert_eq!((sent(&cluster, 0).len(), sent(&cluster, 1).len()), (1, 1));
-    let mixed = TestClusterBuilder::new()
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
-        .sim_with(recording(Role::Aggregated), "")
-        .start()
-        .await
-        .unwrap();
+    let mixed = mixed().await;
     whole(&mixed, logprobs).await;
     for more in [hidden, experts, of_tokens] {
         whole(&mixed, more).await;
@@ -288,13 +293,7 @@ async fn c9_more_log_probabilities_than_a_pair_hands_over_go_to_one_worker_or_ar
         assert_eq!(cluster.client.post(path, &[], body).await.unwrap().status, 200, "{path}");
     }
     idle(&cluster).await;
-    let mixed = TestClusterBuilder::new()
-        .sim(Dialect::Sglang, Role::Prefill)
-        .sim(Dialect::Sglang, Role::Decode)
-        .sim_with(recording(Role::Aggregated), "")
-        .start()
-        .await
-        .unwrap();
+    let mixed = mixed().await;
     for (path, body, _) in asking(200) {
         assert_eq!(mixed.client.post(path, &[], body).await.unwrap().status, 200, "{path}");
     }

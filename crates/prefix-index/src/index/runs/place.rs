@@ -91,7 +91,7 @@ impl Runs {
             }
             is_placed
         });
-        // Blocks that were placed for them only, nobody has.
+        // Nobody has the blocks that were placed for these only.
         if let Some(spot) = after.filter(|_| is_placed != Some(true)) {
             tree.trim(spot.slot);
         }
