@@ -164,6 +164,12 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Returns whether a decode worker stores the response of a pair for later requests, as engines do that
+    /// run a request alone.
+    fn decode_stores_responses(&self) -> bool {
+        false
+    }
+
     /// The prefill leg's body.
     fn prefill(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
         self.single(request, context)

@@ -44,14 +44,14 @@ impl Api {
         self.is_named() || self == Self::Generate
     }
 
-    /// Returns whether the engine's handler of this API reads handoff fields. vLLM's handler of Responses,
-    /// and before 0.5.23 SGLang's handlers of Messages and Responses, drop them.
+    /// Returns whether the engine's handler of this API reads handoff fields. vLLM's handler of Responses
+    /// before 0.19, and SGLang's handlers of Messages and Responses before 0.5.23, drop them.
     pub(crate) fn takes_handoff(self, config: &SimConfig) -> bool {
         let numbers = config.version().split('.').map_while(|number| number.parse::<u32>().ok());
         match config.dialect {
             _ if !self.is_named() => true,
             Dialect::Sglang => numbers.ge([0, 5, 23]),
-            Dialect::Vllm => self == Self::Messages,
+            Dialect::Vllm => self == Self::Messages || numbers.ge([0, 19]),
             Dialect::Openai => false,
         }
     }

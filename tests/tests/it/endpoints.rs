@@ -333,7 +333,7 @@ async fn b12_when_a_client_leaves_a_stream_of_messages_or_responses_the_engine_s
 }
 
 #[tokio::test]
-async fn b12_messages_run_on_a_vllm_pair_and_responses_on_one_worker() {
+async fn b12_messages_and_responses_run_on_a_vllm_pair() {
     let cluster = TestClusterBuilder::new()
         .sim_with(recording(Dialect::Vllm, Role::Prefill), "")
         .sim_with(recording(Dialect::Vllm, Role::Decode), "")
@@ -361,10 +361,28 @@ async fn b12_messages_run_on_a_vllm_pair_and_responses_on_one_worker() {
     let text = String::from_utf8_lossy(&streamed_reply.body).into_owned();
     assert!(text.starts_with("event: message_start\n") && text.contains("event: message_stop\n"), "{text}");
     assert_eq!(text.matches("event: content_block_delta\n").count(), 4, "{text}");
-    let reply = post(&cluster, "/v1/responses", "application/json", requests()[0].2.clone()).await;
-    assert_eq!(reply.status, StatusCode::OK, "{:?}", reply.body);
+    let [prefilled, decoded] = [0, 1].map(|place: usize| cluster.sims[place].recorded().len());
+    let response = json!({ "model": "tiny", "input": "hello there", "max_output_tokens": 4, "top_logprobs": 2,
+        "include": ["message.output_text.logprobs"] });
+    let reply = post(&cluster, "/v1/responses", "application/json", response.to_string()).await;
+    let answer = reply.json().unwrap();
     // I6.14
-    assert_eq!(cluster.sims[0].recorded().len(), 2, "prefill ran for the messages only");
+    assert_eq!((&answer["status"], &answer["usage"]["output_tokens"]), (&json!("incomplete"), &json!(4)));
+    assert!(answer["kv_transfer_params"].is_null(), "{answer}");
+    let asked: Value = serde_json::from_str(&cluster.sims[0].recorded()[prefilled].body).unwrap();
+    let expected = json!({ "model": "tiny", "input": "hello there", "max_output_tokens": 1, "stream": false,
+        "store": false, "kv_transfer_params": { "do_remote_decode": true, "do_remote_prefill": false } });
+    assert_eq!(asked, expected);
+    let decode: Value = serde_json::from_str(&cluster.sims[1].recorded()[decoded].body).unwrap();
+    assert_eq!(
+        (&decode["top_logprobs"], &decode["kv_transfer_params"]["do_remote_prefill"], decode.get("store")),
+        (&json!(2), &json!(true), None)
+    );
+    let reply = post(&cluster, "/v1/responses", "application/json", streamed("/v1/responses")).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    assert!(text.starts_with("event: response.created\n"), "{text}");
+    assert!(text.contains("event: response.incomplete\n"), "{text}");
+    assert_eq!(cluster.sims[0].recorded().len(), prefilled + 2);
     for (path, kind, body, _) in requests() {
         let reply = post(&cluster, path, kind, body).await;
         assert_eq!(reply.status, StatusCode::OK, "{path}: {:?}", reply.body);
@@ -385,6 +403,62 @@ async fn c8_a_message_that_ended_within_prefill_is_the_answer_in_events() {
     assert!(text.contains(r#""stop_reason":"end_turn""#), "{text}");
     assert_eq!(cluster.sims[1].state().requests.values().sum::<u64>(), 0, "no decode was started");
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_a_response_that_ends_within_prefill_is_that_of_decode() {
+    let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 1).await.unwrap();
+    cluster.sims[0].set_faults(vec![Fault::always(FaultKind::FirstTokenEos)]);
+    let reply = post(&cluster, "/v1/responses", "application/json", streamed("/v1/responses")).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    // I6.14
+    assert!(text.contains("event: response.incomplete\n"), "{text}");
+    let served = cluster.sims.iter().map(|sim| sim.state().requests.values().sum::<u64>());
+    assert_eq!(served.collect::<Vec<_>>(), [1, 1]);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_a_response_that_the_decode_worker_of_a_vllm_pair_stored_is_continued_there() {
+    let mut builder = TestClusterBuilder::new();
+    for role in [Role::Prefill, Role::Decode, Role::Decode, Role::Aggregated] {
+        builder = builder.sim_with(recording(Dialect::Vllm, role), "");
+    }
+    let cluster = builder.start().await.unwrap();
+    let respond = async |more: Value| {
+        let mut body: Value = serde_json::from_str(&requests()[0].2).unwrap();
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        post(&cluster, "/v1/responses", "application/json", body.to_string()).await.json().unwrap()
+    };
+    let of_each = || cluster.sims.iter().map(|sim| sim.recorded().len()).collect::<Vec<_>>();
+    for _ in 0..4 {
+        let before = of_each();
+        let first = respond(json!({})).await;
+        let between = of_each();
+        // I6.14
+        assert_eq!(between[0], before[0] + 1, "{between:?}");
+        let second = respond(json!({ "previous_response_id": first["id"] })).await;
+        assert_eq!(second["status"], "incomplete", "{second}");
+        let after = of_each();
+        let more = |from: &[usize], to: &[usize]| -> Vec<usize> {
+            (1..4).filter(|place| to[*place] > from[*place]).collect()
+        };
+        assert_eq!((after[0], more(&between, &after)), (between[0], more(&before, &between)));
+    }
+}
+
+#[tokio::test]
+async fn i6_a_response_runs_on_one_worker_if_a_vllm_worker_of_the_pair_is_old() {
+    let mut builder = TestClusterBuilder::new();
+    for (role, version) in [(Role::Prefill, "0.19.0"), (Role::Decode, "0.18.1")] {
+        let sim = SimConfig { version: Some(version.to_owned()), ..recording(Dialect::Vllm, role) };
+        builder = builder.sim_with(sim, "");
+    }
+    let cluster = builder.start().await.unwrap();
+    let reply = post(&cluster, "/v1/responses", "application/json", requests()[0].2.clone()).await;
+    assert_eq!(reply.status, StatusCode::OK, "{reply:?}");
+    // I6.14
+    assert_eq!(cluster.sims.iter().map(|sim| sim.recorded().len()).collect::<Vec<_>>(), [0, 1]);
 }
 
 /// A pair of SGLang workers, each of its version.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use json_splice::{Edit, JsonBody};
 use pointsman_orchestration::is_up;
-use pointsman_workers::Candidate;
+use pointsman_workers::{Candidate, Engine};
 
 use super::{LegContext, Target, clean, token_header};
 use crate::{
@@ -34,17 +34,35 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
 /// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces,
 /// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
 /// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
-pub(super) fn refused_by(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
-    let can = |one: &Candidate| one.worker.engine_version() >= Some((0, 27));
-    let all_can = || prefill.iter().filter(|one| is_up(one)).all(can);
-    (forces_tool(request) && !all_can()).then_some("tool_choice")
+fn refused_by_prefill(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
+    (forces_tool(request) && !all_since((0, 27), prefill)).then_some("tool_choice")
+}
+
+/// Why one of these workers cannot take its leg. The handler of `/v1/responses` takes a handoff from 0.19 on
+/// (vllm#37424).
+pub(super) fn refused_by(
+    request: &Request,
+    prefill: &[Candidate],
+    decode: &[Candidate],
+) -> Option<&'static str> {
+    let all_can = || [prefill, decode].into_iter().all(|pool| all_since((0, 19), pool));
+    let is_refused = request.endpoint == Endpoint::Responses && !all_can();
+    is_refused.then(|| request.endpoint.path()).or_else(|| refused_by_prefill(request, prefill))
+}
+
+/// Returns whether all vLLM workers of a pool that are up have this version or a later one.
+fn all_since(version: (u32, u32), pool: &[Candidate]) -> bool {
+    let of_vllm = |one: &&Candidate| one.worker.spec().engine == Engine::Vllm && is_up(one);
+    pool.iter().filter(of_vllm).all(|one| one.worker.engine_version() >= Some(version))
 }
 
 /// Returns whether the answer has to be a call of a tool.
 fn forces_tool(request: &Request) -> bool {
     let Some(choice) = request.body.get("tool_choice") else { return false };
     match request.endpoint {
-        Endpoint::ChatCompletions => choice.starts_with('{') || choice == "\"required\"",
+        Endpoint::ChatCompletions | Endpoint::Responses => {
+            choice.starts_with('{') || choice == "\"required\""
+        }
         Endpoint::Messages => {
             let choice = JsonBody::parse(Bytes::copy_from_slice(choice.as_bytes())).ok();
             let kind = choice.as_ref().and_then(|choice| choice.get("type"));
@@ -61,8 +79,12 @@ fn of_one_token(request: &Request) -> Edit<'_> {
         .remove("logprobs")
         .remove("top_logprobs")
         .remove("logprob_token_ids")
-        .set("stream", "false")
-        .set("max_tokens", "1");
+        .set("stream", "false");
+    if request.endpoint == Endpoint::Responses {
+        // The client's response is that of the decode leg.
+        return edit.remove("include").set("max_output_tokens", "1").set("store", "false");
+    }
+    let edit = edit.set("max_tokens", "1");
     match request.body.get("max_completion_tokens") {
         Some(_) => edit.set("max_completion_tokens", "1"),
         None => edit,
@@ -73,8 +95,11 @@ fn of_one_token(request: &Request) -> Edit<'_> {
 /// parameters always come and decode samples the token.
 pub(super) fn prefill(request: &Request) -> Edit<'_> {
     let edit = of_one_token(request);
-    // This endpoint has no `min_tokens`: a prefill may end with end-of-sequence (C8).
-    if request.endpoint == Endpoint::Messages { edit } else { edit.set("min_tokens", "1") }
+    // These endpoints have no `min_tokens`: a prefill may end with end-of-sequence (C8).
+    match request.endpoint {
+        Endpoint::Messages | Endpoint::Responses => edit,
+        _ => edit.set("min_tokens", "1"),
+    }
 }
 
 /// The decode body of a client that left: one token, so that decode pulls the blocks and prefill frees them.

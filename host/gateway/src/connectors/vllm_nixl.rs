@@ -35,6 +35,11 @@ struct Answer<'a> {
     kind: Option<String>,
     #[serde(default)]
     stop_reason: Option<String>,
+    /// `response` for an answer of the Responses API, which has no choices either.
+    #[serde(default)]
+    object: Option<String>,
+    #[serde(default)]
+    status: Option<String>,
     #[serde(borrow, default)]
     kv_transfer_params: Option<&'a RawValue>,
     #[serde(default)]
@@ -48,6 +53,7 @@ struct Choice {
 
 #[derive(Deserialize)]
 struct UsageObject {
+    #[serde(alias = "input_tokens_details")]
     prompt_tokens_details: Option<Details>,
     cache_read_input_tokens: Option<u32>,
 }
@@ -58,10 +64,17 @@ struct Details {
 }
 
 impl Answer<'_> {
+    fn is_response(&self) -> bool {
+        self.object.as_deref() == Some("response")
+    }
+
     /// Why generation ended, if the answer says so; `None` if it is not an answer.
     fn finish(&self) -> Option<Option<&str>> {
         if self.kind.as_deref() == Some("message") {
             return Some(self.stop_reason.as_deref());
+        }
+        if self.is_response() {
+            return Some(self.status.as_deref());
         }
         self.choices.first().map(|choice| choice.finish_reason.as_deref())
     }
@@ -87,8 +100,21 @@ impl Connector for VllmNixl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(&self, request: &Request, prefill: &[Candidate], _: &[Candidate]) -> Option<&'static str> {
-        vllm::refused_by(request, prefill)
+    fn refused_by(
+        &self,
+        request: &Request,
+        prefill: &[Candidate],
+        decode: &[Candidate],
+    ) -> Option<&'static str> {
+        vllm::refused_by(request, prefill, decode)
+    }
+
+    fn hands_over_responses(&self) -> bool {
+        true
+    }
+
+    fn decode_stores_responses(&self) -> bool {
+        true
     }
 
     fn takes_token_ids(&self) -> bool {
@@ -138,7 +164,12 @@ impl Connector for VllmNixl {
         let Some(parameters) = answer.kv_transfer_params.filter(|parameters| parameters.get() != "null")
         else {
             return match finish {
-                Some("length" | "max_tokens") | None => PrefillAnswer::MissingParameters,
+                Some("length" | "max_tokens" | "incomplete") | None => PrefillAnswer::MissingParameters,
+                // Its events are many, and decode writes them.
+                Some("completed") if answer.is_response() => PrefillAnswer::Nothing,
+                Some(end @ ("failed" | "cancelled")) => {
+                    PrefillAnswer::MissingData(format!("the engine ended it as `{end}`"))
+                }
                 Some(end) => given_up(end).unwrap_or(PrefillAnswer::WasAll),
             };
         };

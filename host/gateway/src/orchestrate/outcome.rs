@@ -239,8 +239,9 @@ impl Drive {
 
     /// Remembers which worker stored the response that an answer names (I12).
     fn note_stored(&mut self, json: &[u8]) {
-        let is_of_pair = self.runs.prefill.candidate.is_some();
-        if self.stored || is_of_pair || self.request.endpoint.format() != Format::Responses {
+        let prefill = self.runs.prefill.candidate.as_ref();
+        let is_lost = prefill.is_some_and(|one| !connector_for(one.worker.spec()).decode_stores_responses());
+        if self.stored || is_lost || self.request.endpoint.format() != Format::Responses {
             return;
         }
         if let Some(candidate) = &self.runs.answering.candidate {

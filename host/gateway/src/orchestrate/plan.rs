@@ -141,10 +141,11 @@ fn may_split(request: &Request, snapshot: &Snapshot) -> bool {
     }
     let pair = pair_that_is_up(snapshot, &request.model, None);
     pair.is_some_and(|(prefill, _)| {
-        connector_for(prefill.worker.spec()).hands_over_responses()
+        let connector = connector_for(prefill.worker.spec());
+        let is_stored = connector.decode_stores_responses() || !stored::may_store(request);
+        connector.hands_over_responses()
             && !stored::needs_one_worker(request)
-            // No worker of a pair stores a response.
-            && !(stored::may_store(request) && may_run_locally(request, snapshot))
+            && (is_stored || !may_run_locally(request, snapshot))
             && why_unsplittable(request, snapshot, prefill).is_none()
     })
 }

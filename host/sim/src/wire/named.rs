@@ -46,16 +46,12 @@ impl Shape for Messages {
 
     fn whole(&self, meta: &Meta, choices: &[Choice], usage: Usage, params: Option<&str>) -> String {
         let said = choices.first().cloned().unwrap_or_default();
-        let params: Value = params.and_then(|params| serde_json::from_str(params).ok()).unwrap_or_default();
-        let mut message = json!({
+        let message = json!({
             "id": meta.id, "type": "message", "role": "assistant",
             "content": [{ "type": "text", "text": said.text }], "model": meta.model_name(),
             "stop_reason": stop_reason(said.finish), "usage": tokens(usage),
         });
-        if let (Some(message), false) = (message.as_object_mut(), params.is_null()) {
-            message.insert("kv_transfer_params".to_owned(), params);
-        }
-        message.to_string()
+        handing_over(message, params)
     }
 
     fn error(&self, failure: &Failure) -> String {
@@ -100,9 +96,9 @@ impl Shape for Responses {
         ]
     }
 
-    fn whole(&self, meta: &Meta, choices: &[Choice], usage: Usage, _: Option<&str>) -> String {
+    fn whole(&self, meta: &Meta, choices: &[Choice], usage: Usage, params: Option<&str>) -> String {
         let said = choices.first().cloned().unwrap_or_default();
-        response(meta, status(said.finish).0, Some(&said), Some(usage)).to_string()
+        handing_over(response(meta, status(said.finish).0, Some(&said), Some(usage)), params)
     }
 
     fn error(&self, failure: &Failure) -> String {
@@ -129,6 +125,15 @@ fn event(name: &str, fields: Value) -> String {
 fn named(data: &str) -> String {
     let name = data.strip_prefix(r#"{"type":""#).and_then(|rest| rest.split('"').next()).unwrap_or("error");
     format!("event: {name}\ndata: {data}\n\n")
+}
+
+/// Returns an answer with the parameters of its handoff, if it has one.
+fn handing_over(mut answer: Value, params: Option<&str>) -> String {
+    let params: Value = params.and_then(|params| serde_json::from_str(params).ok()).unwrap_or_default();
+    if let (Some(answer), false) = (answer.as_object_mut(), params.is_null()) {
+        answer.insert("kv_transfer_params".to_owned(), params);
+    }
+    answer.to_string()
 }
 
 fn stop_reason(finish: Option<Finish>) -> &'static str {
