@@ -407,3 +407,38 @@ async fn j5_a_stream_whose_window_never_opens_is_ended() {
     // J5.6
     assert!(ended.len() == 1 && ended[0].contains("code=\"client_too_slow\""), "{ended:?}");
 }
+
+#[tokio::test]
+async fn j5_no_reset_follows_an_early_refusal() {
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated);
+    let secure = Secure::start(builder, |_| {}).await;
+    // POST, https, and two literals.
+    let mut head = vec![0x83, 0x87];
+    for (name, value) in [(0x41, "tiny.test"), (0x44, "/v1/nonsense")] {
+        head.extend([name, u8::try_from(value.len()).unwrap()]);
+        head.extend(value.as_bytes());
+    }
+    let (data, headers, reset, ping) = (0, 1, 3, 6);
+    let (end_stream, end_headers, ack) = (1, 4, 1);
+    let mut stream = secure.raw(&frame(headers, end_headers, 1, &head)).await;
+    let next = async |stream: &mut tokio_rustls::client::TlsStream<tokio::net::TcpStream>| {
+        let mut head = [0; 9];
+        timeout(LIMIT, stream.read_exact(&mut head)).await.unwrap().unwrap();
+        let length = usize::from(u16::from_be_bytes([head[1], head[2]]));
+        stream.read_exact(&mut vec![0; length]).await.unwrap();
+        (head[3], head[4], head[8])
+    };
+    while next(&mut stream).await != (data, end_stream, 1) {}
+    // The request ends after its answer.
+    let rest =
+        [frame(data, 0, 1, b"{}"), frame(data, end_stream, 1, b""), frame(ping, 0, 0, &[7; 8])].concat();
+    stream.write_all(&rest).await.unwrap();
+    loop {
+        let (kind, flags, of) = next(&mut stream).await;
+        // J5.11
+        assert!((kind, of) != (reset, 1));
+        if (kind, flags) == (ping, ack) {
+            break;
+        }
+    }
+}

@@ -3,9 +3,10 @@
 use std::convert::Infallible;
 
 use axum::Router;
+use bytes::Bytes;
 use futures_util::{FutureExt as _, TryFutureExt as _, future::Either};
 use http_body_util::Either as EitherBody;
-use hyper::{Method, Request, Response, body::Incoming, service::Service as _};
+use hyper::{Method, Request, Response, body::Body, service::Service as _};
 use hyper_util::service::TowerToHyperService;
 use tokio::time::Instant;
 
@@ -57,12 +58,15 @@ impl Connected {
     }
 
     /// Answers a request, whose first byte arrived at `first_byte`, to `client`.
-    pub(super) fn answer(
+    pub(super) fn answer<B>(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<B>,
         first_byte: Instant,
         client: ClientConnection,
-    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + use<> {
+    ) -> impl Future<Output = Result<Response<AnswerBody>, Infallible>> + use<B>
+    where
+        B: Body<Data = Bytes, Error = hyper::Error> + Send + Unpin + 'static,
+    {
         let arrival = Arrival { sender: self.sender.clone(), first_byte, client: Some(client) };
         let engines = self.engines.as_ref().filter(|_| request.method() == Method::POST);
         let posted = engines.and_then(|thread| Some((thread, Endpoint::posted(request.uri().path())?)));

@@ -22,9 +22,11 @@ use super::{
 };
 use crate::{budget::Budget, config::Http2, openai::error::ApiError, orchestrate::relay::Answer};
 
+mod request_body;
 mod spawn;
 mod streams;
 
+use request_body::RequestBody;
 use spawn::Spawn;
 use streams::{StreamBody, Streams};
 
@@ -83,7 +85,7 @@ pub(super) async fn serve(
 ) -> Option<&'static str> {
     let Limits { http2, idle, write, connection_window, requests } = limits;
     let streams = Streams::new(http2.max_resets);
-    let of_requests = streams.clone();
+    let (of_requests, of_bodies) = (streams.clone(), tasks.clone());
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         // A stream has no bytes before its head, which arrives whole.
         let stream = of_requests.open();
@@ -94,7 +96,10 @@ pub(super) async fn serve(
         let body = StreamBody::of(stream, &request, place);
         let answer = match refused {
             Some(refused) => Either::Left(ready(Ok(refused))),
-            None => Either::Right(connected.answer(request, Instant::now(), client)),
+            None => {
+                let request = request.map(|body| RequestBody::new(body, of_bodies.clone()));
+                Either::Right(connected.answer(request, Instant::now(), client))
+            }
         };
         answer.map_ok(move |answer| answer.map(|answer| body.with(answer)))
     });
