@@ -17,7 +17,7 @@ use crate::{
     log_limit::LogLimit,
     registry::{Followed, Registry},
     tls::EngineTls,
-    worker::Worker,
+    worker::{Health, Worker},
 };
 
 mod ask_health;
@@ -317,9 +317,13 @@ impl Probe {
     }
 
     fn failed(&mut self, problem: &str) {
-        if self.checks.failed(&self.worker) {
+        let changed = self.checks.failed(&self.worker);
+        if self.worker.health() == Health::Unhealthy {
+            // A request that could not connect may have found it first.
+            if changed || self.worker.problem().is_none() {
+                self.log("unhealthy", problem);
+            }
             self.worker.set_problem(Some(problem.to_owned()));
-            self.log("unhealthy", problem);
         }
     }
 

@@ -129,6 +129,11 @@ async fn b2_health_comes_and_goes_with_the_worker() {
     test.worker.note_connect_failed();
     assert_eq!(test.worker.health(), Health::Unhealthy);
     until("back after a nudge", || test.worker.health() == Health::Healthy).await;
+    until("no problem", || test.worker.problem().is_none()).await;
+    test.healthy.send_replace(false);
+    test.worker.note_connect_failed();
+    // B8.9
+    until("the problem", || test.worker.problem().is_some()).await;
     test.stop.cancel();
 }
 
