@@ -92,6 +92,7 @@ mod realtime;
 mod reload;
 mod replicas;
 mod reserved;
+mod request_heads;
 mod reused_connections;
 mod route_preview;
 mod secrets;
