@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use http1_client::{Connection, Delivery, wire};
+use http1_client::{Connection, Delivery, WireError, wire};
 use pointsman_workers::{LogLimit, is_local_shortage};
 use tokio::time::Instant;
 
@@ -48,6 +48,8 @@ pub(crate) struct Upstream {
     pool: ConnectionPool,
     connect_timeout: Duration,
     answer_bytes: usize,
+    /// Whether answers may be vectors in binary.
+    is_for_vectors: bool,
     delivery: Delivery,
 }
 
@@ -115,7 +117,8 @@ impl Upstream {
     /// at most `answer_bytes` of an answer as a whole.
     #[must_use]
     pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration, answer_bytes: usize) -> Self {
-        Self { pool, connect_timeout, answer_bytes, delivery: Delivery::Repeatable }
+        let delivery = Delivery::Repeatable;
+        Self { pool, connect_timeout, answer_bytes, delivery, is_for_vectors: false }
     }
 
     /// Returns a client for requests that no engine may get twice, such as those with a handoff.
@@ -127,6 +130,13 @@ impl Upstream {
 
     /// From now on, uses no kept connection.
     pub(crate) fn use_new_connections(&mut self) {
+    /// Returns a client for answers that may be vectors in binary. Their heads say where each vector begins, and
+    /// one that is too long is not the engine's fault.
+    #[must_use]
+    pub(crate) fn for_vectors(&self) -> Self {
+        Self { is_for_vectors: true, ..self.clone() }
+    }
+
         self.delivery = Delivery::NewConnection;
     }
 
@@ -192,7 +202,14 @@ impl Upstream {
         let connect = || self.connect(to, *parts);
         let called =
             self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
-        Ok(called?.map(|body| Body::new(body, self.answer_bytes)))
+        match called {
+            Err(http1_client::CallError::Wire(WireError::LongHead(limit))) if self.is_for_vectors => {
+                Err(CallError::TooLarge(format!(
+                    "its head has more than {limit} bytes; ask for less at once, or vectors as `bytes_only`"
+                )))
+            }
+            called => Ok(called?.map(|body| Body::new(body, self.answer_bytes))),
+        }
     }
 
     /// Connects; with TLS, its handshake counts.

@@ -22,6 +22,7 @@ use super::{
     leg_run::LegAnswer,
     prefill_call::{PrefillCall, Prefilled},
     stored, target,
+    whole_answer::asks_for_vectors,
     whole_estimate::WholeEstimate,
 };
 use crate::{
@@ -156,6 +157,7 @@ impl Drive {
         let worker = candidate.worker.clone();
         let is_sent_once = leg == Leg::Decode || stored::may_store(&self.request);
         let upstream = if is_sent_once { self.upstream.at_most_once() } else { self.upstream.clone() };
+        let upstream = if asks_for_vectors(&self.request) { upstream.for_vectors() } else { upstream };
         let streams = self.request.stream && !consume;
         self.begin_estimate(leg, streams);
         let limits = self.state.settings.leg_timeouts;

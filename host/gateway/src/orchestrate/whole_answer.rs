@@ -16,10 +16,16 @@ use crate::{
 };
 
 /// Whether an answer is vectors in binary, as vLLM writes them for the formats `bytes` and `bytes_only`.
+/// Whether a request asks for vectors.
+pub(super) fn asks_for_vectors(request: &Request) -> bool {
+    matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Pooling)
+}
+
 pub(super) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
     let has_vectors = matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Pooling);
     let content_type = answer.headers().get(header::CONTENT_TYPE);
-    has_vectors && content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/octet-stream"))
+    asks_for_vectors(request)
+        && content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/octet-stream"))
 }
 
 impl Drive {
