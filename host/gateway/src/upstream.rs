@@ -10,7 +10,6 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
 use http1_client::{Connection, Delivery, WireError, wire};
 use pointsman_workers::{LogLimit, is_local_shortage};
-use tokio::time::Instant;
 
 mod back_pressure;
 mod body;
@@ -26,7 +25,7 @@ mod upgrade;
 
 pub(crate) use back_pressure::{retry_after_of, whole_seconds};
 use body::ObservedCall;
-pub(crate) use body::{Body, collect};
+pub(crate) use body::{Body, collect, read_within};
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{HeadWait, PauseLimits};
@@ -48,9 +47,9 @@ pub(crate) struct Upstream {
     pool: ConnectionPool,
     connect_timeout: Duration,
     answer_bytes: usize,
+    delivery: Delivery,
     /// Whether answers may be vectors in binary.
     is_for_vectors: bool,
-    delivery: Delivery,
 }
 
 /// A call without a usable answer.
@@ -92,6 +91,9 @@ pub(crate) enum CallError {
     /// The answer is larger than the gateway reads. The engine works, and others would answer the same.
     #[error("the answer is too large: {0}")]
     TooLarge(String),
+    /// The bodies in flight leave no room for the answer: they reach this many bytes.
+    #[error("the bodies in flight reach {0} bytes, the limit of limits.body_bytes_in_flight")]
+    NoRoom(usize),
     /// The engine gave the request up: it ended its answer with this finish reason, such as `abort`.
     #[error("the engine ended its answer with the finish reason `{0}`")]
     GaveUp(&'static str),
@@ -128,15 +130,15 @@ impl Upstream {
         Self { delivery: if is_new { self.delivery } else { Delivery::AtMostOnce }, ..self.clone() }
     }
 
-    /// From now on, uses no kept connection.
-    pub(crate) fn use_new_connections(&mut self) {
-    /// Returns a client for answers that may be vectors in binary. Their heads say where each vector begins, and
-    /// one that is too long is not the engine's fault.
+    /// Returns a client for answers that may be vectors in binary. Their heads say where each vector begins,
+    /// and one that is too long is not the engine's fault.
     #[must_use]
     pub(crate) fn for_vectors(&self) -> Self {
         Self { is_for_vectors: true, ..self.clone() }
     }
 
+    /// From now on, uses no kept connection.
+    pub(crate) fn use_new_connections(&mut self) {
         self.delivery = Delivery::NewConnection;
     }
 
@@ -238,7 +240,7 @@ impl Upstream {
         body: Bytes,
     ) -> Result<Response<Bytes>, CallError> {
         let (head, body) = self.head(to, headers, body).await?.into_parts();
-        Ok(Response::from_parts(head, collect(body, None).await?))
+        Ok(Response::from_parts(head, collect(body, None, None).await?))
     }
 }
 
@@ -253,6 +255,7 @@ impl CallError {
             | Self::Shortage(_)
             | Self::Closed(_)
             | Self::OtherPrompt
+            | Self::NoRoom(_)
             | Self::TooLarge(_) => false,
             Self::Status { .. } => !self.is_refusal() && self.refusal().is_none(),
         }
@@ -279,7 +282,7 @@ impl CallError {
             | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
-            Self::TooLarge(_) => false,
+            Self::TooLarge(_) | Self::NoRoom(_) => false,
             Self::Status { .. } => !self.is_refusal() || self.refusal().is_some(),
         }
     }
@@ -317,6 +320,7 @@ impl CallError {
             | Self::Broken(_)
             | Self::Protocol(_)
             | Self::TooLarge(_)
+            | Self::NoRoom(_)
             | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
@@ -339,6 +343,7 @@ impl CallError {
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) | Self::OtherPrompt => "protocol",
             Self::TooLarge(_) => "too_large",
+            Self::NoRoom(_) => "no_room",
             Self::GaveUp(_) => "gave_up",
         }
     }
@@ -351,33 +356,6 @@ fn shortage(error: &std::io::Error) -> CallError {
         tracing::error!(%error, suppressed, "connect failed: raise the file descriptor limit (ulimit -n)");
     }
     CallError::Shortage(error.to_string())
-}
-
-/// Appends the bytes that arrive next to `out`, within `limits`; `false` at the end of the body.
-///
-/// # Errors
-/// [`CallError`].
-pub(crate) async fn read_within(
-    body: &mut Body,
-    out: &mut Vec<u8>,
-    limits: Option<PauseLimits>,
-) -> Result<bool, CallError> {
-    let Some(limits) = limits else { return Ok(body.read(out).await?) };
-    let from = Instant::now();
-    let mut until = limits.half(from);
-    loop {
-        if let Ok(read) = tokio::time::timeout_at(until, body.read(out)).await {
-            return Ok(read?);
-        }
-        if let Some(worker) = body.worker() {
-            worker.read_figures();
-        }
-        let (now, end) = (Instant::now(), limits.end(from, body.worker()));
-        if now >= end {
-            return Err(CallError::Timeout(limits.silence("rest of the engine's answer", from, now)));
-        }
-        until = end;
-    }
 }
 
 /// Limits the time of a call.
