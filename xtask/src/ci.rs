@@ -40,6 +40,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     sh::run(&mut doc)?;
     let mut skipped = optional()?;
     skipped.extend(no_book);
+    sh::run(&mut fuzz_targets())?;
     sh::run(&mut models())?;
     tests()?;
     for line in &skipped {
@@ -54,6 +55,15 @@ fn models() -> Command {
     let mut cargo = sh::cargo();
     cargo.args(["run", "--release", "--quiet", "--locked", "--manifest-path", "tests/models/Cargo.toml"]);
     cargo.arg("--target-dir").arg(fleet::target_dir().join("models"));
+    cargo
+}
+
+/// Returns the command that compiles the fuzz targets. `fuzz` is a separate workspace, so no other check
+/// does.
+fn fuzz_targets() -> Command {
+    let mut cargo = sh::cargo();
+    cargo.args(["check", "--quiet", "--locked", "--manifest-path", "fuzz/Cargo.toml"]);
+    cargo.arg("--target-dir").arg(fleet::target_dir().join("fuzz"));
     cargo
 }
 

@@ -82,6 +82,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         learning: state.learning.clone(),
         fleet: state.fleet.clone(),
         models: state.settings.models.clone(),
+        config_applied: state.config.not_applied().is_none(),
         queued: state.queue.waiting(),
         replicas: state.replicas.figures(),
     };

@@ -5,6 +5,12 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+/// Largest body that may use the last eighth of the bytes in flight: large uploads cannot keep small
+/// requests out.
+const SMALL_BODY: usize = 256 * 1024;
+/// Part of the bytes in flight that only small bodies may use.
+const SMALL_BODIES_PART: usize = 8;
+
 /// Shared limit of a resource, and the amount in use.
 #[derive(Debug)]
 pub struct Budget {
@@ -70,6 +76,13 @@ impl Share {
         taken
     }
 
+    /// Takes bytes of a body. Returns whether they were taken.
+    #[must_use]
+    pub(crate) fn grow_body(&mut self, more: usize) -> bool {
+        let is_small = self.amount + more <= SMALL_BODY;
+        self.grow(more, if is_small { 0 } else { self.limit() / SMALL_BODIES_PART })
+    }
+
     /// Returns how much was taken.
     #[must_use]
     pub(crate) fn amount(&self) -> usize {
@@ -106,5 +119,14 @@ mod tests {
         assert!(!one.grow(1, 0));
         drop(one);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn the_last_part_is_for_small_bodies() {
+        let budget = Budget::new(SMALL_BODY * SMALL_BODIES_PART);
+        let mut large = budget.share();
+        assert!(large.grow_body(SMALL_BODY * (SMALL_BODIES_PART - 1)));
+        assert!(!large.grow_body(1));
+        assert!(budget.share().grow_body(SMALL_BODY));
     }
 }

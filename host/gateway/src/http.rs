@@ -39,6 +39,7 @@ pub(crate) mod connected;
 pub(crate) mod content_coding;
 pub(crate) mod credentials;
 mod handshake;
+mod host_header;
 mod http2;
 pub(crate) mod listener;
 mod models;

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
-use http1_client::{Connection, Delivery, wire};
+use http1_client::{Connection, Delivery, WireError, wire};
 use pointsman_workers::{LogLimit, is_local_shortage};
-use tokio::time::Instant;
 
 mod back_pressure;
 mod body;
@@ -26,7 +25,7 @@ mod upgrade;
 
 pub(crate) use back_pressure::{retry_after_of, whole_seconds};
 use body::ObservedCall;
-pub(crate) use body::{Body, collect};
+pub(crate) use body::{Body, collect, read_within};
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{HeadWait, PauseLimits};
@@ -49,6 +48,8 @@ pub(crate) struct Upstream {
     connect_timeout: Duration,
     answer_bytes: usize,
     delivery: Delivery,
+    /// Whether answers may be vectors in binary.
+    is_for_vectors: bool,
 }
 
 /// A call without a usable answer.
@@ -90,6 +91,9 @@ pub(crate) enum CallError {
     /// The answer is larger than the gateway reads. The engine works, and others would answer the same.
     #[error("the answer is too large: {0}")]
     TooLarge(String),
+    /// The bodies in flight leave no room for the answer: they reach this many bytes.
+    #[error("the bodies in flight reach {0} bytes, the limit of limits.body_bytes_in_flight")]
+    NoRoom(usize),
     /// The engine gave the request up: it ended its answer with this finish reason, such as `abort`.
     #[error("the engine ended its answer with the finish reason `{0}`")]
     GaveUp(&'static str),
@@ -115,7 +119,8 @@ impl Upstream {
     /// at most `answer_bytes` of an answer as a whole.
     #[must_use]
     pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration, answer_bytes: usize) -> Self {
-        Self { pool, connect_timeout, answer_bytes, delivery: Delivery::Repeatable }
+        let delivery = Delivery::Repeatable;
+        Self { pool, connect_timeout, answer_bytes, delivery, is_for_vectors: false }
     }
 
     /// Returns a client for requests that no engine may get twice, such as those with a handoff.
@@ -123,6 +128,13 @@ impl Upstream {
     pub(crate) fn at_most_once(&self) -> Self {
         let is_new = self.delivery == Delivery::NewConnection;
         Self { delivery: if is_new { self.delivery } else { Delivery::AtMostOnce }, ..self.clone() }
+    }
+
+    /// Returns a client for answers that may be vectors in binary. Their heads say where each vector begins,
+    /// and one that is too long is not the engine's fault.
+    #[must_use]
+    pub(crate) fn for_vectors(&self) -> Self {
+        Self { is_for_vectors: true, ..self.clone() }
     }
 
     /// From now on, uses no kept connection.
@@ -192,7 +204,14 @@ impl Upstream {
         let connect = || self.connect(to, *parts);
         let called =
             self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
-        Ok(called?.map(|body| Body::new(body, self.answer_bytes)))
+        match called {
+            Err(http1_client::CallError::Wire(WireError::LongHead(limit))) if self.is_for_vectors => {
+                Err(CallError::TooLarge(format!(
+                    "its head has more than {limit} bytes; ask for less at once, or vectors as `bytes_only`"
+                )))
+            }
+            called => Ok(called?.map(|body| Body::new(body, self.answer_bytes))),
+        }
     }
 
     /// Connects; with TLS, its handshake counts.
@@ -221,7 +240,7 @@ impl Upstream {
         body: Bytes,
     ) -> Result<Response<Bytes>, CallError> {
         let (head, body) = self.head(to, headers, body).await?.into_parts();
-        Ok(Response::from_parts(head, collect(body, None).await?))
+        Ok(Response::from_parts(head, collect(body, None, None).await?))
     }
 }
 
@@ -236,6 +255,7 @@ impl CallError {
             | Self::Shortage(_)
             | Self::Closed(_)
             | Self::OtherPrompt
+            | Self::NoRoom(_)
             | Self::TooLarge(_) => false,
             Self::Status { .. } => !self.is_refusal() && self.refusal().is_none(),
         }
@@ -262,7 +282,7 @@ impl CallError {
             | Self::OtherPrompt
             | Self::Timeout(_)
             | Self::Down => true,
-            Self::TooLarge(_) => false,
+            Self::TooLarge(_) | Self::NoRoom(_) => false,
             Self::Status { .. } => !self.is_refusal() || self.refusal().is_some(),
         }
     }
@@ -300,6 +320,7 @@ impl CallError {
             | Self::Broken(_)
             | Self::Protocol(_)
             | Self::TooLarge(_)
+            | Self::NoRoom(_)
             | Self::GaveUp(_)
             | Self::OtherPrompt
             | Self::Timeout(_)
@@ -322,6 +343,7 @@ impl CallError {
             Self::Status { .. } => "status_5xx",
             Self::Protocol(_) | Self::OtherPrompt => "protocol",
             Self::TooLarge(_) => "too_large",
+            Self::NoRoom(_) => "no_room",
             Self::GaveUp(_) => "gave_up",
         }
     }
@@ -334,33 +356,6 @@ fn shortage(error: &std::io::Error) -> CallError {
         tracing::error!(%error, suppressed, "connect failed: raise the file descriptor limit (ulimit -n)");
     }
     CallError::Shortage(error.to_string())
-}
-
-/// Appends the bytes that arrive next to `out`, within `limits`; `false` at the end of the body.
-///
-/// # Errors
-/// [`CallError`].
-pub(crate) async fn read_within(
-    body: &mut Body,
-    out: &mut Vec<u8>,
-    limits: Option<PauseLimits>,
-) -> Result<bool, CallError> {
-    let Some(limits) = limits else { return Ok(body.read(out).await?) };
-    let from = Instant::now();
-    let mut until = limits.half(from);
-    loop {
-        if let Ok(read) = tokio::time::timeout_at(until, body.read(out)).await {
-            return Ok(read?);
-        }
-        if let Some(worker) = body.worker() {
-            worker.read_figures();
-        }
-        let (now, end) = (Instant::now(), limits.end(from, body.worker()));
-        if now >= end {
-            return Err(CallError::Timeout(limits.silence("rest of the engine's answer", from, now)));
-        }
-        until = end;
-    }
 }
 
 /// Limits the time of a call.

@@ -28,6 +28,9 @@ use crate::{
     worker::{Candidate, WarmUps, Worker},
 };
 
+/// Models without a worker that are remembered.
+const MAX_LOST_MODELS: usize = 10_000;
+
 /// All workers at one moment. A leg of a request uses one snapshot throughout.
 #[derive(Debug, Default)]
 pub struct Snapshot {
@@ -63,7 +66,8 @@ pub struct Registry {
     /// Each worker with the models it serves, in the order of the current snapshot. Snapshots are built from
     /// this.
     members: Mutex<Vec<Member>>,
-    /// By model. Entries stay when workers leave, and go when their engines unload the model.
+    /// By model. Entries of [`MAX_LOST_MODELS`] stay when workers leave, and go when their engines unload the
+    /// model.
     activations: Mutex<HashMap<ModelName, Arc<Activation>>>,
     changed: watch::Sender<u64>,
     /// Journal of bookings for other gateways.
@@ -258,8 +262,13 @@ impl Registry {
             (model, Pools { aggregated, prefill, decode, activation })
         };
         snapshot.pools = by_model.into_iter().map(pools).collect();
-        // An engine may list ever new adapters.
-        activations.retain(|model, it| snapshot.pools.contains_key(model) || !it.is_unloaded());
+        // Engines may list ever new adapters, and workers may come and go with ever new models.
+        let mut lost = 0;
+        activations.retain(|model, it| {
+            let serves = snapshot.pools.contains_key(model);
+            lost += usize::from(!serves && !it.is_unloaded());
+            serves || (!it.is_unloaded() && lost <= MAX_LOST_MODELS)
+        });
         drop(activations);
         self.current.store(Arc::new(snapshot));
         self.changed.send_replace(version);

@@ -1,7 +1,11 @@
 //! LoRA adapters that engines list with their model: real sockets.
 
 use pointsman_gateway::config::Config;
-use pointsman_tests::{Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw_engine::json};
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
+    raw::{send, until_mark},
+    raw_engine::json,
+};
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
@@ -56,6 +60,11 @@ async fn b3_sglang_gets_an_adapter_by_its_name_and_takes_it_with_its_model() {
     cluster.client.post("/v1/messages", &[], message.to_string()).await.unwrap();
     let sent = engine.requests().pop().unwrap().body;
     assert!(sent.contains(r#""model":"org/m:law""#), "{sent}");
+    let request = "GET /v1/realtime?model=org/m:law HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\n\
+         upgrade: websocket\r\nsec-websocket-key: a\r\nsec-websocket-version: 13\r\n\r\n";
+    let mut client = send(cluster.gateway.address, request).await.unwrap();
+    let answer = until_mark(&mut client, "}").await;
+    assert!(answer.starts_with("HTTP/1.1 502"), "the engine is asked, and does not upgrade: {answer}");
     for model in ["org/m:none", "m:law", "law:org/m"] {
         assert_eq!(ask(&cluster, model).await.0, 404, "{model}");
     }

@@ -872,6 +872,25 @@ async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
 }
 
 #[tokio::test]
+async fn i6_a_head_that_is_too_long_is_a_failure_unless_it_may_name_vectors() {
+    let head = format!("HTTP/1.1 200 OK\r\nx: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
+    let (_engine, cluster) = scripted(vec![Act::Send(head.into_bytes())], |config| {
+        config.routing = Config::default().routing;
+        config.routing.quarantine = Duration::ZERO;
+    })
+    .await;
+    for round in 0..8 {
+        let body = json!({"model": "tiny", "prompt": format!("x{round}"), "max_tokens": 2}).to_string();
+        let reply = post(&cluster, "/v1/completions", "application/json", body).await;
+        assert!(matches!(reply.status.as_u16(), 502 | 503), "{reply:?}");
+    }
+    let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+    // I6.12
+    assert_ne!(workers["workers"][0]["ineligible"], Value::Null, "{workers}");
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
 async fn i6_other_spellings_reach_the_engine_on_their_path() {
     let answer = r#"{"data":[]}"#;
     let (engine, cluster) = scripted(vec![Act::Send(json(answer))], |_| {}).await;

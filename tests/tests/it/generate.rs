@@ -459,6 +459,17 @@ async fn a1_without_a_model_an_adapter_that_is_served_is_the_model() {
         let sent: Value = serde_json::from_str(&engine_of_both.requests().pop().unwrap().body).unwrap();
         assert_eq!((&sent["lora_path"], sent.get("model")), (&adapter, None));
     }
+    let engine_of_one = engine(MODELS, |_| vec![Act::Send(json_answer("{}"))]).await;
+    let cluster = before(&[("aggregated", &engine_of_one), ("aggregated", &engine_of_both)]).await;
+    for _ in 0..4 {
+        let named = body(json!({ "model": "tiny", "lora_path": "fr" }));
+        assert_eq!(post(&cluster, named).await.status, 200);
+        // A1.12
+        assert_eq!(newest(&cluster).await["model"], "fr");
+        let sent: Value = serde_json::from_str(&engine_of_both.requests().pop().unwrap().body).unwrap();
+        assert_eq!((&sent["lora_path"], &sent["model"]), (&json!("fr"), &json!("tiny")));
+    }
+    assert!(!engine_of_one.requests().iter().any(|request| request.line.starts_with("POST")));
     let other = SimConfig { model: "other".to_owned(), ..recording(Role::Aggregated) };
     let two = TestClusterBuilder::new().sim_with(recording(Role::Aggregated), "").sim_with(other, "");
     let two = two.start().await.unwrap();

@@ -221,11 +221,13 @@ async fn n1_half_of_a_file_waits_for_an_operator() {
         std::fs::write(&path, text).unwrap();
         // N1.4
         assert!(told(reason).await, "{reason}");
+        assert_eq!(cluster.metric("pointsman_config_last_reload_successful ").await.unwrap(), [0.0]);
         assert_eq!([ask(&[]).await, ask(&[("authorization", "Bearer k")]).await], [401, 200], "{reason}");
         assert_eq!(cluster.admin.post("/policies/reload", &[], "").await.unwrap().status, 401);
     }
     std::fs::write(&path, &whole).unwrap();
     assert!(told("").await, "the file is repaired");
+    assert_eq!(cluster.metric("pointsman_config_last_reload_successful ").await.unwrap(), [1.0]);
     std::fs::write(&path, format!("{token}{worker}")).unwrap();
     assert!(told("the file would serve clients").await);
     // N1.4: as SIGHUP does.

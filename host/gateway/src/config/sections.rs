@@ -90,7 +90,8 @@ pub struct Limits {
     /// Open WebSocket connections of clients (/v1/realtime).
     #[key(default = 256)]
     pub realtime_connections: usize,
-    /// Bytes of the bodies of all requests in flight; at least 8/7 of server.max_body_bytes.
+    /// Bytes of the bodies of all requests in flight, and of whole answers; at least 8/7 of
+    /// server.max_body_bytes.
     #[key(default = 512 * 1024 * 1024)]
     pub body_bytes_in_flight: usize,
     /// Bytes of an engine's answer that is not streamed; beyond it: 502.

@@ -86,7 +86,7 @@ impl Connector for Sglang {
     }
 
     fn single(&self, request: &Request, context: &LegContext<'_>) -> Bytes {
-        let mut edit = adapted(request, context).set("rid", json!(context.token.to_string()).to_string());
+        let mut edit = with_id(adapted(request, context), request, context.token);
         if let Some(target) = context.decode.filter(|target| target.spec.dp_size > 1) {
             edit = edit.set("routed_dp_rank", target.rank.to_string());
         }
@@ -191,7 +191,16 @@ fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     }
 }
 
-/// The id of both legs of a response, which is also the response's.
+/// Sets the id by which the engine aborts a request. For a response, that is the response's own id.
+fn with_id<'a>(edit: Edit<'a>, request: &Request, token: RequestToken) -> Edit<'a> {
+    let edit = edit.set("rid", json!(token.to_string()).to_string());
+    match request.endpoint {
+        Endpoint::Responses => edit.set("request_id", json!(response_id(token)).to_string()),
+        _ => edit,
+    }
+}
+
+/// The id of a response, and of both legs of it.
 fn response_id(token: RequestToken) -> String {
     format!("resp_{token}")
 }
@@ -213,13 +222,8 @@ fn pair<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
     } else {
         (json!(host), json!(port), json!(context.rooms.first()))
     };
-    let edit = adapted(request, context);
-    let edit = match request.endpoint {
-        Endpoint::Responses => edit.set("request_id", json!(response_id(context.token)).to_string()),
-        _ => edit,
-    };
-    edit.set("bootstrap_host", Cow::Owned(host.to_string()))
+    with_id(adapted(request, context), request, context.token)
+        .set("bootstrap_host", Cow::Owned(host.to_string()))
         .set("bootstrap_port", Cow::Owned(port.to_string()))
         .set("bootstrap_room", Cow::Owned(room.to_string()))
-        .set("rid", json!(context.token.to_string()).to_string())
 }

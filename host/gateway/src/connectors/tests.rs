@@ -459,6 +459,10 @@ fn e1_the_id_of_a_message_and_of_a_response_is_where_sglang_reads_it() {
         let abort = connector.abort(&request, context.token).unwrap();
         // E1.4
         assert_eq!(value(&abort.bodies[0])["rid"], id, "{endpoint:?}");
+        let alone = value(&connector.single(&request, &context));
+        // E2.3: a request that is not split, too.
+        let field = if endpoint == Endpoint::Responses { "request_id" } else { "rid" };
+        assert!(endpoint == Endpoint::Messages || alone[field] == id, "{endpoint:?}: {alone}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! Accepts connections and serves them, with or without TLS, for clients and for operators.
 
 use std::{
+    future::ready,
     net::IpAddr,
     sync::{
         Arc,
@@ -9,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::TryFutureExt as _;
+use futures_util::{TryFutureExt as _, future::Either};
 use hyper::{
     Request, StatusCode,
     body::Incoming,
@@ -26,6 +27,7 @@ use super::{
     client_stream::ClientStream,
     connected::{Connected, Service},
     handshake::{self, Secured},
+    host_header,
     http2::{self, Limits},
     peer::Sender,
     refuse_connection::{Refusals, TooMany},
@@ -186,7 +188,11 @@ async fn serve_http1(
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
         let state = of_requests.clone();
         state.begun.store(true, Ordering::Relaxed);
-        let answer = connected.answer(request, client.begin_request(), client.clone());
+        let first_byte = client.begin_request();
+        let answer = match host_header::refusal(&request) {
+            Some(refused) => Either::Left(ready(Ok(refused))),
+            None => Either::Right(connected.answer(request, first_byte, client.clone())),
+        };
         answer.map_ok(move |mut answer| {
             let ends = state.ending.load(Ordering::Relaxed);
             if ends && answer.status() != StatusCode::SWITCHING_PROTOCOLS {

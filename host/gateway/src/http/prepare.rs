@@ -199,22 +199,33 @@ async fn read(
         let tenant = caller.tenant_hash();
         Box::pin(stored::pin(state, upstream, &mut request, tenant)).await?;
     }
-    if !finds_model(&mut request, &state.registry.snapshot()) {
-        // An engine may have loaded an adapter of this name.
-        Box::pin(state.registry.reread_models(&request.model)).await;
-        finds_model(&mut request, &state.registry.snapshot());
-    }
+    find_model(state, &mut request).await;
     Ok(request)
 }
 
-/// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9).
-pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> bool {
-    if workers.serves(&request.model) {
-        return true;
+/// Finds the request's model. If no worker serves it, reads again which models engines serve.
+pub(super) async fn find_model(state: &State, request: &mut Arc<Request>) {
+    if !finds_model(request, &state.registry.snapshot()) {
+        // An engine may have loaded an adapter of this name.
+        Box::pin(state.registry.reread_models(&request.model)).await;
+        finds_model(request, &state.registry.snapshot());
     }
-    let Some(adapter) = workers.adapter_named(&request.model) else { return false };
-    if let Some(request) = Arc::get_mut(request) {
-        request.model = adapter.clone();
+}
+
+/// Returns whether a worker serves the request's model. `MODEL:ADAPTER` becomes the adapter (B3.9), and so
+/// does a model with an adapter of it in `lora_path` (A1.12).
+pub(super) fn finds_model(request: &mut Arc<Request>, workers: &Snapshot) -> bool {
+    let adapter = if workers.serves(&request.model) {
+        let is_generate = request.endpoint == Endpoint::Generate;
+        let named = is_generate.then(|| generate::adapter(&request.body).ok().flatten()).flatten();
+        let adapter = named.map(|named| ModelName::new(&named));
+        adapter.filter(|adapter| workers.parent_of(adapter) == Some(&request.model))
+    } else {
+        let Some(adapter) = workers.adapter_named(&request.model) else { return false };
+        Some(adapter.clone())
+    };
+    if let (Some(adapter), Some(request)) = (adapter, Arc::get_mut(request)) {
+        request.model = adapter;
     }
     true
 }

@@ -21,7 +21,7 @@ use super::{
     arrival::Arrival,
     auth::authorize_client,
     credentials::API_KEY,
-    prepare::only_model,
+    prepare::{find_model, only_model},
     request_id,
     tunnel::{Ended, Patience, tunnel},
 };
@@ -127,7 +127,9 @@ async fn admit(
     let limit = state.realtime.limit();
     let place = state.realtime.reserve(1).ok_or(ApiError::TooManyConnections(limit))?;
     let (model, headers) = named(state, &request.uri, headers)?;
-    let parsed = Request::without_body(Endpoint::Realtime, &headers, &model, &state.settings.request_rules)?;
+    let rules = &state.settings.request_rules;
+    let mut parsed = Request::without_body(Endpoint::Realtime, &headers, &model, rules)?;
+    find_model(state, &mut parsed).await;
     account.set_model(&parsed.model, &state.registry.snapshot());
     if let Some(limits) = &state.tenant_limits {
         // Held by the account until the session ends. Its messages are not counted in tokens.

@@ -120,7 +120,8 @@ async fn answer(
     if is_stream {
         return Ok(Answered::Stream(response.map(|()| body)));
     }
-    let whole = upstream::collect(body, Some(pause)).await?;
+    let mut held = state.body_bytes.share();
+    let whole = upstream::collect(body, Some(pause), Some(&mut held)).await?;
     let fields = connector_for(worker.spec()).private_answer_fields();
     let whole = without_fields(&whole, fields).map_or(whole, Bytes::from);
     Ok(Answered::Whole(response.map(|()| whole)))

@@ -151,7 +151,7 @@ pub(crate) enum ApiError {
     BodyTooSlow(u32),
     /// The bodies of all requests in flight take too much memory.
     #[error(
-        "reading the request body: the bodies of all requests in flight reach {0} bytes, the limit of limits.body_bytes_in_flight; retry after the time in `retry-after`"
+        "reading a body: the bodies of all requests and answers in flight reach {0} bytes, the limit of limits.body_bytes_in_flight; retry after the time in `retry-after`"
     )]
     BodyBytesInFlight(usize),
     /// A policy refuses.

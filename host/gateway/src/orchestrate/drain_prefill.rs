@@ -7,6 +7,7 @@ use http::{HeaderValue, Response, header};
 
 use super::first_event::{begins_as_stream, error_in, may_be_json};
 use crate::{
+    budget::Share,
     openai::{
         generate,
         request::Endpoint,
@@ -19,7 +20,8 @@ use crate::{
 /// How long the end of a body may take after the end mark.
 const END_GRACE: Duration = Duration::from_millis(200);
 
-/// Reads a prefill answer to its end without keeping it. `limits` are those of each pause of the engine.
+/// Reads a prefill answer to its end without keeping it. `limits` are those of each pause of the engine. A
+/// whole answer counts in `held`.
 /// Returns the cached prompt tokens that a whole answer reports.
 ///
 /// # Errors
@@ -29,6 +31,7 @@ pub(super) async fn drain_prefill(
     response: Response<Body>,
     endpoint: Endpoint,
     limits: PauseLimits,
+    held: &mut Share,
 ) -> Result<Option<u32>, CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
@@ -38,7 +41,7 @@ pub(super) async fn drain_prefill(
     {
         return drain_events(body, endpoint, limits).await.map(|()| None);
     }
-    let whole = upstream::collect(body, Some(limits)).await?;
+    let whole = upstream::collect(body, Some(limits), Some(held)).await?;
     let is_generate = endpoint == Endpoint::Generate;
     let seen = if is_generate { generate::whole(1, &whole) } else { sse::look(&whole) };
     if let Some(error) = error_of(endpoint, &seen, &whole, &whole) {

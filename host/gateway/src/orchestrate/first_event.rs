@@ -6,6 +6,7 @@ use http::{HeaderValue, Response, header};
 
 use super::{Drive, next_event::Head, refusals::Refusals};
 use crate::{
+    budget::Share,
     openai::{
         endpoint::Format,
         seen,
@@ -57,10 +58,11 @@ impl Drive {
         }
         let shown: String = String::from_utf8_lossy(content_type(&head)).chars().take(60).collect();
         let pause = self.state.settings.leg_timeouts.pause();
-        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause)).await;
+        let mut held = self.state.body_bytes.share();
+        let read = tokio::time::timeout_at(self.deadline, read_json(head, pause, &mut held)).await;
         let is_taken = !self.legs.awaits_rest() && !self.wants_ids();
         Head::Over(match read.unwrap_or_else(|_| Err(no_events())) {
-            Ok(Some(whole)) if is_taken => self.answered_whole(whole),
+            Ok(Some(whole)) if is_taken => self.answered_whole(whole, held),
             Ok(_) => self.answer_failed(CallError::Protocol(format!(
                 "expected text/event-stream, got content type `{shown}`"
             ))),
@@ -113,12 +115,16 @@ pub(super) fn may_be_json(content_type: &[u8]) -> bool {
 }
 
 /// Reads an answer that should have been a stream, if it is JSON.
-async fn read_json(head: Response<Body>, pause: PauseLimits) -> Result<Option<Response<Bytes>>, CallError> {
+async fn read_json(
+    head: Response<Body>,
+    pause: PauseLimits,
+    held: &mut Share,
+) -> Result<Option<Response<Bytes>>, CallError> {
     if !may_be_json(content_type(&head)) {
         return Ok(None);
     }
     let (head, body) = head.into_parts();
-    let body = upstream::collect(body, Some(pause)).await?;
+    let body = upstream::collect(body, Some(pause), Some(held)).await?;
     if sse::look(&body).error {
         return Err(CallError::of_error_body(&body));
     }

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::refusals::Refusals;
 use crate::{
+    budget::Share,
     connectors::PrefillAnswer,
     openai::{error::ApiError, trace_context::Span},
     upstream::{Body, CallError, UpgradedCall},
@@ -35,6 +36,8 @@ pub(crate) struct LegRun {
     pub(super) span: Option<Span>,
     pub(crate) failure: Option<ApiError>,
     pub(super) refusals: Refusals,
+    /// Share of the leg's whole answer in the bytes of bodies in flight, until the client has the answer.
+    pub(super) held: Option<Share>,
 }
 
 /// Result of a leg's call.
@@ -43,7 +46,7 @@ pub(super) enum LegAnswer {
     Prefilled(PrefillDone),
     /// The head of a streamed answer.
     Stream(Response<Body>),
-    Whole(Response<Bytes>),
+    Whole(Response<Bytes>, Share),
     /// A connection to the engine of a realtime session.
     Upgraded(UpgradedCall),
 }
@@ -55,6 +58,7 @@ pub(super) struct PrefillDone {
     pub(super) answer: Option<(Response<Bytes>, PrefillAnswer)>,
     /// Number of cached prompt tokens in an answer that was not kept.
     pub(super) cached_tokens: Option<u32>,
+    pub(super) held: Option<Share>,
 }
 
 /// The load that a leg is booked for.

@@ -103,7 +103,7 @@ impl Drive {
         }
         Next::Event(match outcome {
             Ok(LegAnswer::Prefilled(done)) => self.prefilled(done),
-            Ok(LegAnswer::Whole(whole)) => self.answered_whole(whole),
+            Ok(LegAnswer::Whole(whole, held)) => self.answered_whole(whole, held),
             Ok(LegAnswer::Stream(head)) => return self.keep_head(head).map_or(Next::Nothing, Next::Stream),
             Ok(LegAnswer::Upgraded(engine)) => return Next::Upgraded(engine),
             Err(error) => self.leg_failed(leg, error),

@@ -18,6 +18,7 @@ use super::{
     worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
+    budget::Share,
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
     openai::hide::without_fields,
@@ -42,7 +43,7 @@ const NO_REQUEST_ID: &str = "the handoff parameters of the prefill answer lack `
 impl Drive {
     /// Records that the prefill leg succeeded. Returns the event that follows from its answer.
     pub(super) fn prefilled(&mut self, done: PrefillDone) -> Event {
-        let PrefillDone { answer, cached_tokens } = done;
+        let PrefillDone { answer, cached_tokens, held } = done;
         if let Some((_, PrefillAnswer::WasAll)) = &answer
             && self.needs_token_ids()
         {
@@ -78,6 +79,7 @@ impl Drive {
             PrefillAnswer::WasAll => {
                 self.state.metrics.handoff("ended_in_prefill");
                 self.whole = Some(relay::prefill_answer(self, answer));
+                self.runs.prefill.held = held;
                 Event::PrefillWasAll
             }
             // The call's task has turned missing data into a failed call.
@@ -131,9 +133,9 @@ impl Drive {
     }
 
     /// Keeps a whole answer for the client, without the fields that only the gateway may see.
-    pub(super) fn answered_whole(&mut self, whole: Response<Bytes>) -> Event {
+    pub(super) fn answered_whole(&mut self, whole: Response<Bytes>, held: Share) -> Event {
         if is_binary(&self.request, &whole) {
-            return self.answered_binary(whole);
+            return self.answered_binary(whole, held);
         }
         if !is_whole_answer(&self.request, &whole) {
             return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
@@ -158,6 +160,7 @@ impl Drive {
         head.headers.clear();
         head.headers.insert(header::CONTENT_TYPE, content_type);
         self.whole = Some(Response::from_parts(head, shown));
+        self.runs.answering.held = Some(held);
         Event::Ended
     }
 
@@ -309,7 +312,7 @@ impl Drive {
         }
         let has_answered = is_poison
             || matches!(error, CallError::Status { .. } | CallError::Protocol(_))
-            || matches!(error, CallError::TooLarge(_) | CallError::GaveUp(_));
+            || matches!(error, CallError::TooLarge(_) | CallError::NoRoom(_) | CallError::GaveUp(_));
         let refusal = error.refusal();
         let mut cause = self.client_error(error);
         if is_poison {

@@ -11,6 +11,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::leg_run::{LegAnswer, PrefillDone, SharedBooking};
 use crate::{
+    budget::Share,
     connectors::{Connector, PrefillAnswer},
     openai::seen,
     state::State,
@@ -20,7 +21,7 @@ use crate::{
 /// Result of a prefill call.
 pub(super) enum Prefilled {
     /// The answer of a completed handoff.
-    Answer(Response<Bytes>),
+    Answer(Response<Bytes>, Share),
     /// Any other answer was not kept. It said how much of the prompt was cached, or did not.
     Drained { cached_tokens: Option<u32> },
 }
@@ -52,9 +53,11 @@ impl PrefillCall {
     /// Reads the answer of a prefill leg, if it carries data. An answer that is an error, or that cannot be
     /// read, is a failed call: another prefill worker may answer.
     fn read(&self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
-        let answer = match prefilled {
-            Prefilled::Answer(answer) => answer,
-            Prefilled::Drained { cached_tokens } => return Ok(PrefillDone { answer: None, cached_tokens }),
+        let (answer, held) = match prefilled {
+            Prefilled::Answer(answer, held) => (answer, held),
+            Prefilled::Drained { cached_tokens } => {
+                return Ok(PrefillDone { cached_tokens, ..PrefillDone::default() });
+            }
         };
         if seen::is_error(self.is_chat, answer.body()) {
             return Err(CallError::of_error_body(answer.body()));
@@ -64,7 +67,7 @@ impl PrefillCall {
                 self.state.metrics.handoff("missing_data");
                 Err(CallError::Protocol(format!("the prefill answer has no data: {problem}")))
             }
-            read => Ok(PrefillDone { answer: Some((answer, read)), cached_tokens: None }),
+            read => Ok(PrefillDone { answer: Some((answer, read)), cached_tokens: None, held: Some(held) }),
         }
     }
 

@@ -22,6 +22,7 @@ use super::{
     leg_run::LegAnswer,
     prefill_call::{PrefillCall, Prefilled},
     stored, target,
+    whole_answer::asks_for_vectors,
     whole_estimate::WholeEstimate,
 };
 use crate::{
@@ -113,7 +114,7 @@ impl Drive {
         // Only the answer of a completed handoff carries data.
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
-        let endpoint = self.request.endpoint;
+        let (endpoint, mut held) = (self.request.endpoint, self.state.body_bytes.share());
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
         let task = PrefillCall {
@@ -129,11 +130,11 @@ impl Drive {
                 let (head, mut body) = upstream::with_time_limit(silence, head).await?.into_parts();
                 body.of_call(in_flight);
                 if carries_data {
-                    let body = upstream::collect(body, Some(pause)).await?;
-                    return Ok(Prefilled::Answer(http::Response::from_parts(head, body)));
+                    let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
+                    return Ok(Prefilled::Answer(http::Response::from_parts(head, body), held));
                 }
                 let cached_tokens =
-                    drain_prefill(http::Response::from_parts(head, body), endpoint, pause).await?;
+                    drain_prefill(http::Response::from_parts(head, body), endpoint, pause, &mut held).await?;
                 Ok(Prefilled::Drained { cached_tokens })
             });
             unless_down(&worker, call).await
@@ -156,6 +157,7 @@ impl Drive {
         let worker = candidate.worker.clone();
         let is_sent_once = leg == Leg::Decode || stored::may_store(&self.request);
         let upstream = if is_sent_once { self.upstream.at_most_once() } else { self.upstream.clone() };
+        let upstream = if asks_for_vectors(&self.request) { upstream.for_vectors() } else { upstream };
         let streams = self.request.stream && !consume;
         self.begin_estimate(leg, streams);
         let limits = self.state.settings.leg_timeouts;
@@ -164,7 +166,7 @@ impl Drive {
         } else {
             (head_of("whole answer", "whole_head", limits.whole_head), Duration::ZERO)
         };
-        let (pause, request) = (limits.pause(), self.request_hash());
+        let (pause, request, mut held) = (limits.pause(), self.request_hash(), self.state.body_bytes.share());
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
         self.runs[leg].call = Some(Box::pin(async move {
@@ -178,8 +180,8 @@ impl Drive {
                     return Ok(LegAnswer::Stream(response));
                 }
                 let (head, body) = response.into_parts();
-                let body = upstream::collect(body, Some(pause)).await?;
-                Ok(LegAnswer::Whole(http::Response::from_parts(head, body)))
+                let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
+                Ok(LegAnswer::Whole(http::Response::from_parts(head, body), held))
             });
             unless_down(&worker, call).await
         }));

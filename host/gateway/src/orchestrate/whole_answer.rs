@@ -6,6 +6,7 @@ use pointsman_orchestration::Event;
 
 use super::Drive;
 use crate::{
+    budget::Share,
     openai::{
         generate,
         request::{Endpoint, Request},
@@ -15,11 +16,16 @@ use crate::{
     upstream::METADATA,
 };
 
+/// Whether a request asks for vectors.
+pub(super) fn asks_for_vectors(request: &Request) -> bool {
+    matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Pooling)
+}
+
 /// Whether an answer is vectors in binary, as vLLM writes them for the formats `bytes` and `bytes_only`.
 pub(super) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
-    let has_vectors = matches!(request.endpoint, Endpoint::Embeddings | Endpoint::Pooling);
     let content_type = answer.headers().get(header::CONTENT_TYPE);
-    has_vectors && content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/octet-stream"))
+    asks_for_vectors(request)
+        && content_type.is_some_and(|kind| kind.as_bytes().starts_with(b"application/octet-stream"))
 }
 
 impl Drive {
@@ -35,7 +41,7 @@ impl Drive {
 
     /// Keeps vectors in binary for the client, with the header that says where each begins. Its JSON has the
     /// usage, too.
-    pub(super) fn answered_binary(&mut self, mut whole: Response<Bytes>) -> Event {
+    pub(super) fn answered_binary(&mut self, mut whole: Response<Bytes>, held: Share) -> Event {
         let mut headers = std::mem::take(whole.headers_mut());
         let kept = [header::CONTENT_TYPE, METADATA];
         let kept = kept.into_iter().filter_map(|name| headers.remove(&name).map(|value| (name, value)));
@@ -45,6 +51,7 @@ impl Drive {
         self.served_whole(&seen, b"");
         self.bind(self.answering());
         self.whole = Some(whole);
+        self.runs.answering.held = Some(held);
         Event::Ended
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Sources {
     pub(crate) fleet: Arc<Fleet>,
     /// Models of the configuration. The models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
+    /// Whether the configuration file, as it changed last, is in force.
+    pub(crate) config_applied: bool,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
     /// Figures of the exchange with other gateways.
@@ -112,6 +114,9 @@ impl Collector for Sources {
             vec![("version", RELEASE.to_owned()), ("commit", commit().unwrap_or("unknown").to_owned())];
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
+        let help =
+            "1 if the configuration file, as it changed last, is in force, else 0; GET /status says why";
+        out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
         let help = "Number of requests that wait in the admission queue now";
         out.gauge("pointsman_queued_requests", help, self.queued as u64)?;
         self.encode_workers(out)?;

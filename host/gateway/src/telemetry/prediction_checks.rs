@@ -15,6 +15,10 @@ const WINDOW: u32 = 100;
 /// wrong.
 const TOLERATED: u32 = 10;
 
+/// Maximum number of models whose predictions are kept. Workers may come and go with ever new models: when
+/// there are more, all begin anew.
+const MAX_MODELS: usize = 10_000;
+
 /// Latest predictions of each model.
 #[derive(Debug, Default)]
 pub struct PredictionChecks(Mutex<HashMap<ModelName, Window>>);
@@ -42,7 +46,12 @@ impl PredictionChecks {
         let mut windows = self.0.lock();
         match windows.get_mut(model) {
             Some(window) => window.record_check(differed),
-            None => windows.entry(model.clone()).or_default().record_check(differed),
+            None => {
+                if windows.len() == MAX_MODELS {
+                    windows.clear();
+                }
+                windows.entry(model.clone()).or_default().record_check(differed)
+            }
         }
     }
 }
@@ -104,5 +113,15 @@ mod tests {
         assert_eq!(turns(&model, true, 6), [Turn::Broke(11)]);
         assert_eq!(turns(&other, true, 10), []);
         assert_eq!(turns(&other, true, 1), [Turn::Broke(11)]);
+    }
+
+    #[test]
+    fn m4_models_that_come_and_go_leave_a_bounded_number_of_windows() {
+        let checks = PredictionChecks::default();
+        for number in 0..MAX_MODELS + 5 {
+            checks.record_check(&ModelName::new(&format!("m{number}")), false);
+        }
+        // M4.7
+        assert_eq!(checks.0.lock().len(), 5);
     }
 }

@@ -1,12 +1,17 @@
 //! The body of an engine's answer, and the call that its bytes are signs of life of.
 
-use std::task::{Context, Poll};
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http1_client::{Observer, WireError};
 use pointsman_workers::{InFlight, Worker};
+use tokio::time::{Instant, sleep};
 
-use super::{CallError, PauseLimits, read_within, stream::EngineStream};
+use super::{CallError, PauseLimits, stream::EngineStream};
+use crate::budget::Share;
 
 /// The body of an answer. At its end the connection goes back to the pool. Dropping it earlier closes the
 /// connection, which stops the engine's work.
@@ -30,13 +35,24 @@ impl Observer for ObservedCall {
     }
 }
 
-/// Reads a whole body. `limits` bounds each pause of the engine.
+/// Longest wait for room among the bodies in flight, and how often it is looked for.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
+const ROOM_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Reads a whole body, which counts in `held`, if there is that. `limits` bounds each pause of the engine.
 ///
 /// # Errors
 /// [`CallError`], also when the body is larger than its limit.
-pub(crate) async fn collect(mut body: Body, limits: Option<PauseLimits>) -> Result<Bytes, CallError> {
+pub(crate) async fn collect(
+    mut body: Body,
+    limits: Option<PauseLimits>,
+    mut held: Option<&mut Share>,
+) -> Result<Bytes, CallError> {
     let mut whole = Vec::new();
     while read_within(&mut body, &mut whole, limits).await? {
+        if let Some(held) = held.as_deref_mut() {
+            wait_for_room(&mut body, whole.len() - held.amount(), held).await?;
+        }
         let max = body.1;
         if whole.len() > max {
             return Err(CallError::TooLarge(format!(
@@ -45,6 +61,49 @@ pub(crate) async fn collect(mut body: Body, limits: Option<PauseLimits>) -> Resu
         }
     }
     Ok(whole.into())
+}
+
+/// Appends the bytes that arrive next to `out`, within `limits`; `false` at the end of the body.
+///
+/// # Errors
+/// [`CallError`].
+pub(crate) async fn read_within(
+    body: &mut Body,
+    out: &mut Vec<u8>,
+    limits: Option<PauseLimits>,
+) -> Result<bool, CallError> {
+    let Some(limits) = limits else { return Ok(body.read(out).await?) };
+    let from = Instant::now();
+    let mut until = limits.half(from);
+    loop {
+        if let Ok(read) = tokio::time::timeout_at(until, body.read(out)).await {
+            return Ok(read?);
+        }
+        if let Some(worker) = body.worker() {
+            worker.read_figures();
+        }
+        let (now, end) = (Instant::now(), limits.end(from, body.worker()));
+        if now >= end {
+            return Err(CallError::Timeout(limits.silence("rest of the engine's answer", from, now)));
+        }
+        until = end;
+    }
+}
+
+/// Counts bytes of a whole answer. While there is no room for them, nothing is read from the engine.
+async fn wait_for_room(body: &mut Body, more: usize, held: &mut Share) -> Result<(), CallError> {
+    if held.grow_body(more) {
+        return Ok(());
+    }
+    body.rest();
+    let end = Instant::now() + ROOM_TIMEOUT;
+    while Instant::now() < end {
+        sleep(ROOM_INTERVAL).await;
+        if held.grow_body(more) {
+            return Ok(());
+        }
+    }
+    Err(CallError::NoRoom(held.limit()))
 }
 
 impl Body {

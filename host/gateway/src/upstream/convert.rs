@@ -29,9 +29,9 @@ impl From<WireError> for CallError {
     /// The text contains no address, so a client may see it (A5).
     fn from(error: WireError) -> Self {
         match error {
-            WireError::LongHead(limit) => Self::TooLarge(format!(
-                "its head has more than {limit} bytes; ask for less at once, or vectors as `bytes_only`"
-            )),
+            WireError::LongHead(limit) => {
+                Self::Protocol(format!("the head of the engine's answer has more than {limit} bytes"))
+            }
             WireError::Head(problem) => {
                 Self::Protocol(format!("the head of the engine's answer is not HTTP/1.1: {problem}"))
             }

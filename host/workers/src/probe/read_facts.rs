@@ -83,7 +83,7 @@ impl Probe {
                     let contradiction = Contradiction::new(FactName::Engine, spec.engine, other);
                     return self.refuse(Contradiction { reporter: "GET /v1/models", ..contradiction });
                 }
-                if let Some(contradiction) = spec.models_contradicted(&list.names) {
+                if let Some(contradiction) = spec.models_contradicted(&list.names, list.count) {
                     return self.refuse(contradiction);
                 }
                 self.tell_left_out(list.count);

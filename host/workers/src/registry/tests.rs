@@ -127,6 +127,20 @@ fn m4_nothing_stays_of_models_that_their_engines_unloaded() {
     assert!(registry.has_lost(&name(49)) && registry.has_lost(&ModelName::new("base")));
 }
 
+#[test]
+fn m4_workers_that_come_and_go_leave_a_bounded_number_of_models() {
+    let registry = Registry::default();
+    for worker in 0..3 {
+        registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
+        let names = (0..6_000).map(|model| ModelName::new(&format!("w{worker}-m{model}"))).collect();
+        registry.learn_models(WorkerId(1), names, vec![]);
+        registry.publish(&registry.members.lock());
+        registry.remove(WorkerId(1));
+    }
+    // M4.7
+    assert_eq!(registry.activations.lock().len(), super::MAX_LOST_MODELS);
+}
+
 #[tokio::test(start_paused = true)]
 async fn b5_reports_of_many_engines_share_a_snapshot() {
     let registry = Arc::new(Registry::default());

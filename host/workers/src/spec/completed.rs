@@ -31,10 +31,10 @@ impl WorkerSpec {
     }
 
     /// Returns the contradiction between the models of the description and those that the engine lists: it
-    /// serves none of them. An engine that lists nothing, and a plain one behind a gateway of its own,
-    /// contradict nothing.
-    pub(crate) fn models_contradicted(&self, listed: &[String]) -> Option<Contradiction> {
-        let lists_all = matches!(self.engine, Engine::Vllm | Engine::Sglang);
+    /// serves none of them. An engine that lists nothing, one whose list was cut, which has `count` models,
+    /// and a plain one behind a gateway of its own contradict nothing.
+    pub(crate) fn models_contradicted(&self, listed: &[String], count: usize) -> Option<Contradiction> {
+        let lists_all = matches!(self.engine, Engine::Vllm | Engine::Sglang) && listed.len() == count;
         let serves = |model: &ModelName| listed.iter().any(|name| name == model.as_str());
         if !lists_all || self.models.is_empty() || listed.is_empty() || self.models.iter().any(serves) {
             return None;
@@ -200,12 +200,14 @@ mod tests {
     fn an_engine_that_serves_none_of_the_configured_models_contradicts() {
         let listed = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
         let worker = spec("engine=vllm,role=decode,model=a,model=b");
-        let refused = worker.models_contradicted(&listed(&["c"])).unwrap();
+        let refused = worker.models_contradicted(&listed(&["c"]), 1).unwrap();
         assert_eq!((&*refused.configured, &*refused.reported), ("a, b", "c"));
-        assert_eq!(worker.models_contradicted(&listed(&["b", "c"])), None);
-        assert_eq!(worker.models_contradicted(&[]), None);
+        assert_eq!(worker.models_contradicted(&listed(&["b", "c"]), 2), None);
+        assert_eq!(worker.models_contradicted(&[], 0), None);
+        // B3.11
+        assert_eq!(worker.models_contradicted(&listed(&["c", "d"]), 3), None, "the third may be a or b");
         let plain = spec("engine=openai,role=aggregated,model=a");
-        assert_eq!(plain.models_contradicted(&listed(&["c"])), None);
+        assert_eq!(plain.models_contradicted(&listed(&["c"]), 1), None);
     }
 
     #[test]

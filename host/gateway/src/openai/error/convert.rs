@@ -135,6 +135,7 @@ impl From<CallError> for ApiError {
             CallError::Closed(text) | CallError::Broken(text) => {
                 Self::BadUpstream(format!("the connection to the engine failed: {text}"))
             }
+            CallError::NoRoom(limit) => Self::BodyBytesInFlight(limit),
             CallError::Timeout(silence) => Self::EngineTimeout(silence),
             CallError::Down | CallError::OtherPrompt | CallError::GaveUp(_) => {
                 Self::BadUpstream(error.to_string())

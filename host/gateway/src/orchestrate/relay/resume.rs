@@ -354,6 +354,7 @@ fn says_that_the_engine_is_down(error: &CallError) -> bool {
         | CallError::Shortage(_)
         | CallError::Protocol(_)
         | CallError::TooLarge(_)
+        | CallError::NoRoom(_)
         | CallError::OtherPrompt => false,
     }
 }

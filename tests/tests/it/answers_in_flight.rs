@@ -1,0 +1,96 @@
+//! Whole answers that come at the same time: together they take a bounded number of bytes.
+
+use std::time::Duration;
+
+use pointsman_tests::{
+    Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, client::Reply, raw_engine::json,
+};
+use pointsman_workers::WorkerSpec;
+use tokio::time::{Instant, sleep, timeout};
+
+/// Bytes of an answer, and the limit for all bodies: seven eighths of it are for large ones.
+const ANSWER: usize = 1_200_000;
+const LIMIT: usize = 2_000_000;
+
+/// A gateway in front of an engine that pauses for this long before the last byte of its answers to `slow`.
+async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
+    let engine = RawEngine::serving(move |request: &RawRequest| {
+        let mut answer = json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(ANSWER)));
+        if request.body.contains("slow") {
+            let last = answer.split_off(answer.len() - 1);
+            return vec![Act::Send(answer), Act::Pause(pause), Act::Send(last)];
+        }
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap();
+    let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
+    let cluster = TestClusterBuilder::new().config(|config| {
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        (config.limits.body_bytes_in_flight, config.server.max_body_bytes) = (LIMIT, 1_000_000);
+    });
+    (cluster.start().await.unwrap(), engine)
+}
+
+async fn ask(cluster: &TestCluster, input: &str) -> Reply {
+    let body = format!(r#"{{"model":"tiny","input":"{input}"}}"#);
+    cluster.client.post("/v1/embeddings", &[], body).await.unwrap()
+}
+
+fn used(cluster: &TestCluster) -> usize {
+    cluster.gateway.state().body_bytes.used()
+}
+
+#[tokio::test]
+async fn i6_a_whole_answer_waits_for_room_among_the_bodies_in_flight() {
+    let (cluster, _engine) = bench(Duration::from_secs(2)).await;
+    let slow = async {
+        let reply = ask(&cluster, "slow").await;
+        (reply, Instant::now())
+    };
+    let next = async {
+        cluster.until("the first is nearly whole", |cluster| used(cluster) > ANSWER).await.unwrap();
+        let reply = ask(&cluster, "next").await;
+        (reply, Instant::now())
+    };
+    let mut most = 0;
+    let watch = async {
+        loop {
+            most = most.max(used(&cluster));
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let both = async { tokio::join!(slow, next) };
+    let ((first, one), (second, two)) = tokio::select! {
+        answered = both => answered,
+        () = watch => unreachable!(),
+    };
+    // I6.15
+    assert_eq!((first.status.as_u16(), second.status.as_u16()), (200, 200));
+    assert!(two > one && second.body.len() > ANSWER, "the second waited");
+    assert!(most > ANSWER && most <= LIMIT, "{most}");
+    cluster.at_rest().await.unwrap();
+    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_a_whole_answer_without_room_is_refused_and_is_no_failure_of_its_worker() {
+    let (cluster, engine) = bench(Duration::from_secs(30)).await;
+    let slow = ask(&cluster, "slow");
+    let next = async {
+        cluster.until("the first is nearly whole", |cluster| used(cluster) > ANSWER).await.unwrap();
+        timeout(Duration::from_secs(20), ask(&cluster, "next")).await.unwrap()
+    };
+    let reply = tokio::select! {
+        reply = next => reply,
+        _ = slow => unreachable!(),
+    };
+    // I6.15
+    assert_eq!((reply.status.as_u16(), reply.code().as_str()), (503, "body_bytes_in_flight"), "{reply:?}");
+    assert!(reply.headers.contains_key("retry-after"));
+    let posts = engine.requests().iter().filter(|request| request.line.starts_with("POST")).count();
+    assert_eq!(posts, 2, "it is not tried again");
+    assert!(cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_none());
+    cluster.at_rest().await.unwrap();
+    cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+}

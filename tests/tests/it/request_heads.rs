@@ -1,0 +1,62 @@
+//! Heads of requests in which a proxy and the gateway may read different things.
+
+use pointsman_sim::{Dialect, Role};
+use pointsman_tests::{
+    TestClusterBuilder,
+    raw::{send, until_closed},
+};
+
+#[tokio::test]
+async fn i7_a_request_names_one_host() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    for (version, host, status) in [
+        ("1.1", "host: a\r\nhost: b\r\n", "400"),
+        ("1.1", "host: a\r\nhost: a\r\n", "400"),
+        ("1.0", "host: a\r\nhost: b\r\n", "400"),
+        ("1.1", "", "400"),
+        ("1.1", "host: a b\r\n", "400"),
+        ("1.1", "host: a/b\r\n", "400"),
+        ("1.1", "host: u@a\r\n", "400"),
+        ("1.1", "host: a, b\r\n", "400"),
+        ("1.1", "host: \u{e9}\r\n", "400"),
+        ("1.1", "host: a:80\r\n", "200"),
+        ("1.1", "host: [::1]:80\r\n", "200"),
+        ("1.1", "host:\r\n", "200"),
+        ("1.0", "", "200"),
+    ] {
+        let request = format!("GET /version HTTP/{version}\r\n{host}\r\n");
+        let next = "GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+        let mut client = send(cluster.gateway.address, format!("{request}{next}")).await.unwrap();
+        let answer = until_closed(&mut client).await;
+        // I7.7
+        assert_eq!(answer.get(9..12), Some(status), "{version} {host:?}: {answer}");
+        let answers = if status == "400" || version == "1.0" { 1 } else { 2 };
+        assert_eq!(answer.matches("HTTP/1.").count(), answers, "{host:?}: {answer}");
+        assert!(status == "200" || answer.contains("\"code\":\"invalid_request\""), "{answer}");
+    }
+    let two = "GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nhost: 127.0.0.1\r\n\r\n";
+    let answer = until_closed(&mut send(cluster.gateway.admin, two).await.unwrap()).await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "operators, too: {answer}");
+}
+
+#[tokio::test]
+async fn i7_a_body_has_one_length() {
+    let cluster = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let smuggled = "GET /version HTTP/1.1\r\nhost: a\r\n\r\n";
+    for (lengths, body) in [
+        ("content-length: 2\r\ncontent-length: 3\r\n", "{}"),
+        ("content-length: +2\r\n", "{}"),
+        ("content-length: 2, 3\r\n", "{}"),
+        ("transfer-encoding: chunked, identity\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: xchunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("content-length: 2\r\ntransfer-encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: chunked\r\ncontent-length: 2\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+    ] {
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\n{lengths}\r\n");
+        let mut client = send(cluster.gateway.address, format!("{head}{body}{smuggled}")).await.unwrap();
+        let answer = until_closed(&mut client).await;
+        // I7.8
+        assert!(answer.starts_with("HTTP/1.1 400"), "{lengths:?}: {answer}");
+        assert_eq!(answer.matches("HTTP/1.").count(), 1, "{lengths:?}: {answer}");
+    }
+}
