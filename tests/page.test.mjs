@@ -50,6 +50,7 @@ after(() => rmSync(copy, { recursive: true }));
 
 const byId = new Map(), sent = [];
 globalThis.Node = Element;
+globalThis.location = { host: "gateway-2:9090" };
 globalThis.document = {
   createElement: (tag) => new Element(tag), createElementNS: (_, tag) => new Element(tag), hidden: false, activeElement: null,
   getElementById: (id) => byId.get(id) ?? byId.set(id, new Element("div")).get(id),
@@ -250,6 +251,8 @@ test("a command says what will change and is sent with the token after a confirm
   assert.ok(box.textContent.includes(`${HOSTILE} @2 becomes the active policy`) && box.querySelectorAll("img").length === 0);
   await box.querySelectorAll("button").find((one) => one.textContent === "Promote").onclick();
   assert.equal(sent[0][1], "policies/prefill/promote?from=canary&model=a%20b");
+  dialogs.askRollBack({ slot: "prefill", model: null, policy: "mine", generation: 2, previous: "kv-aware" });
+  for (const part of ["kv-aware serves again", "pointsman policy rollback prefill --undo", "Only the gateway at gateway-2:9090 changes"]) assert.ok(box.textContent.includes(part), part);
 });
 
 test("why legs come to a worker is told by who decided and what was cached", () => {
