@@ -7,6 +7,9 @@ import { join } from "node:path";
 import { after, test } from "node:test";
 import { pathToFileURL } from "node:url";
 
+/** A text with its no-break spaces as spaces. */
+const plain = (text) => text.replaceAll("\u00a0", " ");
+
 class Element {
   constructor(tag) {
     Object.assign(this, { tag, tagName: tag.toUpperCase(), childNodes: [], dataset: {}, attributes: {}, listeners: {}, className: "", hidden: false });
@@ -16,7 +19,7 @@ class Element {
   get children() { return this.childNodes.filter((node) => node instanceof Element); }
   get firstElementChild() { return this.children[0] ?? null; }
   get nextElementSibling() { const all = this.parentNode?.children ?? []; return all[all.indexOf(this) + 1] ?? null; }
-  get textContent() { return this.childNodes.map((node) => (node instanceof Element ? node.textContent : node)).join(""); }
+  get textContent() { return plain(this.childNodes.map((node) => (node instanceof Element ? node.textContent : node)).join("")); }
   set textContent(text) { this.childNodes = [String(text)]; }
   append(...nodes) { nodes.forEach((node) => this.insertBefore(node, null)); }
   insertBefore(node, at) {
@@ -50,6 +53,7 @@ after(() => rmSync(copy, { recursive: true }));
 
 const byId = new Map(), sent = [];
 globalThis.Node = Element;
+globalThis.location = { host: "gateway-2:9090" };
 globalThis.document = {
   createElement: (tag) => new Element(tag), createElementNS: (_, tag) => new Element(tag), hidden: false, activeElement: null,
   getElementById: (id) => byId.get(id) ?? byId.set(id, new Element("div")).get(id),
@@ -60,8 +64,8 @@ globalThis.fetch = async (path, { method = "GET", headers }) => {
   return { ok: true, text: async () => "{}" };
 };
 const load = (name) => import(pathToFileURL(join(copy, name)));
-const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, fleet, api] = await Promise.all(
-  ["format", "store", "requests", "receipt", "lanes", "dialogs", "charts", "worker", "slot", "fleet", "api"].map((name) => load(`${name}.js`)));
+const [format, store, requests, receipts, lanes, dialogs, charts, worker, slot, fleet, overview, api] = await Promise.all(
+  ["format", "store", "requests", "receipt", "lanes", "dialogs", "charts", "worker", "slot", "fleet", "overview", "api"].map((name) => load(`${name}.js`)));
 
 const LONG = "12345678901234567890";
 const HOSTILE = "<img src=x onerror=alert(1)>";
@@ -79,9 +83,9 @@ const outcome = (more) => ({
 });
 
 test("figures have their unit and lose nothing that matters", () => {
-  assert.deepEqual([0.4, 7.31, 184.2, 1040, 12_345].map(format.millis), ["400 µs", "7.3 ms", "184 ms", "1.04 s", "12.3 s"]);
-  assert.deepEqual([null, 0, 0.9996, 1, 0.9992].map((share) => format.percent(share, 2)), ["–", "0 %", "99.96 %", "100 %", "99.92 %"]);
-  assert.equal(format.percent(0.99999, 2), "99.99 %", "what is not all is not shown as all");
+  assert.deepEqual([0.4, 7.31, 184.2, 1040, 12_345].map((value) => plain(format.millis(value))), ["400 µs", "7.3 ms", "184 ms", "1.04 s", "12.3 s"]);
+  assert.deepEqual([null, 0, 0.9996, 1, 0.9992].map((share) => plain(format.percent(share, 2))), ["–", "0 %", "99.96 %", "100 %", "99.92 %"]);
+  assert.equal(format.percent(0.99999, 2), "99.99\u00a0%", "what is not all is not shown as all");
 });
 
 test("a long id is shown as the worker's address, and equal addresses keep their ids", () => {
@@ -173,20 +177,46 @@ test("a receipt shows its sentences, candidates with facts, and what the shadow 
   assert.equal(card.querySelectorAll("img").length, 0);
 });
 
+test("candidates of which nothing is recorded are one line", () => {
+  const card = receipts.receiptCard(receipt({ costs: null, left: null, choice: { row: 1, worker: 2, dp_rank: 0, cost: null }, runner_up: null, stages: [] }));
+  assert.ok(card.textContent.includes("3 candidates: 2/0 (chosen), 1/0 (shadow’s choice), 3/0No costs are recorded: POST /v1/route"), card.textContent);
+  assert.equal(card.querySelectorAll("table").length, 0);
+});
+
 test("a worker that gets nearly everything is told, whether the fleet is small or large", () => {
   const even = (count) => Array.from({ length: count }, (_, place) => row(`${place + 10}`, { legs: 10 }));
   takeFleet([row("1", { legs: 95 }), row("2", { legs: 5 })]);
-  assert.deepEqual(store.notable().map(({ worker: { id }, text }) => [id, text]), [["1", "gets 95 % of all prefill legs"]]);
+  assert.deepEqual(store.notable().map(({ worker: { id }, text }) => [id, plain(text)]), [["1", "gets 95 % of all prefill legs"]]);
   takeFleet([row("1", { legs: 60 }), row("2", { legs: 40 })]);
   assert.deepEqual(store.notable(), []);
   takeFleet([row("1", { legs: 80, ranks: 4 }), row("2", { legs: 20 })]);
   const [four, one] = ["1", "2"].map((id) => store.store.byId.get(id));
   assert.deepEqual([four.share, one.share, four.part, four.even], [1, 1, 0.8, 0.8], "a share is even by ranks");
+  assert.equal(plain(store.takes(four, true)), "Worker 1 (4 ranks) takes 80.0 % of the prefill legs; its even share is 80.0 %");
+  assert.match(charts.spread("prefill").textContent, /2 workers with 5 ranks, highest share first/);
   assert.deepEqual([store.rankName("1", 0), store.rankName("2", 0), store.rankName("1", null)], ["1/0", "2", "1"]);
-  takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), ...even(98)]);
-  assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, text]), [["1", "warn", "50.3 times an even share of prefill legs"], ["3", "bad", "8.0 % of its legs failed"], ["2", "bad", `not ready: ${HOSTILE}`]]);
+  takeFleet([row("1", { legs: 1000 }), row("2", { out: "not_ready", reason: HOSTILE, legs: 0 }), row("3", { error_ppm: 80_000, legs: 10 }), row("4", { out: "not_ready", legs: 0 }), ...even(98)]);
+  assert.deepEqual(store.notable().map(({ worker: { id }, kind, text }) => [id, kind, plain(text)]), [["1", "warn", "gets 50 times its share"], ["3", "bad", "fails 8.0 % of its legs"], ["2", "bad", `not ready: ${HOSTILE}`]]);
+  assert.deepEqual(store.problems().map(({ title, text }) => [plain(title), plain(text)]), [["Worker 3 fails 8.0 % of its legs", ""], ["2 workers are not ready", `Worker 2: ${HOSTILE}`], ["Worker 1 gets 50 times its share", "Worker 1 takes 50.3 % of the prefill legs; its even share is 1.0 %"]]);
   assert.ok(store.problems()[0].bad, "failures come first");
   assert.equal(charts.spread("prefill").querySelectorAll("rect").length, 16, "the 16 busiest stand alone");
+});
+
+test("a bar is for a share of a limit, and is empty at 0", () => {
+  takeFleet([row("1", { limit: null }), row("2", { in_flight: 0 }), row("3", { out: "not_ready" }), row("4", { in_flight: 8 })]);
+  const bars = store.store.workers.map((worker) => overview.workerRow(worker).querySelectorAll("i").map((bar) => bar.style.width));
+  assert.deepEqual(bars, [[], ["0%"], [], ["50%"]]);
+});
+
+test("decisions of a slot are those of active and canary in the last whole minute, or since the policy is new", () => {
+  const counted = [lane("active", { decisions: 900, decisions_by_minute: [300, 480, 120] }), lane("canary", { decisions: 90, decisions_by_minute: [0, 120, 5] }), lane("shadow", { decisions: 900, decisions_by_minute: [9, 9, 9] })];
+  assert.equal(overview.decisionsText({ since_ms: Date.now() - 200e3 }, counted), "600/min");
+  assert.match(overview.decisionsText({ since_ms: Date.now() - 100e3 }, counted), /^990 since \d\d:\d\d$/);
+});
+
+test("what an operator rolled back is no failure", () => {
+  const bad = [["refused", "not_wasm"], ["rolled_back", "command"], ["rolled_back", "deadline"], ["withdrawn", "command"], ["installed", "changed"]].map(([result, reason]) => store.isBad({ result, reason }));
+  assert.deepEqual(bad, [true, false, true, false, false]);
 });
 
 test("a refusal is open while it is in force", () => {
@@ -205,20 +235,25 @@ const lane = (name, more) => ({
 
 test("active, canary and shadow are compared side by side", () => {
   store.take("hello", { may_change: true });
-  const trial = { policy: "new", generation: 2, share: 0.05, since_ms: 0, agree: 3, disagree: 1, failed: 0 };
+  const trial = { policy: "new", generation: 2, share: 0.05, since_ms: Date.now() - 150e3, agree: 3, disagree: 1, failed: 0 };
   const status = { slot: "prefill", model: null, policy: "kv-aware", generation: 1, since_ms: 0, can_roll_back: true, canary: trial, shadow: { ...trial, generation: 5, share: 1 } };
-  const shown = lanes.lanesTable(status, [
-    lane("active", { decisions: 1000, failed: 10, predicted_hit_rate: 0.5, ttft_ms: times(40), itl_ms: times(8), calls: 9, call_p99_us: 64 }),
-    lane("canary", { decisions: 20, generation: 2, ttft_ms: times(20), itl_ms: times(8), sheds: 3, calls: 4 }),
+  const table = (canaries) => lanes.lanesTable(status, [
+    lane("active", { decisions: 1000, failed: 10, predicted_hit_rate: 0.5, ttft_ms: times(40), itl_ms: times(8), decisions_by_minute: [900, 60, 30], calls: 9, call_p99_us: 64 }),
+    lane("canary", { decisions: canaries, generation: 2, ttft_ms: times(20), itl_ms: times(8.73), decisions_by_minute: [0, 5, 5], sheds: 3, calls: 4 }),
     lane("shadow", { decisions: 1000, generation: 5, agreement: 0.75, predicted_hit_rate: 0.1 }),
   ]);
-  const cells = Object.fromEntries(shown.querySelectorAll("tr").map((one) => { const [name, ...rest] = one.children.map((cell) => cell.textContent); return [name, rest]; }));
+  const cellsOf = (shown) => Object.fromEntries(shown.querySelectorAll("tr").map((one) => { const [name, ...rest] = one.children.map((cell) => cell.textContent); return [name, rest]; }));
+  const shown = table(100), cells = cellsOf(shown), heads = shown.querySelectorAll("th").map((one) => one.textContent);
+  assert.match(heads[1], /1,000 decisions in 60 min95 % of sessions/);
+  assert.match(heads[2], /100 decisions since \d\d:\d\d5 % of sessions set, 10 % of decisions/);
+  assert.match(heads[3], /1,000 decisions compared since \d\d:\d\dasked for 100 % of decisions/);
   assert.deepEqual(cells["TTFT p90"], ["80 ms", "40 ms−50 %", "–"]);
+  assert.equal(cellsOf(table(99))["TTFT p90"][1], "40 ms", "few decisions");
   assert.deepEqual(cells.success, ["99.00 %", "100 %+1", "–"]);
-  assert.deepEqual(cells["ITL p50"], ["8.0 ms", "8.0 ms", "–"]);
+  assert.deepEqual(cells["ITL p50"], ["8.0 ms", "8.7 ms", "–"], "one step of the histogram");
   assert.deepEqual(cells["predicted hits"], ["50 %", "–", "10 %−40"]);
   assert.deepEqual(cells.agreement, ["–", "–", "75 %"]);
-  assert.deepEqual(cells["call p99"], ["≤ 64 µs", "> 5,000 µs", "–"]);
+  assert.deepEqual(cells["call p99"], ["under 64 µs", "over 5 ms", "–"]);
   assert.deepEqual(shown.querySelectorAll("button").map((one) => one.textContent).filter((text) => text.endsWith("…")), ["Roll back …", "Promote …", "End …", "Promote …", "End …"]);
   store.take("hello", { may_change: false });
   const readOnly = lanes.lanesTable(status, [lane("active", {})]);
@@ -250,14 +285,19 @@ test("a command says what will change and is sent with the token after a confirm
   assert.ok(box.textContent.includes(`${HOSTILE} @2 becomes the active policy`) && box.querySelectorAll("img").length === 0);
   await box.querySelectorAll("button").find((one) => one.textContent === "Promote").onclick();
   assert.equal(sent[0][1], "policies/prefill/promote?from=canary&model=a%20b");
+  dialogs.askRollBack({ slot: "prefill", model: null, policy: "mine", generation: 2, previous: "kv-aware" });
+  for (const part of ["kv-aware serves again", "pointsman policy rollback prefill --undo", "Only the gateway at gateway-2:9090 changes"]) assert.ok(box.textContent.includes(part), part);
 });
 
 test("why legs come to a worker is told by who decided and what was cached", () => {
   const found = worker.causes([
     decision("1", { leg: "prefill", outcome: outcome() }), decision("2", { leg: "prefill", outcome: outcome({ cached_tokens: { predicted: 0, reported: 0 } }) }),
-    decision("3", { decider: { by: "session" } }), decision("4", { decider: { by: "fallback", reason: "deadline" } }),
+    decision("3", { decider: { by: "session" } }), decision("5", { leg: "prefill", choice: { worker: 7, dp_rank: 0, cost: null }, outcome: outcome() }), decision("4", { decider: { by: "fallback", reason: "deadline" } }),
   ], "prefill");
-  assert.deepEqual(found, { cached: 1, policy: 1, bound: 1, fallback: 1 });
+  assert.deepEqual(found, { cached: 1, policy: 1, untold: 1, bound: 1, fallback: 1 });
+  const silent = outcome({ cached_tokens: { predicted: null, reported: 80 } });
+  const told = [decision("1", { outcome: silent }), decision("2", { leg: "prefill", policy: "random", outcome: silent }), decision("3", { leg: "prefill", outcome: outcome() })];
+  assert.deepEqual([requests.predictedText(0, told).textContent, requests.predictedText(0.5, told).textContent, requests.predictedText(null, told.slice(0, 1))], ["random predicts none", "50 % predicted, not by all", "none predicted"]);
   assert.deepEqual(requests.hits([{ outcome: outcome() }, { outcome: null }]), { reported: 0.5, predicted: 0.6 });
 });
 

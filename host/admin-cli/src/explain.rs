@@ -90,8 +90,14 @@ fn chosen(one: &Decision) -> String {
     let among = one.candidates.len();
     let took = format!("The decision took {:.0} µs.", one.took_us);
     if let Some(plan) = &one.plan {
+        let means = match &*plan.word {
+            "remote" => ": prefill and decode on two workers",
+            "local" => ": prefill and decode on one worker",
+            "shed" => ": the request is refused",
+            _ => "",
+        };
         let about = plan.decode.map(|(worker, rank)| format!(", with {} for decode", named(worker, rank)));
-        return format!("The answer was `{}`{}. {took}", plan.word, about.unwrap_or_default());
+        return format!("The answer was {}{means}{}. {took}", plan.word, about.unwrap_or_default());
     }
     if let Some(refused) = &one.refused {
         return format!("No candidate was chosen: {} {}. {took}", refused.code, refused.detail);
@@ -105,11 +111,13 @@ fn chosen(one: &Decision) -> String {
     };
     let second = match (&one.runner_up, choice.cost) {
         (Some(second), Some(cost)) => second.cost.map(|other| {
-            format!(
-                " The runner-up was {} at cost {other:.2}, {:.2} dearer.",
-                named(second.worker, second.dp_rank),
-                other - cost
-            )
+            let more = format!("{:.2}", other - cost);
+            let more = if more == "0.00" {
+                "the same cost".to_owned()
+            } else {
+                format!("cost {other:.2}, {more} dearer")
+            };
+            format!(" The runner-up was {} at {more}.", named(second.worker, second.dp_rank))
         }),
         _ => None,
     };
@@ -244,6 +252,18 @@ mod tests {
             Blocks of the prompt expected in its cache: 3 on the device, 0 on the host, 0 on disk.\n\
             The request is still in flight.\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn a_plan_says_what_it_means_and_equal_costs_are_no_difference() {
+        let plan =
+            |word| explain(&receipt(|receipt| receipt["plan"] = json!({ "word": word, "decode": [5, 1] })));
+        let remote =
+            "The answer was remote: prefill and decode on two workers, with worker 5 (rank 1) for decode.";
+        assert!(plan("remote").contains(remote), "{}", plan("remote"));
+        assert!(plan("shed").contains("The answer was shed: the request is refused"), "{}", plan("shed"));
+        let tie = explain(&receipt(|receipt| receipt["runner_up"]["cost"] = json!(1.501)));
+        assert!(tie.contains(" The runner-up was worker 1 (rank 0) at the same cost. "), "{tie}");
     }
 
     #[test]

@@ -21,6 +21,8 @@ const open = async (page, view) => {
   await page.locator("main .card").first().waitFor();
 };
 const wide = (page) => page.evaluate(() => document.documentElement.scrollWidth - window.innerWidth);
+/** Cards with a content that is wider than they are. */
+const spilt = (page) => page.evaluate(() => [...document.querySelectorAll(".card")].filter((card) => card.scrollWidth > card.clientWidth + 1).map((card) => card.textContent.slice(0, 40)));
 const picture = (page, name, more) => page.screenshot({ path: `${pictures}/${name}.png`, ...more });
 
 try {
@@ -77,6 +79,7 @@ try {
     for (const view of ["overview", "fleet", "slot/prefill", "worker/2", first.slice(1)]) {
       await open(page, view);
       await page.waitForTimeout(1500);
+      assert.deepEqual(await spilt(page), [], `of ${view} at ${width}, these stand out of their cards`);
       assert((await wide(page)) <= 0, `${view} is ${await wide(page)} pixels wider than ${width}`);
       await picture(page, `${view.split("/")[0]}-${width}`, { fullPage: true });
     }
@@ -131,7 +134,7 @@ try {
   const lanes = page.locator("table.lanes");
   await lanes.locator("th", { hasText: "shadow" }).waitFor();
   const row = (name) => lanes.locator("tbody tr", { has: page.locator("td:first-child", { hasText: name }) }).locator("td").allTextContents();
-  await lanes.locator("td", { hasText: /\d %/ }).first().waitFor();
+  await lanes.locator("td", { hasText: /\d\s%/ }).first().waitFor();
   assert((await row("agreement"))[3].includes("%"), (await row("agreement")).join());
   const [, active, , shadow] = await row("TTFT p50");
   assert(/\d/.test(active) && !/\d/.test(shadow), `nothing is measured of a shadow: ${active} ${shadow}`);

@@ -29,7 +29,7 @@ function path(points) {
 
 /**
  * Lines of the last hour or less on one scale. `lines` are lists of values at `at` (milliseconds); the first has an area
- * below it. `marks` are numbered changes.
+ * below it. `marks` are numbered changes. `most` of the chart says its highest value.
  */
 export function spark({ at, lines, now, span = spanOf(at, now), low = 0, top, marks = [], label, format = number, kind = "" }) {
   const values = lines.flat().filter((value) => value !== null && value !== undefined);
@@ -38,18 +38,17 @@ export function spark({ at, lines, now, span = spanOf(at, now), low = 0, top, ma
   const y = (value) => (value === null || value === undefined ? null : 100 - (100 * (value - low)) / (high - low));
   const points = lines.map((line) => line.map((value, place) => [x(at[place]), y(value)]));
   const svg = draw("svg", { viewBox: "0 0 100 100", preserveAspectRatio: "none", "aria-hidden": "true" });
-  if (at.length > 1) {
-    const known = points[0].filter(([, height]) => height !== null);
-    if (known.length > 1) svg.append(draw("path", { class: "area", d: `${path(known)}L${known.at(-1)[0].toFixed(1)} 100L${known[0][0].toFixed(1)} 100Z` }));
+  const known = points[0].filter(([, height]) => height !== null);
+  if (known.length > 1) {
+    svg.append(draw("path", { class: "area", d: `${path(known)}L${known.at(-1)[0].toFixed(1)} 100L${known[0][0].toFixed(1)} 100Z` }));
     points.forEach((line, place) => svg.append(draw("path", { class: `line${place}`, d: path(line) })));
   }
   const node = make(`div.spark${kind}`, { role: "img", "aria-label": label }, svg);
-  const most = Math.max(...values);
-  if (at.length > 1 && most > low) node.append(make("small", { style: { bottom: `${100 - y(most)}%` } }, format(most)));
+  node.most = known.length > 1 ? `max ${format(Math.max(...values))}` : "";
   for (const { at_ms: time, label: mark, isBad } of marks.filter((one) => one.at_ms >= now - span)) {
     node.append(make(`i.mark${isBad ? ".bad" : ""}${mark.length > 1 ? ".many" : ""}`, { "data-number": mark, style: { left: `${x(time).toFixed(1)}%` } }));
   }
-  if (at.length < 2) node.append(make("span.wait", null, "one point a minute"));
+  if (known.length < 2) node.append(make("span.wait", null, "the line needs two minutes"));
   node.lookup = (share) => {
     const time = now - span + share * span;
     let best = 0;
@@ -82,15 +81,16 @@ export function crossHair(row) {
   return row;
 }
 
-/** A bar for a share. */
-export const meter = (value, hot = 0.75, over = 0.9) =>
-  make("span.meter", { "aria-hidden": "true" }, make(`i${value >= over ? ".over" : value >= hot ? ".hot" : ""}`, { style: { width: `${Math.min(100, Math.max(2, 100 * value))}%` } }));
+/** A bar for a share of a limit. */
+export const meter = (value) =>
+  make("span.meter", { "aria-hidden": "true" }, make(`i${value >= 0.9 ? ".over" : value >= 0.75 ? ".hot" : ""}`, { style: { width: `${Math.min(100, value && Math.max(2, 100 * value))}%` } }));
 
 /** The busiest workers of a role as bars and the others as one area, against an even share. */
 export function spread(role) {
   const list = ofRole(role).filter((worker) => !isOut(worker)).sort((a, b) => b.share - a.share);
-  if (list.length < 2) return make("p.dim", null, list.length ? "one worker is eligible and gets all" : "no worker is eligible");
+  if (list.length < 2) return make("p.dim", null, list.length ? "one worker is eligible" : "no worker is eligible");
   if (!list[0].legs) return make("p.dim", null, "no leg in the last five minutes");
+  const ranks = list.reduce((sum, worker) => sum + worker.ranks, 0);
   const top = Math.max(list.length > 4 ? 4 : 1.5, list[0].share) * 1.05;
   const first = list.slice(0, BUSIEST), others = list.slice(BUSIEST);
   const wide = others.length ? 60 : 100, step = Math.min(16, wide / first.length);
@@ -107,7 +107,7 @@ export function spread(role) {
     make("div.spread", { role: "img", "aria-label": `The busiest ${role} worker, ${called(list[0].id)}, has ${number(list[0].share, 1)} times an even share` }, svg,
       make("div.even", { style: { bottom: `${height(1)}%` } }, make("small", null, "even share")),
       make(`b${list[0].share >= HOT[0] ? ".warn" : ".dim"}`, null, busiest)),
-    make("div.axis", null, make("span", null, others.length ? `${BUSIEST} busiest` : `${list.length} workers, busiest first`), others.length ? make("span", null, `the other ${number(others.length)} workers`) : null));
+    make("div.axis", null, make("span", null, others.length ? `the ${BUSIEST} highest` : `${list.length} workers${ranks > list.length ? ` with ${ranks} ranks` : ""}, highest share first`), others.length ? make("span", null, `the other ${number(others.length)} workers`) : null));
 }
 
 const PLOT = { width: 440, height: 190, left: 40, right: 12, top: 12, bottom: 24 };

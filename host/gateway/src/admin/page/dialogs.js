@@ -41,7 +41,7 @@ const flagged = ({ model }) => (model ? ` --model ${model}` : "");
 const query = (slot, pairs) => `policies/${slot.slot}/${pairs}${slot.model ? `&model=${encodeURIComponent(slot.model)}` : ""}`;
 const program = ({ policy, generation }) => `${policy} @${generation}`;
 const inFlight = () => ["requests in flight", number(store.stats?.inflight), "keep the generation they began with"];
-const ONE_GATEWAY = "Only this gateway changes. Others keep what they run.";
+const oneGateway = () => `Only the gateway at ${location.host} changes. Others keep what they run.`;
 
 export function askPromote(slot, name) {
   const lane = slot[name], other = name === "canary" ? "shadow" : "canary";
@@ -49,7 +49,7 @@ export function askPromote(slot, name) {
   ask({
     title: `Promote the ${name} of ${slotName(slot)}?`, lead: `${program(lane)} becomes the active policy, as a new generation.`, yes: "Promote",
     rows: [["decides for new requests", decides, `${lane.policy}, for all`], [name, program(lane), "none"], ...(slot[other] ? [[other, program(slot[other]), "stays; compared with the new generation from now on"]] : []), inFlight()],
-    notes: ["It lasts until the slot’s file or settings change, or the gateway ends. To keep it, put its file in the place of the active one.", `To undo it, roll back: ${program(slot)} serves again, and the content that was promoted is quarantined.`, ONE_GATEWAY],
+    notes: ["It lasts until the slot’s file or settings change, or the gateway ends. To keep it, put its file in the place of the active one.", `To undo it, roll back: ${program(slot)} serves again, and the content that was promoted is quarantined.`, oneGateway()],
     command: `pointsman policy promote ${slot.slot} --from ${name}${flagged(slot)}`, path: query(slot, `promote?from=${name}`),
   });
 }
@@ -59,7 +59,7 @@ export function askRollBack(slot) {
   ask({
     title: `Roll ${slotName(slot)} back?`, lead: `${before} serves again, as a new generation.`, yes: "Roll back", risk: true,
     rows: [["decides for new requests", program(slot), before], ["canary and shadow", [slot.canary, slot.shadow].filter(Boolean).map(program).join(", ") || "none", slot.canary || slot.shadow ? "stay" : "none"], inFlight()],
-    notes: [`The content of ${program(slot)} with these settings is quarantined in every lane of the slot: reading the folder again does not bring it back.`, "It goes back one step. A second rollback is refused until something else was installed.", ONE_GATEWAY],
+    notes: [`The content of ${program(slot)} with these settings is quarantined in every lane of the slot: reading the folder again does not bring it back.`, `To undo it while its file is in the folder: pointsman policy rollback ${slot.slot} --undo${flagged(slot)}`, "It goes back one step. A second rollback is refused until something else was installed.", oneGateway()],
     command: `pointsman policy rollback ${slot.slot}${flagged(slot)}`, path: query(slot, "rollback?lane=active"),
   });
 }
@@ -69,7 +69,7 @@ export function askEnd(slot, name) {
   ask({
     title: `End the ${name} of ${slotName(slot)}?`, lead: `${program(lane)} is called no more.`, yes: `End the ${name}`, risk: true,
     rows: [[name, program(lane), "none"], ["decides for new requests", name === "canary" ? `${program(slot)}, and ${program(lane)} for ${percent(lane.share)}` : program(slot), `${program(slot)}, for all`], inFlight()],
-    notes: ["Its content is quarantined: it does not come back until its file or settings change.", ONE_GATEWAY],
+    notes: ["Its content is quarantined: it does not come back until its file or settings change.", oneGateway()],
     command: `pointsman policy rollback ${slot.slot} --lane ${name}${flagged(slot)}`, path: query(slot, `rollback?lane=${name}`),
   });
 }
@@ -83,7 +83,7 @@ export function askDrain(worker) {
     title: draining ? `Send requests to ${name} again?` : `Drain ${name}?`, yes: draining ? "Undrain" : "Drain", risk: !draining && after === 0,
     lead: draining ? "It gets requests again as soon as it is healthy." : `It gets no new request. ${number(worker.in_flight)} in flight finish there.`,
     rows: [[`eligible ${role} workers`, number(eligible), after === 0 ? "none: requests that need one fail" : number(after)], ["its share of the legs", `${percent(worker.part ?? 0, 1)}`, draining ? "as routing decides" : "goes to the others"]],
-    notes: draining ? [] : ["To undo it: Undrain.", ONE_GATEWAY],
+    notes: draining ? [] : ["To undo it: Undrain.", oneGateway()],
     command: `pointsman ${draining ? "undrain" : "drain"} ${worker.id}`, path: `workers/${worker.id}/drain`, method: draining ? "DELETE" : "POST",
   });
 }

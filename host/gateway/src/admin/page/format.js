@@ -7,6 +7,9 @@ const isNone = (value) => value === null || value === undefined || Number.isNaN(
 export const number = (value, digits = 0) =>
   isNone(value) ? NONE : Number(value).toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
 
+/** Between a figure and its unit: a line does not break there. */
+const NBSP = "\u00a0";
+
 /** A time in milliseconds as its figure and its unit. */
 export function timeParts(value) {
   if (isNone(value)) return [NONE, ""];
@@ -16,16 +19,16 @@ export function timeParts(value) {
   return value >= 1 || value === 0 ? [number(value, value === 0 ? 0 : 1), "ms"] : [number(value * 1e3), "µs"];
 }
 
-export const millis = (value) => timeParts(value).filter(Boolean).join(" ");
+export const millis = (value) => timeParts(value).filter(Boolean).join(NBSP);
 export const micros = (value) => (isNone(value) ? NONE : millis(value / 1e3));
 
-/** A share as per cent. */
+/** A share in per cent. */
 export function percent(share, digits = 0) {
   if (isNone(share)) return NONE;
   const scale = 10 ** digits;
   const exact = Math.round(share * 100 * scale) / scale;
   // What is not all is not shown as 100 %.
-  return `${number(exact === 100 && share < 1 ? 100 - 1 / scale : exact, exact === 0 || (exact === 100 && share >= 1) ? 0 : digits)} %`;
+  return `${number(exact === 100 && share < 1 ? 100 - 1 / scale : exact, exact === 0 || (exact === 100 && share >= 1) ? 0 : digits)}${NBSP}%`;
 }
 
 /** A factor, as in "9.6×". */

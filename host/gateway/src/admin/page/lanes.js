@@ -2,7 +2,7 @@
 import { spark } from "./charts.js";
 import { askEnd, askPromote, askRollBack } from "./dialogs.js";
 import { button, chip, make } from "./dom.js";
-import { clock, millis, number, percent } from "./format.js";
+import { millis, minute, number, percent, plural } from "./format.js";
 import { callText } from "./overview.js";
 import { store } from "./store.js";
 import { tip } from "./tips.js";
@@ -10,13 +10,12 @@ import { tip } from "./tips.js";
 const LANES = ["active", "canary", "shadow"];
 /** Decisions of a lane below which its differences say little. */
 const FEW = 100;
-/** Times are known to a step of their histogram, as a share. */
-const STEP = 0.09;
+/** Times are known to a step of their histogram, 9 %: less than this may be one step. */
+const STEP = 0.12;
 const isSet = (value) => value !== null && value !== undefined;
 
 /** The rows: label, value of a lane, how to show it, and whether a higher value is better (null: neither). */
 const ROWS = [
-  [tip.bind(null, "decisions", "decisions"), (lane) => lane.decisions, number],
   [tip.bind(null, "failed", "success"), (lane) => (served(lane) ? 1 - lane.failed / lane.decisions : null), (value) => percent(value, 2), true],
   [tip.bind(null, "ttft", "TTFT p50"), (lane) => lane.ttft_ms?.p50, millis, false],
   [() => "TTFT p90", (lane) => lane.ttft_ms?.p90, millis, false],
@@ -31,41 +30,50 @@ const ROWS = [
 ];
 const served = ({ lane, decisions }) => lane !== "shadow" && decisions > 0;
 
-/** The lanes of a slot: `status` of `/policies`, `lanes` of `/decisions/summary`. */
-export function lanesTable(status, lanes) {
+/** The lanes of a slot: `status` of `/policies`, `lanes` of `/decisions/summary` over so many minutes. */
+export function lanesTable(status, lanes, minutes = 60) {
   const shown = LANES.map((name) => lanes.find(({ lane }) => lane === name)).filter(Boolean);
   const active = shown.find(({ lane }) => lane === "active");
-  const heads = shown.map((lane) => laneHead(status, lane));
-  const minutes = shown.map(({ lane, decisions_by_minute: counts }) => make("td", null, byMinute(counts, lane)));
+  const heads = shown.map((lane) => laneHead(status, lane, shown, minutes));
+  const counts = shown.map(({ lane, decisions_by_minute: counts }) => make("td", null, byMinute(counts, lane)));
   const rows = ROWS.map(([label, value, format, better]) => make("tr", null, make("td", null, label()), shown.map((lane) => make("td", null, format ? format(value(lane)) : callText(lane), difference([active ?? {}, lane].map((one) => ({ value: value(one), ...one })), better)))));
-  return make("table.lanes", null, make("thead", null, make("tr", null, make("th"), heads)), make("tbody", null, make("tr", null, make("td", null, "by minute"), minutes), rows));
+  return make("table.lanes", null, make("thead", null, make("tr", null, make("th"), heads)), make("tbody", null, make("tr", null, make("td", null, "by minute"), counts), rows));
 }
 
 function byMinute(counts, lane) {
   const now = Date.now(), at = counts.map((_, place) => now - (counts.length - 1 - place) * 60e3);
-  return spark({ at, lines: [counts], now, label: `Decisions of ${lane} by minute`, kind: ".mini" });
+  const chart = spark({ at, lines: [counts], now, label: `Decisions of ${lane} by minute`, kind: ".mini" });
+  return [chart, make("small.dim", null, chart.most)];
 }
 
-function laneHead(status, { lane, generation, policy, native, decisions }) {
+/** The part of the decisions that a canary made, of the whole minutes since it runs. */
+function canaryPart(since, lanes, minutes) {
+  const whole = Math.min(minutes, Math.floor((Date.now() - since) / 60e3));
+  const [active, canary] = ["active", "canary"].map((name) => (whole && lanes.find(({ lane }) => lane === name)?.decisions_by_minute.slice(-whole).reduce((sum, count) => sum + count, 0)) || 0);
+  return canary + active ? ` set, ${percent(canary / (canary + active))} of decisions` : "";
+}
+
+function laneHead(status, { lane, generation, policy, native, decisions }, lanes, minutes) {
   const runs = lane === "active" ? status : status?.[lane];
-  const since = runs ? `since ${clock(runs.since_ms).slice(0, 5)}` : "ended";
-  const canary = status?.canary ? status.canary.share : 0;
-  const part = { active: `${percent(1 - canary)} of sessions`, canary: `${percent(canary)} of sessions`, shadow: `asked for ${percent(status?.shadow?.share ?? 0)}` }[lane];
+  const share = status?.canary?.share ?? 0;
+  const part = runs && { active: () => `${percent(1 - share)} of sessions`, canary: () => `${percent(share)} of sessions${canaryPart(runs.since_ms, lanes, minutes)}`, shadow: () => `asked for ${percent(runs.share)} of decisions` }[lane]();
+  const since = !runs ? "before it ended" : runs.since_ms > Date.now() - minutes * 60e3 ? `since ${minute(runs.since_ms)}` : `in ${minutes} min`;
+  const counted = [tip("decisions", plural(decisions, "decision")), lane === "shadow" ? " compared " : " ", since];
   const commands = [];
   if (store.hello.may_change && runs) {
     if (lane === "active") commands.push(status.can_roll_back && button("sub", "Roll back …", () => askRollBack(status)));
     else commands.push(button(lane === "canary" && decisions >= FEW ? "sub.main" : "sub", "Promote …", () => askPromote(status, lane), { "data-key": `promote ${lane}` }), button("sub", "End …", () => askEnd(status, lane), { "data-key": `end ${lane}` }));
   }
-  return make("th", { "data-lane": lane }, chip(lane, lane), make("b.name", null, runs ? `${runs.policy} @${runs.generation}` : `${policy ?? native ?? "native"}${generation === null ? "" : ` @${generation}`}`), make("small", null, `${since}${runs ? ` · ${part}` : ""}`), make("div.buttons", null, commands));
+  return make("th", { "data-lane": lane }, chip(lane, lane), make("b.name", null, runs ? `${runs.policy} @${runs.generation}` : `${policy ?? native ?? "native"}${generation === null ? "" : ` @${generation}`}`), make("small", null, counted), make("small", null, part), make("div.buttons", null, commands));
 }
 
-/** The difference of a trial from the active lane: of shares in points, of times in per cent. It has a colour when it is more
-    than what the histogram and few decisions make. */
+/** The difference of a trial from the active lane: of shares in points, of times in per cent. Nothing is told of less than what
+    the histogram and few decisions make. */
 function difference([{ value: base, decisions: most }, { lane, value, decisions }], better) {
   if (lane === "active" || better === undefined || !isSet(base) || !isSet(value)) return null;
-  const isSure = Math.min(most, decisions) >= FEW && (better || Math.abs(value / base - 1) > STEP);
-  const text = better ? signed((value - base) * 100, 2, "") : base ? signed((100 * (value - base)) / base, 0, " %") : "";
-  return text && make(`small.${!isSure ? "dim" : (value > base) === better ? "good" : "warn"}`, null, text);
+  if (Math.min(most, decisions) < FEW || (!better && Math.abs(value / base - 1) < STEP)) return null;
+  const text = better ? signed((value - base) * 100, 2, "") : base ? signed((100 * (value - base)) / base, 0, "\u00a0%") : "";
+  return text && make(`small.${(value > base) === better ? "good" : "warn"}`, null, text);
 }
 
 /** A difference with its sign; nothing when it rounds to 0. */

@@ -69,7 +69,7 @@ function setStatus(text, bad) {
 function handle(kind, data) {
   take(kind, data);
   if (kind === "hello") {
-    setText($("version"), ` · ${data.version}`);
+    setText($("version"), ` · ${data.version} · ${location.host}`);
     $("give").hidden = data.may_change;
     $("forget").hidden = !(data.token && data.may_change);
     if (data.may_change) $("token").hidden = true;

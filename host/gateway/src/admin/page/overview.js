@@ -2,9 +2,9 @@
 import { get } from "./api.js";
 import { crossHair, meter, spanOf, spark, spread } from "./charts.js";
 import { chip, choice, dim, link, make, put, render, table } from "./dom.js";
-import { clock, minute, number, percent, plural, timeParts, times } from "./format.js";
-import { group, matches, requestTable, unrouted } from "./requests.js";
-import { called, chartMarks, HOT, isOut, marks, nameOf, notable, ofRole, problems, roles, slotHref, slotName, store } from "./store.js";
+import { clock, micros, millis, minute, number, percent, timeParts, times } from "./format.js";
+import { group, matches, phaseLegend, predictedText, requestTable, unrouted } from "./requests.js";
+import { chartMarks, HOT, isDown, isOut, marks, nameOf, notable, ofRole, problems, roles, slotHref, slotName, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const MAX_ROWS = 20;
@@ -24,7 +24,7 @@ const FILTERS = { all: "ended=true", failed: "failed=true", slow: "min_ttft_ms=1
 export function overview(root, [filter]) {
   const parts = Object.fromEntries(["problems", "signals", "slots", "changes", "workers", "spread"].map((name) => [name, make("div.part")]));
   const requests = requestsCard(filter in FILTERS ? filter : "all");
-  let summary = null, closed = false, timer = 0;
+  let summary = null, closed = false, timer = 0, newest_ms;
   const drawn = {};
   /** Whether a part was drawn longer ago than this: drawing anew leaves garbage. */
   const due = (part, interval) => {
@@ -48,7 +48,10 @@ export function overview(root, [filter]) {
     update(changed) {
       const later = [];
       const any = (...kinds) => kinds.some((kind) => changed.has(kind));
-      if (any("slots", "fleet", "stats")) render(parts.problems, problems().map(({ worker, ...told }) => told), problemList);
+      const change = store.slots.history.at(-1)?.at_ms;
+      // The badges of the charts are those of the list of changes.
+      if (change !== newest_ms) Object.assign(drawn, { signals: 0, workers: 0 });
+      newest_ms = change;
       if (any("stats", "hour", "slots")) {
         if (due("signals", SIGNALS)) put(parts.signals, signals());
         else later.push("stats");
@@ -57,8 +60,9 @@ export function overview(root, [filter]) {
         render(parts.slots, [summary, store.slots.slots.map(shapeOf), store.slots.compiling], () => slotsCard(summary));
         render(parts.changes, [store.slots.history, minute(Date.now())], changesCard);
       }
-      if (any("fleet")) {
+      if (any("fleet", "stats", "slots")) {
         if (due("workers", WORKERS)) {
+          render(parts.problems, problems(), problemList);
           put(parts.workers, workersCard());
           put(parts.spread, spreadCard());
         } else {
@@ -90,11 +94,11 @@ function problemList() {
   return make("ul.problems", { "aria-label": "Needs attention" }, shown.map(({ bad, href, title, text }) => make(`li${bad ? ".bad" : ""}`, null, link(href, make("b", null, title)), make("span.more", null, text))));
 }
 
-/** A figure with its line. `figures` are `[value, unit, name]`. */
-export function signal(key, label, figures, below, chart, ends) {
+/** A figure with its line. `figures` are `[value, unit, name]`; `note` stands below the line, in place of its highest value. */
+export function signal(key, label, figures, below, chart, ends, note) {
   const figure = ([value, unit, name], place) => make("b", null, value, make("span", null, unit), name && make("small", null, make(`i.key${place}`), name));
   return make("section.card.signal", null, make("h2", null, tip(key, label)), make("div.figures", null, figures.map(figure)), make("p.below", null, below), chart,
-    make("div.axis", null, make("span", null, ends[0]), make("span.now"), make("span", null, ends[1])));
+    make("div.axis", null, make("span", null, ends[0]), make("span.now", { "data-most": note ?? chart.most }), make("span", null, ends[1])));
 }
 
 const rate = (value) => number(value, value < 100 ? 1 : 0);
@@ -108,15 +112,15 @@ function signals() {
   const span = spanOf(at, now), numbered = chartMarks(now, span), ends = [minute(now - span), minute(now)];
   const line = (label, lines, format, more) => spark({ at, lines, now, marks: numbered, label: `${label} in the last hour`, format, ...more });
   const latency = (name) => ["p50", "p90", "p99"].map((quantile) => [...timeParts(stats[`${name}_${quantile}_ms`]), quantile]);
-  const ms = (value) => timeParts(value).join(" ");
   const success = shares.at(-1), lowest = Math.min(1, ...shares.filter((one) => one !== null));
+  const floor = Math.min(0.99, lowest - (1 - lowest) * 0.2);
   const waiting = [...minutes.map((one) => one.waiting), stats.queue.waiting];
   return make("div.signals", null,
     signal("requests", "Requests", [[rate(stats.requests_per_second), "/s"]], [tip("goodput", "goodput"), ` ${rate(stats.goodput_per_second)}/s, ${number(stats.inflight)} in flight`], line("Requests per second", [of("requests_per_second")], (value) => `${number(value, 1)}/s`), ends),
-    signal("success", "Success", [success === null ? ["–", ""] : percent(success, 2).split(" ")], `${number(stats.errors_per_second, 1)}/s failed, ${number(stats.refusals_per_second, 1)}/s refused`, line("Success", [shares], (value) => percent(value, 2), { low: Math.min(0.99, lowest - (1 - lowest) * 0.2), top: 1.0005 }), ends),
-    signal("ttft", "Time to first token", latency("ttft"), null, line("Time to first token", ["p50", "p90", "p99"].map((one) => of(`ttft_${one}_ms`)), ms), ends),
-    signal("itl", "Time per token", latency("itl"), null, line("Time per token", ["p50", "p90", "p99"].map((one) => of(`itl_${one}_ms`)), ms), ends),
-    signal("cache", "Cache hits", [percent(stats.cached_share).split(" ")], stats.predicted_share ? `${percent(stats.predicted_share)} predicted` : "none predicted", line("Cache hits", [of("cached_share")], percent, { top: 1 }), ends),
+    signal("success", "Success", [success === null ? ["–", ""] : percent(success, 2).split(/\s/)], `${number(stats.errors_per_second, 1)}/s failed, ${number(stats.refusals_per_second, 1)}/s refused`, line("Success", [shares], (value) => percent(value, 2), { low: floor, top: 1.0005 }), ends, `floor ${percent(floor, 1)}`),
+    signal("ttft", "Time to first token", latency("ttft"), null, line("Time to first token", ["p50", "p90", "p99"].map((one) => of(`ttft_${one}_ms`)), millis), ends),
+    signal("itl", "Time per token", latency("itl"), null, line("Time per token", ["p50", "p90", "p99"].map((one) => of(`itl_${one}_ms`)), millis), ends),
+    signal("cache", "Cache hits", [percent(stats.cached_share).split(/\s/)], predictedText(stats.predicted_share, store.decisions), line("Cache hits", [of("cached_share")], percent, { top: 1 }), ends),
     signal("queue", "Queue", [[number(stats.queue.waiting), "waiting"]], [tip("output", "output"), ` ${number(stats.output_tokens_per_second)} tokens/s`], line("Requests in the queue", [waiting], number, { top: Math.max(4, ...waiting) * 1.1 }), ends));
 }
 
@@ -137,6 +141,12 @@ function slotsCard(summary) {
   return make("section.card.flush", null, make("div.head", null, make("h2", null, "Slots"), dim("which policy chooses the worker of each leg")), content);
 }
 
+/** Decisions of active and canary: of the last whole minute, or of all the time while the active policy is newer. */
+export function decisionsText({ since_ms: since }, lanes) {
+  const deciding = lanes.filter(({ lane }) => lane !== "shadow"), sum = (count) => number(deciding.reduce((total, lane) => total + count(lane), 0));
+  return Date.now() - since < 120e3 ? `${sum((lane) => lane.decisions)} since ${minute(since)}` : `${sum((lane) => lane.decisions_by_minute.at(-2) ?? 0)}/min`;
+}
+
 function slotRow(slot, lanes) {
   const active = lanes.find(({ lane }) => lane === "active");
   const trials = [];
@@ -147,12 +157,12 @@ function slotRow(slot, lanes) {
   }
   for (const one of store.slots.compiling.filter((file) => file.slot === slot.slot && file.model === slot.model)) trials.push(chip("wait", `${one.file} compiles`));
   return make("tr.go", null, make("td", null, make("a.hit", { href: slotHref(slot) }, slotName(slot))), make("td.policy", null, slot.policy, dim(` @${slot.generation}`), slot.breaker_open && [" ", chip("no", "fallback serves")]),
-    make("td.trials", null, trials.length ? trials.map((one) => [one, " "]) : dim("none")), make("td.n", { "data-label": "decisions" }, active ? `${number(active.decisions / Math.min(5, store.minutes.length + 1))}/min` : "–"),
+    make("td.trials", null, trials.length ? trials.map((one) => [one, " "]) : dim("none")), make("td.n", { "data-label": "decisions" }, active ? decisionsText(slot, lanes) : "–"),
     make("td.n", { "data-label": "fallbacks" }, active?.decisions ? percent(active.fallbacks / active.decisions, 1) : "0 %"), make("td.n", { "data-label": "call p99" }, callText(active)));
 }
 
 /** The time of 99 of 100 calls, which is known up to a bound. */
-export const callText = (lane) => (lane?.call_p99_us ? `≤ ${number(lane.call_p99_us)} µs` : lane?.calls ? "> 5,000 µs" : "–");
+export const callText = (lane) => (lane?.call_p99_us ? `under ${micros(lane.call_p99_us).replace(".0", "")}` : lane?.calls ? make("span.st.refused", null, "over 5 ms") : "–");
 
 const VERBS = { installed: "installed", promoted: "promoted", refused: "file refused", removed: "file removed", rolled_back: "rolled back", withdrawn: "ended" };
 
@@ -187,12 +197,12 @@ function workersCard() {
 export const workerTable = (body) => table("rows.workers", ["worker", ["n", tip("load", "load")], ["n", tip("share", "share of legs")], ["n", tip("kv", "KV in use")], ["n", tip("errors", "errors")], "state"], body);
 
 export function workerRow(worker, why) {
-  const text = why ? why.text + (why.more ? `; ${plural(why.more, "more")}`.replace("mores", "more") : "") : isOut(worker) ? worker.out.replaceAll("_", " ") : "eligible";
+  const text = why ? why.text + (why.more ? `; ${number(why.more)} more` : "") : isOut(worker) ? worker.out.replaceAll("_", " ") : "eligible";
   const kind = why?.kind ?? (isOut(worker) ? "bad" : "dim");
   return make("tr.go", null, make("td.name", null, make("a.hit", { href: `#worker/${worker.id}` }, nameOf(worker.id)), dim(` ${worker.role}${worker.zone ? `, zone ${worker.zone}` : ""}`)),
-    make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), meter(worker.load, worker.limit ? 0.75 : 2, worker.limit ? 0.9 : 2)),
+    make("td.n", { "data-label": "load" }, worker.limit ? `${worker.in_flight} of ${worker.limit}` : number(worker.in_flight), worker.limit && !isDown(worker) && meter(worker.load)),
     make(`td.n${worker.share >= HOT[0] || (worker.part >= 0.9 && worker.peers > 1) ? ".warn" : ""}`, { "data-label": "share" }, worker.legs && !isOut(worker) ? times(worker.share) : "–"),
-    make("td.n", { "data-label": "KV" }, worker.kv === null ? "–" : percent(worker.kv)), make(`td.n${worker.error_ppm >= 50_000 ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.error_ppm / 1e6, 1)),
+    make("td.n", { "data-label": "KV" }, isDown(worker) ? "–" : percent(worker.kv)), make(`td.n${worker.error_ppm >= 50_000 ? ".bad" : ""}`, { "data-label": "errors" }, percent(worker.error_ppm / 1e6, 1)),
     make(`td.why.${kind}`, null, text));
 }
 
@@ -200,8 +210,7 @@ function spreadCard() {
   const most = roles().map((role) => ofRole(role).filter((worker) => !isOut(worker)).reduce((best, worker) => (best && best.share >= worker.share ? best : worker), null)).filter(Boolean)
     .filter(({ peers }) => peers > 1).sort((a, b) => b.share - a.share)[0];
   if (!most) return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", "Spread of legs"))), make("p.dim", null, "no role has two eligible workers"));
-  const text = most.legs ? `${called(most.id, true)} takes ${percent(most.part, 1)} of the ${most.role} legs; an even share${most.ranks > 1 ? ` for its ${most.ranks} ranks` : ""} is ${percent(most.even, 1)}.` : "";
-  return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${most.role} legs`))), spread(most.role), make("p.mt", null, text));
+  return make("section.card", null, make("div.head", null, make("h2", null, tip("spread", `Spread of ${most.role} legs`))), spread(most.role), most.legs > 0 && make("p.mt", null, `${takes(most, true)}.`));
 }
 
 /** The newest requests: some in flight, those that ended, and those without a decision. */
@@ -220,7 +229,7 @@ function newest(more) {
 function requestsCard(chosen) {
   const rows = requestTable(), held = dim("");
   const input = make("input.end", { type: "search", placeholder: "id, model, worker, code …", "aria-label": "Filter requests" });
-  const node = make("section.card.flush", null, make("div.head", null, make("h2", null, "Requests"), choice("Which requests", Object.keys(FILTERS).map((name) => [name, name]), chosen, choose), held, input), rows);
+  const node = make("section.card.flush", null, make("div.head", null, make("h2", null, "Requests"), choice("Which requests", Object.keys(FILTERS).map((name) => [name, name]), chosen, choose), phaseLegend(), held, input), rows);
   let filter = chosen, found = [], timer = 0, closed = false;
   const words = () => input.value.toLowerCase().split(/\s+/).filter(Boolean);
   const show = () => {

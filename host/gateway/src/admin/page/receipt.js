@@ -1,6 +1,6 @@
 // One decision: its sentences, its candidates with their facts, and what made up each cost.
 import { apart, chip, button, dim, link, make, table } from "./dom.js";
-import { micros, number, percent } from "./format.js";
+import { micros, number, percent, plural } from "./format.js";
 import { nameOf, rankName, slotHref, slotName, store, sameSlot } from "./store.js";
 import { tip } from "./tips.js";
 
@@ -120,10 +120,15 @@ function costBar({ cost, parts }, top, low) {
   if (parts) {
     for (const part of PARTS) if (parts[part] > 0) bar.append(make(`i.${part}`, { title: `${PART_NAMES[part]} ${number(parts[part], 1)}`, style: { width: `${(100 * parts[part]) / top}%` } }));
   } else if (cost !== null) {
-    bar.append(make("i.plain", { style: { width: `${Math.max(1, (100 * (cost - low)) / (top - low || 1))}%` } }));
+    bar.append(make("i.plain", { style: { width: `${(100 * (cost - low)) / (top - low || 1)}%` } }));
   }
   return make("div.cost", null, bar, make("b", null, number(cost, Math.abs(cost) < 10 ? 2 : 1)));
 }
+
+/** The candidates as a line, when nothing is recorded of them. */
+const candidateLine = (rows) => make("p.quiet", null, `${plural(rows.length, "candidate")}: `, rows.slice(0, FIRST).map((one, place) => [
+  place > 0 && ", ", link(`#worker/${one.worker}`, `${nameOf(one.worker)}/${one.rank}`), one.chosen && " (chosen)", one.shadow && !one.chosen && " (shadow’s choice)", one.filtered && " (filtered out)"]),
+  rows.length > FIRST && ` and ${number(rows.length - FIRST)} more`);
 
 function candidateTable(receipt, rows, decode) {
   const costs = rows.map(({ cost }) => cost).filter((cost) => cost !== null);
@@ -150,16 +155,15 @@ const TITLES = { prefill: "Prefill leg", decode: "Decode leg", aggregated: "Answ
 export function receiptCard(receipt) {
   const slot = { slot: receipt.slot, model: store.slots.slots.find((one) => one.slot === receipt.slot && one.model === receipt.model)?.model ?? null };
   const status = store.slots.slots.find((one) => sameSlot(one, slot));
-  const took = `decided in ${micros(receipt.took_us)}`;
   const title = receipt.plan ? "Plan" : `${TITLES[receipt.leg]}${receipt.attempt ? `, attempt ${receipt.attempt + 1}` : ""}`;
   const rows = candidates(receipt);
   const parts = rows.some((row) => row.parts);
   const used = PARTS.filter((part) => rows.some((row) => row.parts?.[part] > 0));
   return make("section.card.flush", { "data-decision": receipt.id },
-    make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation} · ${took}`)),
-    make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ")),
+    make("div.head", null, make("h2", null, title), chip(receipt.mode, receipt.mode), dim(link(slotHref(slot), `slot ${slotName(slot)}`), ` · ${receipt.policy ?? "native"} @${receipt.generation}`)),
+    make("p.say", null, (receipt.sentences ?? []).slice(1, -1).join(" ").replace(/(\d) (?=[mµ]s\b)/g, "$1\u00a0")),
     parts && make("p.legend", null, used.map((part) => make("span", null, make(`i.${part}`), tip(part, PART_NAMES[part]))), make("span", null, `in ${UNITS[receipt.stages.find(({ policy }) => policy in UNITS).policy]}`)),
-    rows.length > 0 && !receipt.plan && [candidateTable(receipt, rows), receipt.costs?.length ? null : make("p.quiet", null, "Costs are not recorded: a selector tells them only when a request asks for an explanation.")],
+    rows.length > 0 && !receipt.plan && [receipt.costs?.length || shownFacts(rows).length ? candidateTable(receipt, rows) : candidateLine(rows), receipt.costs?.length ? null : make("p.quiet", null, "No costs are recorded: POST /v1/route with the same body asks for an explanation, and tells those that the policy has.")],
     others(receipt, status, slot));
 }
 
@@ -187,7 +191,8 @@ function dearer(receipt, worker, rank) {
   const place = receipt.left ? receipt.left.indexOf(row) : row;
   const cost = receipt.costs?.[place];
   if (row < 0 || cost === undefined || receipt.choice?.cost === undefined || receipt.choice.cost === null) return "";
-  return `: ${number(cost - receipt.choice.cost, 2)} dearer by the costs of the active policy`;
+  const more = cost - receipt.choice.cost;
+  return `: ${Math.abs(more) < 0.005 ? "equal" : `${number(more, 2)} dearer`} by the costs of the active policy`;
 }
 
 /** A receipt as text: one line for each list of numbers, so that a matrix of facts reads by rows. */

@@ -1,7 +1,7 @@
 // One request: where its time went, and the receipts of its decisions.
 import { get } from "./api.js";
 import { card, link, make, put } from "./dom.js";
-import { clock, millis, number } from "./format.js";
+import { clock, millis, number, plural } from "./format.js";
 import { receiptCard, receiptText } from "./receipt.js";
 import { group, phases } from "./requests.js";
 import { rankName, store } from "./store.js";
@@ -79,20 +79,26 @@ function story(found) {
     outcome.status === 499 ? ` The client left after ${millis(outcome.duration_ms)}.` : ""];
 }
 
+/** Up to five round times from 0 on, with room for the end after the last. */
+function roundTicks(all) {
+  const unit = 10 ** Math.floor(Math.log10(all / 5)), step = unit * [1, 2, 5, 10].find((factor) => 5 * factor * unit > 0.8 * all);
+  return [0, 1, 2, 3, 4].map((place) => place * step).filter((ms) => ms <= 0.8 * all);
+}
+
 function timeline(found) {
   const { outcome } = found, all = outcome.duration_ms;
   const at = (ms) => `${((100 * ms) / all).toFixed(2)}%`;
   const names = {
-    gateway: ["Reading and routing"], queue: ["Queue in the gateway"], prefill: ["Prefill on ", workerOf(found, "prefill")], transfer: ["Transfer to ", workerOf(found, "decode")],
+    gateway: ["Reading and routing"], queue: ["Queue in the gateway"], prefill: ["Prefill on ", workerOf(found, "prefill")], transfer: ["Transfer, first step on ", workerOf(found, "decode")],
     decode: ["Decode on ", workerOf(found, "decode")], whole: ["Answer of ", workerOf(found, "aggregated")],
   };
   const rows = phases(outcome).flatMap(({ kind, from, to }) => {
-    const text = millis(to - from) + (kind === "decode" ? `, ${number(outcome.output_tokens)} tokens` : "");
+    const text = millis(to - from) + (kind === "decode" ? `, ${outcome.ttft_ms === null ? plural(outcome.output_tokens, "token") : plural(Math.max(0, outcome.output_tokens - 1), "more token")}` : "");
     const inside = (to - from) / all > INSIDE, right = to / all > 1 - INSIDE;
     const style = inside ? { left: at(from) } : right ? { right: at(all - from) } : { left: at(to) };
     return [make("span.what", null, names[kind]), make("div.track", null, make(`i.${kind}`, { style: { left: at(from), width: at(to - from) } }), make(`span${inside ? ".inside" : ""}`, { style }, text))];
   });
-  const ticks = [0, 0.25, 0.5, 0.75].map((share) => make("span", { style: { left: `${100 * share}%` } }, millis(share * all)));
+  const ticks = roundTicks(all).map((ms) => make("span", { style: { left: at(ms) } }, millis(ms)));
   const late = outcome.ttft_ms / all > 0.75;
   const first = outcome.ttft_ms !== null && make("div.over", null, make("div.first", { style: { left: at(outcome.ttft_ms) } }, make(`b${late ? ".late" : ""}`, null, `first token ${millis(outcome.ttft_ms)}`)));
   return make("div.timeline", null, make("span"), make("div.scale", null, ticks, make("span.last", null, millis(all))), rows, first);

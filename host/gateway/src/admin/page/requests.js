@@ -2,7 +2,7 @@
 import { apart, chip, make, setAttribute, setText, table } from "./dom.js";
 import { clock, millis, number, percent } from "./format.js";
 import { idOf, nameOf, rankName } from "./store.js";
-import { tip } from "./tips.js";
+import { explained, tip } from "./tips.js";
 
 const LEGS = ["prefill", "decode", "aggregated"];
 /** A wait in the queue from this on is worth knowing, milliseconds. */
@@ -107,10 +107,13 @@ export function phases(outcome) {
   return found;
 }
 
-const PHASES = { gateway: "reading and routing", queue: "queue", prefill: "prefill", transfer: "transfer", decode: "decode", whole: "prefill and decode" };
+const PHASES = { gateway: "reading and routing", queue: "queue", prefill: "prefill", transfer: "transfer and first step", decode: "decode", whole: "prefill and decode" };
 
 /** The colour of each phase. */
 const COLOURS = { gateway: "--f2", queue: "--four", prefill: "--one", whole: "--one", transfer: "--two", decode: "--three" };
+
+/** The phases as one line of legend. */
+export const phaseLegend = () => make("span.legend", null, ["gateway", "queue", "prefill", "transfer", "decode"].map((kind) => make("span", null, make(`i.${kind}`), PHASES[kind])));
 
 /** Shows the phases of a request as one bar: one property, because many rows change every second. */
 function setStrip(node, outcome, scale) {
@@ -199,6 +202,16 @@ export function hits(requests) {
     sums.predicted += predicted ?? 0;
   }
   return sums.prompt ? { reported: Math.min(1, sums.reported / sums.prompt), predicted: Math.min(1, sums.predicted / sums.prompt) } : null;
+}
+
+/** The predicted share of prompt tokens. Policies that did not ask what is cached predicted nothing; the hover names them. */
+export function predictedText(predicted, decisions) {
+  const silent = decisions.filter(({ leg, policy, outcome }) => leg !== "decode" && policy && outcome?.cached_tokens?.predicted === null);
+  const [first, ...others] = new Set(silent.map(({ policy }) => policy));
+  const text = predicted ? `${percent(predicted)} predicted` : "none predicted";
+  if (!first) return text;
+  const some = predicted ? `${text}, not by all` : others.length ? `${others.length + 1} policies predict none` : `${first} predicts none`;
+  return explained(`Nothing is predicted for requests decided by ${[first, ...others].join(" and ")}: a policy predicts only when it asks what is cached.`, some);
 }
 
 export const share = (part, whole) => (whole ? percent(part / whole) : "–");

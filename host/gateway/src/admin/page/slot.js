@@ -6,11 +6,11 @@ import { button, card, chip, choice, dim, link, make, put } from "./dom.js";
 import { age, digest, millis, minute, number, percent } from "./format.js";
 import { lanesTable } from "./lanes.js";
 import { changeText } from "./overview.js";
-import { openRefusals, rankName, idOf, sameSlot, slotHref, slotName, store } from "./store.js";
+import { isBad, openRefusals, rankName, idOf, sameSlot, slotHref, slotName, store } from "./store.js";
 import { explained, tip } from "./tips.js";
 
 const AGAIN = 5000;
-const WINDOWS = [["15m", "15 min"], ["1h", "hour"]];
+const WINDOWS = [["15m", "15 min"], ["60m", "hour"]];
 const MAX_HISTORY = 12;
 const PURPOSE = {
   prefill: "chooses the worker of the prefill leg", decode: "chooses the worker of the decode leg", aggregated: "chooses the worker that answers a request alone",
@@ -18,7 +18,7 @@ const PURPOSE = {
 };
 
 export function slot(root, [kind, model]) {
-  let window = "1h", lanes = [], timer = 0, closed = false;
+  let window = "60m", lanes = [], timer = 0, closed = false;
   const find = () => store.slots.slots.find((one) => sameSlot(one, { slot: kind, model: model ?? null })) ?? (kind ? null : store.slots.slots[0]);
   const head = make("div"), table = make("div"), note = make("p.quiet"), below = make("div.cols.even");
   const windows = choice("Window", WINDOWS, window, (value) => {
@@ -42,12 +42,12 @@ export function slot(root, [kind, model]) {
     const status = find();
     if (!status) return put(head, make("h1", null, store.slots.slots.length ? "There is no such slot" : "Slots"), make("p", null, others()));
     put(head, heading(status));
-    if (lanes.length) put(table, lanesTable(status, lanes));
+    if (lanes.length) put(table, lanesTable(status, lanes, parseInt(window, 10)));
     put(note, notes(lanes));
     if (measured || !below.children.length) put(below, make("div.stack", null, plots(lanes), history(status)), make("div.stack", null, files(status)));
     else put(below.lastChild, files(status));
   };
-  put(root, head, make("section.card.flush", null, make("div.head", null, make("h2", null, tip("lanes", "Lanes"), " side by side"), dim("changes against active"), make("div.end", null, windows)), table, note), below);
+  put(root, head, make("section.card.flush", null, make("div.head", null, make("h2", null, tip("lanes", "Lanes"), " side by side"), dim("differences from active, once both lanes have 100 decisions"), make("div.end", null, windows)), table, note), below);
   load();
   return { kinds: ["slots"], update: () => void show(false), close() { closed = true; clearTimeout(timer); } };
 }
@@ -88,9 +88,8 @@ function plots(lanes) {
 
 function history(status) {
   const lines = store.slots.history.filter((one) => sameSlot(one, status)).slice(-MAX_HISTORY).reverse();
-  const bad = ["refused", "rolled_back", "withdrawn"];
   return card("", "History", null, lines.length
-    ? make("ol.log", null, lines.map((one) => make("li", null, make(`i.dot.small${bad.includes(one.result) ? ".bad" : ""}`), make("time", null, minute(one.at_ms)), make("span", null, `${one.lane}: ${changeText(one)}`))))
+    ? make("ol.log", null, lines.map((one) => make("li", null, make(`i.dot.small${isBad(one) ? ".bad" : ""}`), make("time", null, minute(one.at_ms)), make("span", null, `${one.lane}: ${changeText(one)}`))))
     : make("p.dim", null, "no change since the gateway started"));
 }
 
@@ -113,7 +112,7 @@ function files(status) {
 
 function inForce(status, name, lane) {
   const parts = (lane.parts ?? []).map((part) => `${part.world} ${part.policy} ${part.version}${part.weight === null || part.weight === undefined ? "" : ` × ${number(part.weight, 2)}`}`);
-  const calls = `${number(lane.calls)} calls${lane.failures ? `, ${number(lane.failures)} failed` : ""}`;
+  const calls = `${number(lane.calls)} calls since ${minute(lane.since_ms)}${lane.failures ? `, ${number(lane.failures)} failed` : ""}`;
   const text = [parts.join(" → ") || lane.policy, `grants: ${lane.grants.join(", ") || "none"}`, calls].join(" · ");
   return [text, name === "active" && status.memory ? [" · ", tip("state", "state"), " ", usage(status.memory)] : ""];
 }

@@ -1,5 +1,5 @@
 // What the gateway told last, and what follows from it.
-import { address, names } from "./format.js";
+import { address, names, number, percent, times } from "./format.js";
 
 export const store = {
   hello: {}, slots: { slots: [], history: [], strays: [], stray_problems: [], compiling: [] }, stats: null, minutes: [],
@@ -57,22 +57,41 @@ function takeFleet({ columns, workers: rows }) {
 export const ofRole = (role) => store.workers.filter((worker) => worker.role === role);
 export const roles = () => ["prefill", "decode", "aggregated"].filter((role) => ofRole(role).length);
 
+/** States of workers that were asked for; the others are failures. */
+const ASKED = ["draining", "leaving", "paused"];
+/** Whether a worker fails: what it said last is old. */
+export const isDown = ({ out }) => out !== null && !ASKED.includes(out);
+
+/** What part of the legs a worker takes, and what would be even: by ranks. */
+export function takes({ id, role, ranks, part, even }, first) {
+  const digits = even < 0.01 ? 2 : 1;
+  return `${called(id, first)}${ranks > 1 ? ` (${ranks} ranks)` : ""} takes ${percent(part, digits)} of the ${role} legs; its even share is ${percent(even, digits)}`;
+}
+
 /** Whether a worker gets far more than its share: many times the mean, or nearly everything of a small role. */
 const isSkewed = ({ legs, part, peers, share }) => peers > 1 && legs >= MIN_LEGS && (share >= HOT[0] || part >= 0.9);
 
-/** Why a worker is worth a look: `{ worker, kind, text, more }`, the first of each kind. */
+/**
+ * Why a worker is worth a look, the first of each kind: `text` has no subject, `title` is a sentence about all `more` + 1
+ * workers of the kind, and `detail` is about the first.
+ */
 export function notable() {
   const found = [];
-  const first = (list, kind, text) => list.length && found.push({ worker: list[0], kind, text: text(list[0]), more: list.length - 1 });
+  const first = ([worker, ...others], kind, text, many, detail, one = text) => worker && found.push({
+    worker, kind, text: text(worker), more: others.length, detail: detail(worker, others.length ? called(worker.id, true) : ""),
+    title: others.length ? `${number(others.length + 1)} workers ${many}` : `${called(worker.id, true)} ${one(worker)}`,
+  });
   const by = (value) => (a, b) => value(b) - value(a);
   const all = store.workers;
-  first(all.filter(isSkewed).sort(by((worker) => worker.share)), "warn", (worker) =>
-    worker.part >= 0.9 ? `gets ${Math.round(worker.part * 100)} % of all ${worker.role} legs` : `${worker.share.toFixed(1)} times an even share of ${worker.role} legs`);
-  first(all.filter((worker) => !isOut(worker) && worker.error_ppm >= MANY_ERRORS).sort(by((worker) => worker.error_ppm)), "bad", (worker) => `${(worker.error_ppm / 1e4).toFixed(1)} % of its legs failed`);
+  first(all.filter(isSkewed).sort(by((worker) => worker.share)), "warn", ({ part, role, share }) =>
+    part >= 0.9 ? `gets ${percent(part)} of all ${role} legs` : `gets ${times(share).slice(0, -1)} times its share`, "get far more than their share", (worker) => takes(worker, true));
+  const fails = ({ error_ppm: ppm }) => `fails ${percent(ppm / 1e6, 1)} of its legs`;
+  first(all.filter((worker) => !isOut(worker) && worker.error_ppm >= MANY_ERRORS).sort(by((worker) => worker.error_ppm)), "bad", fails, "fail many of their legs", (worker, name) => name && `${name} ${fails(worker)}`);
   const out = all.filter(isOut);
   for (const state of new Set(out.map((worker) => worker.out))) {
-    const text = ({ out: why, reason, in_flight: left }) => `${why.replaceAll("_", " ")}${reason ? `: ${reason}` : why === "draining" ? `, ${left} requests left` : ""}`;
-    first(out.filter((worker) => worker.out === state), ["draining", "leaving", "paused"].includes(state) ? "dim" : "bad", text);
+    const why = state.replaceAll("_", " ");
+    const text = ({ reason, in_flight: left }) => `${why}${reason ? `: ${reason}` : state === "draining" ? `, ${left} requests left` : ""}`;
+    first(out.filter((worker) => worker.out === state), ASKED.includes(state) ? "dim" : "bad", text, `are ${why}`, ({ reason }, name) => [name, reason].filter(Boolean).join(": "), () => `is ${why}`);
   }
   return found;
 }
@@ -98,10 +117,13 @@ export function chartMarks(now, span) {
   return found.map((mark) => ({ ...mark, label: mark.to > mark.number ? `${mark.number}–${mark.to}` : `${mark.number}` }));
 }
 
+/** Whether a change is a failure. What an operator rolled back or ended is none. */
+export const isBad = ({ result, reason }) => result === "refused" || (["rolled_back", "withdrawn"].includes(result) && reason !== "command");
+
 /** Changes of the last hour, oldest first, numbered from 1. */
 export function marks(now) {
   const shown = store.slots.history.filter(({ at_ms: at, result }) => at > now - 3600e3 && result !== "kept");
-  return shown.map((change, place) => ({ ...change, number: place + 1, isBad: ["refused", "rolled_back", "withdrawn"].includes(change.result) }));
+  return shown.map((change, place) => ({ ...change, number: place + 1, isBad: isBad(change) }));
 }
 
 /** Problems, most urgent first: `{ bad, href, title, text }`. */
@@ -114,17 +136,14 @@ export function problems() {
     if (refused.length) found.push({ href: slotHref(slot), title: refused.length > 1 ? `${refused.length} policy files were refused` : "A policy file was refused", text: `${refused[0].file}: ${refused[0].message}` });
     if (slot.state === "rolled-back") found.push({ href: slotHref(slot), title: `Slot ${name} was rolled back`, text: `${slot.policy} serves again` });
     for (const only of [slot.only_choice, slot.canary?.only_choice].filter(Boolean)) {
-      found.push({ href: `#worker/${idOf(only)}`, title: `${slot.policy} chooses one worker only`, text: `the last ${only.decisions} decisions of slot ${name} all chose worker ${rankName(idOf(only), only.dp_rank)}` });
+      found.push({ href: `#worker/${idOf(only)}`, title: `Policy ${slot.policy} (slot ${name}) always chooses worker ${rankName(idOf(only), only.dp_rank)}`, text: `in its last ${number(only.decisions)} decisions` });
     }
   }
   const workers = notable().filter(({ kind }) => kind !== "dim");
-  for (const { worker, kind, text, more } of workers) {
-    const others = more ? `; ${more} more` : "";
-    found.push({ bad: kind === "bad", href: more ? "#fleet" : `#worker/${worker.id}`, title: called(worker.id, true), text: text + others, worker });
-  }
+  for (const { worker, kind, title, detail, more } of workers) found.push({ bad: kind === "bad", href: more ? "#fleet" : `#worker/${worker.id}`, title, text: detail });
   for (const file of store.slots.strays) found.push({ href: "#slot", title: "A policy file belongs to no slot", text: file });
   const { errors_per_second: errors = 0, requests_per_second: rate = 0 } = store.stats ?? {};
-  if (errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${((100 * errors) / rate).toFixed(1)} % of the requests fail`, text: "over the last minute" });
+  if (errors > rate * 0.01) found.push({ bad: true, href: "#overview/failed", title: `${percent(errors / rate, 1)} of the requests fail`, text: "over the last minute" });
   return found.sort((a, b) => Number(Boolean(b.bad)) - Number(Boolean(a.bad)));
 }
 

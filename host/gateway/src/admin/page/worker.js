@@ -5,8 +5,8 @@ import { askDrain } from "./dialogs.js";
 import { button, card, dim, link, make, put, table } from "./dom.js";
 import { micros, millis, minute, number, percent, timeParts, times } from "./format.js";
 import { signal } from "./overview.js";
-import { group, hits, requestTable, share } from "./requests.js";
-import { called, chartMarks, HOT, store } from "./store.js";
+import { group, hits, phaseLegend, predictedText, requestTable, share } from "./requests.js";
+import { called, chartMarks, HOT, store, takes } from "./store.js";
 import { tip } from "./tips.js";
 
 const AGAIN = 4000;
@@ -42,7 +42,7 @@ export function worker(root, [id]) {
     put(more, configuration(whole.worker));
   };
   crossHair(figures);
-  put(root, head, figures, why, ranks, card("flush", "Latest requests here", dim("the legs of other workers are on each request’s own page"), requests), more);
+  put(root, head, figures, why, ranks, card("flush", "Latest requests here", [phaseLegend(), dim("the legs of other workers are on each request’s own page")], requests), more);
   load();
   return { kinds: ["fleet"], update: () => void (head.children.length || show()), close() { closed = true; clearTimeout(timer); } };
 }
@@ -69,14 +69,14 @@ function signals({ worker: { engine_load: engine, total_blocks: blocks, ranks },
   const limit = row.limit ? `of ${row.limit}` : "";
   const kv = row.kv === null ? null : row.kv;
   return make("div.signals", null,
-    signal("share", "Share of legs", [[row.legs ? number(row.share, row.share < 10 ? 1 : 0) : "–", row.legs ? "× even" : ""]], `${percent(row.part, 1)} of all ${row.role} legs`, line("Legs a minute", with_(hour.legs, hour.legs.at(-1) ?? null), (value) => `${number(value)} legs/min`), ends),
+    signal("share", "Share of legs", [[row.legs ? number(row.share, row.share < 10 ? 1 : 0) : "–", row.legs ? "× even" : ""]], row.legs ? `${percent(row.part, 1)}; even is ${percent(row.even, 1)}` : "no leg in five minutes", line("Legs a minute", with_(hour.legs, hour.legs.at(-1) ?? null), (value) => `${number(value)} legs/min`), ends),
     signal("flight", "In flight", [[number(row.in_flight), limit]], waits ? `${number(waits)} prompt tokens wait` : engine?.waiting ? `${number(engine.waiting)} wait in the engine` : "no prompt waits", line("Requests in flight", with_(hour.in_flight, row.in_flight), number, { top: row.limit ?? undefined }), ends),
-    signal("kv", "KV cache in use", [percent(kv).split(" ")], blocks && kv !== null ? `${number(kv * blocks)} of ${number(blocks)} blocks` : kv === null ? "the engine does not tell" : "", line("KV cache in use", with_(hour.kv_usage, kv), percent, { top: 1 }), ends),
+    signal("kv", "KV cache in use", [percent(kv).split(/\s/)], blocks && kv !== null ? `${number(kv * blocks)} of ${number(blocks)} blocks` : kv === null ? "the engine does not tell" : "", line("KV cache in use", with_(hour.kv_usage, kv), percent, { top: 1 }), ends),
     row.role === "decode"
       ? signal("workerItl", "Time per token", [timeParts(itl)], compared(itl, store.stats?.itl_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), (value) => `TTFT ${millis(value)}`), ends)
       : signal("workerTtft", row.role === "prefill" ? "Prefill leg" : "Time to first token", [timeParts(ttft)], row.role === "prefill" ? "until its answer" : compared(ttft, store.stats?.ttft_p50_ms), line("Time to first token", with_(hour.ttft_ms.map((value) => value || null), ttft), millis), ends),
-    signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(" ")], found ? `${found.predicted ? percent(found.predicted) : "none"} predicted; ${percent(store.stats?.cached_share)} in all` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar("reported", found.reported), bar("predicted", found.predicted)]), ["latest requests", ""]),
-    signal("errors", "Errors", [percent(row.error_ppm / 1e6, 1).split(" ")], failures(recorded), line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.error_ppm / 1e6), (value) => percent(value, 1), { top: Math.max(0.01, row.error_ppm / 1e6, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
+    signal("workerCache", "Cache hits", [percent(found?.reported ?? null).split(/\s/)], found ? `${percent(store.stats?.cached_share)} over all workers` : row.role === "decode" ? "prompts are prefilled elsewhere" : "nothing reported yet", make("div.pair", null, found && [bar(`${percent(found.reported)} reported`, found.reported), bar(predictedText(found.predicted, recorded), found.predicted)]), ["latest requests", ""]),
+    signal("errors", "Errors", [percent(row.error_ppm / 1e6, 1).split(/\s/)], failures(recorded), line("Errors", with_(hour.error_ppm.map((ppm) => ppm / 1e6), row.error_ppm / 1e6), (value) => percent(value, 1), { top: Math.max(0.01, row.error_ppm / 1e6, ...hour.error_ppm.map((ppm) => ppm / 1e6)) * 1.1 }), ends));
 }
 
 const bar = (name, value) => make("div", null, make("small", null, name), make("span.meter.long", null, make("i", { style: { width: `${100 * value}%` } })));
@@ -87,20 +87,24 @@ function failures(recorded) {
   return `${number(ended.filter(({ outcome }) => outcome.status >= 500).length)} of the latest ${number(ended.length)} requests`;
 }
 
-/** Why legs came: most of the prompt cached, another reason of the policy, a binding, or the fallback. */
+const hasCost = ({ choice }) => typeof choice?.cost === "number";
+
+/** Why legs came: most of the prompt cached, another cost, a policy without costs, a binding, or the fallback. */
 export function causes(recorded, role) {
-  const found = { cached: 0, policy: 0, bound: 0, fallback: 0 };
-  for (const { decider: { by }, outcome } of recorded) {
+  const found = { cached: 0, policy: 0, untold: 0, bound: 0, fallback: 0 };
+  for (const one of recorded) {
+    const { decider: { by }, outcome } = one;
     const predicted = outcome?.cached_tokens?.predicted ?? 0;
     if (["pin", "session", "plan"].includes(by)) found.bound += 1;
     else if (by === "fallback") found.fallback += 1;
+    else if (!hasCost(one)) found.untold += 1;
     else if (role !== "decode" && outcome && predicted * 2 >= outcome.prompt_tokens && predicted > 0) found.cached += 1;
     else found.policy += 1;
   }
   return found;
 }
 
-const CAUSES = { cached: ["c1", "most of the prompt cached"], policy: ["c3", "other costs of the policy"], bound: ["c2", "session, pin or plan"], fallback: ["c4", "fallback"] };
+const CAUSES = { cached: ["c1", "most of the prompt cached"], policy: ["c3", "other costs of the policy"], untold: ["c5", "a policy that tells no costs, and so no reason"], bound: ["c2", "session, pin or plan"], fallback: ["c4", "fallback"] };
 
 function reasons(row, recorded) {
   if (!recorded.length) return card("", "Why legs come here", null, make("p.dim", null, "no decision for this worker is recorded"));
@@ -114,24 +118,24 @@ function reasons(row, recorded) {
 
 function judgement(row, recorded) {
   const lines = [];
-  if (row.peers > 1 && row.legs) lines.push(row.share >= HOT[0] ? `It gets ${times(row.share)} an even share: look whether others could take its legs.` : `It gets ${times(row.share)} an even share, which is nothing unusual.`);
-  const close = recorded.filter(({ choice, runner_up: second }) => choice?.cost && second?.cost !== undefined && second?.cost !== null && second.cost - choice.cost < CLOSE * Math.abs(choice.cost));
-  const known = recorded.filter(({ choice, runner_up: second }) => typeof choice?.cost === "number" && second);
-  if (known.length) lines.push(`In ${share(close.length, known.length)} of the decisions the runner-up was less than 5 % dearer.`);
+  if (row.peers > 1 && row.legs) lines.push(`${takes(row, true)}${row.share >= HOT[0] ? ": look whether others could take its legs." : ", which is nothing unusual."}`);
+  const known = recorded.filter((one) => hasCost(one) && typeof one.runner_up?.cost === "number");
+  const close = known.filter(({ choice, runner_up: second }) => second.cost - choice.cost <= CLOSE * Math.abs(choice.cost));
+  if (known.length) lines.push(`In ${number(close.length)} of ${number(known.length)} decisions with costs the runner-up was at most 5\u00a0% dearer.`);
   const asked = recorded.filter(({ shadow }) => shadow), other = asked.filter(({ shadow }) => !shadow.agrees);
   if (asked.length) lines.push(`The shadow would have sent ${share(other.length, asked.length)} of these legs elsewhere.`);
   const all = recorded.map(({ outcome }) => outcome?.ttft_ms).filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
-  if (all.length && store.stats?.ttft_p50_ms) lines.push(`TTFT of the latest requests through it is ${millis(all[Math.floor(all.length / 2)])} at the median, and ${millis(store.stats.ttft_p50_ms)} of all requests in the last minute.`);
+  if (all.length && store.stats?.ttft_p50_ms) lines.push(`The median TTFT of the latest requests through it is ${millis(all[Math.floor(all.length / 2)])}; that of all requests in the last minute is ${millis(store.stats.ttft_p50_ms)}.`);
   const slots = [...new Set(recorded.map((one) => one.slot))];
   return card("", "Is it a problem?", null, lines.length ? make("p", null, lines.join(" ")) : make("p.dim", null, "too few decisions to say"), make("p.mt.buttons", null, slots.map((slot) => make("a.btn", { href: `#slot/${slot}` }, `Compare the lanes of ${slot}`)), recorded[0] && make("a.btn", { href: `#request/${recorded[0].id}` }, "Its latest request")));
 }
 
 function rankTable({ ranks, spec }) {
-  const most = Math.max(1, ...ranks.map((rank) => rank.active_requests)), limit = spec.max_concurrency ? spec.max_concurrency / ranks.length : null;
-  const rows = ranks.map((rank) => make("tr", null, make("td", null, make("b", null, `rank ${rank.dp_rank}`)), make("td.n", { "data-label": "in flight" }, number(rank.active_requests), meter(rank.active_requests / (limit ?? most), limit ? 0.75 : 2, limit ? 0.9 : 2)),
+  const limit = spec.max_concurrency ? spec.max_concurrency / ranks.length : null, ttft = spec.role === "prefill" ? "prefill leg" : "TTFT";
+  const rows = ranks.map((rank) => make("tr", null, make("td", null, make("b", null, `rank ${rank.dp_rank}`)), make("td.n", { "data-label": "in flight" }, number(rank.active_requests), limit && meter(rank.active_requests / limit)),
     make("td.n", { "data-label": "tokens waiting" }, number(rank.active_prefill_tokens)), make("td.n", { "data-label": "blocks held" }, number(rank.decode_blocks)),
-    make("td.n", { "data-label": "TTFT" }, micros(rank.ttft_ewma_us || null)), make("td.n", { "data-label": "ITL" }, micros(rank.itl_ewma_us || null)), make("td.n", { "data-label": "errors" }, percent(rank.error_ppm / 1e6, 1))));
-  return card("flush", "Ranks", null, table("rows.ranks", ["rank", ["n", tip("flight", "in flight")], ["n", tip("waiting", "tokens waiting")], ["n", tip("held", "blocks held")], ["n", tip("workerTtft", "TTFT")], ["n", tip("workerItl", "ITL")], ["n", tip("errors", "errors")]], rows));
+    make("td.n", { "data-label": ttft }, micros(rank.ttft_ewma_us || null)), make("td.n", { "data-label": "ITL" }, micros(rank.itl_ewma_us || null)), make("td.n", { "data-label": "errors" }, percent(rank.error_ppm / 1e6, 1))));
+  return card("flush", "Ranks", null, table("rows.ranks", ["rank", ["n", tip("flight", "in flight")], ["n", tip("waiting", "tokens waiting")], ["n", tip("held", "blocks held")], ["n", tip("workerTtft", ttft)], ["n", tip("workerItl", "ITL")], ["n", tip("errors", "errors")]], rows));
 }
 
 function configuration(worker) {
