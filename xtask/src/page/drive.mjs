@@ -54,7 +54,10 @@ try {
 
   // Requests, one row each; a swapped policy decides, and trials are compared.
   step("requests");
-  await open(page, "overview");
+  for (const unknown of ["slots", "constructor", "overview"]) {
+    await open(page, unknown);
+    await page.waitForURL("**/#overview");
+  }
   const rows = page.locator(".requests tbody tr");
   await rows.locator(".st.ok").first().waitFor();
   const slots = page.locator("table.slots tbody tr");

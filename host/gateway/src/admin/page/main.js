@@ -18,7 +18,7 @@ const page = { view: null, changed: new Set(), drawn: 0, timer: 0 };
 
 function open() {
   const [name, ...parts] = (location.hash.slice(1) || "overview").split("/");
-  if (!VIEWS[name]) return;
+  if (!Object.hasOwn(VIEWS, name)) return void location.replace("#overview");
   page.view?.close();
   $("ask").close();
   hideTip();
