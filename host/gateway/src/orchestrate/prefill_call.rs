@@ -1,5 +1,5 @@
-//! The call of a prefill leg. If decode answers while it runs, it is a task of its own (C6.7), so that it ends,
-//! and its booking with it, whether or not the client reads its answer.
+//! The call of a prefill leg. If decode answers while it runs, it is a task of its own (C6.7), so that it
+//! ends, and its booking with it, whether or not the client reads its answer.
 
 use std::sync::Arc;
 
