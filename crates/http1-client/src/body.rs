@@ -111,7 +111,11 @@ impl<S: Transport, O: Observer> Body<S, O> {
         let before = out.len();
         if !self.peeked.is_empty() {
             self.scanned = 0;
-            out.append(&mut self.peeked);
+            if out.is_empty() {
+                std::mem::swap(out, &mut self.peeked);
+            } else {
+                out.append(&mut self.peeked);
+            }
         }
         self.take_early(out);
         while out.len() == before {

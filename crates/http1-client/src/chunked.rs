@@ -45,6 +45,7 @@ impl Chunked {
     /// A chunk is malformed, or its extensions or trailers are too long.
     pub fn decode(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<usize, WireError> {
         let mut rest = bytes;
+        out.reserve(bytes.len());
         while self.at != At::Done {
             if self.at == At::Data {
                 let length = usize::try_from(self.left).unwrap_or(usize::MAX).min(rest.len());
@@ -55,7 +56,10 @@ impl Chunked {
                 if self.left > 0 {
                     break;
                 }
-                self.at = At::DataEnd;
+                // Almost always the whole end of the line is there.
+                let line_end = rest.strip_prefix(b"\r\n");
+                self.at = if line_end.is_some() { At::Start } else { At::DataEnd };
+                rest = line_end.unwrap_or(rest);
             }
             let Some((byte, after)) = rest.split_first() else { break };
             rest = after;
@@ -72,16 +76,16 @@ impl Chunked {
 
     /// Returns the state after a byte; `None` when the byte is not allowed here.
     fn step(&mut self, byte: u8) -> Option<At> {
-        let hex = char::from(byte).to_digit(16);
+        let hex = || char::from(byte).to_digit(16);
         match (self.at, byte) {
             (At::Start, _) => {
-                self.left = u64::from(hex?);
+                self.left = u64::from(hex()?);
                 Some(At::Size)
             }
             (At::Size | At::Extension, b'\r') => Some(At::SizeEnd),
             (At::Size, b';' | b' ' | b'\t') => Some(At::Extension),
             (At::Size, _) => {
-                self.left = self.left.checked_mul(16)?.checked_add(u64::from(hex?))?;
+                self.left = self.left.checked_mul(16)?.checked_add(u64::from(hex()?))?;
                 Some(At::Size)
             }
             (At::SizeEnd, b'\n') if self.left == 0 => Some(At::Trailers),

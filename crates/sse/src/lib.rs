@@ -124,7 +124,13 @@ pub fn object(event: &[u8]) -> &[u8] {
 
 /// The lines of an event, without their ends.
 fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
-    bytes.split(|byte| matches!(byte, b'\n' | b'\r'))
+    let mut rest = Some(bytes);
+    std::iter::from_fn(move || {
+        let bytes = rest?;
+        let end = memchr::memchr2(b'\n', b'\r', bytes);
+        rest = end.and_then(|end| bytes.get(end + 1..));
+        bytes.get(..end.unwrap_or(bytes.len()))
+    })
 }
 
 /// The lines of an event that have data, with where they begin. A JSON body is one line, whatever it has:

@@ -15,7 +15,8 @@ use crate::{
 const MAX_FREE_SETS: usize = 4;
 
 thread_local! {
-    static FREE_SETS: RefCell<Vec<DecisionBuffers>> = const { RefCell::new(Vec::new()) };
+    #[expect(clippy::vec_box, reason = "a set is large, and each decision takes and returns it")]
+    static FREE_SETS: RefCell<Vec<Box<DecisionBuffers>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Buffers of one decision.

@@ -28,9 +28,9 @@ fn clean_object(body: &JsonBody, levels: u32) -> Edit<'_> {
 
 /// The JSON of a container without the reserved fields; `None` when it has none of them.
 fn cleaned(body: &JsonBody, container: &str, levels: u32) -> Option<String> {
+    let value = body.get(container)?;
     // Of several equal keys, engines' parsers take the last one, as this code does; other parsers may not.
     let several = body.keys().filter(|key| *key == container).count() > 1;
-    let value = body.get(container)?;
     let Some(object) = body.object(container) else { return several.then(|| value.to_owned()) };
     // An object beyond the limits, or too deep within others, cannot be cleaned and is not passed on.
     let Some(object) = object.ok().filter(|_| levels > 0) else { return Some("null".to_owned()) };

@@ -212,6 +212,8 @@ impl Hints {
         check_lists(body)?;
         let ext: NvExt = read(body, "nvext")?.unwrap_or_default();
         ext.check()?;
+        let (all, none) = (headers, HeaderMap::new());
+        let headers = if headers::are_in(all) { all } else { &none };
         let instance: Option<u64> = header(headers, &INSTANCE)?;
         let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
         let rank: Option<u32> = header(headers, &RANK)?;
@@ -262,7 +264,7 @@ impl Hints {
             lineage,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,
-            warning: nvext::warning(headers, body, &ext.annotations),
+            warning: nvext::warning(all, body, &ext.annotations),
         })
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct Transcript {
     tokens: u32,
     /// Whether a token arrived without a text.
     held_back: bool,
+    /// Whether a finish reason arrived: the answer is not continued, and only its tokens are counted.
+    finished: bool,
     names: Option<Names>,
     /// Prompt and output tokens, as an event reported them.
     usage: Option<(u32, u32)>,
@@ -109,6 +111,7 @@ impl Transcript {
             text: Vec::new(),
             tokens: 0,
             held_back: false,
+            finished: false,
             names: None,
             usage: None,
             ids: ids.map(Ids::new),
@@ -135,6 +138,13 @@ impl Transcript {
     /// Notes an event that the client gets, and in which [`sse::look`] sees `seen`.
     pub(crate) fn note(&mut self, event: &[u8], seen: &Seen, lists: &Lists) {
         if self.kept.is_err() || seen.done || !sse::has_data(event) {
+            return;
+        }
+        self.finished |= seen.finish;
+        if self.finished {
+            self.tokens += seen.tokens;
+            let reported = seen.usage.and_then(|usage| Some((usage.prompt_tokens, usage.completion_tokens?)));
+            self.usage = reported.or(self.usage);
             return;
         }
         if let Err(reason) = self.read(event, seen, lists) {

@@ -25,7 +25,7 @@ impl Drive {
         let has_event = first_event.is_some();
         let format = self.request.endpoint.format();
         let whole = first_event.filter(|event| event.ends_with(b"\n"));
-        if let Some(error) = whole.and_then(|event| error_of(format, event)) {
+        if let Some(Err(error)) = whole.map(|event| look_at_first(format, event)) {
             return Head::Over(self.answer_failed(error));
         }
         // Comments before it do not count.
@@ -71,12 +71,16 @@ impl Drive {
     }
 }
 
-/// Returns the error that the first event of a stream is, if it is one.
-pub(super) fn error_of(format: Format, event: &[u8]) -> Option<CallError> {
+/// Looks at the first event of a stream.
+///
+/// # Errors
+/// The error that the event is.
+pub(super) fn look_at_first(format: Format, event: &[u8]) -> Result<Seen, CallError> {
     let mut seen = seen::event(format, event);
     // The name may stand behind the data.
     seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
-    error_in(&seen, event).or_else(|| overload_of_response(format, sse::object(event)))
+    let error = error_in(&seen, event).or_else(|| overload_of_response(format, sse::object(event)));
+    error.map_or(Ok(seen), Err)
 }
 
 /// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with

@@ -86,7 +86,7 @@ impl Drive {
         let handoff = self.executor.traits(&prefill.candidate).map(|traits| traits.handoff);
         if handoff == Some(HandoffKind::Completed) {
             let query = self.elsewhere(Leg::Decode, id(&prefill), tried);
-            planned.place = self.reserve_place(Leg::Decode, &query, &mut None)?;
+            planned.place = self.state.router.reserve(&query, &mut None)?;
         } else {
             planned.answering = Some(book(Leg::Decode, id(&prefill))?);
         }
@@ -124,7 +124,7 @@ impl Drive {
     /// Asks for a leg's worker without a record: the legs are booked when all of them have one.
     fn preview(&self, leg: Leg, tried: &[CandidateId]) -> Result<(), RouteError> {
         let question = Query { request_id: None, ..self.elsewhere(leg, None, tried) };
-        self.reserve_place(leg, &question, &mut None).map(drop)
+        self.state.router.reserve(&question, &mut None).map(drop)
     }
 
     /// The query for another worker. `other`: the worker of the other leg, if it is known.

@@ -1,5 +1,5 @@
-//! The call of a prefill leg. It runs as a task of its own (C6.7), so that it ends, and its booking with it,
-//! whether or not the client reads its answer.
+//! The call of a prefill leg. If decode answers while it runs, it is a task of its own (C6.7), so that it
+//! ends, and its booking with it, whether or not the client reads its answer.
 
 use std::sync::Arc;
 
@@ -35,19 +35,25 @@ pub(super) struct PrefillCall {
 }
 
 impl PrefillCall {
-    /// Starts the call. It ends when the returned future is dropped.
+    /// Starts the call as a task. It ends when the returned future is dropped.
     pub(super) fn start(
         self,
         call: impl Future<Output = Result<Prefilled, CallError>> + Send + 'static,
     ) -> BoxFuture<'static, Result<LegAnswer, CallError>> {
-        let (tracker, sent) = (self.state.tracker.clone(), Instant::now());
-        let task = tracker.spawn(async move {
-            let outcome = call.await.and_then(|answer| self.read(answer));
-            self.release(outcome.is_ok().then(|| sent.elapsed()));
-            outcome.map(LegAnswer::Prefilled)
-        });
+        let task = self.state.tracker.clone().spawn(self.run(call));
         let ended = AbortOnDropHandle::new(task);
         ended.map(|joined| joined.unwrap_or_else(|error| Err(CallError::Broken(error.to_string())))).boxed()
+    }
+
+    /// Waits for the call, and releases the booking.
+    pub(super) async fn run(
+        self,
+        call: impl Future<Output = Result<Prefilled, CallError>>,
+    ) -> Result<LegAnswer, CallError> {
+        let sent = Instant::now();
+        let outcome = call.await.and_then(|answer| self.read(answer));
+        self.release(outcome.is_ok().then(|| sent.elapsed()));
+        outcome.map(LegAnswer::Prefilled)
     }
 
     /// Reads the answer of a prefill leg, if it carries data. An answer that is an error, or that cannot be

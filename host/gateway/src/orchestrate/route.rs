@@ -99,7 +99,7 @@ impl Drive {
         match self.take_planned(leg) {
             Some(found) => Ok(found),
             None if self.legs.reserves() => {
-                self.reserve_place(leg, &self.query(leg), refused).map(Found::Place)
+                self.state.router.reserve(&self.query(leg), refused).map(Found::Place)
             }
             None => self.book_worker(leg, &self.query(leg), refused).map(Found::Worker),
         }
@@ -112,34 +112,13 @@ impl Drive {
         query: &Query<'_>,
         refused: &mut Option<RefusedDecision>,
     ) -> Result<Routed, RouteError> {
-        let (over, fallback) = self.override_of(leg, query, Purpose::Route);
+        let (over, fallback) = match leg {
+            Leg::Decode => self.state.router.decode_config(query, Purpose::Route),
+            Leg::Prefill | Leg::Aggregated => (RouterConfigOverride::default(), None),
+        };
         let metrics = &self.state.metrics;
         fallback.into_iter().for_each(|reason| metrics.fell_back(SlotKind::DecodeOverride, reason));
         self.state.router.route_noting(query, &over, refused)
-    }
-
-    /// Asks the router whether a leg could have a worker, and reserves a place on it.
-    pub(super) fn reserve_place(
-        &self,
-        leg: Leg,
-        query: &Query<'_>,
-        refused: &mut Option<RefusedDecision>,
-    ) -> Result<Option<ReservedPlace>, RouteError> {
-        let (over, _) = self.override_of(leg, query, Purpose::Preview);
-        self.state.router.reserve(query, &over, refused)
-    }
-
-    /// Returns the decode override's configuration of a leg, and why that fell back.
-    fn override_of(
-        &self,
-        leg: Leg,
-        query: &Query<'_>,
-        purpose: Purpose,
-    ) -> (RouterConfigOverride, Option<&'static str>) {
-        match leg {
-            Leg::Decode => self.state.router.decode_config(query, purpose),
-            Leg::Prefill | Leg::Aggregated => (RouterConfigOverride::default(), None),
-        }
     }
 
     /// Gives up a handoff whose prefill engine died or freed its blocks. Returns whether there was one.

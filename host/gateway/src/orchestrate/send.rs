@@ -123,7 +123,7 @@ impl Drive {
             is_chat: self.request.is_chat(),
             booking: run.booking.share(),
         };
-        run.call = Some(task.start(async move {
+        let call = async move {
             let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
                 let head = pin!(upstream.head(&to, &headers, body));
@@ -138,7 +138,9 @@ impl Drive {
                 Ok(Prefilled::Drained { cached_tokens })
             });
             unless_down(&worker, call).await
-        }));
+        };
+        // Nothing answers the client before the data came.
+        run.call = Some(if carries_data { Box::pin(task.run(call)) } else { task.start(call) });
     }
 
     /// Calls the engine of the leg that answers.

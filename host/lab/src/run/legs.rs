@@ -257,8 +257,7 @@ impl Lab<'_> {
             ..self.query(number, &flight.request, Leg::Decode, 0)
         };
         let router = &self.gateways.of(number).router;
-        let (over, _) = router.decode_config(&query, Purpose::Preview);
-        match router.reserve(&query, &over, &mut None) {
+        match router.reserve(&query, &mut None) {
             Ok(reserved) => {
                 if let Some(flight) = self.flights.get_mut(&number) {
                     flight.place = reserved;

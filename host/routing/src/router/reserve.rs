@@ -1,7 +1,7 @@
 //! Reserves a place for the decode leg before its prefill runs. A prefill whose result no decode worker takes
 //! would hold blocks for nothing.
 
-use pointsman_workers::{Reservation, WorkerId};
+use pointsman_workers::{Leg, Reservation, WorkerId};
 use tokio::time::Instant;
 
 use super::{RouteError, Router, eligible::candidate_rows};
@@ -39,16 +39,21 @@ impl Router {
     pub fn reserve(
         &self,
         query: &Query<'_>,
-        over: &RouterConfigOverride,
         refused: &mut Option<RefusedDecision>,
     ) -> Result<Option<ReservedPlace>, RouteError> {
         let started = Instant::now();
         let pool = query.snapshot.pool(query.model, query.leg);
-        let config = self.config.with(&query.request.config).with(over);
+        if pool.all_surely_eligible() && !self.may_refuse(query) {
+            return BufferPool::with_buffers(|buffers| {
+                candidate_rows(query, &self.busy, pool, &mut buffers.rows).map(|()| None)
+            });
+        }
+        let over = match query.leg {
+            Leg::Decode => self.decode_config(query, Purpose::Preview).0,
+            Leg::Prefill | Leg::Aggregated => RouterConfigOverride::default(),
+        };
+        let config = self.config.with(&query.request.config).with(&over);
         BufferPool::with_buffers(|buffers| {
-            if pool.all_surely_eligible() && !self.may_refuse(query) {
-                return candidate_rows(query, &self.busy, pool, &mut buffers.rows).map(|()| None);
-            }
             let quiet = Query { explain: false, ..*query };
             match self.choose(&quiet, config, Purpose::Preview, buffers) {
                 Ok(chosen) => {

@@ -27,6 +27,25 @@ pub(super) static STRICT_PRIORITY: [HeaderName; 1] = [named("x-dynamo-request-st
 pub(super) static TTFT_TARGET: [HeaderName; 1] = [named("x-slo-ttft-ms")];
 pub(super) static ITL_TARGET: [HeaderName; 1] = [named("x-slo-tpot-ms")];
 
+/// Returns whether a request has one of these headers. Few have.
+pub(super) fn are_in(headers: &HeaderMap) -> bool {
+    let all: [&[HeaderName]; 11] = [
+        &INSTANCE,
+        &PREFILL_INSTANCE,
+        &RANK,
+        &PREFILL_RANK,
+        &SESSION,
+        &PARENT_SESSION,
+        &SESSION_FINAL,
+        &PRIORITY,
+        &STRICT_PRIORITY,
+        &TTFT_TARGET,
+        &ITL_TARGET,
+    ];
+    let is_one = |name: &HeaderName| all.iter().any(|names| names.contains(name));
+    headers.keys().any(|name| name.as_str().starts_with("x-") && is_one(name))
+}
+
 /// Returns the target that the first of the headers names, milliseconds.
 ///
 /// # Errors

@@ -118,6 +118,21 @@ fn completions_ids_and_usage_are_read() {
 }
 
 #[test]
+fn after_a_finish_reason_only_tokens_are_counted() {
+    let end = event(r#""delta":{"content":"b"},"logprobs":{"content":[]},"finish_reason":"stop""#, "");
+    let events = [role(), text("a"), end];
+    let delivered = |events: &[String]| {
+        let transcript = noted(events);
+        let delivered = transcript.delivered().unwrap();
+        (delivered.json.to_owned(), delivered.tokens, delivered.prompt_tokens)
+    };
+    assert_eq!(delivered(&events), ("a".to_owned(), 2, None));
+    let usage = ",\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":4}";
+    let usage = event("\"index\":0", usage).replace("{\"index\":0,\"index\":0}", "");
+    assert_eq!(delivered(&[&events[..], &[usage]].concat()), ("a".to_owned(), 4, Some(9)));
+}
+
+#[test]
 fn what_is_not_plain_text_of_one_choice_makes_a_transcript_unusable() {
     let long = text(&"x".repeat(MAX_TEXT));
     let table = [

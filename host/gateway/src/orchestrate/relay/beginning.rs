@@ -4,10 +4,9 @@ use super::{MAX_CHUNK, Relay};
 use crate::{
     openai::{
         request::Endpoint,
-        seen,
         sse::{self, Seen},
     },
-    orchestrate::first_event::error_of,
+    orchestrate::first_event::look_at_first,
     upstream::CallError,
 };
 
@@ -32,16 +31,13 @@ impl Relay {
         let mut with_data = all.filter(|event| sse::has_data(event));
         let Some(first) = with_data.next() else { return Ok(true) };
         let second = with_data.next();
-        let mut error = error_of(self.format, first);
-        if error.is_none() && self.has_only_role(first) {
+        // An event that waits was looked at when it came.
+        if self.waiting > 0 || self.has_only_role(first)? {
             if second.is_none() && events.len() <= MAX_CHUNK {
                 self.waiting = events.len();
                 return Ok(false);
             }
-            error = second.and_then(|second| error_of(self.format, second));
-        }
-        if let Some(error) = error {
-            return Err(error);
+            second.map(|second| look_at_first(self.format, second)).transpose()?;
         }
         (self.begun, self.waiting) = (true, 0);
         self.set_timer();
@@ -51,11 +47,14 @@ impl Relay {
         Ok(true)
     }
 
-    /// Whether an event of a chat has neither a token nor the end of the answer.
-    fn has_only_role(&self, event: &[u8]) -> bool {
-        let Seen { token, finish, done, .. } = seen::event(self.format, event);
-        self.drive.request.endpoint == Endpoint::ChatCompletions
+    /// Whether the first event has neither a token nor the end of the answer, and is of a chat.
+    ///
+    /// # Errors
+    /// It is an error.
+    fn has_only_role(&self, event: &[u8]) -> Result<bool, CallError> {
+        let Seen { token, finish, done, .. } = look_at_first(self.format, event)?;
+        Ok(self.drive.request.endpoint == Endpoint::ChatCompletions
             && sse::is_event(event)
-            && !(token || finish || done)
+            && !(token || finish || done))
     }
 }

@@ -15,7 +15,7 @@ impl Fixture {
         let (snapshot, model, request) = (self.registry.snapshot(), ModelName::new("m"), request());
         let mut query = query(&snapshot, &model, Leg::Decode, &request);
         change(&mut query);
-        self.router.reserve(&query, &RouterConfigOverride::default(), &mut None)
+        self.router.reserve(&query, &mut None)
     }
 
     fn routed(&self, pairing: Pairing, pin: Option<u64>) -> Result<u64, RouteError> {
