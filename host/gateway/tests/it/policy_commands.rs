@@ -537,6 +537,15 @@ fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let run = |file: &str| {
         fs::write(dir.path().join("my.formula.toml"), file).expect("written");
         pointsman(dir.path(), ["run", "my.formula.toml", "--receipts", "r.jsonl"])
+    let named = |name: &str| {
+        fs::copy(dir.path().join("prefill.formula.toml"), dir.path().join(name)).expect("copied");
+        pointsman(dir.path(), ["inspect", name])
+    };
+    // N7.7
+    let ran = named("prefil.formula.toml");
+    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (no_slot): "), "{}", ran.out);
+    let ran = named("decode-override.formula.toml");
+    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (wrong_slot): "), "{}", ran.out);
     };
     let ran = run("cost = \"active_requests\"");
     assert!(ran.code == Some(0) && ran.out.contains("agree   1 of 1\n"), "{}{}", ran.out, ran.err);
