@@ -102,6 +102,32 @@ fn a_fact_that_the_policy_does_not_ask_for_is_a_warning() {
 }
 
 #[test]
+fn cases_are_looked_for_beside_the_component_before_it_is_compiled_and_a_newer_source_is_a_warning() {
+    let dir = folder();
+    let project = dir.path().join("mine");
+    fs::create_dir(&project).expect("a folder");
+    embedded(&project, "least-loaded");
+    let test = || pointsman(dir.path(), ["test", "mine/policy.wasm"]);
+    let ran = test();
+    let missing = "cannot read the cases cases.toml: No such file or directory (os error 2); name them with --cases FILE";
+    // O7.1
+    assert!(ran.code == Some(2) && ran.err.contains(missing), "{}{}", ran.out, ran.err);
+    fs::write(project.join("cases.toml"), "[[case]]\nname = 'c'\nrows = [{}]\nexpect = { row = 0 }\n")
+        .expect("");
+    let ran = test();
+    // O7.1
+    assert_eq!((ran.code, &*ran.out), (Some(0), "ok      c\n1 passed, 0 failed\n"), "{}", ran.err);
+    let source = fs::File::create(project.join("policy.py")).expect("a file");
+    source.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).expect("set");
+    // O7.2
+    let warning = "warning: mine/policy.py is newer than mine/policy.wasm: build the policy again\n";
+    assert!(test().out.starts_with(warning), "{}", test().out);
+    let ran = pointsman(dir.path(), ["test", "nofile.wasm"]);
+    // O7.1
+    assert!(ran.code == Some(2) && ran.err.contains("nofile.wasm: no such file"), "{}", ran.err);
+}
+
+#[test]
 fn inspect_and_test_refuse_what_live_would_refuse_and_tell_a_panic_with_its_place() {
     let dir = folder();
     fs::write(dir.path().join("policy.wasm"), pointsman_test_guests::HOSTILE).expect("written");
@@ -168,17 +194,17 @@ fn settings_of_the_command_line_apply_to_cases_without_settings() {
 fn a_file_that_cannot_be_tested_exits_with_2_and_the_reason() {
     let dir = folder();
     fs::write(dir.path().join("policy.wasm"), "no wasm").expect("written");
-    fs::write(
-        dir.path().join("cases.toml"),
-        "[[case]]\nname = \"c\"\nrows = [{ activ-requests = 1 }]\nexpect = { row = 0 }\n",
-    )
-    .expect("written");
+    let cases = |row: &str| {
+        let text = format!("[[case]]\nname = \"c\"\nrows = [{{ {row} }}]\nexpect = {{ row = 0 }}\n");
+        fs::write(dir.path().join("cases.toml"), text).expect("written");
+    };
+    cases("active-requests = 1");
     for command in ["test", "bench"] {
         let ran = pointsman(dir.path(), [command, "policy.wasm"]);
         assert_eq!(ran.code, Some(2), "{}", ran.out);
         assert!(ran.err.contains("policy.wasm: refused (not_wasm): not WebAssembly"), "{}", ran.err);
     }
-    embedded(dir.path(), "least-loaded");
+    cases("activ-requests = 1");
     let ran = pointsman(dir.path(), ["test", "policy.wasm"]);
     assert_eq!(ran.code, Some(2), "{}", ran.out);
     assert!(
