@@ -150,6 +150,7 @@ impl PolicyFile {
         let Limits { deadline, configure_deadline, .. } = self.limits;
         let limits =
             Limits { deadline: deadline * 10, configure_deadline: configure_deadline * 10, ..self.limits };
+        let _spinner = spinner(format!("compiling {} to count instructions", self.path.display()));
         let engine = PolicyEngine::counting(limits, Capacity::detect())
             .map_err(|error| anyhow::anyhow!("cannot create the counting policy engine: {error:#}"))?;
         let settings = self.formulas.as_ref().map_or(settings, |(own, _)| own);

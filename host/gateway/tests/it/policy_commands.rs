@@ -301,7 +301,11 @@ fn facts_are_listed_with_type_unit_and_the_value_when_absent() {
     assert!(!ran.out.contains("Request facts") && !ran.out.contains("active-requests"), "{}", ran.out);
     let ran = pointsman(dir.path(), ["facts", "kv-use"]);
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("unknown fact `kv-use`; `pointsman policy facts` lists"), "{}", ran.err);
+    assert!(
+        ran.err.contains("unknown request or worker fact `kv-use`: did you mean `kv-usage`?"),
+        "{}",
+        ran.err
+    );
     let ran = pointsman(dir.path(), ["facts", "--json"]);
     let list: Vec<serde_json::Value> = serde_json::from_str(&ran.out).expect("JSON");
     assert!(list.iter().any(|fact| fact["name"] == "label-is/<key>=<value>" && fact["scope"] == "worker"));
@@ -425,9 +429,15 @@ fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
     let mut piped = Command::new(crate::programs::pointsman());
     piped.args(["policy", "build"]);
     let begins = "building  ., from Rust; a first build takes a minute or more\n";
-    let failed = "pointsman: building guest `x` failed:\n   Compiling x v1.0.0";
+    let failed = "pointsman: building policy `x` failed:\n   Compiling x v1.0.0";
     // O6.1
     assert_eq!(build(piped), (format!("{begins}{failed}"), true));
+    fs::create_dir(dir.path().join("target")).expect("a folder");
+    let mut again = Command::new(crate::programs::pointsman());
+    again.args(["policy", "build"]);
+    // O6.1
+    let begins = "building  ., from Rust\n";
+    assert_eq!(build(again), (format!("{begins}{failed}"), true));
     if Command::new("script").arg("--version").output().is_err() {
         println!("skipped: `script` of util-linux is not installed");
         return;
@@ -437,8 +447,9 @@ fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
     terminal.args(["--quiet", "--return", "--command", &program, "/dev/null"]);
     let (words, quiet) = build(terminal);
     // O6.1
-    let expected =
-        format!("{begins}   Compiling x v1.0.0\npointsman: building guest `x` failed:\ncargo says above why");
+    let expected = format!(
+        "{begins}   Compiling x v1.0.0\npointsman: building policy `x` failed:\ncargo says above why"
+    );
     assert_eq!((words, quiet), (expected, false));
 }
 
@@ -526,6 +537,15 @@ fn inspect_and_test_check_a_formula_file_as_the_gateway_does() {
     // O5.10
     let expected = "prefill.formula.toml: accepted; no cases: cases.toml is missing\n";
     assert_eq!((ran.code, &*ran.out), (Some(0), expected), "{}", ran.err);
+    let named = |name: &str| {
+        fs::copy(dir.path().join("prefill.formula.toml"), dir.path().join(name)).expect("copied");
+        pointsman(dir.path(), ["inspect", name])
+    };
+    // N7.7
+    let ran = named("prefil.formula.toml");
+    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (no_slot): "), "{}", ran.out);
+    let ran = named("decode-override.formula.toml");
+    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (wrong_slot): "), "{}", ran.out);
     let case = |usage: [f32; 2], expect: &str| {
         let row = |usage: f32, queue: u32| {
             format!("{{ kv-usage-known = 1, kv-usage = {usage:?}, engine-queue = {queue} }}")
@@ -563,15 +583,6 @@ fn run_takes_formulas_from_a_file_or_from_settings_and_names_a_mistake() {
     let run = |file: &str| {
         fs::write(dir.path().join("my.formula.toml"), file).expect("written");
         pointsman(dir.path(), ["run", "my.formula.toml", "--receipts", "r.jsonl"])
-    let named = |name: &str| {
-        fs::copy(dir.path().join("prefill.formula.toml"), dir.path().join(name)).expect("copied");
-        pointsman(dir.path(), ["inspect", name])
-    };
-    // N7.7
-    let ran = named("prefil.formula.toml");
-    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (no_slot): "), "{}", ran.out);
-    let ran = named("decode-override.formula.toml");
-    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (wrong_slot): "), "{}", ran.out);
     };
     let ran = run("cost = \"active_requests\"");
     assert!(ran.code == Some(0) && ran.out.contains("agree   1 of 1\n"), "{}{}", ran.out, ran.err);
