@@ -88,7 +88,7 @@ class Columns:
         for given, asked in [(request, policy.request_facts), *((row, worker) for row in rows)]:
             for name in given:
                 if name not in asked:
-                    raise KeyError(f"the policy does not ask for the fact '{name}'{_suggestion(name, asked)}")
+                    raise KeyError(f"the policy does not ask for the fact '{name}'{_other_name(name, asked)}")
         for name in policy.request_facts:
             columns._values[name] = _exact(name, request.get(name, 0))
         for name in worker:
@@ -436,6 +436,12 @@ def _seed(call) -> None:
 def _suggestion(name: str, known) -> str:
     close = difflib.get_close_matches(name, list(known), n=1)
     return f": did you mean '{close[0]}'?" if close else ""
+
+
+def _other_name(name: str, asked) -> str:
+    """Returns the fact that a policy asks for where a test has this name. Either may be misspelt."""
+    close = difflib.get_close_matches(name, list(asked), n=1)
+    return f", but for '{close[0]}': `pointsman policy facts` lists the names of facts" if close else ""
 
 
 def _kind(value) -> str:

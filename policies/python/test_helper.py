@@ -92,7 +92,7 @@ class Helper(unittest.TestCase):
         self.refused(Scorer, [0, 0], "`weight` is a text: expected a number", settings={"weight": "2"})
         with self.assertRaises(KeyError) as raised:
             pp.ask(answering(Scorer, [0]), rows=[{"engine-queu": 1}])
-        self.assertIn("does not ask for the fact 'engine-queu': did you mean 'engine-queue'?", str(raised.exception))
+        self.assertIn("does not ask for the fact 'engine-queu', but for 'engine-queue': `pointsman policy", str(raised.exception))
 
     def test_a_class_has_the_method_of_one_world(self):
         with self.assertRaises(TypeError) as raised:

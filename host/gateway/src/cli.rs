@@ -111,8 +111,8 @@ struct ServeArgs {
     /// Directory of policies: `prefill.wasm`, `decode.wasm`, `aggregated.wasm`, `decode-override.wasm`.
     #[arg(long)]
     policies: Option<PathBuf>,
-    /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|openai,url=http://HOST:PORT and further
-    /// keys of `[[workers]]`, such as model, kv_events, bootstrap_port, label.KEY, max_concurrency
+    /// A worker: role=prefill|decode|aggregated,engine=vllm|sglang|trtllm|openai,url=http://HOST:PORT and
+    /// further keys of `[[workers]]`, such as model, kv_events, bootstrap_port, label.KEY, max_concurrency
     /// (`pointsman config example` has all). May be given many times.
     #[arg(long = "worker", value_name = "KEY=VALUE,…")]
     workers: Vec<String>,

@@ -6,7 +6,7 @@
 
 use std::{io::Write as _, path::PathBuf, process::ExitCode};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 
 mod draft;
@@ -18,7 +18,7 @@ mod router;
 mod yaml;
 
 use draft::Draft;
-use report::Report;
+use report::{Report, plain};
 use router::Flavor;
 
 /// Sources of a configuration.
@@ -34,6 +34,9 @@ pub enum ImportCommand {
     /// Translate a command line of sglang-router (SGLang Model Gateway, `smg`).
     #[command(visible_alias = "smg")]
     SglangRouter(RouterArgs),
+    /// Any other name.
+    #[command(external_subcommand)]
+    Other(Vec<String>),
 }
 
 /// Arguments of `import llm-d`.
@@ -102,6 +105,11 @@ impl ImportCommand {
             Self::VllmRouter(args) => args.run(Flavor::Vllm),
             Self::ProductionStack(args) => args.run(Flavor::Production),
             Self::SglangRouter(args) => args.run(Flavor::Sglang),
+            Self::Other(words) => bail!(
+                "there is no import from `{}`: there are llm-d, vllm-router, production-stack and sglang-router; \
+                 docs/import.md says under \"Without an import\" what to write for Dynamo, AIBrix and others",
+                plain(words.first().map_or("", String::as_str))
+            ),
         }
     }
 }

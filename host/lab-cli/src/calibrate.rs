@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use pointsman_cli::print;
 use pointsman_lab::calibrate::{
@@ -101,12 +101,15 @@ pub(crate) struct CalibrateArgs {
     /// Print the requests that would be sent, without sending a prompt.
     #[arg(long)]
     dry_run: bool,
-    /// File to write the fleet to.
+    /// File to write the fleet to. The file must not exist.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// File to write measurements, figures and errors to, as JSON.
+    /// File to write measurements, figures and errors to, as JSON. The file must not exist.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Replace files that exist.
+    #[arg(long)]
+    force: bool,
 }
 
 /// The part of the JSON report that `--from` reads.
@@ -117,6 +120,10 @@ struct Earlier {
 
 impl CalibrateArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        let mut files = self.output.iter().chain(&self.json);
+        if let Some(path) = files.find(|path| !self.force && path.exists()) {
+            bail!("`{}` exists: give another file, or `--force` to replace it", path.display());
+        }
         if let Some(log) = &self.log.log {
             let (model, capacity) = (self.model.as_deref(), self.capacity.given());
             let fitted = calibrate_log(log, &self.log, model, self.max_requests, capacity)?;

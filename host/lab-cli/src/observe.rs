@@ -165,6 +165,11 @@ impl ObserveArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         self.check()?;
         let trace = self.out.join("trace.jsonl");
+        ensure!(
+            !trace.exists(),
+            "`{}` exists: give another directory with --out, or remove it",
+            trace.display()
+        );
         let reserve = Reserve::take(&self.out)?;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let seen = runtime.block_on(self.observe(&trace))?;

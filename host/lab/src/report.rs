@@ -34,7 +34,7 @@ pub use pairs::{DecisionCost, PairDifference};
 pub use possible::{Clairvoyant, Possible};
 use possible::{SeedBounds, add_clairvoyant};
 pub use ranking::{RankBy, Ranked};
-pub(crate) use ranking::{tied, worse_percent};
+pub(crate) use ranking::{tied, too_few_seeds, worse_percent};
 pub use workers::RoleShares;
 use workers::{RunCounts, roles};
 

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     max_load::MaxLoad,
-    report::{Comparison, RankBy, Ranked, tied},
+    report::{Comparison, RankBy, Ranked, tied, too_few_seeds},
 };
 
 /// All results of one command.
@@ -51,7 +51,9 @@ impl Comparison {
     /// Returns the arm that is better than every other by more than the intervals, or `None` if there is
     /// none.
     fn winner(&self) -> Option<&Ranked> {
-        self.ranking.first().filter(|_| tied(&self.ranking).next().is_none())
+        let (first, rest) = self.ranking.split_first()?;
+        let is_clear = rest.is_empty() || !rest.iter().all(Ranked::is_unclear);
+        (is_clear && tied(&self.ranking).next().is_none()).then_some(first)
     }
 }
 
@@ -59,13 +61,20 @@ impl Comparison {
 fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     let (first, rest) = comparison.ranking.split_first()?;
     let (name, value) = (rank_by.name(), rank_by.shown(first.value.mean));
+    let unclear = too_few_seeds(&comparison.ranking, rank_by);
+    let unclear = unclear.map_or_else(String::new, |told| format!(" There are {told}."));
+    let rest: Vec<&Ranked> = rest.iter().filter(|ranked| !ranked.is_unclear()).collect();
     let Some(second) = rest.first() else {
-        return Some(format!("{} has a {name} of {value} on {}.", first.label, comparison.setting()));
+        return Some(format!(
+            "{} has a {name} of {value} on {}.{unclear}",
+            first.label,
+            comparison.setting()
+        ));
     };
     if comparison.winner().is_none() {
-        return Some(no_difference(comparison, first, rank_by));
+        return Some(no_difference(comparison, first, rank_by) + &unclear);
     }
-    let arms = comparison.arms.len();
+    let arms = rest.len() + 1;
     let sure =
         second.worse_percent.interval().map_or(" (one seed: no interval)".to_owned(), |(low, high)| {
             format!(" (95 % interval {low:.1} to {high:.1} %, {} seeds: more than noise)", comparison.seeds)
@@ -75,7 +84,7 @@ fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
         format!("; the last, {}, is {:.1} % worse", last.label, last.worse_percent.mean)
     });
     Some(format!(
-        "{} is the best of {arms} arms by {name}, {value}, on {}. The second, {}, is {:.1} % worse{sure}{last}.",
+        "{} is the best of {arms} arms by {name}, {value}, on {}. The second, {}, is {:.1} % worse{sure}{last}.{unclear}",
         first.label,
         comparison.setting(),
         second.label,

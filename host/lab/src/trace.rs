@@ -23,6 +23,9 @@ pub use sessions::MAX_TURNS;
 
 /// Maximum length of a line, bytes. The line of a prompt of a million tokens has 20 KB.
 pub const MAX_LINE: u64 = 16 * 1024 * 1024;
+/// Problem of a first line that is of no known format.
+const UNKNOWN_FORMAT: &str =
+    "no known format: expected JSON lines, or the header of Azure's or BurstGPT's CSV; name it with --format";
 /// Latest time in a trace, seconds: a year.
 const MAX_S: f64 = 366.0 * 86_400.0;
 /// Maximum number of tokens of a prompt or an answer.
@@ -158,18 +161,18 @@ impl ReadLines for EachLine {
 
 impl TraceFormat {
     /// Guesses the format from the first line.
-    fn of(first: &str) -> Self {
+    fn of(first: &str) -> Option<Self> {
         let is_json = first.trim_start().starts_with('{');
         if is_json && first.contains("\"chat_id\"") {
-            Self::Qwen
+            Some(Self::Qwen)
         } else if is_json && first.contains("\"group_id\"") {
-            Self::MooncakeDelta
+            Some(Self::MooncakeDelta)
         } else if is_json {
-            Self::Mooncake
+            Some(Self::Mooncake)
         } else if first.contains("ContextTokens") {
-            Self::Azure
+            Some(Self::Azure)
         } else {
-            Self::BurstGpt
+            (first.starts_with("Timestamp") && first.contains("Request tokens")).then_some(Self::BurstGpt)
         }
     }
 
@@ -230,14 +233,17 @@ impl Trace {
                 Err(format!("is longer than {MAX_LINE} bytes"))
             } else {
                 std::str::from_utf8(&bytes).map_err(|_| "is not UTF-8".to_owned()).and_then(|text| {
-                    let reader = reader.get_or_insert_with(|| {
-                        let format = format.unwrap_or_else(|| TraceFormat::of(text));
-                        trace.block_tokens = block_tokens.unwrap_or_else(|| format.block_tokens());
-                        format.reader()
-                    });
                     if text.trim().is_empty() {
                         return Ok(None);
                     }
+                    let reader = match &mut reader {
+                        Some(reader) => reader,
+                        None => {
+                            let format = format.or_else(|| TraceFormat::of(text)).ok_or(UNKNOWN_FORMAT)?;
+                            trace.block_tokens = block_tokens.unwrap_or_else(|| format.block_tokens());
+                            reader.insert(format.reader())
+                        }
+                    };
                     reader.line(text.trim_end(), trace.block_tokens)
                 })
             };

@@ -51,7 +51,7 @@ pub use manager::{
     Change, ChangeRecord, Command, CommandError, CompilingStatus, InitialContent, LaneStatus, LaneSummary,
     ManagerConfig, ManagerStatus, MemoryStatus, PartRefusal, PartStatus, PolicyDir, PolicyManager, Probation,
     RefusalRecord, ReloadCount, Report, RollbackStatus, SlotConfig, SlotName, SlotState, SlotStatus,
-    SlotSummary, Source, UndoneRollback,
+    SlotSummary, Source, UndoneRollback, check_file_name,
 };
 pub use meter::Usage;
 pub use probe::SampleCall;

@@ -58,6 +58,7 @@ pub use status::{
     CompilingStatus, LaneStatus, LaneSummary, ManagerStatus, MemoryStatus, PartStatus, RollbackStatus,
     SlotState, SlotStatus, SlotSummary,
 };
+pub use strays::check_file_name;
 
 /// When a new generation is rolled back.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,11 @@
 //! `pointsman policy bench`: measures the time per call of a compiled policy, and the time to load it.
 
-use std::{fmt::Write as _, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    fmt::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::Args;
 use pointsman_policy_runtime::{LoadedPolicy, SampleCall};
@@ -58,6 +63,7 @@ struct Measured {
 
 impl BenchArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        announce(&self.file);
         let begun = Instant::now();
         let file = PolicyFile::read_anew(&self.file, &self.limits)?;
         let policy = file.load(&self.settings).map_err(|refusal| file.refused(&refusal))?;
@@ -113,6 +119,16 @@ impl BenchArgs {
         ))?;
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Says that the policy is compiled, which nothing else does without a terminal.
+fn announce(file: &Path) {
+    let line = format!(
+        "compiling {}, and again to count instructions; in Python or JavaScript this takes a minute\n",
+        file.display()
+    );
+    // A closed stderr does not end the measurement.
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

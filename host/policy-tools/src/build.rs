@@ -86,10 +86,10 @@ impl HowArgs {
     pub(crate) fn build(&self, project: &Project, dir: &Path) -> anyhow::Result<Built> {
         if !self.quiet {
             let language = project.language().as_str();
-            let line = format!(
-                "building  {}, from {language}; a first build takes a minute or more\n",
-                dir.display()
-            );
+            let was_built =
+                dir.join("target").exists() || self.tools.as_ref().is_some_and(|dir| dir.exists());
+            let first = if was_built { "" } else { "; a first build takes a minute or more" };
+            let line = format!("building  {}, from {language}{first}\n", dir.display());
             // A closed stderr does not end the build.
             let _ = std::io::stderr().write_all(line.as_bytes());
         }

@@ -5,6 +5,7 @@ use std::{fmt::Write as _, process::ExitCode};
 use anyhow::ensure;
 use clap::Args;
 use pointsman_guest_build::contract::{Fact, Scope, facts};
+use pointsman_routing::facts::UnknownFact;
 use serde_json::json;
 
 use crate::{new::ProjectWorld, output::print};
@@ -28,10 +29,8 @@ pub struct FactsArgs {
 impl FactsArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
         if let Some(name) = &self.name {
-            ensure!(
-                facts().any(|fact| fact.name == name),
-                "unknown fact `{name}`; `pointsman policy facts` lists the names of facts"
-            );
+            let unknown = || UnknownFact { scope: "request or worker", name: name.clone() };
+            ensure!(facts().any(|fact| fact.name == name), unknown());
         }
         print(&if self.json { self.json() } else { self.text() })?;
         Ok(ExitCode::SUCCESS)

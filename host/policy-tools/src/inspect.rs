@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use pointsman_policy_runtime::{Refusal, digest};
+use pointsman_policy_runtime::{Refusal, check_file_name, digest};
+use pointsman_routing::{Policy as _, World};
 
 use crate::{
     output::print,
@@ -13,8 +14,9 @@ use crate::{
 /// Arguments of `inspect`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Exit code: 0 when the host would load the policy, 1 when the policy or its settings are refused, 2 when the
-file cannot be read or is not a policy.")]
+A name like that of a slot's file is checked, too: `prefil.wasm` runs in no slot.
+Exit code: 0 when the host would load the policy, 1 when the policy, its settings or the file's name are
+refused, 2 when the file cannot be read or is not a policy.")]
 pub struct InspectArgs {
     /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).
     file: PathBuf,
@@ -50,7 +52,12 @@ impl InspectArgs {
             text.push_str(&format!("policy    {} {}\n", policy.name, policy.version));
             (policy.request_facts, policy.worker_facts)
         });
-        admission(text, facts)
+        admission(text, facts.and_then(|facts| self.check_name(found.world).map(|()| facts)))
+    }
+
+    fn check_name(&self, world: World) -> Result<(), Refusal> {
+        let name = self.file.file_name().unwrap_or_default().to_string_lossy();
+        check_file_name(&name, world)
     }
 
     /// Checks a formula file, and tries it as the gateway does.
@@ -66,7 +73,8 @@ impl InspectArgs {
             Err(refusal) => Err(refusal),
             Ok(_) => {
                 let file = PolicyFile::read(&self.file, &self.limits)?;
-                file.load("{}").map(|policy| file.facts(&policy))
+                file.load("{}")
+                    .and_then(|policy| self.check_name(policy.info().world).map(|()| file.facts(&policy)))
             }
         };
         let sorted = |facts: BTreeSet<String>| facts.into_iter().collect();

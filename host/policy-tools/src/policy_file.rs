@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER};
 use pointsman_policy_runtime::{
@@ -150,6 +150,7 @@ impl PolicyFile {
         let Limits { deadline, configure_deadline, .. } = self.limits;
         let limits =
             Limits { deadline: deadline * 10, configure_deadline: configure_deadline * 10, ..self.limits };
+        let _spinner = spinner(format!("compiling {} to count instructions", self.path.display()));
         let engine = PolicyEngine::counting(limits, Capacity::detect())
             .map_err(|error| anyhow::anyhow!("cannot create the counting policy engine: {error:#}"))?;
         let settings = self.formulas.as_ref().map_or(settings, |(own, _)| own);
@@ -231,16 +232,18 @@ fn hinted(error: anyhow::Error, hint: &str) -> anyhow::Error {
 }
 
 /// Reads a file, or returns the built-in policy of that name where there is no such file.
-fn read_or_built_in(path: &Path) -> anyhow::Result<Vec<u8>> {
+pub(crate) fn read_or_built_in(path: &Path) -> anyhow::Result<Vec<u8>> {
     if path.exists() {
         return read(path);
     }
     match path.to_str().and_then(pointsman_embedded_policies::by_name) {
         Some(bytes) => Ok(bytes.to_vec()),
-        None => read(path).with_context(|| {
-            let names = pointsman_embedded_policies::NAMES;
-            format!("neither a file nor a built-in policy ({names})")
-        }),
+        None => {
+            let (file, names) = (path.display(), pointsman_embedded_policies::NAMES);
+            bail!(
+                "{file}: no such file; build it with `pointsman policy build`, or name a built-in policy ({names})"
+            )
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! `pointsman policy test`: runs the cases of a `cases.toml` against the compiled component.
 
 use std::{
+    io::ErrorKind,
     path::{Path, PathBuf},
     process::ExitCode,
     time::Duration,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use clap::Args;
 use pointsman_policy_cases::{self as cases, Answer, Case, FactTable, FactType, Report, Values};
 use pointsman_policy_runtime::{LoadedPolicy, Refusal};
@@ -20,8 +21,13 @@ use pointsman_workers::{DpRank, Leg, WorkerId};
 use crate::{
     one_row,
     output::print,
-    policy_file::{LimitArgs, PolicyFile, is_formula},
+    policy_file::{LimitArgs, PolicyFile, is_formula, read_or_built_in},
 };
+
+/// File of the cases.
+const CASES: &str = "cases.toml";
+/// Files of projects in other languages than Rust.
+const SCRIPTS: [&str; 3] = ["policy.py", "policy.js", "policy.ts"];
 
 /// Arguments of `test`.
 #[derive(Debug, Args)]
@@ -33,7 +39,8 @@ be read.")]
 pub struct TestArgs {
     /// The component, core module with embedded WIT metadata, or formula file (`NAME.formula.toml`).
     file: PathBuf,
-    /// The cases, in the format that the SDK's native tests also read [default: cases.toml].
+    /// The cases, in the format that the SDK's native tests also read [default: cases.toml, or else the one
+    /// beside the component].
     #[arg(long, value_name = "FILE")]
     cases: Option<PathBuf>,
     /// Settings, as a JSON object, for cases that have none [default: {}].
@@ -52,6 +59,21 @@ struct Loads<'a> {
 
 impl TestArgs {
     pub(crate) fn run(&self) -> anyhow::Result<ExitCode> {
+        // What is missing is reported before the policy is compiled, which takes long for some.
+        read_or_built_in(&self.file)?;
+        let path = self.cases_path();
+        let is_optional = self.cases.is_none() && is_formula(&self.file);
+        let cases = match std::fs::read_to_string(&path) {
+            Ok(text) => cases::parse(&text, &fact_table()).with_context(|| path.display().to_string())?,
+            Err(error) if is_optional && error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) => {
+                bail!("cannot read the cases {}: {error}; name them with --cases FILE", path.display())
+            }
+        };
+        if let Some(source) = newer_source(&self.file) {
+            let (source, file) = (source.display(), self.file.display());
+            print(&format!("warning: {source} is newer than {file}: build the policy again\n"))?;
+        }
         let file = PolicyFile::read(&self.file, &self.limits)?;
         let default = self.settings.as_deref().unwrap_or("{}");
         let mut loads = Loads { file: &file, current: None };
@@ -61,13 +83,10 @@ impl TestArgs {
             Err(refusal) => return Err(file.refused(refusal)),
             Ok(_) => {}
         }
-        let path = self.cases.as_deref().unwrap_or(Path::new("cases.toml"));
-        if self.cases.is_none() && is_formula(&self.file) && !path.exists() {
+        if is_optional && !path.exists() {
             print(&format!("{}: accepted; no cases: {} is missing\n", self.file.display(), path.display()))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let cases = cases::parse(&text, &fact_table()).with_context(|| path.display().to_string())?;
         let mut report = Report::default();
         for case in &cases {
             let answer = loads.answer(case, default);
@@ -84,6 +103,26 @@ impl TestArgs {
         }
         Ok(if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+
+    fn cases_path(&self) -> PathBuf {
+        let here = PathBuf::from(CASES);
+        let beside = self.file.with_file_name(CASES);
+        match &self.cases {
+            Some(path) => path.clone(),
+            None if !here.exists() && beside.exists() => beside,
+            None => here,
+        }
+    }
+}
+
+/// Returns a source of the project beside a component that was changed after the component was built.
+fn newer_source(component: &Path) -> Option<PathBuf> {
+    let changed = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
+    let (dir, built) = (component.parent()?, changed(component)?);
+    let script = SCRIPTS.map(|name| dir.join(name));
+    let rust = std::fs::read_dir(dir.join("src")).ok().filter(|_| dir.join("Cargo.toml").exists());
+    let rust = rust.into_iter().flatten().flatten().map(|entry| entry.path());
+    script.into_iter().chain(rust).find(|source| changed(source).is_some_and(|changed| changed > built))
 }
 
 impl Loads<'_> {

@@ -138,7 +138,9 @@ impl Fleet {
 
     /// Lets the processes run on after this command, and returns their process ids.
     pub fn detach(self) -> Vec<u32> {
-        std::iter::once(self.gateway).chain(self.engines).map(Process::detach).collect()
+        let mut all: Vec<Process> = std::iter::once(self.gateway).chain(self.engines).collect();
+        all.retain_mut(|process| matches!(process.ended(), Ok(None)));
+        all.into_iter().map(Process::detach).collect()
     }
 
     async fn eligible(&self) -> bool {

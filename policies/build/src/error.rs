@@ -6,10 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 pub enum GuestBuildError {
     /// The toolchain lacks the target.
-    #[error("the Rust target `{0}` is not installed: run `cargo xtask setup`")]
+    #[error("the Rust target `{0}` is not installed: run `rustup target add {0}`")]
     MissingTarget(&'static str),
     /// cargo or rustc could not be started.
-    #[error("could not run {command}: {source}")]
+    #[error(
+        "could not run {command}: {source}; a policy in Rust needs rustup.rs with the target wasm32-unknown-unknown"
+    )]
     Run {
         /// The command.
         command: String,
@@ -17,7 +19,7 @@ pub enum GuestBuildError {
         source: std::io::Error,
     },
     /// The build failed; cargo's own words.
-    #[error("building guest `{package}` failed:\n{output}")]
+    #[error("building policy `{package}` failed:\n{output}")]
     Failed {
         /// The guest.
         package: String,

@@ -96,7 +96,7 @@ impl GuestBuild {
     /// Builds it and answers its bytes.
     ///
     /// # Errors
-    /// [`GuestBuildError`]; a missing target names `cargo xtask setup`.
+    /// [`GuestBuildError`]; a missing target names the command that installs it.
     pub fn build(&self) -> Result<Vec<u8>, GuestBuildError> {
         if !has_target(self.target)? {
             return Err(GuestBuildError::MissingTarget(self.target.triple()));

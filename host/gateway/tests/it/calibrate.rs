@@ -246,7 +246,10 @@ async fn a_known_step_time_is_recovered_over_sockets_and_compare_reads_the_fleet
             assert!(errors[figure]["median_percent"].as_f64().expect("a number") < most, "{errors}");
         }
     }
-    // The same measurements give the same file again.
+    // The same measurements give the same file again, and never in the place of another one.
+    let refused = calibrate(directory.path(), &["--from", "r.json", "-o", "fleet.toml"]).await;
+    let told = text(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && told.contains("`fleet.toml` exists: give another"), "{told}");
     let again = calibrate(directory.path(), &["--from", "r.json", "-o", "again.toml"]).await;
     assert!(again.status.success(), "{}", text(&again.stderr));
     let read = |name: &str| fs::read(directory.path().join(name)).expect("written");

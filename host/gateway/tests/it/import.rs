@@ -124,6 +124,21 @@ fn s1_strict_tells_by_its_code_that_something_has_no_counterpart() {
 }
 
 #[test]
+fn s1_a_router_without_an_import_gets_the_list_of_those_with_one() {
+    let (code, out, told) = pointsman(&["import", "dynamo", "graph.yaml"], "");
+    // S1.7
+    assert!(code == Some(2) && out.is_empty(), "{out}{told}");
+    for part in [
+        "no import from `dynamo`",
+        "llm-d, vllm-router, production-stack and sglang-router",
+        "Without an import",
+    ] {
+        // S1.7
+        assert!(told.contains(part), "{told}");
+    }
+}
+
+#[test]
 fn s1_a_file_is_written_once() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("p.toml");

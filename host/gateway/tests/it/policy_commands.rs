@@ -102,6 +102,32 @@ fn a_fact_that_the_policy_does_not_ask_for_is_a_warning() {
 }
 
 #[test]
+fn cases_are_looked_for_beside_the_component_before_it_is_compiled_and_a_newer_source_is_a_warning() {
+    let dir = folder();
+    let project = dir.path().join("mine");
+    fs::create_dir(&project).expect("a folder");
+    embedded(&project, "least-loaded");
+    let test = || pointsman(dir.path(), ["test", "mine/policy.wasm"]);
+    let ran = test();
+    let missing = "cannot read the cases cases.toml: No such file or directory (os error 2); name them with --cases FILE";
+    // O7.1
+    assert!(ran.code == Some(2) && ran.err.contains(missing), "{}{}", ran.out, ran.err);
+    fs::write(project.join("cases.toml"), "[[case]]\nname = 'c'\nrows = [{}]\nexpect = { row = 0 }\n")
+        .expect("");
+    let ran = test();
+    // O7.1
+    assert_eq!((ran.code, &*ran.out), (Some(0), "ok      c\n1 passed, 0 failed\n"), "{}", ran.err);
+    let source = fs::File::create(project.join("policy.py")).expect("a file");
+    source.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(60)).expect("set");
+    // O7.2
+    let warning = "warning: mine/policy.py is newer than mine/policy.wasm: build the policy again\n";
+    assert!(test().out.starts_with(warning), "{}", test().out);
+    let ran = pointsman(dir.path(), ["test", "nofile.wasm"]);
+    // O7.1
+    assert!(ran.code == Some(2) && ran.err.contains("nofile.wasm: no such file"), "{}", ran.err);
+}
+
+#[test]
 fn inspect_and_test_refuse_what_live_would_refuse_and_tell_a_panic_with_its_place() {
     let dir = folder();
     fs::write(dir.path().join("policy.wasm"), pointsman_test_guests::HOSTILE).expect("written");
@@ -168,17 +194,17 @@ fn settings_of_the_command_line_apply_to_cases_without_settings() {
 fn a_file_that_cannot_be_tested_exits_with_2_and_the_reason() {
     let dir = folder();
     fs::write(dir.path().join("policy.wasm"), "no wasm").expect("written");
-    fs::write(
-        dir.path().join("cases.toml"),
-        "[[case]]\nname = \"c\"\nrows = [{ activ-requests = 1 }]\nexpect = { row = 0 }\n",
-    )
-    .expect("written");
+    let cases = |row: &str| {
+        let text = format!("[[case]]\nname = \"c\"\nrows = [{{ {row} }}]\nexpect = {{ row = 0 }}\n");
+        fs::write(dir.path().join("cases.toml"), text).expect("written");
+    };
+    cases("active-requests = 1");
     for command in ["test", "bench"] {
         let ran = pointsman(dir.path(), [command, "policy.wasm"]);
         assert_eq!(ran.code, Some(2), "{}", ran.out);
         assert!(ran.err.contains("policy.wasm: refused (not_wasm): not WebAssembly"), "{}", ran.err);
     }
-    embedded(dir.path(), "least-loaded");
+    cases("activ-requests = 1");
     let ran = pointsman(dir.path(), ["test", "policy.wasm"]);
     assert_eq!(ran.code, Some(2), "{}", ran.out);
     assert!(
@@ -275,7 +301,11 @@ fn facts_are_listed_with_type_unit_and_the_value_when_absent() {
     assert!(!ran.out.contains("Request facts") && !ran.out.contains("active-requests"), "{}", ran.out);
     let ran = pointsman(dir.path(), ["facts", "kv-use"]);
     assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("unknown fact `kv-use`; `pointsman policy facts` lists"), "{}", ran.err);
+    assert!(
+        ran.err.contains("unknown request or worker fact `kv-use`: did you mean `kv-usage`?"),
+        "{}",
+        ran.err
+    );
     let ran = pointsman(dir.path(), ["facts", "--json"]);
     let list: Vec<serde_json::Value> = serde_json::from_str(&ran.out).expect("JSON");
     assert!(list.iter().any(|fact| fact["name"] == "label-is/<key>=<value>" && fact["scope"] == "worker"));
@@ -399,9 +429,15 @@ fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
     let mut piped = Command::new(crate::programs::pointsman());
     piped.args(["policy", "build"]);
     let begins = "building  ., from Rust; a first build takes a minute or more\n";
-    let failed = "pointsman: building guest `x` failed:\n   Compiling x v1.0.0";
+    let failed = "pointsman: building policy `x` failed:\n   Compiling x v1.0.0";
     // O6.1
     assert_eq!(build(piped), (format!("{begins}{failed}"), true));
+    fs::create_dir(dir.path().join("target")).expect("a folder");
+    let mut again = Command::new(crate::programs::pointsman());
+    again.args(["policy", "build"]);
+    // O6.1
+    let begins = "building  ., from Rust\n";
+    assert_eq!(build(again), (format!("{begins}{failed}"), true));
     if Command::new("script").arg("--version").output().is_err() {
         println!("skipped: `script` of util-linux is not installed");
         return;
@@ -411,8 +447,9 @@ fn build_says_that_it_begins_and_shows_the_progress_of_cargo_on_a_terminal() {
     terminal.args(["--quiet", "--return", "--command", &program, "/dev/null"]);
     let (words, quiet) = build(terminal);
     // O6.1
-    let expected =
-        format!("{begins}   Compiling x v1.0.0\npointsman: building guest `x` failed:\ncargo says above why");
+    let expected = format!(
+        "{begins}   Compiling x v1.0.0\npointsman: building policy `x` failed:\ncargo says above why"
+    );
     assert_eq!((words, quiet), (expected, false));
 }
 
@@ -500,6 +537,15 @@ fn inspect_and_test_check_a_formula_file_as_the_gateway_does() {
     // O5.10
     let expected = "prefill.formula.toml: accepted; no cases: cases.toml is missing\n";
     assert_eq!((ran.code, &*ran.out), (Some(0), expected), "{}", ran.err);
+    let named = |name: &str| {
+        fs::copy(dir.path().join("prefill.formula.toml"), dir.path().join(name)).expect("copied");
+        pointsman(dir.path(), ["inspect", name])
+    };
+    // N7.7
+    let ran = named("prefil.formula.toml");
+    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (no_slot): "), "{}", ran.out);
+    let ran = named("decode-override.formula.toml");
+    assert!(ran.code == Some(1) && ran.out.contains("admitted  no (wrong_slot): "), "{}", ran.out);
     let case = |usage: [f32; 2], expect: &str| {
         let row = |usage: f32, queue: u32| {
             format!("{{ kv-usage-known = 1, kv-usage = {usage:?}, engine-queue = {queue} }}")

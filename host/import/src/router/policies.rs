@@ -1,6 +1,8 @@
 //! Policies: what each slot runs.
 
-use super::{Flavor, Import, arguments::Given};
+use anyhow::bail;
+
+use super::{Flavor, Import, arguments::Given, known_flag};
 use crate::report::{Kind, Place, plain};
 
 /// Content of a slot.
@@ -22,6 +24,11 @@ const MANUAL_SECONDS: i64 = 4 * 3_600;
 const HASHED_SECONDS: i64 = 3_600;
 
 const LEAST_LOADED: (&str, &str) = ("builtin", "least-loaded");
+
+/// Flags that choose a policy.
+const POLICY_FLAGS: [&str; 4] = ["policy", "prefill-policy", "decode-policy", "routing-logic"];
+/// Least likeness of an unknown flag to one of these that makes it an error, 0 to 1.
+const MIN_LIKENESS: f64 = 0.7;
 
 /// Translation of an unknown policy.
 const UNKNOWN: Choice =
@@ -51,6 +58,16 @@ const CHOICES: &[(&str, Choice)] = &[
             None,
             "The same rule and thresholds; the match is counted in cached blocks of the prefix index, not in \
              characters of a tree, and of equal workers one is drawn instead of the first",
+        ),
+    ),
+    (
+        "prefixaware",
+        choice(
+            Kind::Approximated,
+            ("builtin", "longest-prefix"),
+            None,
+            "The longest cached prefix, without a limit of load, by blocks of the prefix index instead of chunks \
+             of characters; where nothing is cached, the fewest active requests instead of a worker at random",
         ),
     ),
     (
@@ -120,6 +137,7 @@ const fn choice(
 impl Import<'_> {
     /// Translates the policies of all legs.
     pub(super) fn policies(&mut self) -> anyhow::Result<()> {
+        self.refuse_misspelt_policy()?;
         let splits = self.splits();
         let main = self.line.last("policy");
         let of = |flag: &str| self.line.last(flag).filter(|_| splits);
@@ -134,6 +152,24 @@ impl Import<'_> {
         if let Some(main) = main.filter(|main| !main.is_told.get()) {
             let ours = "left out: --prefill-policy and --decode-policy take its place";
             self.note_translation(main, Kind::Translated, ours);
+        }
+        Ok(())
+    }
+
+    /// Refuses an unknown flag that is like one that chooses a policy: the default rule would take its place.
+    fn refuse_misspelt_policy(&self) -> anyhow::Result<()> {
+        let unknown = |given: &&Given| given.original.is_none() && given.note.is_none();
+        for given in self.line.given.iter().filter(unknown).filter(|given| known_flag(&given.name).is_none())
+        {
+            let likeness = |flag: &str| strsim::normalized_damerau_levenshtein(&given.name, flag);
+            if let Some(near) = POLICY_FLAGS.into_iter().find(|flag| likeness(flag) >= MIN_LIKENESS) {
+                bail!(
+                    "{}: {} is not a flag of {}; did you mean --{near}?",
+                    given.place,
+                    given.flag(),
+                    self.flavor.name()
+                );
+            }
         }
         Ok(())
     }

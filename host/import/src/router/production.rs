@@ -162,9 +162,8 @@ fn policies(given: &Given, logic: &str) -> Vec<Given> {
     let policy = match logic {
         "roundrobin" | "disaggregated_prefill" | "disaggregated_prefill_orchestrated" => "round_robin",
         "session" => "consistent_hash",
-        "prefixaware" => "cache_aware",
         "kvaware" => "kv_aware",
-        // It is not known: reported as such.
+        // `prefixaware` is a rule of this router only. Another one is not known, and reported as such.
         other => other,
     };
     let mut out = vec![as_flag("policy", &[policy], Some(given))];

@@ -319,6 +319,26 @@ fn s3_flags_of_production_stack_are_those_of_its_router() {
 }
 
 #[test]
+fn s3_prefixaware_is_the_longest_prefix_and_a_misspelt_flag_of_the_rule_is_refused() {
+    let line = "--static-backends http://a:1 --routing-logic prefixaware";
+    let (table, report) = imported(Flavor::Production, line);
+    // S3.6
+    let slot = &table["policies"]["slots"]["aggregated"];
+    assert_eq!(slot["builtin"].as_str(), Some("longest-prefix"), "{report}");
+    assert!(slot.get("settings").is_none() && report.contains("without a limit of load"), "{report}");
+    for (flavor, flag, near) in [
+        (Flavor::Vllm, "--polcy", "--policy"),
+        (Flavor::Sglang, "--prefil-policy", "--prefill-policy"),
+        (Flavor::Production, "--routing-logics", "--routing-logic"),
+    ] {
+        let refused = import(flavor, &words(&[flag, "random"])).unwrap_err().to_string();
+        // S3.4
+        let told = format!("argument 1: {flag} is not a flag of {}; did you mean {near}?", flavor.name());
+        assert_eq!(refused, told);
+    }
+}
+
+#[test]
 fn s3_every_flag_of_production_stack_is_reported() {
     let mut arguments = words(&["--routing-logic", "prefixaware"]);
     for (flag, arity) in production_flags::names().filter(|(flag, _)| *flag != "routing-logic") {

@@ -106,7 +106,9 @@ async fn send(shared: Arc<Shared>, bar: ProgressBar) -> Seen {
         let during_kill = !after_kill && shared.kill_begun.load(Ordering::SeqCst);
         seen.cut += usize::from(during_kill && outcome.problem.is_some() && outcome.events > 0);
         seen.outcomes.push(outcome);
-        shared.answered.fetch_add(1, Ordering::SeqCst);
+        let answered = shared.answered.fetch_add(1, Ordering::SeqCst) + 1;
+        // The clients repeat the trace while events are still to come.
+        bar.set_length(answered.max(shared.bodies.len()) as u64);
         bar.inc(1);
     }
 }

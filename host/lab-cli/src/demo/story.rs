@@ -95,7 +95,7 @@ fn judge(prefill: &Value, decode: &Value, seen: &Seen) -> Vec<Row> {
             passed: refused.is_some(),
         },
         Row {
-            done: "looping policy: endless loop after 50 calls",
+            done: "looping policy: endless loop while it serves",
             happened: rolled_back.clone().unwrap_or_else(|| "it was not rolled back".to_owned()),
             proves: "a policy's failure is contained and rolled back",
             passed: rolled_back.is_some(),

@@ -71,7 +71,10 @@ pub(super) fn blocks(seen: &Observation<'_>, forecast: Option<&Forecast>) -> Vec
         blocks.push(heading("What each policy would have done (forecast)"));
         policies(&mut blocks, forecast);
         blocks.push(heading("Why"));
-        blocks.extend(reasons(forecast).into_iter().map(Block::Sentence));
+        match certainty::cannot_tell(seen) {
+            Some(warning) => blocks.push(warning),
+            None => blocks.extend(reasons(forecast).into_iter().map(Block::Sentence)),
+        }
         blocks.extend(guess_warning(seen, forecast));
     }
     blocks.push(heading("How sure"));

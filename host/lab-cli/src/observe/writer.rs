@@ -96,7 +96,8 @@ impl Writer {
     /// The file exists or cannot be created.
     pub(super) fn new(path: &Path, limit: u64, sources: Sources) -> anyhow::Result<Self> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-        let file = file.with_context(|| format!("cannot create {}", path.display()))?;
+        let file = file
+            .with_context(|| format!("cannot create {}; give a new directory with --out", path.display()))?;
         Ok(Self {
             out: LineFile::new(file),
             path: path.to_owned(),

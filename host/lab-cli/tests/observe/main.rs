@@ -232,6 +232,17 @@ async fn s5_what_envoy_copies_is_in_the_trace() {
     assert!(text.contains("20 copies arrived, 20 are in the trace. The engines began 20 answers"), "{text}");
 }
 
+#[test]
+fn the_page_has_the_configuration_of_nginx() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let [page, file] = ["docs/observe.md", "deploy/nginx/observe.conf"]
+        .map(|name| std::fs::read_to_string(root.join(name)).unwrap());
+    assert!(
+        page.contains(&format!("```nginx\n{file}```\n")),
+        "copy deploy/nginx/observe.conf to docs/observe.md"
+    );
+}
+
 /// Sends a chat with other settings, and returns the status and the text of the answer.
 async fn ask(client: &Client, base: &str, body: serde_json::Value) -> (u16, String) {
     let request =

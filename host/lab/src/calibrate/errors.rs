@@ -5,6 +5,9 @@ use serde::Serialize;
 use super::{Predicted, Sample};
 use crate::stats::{mean, quantile};
 
+/// Bias above which the report warns, percent.
+const LARGE_BIAS: f64 = 20.0;
+
 /// Errors of one figure over the requests that were not fitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Errors {
@@ -41,6 +44,18 @@ pub struct HeldOut {
 type Figures = dyn Fn(&Sample, &Predicted) -> Option<(f64, f64)>;
 
 impl HeldOut {
+    /// Returns a warning for each figure with a large bias: the model is wrong by as much in one direction.
+    pub(super) fn bias_warnings(&self) -> impl Iterator<Item = String> {
+        let figures = [("TTFT", self.ttft), ("ITL", self.itl), ("E2E", self.e2e)];
+        figures.into_iter().filter(|(_, errors)| errors.bias_percent.abs() > LARGE_BIAS).map(|(name, errors)| {
+            format!(
+                "the model's {name} is off by {:+.0} % on average: measure again on an idle engine, with the lengths of \
+                 your traffic",
+                errors.bias_percent
+            )
+        })
+    }
+
     pub(super) fn of(samples: &[Sample], predicted: &[Option<Predicted>]) -> Self {
         let pairs: Vec<(&Sample, &Predicted)> = samples
             .iter()

@@ -262,6 +262,7 @@ fn warnings(measured: &Measurements, calibration: &Calibration) -> Vec<String> {
     if calibration.held_out.is_none() {
         warnings.push("nothing was kept back: the errors of this fleet are not known".to_owned());
     }
+    warnings.extend(calibration.held_out.iter().flat_map(HeldOut::bias_warnings));
     let cached = measured.mix.iter().filter(|sample| sample.cached > 0).count();
     if cached > 0 {
         warnings

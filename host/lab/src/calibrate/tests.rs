@@ -85,6 +85,25 @@ fn the_coefficients_of_a_model_are_recovered_from_its_bursts() {
 }
 
 #[test]
+fn a_model_with_a_large_bias_is_a_warning() {
+    let (fleet, plan) = (fleet(&[Role::Aggregated]), plan());
+    let engine = EngineMeasurements {
+        role: Role::Aggregated,
+        capacity: Capacity { block_tokens: 32, blocks: 4_096, max_num_seqs: 16, max_batched_tokens: 512 },
+        experiments: experiments(&fleet, &plan),
+        alone: Vec::new(),
+    };
+    let told = |slower: f64| {
+        let mut mix = mix(&fleet, &plan);
+        mix.iter_mut().for_each(|sample| sample.ttft_ms *= slower);
+        let measured = Measurements { engines: vec![engine.clone()], mix, ..Measurements::default() };
+        calibrate(&measured).unwrap().warnings.join("\n")
+    };
+    assert!(!told(1.0).contains("off by"), "{}", told(1.0));
+    assert!(told(1.5).contains("the model's TTFT is off by -33 % on average"), "{}", told(1.5));
+}
+
+#[test]
 fn outliers_and_noise_move_the_coefficients_little() {
     let fleet = fleet(&[Role::Aggregated]);
     let mut experiments = experiments(&fleet, &plan());

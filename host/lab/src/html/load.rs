@@ -7,7 +7,7 @@ use super::{
     plot::{self, Axis, Line},
 };
 use crate::{
-    report::{ArmReport, Comparison, Ranked},
+    report::{ArmReport, Comparison, Ranked, tied},
     study::Study,
 };
 
@@ -34,13 +34,17 @@ fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> St
     let place = report.arms.iter().position(|arm| arm.label == ranked.label).unwrap_or_default();
     let is_first = number == 0;
     // Arms that do not differ measurably from the first share its rank.
-    let rank = if ranked.is_tied() { 1 } else { number + 1 };
+    let is_best = ranked.is_tied() && !ranked.is_unclear();
+    let before = report.ranking.iter().take(number).filter(|ranked| !ranked.is_unclear()).count();
+    let rank = if is_best { 1 } else { before + 1 };
+    let rank = if ranked.is_unclear() { String::new() } else { rank.to_string() };
     let half = |half: Option<f64>, decimals: usize| {
         half.map_or_else(String::new, |half| format!(" ± {half:.decimals$}"))
     };
-    let behind = match (is_first, ranked.is_tied()) {
-        (true, _) if report.ranking.iter().skip(1).any(Ranked::is_tied) => "lowest mean".to_owned(),
+    let behind = match (is_first, is_best) {
+        (true, _) if tied(&report.ranking).next().is_some() => "lowest mean".to_owned(),
         (true, _) => "best".to_owned(),
+        _ if ranked.is_unclear() => "too few seeds to tell".to_owned(),
         (_, true) => "no difference found".to_owned(),
         _ => {
             let worse = &ranked.worse_percent;
@@ -48,7 +52,7 @@ fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> St
             format!("{:.1}{} % worse{untested}", worse.mean, half(worse.plus_minus, 1))
         }
     };
-    let class = if rank == 1 { " class=\"best\"" } else { "" };
+    let class = if is_best { " class=\"best\"" } else { "" };
     let decimals = if study.rank_by.more_is_better() { 3 } else { 1 };
     format!(
         "<tr{class}><td>{rank}</td><td>{}</td><td>{}{}</td><td>{behind}</td></tr>",

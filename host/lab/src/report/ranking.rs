@@ -92,11 +92,38 @@ impl Ranked {
     pub fn is_tied(&self) -> bool {
         !self.is_sure().unwrap_or(self.worse_percent.mean > 0.0)
     }
+
+    /// Whether the seeds differ too much to give the arm a place: no difference to the best arm was found,
+    /// but the interval would hide one as large as the best arm's value.
+    #[must_use]
+    pub fn is_unclear(&self) -> bool {
+        self.is_tied() && self.worse_percent.plus_minus > Some(100.0)
+    }
+}
+
+/// Whether the interval of a figure is wider than its mean.
+fn is_wide(figure: &Figure) -> bool {
+    figure.plus_minus > Some(figure.mean)
 }
 
 /// Returns the arms of a ranking that do not differ measurably from the first.
 pub(crate) fn tied(ranking: &[Ranked]) -> impl Iterator<Item = &Ranked> {
-    ranking.iter().skip(1).filter(|ranked| ranked.is_tied())
+    ranking.iter().skip(1).filter(|ranked| ranked.is_tied() && !ranked.is_unclear())
+}
+
+/// Names the arms of which the seeds do not show where they stand; `None` if there are none.
+pub(crate) fn too_few_seeds(ranking: &[Ranked], by: RankBy) -> Option<String> {
+    let unclear: Vec<&Ranked> = ranking.iter().filter(|ranked| ranked.is_unclear()).collect();
+    let seeds = unclear.first()?.value.values.len();
+    let arms = unclear.iter().map(|ranked| {
+        let half = by.shown(ranked.value.plus_minus.unwrap_or_default());
+        format!("{} ({} ± {half})", ranked.label, by.shown(ranked.value.mean))
+    });
+    Some(format!(
+        "too few seeds to tell where {} stands: use --seeds {}",
+        arms.collect::<Vec<_>>().join(", "),
+        (4 * seeds).clamp(10, 1_000)
+    ))
 }
 
 /// Returns how much worse `values` are than those of `best` with equal seeds, percent of the values of
@@ -109,13 +136,23 @@ pub(crate) fn worse_percent(values: &[f64], best: &[f64], more_is_better: bool) 
     Figure::of(worse.collect())
 }
 
-/// Returns the arms from best to worst.
+/// Returns the arms from best to worst. An arm whose interval is wider than its mean comes first only if the
+/// next arm with a narrower one is worse in spite of that.
 pub(super) fn rank(arms: &[ArmReport], by: RankBy) -> Vec<Ranked> {
     let mut sorted: Vec<&ArmReport> = arms.iter().collect();
     let mean = |arm: &ArmReport| by.of(&arm.figures).mean;
     sorted.sort_by(|a, b| {
         if by.more_is_better() { mean(b).total_cmp(&mean(a)) } else { mean(a).total_cmp(&mean(b)) }
     });
+    let wide = sorted.iter().take_while(|arm| is_wide(by.of(&arm.figures))).count();
+    if let (Some(first), Some(steady)) = (sorted.first(), sorted.get(wide))
+        && worse_percent(&by.of(&steady.figures).values, &by.of(&first.figures).values, by.more_is_better())
+            .excludes_zero()
+            == Some(false)
+        && let Some(front) = sorted.get_mut(..=wide)
+    {
+        front.rotate_right(1);
+    }
     let best: Vec<f64> = sorted.first().map(|arm| by.of(&arm.figures).values.clone()).unwrap_or_default();
     let ranked = sorted.into_iter().map(|arm| {
         let value = by.of(&arm.figures);

@@ -86,8 +86,21 @@ fn arms_that_differ_less_than_their_noise_are_told() {
     let report = compared(&["random", "again=random", "kv"], 3);
     let told = |part: &str| report.warnings.iter().any(|warning| warning.contains(part));
     assert!(told("made equal decisions"), "{:?}", report.warnings);
-    let is_tied = report.ranking.iter().skip(1).any(Ranked::is_tied);
+    let is_tied = tied(&report.ranking).next().is_some();
     assert_eq!(told("no difference found by p90 TTFT between"), is_tied, "{:?}", report.warnings);
+}
+
+#[test]
+fn an_arm_with_an_interval_wider_than_its_mean_comes_first_only_if_the_next_is_worse_by_more() {
+    let mut arms = compared(&["kv", "round-robin"], 3).arms;
+    let mut first = |of_kv: [f64; 3], of_round_robin: [f64; 3]| {
+        arms[0].figures.ttft_p90 = Figure::of(of_kv.to_vec());
+        arms[1].figures.ttft_p90 = Figure::of(of_round_robin.to_vec());
+        ranking::rank(&arms, RankBy::TtftP90)[0].label.clone()
+    };
+    assert_eq!(first([10.0, 20.0, 900.0], [400.0, 410.0, 420.0]), "round-robin");
+    assert_eq!(first([10.0, 60.0, 200.0], [4_000.0, 24_000.0, 80_000.0]), "kv");
+    assert_eq!(first([300.0, 310.0, 320.0], [400.0, 410.0, 420.0]), "kv");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Warnings for readers of a comparison.
 
-use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied};
+use super::{ArmReport, Comparison, PairDifference, Plan, RankBy, tied, too_few_seeds};
 
 /// Ratio of a run's duration to the trace's duration above which the fleet counts as overloaded.
 const OVERLOADED: f64 = 1.2;
@@ -24,6 +24,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
         warnings.push("all seeds gave equal runs, so the intervals say nothing: use --jitter-ms".to_owned());
     }
     warnings.extend(no_difference(comparison, plan.rank_by));
+    warnings.extend(too_few_seeds(&comparison.ranking, plan.rank_by));
     comparison.arms.iter().for_each(|arm| warnings.extend(of_arm(arm)));
     let overloaded = comparison.arms.iter().filter(|arm| arm.figures.span_s.mean > last * OVERLOADED + 60.0);
     warnings.extend(overloaded.map(|arm| {

@@ -86,6 +86,26 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     let equal = &summary(&[with_differences(&[zero, zero])])[0];
     assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
 
+    // An interval of 760 % tells nothing: the arm has no place, and another one comes first.
+    let wide = [650.0, 1_000.0, 300.0];
+    let two = &summary(&[with_differences(&[zero, wide])])[0];
+    assert_eq!(
+        *two,
+        format!(
+            "arm0 has a p90 TTFT of 100.0 ms on {setting}. There are too few seeds to tell where arm1 (750.0 ms ± \
+             869.5 ms) stands: use --seeds 12."
+        )
+    );
+    let three = &summary(&[with_differences(&[zero, wide, [20.0, 21.0, 22.0]])])[0];
+    assert!(
+        three.starts_with("arm0 is the best of 2 arms") && three.contains("The second, arm2,"),
+        "{three}"
+    );
+    assert!(three.ends_with(" stands: use --seeds 12."), "{three}");
+    let page = html::page(&Study::new(vec![with_differences(&[zero, wide])], vec![], RankBy::TtftP90));
+    assert!(page.contains("<tr><td></td>") && page.contains("<td>too few seeds to tell</td>"), "{page}");
+    assert!(page.contains("<td>best</td>"), "{page}");
+
     // Several comparisons: a difference in all of them, in none, or in one.
     let sure = with_differences(&[zero, [10.0, 11.0, 12.0]]);
     let unsure = with_differences(&[zero, [3.0, -1.0, 1.0]]);

@@ -76,6 +76,9 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
         assert_eq!((trace.requests.len(), trace.skipped), (1, 1));
     }
     assert!(parse("\n\n", false).unwrap_err().to_string().contains("no request"));
+    let junk = parse("a,b\n1,2\n", false).unwrap_err().to_string();
+    assert!(junk.starts_with("trace, line 1: no known format: ") && junk.ends_with("--format"), "{junk}");
+    assert_eq!(parse(&format!("\n{LINE}\n"), false).unwrap().requests.len(), 1);
 }
 
 #[test]

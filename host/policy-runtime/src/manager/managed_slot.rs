@@ -13,6 +13,7 @@ use super::{
     program_builder::{BuildError, ProgramBuilder},
     record::{Change, RefusalRecord},
     status::{CompilingStatus, SlotState},
+    strays::lane_file,
 };
 use crate::{
     access::{Access, Grant},
@@ -54,11 +55,7 @@ pub(super) struct ManagedSlot {
 impl ManagedSlot {
     pub(super) fn new(config: SlotConfig) -> Self {
         let lane = |mode: Lane| {
-            let label = config.slot.kind();
-            let name = match mode {
-                Lane::Active => format!("{label}.wasm"),
-                mode => format!("{label}.{mode}.wasm"),
-            };
+            let name = lane_file(config.slot.kind(), mode);
             let model = config.slot.model().map(|model| PathBuf::from(model.as_str())).unwrap_or_default();
             ManagedLane::new(
                 model.join(name),

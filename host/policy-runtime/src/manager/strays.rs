@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use pointsman_routing::{Lane, SlotKind, World};
+
 use super::program_builder::formula_file;
 use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
 
@@ -19,6 +21,36 @@ pub(super) struct SlotFiles {
 pub(super) struct Stray {
     pub(super) file: PathBuf,
     pub(super) refusal: Refusal,
+}
+
+/// Returns the name of the file of a slot's lane.
+pub(super) fn lane_file(slot: SlotKind, lane: Lane) -> String {
+    match lane {
+        Lane::Active => format!("{slot}.wasm"),
+        lane => format!("{slot}.{lane}.wasm"),
+    }
+}
+
+/// Checks the name of a file for the policy directory. A name that is not like that of a slot's file is
+/// accepted, because the file may be copied to another one.
+///
+/// # Errors
+/// [`Refusal::NoSlot`] when the name seems misspelt, and [`Refusal::WrongSlot`] when its slot does not run a
+/// policy of this world.
+pub fn check_file_name(name: &str, world: World) -> Result<(), Refusal> {
+    let lanes = SlotKind::ALL.into_iter().flat_map(|slot| Lane::ALL.map(|lane| (slot, lane)));
+    let names: Vec<(SlotKind, PathBuf)> =
+        lanes.map(|(slot, lane)| (slot, PathBuf::from(lane_file(slot, lane)))).collect();
+    let is_of = |file: &Path| file == Path::new(name) || formula_file(file) == Path::new(name);
+    match names.iter().find(|(_, file)| is_of(file)) {
+        Some((slot, _)) if (*slot == SlotKind::DecodeOverride) == (world == World::DecodeOverride) => Ok(()),
+        Some((slot, _)) => Err(Refusal::WrongSlot { world, slot: *slot }),
+        None => match SlotFiles::new(names.iter().map(|(_, file)| file.as_path())).stray(name.into()).refusal
+        {
+            Refusal::NoSlot { near: None, .. } => Ok(()),
+            misspelt => Err(misspelt),
+        },
+    }
 }
 
 impl SlotFiles {
@@ -70,6 +102,23 @@ impl Stray {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_refused_when_it_is_misspelt_or_its_slot_does_not_run_the_world() {
+        let check = |name: &str, world| check_file_name(name, world).map_err(|refusal| refusal.to_string());
+        for name in ["prefill.wasm", "decode.shadow.wasm", "aggregated.canary.formula.toml", "shortest.wasm"]
+        {
+            assert_eq!(check(name, World::Selector), Ok(()), "{name}");
+        }
+        assert_eq!(check("decode-override.wasm", World::DecodeOverride), Ok(()));
+        for name in ["decode-override.formula.toml", "decode-override.canary.wasm"] {
+            let told = check(name, World::Selector).unwrap_err();
+            assert!(told.starts_with("a selector cannot fill the slot decode-override"), "{told}");
+        }
+        assert!(check("prefill.wasm", World::DecodeOverride).is_err());
+        let told = check("prefil.formula.toml", World::Selector).unwrap_err();
+        assert!(told.ends_with("did you mean `prefill.formula.toml`?"), "{told}");
+    }
 
     #[test]
     fn a_misspelled_name_has_the_nearest_name_of_its_kind_and_another_one_has_all() {

@@ -81,7 +81,7 @@ fn figures(model: &Model) -> Vec<Line<'static>> {
         )),
         Line::from(format!("ITL       {}", quantiles([live.itl_p50_ms, live.itl_p90_ms, live.itl_p99_ms]))),
         Line::from(format!(
-            "queue     {} waiting, {}; {} session bindings, {} connections",
+            "queue     {} waiting, {}; session bindings: {}, connections: {}",
             live.queue.waiting,
             bytes(live.queue.waiting_bytes),
             live.session_bindings,
@@ -111,7 +111,9 @@ fn draw_workers(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View) {
         Constraint::Length(7),
     ];
     let header = Row::new(["WORKER", "ROLE", "STATE", "ACTIVE", "QUEUE", "KV", "HITS", "TTFT", "ITL"]);
-    let table = Table::new(rows.iter().map(|worker| worker_row(worker, model)), widths)
+    // What the other columns leave, with a space after each.
+    let room = usize::from(area.width).saturating_sub(64).max(12);
+    let table = Table::new(rows.iter().map(|worker| worker_row(worker, model, room)), widths)
         .header(header.style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
         .block(Block::new().borders(Borders::TOP).title(title));
@@ -119,7 +121,7 @@ fn draw_workers(frame: &mut Frame<'_>, area: Rect, model: &Model, view: &View) {
     frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
 }
 
-fn worker_row(worker: &Worker, model: &Model) -> Row<'static> {
+fn worker_row(worker: &Worker, model: &Model, room: usize) -> Row<'static> {
     let load = worker.engine_load.as_ref();
     let hits = model.prefix_hits.get(&worker.id).map(|(cached, all)| f64::from(*cached) / f64::from(*all));
     let colour = match worker.state() {
@@ -128,7 +130,7 @@ fn worker_row(worker: &Worker, model: &Model) -> Row<'static> {
         _ => Color::Red,
     };
     Row::new(vec![
-        Cell::from(safe(&worker_name(worker))),
+        Cell::from(safe(&worker_name(worker, room))),
         Cell::from(safe(&worker.spec.role)),
         Cell::from(safe(worker.state())).style(Style::new().fg(colour)),
         Cell::from(worker.active().to_string()),
@@ -140,10 +142,18 @@ fn worker_row(worker: &Worker, model: &Model) -> Row<'static> {
     ])
 }
 
-/// The id of a worker; a long one is a hash of the URL, which says more.
-fn worker_name(worker: &Worker) -> String {
+/// The id and the address of a worker; a long id is a hash of the URL, which says more. An address that is
+/// too long for `room` columns loses its beginning, because the end tells workers apart.
+fn worker_name(worker: &Worker, room: usize) -> String {
     let id = worker.id.to_string();
-    if id.len() <= 10 { format!("{id} {}", address(worker)) } else { address(worker).to_owned() }
+    let id = if id.len() <= 10 { format!("{id} ") } else { String::new() };
+    let address = address(worker);
+    let room = room.saturating_sub(id.len());
+    let over = address.chars().count().saturating_sub(room);
+    match address.char_indices().nth(over + 1).filter(|_| over > 0) {
+        Some((start, _)) => format!("{id}…{}", address.get(start..).unwrap_or_default()),
+        None => format!("{id}{address}"),
+    }
 }
 
 fn address(worker: &Worker) -> &str {

@@ -3,8 +3,12 @@ use serde_json::{Value, json};
 use super::{events::Event, keys::Action, model::Sort, *};
 
 fn worker(id: u64, active: u64, kv_usage: f64) -> Value {
+    worker_at(id, &format!("10.0.0.{id}:8000"), active, kv_usage)
+}
+
+fn worker_at(id: u64, address: &str, active: u64, kv_usage: f64) -> Value {
     json!({
-        "id": id, "spec": { "url": format!("http://10.0.0.{id}:8000"), "role": "prefill", "engine": "vllm" },
+        "id": id, "spec": { "url": format!("http://{address}"), "role": "prefill", "engine": "vllm" },
         "models": ["tiny"], "draining": false, "ineligible": null, "reason": null,
         "engine_load": { "running": 1, "waiting": 3, "kv_usage": kv_usage },
         "ranks": [{ "active_requests": active, "ttft_ewma_us": 41_000, "itl_ewma_us": 0, "error_ppm": 0 }],
@@ -65,6 +69,12 @@ fn a_frame_of_80_by_24_has_everything() {
         // O3.1
         assert!(frame.contains(part), "{part}\n{frame}");
     }
+    let mut long = model.clone();
+    let workers = json!({ "workers": [worker_at(1, "127.0.0.1:33951", 2, 0.1)] }).to_string();
+    long.apply(&Event { kind: "workers".to_owned(), data: workers }).unwrap();
+    let frame_of_long = text(&long, &View::default());
+    // O3.1: the end of an address tells workers apart.
+    assert!(frame_of_long.contains("1 …7.0.0.1:33951 prefill"), "{frame_of_long}");
     let row = frame.lines().find(|line| line.contains("10.0.0.1:8000")).unwrap();
     let cells: Vec<&str> = row.split_whitespace().collect();
     // O3.1

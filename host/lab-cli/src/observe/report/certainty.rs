@@ -8,6 +8,26 @@ const POOR_PERCENT: f64 = 20.0;
 /// Share of requests that were seen below which the page warns.
 const FEW_SEEN: f64 = 0.95;
 
+/// Share of guessed engines above which policies are not compared with the router, percent.
+const MOST_GUESSED: f64 = 50.0;
+
+/// Returns the share of the requests whose engine is known in this way, percent.
+fn percent(seen: &Observation<'_>, how: How) -> f64 {
+    let count = seen.assigned.iter().filter(|assigned| assigned.how == how).count();
+    100.0 * ratio(number(count), number(seen.assigned.len()))
+}
+
+/// Returns why no policy can be said to be faster than the router, when most engines are guessed.
+pub(super) fn cannot_tell(seen: &Observation<'_>) -> Option<Block> {
+    let guessed = percent(seen, How::Guessed);
+    (guessed > MOST_GUESSED).then(|| {
+        Block::Warning(format!(
+            "this cannot tell whether a policy is faster than your router: the engines of {guessed:.1} % of the requests \
+             are guessed. Give the engines' KV events (--kv-events), and --tokenizer for prompts of text"
+        ))
+    })
+}
+
 /// Adds what is known and what is not.
 pub(super) fn add(blocks: &mut Vec<Block>, seen: &Observation<'_>, forecast: Option<&Forecast>) {
     seen_and_missed(blocks, seen);
@@ -62,10 +82,7 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
 }
 
 fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
-    let share = |how: How| {
-        let count = seen.assigned.iter().filter(|assigned| assigned.how == how).count();
-        100.0 * ratio(number(count), number(seen.assigned.len()))
-    };
+    let share = |how: How| percent(seen, how);
     blocks.push(Block::Sentence(format!(
         "Engine of a request: {:.1} % told with the answer, {:.1} % by KV events, {:.1} % by counters (in a second, one engine began as many \
          answers as requests waited), {:.1} % guessed from the shares of the engines.",
@@ -86,7 +103,7 @@ fn known_engines(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
             seen.followed.bad_messages
         )));
     }
-    if share(How::Guessed) > 50.0 {
+    if share(How::Guessed) > MOST_GUESSED {
         blocks.push(Block::Warning(
             "most engines are guessed: the simulated hit rate of your router is that of an assignment at random; compare \
              it with the measured one"
@@ -173,7 +190,7 @@ mod tests {
     use pointsman_lab::Window;
 
     use super::*;
-    use crate::observe::{counts::Counts, document::text, tracker::Followed};
+    use crate::observe::{assign::Assigned, counts::Counts, document::text, tracker::Followed};
 
     #[test]
     fn the_page_says_how_many_requests_kv_events_were_not_compared_with() {
@@ -200,5 +217,14 @@ mod tests {
         assert!(page.contains("warning: 3 requests were not compared with KV events"), "{page}");
         assert!(page.contains("warning: 2 messages of KV events were malformed or too long"), "{page}");
         assert!(page.contains("warning: cannot write the trace"), "{page}");
+        let assigned =
+            |all: &[How]| all.iter().map(|how| Assigned { engine: 0, how: *how }).collect::<Vec<_>>();
+        let told =
+            |all: &[How]| cannot_tell(&Observation { assigned: &assigned(all), incomplete: None, ..seen });
+        // S5.4
+        assert_eq!(told(&[How::Guessed, How::Counters]), None);
+        let warning = told(&[How::Guessed, How::Guessed, How::Events]);
+        let page = text(&[warning.expect("a warning")]);
+        assert!(page.contains("the engines of 66.7 % of the requests are guessed"), "{page}");
     }
 }
