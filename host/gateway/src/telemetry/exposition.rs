@@ -10,6 +10,7 @@ use std::{
 };
 
 use http::{HeaderMap, header};
+use pointsman_cli::lost_log_lines;
 use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
@@ -112,6 +113,9 @@ impl Collector for Sources {
             vec![("version", RELEASE.to_owned()), ("commit", commit().unwrap_or("unknown").to_owned())];
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
+        let help = "Number of log lines that were not written, by reason";
+        let lost = lost_log_lines().map(|(reason, lines)| (vec![("reason", reason.to_owned())], lines));
+        out.counters("pointsman_log_lines_dropped", help, lost)?;
         let help = "Number of requests that wait in the admission queue now";
         out.gauge("pointsman_queued_requests", help, self.queued as u64)?;
         self.encode_workers(out)?;
