@@ -134,6 +134,12 @@ pub enum Refusal {
         /// The slot.
         slot: SlotKind,
     },
+    /// A filter, and nothing ranks the candidates that it keeps.
+    #[error(
+        "a filter ranks no candidates, and no policy of the slot {0} does; set `policy`, `builtin` or `scorers` in \
+         [policies.slots.{0}]"
+    )]
+    NoRank(SlotKind),
     /// The file name selects no slot.
     #[error("the file name selects no slot; {}", name_advice(.near.as_deref(), .expected))]
     NoSlot {
@@ -242,7 +248,7 @@ impl Refusal {
             Self::Probe { .. } => "probe",
             Self::NotDeterministic { .. } => "not_deterministic",
             Self::Observe(_) => "observe",
-            Self::WrongSlot { .. } => "wrong_slot",
+            Self::WrongSlot { .. } | Self::NoRank(_) => "wrong_slot",
             Self::NoSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",

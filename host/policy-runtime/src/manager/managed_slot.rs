@@ -167,7 +167,7 @@ impl ManagedSlot {
     }
 
     fn scan_file(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
-        let spec = self.spec_of(mode).clone();
+        let (mut spec, active_rank) = (self.spec_of(mode).clone(), self.spec.active.rank.clone());
         let lane = self.lane(mode);
         lane.waits_for.clear();
         let (file, own) = (lane.file.clone(), lane.own);
@@ -183,6 +183,8 @@ impl ManagedSlot {
         }
         if let Some(found) = builder.find(&lane.file) {
             lane.found = found;
+            // A filter is tried with the ranking that it would have as the active file.
+            spec.rank = spec.rank.or(active_rank);
         }
         let plan = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
