@@ -81,6 +81,9 @@ pub enum Refusal {
         "compiling failed: {0}; make the policy smaller, or see `compile_memory_bytes` and `compile_cpu` in [policies]"
     )]
     CompilerDied(String),
+    /// The machine, and not the file, is the reason why it was not compiled.
+    #[error("the file was not compiled: {0}; the gateway tries again after `policies.rescan`")]
+    NotCompiled(String),
     /// An instance could not be created within the limits.
     #[error("instantiating failed: {0}; see `memory_bytes` and `configure_deadline` in [policies]")]
     Instantiate(String),
@@ -222,6 +225,12 @@ fn name_advice(near: Option<&str>, expected: &str) -> String {
 }
 
 impl Refusal {
+    /// Returns whether the same file may be accepted later, although nobody changes it or its settings.
+    #[must_use]
+    pub(crate) fn may_pass_by_itself(&self) -> bool {
+        matches!(self, Self::NotCompiled(_))
+    }
+
     /// Returns the stable label for metrics, `/policies` and log lines.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -240,6 +249,7 @@ impl Refusal {
             Self::Contract(_) => "contract",
             Self::Compile(_) => "compile",
             Self::CompilerDied(_) => "compiler_died",
+            Self::NotCompiled(_) => "not_compiled",
             Self::Instantiate(_) => "instantiate",
             Self::Configure(_) => "configure",
             Self::BadName { .. } => "bad_name",

@@ -300,7 +300,10 @@ impl ManagedSlot {
         };
         let records: Vec<RefusalRecord> = refused.all().into_iter().map(record).collect();
         fingerprint.into_iter().for_each(|fingerprint| self.undo_failed(fingerprint));
-        if !self.lane(mode).refuse(fingerprint, records.clone()) {
+        // The next scan tries again what may pass by then.
+        let settled =
+            fingerprint.filter(|_| !refused.all().iter().any(|one| one.refusal.may_pass_by_itself()));
+        if !self.lane(mode).refuse(settled, records.clone()) {
             return None;
         }
         for record in records {
