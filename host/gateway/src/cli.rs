@@ -207,7 +207,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         .thread_name("blocking")
         .thread_keep_alive(BLOCKING_KEEP_ALIVE)
         .build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         crate::state::open_files::raise_limit();
         let running = Daemon::start_from(&config, source, InheritedSockets::of_process()?).await?;
         let ext_proc =
@@ -246,7 +246,10 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         service_manager::stopping();
         running.drain().await;
         Ok(ExitCode::SUCCESS)
-    })
+    });
+    // A thread may wait for a file system that does not answer.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// A worker flag without its API key, for messages.
