@@ -85,7 +85,7 @@ pub enum Refusal {
     #[error("the file was not compiled: {0}; the gateway tries again after `policies.rescan`")]
     NotCompiled(String),
     /// An instance could not be created within the limits.
-    #[error("instantiating failed: {0}; see `memory_bytes` and `configure_deadline` in [policies]")]
+    #[error("instantiating failed: {error}; {advice}", error = .0, advice = instantiate_advice(.0))]
     Instantiate(String),
     /// `describe` or `configure` failed, or exceeded its deadline.
     #[error("configure failed: {0}")]
@@ -214,6 +214,14 @@ pub enum Refusal {
         /// Digest in the configuration.
         pinned: Digest,
     },
+}
+
+fn instantiate_advice(error: &str) -> &'static str {
+    if error.contains("Cannot allocate memory") {
+        "raise the limit of this process's address space (RLIMIT_AS, `ulimit -v`), or give the machine more memory"
+    } else {
+        "see `memory_bytes` and `configure_deadline` in [policies]"
+    }
 }
 
 fn candidates(rows: &u32) -> String {
