@@ -1,22 +1,41 @@
 //! Parts of the command line that all programs of Pointsman share: version, log lines, errors, completions
 //! and manual pages.
 
-use std::{io::Write as _, process::ExitCode};
+use std::{
+    fmt,
+    io::{ErrorKind, Write as _},
+    process::ExitCode,
+};
 
 mod generate;
 mod log;
+mod log_queue;
 mod text_log;
 pub mod tree;
 pub mod version;
 
 pub use generate::{ToolCommand, completions, manual_pages};
 pub use log::{DEFAULT_LOG, LogArgs, start_log};
+pub use log_queue::{LogFlush, lost_log_lines};
+
+/// Nobody reads the output of the command any more, as with `| head`.
+#[derive(Debug)]
+pub struct OutputClosed;
+
+impl fmt::Display for OutputClosed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("standard output is closed")
+    }
+}
+
+impl std::error::Error for OutputClosed {}
 
 /// Returns the exit code of a command, and prints its error to stderr.
 #[must_use]
 pub fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     match outcome {
         Ok(code) => code,
+        Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
             let _ = writeln!(std::io::stderr(), "pointsman: {}", with_causes(error.as_ref()));
             ExitCode::from(2)
@@ -24,15 +43,17 @@ pub fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
     }
 }
 
-/// Writes text to standard output. Unlike `print!`, it reports a closed pipe as an error.
+/// Writes text to standard output. Unlike `print!`, it does not panic.
 ///
 /// # Errors
-/// Standard output does not take the text.
+/// [`OutputClosed`], or why standard output does not take the text.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()?;
-    Ok(())
+    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    written.map_err(|error| match error.kind() {
+        ErrorKind::BrokenPipe => OutputClosed.into(),
+        _ => anyhow::Error::new(error).context("cannot write to standard output"),
+    })
 }
 
 /// Returns an error with its causes, each once: the text of an error may already contain its cause's text.

@@ -3,8 +3,12 @@
 use std::io::IsTerminal as _;
 
 use clap::Args;
+use tracing_subscriber::EnvFilter;
 
-use crate::text_log;
+use crate::{
+    log_queue::{LogFlush, LogQueue},
+    text_log,
+};
 
 /// Log lines that are written unless `RUST_LOG` selects others. The error of a command says what the TLS
 /// verifier logs, and the exchange with other gateways what its NATS client logs.
@@ -19,13 +23,49 @@ pub struct LogArgs {
 }
 
 /// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. Colours are for
-/// terminals only, since files and journals would keep the escape sequences.
-pub fn start_log(json: bool, default: &str) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(default));
+/// terminals only, since files and journals would keep the escape sequences. Whoever holds the result writes
+/// the last lines when it is dropped.
+pub fn start_log(json: bool, default: &str) -> LogFlush {
+    let (filter, wrong) = filter(std::env::var_os("RUST_LOG").as_deref(), default);
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let colours = std::io::stderr().is_terminal() && !no_color;
-    let log =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    if json { log.json().init() } else { log.fmt_fields(text_log::fields()).init() }
+    let queue = LogQueue::to_stderr();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(queue.clone()).with_ansi(colours);
+    if json {
+        log.json().init()
+    } else {
+        log.fmt_fields(text_log::fields()).init()
+    }
+    if let Some(error) = wrong {
+        tracing::warn!(error, default, "RUST_LOG is not used: write `info` or `warn,TARGET=LEVEL`");
+    }
+    LogFlush(queue)
+}
+
+/// Returns what `RUST_LOG` selects, or else `default` and what is wrong with the variable.
+fn filter(variable: Option<&std::ffi::OsStr>, default: &str) -> (EnvFilter, Option<String>) {
+    let Some(text) = variable.filter(|text| !text.is_empty()) else { return (EnvFilter::new(default), None) };
+    let text = text.to_string_lossy();
+    match EnvFilter::try_new(&text) {
+        Ok(filter) => (filter, None),
+        Err(error) => (EnvFilter::new(default), Some(format!("`{text}`: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+
+    use super::*;
+
+    #[test]
+    fn n8_a_selection_of_log_lines_that_cannot_be_parsed_is_reported() {
+        let of = |text: &str| filter(Some(OsStr::new(text)), "info");
+        // N8.4
+        let (used, wrong) = of("info,pointsman::access=of");
+        assert!(used.to_string() == "info" && wrong.unwrap().starts_with("`info,pointsman::access=of`: "));
+        let (used, wrong) = of("warn,audit=info");
+        assert!(used.to_string().contains("audit=info") && wrong.is_none());
+        assert!(of("").1.is_none() && filter(None, "info").1.is_none());
+    }
 }

@@ -139,8 +139,8 @@ impl Cli {
         }
         // Findings of `check-config` are its output, not log lines.
         let quiet = matches!(self.command, Command::CheckConfig(_));
-        start_log(self.log.log_json, if quiet { "off" } else { DEFAULT_LOG });
-        exit_code(match self.command {
+        let log = start_log(self.log.log_json, if quiet { "off" } else { DEFAULT_LOG });
+        let outcome = match self.command {
             Command::Serve(args) => serve(*args),
             Command::CheckConfig(args) => args.run(),
             Command::Config(command) => command.run(),
@@ -150,7 +150,9 @@ impl Cli {
             Command::Completions { shell } => generate::completions(shell),
             Command::Man { dir } => generate::manual_pages(&dir),
             Command::CompilePolicy { .. } => Ok(ExitCode::FAILURE),
-        })
+        };
+        drop(log);
+        exit_code(outcome)
     }
 }
 
@@ -205,13 +207,16 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         .thread_name("blocking")
         .thread_keep_alive(BLOCKING_KEEP_ALIVE)
         .build()?;
-    runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         crate::state::open_files::raise_limit();
         let running = Daemon::start_from(&config, source, InheritedSockets::of_process()?).await?;
         let ext_proc =
             running.ext_proc.map(|address| format!(",\"ext_proc\":\"{address}\"")).unwrap_or_default();
         let (address, admin) = (running.address, running.admin);
-        print(&format!("{{\"listening\":\"{address}\",\"admin\":\"{admin}\"{ext_proc}}}\n"))?;
+        let addresses = format!("{{\"listening\":\"{address}\",\"admin\":\"{admin}\"{ext_proc}}}\n");
+        if let Err(error) = print(&addresses) {
+            tracing::warn!(%error, "addresses not written to stdout");
+        }
         service_manager::ready();
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hang_up = signal(SignalKind::hangup())?;
@@ -241,7 +246,10 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         service_manager::stopping();
         running.drain().await;
         Ok(ExitCode::SUCCESS)
-    })
+    });
+    // A thread may wait for a file system that does not answer.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// A worker flag without its API key, for messages.

@@ -238,7 +238,10 @@ impl Config {
         let (mut config, mut problems) = read(path, environment)?;
         overrides(&mut config);
         problems.extend(config.origin.flags.problems.clone());
-        problems.extend(config.in_file(resolve::resolve(&config).1));
+        let unread: Vec<String> = problems.iter().map(|problem| problem.path.clone()).collect();
+        let found = config.in_file(resolve::resolve(&config).1).into_iter();
+        // A value that cannot be read is not missing, too.
+        problems.extend(found.filter(|problem| problem.path.is_empty() || !unread.contains(&problem.path)));
         Ok((config, problems))
     }
 

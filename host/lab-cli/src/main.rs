@@ -54,8 +54,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     // This is the default of `pointsman-sim`.
     let log = if matches!(cli.command, Command::Sim(_)) { "warn" } else { DEFAULT_LOG };
-    start_log(cli.log.log_json, log);
-    exit_code(match cli.command {
+    let log = start_log(cli.log.log_json, log);
+    let outcome = match cli.command {
         Command::Demo(args) => args.run(),
         Command::Compare(args) => args.run(),
         Command::Calibrate(args) => args.run(),
@@ -63,5 +63,7 @@ fn main() -> ExitCode {
         Command::Trace(command) => command.run(),
         Command::Sim(args) => args.run().map(|()| ExitCode::SUCCESS),
         Command::Tool(command) => command.run(Cli::command(), "pointsman"),
-    })
+    };
+    drop(log);
+    exit_code(outcome)
 }

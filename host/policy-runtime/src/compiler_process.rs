@@ -55,13 +55,13 @@ pub struct CompileLimits {
     pub memory_bytes: u64,
     /// CPU time.
     pub cpu: Duration,
-    /// Wall-clock time.
+    /// Wall-clock time. Much longer than the CPU time: a process that waits for others is not to blame.
     pub timeout: Duration,
 }
 
 impl Default for CompileLimits {
     fn default() -> Self {
-        Self { memory_bytes: 2 << 30, cpu: Duration::from_secs(60), timeout: Duration::from_secs(120) }
+        Self { memory_bytes: 2 << 30, cpu: Duration::from_secs(60), timeout: Duration::from_mins(10) }
     }
 }
 
@@ -253,8 +253,12 @@ impl CompilerProcess {
         job: &Job<'_>,
         manner: &Manner<'_>,
     ) -> Result<(Reply, Vec<Vec<u8>>), Refusal> {
-        let work = WorkDir::create(self.base())
-            .map_err(|error| Refusal::CompilerDied(format!("no directory for compiled code: {error}")))?;
+        let work = WorkDir::create(self.base()).map_err(|error| {
+            let dir = self.base().display();
+            Refusal::NotCompiled(format!(
+                "the directory {dir} for compiled code cannot be written: {error}; see `compile_cache` in [policies]"
+            ))
+        })?;
         let request = Request::new(task, job.target, &self.limits, work.path().to_owned(), manner.yields);
         match supervise::run(&self.program, &request, bytes, &self.limits, job.cancel) {
             Ended::Answered(Reply::Refused(refusal), _) => Err(refusal.into()),
@@ -269,8 +273,8 @@ impl CompilerProcess {
                 (manner.died)(&how);
                 Err(Refusal::CompilerDied(how))
             }
-            // Another try may succeed: on a busy machine a small file can take this long.
             Ended::Failed(how) => Err(Refusal::CompilerDied(how)),
+            Ended::NotRun(how) => Err(Refusal::NotCompiled(how)),
         }
     }
 }

@@ -132,7 +132,7 @@ pub(crate) fn compile_built_in(
     let compiled = process.compile_built_in(&job, |built| link_compiled(engine, bytes, access, built));
     match compiled {
         Ok((outline, linked)) => Ok(CompiledPolicy::new(engine, bytes, access, &outline, linked, begun)),
-        Err(Refusal::CompilerDied(how)) if !cancel.is_cancelled() => {
+        Err(Refusal::CompilerDied(how) | Refusal::NotCompiled(how)) if !cancel.is_cancelled() => {
             tracing::warn!(how, "built-in policy is compiled in the daemon, whose compiler process failed");
             compile(engine, bytes, access)
         }

@@ -81,8 +81,11 @@ pub enum Refusal {
         "compiling failed: {0}; make the policy smaller, or see `compile_memory_bytes` and `compile_cpu` in [policies]"
     )]
     CompilerDied(String),
+    /// The machine, and not the file, is the reason why it was not compiled.
+    #[error("the file was not compiled: {0}; the gateway tries again after `policies.rescan`")]
+    NotCompiled(String),
     /// An instance could not be created within the limits.
-    #[error("instantiating failed: {0}; see `memory_bytes` and `configure_deadline` in [policies]")]
+    #[error("instantiating failed: {error}; {advice}", error = .0, advice = instantiate_advice(.0))]
     Instantiate(String),
     /// `describe` or `configure` failed, or exceeded its deadline.
     #[error("configure failed: {0}")]
@@ -134,6 +137,12 @@ pub enum Refusal {
         /// The slot.
         slot: SlotKind,
     },
+    /// A filter, and nothing ranks the candidates that it keeps.
+    #[error(
+        "a filter ranks no candidates, and no policy of the slot {0} does; set `policy`, `builtin` or `scorers` in \
+         [policies.slots.{0}]"
+    )]
+    NoRank(SlotKind),
     /// The file name selects no slot.
     #[error("the file name selects no slot; {}", name_advice(.near.as_deref(), .expected))]
     NoSlot {
@@ -207,6 +216,14 @@ pub enum Refusal {
     },
 }
 
+fn instantiate_advice(error: &str) -> &'static str {
+    if error.contains("Cannot allocate memory") {
+        "raise the limit of this process's address space (RLIMIT_AS, `ulimit -v`), or give the machine more memory"
+    } else {
+        "see `memory_bytes` and `configure_deadline` in [policies]"
+    }
+}
+
 fn candidates(rows: &u32) -> String {
     format!("{rows} made-up candidate{}", if *rows == 1 { "" } else { "s" })
 }
@@ -216,6 +233,12 @@ fn name_advice(near: Option<&str>, expected: &str) -> String {
 }
 
 impl Refusal {
+    /// Returns whether the same file may be accepted later, although nobody changes it or its settings.
+    #[must_use]
+    pub(crate) fn may_pass_by_itself(&self) -> bool {
+        matches!(self, Self::NotCompiled(_))
+    }
+
     /// Returns the stable label for metrics, `/policies` and log lines.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -234,6 +257,7 @@ impl Refusal {
             Self::Contract(_) => "contract",
             Self::Compile(_) => "compile",
             Self::CompilerDied(_) => "compiler_died",
+            Self::NotCompiled(_) => "not_compiled",
             Self::Instantiate(_) => "instantiate",
             Self::Configure(_) => "configure",
             Self::BadName { .. } => "bad_name",
@@ -242,7 +266,7 @@ impl Refusal {
             Self::Probe { .. } => "probe",
             Self::NotDeterministic { .. } => "not_deterministic",
             Self::Observe(_) => "observe",
-            Self::WrongSlot { .. } => "wrong_slot",
+            Self::WrongSlot { .. } | Self::NoRank(_) => "wrong_slot",
             Self::NoSlot { .. } => "no_slot",
             Self::Formula(_) => "formula",
             Self::TwoFiles(_) => "two_files",

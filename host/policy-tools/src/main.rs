@@ -35,9 +35,11 @@ fn main() -> ExitCode {
         return exit_code(Err(error));
     }
     let cli = Cli::parse();
-    start_log(cli.log.log_json, DEFAULT_LOG);
-    exit_code(match cli.command {
+    let log = start_log(cli.log.log_json, DEFAULT_LOG);
+    let outcome = match cli.command {
         Command::Policy(command) => command.run(),
         Command::Tool(command) => command.run(Cli::command(), "pointsman policy"),
-    })
+    };
+    drop(log);
+    exit_code(outcome)
 }

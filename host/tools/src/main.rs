@@ -37,10 +37,12 @@ fn main() -> ExitCode {
         return exit_code(Err(error));
     }
     let cli = Cli::parse();
-    start_log(cli.log.log_json, DEFAULT_LOG);
-    exit_code(match cli.command {
+    let log = start_log(cli.log.log_json, DEFAULT_LOG);
+    let outcome = match cli.command {
         Command::Import(command) => command.run(),
         Command::Top(args) => args.run(),
         Command::Tool(command) => command.run(Cli::command(), "pointsman"),
-    })
+    };
+    drop(log);
+    exit_code(outcome)
 }

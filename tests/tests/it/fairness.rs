@@ -198,6 +198,22 @@ async fn l4_an_address_opens_so_many_connections_and_others_are_served() {
 }
 
 #[tokio::test]
+async fn i9_one_address_does_not_fill_the_listener_of_operators() {
+    let cluster = TestClusterBuilder::new().sim_with(instant(), "").start().await.unwrap();
+    let admin = cluster.gateway.admin;
+    let mut held = Vec::new();
+    for _ in 0..64 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.77:0".parse().unwrap()).unwrap();
+        held.push(socket.connect(admin).await.unwrap());
+    }
+    // I9.5
+    let (further, probe) =
+        (health_from(admin, "127.0.0.77").await.1, health_from(admin, "127.0.0.1").await.1);
+    assert!(further == "503" && probe != "503", "{further} {probe}");
+}
+
+#[tokio::test]
 async fn l4_a_trusted_proxy_opens_connections_for_many_clients() {
     let cluster = TestClusterBuilder::new()
         .config(|config| {

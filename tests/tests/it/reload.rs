@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use pointsman_gateway::config::{Config, KeyDigest};
+use parking_lot::Mutex;
+use pointsman_gateway::config::{Config, KeyDigest, reload::ReloadError};
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     client::Reply,
@@ -235,6 +236,62 @@ async fn n1_half_of_a_file_waits_for_an_operator() {
     assert_eq!(ask(&[]).await, 200);
     assert!(told("").await);
     cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn n1_files_that_do_not_answer_keep_no_operator_waiting() {
+    let (answer, answers) = std::sync::mpsc::channel::<()>();
+    let answers = Mutex::new(answers);
+    let read = move |started: &Config| {
+        let _ = answers.lock().recv();
+        Ok(started.clone())
+    };
+    let builder = TestClusterBuilder::new().reread(None, read).sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = builder.start().await.unwrap();
+    let asked = async { cluster.admin.get("/healthz").await.unwrap().status.as_u16() };
+    let (reloaded, asked) = tokio::join!(cluster.gateway.reload(), asked);
+    // N1.5
+    assert_eq!(asked, 200);
+    assert!(matches!(reloaded, Err(ReloadError::NotRead)), "{reloaded:?}");
+    let refused = cluster.admin.post("/config/reload", &[], "").await.unwrap();
+    assert_eq!((refused.status.as_u16(), refused.code().as_str()), (503, "config_not_read"));
+    answer.send(()).unwrap();
+    answer.send(()).unwrap();
+    let mut again = cluster.gateway.reload().await;
+    while matches!(again, Err(ReloadError::NotRead)) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        again = cluster.gateway.reload().await;
+    }
+    again.unwrap();
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn n1_a_configuration_file_that_is_gone_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pointsman.toml");
+    std::fs::write(&path, "").unwrap();
+    let builder =
+        TestClusterBuilder::new().reread(Some(path.clone()), |started: &Config| Ok(started.clone()));
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let reported = async |expected: bool| {
+        for _ in 0..100 {
+            let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+            if status["reasons"].to_string().contains("the configuration file cannot be read") == expected {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        false
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir(&path).unwrap();
+    // N1.6
+    assert!(reported(true).await, "a directory is in its place");
+    std::fs::remove_dir(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    assert!(reported(false).await, "it is back");
 }
 
 #[tokio::test]

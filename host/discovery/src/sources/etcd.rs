@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::{
-    http::{self, Lines, Pauses, TlsFiles},
+    http::{self, Failure, Lines, Pauses, TlsFiles},
     table::Table,
 };
 use crate::{
@@ -57,6 +57,8 @@ pub struct EtcdSourceConfig {
 pub struct EtcdSource {
     config: EtcdSourceConfig,
     table: Table,
+    /// Whether the last watch failed. What is read then is reported when a watch stands.
+    watch_failed: bool,
 }
 
 /// The answer to a range request. Numbers are texts.
@@ -119,7 +121,7 @@ impl EtcdSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: EtcdSourceConfig) -> Self {
-        Self { config, table: Table::default() }
+        Self { config, table: Table::default(), watch_failed: false }
     }
 
     /// Reads everything from one member and follows its changes until they end.
@@ -132,7 +134,7 @@ impl EtcdSource {
         endpoint: &str,
         reporter: &Reporter,
         pauses: &mut Pauses,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         let token = self.token(client, endpoint).await?;
         let member = Member { client, endpoint, token, timeout: self.config.timeout };
         let (key, range_end) = range(&self.config.prefix);
@@ -144,20 +146,35 @@ impl EtcdSource {
             )
         })?;
         self.table.replace(whole.kvs.iter().filter_map(entry).collect());
-        reporter.present(self.table.snapshot(Read::Whole));
-        *pauses = Pauses::default();
+        if !self.watch_failed {
+            reporter.present(self.table.snapshot(Read::Whole));
+        }
         let start = revision + 1;
         let create = json!({ "key": key, "range_end": range_end, "start_revision": start.to_string() });
         let request = member.request("/v3/watch", &json!({ "create_request": create }));
+        // Until the watch stands.
+        let failed_before = std::mem::replace(&mut self.watch_failed, true);
         let response = http::send(request, self.config.timeout).await?;
         if !response.status().is_success() {
             return Err(refusal(response, self.config.timeout).await);
         }
-        self.watch(Lines::new(response, MAX_MESSAGE), reporter).await
+        if failed_before {
+            reporter.present(self.table.snapshot(Read::Whole));
+        }
+        let begun = Instant::now();
+        let ended = self.watch(Lines::new(response, MAX_MESSAGE), reporter, pauses).await;
+        pauses.watched(begun, false);
+        self.watch_failed = ended.is_err();
+        Ok(ended?)
     }
 
     /// Applies changes until the stream ends or everything has to be read again.
-    async fn watch(&mut self, mut lines: Lines, reporter: &Reporter) -> Result<(), String> {
+    async fn watch(
+        &mut self,
+        mut lines: Lines,
+        reporter: &Reporter,
+        pauses: &mut Pauses,
+    ) -> Result<(), String> {
         let resync = Instant::now() + self.config.resync;
         loop {
             let mut changed = false;
@@ -180,6 +197,7 @@ impl EtcdSource {
             }
             if changed {
                 reporter.present(self.table.snapshot(Read::Changes));
+                *pauses = Pauses::default();
             }
             tokio::select! {
                 more = lines.read_more() => if !more? { return Ok(()) },
@@ -199,7 +217,7 @@ impl EtcdSource {
     }
 
     /// Returns a token of the configured user.
-    async fn token(&self, client: &Client, endpoint: &str) -> Result<Option<String>, String> {
+    async fn token(&self, client: &Client, endpoint: &str) -> Result<Option<String>, Failure> {
         let Some((name, file)) = &self.config.user else { return Ok(None) };
         let password = tokio::fs::read_to_string(file).await;
         let password = password.map_err(|error| format!("reading {}: {error}", file.display()))?;
@@ -209,7 +227,7 @@ impl EtcdSource {
         let token = answer.get("token").and_then(Value::as_str);
         token
             .map(|token| Some(token.to_owned()))
-            .ok_or_else(|| format!("{endpoint}: no token for user `{name}`"))
+            .ok_or_else(|| format!("{endpoint}: no token for user `{name}`").into())
     }
 }
 
@@ -223,13 +241,13 @@ impl Member<'_> {
         }
     }
 
-    async fn call<T: for<'de> Deserialize<'de>>(&self, path: &str, body: &Value) -> Result<T, String> {
+    async fn call<T: for<'de> Deserialize<'de>>(&self, path: &str, body: &Value) -> Result<T, Failure> {
         let response = http::send(self.request(path, body), self.timeout).await?;
         if !response.status().is_success() {
             return Err(refusal(response, self.timeout).await);
         }
         let bytes = http::body(response, MAX_WHOLE, self.timeout).await?;
-        serde_json::from_slice(&bytes).map_err(|error| format!("{}{path}: {error}", self.endpoint))
+        serde_json::from_slice(&bytes).map_err(|error| format!("{}{path}: {error}", self.endpoint).into())
     }
 }
 
@@ -245,14 +263,14 @@ impl Source for EtcdSource {
             // Certificates are renewed while the gateway runs: their files are read again for each reading.
             let followed = match http::client(&self.config.tls, &url) {
                 Ok(client) => self.follow(&client, &endpoint, &reporter, &mut pauses).await,
-                Err(problem) => Err(problem.to_string()),
+                Err(problem) => Err(problem.to_string().into()),
             };
             match followed {
                 // A member that ends each watch at once must not keep both busy.
-                Ok(()) => tokio::time::sleep(Duration::from_millis(100)).await,
-                Err(problem) => {
+                Ok(()) => pauses.wait(None).await,
+                Err(Failure { problem, retry_after }) => {
                     reporter.away(format!("{endpoint}: {problem}"));
-                    pauses.wait().await;
+                    pauses.wait(retry_after).await;
                     endpoint = endpoints.next().unwrap_or(endpoint);
                 }
             }
@@ -261,8 +279,8 @@ impl Source for EtcdSource {
 }
 
 /// Describes an answer that is not a success, and what to do about refusals whose status says nothing.
-async fn refusal(response: Response, limit: Duration) -> String {
-    let text = http::refusal(response, limit).await;
+async fn refusal(response: Response, limit: Duration) -> Failure {
+    let Failure { problem: text, retry_after } = http::refusal(response, limit).await;
     let advice = if text.contains("CommonName") {
         "; the JSON gateway of etcd refuses client certificates with a common name: use one without it"
     } else if text.contains("user name is empty") {
@@ -276,7 +294,7 @@ async fn refusal(response: Response, limit: Duration) -> String {
     } else {
         ""
     };
-    format!("{}{advice}", text.trim_end())
+    Failure { problem: format!("{}{advice}", text.trim_end()), retry_after }
 }
 
 /// Returns the first key of a prefix and the first one after it, as the gateway wants them.

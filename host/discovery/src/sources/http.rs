@@ -4,12 +4,17 @@
 use std::{path::PathBuf, time::Duration};
 
 use pointsman_http_client::{Pem, Roots, Setup, SetupError, whole, with_causes};
-use reqwest::{Client, RequestBuilder, Response, StatusCode};
+use reqwest::{Client, RequestBuilder, Response, StatusCode, header::RETRY_AFTER};
+use tokio::time::Instant;
 
 /// First pause after a failure.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 /// Longest pause after failures.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Longest pause that a server may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
+/// A watch that lasted this long stood.
+const STEADY: Duration = Duration::from_secs(5);
 /// Longest part of an error's body in a message, bytes.
 const MAX_SHOWN: usize = 300;
 
@@ -22,7 +27,8 @@ pub struct TlsFiles {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// Pauses that double with each failure in a row.
+/// Pauses that double while no watch stands. A list that succeeds does not shorten them: a server may refuse
+/// every watch, and whole lists are expensive for it.
 #[derive(Debug)]
 pub(super) struct Pauses(Duration);
 
@@ -33,11 +39,36 @@ impl Default for Pauses {
 }
 
 impl Pauses {
-    /// Waits after a failure.
-    pub(super) async fn wait(&mut self) {
+    /// Waits before the next request, at least as long as the server asked for.
+    pub(super) async fn wait(&mut self, asked: Option<Duration>) {
+        tokio::time::sleep(self.next(asked)).await;
+    }
+
+    fn next(&mut self, asked: Option<Duration>) -> Duration {
         let pause = self.0;
         self.0 = (pause * 2).min(MAX_PAUSE);
-        tokio::time::sleep(pause).await;
+        pause.max(asked.unwrap_or_default().min(MAX_RETRY_AFTER))
+    }
+
+    /// Notes a watch that began at `begun` and has ended. Pauses begin anew if it stood.
+    pub(super) fn watched(&mut self, begun: Instant, had_events: bool) {
+        if had_events || begun.elapsed() >= STEADY {
+            *self = Self::default();
+        }
+    }
+}
+
+/// Why a source cannot be read.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) problem: String,
+    /// How long the server asks to wait.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl From<String> for Failure {
+    fn from(problem: String) -> Self {
+        Self { problem, retry_after: None }
     }
 }
 
@@ -81,7 +112,8 @@ pub(super) async fn body(response: Response, most: usize, limit: Duration) -> Re
 }
 
 /// Describes an answer that is not a success.
-pub(super) async fn refusal(response: Response, limit: Duration) -> String {
+pub(super) async fn refusal(response: Response, limit: Duration) -> Failure {
+    let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let (status, url) = (response.status(), response.url().path().to_owned());
     let body = body(response, 64 * 1024, limit).await.unwrap_or_default();
     let text = String::from_utf8_lossy(body.get(..MAX_SHOWN).unwrap_or(&body)).replace('\n', " ");
@@ -89,7 +121,8 @@ pub(super) async fn refusal(response: Response, limit: Duration) -> String {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "; check the credentials and the permissions",
         _ => "",
     };
-    format!("{url}: status {}{advice}: {text}", status.as_u16())
+    let problem = format!("{url}: status {}{advice}: {text}", status.as_u16());
+    Failure { problem, retry_after: retry_after.map(Duration::from_secs) }
 }
 
 /// The lines of a response that does not end.
@@ -132,5 +165,32 @@ impl Lines {
         }
         self.buffer.extend_from_slice(&chunk);
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn p3_pauses_grow_until_a_watch_stood_and_are_as_long_as_asked() {
+        let mut pauses = Pauses::default();
+        let begun = Instant::now();
+        // P3.4
+        let first = pauses.next(None);
+        for _ in 0..10 {
+            pauses.watched(begun, false);
+            pauses.next(None);
+        }
+        assert_eq!((first, pauses.next(None)), (FIRST_PAUSE, MAX_PAUSE));
+        // P3.5
+        assert_eq!(pauses.next(Some(Duration::from_secs(20))), Duration::from_secs(20));
+        assert_eq!(pauses.next(Some(Duration::MAX)), MAX_RETRY_AFTER);
+        // P3.4
+        pauses.watched(begun, true);
+        assert_eq!(pauses.next(Some(Duration::ZERO)), FIRST_PAUSE);
+        tokio::time::advance(STEADY).await;
+        pauses.watched(begun, false);
+        assert_eq!(pauses.next(None), FIRST_PAUSE);
     }
 }

@@ -12,9 +12,10 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use reqwest::{Client, RequestBuilder, StatusCode, Url};
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::time::Instant;
 
 use super::{
-    http::{self, Lines, Pauses, TlsFiles},
+    http::{self, Failure, Lines, Pauses, TlsFiles},
     table::Table,
 };
 use crate::{
@@ -125,6 +126,8 @@ pub struct KubernetesSourceConfig {
 pub struct KubernetesSource {
     config: KubernetesSourceConfig,
     table: Table,
+    /// Whether the last watch failed. What is listed then is reported when a watch stands.
+    watch_failed: bool,
 }
 
 /// A page of a list.
@@ -164,7 +167,7 @@ impl KubernetesSource {
     /// Creates the source; nothing is read yet.
     #[must_use]
     pub fn new(config: KubernetesSourceConfig) -> Self {
-        Self { config, table: Table::default() }
+        Self { config, table: Table::default(), watch_failed: false }
     }
 
     fn url(&self, query: &[(&str, &str)]) -> Result<Url, String> {
@@ -191,14 +194,14 @@ impl KubernetesSource {
 
     /// Reads all objects. Returns a client for the watch, and the version of the list. The client has the
     /// certificates that the files have now.
-    async fn list_anew(&mut self) -> Result<(Client, String), String> {
+    async fn list_anew(&mut self) -> Result<(Client, String), Failure> {
         let client = http::client(&self.config.tls, &self.config.api).map_err(|error| error.to_string())?;
         let version = self.list(&client).await?;
         Ok((client, version))
     }
 
     /// Reads all objects. Returns the version of the list.
-    async fn list(&mut self, client: &Client) -> Result<String, String> {
+    async fn list(&mut self, client: &Client) -> Result<String, Failure> {
         let limit = self.config.timeout;
         let (mut all, mut more) = (Vec::new(), String::new());
         for _ in 0..MAX_PAGES {
@@ -225,7 +228,7 @@ impl KubernetesSource {
             }
             more = page.metadata.more;
         }
-        Err(format!("the list has more than {MAX_PAGES} pages of {PAGE} objects: narrow the selector"))
+        Err(format!("the list has more than {MAX_PAGES} pages of {PAGE} objects: narrow the selector").into())
     }
 
     /// Reads one object: its name, and the workers that it describes.
@@ -245,7 +248,7 @@ impl KubernetesSource {
         client: &Client,
         version: &mut String,
         reporter: &Reporter,
-    ) -> Result<Ended, String> {
+    ) -> Result<Ended, Failure> {
         let seconds = self.config.watch.as_secs().max(1).to_string();
         let query = [
             ("watch", "1"),
@@ -260,7 +263,11 @@ impl KubernetesSource {
         if !response.status().is_success() {
             return Err(http::refusal(response, self.config.timeout).await);
         }
-        reporter.alive();
+        if std::mem::take(&mut self.watch_failed) {
+            reporter.present(self.table.snapshot_once(Read::Whole));
+        } else {
+            reporter.alive();
+        }
         let mut lines = Lines::new(response, MAX_EVENT);
         loop {
             let mut changed = false;
@@ -327,32 +334,37 @@ impl Source for KubernetesSource {
             let outcome = match &mut following {
                 None => match self.list_anew().await {
                     Ok(listed) => {
-                        reporter.present(self.table.snapshot_once(Read::Whole));
+                        if !self.watch_failed {
+                            reporter.present(self.table.snapshot_once(Read::Whole));
+                        }
                         following = Some(listed);
-                        pauses = Pauses::default();
                         continue;
                     }
-                    Err(problem) => Err(problem),
+                    Err(failure) => Err(failure),
                 },
-                Some((client, version)) => self.watch(client, version, &reporter).await,
-            };
-            match outcome {
-                Ok(Ended::Resume) => {
-                    pauses = Pauses::default();
-                    // A server that ends each watch at once must not keep both busy.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                Some((client, version)) => {
+                    let (begun, before) = (Instant::now(), version.clone());
+                    let ended = self.watch(client, version, &reporter).await;
+                    self.watch_failed = ended.is_err();
+                    pauses.watched(begun, *version != before);
+                    ended
                 }
+            };
+            let retry_after = match outcome {
+                Ok(Ended::Resume) => None,
                 Ok(Ended::Relist) => {
                     following = None;
-                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    None
                 }
-                Err(problem) => {
+                Err(Failure { problem, retry_after }) => {
                     // The server may no longer have the changes since this version.
                     following = None;
                     reporter.away(format!("{}: {problem}", self.config.api));
-                    pauses.wait().await;
+                    retry_after
                 }
-            }
+            };
+            // A server that ends each watch at once must not keep both busy.
+            pauses.wait(retry_after).await;
         }
     }
 }

@@ -20,6 +20,7 @@ pub(super) async fn reload(Extract(state): Extract<SharedState>, headers: Header
         ReloadError::Invalid(_) | ReloadError::NeedsOperator(_) => {
             (StatusCode::BAD_REQUEST, "invalid_config")
         }
+        ReloadError::NotRead => (StatusCode::SERVICE_UNAVAILABLE, "config_not_read"),
         ReloadError::Policies(_) => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
     };
     let body = error::body(status, code, &error.to_string(), &request_id(&headers));

@@ -4,9 +4,12 @@
 //! A file with any problem changes nothing. This module decides what differs; a `ReloadTarget` applies it.
 
 use std::{
-    fmt,
+    fmt, fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -26,6 +29,11 @@ use watched::{KeyFiles, Watched};
 
 /// Interval of looking at the files. A change is applied when two looks in a row find the same.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a reload waits for its files.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Looks in a row that cannot read the file until this is reported: an editor may be replacing it.
+const MISSING_LOOKS: u32 = 2;
 
 /// Reads the configuration as it was read at the start: the file, and the flags that take precedence over it.
 pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
@@ -62,6 +70,8 @@ pub(crate) struct ConfigReloader {
     current: tokio::sync::Mutex<Settings>,
     /// Why the file, as it changed last, is not in force.
     not_applied: ArcSwapOption<String>,
+    /// Whether a thread reads the files: one at a time, since a file system may never answer.
+    reading: Arc<AtomicBool>,
 }
 
 /// What made the gateway read the configuration again.
@@ -119,6 +129,12 @@ pub enum ReloadError {
     /// The configuration is not valid: all problems.
     #[error("{0}")]
     Invalid(String),
+    /// The files do not answer.
+    #[error(
+        "the configuration file, or a file that it names, was not read within {} s: check their file systems",
+        READ_TIMEOUT.as_secs()
+    )]
+    NotRead,
     /// The file changed by itself and would take much away.
     #[error(
         "the file {0}, and one that is half written looks like that: repair it, or apply it with SIGHUP or `POST \
@@ -135,7 +151,7 @@ impl ConfigReloader {
     #[must_use]
     pub(crate) fn new(started: Settings, source: Option<ConfigSource>) -> Self {
         let current = tokio::sync::Mutex::new(started.clone());
-        Self { source, current, started, not_applied: ArcSwapOption::empty() }
+        Self { source, current, started, not_applied: ArcSwapOption::empty(), reading: Arc::default() }
     }
 
     /// Returns why the file, which changed by itself, is not in force; `None` if it is.
@@ -158,8 +174,7 @@ impl ConfigReloader {
     ) -> Result<Reloaded, ReloadError> {
         let mut current = self.current.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
-        let config = (source.read)().map_err(|error| ReloadError::Invalid(format!("{error:#}")))?;
-        let new = config.resolve().map_err(|errors| ReloadError::Invalid(errors.to_string()))?;
+        let new = self.read(source.clone()).await?;
         let applied = current.changes(&new).applied;
         let needs_restart = self.started.changes(&new).needs_restart;
         let new = new.with_started(&self.started);
@@ -187,13 +202,46 @@ impl ConfigReloader {
         Ok(Reloaded { changes, applied, needs_restart })
     }
 
+    /// Reads and checks the configuration on another thread: this one serves operators.
+    async fn read(&self, source: ConfigSource) -> Result<Settings, ReloadError> {
+        if self.reading.swap(true, Ordering::Relaxed) {
+            return Err(ReloadError::NotRead);
+        }
+        let reading = self.reading.clone();
+        let read = tokio::task::spawn_blocking(move || {
+            let read = source.settings();
+            reading.store(false, Ordering::Relaxed);
+            read
+        });
+        match tokio::time::timeout(READ_TIMEOUT, read).await {
+            Ok(Ok(read)) => read.map_err(ReloadError::Invalid),
+            Ok(Err(error)) => {
+                self.reading.store(false, Ordering::Relaxed);
+                Err(ReloadError::Invalid(format!("reading the configuration failed: {error}")))
+            }
+            Err(_) => Err(ReloadError::NotRead),
+        }
+    }
+
     /// Looks at the file, and at the files with keys that it names, until `stop`. Reloads when one changed.
     pub(crate) async fn watch(&self, target: &impl ReloadTarget, stop: CancellationToken) {
         let Some(path) = self.source.as_ref().and_then(|source| source.path.clone()) else { return };
-        let mut before = self.look(&path, None).await;
+        // A look or a reload may wait for a file system; the end does not.
+        stop.run_until_cancelled(self.follow(&path, target)).await;
+    }
+
+    async fn follow(&self, path: &Path, target: &impl ReloadTarget) {
+        let mut before = self.look(path, None).await.ok();
         let mut applied = before.clone();
-        while stop.run_until_cancelled(tokio::time::sleep(POLL_INTERVAL)).await.is_some() {
-            let now = self.look(&path, before.clone()).await;
+        // A pipe, such as standard input, was read once and is not watched.
+        let (is_watched, mut missing) = (before.is_some(), Missing::default());
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            let now = self.look(path, before.clone()).await;
+            if is_watched {
+                self.note_missing(path, &mut missing, now.as_ref().err());
+            }
+            let now = now.ok();
             // A file that is being written differs between two looks. A file that is written more slowly is
             // refused, and read again when it is complete.
             if now.is_some() && now == before && now != applied {
@@ -201,7 +249,7 @@ impl ConfigReloader {
                 let is_emptied = now.as_ref().is_some_and(|now| now.is_empty())
                     && (!was_empty || self.not_applied().is_some());
                 applied.clone_from(&now);
-                self.file_changed(&path, is_emptied, target).await;
+                self.file_changed(path, is_emptied, target).await;
             }
             before = now;
         }
@@ -217,10 +265,48 @@ impl ConfigReloader {
         self.not_applied.store(Some(Arc::new(error.to_string())));
     }
 
-    async fn look(&self, path: &Path, before: Option<Arc<Watched>>) -> Option<Arc<Watched>> {
+    /// Says once, in the log and in the status, that the file cannot be read; takes it back when it can.
+    fn note_missing(&self, path: &Path, missing: &mut Missing, problem: Option<&io::Error>) {
+        let Some(error) = problem else {
+            if missing.looks >= MISSING_LOOKS {
+                self.not_applied.store(missing.before.take());
+            }
+            missing.looks = 0;
+            return;
+        };
+        missing.looks = missing.looks.saturating_add(1);
+        if missing.looks == MISSING_LOOKS {
+            tracing::warn!(path = %path.display(), %error, "configuration file cannot be read: the settings stay");
+            let why = format!("the configuration file cannot be read: {error}; a restart would fail");
+            missing.before = self.not_applied.swap(Some(Arc::new(why)));
+        }
+    }
+
+    async fn look(&self, path: &Path, before: Option<Arc<Watched>>) -> io::Result<Arc<Watched>> {
         let (path, keys) = (path.to_owned(), KeyFiles::of(&self.current.lock().await.auth));
         let look = move || Watched::read(&path, before.as_deref(), keys).map(Arc::new);
-        tokio::task::spawn_blocking(look).await.ok().flatten()
+        tokio::task::spawn_blocking(look).await.map_err(io::Error::other)?
+    }
+}
+
+/// A file that cannot be read.
+#[derive(Debug, Default)]
+struct Missing {
+    /// Number of looks in a row that could not.
+    looks: u32,
+    /// Why its content was not in force before.
+    before: Option<Arc<String>>,
+}
+
+impl ConfigSource {
+    /// Reads and checks the configuration. Blocks.
+    fn settings(&self) -> Result<Settings, String> {
+        let path = self.path.iter().find(|path| fs::metadata(path).is_ok_and(|found| !found.is_file()));
+        if let Some(path) = path {
+            return Err(format!("{}: the configuration is not a regular file", path.display()));
+        }
+        let config = (self.read)().map_err(|error| format!("{error:#}"))?;
+        config.resolve().map_err(|errors| errors.to_string())
     }
 }
 

@@ -208,7 +208,7 @@ fn engine(
         memory_bytes: policies.compile_memory_bytes,
         cpu: policies.compile_cpu,
         // The process may wait for others, on a busy machine for long.
-        timeout: (2 * policies.compile_cpu).max(Duration::from_mins(2)),
+        timeout: (10 * policies.compile_cpu).max(Duration::from_mins(10)),
     };
     let engine = match (compiler, &policies.compile_cache) {
         (Some(program), cache) => {

@@ -1,15 +1,24 @@
 //! Kinds of peers of a listener.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use crate::{
-    budget::Budget,
-    state::{SharedState, State, address_budget::AddressShare},
+    budget::{Budget, Share},
+    state::{
+        SharedState, State,
+        address_budget::{AddressBudget, AddressShare},
+    },
     tls::ListenerTls,
 };
 
 /// Maximum number of operators' connections.
 const OPERATORS_CONNECTIONS: usize = 256;
+/// Number of these that are kept free for this machine, where the health checks of a container ask.
+const OPERATORS_LOOPBACK: usize = 32;
+/// Maximum number of operators' connections of one address.
+const OPERATORS_OF_ADDRESS: usize = 64;
+/// Longest time without a whole head of a request on an operators' connection.
+const OPERATORS_IDLE: Duration = Duration::from_secs(10);
 /// Maximum number of proxies' connections to one data thread.
 #[cfg(feature = "ext-proc")]
 const PROXIES_CONNECTIONS: usize = 1_024;
@@ -37,21 +46,48 @@ impl Audience {
         }
     }
 
+    /// Takes a connection of an address from the budget of this audience; `None` if none is left for it.
+    pub(super) fn reserve(self, budget: &Arc<Budget>, address: IpAddr) -> Option<Share> {
+        let is_kept_out = self == Self::Operators && !address.to_canonical().is_loopback();
+        let mut share = budget.share();
+        share.grow(1, if is_kept_out { OPERATORS_LOOPBACK } else { 0 }).then_some(share)
+    }
+
+    /// Returns the count of this audience's connections by address.
+    pub(super) fn by_address(self, shared: &SharedState) -> Arc<AddressBudget> {
+        match self {
+            Self::Clients => shared.get().connections_by_address.clone(),
+            _ => Arc::default(),
+        }
+    }
+
     /// Counts a connection of an address; `None` if these are not limited. Connections of a trusted proxy
     /// belong to many clients.
     ///
-    /// # Errors The limit, when the address has this many connections open.
+    /// # Errors
+    /// The limit, when the address has this many connections open.
     pub(super) fn of_address(
         self,
         shared: &SharedState,
+        open: &Arc<AddressBudget>,
         address: IpAddr,
     ) -> Result<Option<AddressShare>, usize> {
-        let state = shared.get();
-        let limit = state.settings.connections_per_address;
-        if self != Self::Clients || limit == 0 || state.settings.is_trusted_proxy(address) {
+        let settings = &shared.get().settings;
+        let limit = match self {
+            Self::Clients => settings.connections_per_address,
+            Self::Operators => OPERATORS_OF_ADDRESS,
+            #[cfg(feature = "ext-proc")]
+            Self::Proxies => 0,
+        };
+        if limit == 0 || settings.is_trusted_proxy(address) {
             return Ok(None);
         }
-        state.connections_by_address.reserve(address, limit).map(Some).ok_or(limit)
+        open.reserve(address, limit).map(Some).ok_or(limit)
+    }
+
+    /// Returns how long a connection may be without a whole head of a request, where clients have `idle`.
+    pub(super) fn idle(self, idle: Duration) -> Duration {
+        if self == Self::Operators { idle.min(OPERATORS_IDLE) } else { idle }
     }
 
     /// Returns the TLS of this audience's listeners.
@@ -77,5 +113,27 @@ impl Audience {
             #[cfg(feature = "ext-proc")]
             Self::Proxies => "ext_proc",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i9_strangers_leave_connections_for_this_machine() {
+        let [far, near, mapped] =
+            ["192.0.2.1", "127.0.0.1", "::ffff:127.0.0.1"].map(|text| text.parse().unwrap());
+        let budget = Budget::new(OPERATORS_CONNECTIONS);
+        let take = |address| Audience::Operators.reserve(&budget, address);
+        let _taken: Vec<_> = (0..OPERATORS_CONNECTIONS).map_while(|_| take(far)).collect();
+        // I9.5
+        assert_eq!(budget.used(), OPERATORS_CONNECTIONS - OPERATORS_LOOPBACK);
+        let (_probe, _other) = (take(near).unwrap(), take(mapped).unwrap());
+        assert!(take(far).is_none());
+        let idle = Duration::from_secs(75);
+        assert_eq!([Audience::Operators.idle(idle), Audience::Clients.idle(idle)], [OPERATORS_IDLE, idle]);
+        let of_clients = Budget::new(1);
+        assert!(Audience::Clients.reserve(&of_clients, far).is_some());
     }
 }

@@ -53,7 +53,7 @@ pub(crate) async fn serve(
     stop: CancellationToken,
 ) {
     let tasks = TaskTracker::new();
-    let budget = audience.connections(&shared);
+    let (budget, by_address) = (audience.connections(&shared), audience.by_address(&shared));
     let metrics = shared.get().metrics.clone();
     let (mut errors, mut refusals) = (AcceptErrors::default(), Refusals::new(audience));
     loop {
@@ -69,7 +69,7 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let Some(share) = budget.reserve(1) else {
+        let Some(share) = audience.reserve(&budget, peer.ip()) else {
             metrics.connection_ended("too_many");
             let handshake = audience.tls(&shared.get()).handshake();
             if let Some(refusal) = refusals.of(stream, handshake, TooMany::InAll(budget.limit())) {
@@ -77,7 +77,7 @@ pub(crate) async fn serve(
             }
             continue;
         };
-        let of_address = match audience.of_address(&shared, peer.ip()) {
+        let of_address = match audience.of_address(&shared, &by_address, peer.ip()) {
             Ok(share) => share,
             Err(limit) => {
                 metrics.connection_ended("too_many_of_address");
@@ -133,6 +133,7 @@ async fn serve_connection(
     let (limits, tls, draining) = {
         let state = shared.get();
         let Settings { http2, client_idle_timeout: idle, client_write_timeout: write, .. } = state.settings;
+        let idle = open.audience.idle(idle);
         let limits = Limits::of_clients(http2, idle, write, state.http2_requests.clone());
         let limits = if open.audience.speaks_http2_only() { limits.of_proxies() } else { limits };
         (limits, open.audience.tls(&state).handshake(), state.draining.clone())

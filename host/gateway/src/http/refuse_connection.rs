@@ -92,8 +92,11 @@ async fn refuse(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: String)
 
 fn answer(audience: Audience, limit: TooMany) -> String {
     let limit = match (audience, limit) {
-        (Audience::Operators, TooMany::InAll(limit) | TooMany::OfAddress(limit)) => {
-            format!("{limit} connections of operators are open, the limit")
+        (Audience::Operators, TooMany::InAll(limit)) => {
+            format!("{limit} connections of operators are open or kept for this machine, the limit")
+        }
+        (Audience::Operators, TooMany::OfAddress(limit)) => {
+            format!("this address has {limit} connections of operators open, the limit")
         }
         #[cfg(feature = "ext-proc")]
         (Audience::Proxies, TooMany::InAll(limit) | TooMany::OfAddress(limit)) => {

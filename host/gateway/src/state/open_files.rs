@@ -2,9 +2,11 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Part of the descriptors that connections of clients may take: half. The others are for engines, files
-/// and operators.
-const CLIENTS_PART: usize = 2;
+/// Descriptors for listeners, operators, files and probes.
+const RESERVED: usize = 128;
+/// Part of the others that connections of clients may take: a third. A request of a pair has two connections
+/// to engines beside that of its client.
+const CLIENTS_PART: usize = 3;
 
 /// Raises the soft limit of open files to the hard limit: common soft limits are far below what a gateway
 /// needs.
@@ -21,7 +23,7 @@ pub(crate) fn raise_limit() {
 /// Returns the limit of open connections: the configured one, or less if the descriptors do not suffice.
 pub(crate) fn connection_limit(configured: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
-    let possible = files.map_or(usize::MAX, |files| (files / CLIENTS_PART).max(1));
+    let possible = files.map_or(usize::MAX, connections_within);
     if possible < configured {
         tracing::warn!(
             configured,
@@ -30,4 +32,21 @@ pub(crate) fn connection_limit(configured: usize) -> usize {
         );
     }
     configured.min(possible)
+}
+
+/// Returns how many connections of clients leave descriptors for what they cause.
+fn connections_within(files: usize) -> usize {
+    (files.saturating_sub(RESERVED) / CLIENTS_PART).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn l4_each_connection_of_a_client_leaves_two_descriptors_for_engines() {
+        // L4.3
+        assert_eq!([1_024, 128, 0].map(connections_within), [298, 1, 1]);
+        assert!(3 * connections_within(65_536) + RESERVED <= 65_536);
+    }
 }

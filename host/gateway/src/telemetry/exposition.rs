@@ -10,6 +10,7 @@ use std::{
 };
 
 use http::{HeaderMap, header};
+use pointsman_cli::lost_log_lines;
 use pointsman_discovery::Fleet;
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
@@ -117,6 +118,9 @@ impl Collector for Sources {
         let help =
             "1 if the configuration file, as it changed last, is in force, else 0; GET /status says why";
         out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
+        let help = "Number of log lines that were not written, by reason";
+        let lost = lost_log_lines().map(|(reason, lines)| (vec![("reason", reason.to_owned())], lines));
+        out.counters("pointsman_log_lines_dropped", help, lost)?;
         let help = "Number of requests that wait in the admission queue now";
         out.gauge("pointsman_queued_requests", help, self.queued as u64)?;
         self.encode_workers(out)?;

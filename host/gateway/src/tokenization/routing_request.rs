@@ -65,6 +65,9 @@ pub(crate) fn routing_request(
     };
     let targets = own.or(targets.of_request(&request.model, tenant.map(|tenant| tenant.hash), workers));
     let hash = |text: &str| name_hash(text.as_bytes(), measure.salt.expose());
+    // Two tenants may use the same names of sessions: neither may see or end what the other's has.
+    let session_salt = measure.salt.expose() ^ tenant.map_or(0, |tenant| tenant.hash);
+    let session_hash = |session: &str| name_hash(session.as_bytes(), session_salt);
     RoutingRequest {
         prompt_tokens,
         prompt_tokens_estimated: estimated,
@@ -78,10 +81,10 @@ pub(crate) fn routing_request(
         priority: hints.priority,
         priority_jump_s: hints.priority_jump,
         draw: rand::random(),
-        session_hash: hints.session.as_deref().map(hash),
+        session_hash: hints.session.as_deref().map(session_hash),
         program: hints.lineage.as_ref().map(|lineage| {
-            let session = hash(&lineage.session);
-            let parent = lineage.parent.as_deref().map(hash);
+            let session = session_hash(&lineage.session);
+            let parent = lineage.parent.as_deref().map(session_hash);
             Box::new(AgentProgram { session, parent, hash: session, ..AgentProgram::default() })
         }),
         lora: hints.lora.as_deref().map(Arc::from),
@@ -116,6 +119,10 @@ mod tests {
     const MEASURE: Measure = Measure { block_size: 4, bytes_per_token: 4, salt: HashSalt::new(1) };
 
     fn of(body: &str) -> RoutingRequest {
+        of_tenant(body, None)
+    }
+
+    fn of_tenant(body: &str, tenant: Option<u64>) -> RoutingRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
         let request =
             Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
@@ -125,7 +132,7 @@ mod tests {
             &MEASURE,
             &TargetRules::default(),
             None,
-            None,
+            tenant.map(|hash| TenantLoad { hash, active_requests: 1 }),
         )
     }
 
@@ -173,5 +180,28 @@ mod tests {
         // F11.7
         assert_eq!((program.session, program.parent), (name_hash(b"sub", 1), Some(name_hash(b"alice", 1))));
         assert_ne!(routing_request.session_hash, Some(name_hash(b"alice", 2)));
+    }
+
+    #[test]
+    fn f8_f11_equal_names_of_sessions_of_two_tenants_are_two_sessions() {
+        let sessions = |tenant| {
+            let request = of_tenant(
+                r#"{"model":"m","prompt":"t","nvext":{"session_id":"alice",
+                    "agent_context":{"session_id":"sub","parent_session_id":"alice"}}}"#,
+                tenant,
+            );
+            let program = request.program.unwrap();
+            [request.session_hash.unwrap(), program.session, program.parent.unwrap(), program.hash]
+        };
+        let all: Vec<_> = [None, Some(7), Some(8)].into_iter().map(sessions).collect();
+        assert_eq!(all, [None, Some(7), Some(8)].map(sessions), "a session of a tenant is found again");
+        // F8.5, F11.8
+        let each_differs = |a: &[u64; 4], b: &[u64; 4]| a.iter().zip(b).all(|(a, b)| a != b);
+        assert!(
+            each_differs(&all[0], &all[1])
+                && each_differs(&all[1], &all[2])
+                && each_differs(&all[0], &all[2])
+        );
+        assert_eq!(all[1][0], all[1][2], "the parent is the session of its own requests");
     }
 }

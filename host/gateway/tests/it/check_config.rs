@@ -24,6 +24,16 @@ fn with_config(text: &str) -> tempfile::TempDir {
 }
 
 #[test]
+fn n7_a_value_of_the_wrong_type_is_not_missing_too() {
+    let dir = with_config("[auth.jwt]\nissuer = 'i'\naudience = 'gw'\njwks_url = 'http://127.0.0.1:1/'\n");
+    let (code, out, err) = pointsman(dir.path(), &["check-config", "--config", "p.toml"]);
+    let text = format!("{out}{err}");
+    // N7.10
+    assert!(code != Some(0) && text.matches("auth.jwt.audience").count() == 1, "{text}");
+    assert!(text.contains("expected a sequence"), "{text}");
+}
+
+#[test]
 fn one_run_tells_the_problems_of_keys_values_ports_tokenizers_slots_and_policy_files() {
     let dir = with_config(
         r#"[server]

@@ -14,6 +14,7 @@ mod import;
 mod import_parity;
 mod key_command;
 mod kubernetes_files;
+mod log_output;
 mod operators_view;
 mod other_programs;
 mod policy_cases;

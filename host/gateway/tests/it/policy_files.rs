@@ -147,6 +147,23 @@ fn a_file_that_ends_its_compiler_is_quarantined_also_after_a_restart() {
 }
 
 #[test]
+fn n7_a_policy_is_installed_when_the_compile_cache_can_be_written_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = dir.path().join("cache");
+    let daemon = Daemon::start(&format!("compile_cache = '{}'", cache.display()));
+    // A file in its place: a test may run as a user who can write everywhere.
+    let _ = fs::remove_dir_all(&cache);
+    fs::write(&cache, "").unwrap();
+    let policy = version_of(LEAST_LOADED, 1);
+    daemon.drop_file("prefill.wasm", &policy);
+    let (kind, message) = daemon.until_it_refuses("prefill", &policy);
+    // N7.9
+    assert!(kind == "not_compiled" && message.contains(cache.to_str().unwrap()), "{kind} {message}");
+    fs::remove_file(&cache).unwrap();
+    daemon.until_it_serves("prefill", &policy);
+}
+
+#[test]
 fn while_a_file_compiles_other_slots_reload_and_a_change_and_the_end_do_not_wait() {
     let mut daemon = Daemon::start("");
     let slow =

@@ -29,14 +29,19 @@ const MAX_STDERR_BYTES: u64 = 4_096;
 /// How long a process may live after its output has ended.
 const EXIT_GRACE: Duration = Duration::from_secs(2);
 
+/// Unit of CPU times in `/proc`, milliseconds: USER_HZ is 100.
+const MILLIS_OF_TICK: u64 = 10;
+
 /// How a process ended.
 pub(super) enum Ended {
     /// With an answer, and the parts of the file.
     Answered(Reply, Vec<Vec<u8>>),
     /// The file is to blame: memory, CPU time, stack or a panic.
     Died(String),
-    /// The file is not to blame: the process could not be started, took too long, or was cancelled.
+    /// It gave no answer, or was cancelled.
     Failed(String),
+    /// The file is not to blame: the process could not be started, or got too little CPU time.
+    NotRun(String),
 }
 
 pub(super) fn run(
@@ -49,7 +54,7 @@ pub(super) fn run(
     match try_run(program, request, bytes, limits, cancel) {
         Ok(ended) => ended,
         Err(error) => {
-            Ended::Failed(format!("the compiler process {} cannot be run: {error}", program.display()))
+            Ended::NotRun(format!("the compiler process {} cannot be run: {error}", program.display()))
         }
     }
 }
@@ -94,6 +99,7 @@ fn try_run(
         })();
         // Whatever fails from here on, the threads above end with the process.
         let event = inbox.recv_timeout(if started.is_ok() { limits.timeout } else { Duration::ZERO });
+        let used = event.is_err().then(|| cpu_time(&child)).flatten().unwrap_or_default();
         let status = match &event {
             Ok(Event::Output(_)) => end(&mut child)?,
             Ok(Event::Cancelled) | Err(_) => {
@@ -105,9 +111,22 @@ fn try_run(
         Ok(match event {
             Ok(Event::Output(output)) => answer(status, output, &errors, limits),
             Ok(Event::Cancelled) => Ended::Failed("cancelled: the file changed".to_owned()),
-            Err(_) => Ended::Failed(format!("it took longer than {:?}", limits.timeout)),
+            Err(_) => Ended::NotRun(format!(
+                "its process got {:.1} s of CPU time in {} s: the host is busy",
+                used.as_secs_f64(),
+                limits.timeout.as_secs()
+            )),
         })
     })
+}
+
+/// Returns the CPU time that a running process used so far.
+fn cpu_time(child: &Child) -> Option<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).ok()?;
+    // The name of the program, in parentheses, may contain spaces.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>();
+    Some(Duration::from_millis(ticks.ok()? * MILLIS_OF_TICK))
 }
 
 /// Waits a short time for a process whose output has ended, and kills it after that.

@@ -68,3 +68,37 @@ fn a_private_directory_keeps_the_modules_that_were_used_last() {
     assert_eq!(kept.last(), Some(&"interpreter"));
     assert!(kept.contains(&"module 99") && !kept.contains(&"module 0"), "{kept:?}");
 }
+
+#[test]
+fn n7_a_reason_outside_the_file_is_named_and_not_held_against_it() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let compile = |program: &Path, limits, cache: &Path| {
+        let compiler = CompilerProcess::new(program.to_owned(), limits, Some(cache)).expect("a compiler");
+        let job = Job {
+            bytes: b"file",
+            target: Target { file_bytes: 1_000, memory_bytes: 1_000, reservation: None },
+            cancel: &Cancel::default(),
+            key: &|_| "file".to_owned(),
+        };
+        let refused = compiler.compile(&job, Digest([0; 32]), |_| Ok(())).expect_err("refused");
+        assert!(refused.kind() == "not_compiled" && refused.may_pass_by_itself(), "{refused}");
+        refused.to_string()
+    };
+    let cache = dir.path().join("cache");
+    let program = hostile_program(dir.path(), &["file"]);
+    // N7.9
+    let in_the_way = dir.path().join("file");
+    fs::write(&in_the_way, "").expect("written");
+    let refused = compile(&program, CompileLimits::default(), &in_the_way);
+    assert!(
+        refused.contains(&format!("the directory {} for compiled code", in_the_way.display())),
+        "{refused}"
+    );
+    let refused = compile(&dir.path().join("none"), CompileLimits::default(), &cache);
+    assert!(refused.contains("cannot be run"), "{refused}");
+    fs::write(&program, "#!/bin/sh\nexec /bin/sleep 60\n").expect("written");
+    let limits = CompileLimits { timeout: Duration::from_secs(1), ..CompileLimits::default() };
+    let refused = compile(&program, limits, &cache);
+    assert!(refused.contains("its process got 0.0 s of CPU time in 1 s: the host is busy"), "{refused}");
+    assert!(quarantined_files(&cache).expect("read").is_empty());
+}

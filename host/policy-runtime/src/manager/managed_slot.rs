@@ -164,7 +164,7 @@ impl ManagedSlot {
     }
 
     fn scan_file(&mut self, mode: Lane, builder: &mut ProgramBuilder) -> Option<Change> {
-        let spec = self.spec_of(mode).clone();
+        let (mut spec, active_rank) = (self.spec_of(mode).clone(), self.spec.active.rank.clone());
         let lane = self.lane(mode);
         lane.waits_for.clear();
         let (file, own) = (lane.file.clone(), lane.own);
@@ -180,6 +180,8 @@ impl ManagedSlot {
         }
         if let Some(found) = builder.find(&lane.file) {
             lane.found = found;
+            // A filter is tried with the ranking that it would have as the active file.
+            spec.rank = spec.rank.or(active_rank);
         }
         let plan = match builder.plan(Some(&lane.file), &spec) {
             Err(refused) => return self.refuse(mode, None, &refused),
@@ -295,7 +297,10 @@ impl ManagedSlot {
         };
         let records: Vec<RefusalRecord> = refused.all().into_iter().map(record).collect();
         fingerprint.into_iter().for_each(|fingerprint| self.undo_failed(fingerprint));
-        if !self.lane(mode).refuse(fingerprint, records.clone()) {
+        // The next scan tries again what may pass by then.
+        let settled =
+            fingerprint.filter(|_| !refused.all().iter().any(|one| one.refusal.may_pass_by_itself()));
+        if !self.lane(mode).refuse(settled, records.clone()) {
             return None;
         }
         for record in records {

@@ -244,13 +244,12 @@ impl ProgramBuilder {
             if policy.info().world != World::Filter {
                 return program(slot, behind, policy).map_err(|refusal| own.refused(refusal).into());
             }
-            let wrong = Refusal::WrongSlot { world: World::Filter, slot };
-            let Some(rank) = spec.rank.as_ref().filter(|_| slot != SlotKind::DecodeOverride) else {
-                return Err(own.refused(wrong).into());
-            };
-            if matches!(rank, Rank::Native(_)) {
-                return Err(own.refused(wrong).into());
+            if slot == SlotKind::DecodeOverride {
+                return Err(own.refused(Refusal::WrongSlot { world: World::Filter, slot }).into());
             }
+            let Some(rank) = spec.rank.as_ref().filter(|rank| !matches!(rank, Rank::Native(_))) else {
+                return Err(own.refused(Refusal::NoRank(slot)).into());
+            };
             if self.filters.insert(own.digest) || plan.rank.is_none() {
                 plan.add_rank(self.plan_rank(rank)?, &spec.grants);
             }

@@ -250,6 +250,21 @@ fn trials_come_and_go_with_their_files_and_have_generations_of_their_own() {
 }
 
 #[test]
+fn n7_a_filter_is_tried_with_the_ranking_of_the_active_lane() {
+    let managed = plain(&[]);
+    managed.put("prefill.canary.wasm", LOW_QUEUE);
+    managed.put("prefill.shadow.wasm", LOW_QUEUE);
+    // N7.8
+    let both = managed.until("both", |slot| slot.canary.is_some() && slot.shadow.is_some());
+    let policies = [both.canary.unwrap().policy, both.shadow.unwrap().policy];
+    assert_eq!(policies, ["low-queue+kv-aware"; 2]);
+    assert!(both.refusals.is_empty(), "{:?}", both.refusals);
+    // Without the file there is no trial, although the active lane has a ranking.
+    managed.remove("prefill.canary.wasm");
+    managed.until("no canary", |slot| slot.canary.is_none() && slot.shadow.is_some());
+}
+
+#[test]
 fn a_renamed_trial_changes_its_lane_at_once_with_the_same_instances() {
     // Between two scans that no change causes, a missing file may come back.
     let managed = rescanned(builtin(), TrustRules::default(), &[], Duration::from_secs(600));

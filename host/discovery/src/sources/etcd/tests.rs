@@ -241,8 +241,8 @@ async fn p8_a_watch_from_a_compacted_revision_reads_everything_again() {
         tls: TlsFiles::default(),
         user: None,
     };
-    let mut source = EtcdSource::new(config);
-    let watched = source.watch(Lines::new(response, MAX_MESSAGE), &reporter);
+    let (mut source, mut pauses) = (EtcdSource::new(config), Pauses::default());
+    let watched = source.watch(Lines::new(response, MAX_MESSAGE), &reporter, &mut pauses);
     // P8.4: a watch that was compacted ends, and everything is read again
     assert_eq!(tokio::time::timeout(timeout, watched).await.unwrap(), Ok(()));
 }

@@ -342,3 +342,23 @@ async fn p9_a_port_of_a_sidecar_has_a_name_too() {
     // P9.11
     assert_eq!(&*running.worker("10.0.0.1").spec().url, "http://10.0.0.1:8001");
 }
+
+#[tokio::test]
+async fn p3_watches_that_are_refused_are_not_followed_by_lists_all_the_time() {
+    let api = ApiServer::start().await.unwrap();
+    api.put("pods", pod("d", "10.0.0.2", true));
+    api.grant_only(&[("pods", "list")]);
+    let running = run(config(&api, Resource::Pods));
+    running.until_hosts("the list is used", &["10.0.0.2"]).await;
+    running.until("it is away", |running| running.status().state == SourceState::Away).await;
+    for _ in 0..30 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // P3.4
+        assert_eq!((running.status().state, running.status().times_away), (SourceState::Away, 1));
+    }
+    assert!(api.counts().lists <= 6, "{:?}", api.counts());
+    api.put("pods", pod("e", "10.0.0.3", true));
+    api.grant_only(&[("pods", "list"), ("pods", "watch")]);
+    running.until_hosts("the watch stands", &["10.0.0.2", "10.0.0.3"]).await;
+    assert_eq!(running.status().state, SourceState::Present);
+}

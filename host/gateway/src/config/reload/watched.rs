@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -37,16 +37,22 @@ impl KeyFiles {
 }
 
 impl Watched {
-    /// Looks at the files; `None` if that of the configuration cannot be read. `before`: what they were.
-    /// Blocks.
-    pub(super) fn read(path: &Path, before: Option<&Self>, keys: KeyFiles) -> Option<Self> {
-        let text = fs::read(path).ok()?;
+    /// Looks at the files. `before`: what they were. Blocks.
+    ///
+    /// # Errors
+    /// The file of the configuration cannot be read.
+    pub(super) fn read(path: &Path, before: Option<&Self>, keys: KeyFiles) -> io::Result<Self> {
+        // Opening a pipe would wait for somebody who writes to it.
+        if !fs::metadata(path)?.is_file() {
+            return Err(io::Error::other("it is not a regular file"));
+        }
+        let text = fs::read(path)?;
         let secrets: BTreeSet<PathBuf> = match before.filter(|before| before.text == text) {
             Some(before) => before.secrets.keys().cloned().collect(),
             None => pointsman_config_file::secret_files(&String::from_utf8_lossy(&text), &SECRET_KEYS),
         };
         let dir = keys.dir.iter().flat_map(|dir| credentials::files_of(dir).unwrap_or_default());
-        Some(Self { secrets: stamped(secrets), keys: stamped(dir.chain(keys.file)), text })
+        Ok(Self { secrets: stamped(secrets), keys: stamped(dir.chain(keys.file)), text })
     }
 
     /// Returns whether the configuration has no text.

@@ -1,0 +1,90 @@
+//! `pointsman` while nobody takes its log lines or its output.
+
+#![allow(
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "helpers of tests may fail as tests do"
+)]
+
+use std::{
+    fs::File,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+
+/// A daemon with its addresses for clients and operators.
+fn serve(stderr: Stdio) -> (Child, [SocketAddr; 2]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    command.args(["--log-json", "serve", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"]);
+    command.args(["--worker", "role=aggregated,engine=vllm,url=http://127.0.0.1:9"]).env_remove("RUST_LOG");
+    let mut child = command.stdout(Stdio::piped()).stderr(stderr).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let said: Value = serde_json::from_str(&line).unwrap();
+    let addresses = ["listening", "admin"].map(|key| said[key].as_str().unwrap().parse().unwrap());
+    (child, addresses)
+}
+
+/// The answer to `GET path`.
+fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn dropped(admin: SocketAddr, reason: &str) -> u64 {
+    let metrics = get(admin, "/metrics");
+    let series = format!("pointsman_log_lines_dropped_total{{reason=\"{reason}\"}} ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&series));
+    value.unwrap_or_else(|| panic!("no {series} in {metrics}")).parse().unwrap()
+}
+
+fn terminate(mut child: Child) {
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn n8_requests_are_answered_while_the_log_cannot_be_written() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let (child, [clients, admin]) = serve(full.into());
+    // N8.1
+    for _ in 0..3 {
+        assert!(get(clients, "/v1/nothing").starts_with("HTTP/1.1 404 "));
+    }
+    assert!(dropped(admin, "write_failed") >= 3 && dropped(admin, "queue_full") == 0);
+    terminate(child);
+}
+
+#[test]
+fn n8_requests_are_answered_while_nobody_reads_the_log() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let (child, [clients, admin]) = serve(writer.into());
+    // N8.1: a pipe has room for 64 KiB.
+    for number in 0..400 {
+        assert!(get(clients, "/v1/nothing").starts_with("HTTP/1.1 404 "), "request {number}");
+    }
+    assert_eq!(dropped(admin, "write_failed"), 0);
+    terminate(child);
+    drop(reader);
+}
+
+#[test]
+fn n8_a_command_whose_output_nobody_reads_ends_quietly() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+    let mut child =
+        command.args(["config", "example"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let ended = child.wait_with_output().unwrap();
+    // N8.3
+    assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(0), ""));
+}
