@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use json_splice::{Edit, JsonBody};
 use pointsman_orchestration::is_up;
-use pointsman_workers::Candidate;
+use pointsman_workers::{Candidate, Engine};
 
 use super::{LegContext, Target, clean, token_header};
 use crate::{
@@ -34,10 +34,26 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
 /// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces,
 /// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
 /// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
-pub(super) fn refused_by(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
-    let can = |one: &Candidate| one.worker.engine_version() >= Some((0, 27));
-    let all_can = || prefill.iter().filter(|one| is_up(one)).all(can);
-    (forces_tool(request) && !all_can()).then_some("tool_choice")
+///
+/// Engines before 0.32 may cut a prompt by a negative `truncate_prompt_tokens` to what `max_tokens` leaves of
+/// the context, so that the legs would have different prompts (vllm#42474).
+pub(super) fn refused_by(
+    request: &Request,
+    prefill: &[Candidate],
+    decode: &[Candidate],
+) -> Option<&'static str> {
+    if forces_tool(request) && !all_since((0, 27), prefill) {
+        return Some("tool_choice");
+    }
+    let truncates = request.body.get("truncate_prompt_tokens").is_some_and(|limit| limit.starts_with('-'));
+    let all_can = || all_since((0, 32), prefill) && all_since((0, 32), decode);
+    (truncates && !all_can()).then_some("truncate_prompt_tokens")
+}
+
+/// Returns whether all vLLM workers of the pool that are up report at least this version.
+fn all_since(version: (u32, u32), pool: &[Candidate]) -> bool {
+    let matters = |one: &&Candidate| one.worker.spec().engine == Engine::Vllm && is_up(one);
+    pool.iter().filter(matters).all(|one| one.worker.engine_version() >= Some(version))
 }
 
 /// Returns whether the answer has to be a call of a tool.

@@ -87,8 +87,13 @@ impl Connector for VllmNixl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(&self, request: &Request, prefill: &[Candidate], _: &[Candidate]) -> Option<&'static str> {
-        vllm::refused_by(request, prefill)
+    fn refused_by(
+        &self,
+        request: &Request,
+        prefill: &[Candidate],
+        decode: &[Candidate],
+    ) -> Option<&'static str> {
+        vllm::refused_by(request, prefill, decode)
     }
 
     fn takes_token_ids(&self) -> bool {

@@ -26,8 +26,13 @@ impl Connector for VllmP2pNccl {
         vllm::unsplittable(request)
     }
 
-    fn refused_by(&self, request: &Request, prefill: &[Candidate], _: &[Candidate]) -> Option<&'static str> {
-        vllm::refused_by(request, prefill)
+    fn refused_by(
+        &self,
+        request: &Request,
+        prefill: &[Candidate],
+        decode: &[Candidate],
+    ) -> Option<&'static str> {
+        vllm::refused_by(request, prefill, decode)
     }
 
     fn prefill(&self, request: &Request, _: &LegContext<'_>) -> Bytes {
