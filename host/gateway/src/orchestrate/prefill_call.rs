@@ -21,8 +21,8 @@ use crate::{
 pub(super) enum Prefilled {
     /// The answer of a completed handoff.
     Answer(Response<Bytes>),
-    /// Any other answer was not kept. It said how much of the prompt was cached, or did not.
-    Drained { cached_tokens: Option<u32> },
+    /// Any other answer; `None`: it was a stream.
+    Drained(Option<Bytes>),
 }
 
 /// Data that the task of a call needs, besides the call.
@@ -54,7 +54,7 @@ impl PrefillCall {
     fn read(&self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
         let answer = match prefilled {
             Prefilled::Answer(answer) => answer,
-            Prefilled::Drained { cached_tokens } => return Ok(PrefillDone { answer: None, cached_tokens }),
+            Prefilled::Drained(whole) => return Ok(self.drained(whole)),
         };
         if seen::is_error(self.is_chat, answer.body()) {
             return Err(CallError::of_error_body(answer.body()));
@@ -66,6 +66,15 @@ impl PrefillCall {
             }
             read => Ok(PrefillDone { answer: Some((answer, read)), cached_tokens: None }),
         }
+    }
+
+    /// Looks whether an answer without a handoff is all of the client's answer.
+    fn drained(&self, whole: Option<Bytes>) -> PrefillDone {
+        let Some(whole) = whole else { return PrefillDone::default() };
+        let cached_tokens = seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens);
+        let ended = self.connector.ended_in_prefill(&whole);
+        let answer = ended.then(|| (Response::new(whole), PrefillAnswer::WasAll));
+        PrefillDone { answer, cached_tokens }
     }
 
     /// Releases the booking. `took`: how long the prefill took, if it succeeded.

@@ -132,9 +132,8 @@ impl Drive {
                     let body = upstream::collect(body, Some(pause)).await?;
                     return Ok(Prefilled::Answer(http::Response::from_parts(head, body)));
                 }
-                let cached_tokens =
-                    drain_prefill(http::Response::from_parts(head, body), endpoint, pause).await?;
-                Ok(Prefilled::Drained { cached_tokens })
+                let response = http::Response::from_parts(head, body);
+                drain_prefill(response, endpoint, pause).await.map(Prefilled::Drained)
             });
             unless_down(&worker, call).await
         }));
