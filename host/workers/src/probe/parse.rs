@@ -35,9 +35,10 @@ enum EngineId {
 }
 
 /// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, counts the
-/// data-parallel ranks by their label, and recognises the connector by its metrics.
+/// data-parallel ranks by their label, and recognises the connector by its metrics. The Rust frontend has the
+/// metrics of all connectors: then the connector is not known.
 pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
-    let (mut facts, mut ranks) = (EngineFacts::default(), BTreeSet::new());
+    let (mut facts, mut ranks, mut connectors) = (EngineFacts::default(), BTreeSet::new(), BTreeSet::new());
     for sample in samples(metrics) {
         let name = sample.name.strip_prefix("ray_").unwrap_or(sample.name);
         let Some(name) = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_'])) else {
@@ -54,11 +55,11 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
             facts.total_blocks = facts.total_blocks.or_else(|| number("num_gpu_blocks"));
         }
         let connector = CONNECTORS.iter().find(|(prefix, _)| name.starts_with(prefix));
-        let connector = connector.and_then(|(_, connector)| connector.map(str::to_owned));
-        facts.connector = facts.connector.or(connector);
+        connectors.extend(connector.and_then(|(_, connector)| *connector));
     }
-    let ranks = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
-    EngineFacts { dp_size: ranks, ..facts }
+    let dp_size = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
+    let only = connectors.pop_first().filter(|_| connectors.is_empty());
+    EngineFacts { dp_size, connector: only.map(str::to_owned), ..facts }
 }
 
 /// Prefix of a connector's metrics, and the connector. Mooncake's store only shares a cache: it says nothing
@@ -74,7 +75,9 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
     }
     #[derive(Deserialize)]
     struct Config {
-        kv_transfer_config: Option<Transfer>,
+        /// `None`: the Rust frontend leaves it out, whatever it is.
+        #[serde(default, deserialize_with = "given")]
+        kv_transfer_config: Option<Option<Transfer>>,
     }
     #[derive(Deserialize)]
     struct Transfer {
@@ -83,7 +86,8 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
     }
     let Ok(Info { vllm_config }) = serde_json::from_slice(body) else { return EngineFacts::default() };
     let none = || Some("none".to_owned());
-    let Some(transfer) = vllm_config.kv_transfer_config else {
+    let Some(transfer) = vllm_config.kv_transfer_config else { return EngineFacts::default() };
+    let Some(transfer) = transfer else {
         return EngineFacts { connector: none(), ..EngineFacts::default() };
     };
     let role = match transfer.kv_role.as_deref() {
@@ -93,6 +97,11 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
     };
     let connector = transfer.kv_connector.as_deref().map(short).or_else(none);
     EngineFacts { connector, role, ..EngineFacts::default() }
+}
+
+/// Reads a value that is there, null included.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 /// Parses vLLM's `/version`.
@@ -279,6 +288,16 @@ mod tests {
         assert_eq!(config(r#""as text""#), EngineFacts::default());
     }
 
+    #[test]
+    fn b5_facts_of_a_real_rust_frontend_of_vllm_leave_the_connector_open() {
+        let metrics =
+            include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/rust-frontend-metrics.txt");
+        let facts = vllm_facts(metrics);
+        // B5.19
+        assert_eq!((facts.connector, facts.dp_size), (None, Some(1)));
+        let info = r#"{"vllm_config":{"coordinator_mode":"None","model":"tiny","tokenizer":null}}"#;
+        assert_eq!(vllm_config(info.as_bytes()), EngineFacts::default());
+    }
     #[test]
     fn b5_facts_of_sglang_are_parsed_with_nulls_and_in_old_versions() {
         let body = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":2,

@@ -273,9 +273,12 @@ impl Probe {
     }
 }
 
+/// Owner of the models that vLLM's Rust frontend lists.
+const RUST_FRONTEND: &str = "vllm-frontend-rs";
+
 fn engine_of(owner: &str) -> Option<Engine> {
     match owner {
-        "vllm" => Some(Engine::Vllm),
+        "vllm" | RUST_FRONTEND => Some(Engine::Vllm),
         "sglang" => Some(Engine::Sglang),
         _ => None,
     }

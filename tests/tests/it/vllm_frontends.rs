@@ -1,0 +1,99 @@
+//! Both frontends of vLLM, and the ranks of its data-parallel engines. The Rust frontend
+//! (`VLLM_USE_RUST_FRONTEND=1`) knows ranks by other numbers than the Python one, and has the metrics of all
+//! connectors.
+
+use pointsman_tests::{
+    Act, RawEngine, TestCluster, TestClusterBuilder,
+    raw_engine::{RawRequest, json as json_answer, status},
+};
+use pointsman_workers::{Ineligible, WorkerSpec};
+use serde_json::json;
+
+const COMPLETIONS: &str = "/v1/completions";
+const RUST: &str = "vllm-frontend-rs";
+const METRICS: &str = include_str!("../../fixtures/engines/vllm-0.33/rust-frontend-metrics.txt");
+
+fn metrics(labels: &[u32]) -> String {
+    labels.iter().map(|label| format!("vllm:num_requests_running{{engine=\"{label}\"}} 0\n")).collect()
+}
+
+/// An engine of this frontend with these metrics, whose other answers are those of `script`.
+async fn engine(
+    owner: &'static str,
+    metrics: String,
+    script: impl Fn(&RawRequest) -> Vec<u8> + Send + Sync + 'static,
+) -> RawEngine {
+    RawEngine::start(move |request| {
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => {
+                json_answer(&json!({ "data": [{ "id": "tiny", "owned_by": owner }] }).to_string())
+            }
+            "GET /version" => json_answer(r#"{"version":"0.33.0"}"#),
+            "GET /health" => json_answer("{}"),
+            "GET /metrics" => status("200 OK", &metrics),
+            "GET /server_info?config_format=json" => {
+                json_answer(r#"{"vllm_config":{"coordinator_mode":"None","model":"tiny","tokenizer":null}}"#)
+            }
+            line if line.starts_with("GET") => status("404 Not Found", ""),
+            _ => script(request),
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap()
+}
+
+fn answered(request: &RawRequest) -> Vec<u8> {
+    let asks = request.body.contains("\"do_remote_decode\":true");
+    let handoff = json!({ "remote_block_ids": [[1]], "remote_engine_id": "e", "remote_request_id": "r",
+        "remote_host": "127.0.0.1", "remote_port": 1 });
+    let choice = json!({ "index": 0, "text": "a", "finish_reason": if asks { "length" } else { "stop" } });
+    let whole = json!({ "id": "x", "choices": [choice], "kv_transfer_params": asks.then_some(handoff) });
+    json_answer(&whole.to_string())
+}
+
+async fn gateway(workers: &[(&str, &RawEngine)]) -> TestCluster {
+    let builder = TestClusterBuilder::new().config(|config| {
+        for (flag, engine) in workers {
+            let flag = format!("{flag},url=http://{}", engine.address);
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    });
+    builder.start().await.unwrap()
+}
+
+async fn post(cluster: &TestCluster, headers: &[(&str, &str)], number: usize) -> u16 {
+    let body = json!({ "model": "tiny", "max_tokens": 2, "prompt": format!("{number} word").repeat(99) });
+    cluster.client.post(COMPLETIONS, headers, body.to_string()).await.unwrap().status.as_u16()
+}
+
+#[tokio::test]
+async fn b5_a_pair_with_the_metrics_of_all_connectors_is_one_of_nixl() {
+    for transport in ["", ",transport=nixl"] {
+        let prefill = engine(RUST, METRICS.to_owned(), answered).await;
+        let decode = engine(RUST, METRICS.to_owned(), answered).await;
+        let flags = ["prefill", "decode"].map(|role| format!("engine=vllm,role={role}{transport}"));
+        let cluster = gateway(&[(&flags[0], &prefill), (&flags[1], &decode)]).await;
+        // B5.19
+        assert_eq!(post(&cluster, &[], 0).await, 200);
+        assert_eq!((prefill.requests().len(), decode.requests().len()), (1, 1));
+        assert!(decode.requests()[0].body.contains("remote_engine_id"), "{:?}", decode.requests());
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn b5_both_frontends_of_vllm_are_vllm() {
+    for owner in ["vllm", RUST] {
+        let engine = engine(owner, metrics(&[0]), answered).await;
+        let cluster = gateway(&[]).await;
+        let flag = format!("engine=sglang,role=aggregated,url=http://{}", engine.address);
+        cluster.gateway.state().registry.upsert(WorkerSpec::parse_flag(&flag).unwrap());
+        let refused = |cluster: &TestCluster| {
+            let snapshot = cluster.gateway.state().registry.snapshot();
+            snapshot.workers().iter().all(|one| one.ineligible() == Some(Ineligible::Misconfigured))
+        };
+        // B5.2
+        cluster.until("it is misconfigured", refused).await.unwrap();
+    }
+}
