@@ -96,6 +96,9 @@ pub struct WorkerSpec {
     pub models: Vec<ModelName>,
     /// Number of data-parallel ranks, at least 1.
     pub dp_size: u32,
+    /// Number by which requests name the engine's first rank (vLLM).
+    #[serde(skip)]
+    pub first_rank: u32,
     /// Bootstrap address (SGLang prefill).
     pub bootstrap: Bootstrap,
     /// KV connector (vLLM).

@@ -12,6 +12,8 @@ use serde_json::json;
 const COMPLETIONS: &str = "/v1/completions";
 const RUST: &str = "vllm-frontend-rs";
 const METRICS: &str = include_str!("../../fixtures/engines/vllm-0.33/rust-frontend-metrics.txt");
+/// The labels of the engines of a second node.
+const SECOND_NODE: [u32; 4] = [4, 5, 6, 7];
 
 fn metrics(labels: &[u32]) -> String {
     labels.iter().map(|label| format!("vllm:num_requests_running{{engine=\"{label}\"}} 0\n")).collect()
@@ -67,6 +69,21 @@ async fn post(cluster: &TestCluster, headers: &[(&str, &str)], number: usize) ->
     cluster.client.post(COMPLETIONS, headers, body.to_string()).await.unwrap().status.as_u16()
 }
 
+/// Returns the rank that a request names.
+fn rank(request: &RawRequest) -> Option<u32> {
+    let lines = request.head.lines().filter_map(|line| line.split_once(": "));
+    let named = lines.filter(|(name, _)| *name == "x-data-parallel-rank");
+    named.map(|(_, rank)| rank.parse().unwrap()).next()
+}
+
+/// Returns the ranks that the requests of an engine name, each once.
+fn ranks(engine: &RawEngine) -> Vec<Option<u32>> {
+    let mut all: Vec<_> = engine.requests().iter().map(rank).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
 #[tokio::test]
 async fn b5_a_pair_with_the_metrics_of_all_connectors_is_one_of_nixl() {
     for transport in ["", ",transport=nixl"] {
@@ -95,5 +112,20 @@ async fn b5_both_frontends_of_vllm_are_vllm() {
         };
         // B5.2
         cluster.until("it is misconfigured", refused).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn b5_a_rank_is_named_by_the_number_that_the_frontend_knows_it_by() {
+    for (owner, expected) in [("vllm", [0, 1, 2, 3]), (RUST, SECOND_NODE)] {
+        let engine = engine(owner, metrics(&SECOND_NODE), answered).await;
+        let cluster = gateway(&[("engine=vllm,role=aggregated,id=7", &engine)]).await;
+        for rank in 0..4 {
+            let hints = [("x-worker-instance-id", "7"), ("x-dp-rank", &rank.to_string())];
+            assert_eq!(post(&cluster, &hints, 0).await, 200);
+        }
+        // B5.20
+        assert_eq!(ranks(&engine), expected.map(Some), "{owner}");
+        cluster.at_rest().await.unwrap();
     }
 }

@@ -162,8 +162,8 @@ pub(super) fn headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeader
     headers
 }
 
-/// The rank, where there are several.
+/// The rank, where there are several, by the number that the engine knows it by.
 pub(super) fn rank_header(target: Target<'_>) -> Option<(HeaderName, HeaderValue)> {
     let name = HeaderName::from_static("x-data-parallel-rank");
-    (target.spec.dp_size > 1).then(|| (name, HeaderValue::from(target.rank.0)))
+    (target.spec.dp_size > 1).then(|| (name, HeaderValue::from(target.spec.first_rank + target.rank.0)))
 }

@@ -57,9 +57,11 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
         let connector = CONNECTORS.iter().find(|(prefix, _)| name.starts_with(prefix));
         connectors.extend(connector.and_then(|(_, connector)| *connector));
     }
+    let first_rank = ranks.iter().filter_map(|label| label.parse().ok()).min();
+    let first_rank = first_rank.filter(|first| *first < MAX_DP_SIZE);
     let dp_size = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
     let only = connectors.pop_first().filter(|_| connectors.is_empty());
-    EngineFacts { dp_size, connector: only.map(str::to_owned), ..facts }
+    EngineFacts { dp_size, first_rank, connector: only.map(str::to_owned), ..facts }
 }
 
 /// Prefix of a connector's metrics, and the connector. Mooncake's store only shares a cache: it says nothing
@@ -176,6 +178,8 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
     Ok(EngineFacts {
         role,
         dp_size: number(&info.dp_size).filter(|size| *size <= MAX_DP_SIZE),
+        first_rank: None,
+        takes_global_ranks: false,
         // Each engine that may switch its role has a bootstrap server.
         bootstrap_port: port.filter(|_| role == Some(Role::Prefill) || switches_role),
         connector: None,
@@ -294,10 +298,23 @@ mod tests {
             include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/rust-frontend-metrics.txt");
         let facts = vllm_facts(metrics);
         // B5.19
-        assert_eq!((facts.connector, facts.dp_size), (None, Some(1)));
+        assert_eq!((facts.connector, facts.dp_size, facts.first_rank), (None, Some(1), Some(0)));
         let info = r#"{"vllm_config":{"coordinator_mode":"None","model":"tiny","tokenizer":null}}"#;
         assert_eq!(vllm_config(info.as_bytes()), EngineFacts::default());
     }
+
+    #[test]
+    fn b5_the_first_rank_of_vllm_is_its_smallest_label() {
+        let labels = |labels: &[&str]| {
+            let line = |label| format!("vllm:num_requests_running{{engine=\"{label}\"}} 0\n");
+            vllm_facts(labels.iter().map(line).collect::<String>().as_bytes())
+        };
+        let facts = labels(&["11", "9", "10"]);
+        // B5.20
+        assert_eq!((facts.dp_size, facts.first_rank), (Some(3), Some(9)));
+        assert_eq!(labels(&["4000000000"]).first_rank, None, "no engine has so many ranks");
+    }
+
     #[test]
     fn b5_facts_of_sglang_are_parsed_with_nulls_and_in_old_versions() {
         let body = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"dp_size":2,

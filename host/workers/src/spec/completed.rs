@@ -62,6 +62,9 @@ impl WorkerSpec {
         if let Some(size) = facts.dp_size.filter(|_| !engine_chooses) {
             settle(FactName::DpSize, left_out(FactName::DpSize), &mut spec.dp_size, size)?;
         }
+        if let Some(first) = facts.first_rank {
+            spec.first_rank = if facts.takes_global_ranks { first } else { 0 };
+        }
         if let Some(port) = facts.bootstrap_port {
             if left_out(FactName::BootstrapPort) {
                 spec.bootstrap.port = Some(port);

@@ -281,6 +281,7 @@ impl RawSpec {
             engine,
             models: self.models.iter().map(|name| ModelName::new(name)).collect(),
             dp_size,
+            first_rank: 0,
             bootstrap: Bootstrap { host: self.bootstrap_host, port: bootstrap_port },
             transport: self.transport.unwrap_or_default(),
             kv_compatibility: self.kv_compatibility.map(Arc::from),
