@@ -35,6 +35,8 @@ pub enum FactName {
     MaxRunningRequests,
     /// Addresses of the engine's KV events and of their replay.
     KvEvents,
+    /// Number of the engine's first rank, which vLLM adds to the ports of its KV events.
+    FirstRank,
     /// Whether the worker can prefill without a handoff. No engine reports it; it follows from the role.
     LocalPrefill,
 }
@@ -105,6 +107,7 @@ impl FactName {
             Self::TotalBlocks => "total_blocks",
             Self::MaxRunningRequests => "max_running_requests",
             Self::KvEvents => "kv_events",
+            Self::FirstRank => "first_rank",
             Self::LocalPrefill => "local_prefill",
         }
     }

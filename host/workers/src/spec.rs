@@ -116,10 +116,13 @@ pub struct WorkerSpec {
     pub kv_transfer: Option<TransferRule>,
     /// `host:port` of the KV transport (vLLM P2pNccl).
     pub kv_addr: Option<String>,
-    /// `tcp://host:port` of KV events (ZMQ). Rank `r` is at port + r.
+    /// `tcp://host:port` of KV events (ZMQ). Rank `r` is at port + offset + r.
     pub kv_events: Option<String>,
-    /// `tcp://host:port` of the replay socket for missed KV events. Rank `r` is at port + r.
+    /// `tcp://host:port` of the replay socket for missed KV events. Rank `r` is at port + offset + r.
     pub kv_replay: Option<String>,
+    /// Offset of the ports of the first rank; `None` until the engine was read.
+    #[serde(skip)]
+    pub kv_events_offset: Option<u32>,
     /// Whether the worker can prefill without a handoff.
     pub local_prefill: bool,
     /// Whether a prefill in flight can be cancelled safely (E4).

@@ -2,12 +2,15 @@
 //! (`VLLM_USE_RUST_FRONTEND=1`) knows ranks by other numbers than the Python one, and has the metrics of all
 //! connectors.
 
+use std::time::Duration;
+
 use pointsman_tests::{
     Act, RawEngine, TestCluster, TestClusterBuilder,
     raw_engine::{RawRequest, json as json_answer, status},
 };
 use pointsman_workers::{Ineligible, WorkerSpec};
 use serde_json::json;
+use tokio::{net::TcpListener, time::timeout};
 
 const COMPLETIONS: &str = "/v1/completions";
 const RUST: &str = "vllm-frontend-rs";
@@ -128,4 +131,27 @@ async fn b5_a_rank_is_named_by_the_number_that_the_frontend_knows_it_by() {
         assert_eq!(ranks(&engine), expected.map(Some), "{owner}");
         cluster.at_rest().await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn p11_the_events_of_a_second_node_are_at_the_ports_of_its_ranks() {
+    // Three ports in a row, the first of which is of the first node.
+    let (base, events) = loop {
+        let first = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base = first.local_addr().unwrap().port();
+        let at = |offset| TcpListener::bind(("127.0.0.1", base.saturating_add(offset)));
+        if let (Ok(second), Ok(third)) = (at(2).await, at(3).await) {
+            break (base, [first, second, third]);
+        }
+    };
+    let engine = engine("vllm", metrics(&[2, 3]), answered).await;
+    let flag = format!("engine=vllm,role=aggregated,kv_events=tcp://{{host}}:{base}");
+    let cluster = gateway(&[(&flag, &engine)]).await;
+    let [first, second, third] = &events;
+    // P11.4
+    for listener in [second, third] {
+        timeout(Duration::from_secs(20), listener.accept()).await.unwrap().unwrap();
+    }
+    assert!(timeout(Duration::from_millis(100), first.accept()).await.is_err(), "that of another engine");
+    drop(cluster);
 }
