@@ -155,3 +155,32 @@ async fn p11_the_events_of_a_second_node_are_at_the_ports_of_its_ranks() {
     assert!(timeout(Duration::from_millis(100), first.accept()).await.is_err(), "that of another engine");
     drop(cluster);
 }
+
+#[tokio::test]
+async fn d1_an_engine_that_lost_ranks_chooses_one_itself() {
+    let python = r#"{"error":{"message":"data_parallel_rank 3 is out of range [0, 2).","code":400}}"#;
+    let rust = r#"{"error":{"message":"engine-core error","type":"invalid_request_error","code":null}}"#;
+    for problem in [python, rust] {
+        let script = move |request: &RawRequest| match rank(request) {
+            Some(2..) => status("400 Bad Request", problem),
+            _ => answered(request),
+        };
+        let prefill = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
+        let decode = engine("vllm", metrics(&[0, 1, 2, 3]), script).await;
+        let workers =
+            [("engine=vllm,role=prefill,id=6", &prefill), ("engine=vllm,role=decode,id=7", &decode)];
+        let cluster = gateway(&workers).await;
+        for number in 0..12 {
+            // D1.5
+            assert_eq!(post(&cluster, &[], number).await, 200);
+        }
+        for engine in [&prefill, &decode] {
+            let refused = engine.requests().iter().filter(|one| rank(one) >= Some(2)).count();
+            assert!(refused > 0 && engine.requests().len() == 12 + refused, "{:?}", ranks(engine));
+        }
+        let hints = [("x-worker-instance-id", "7"), ("x-dp-rank", "3")];
+        // D1.5
+        assert_eq!(post(&cluster, &hints, 0).await, 400, "the client named the rank");
+        cluster.at_rest().await.unwrap();
+    }
+}
