@@ -39,6 +39,8 @@ pub enum Act {
 pub struct RawRequest {
     /// Method and path, such as `POST /v1/completions`.
     pub line: String,
+    /// Head as text in lower case.
+    pub head: String,
     /// Body as text.
     pub body: String,
 }
@@ -237,5 +239,6 @@ async fn read_request(stream: &mut TcpStream) -> Option<RawRequest> {
     }
     let line = String::from_utf8_lossy(bytes.get(..head)?).lines().next()?.to_owned();
     let line = line.rsplit_once(' ').map_or(line.clone(), |(line, _)| line.to_owned());
-    Some(RawRequest { line, body: String::from_utf8_lossy(bytes.get(head..end)?).into_owned() })
+    let body = String::from_utf8_lossy(bytes.get(head..end)?).into_owned();
+    Some(RawRequest { line, head: text, body })
 }

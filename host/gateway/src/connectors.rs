@@ -200,6 +200,12 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
         PrefillAnswer::MissingParameters
     }
 
+    /// Returns whether generation ended with this prefill answer of a bootstrap handoff, so that the engine
+    /// kept no blocks for decode.
+    fn ended_in_prefill(&self, _body: &[u8]) -> bool {
+        false
+    }
+
     /// Returns whether the engine can continue the last message of a chat (`continue_final_message`).
     fn continues_messages(&self) -> bool {
         false

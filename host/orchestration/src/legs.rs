@@ -303,12 +303,14 @@ impl Legs {
         actions
     }
 
+    /// Ends a decode that was sent together with prefill, unless it answers: it waits for blocks in vain.
     fn prefill_was_all(&mut self) -> Actions {
-        if self.state.prefill != LegState::InFlight {
-            return Actions::new();
+        let answers = self.client == Client::Reading && !self.nothing_is_sent();
+        if answers || self.state.prefill != LegState::InFlight || self.state.answering == LegState::Over {
+            return self.prefill_ended();
         }
         self.state.prefill = LegState::Over;
-        let mut actions = Actions::new();
+        let mut actions = self.stop(Leg::Decode);
         if self.nothing_is_sent() {
             self.client = Client::Served;
             actions.push(Action::AnswerPrefill);

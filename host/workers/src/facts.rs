@@ -35,6 +35,8 @@ pub enum FactName {
     MaxRunningRequests,
     /// Addresses of the engine's KV events and of their replay.
     KvEvents,
+    /// Number of the engine's first rank, which vLLM adds to the ports of its KV events.
+    FirstRank,
     /// Whether the worker can prefill without a handoff. No engine reports it; it follows from the role.
     LocalPrefill,
 }
@@ -46,6 +48,11 @@ pub struct EngineFacts {
     pub role: Option<Role>,
     /// Number of data-parallel ranks.
     pub dp_size: Option<u32>,
+    /// Number of the engine's first rank among those of all engines that share a model (vLLM's hybrid and
+    /// external load balancing).
+    pub first_rank: Option<u32>,
+    /// Whether requests name a rank by its number among those of all engines (vLLM's Rust frontend).
+    pub takes_global_ranks: bool,
     /// Port of the bootstrap server. Only of a prefill worker.
     pub bootstrap_port: Option<u16>,
     /// The engine's own name of its KV connector; `none` if it has none.
@@ -100,6 +107,7 @@ impl FactName {
             Self::TotalBlocks => "total_blocks",
             Self::MaxRunningRequests => "max_running_requests",
             Self::KvEvents => "kv_events",
+            Self::FirstRank => "first_rank",
             Self::LocalPrefill => "local_prefill",
         }
     }
@@ -125,6 +133,8 @@ impl EngineFacts {
         Self {
             role: self.role.or(earlier.role),
             dp_size: self.dp_size.or(earlier.dp_size),
+            first_rank: self.first_rank.or(earlier.first_rank),
+            takes_global_ranks: self.takes_global_ranks || earlier.takes_global_ranks,
             bootstrap_port: self.bootstrap_port.or(earlier.bootstrap_port),
             connector: self.connector.or_else(|| earlier.connector.clone()),
             version: self.version.or_else(|| earlier.version.clone()),

@@ -192,12 +192,12 @@ impl Feeds {
         stop: &CancellationToken,
     ) {
         let spec = worker.spec();
-        let Some(events) = &spec.kv_events else { return };
+        let Some((events, offset)) = spec.kv_events.as_ref().zip(spec.kv_events_offset) else { return };
         for rank in 0..spec.dp_size {
-            let Some(endpoint) = rank_endpoint(events, rank) else { continue };
+            let Some(endpoint) = rank_endpoint(events, offset + rank) else { continue };
             self.warn_of_shared(worker.id(), &endpoint);
             let mut config = FeedConfig::new(&*endpoint);
-            config.replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, rank));
+            config.replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, offset + rank));
             let status = FeedStatus { counters: config.counters.clone(), live: Arc::default() };
             let sink = IndexSink {
                 index: index.clone(),

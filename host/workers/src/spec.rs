@@ -96,6 +96,9 @@ pub struct WorkerSpec {
     pub models: Vec<ModelName>,
     /// Number of data-parallel ranks, at least 1.
     pub dp_size: u32,
+    /// Number by which requests name the engine's first rank (vLLM).
+    #[serde(skip)]
+    pub first_rank: u32,
     /// Bootstrap address (SGLang prefill).
     pub bootstrap: Bootstrap,
     /// KV connector (vLLM).
@@ -113,10 +116,13 @@ pub struct WorkerSpec {
     pub kv_transfer: Option<TransferRule>,
     /// `host:port` of the KV transport (vLLM P2pNccl).
     pub kv_addr: Option<String>,
-    /// `tcp://host:port` of KV events (ZMQ). Rank `r` is at port + r.
+    /// `tcp://host:port` of KV events (ZMQ). Rank `r` is at port + offset + r.
     pub kv_events: Option<String>,
-    /// `tcp://host:port` of the replay socket for missed KV events. Rank `r` is at port + r.
+    /// `tcp://host:port` of the replay socket for missed KV events. Rank `r` is at port + offset + r.
     pub kv_replay: Option<String>,
+    /// Offset of the ports of the first rank; `None` until the engine was read.
+    #[serde(skip)]
+    pub kv_events_offset: Option<u32>,
     /// Whether the worker can prefill without a handoff.
     pub local_prefill: bool,
     /// Whether a prefill in flight can be cancelled safely (E4).

@@ -111,5 +111,6 @@ mod tls_reload;
 mod trace_context;
 mod traces;
 mod unnamed_models;
+mod vllm_frontends;
 mod vllm_legs;
 mod whole_answers;

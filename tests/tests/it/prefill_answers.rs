@@ -351,6 +351,29 @@ async fn c7b_a_forced_tool_call_is_split_only_where_the_engine_answers_one_token
 }
 
 #[tokio::test]
+async fn c7b_a_prompt_that_both_legs_may_cut_otherwise_is_not_split() {
+    let versions =
+        [("0.31.2", "0.33.0", 0), ("0.33.0", "0.31.2", 0), ("0.33.0", "", 0), ("0.32.0", "0.33.0", 1)];
+    for (of_prefill, of_decode, split) in versions {
+        let prefill = versioned(of_prefill, prefilled("length", true)).await;
+        let decode = versioned(of_decode, Vec::new()).await;
+        // Other versions do not pair.
+        let roles = ["prefill,kv_compatibility=a", "decode,kv_compatibility=a"];
+        let cluster = gateway(&[(roles[0], &prefill), (roles[1], &decode)]).await;
+        for (limit, expected) in [(value!(-1), split), (value!(9), 1), (value!(null), 1)] {
+            let before = prefill.requests().len();
+            let body = value!({"model": "tiny", "max_tokens": 9, "prompt": "a ".repeat(99),
+                "truncate_prompt_tokens": limit});
+            assert_eq!(cluster.client.post(COMPLETIONS, &[], body.to_string()).await.unwrap().status, 200);
+            // C7b.6
+            let versions = (of_prefill, of_decode);
+            assert_eq!(prefill.requests().len() - before, expected, "{versions:?} {limit}");
+        }
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn c7b_beam_search_runs_on_one_worker() {
     let prefill = versioned("0.33.0", prefilled("length", false)).await;
     let decode = versioned("0.33.0", Vec::new()).await;

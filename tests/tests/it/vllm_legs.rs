@@ -130,6 +130,54 @@ async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
     cluster.at_rest().await.unwrap();
 }
 
+/// An engine of a Mooncake pair. Its prefill ends with this reason, and decode waits for blocks.
+async fn mooncake(end: &'static str) -> RawEngine {
+    RawEngine::start(move |request| {
+        let answer = match request.line.as_str() {
+            "GET /v1/models" => json_answer(r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#),
+            "GET /query" => json_answer(r#"{"0":{"engine_id":"e"}}"#),
+            line if line.starts_with("GET") => json_answer("{}"),
+            _ if request.body.contains("\"do_remote_prefill\":true") => return vec![Act::Hang],
+            _ => {
+                let whole = json!({ "id": "m", "type": "message", "role": "assistant", "content": [],
+                    "stop_reason": end, "usage": usage(8, 1) });
+                json_answer(&whole.to_string())
+            }
+        };
+        vec![Act::Send(answer)]
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn c8_an_empty_message_of_a_mooncake_pair_does_not_wait_for_blocks() {
+    for (stream, end) in [(false, "end_turn"), (true, "end_turn"), (false, "max_tokens")] {
+        let (prefill, decode) = (mooncake(end).await, mooncake(end).await);
+        let builder = TestClusterBuilder::new().config(|config| {
+            config.timeouts.request = Duration::from_secs(3);
+            for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
+                let port = prefill.address.port();
+                let more = format!("transport=mooncake,bootstrap_port={port},url=http://{}", engine.address);
+                let flag = format!("role={role},engine=vllm,{more}");
+                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+            }
+        });
+        let cluster = builder.start().await.unwrap();
+        let reply = post(&cluster, MESSAGES, json!({ "stream": stream })).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        let is_whole = end == "end_turn";
+        // C8.6
+        assert_eq!((reply.status == 200, text.contains(end)), (is_whole, is_whole), "{text}");
+        assert_eq!(stream, text.contains("event: message_stop"), "{text}");
+        assert_eq!((prefill.requests().len(), decode.requests().len()), (1, 1));
+        if is_whole {
+            cluster.until("the decode leg is closed", |_| decode.open() == 0).await.unwrap();
+            cluster.at_rest().await.unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn e1_the_handoff_of_a_thinking_message_whose_client_left_is_consumed() {
     let (prefill, decode) = (engine(0, Duration::from_secs(2)).await, engine(0, Duration::ZERO).await);

@@ -213,6 +213,13 @@ fn requests_with_several_consumers_are_not_split_for_vllm() {
     assert_eq!(reason(r#"{"model":"m","prompt":"a"}"#), None);
     assert_eq!(reason(r#"{"model":"m","prompt":"a","n":2}"#), Some("n"));
     assert_eq!(reason(r#"{"model":"m","prompt":["a","b"]}"#), Some("list_of_prompts"));
+    let embeds =
+        |prompt: &str| reason(&format!(r#"{{"model":"m","prompt":{prompt},"prompt_embeds":"gAJj"}}"#));
+    assert_eq!((reason(r#"{"model":"m","prompt_embeds":"gAJj"}"#), embeds("null")), (None, None));
+    // C7b.5
+    for prompt in ["\"a\"", "\"\"", "[\"a\"]", "[1, 2]"] {
+        assert_eq!(embeds(prompt), Some("list_of_prompts"), "{prompt}");
+    }
     assert_eq!(reason(r#"{"model":"m","prompt":"a","echo":true}"#), Some("echo"));
     assert_eq!(
         reason(r#"{"model":"m","prompt":"a","echo":false,"prompt_logprobs":0}"#),

@@ -34,26 +34,31 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
 /// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces,
 /// and answer 500 or 400 (vllm#36794, #38911). No other `tool_choice` is safe: `none` leaves the tools out
 /// of the prompt before 0.10, or as the operator says, and engines without a parser refuse `auto`.
-fn refused_by_prefill(request: &Request, prefill: &[Candidate]) -> Option<&'static str> {
-    (forces_tool(request) && !all_since((0, 27), prefill)).then_some("tool_choice")
-}
-
-/// Why one of these workers cannot take its leg. The handler of `/v1/responses` takes a handoff from 0.19 on
-/// (vllm#37424).
+///
+/// Engines before 0.32 may cut a prompt by a negative `truncate_prompt_tokens` to what `max_tokens` leaves of
+/// the context, so that the legs would have different prompts (vllm#42474).
+///
+/// The handler of `/v1/responses` takes a handoff from 0.19 on (vllm#37424).
 pub(super) fn refused_by(
     request: &Request,
     prefill: &[Candidate],
     decode: &[Candidate],
 ) -> Option<&'static str> {
-    let all_can = || [prefill, decode].into_iter().all(|pool| all_since((0, 19), pool));
-    let is_refused = request.endpoint == Endpoint::Responses && !all_can();
-    is_refused.then(|| request.endpoint.path()).or_else(|| refused_by_prefill(request, prefill))
+    let all_can = |version| all_since(version, prefill) && all_since(version, decode);
+    if request.endpoint == Endpoint::Responses && !all_can((0, 19)) {
+        return Some(request.endpoint.path());
+    }
+    if forces_tool(request) && !all_since((0, 27), prefill) {
+        return Some("tool_choice");
+    }
+    let truncates = request.body.get("truncate_prompt_tokens").is_some_and(|limit| limit.starts_with('-'));
+    (truncates && !all_can((0, 32))).then_some("truncate_prompt_tokens")
 }
 
-/// Returns whether all vLLM workers of a pool that are up have this version or a later one.
+/// Returns whether all vLLM workers of the pool that are up report at least this version.
 fn all_since(version: (u32, u32), pool: &[Candidate]) -> bool {
-    let of_vllm = |one: &&Candidate| one.worker.spec().engine == Engine::Vllm && is_up(one);
-    pool.iter().filter(of_vllm).all(|one| one.worker.engine_version() >= Some(version))
+    let matters = |one: &&Candidate| one.worker.spec().engine == Engine::Vllm && is_up(one);
+    pool.iter().filter(matters).all(|one| one.worker.engine_version() >= Some(version))
 }
 
 /// Returns whether the answer has to be a call of a tool.
@@ -171,8 +176,8 @@ pub(super) fn headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeader
     headers
 }
 
-/// The rank, where there are several.
+/// The rank, where there are several, by the number that the engine knows it by.
 pub(super) fn rank_header(target: Target<'_>) -> Option<(HeaderName, HeaderValue)> {
     let name = HeaderName::from_static("x-data-parallel-rank");
-    (target.spec.dp_size > 1).then(|| (name, HeaderValue::from(target.rank.0)))
+    (target.spec.dp_size > 1).then(|| (name, HeaderValue::from(target.spec.first_rank + target.rank.0)))
 }

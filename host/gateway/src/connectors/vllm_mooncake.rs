@@ -8,7 +8,7 @@ use serde_json::json;
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::Candidate;
 
-use super::{Connector, LegContext, Target, vllm};
+use super::{Connector, LegContext, Target, vllm, vllm_nixl::Answer};
 use crate::{openai::request::Request, upstream::LegHeaders};
 
 /// The dialect.
@@ -37,14 +37,6 @@ impl Connector for VllmMooncake {
         vllm::refused_by(request, prefill, decode)
     }
 
-    fn hands_over_responses(&self) -> bool {
-        true
-    }
-
-    fn decode_stores_responses(&self) -> bool {
-        true
-    }
-
     fn takes_token_ids(&self) -> bool {
         true
     }
@@ -71,6 +63,15 @@ impl Connector for VllmMooncake {
 
     fn headers(&self, context: &LegContext<'_>, target: Target<'_>) -> LegHeaders {
         vllm::headers(context, target)
+    }
+
+    /// The engine keeps the blocks of a prefill that reached its length cap. Without `min_tokens`, which
+    /// Messages lack, the first token may be the end of the sequence. Other ends are found in the text of a
+    /// prefill that reached its cap.
+    fn ended_in_prefill(&self, body: &[u8]) -> bool {
+        let answer: Option<Answer<'_>> = serde_json::from_slice(body).ok();
+        let finish = answer.as_ref().and_then(Answer::finish).flatten();
+        matches!(finish, Some("stop" | "end_turn"))
     }
 
     fn decode_knows_cached_tokens(&self) -> bool {

@@ -26,8 +26,9 @@ const NEEDED: [&str; 4] = ["remote_block_ids", "remote_engine_id", "remote_host"
 /// and pair with older decode engines only.
 const REQUEST_ID: &str = "remote_request_id";
 
+/// The answer of a prefill.
 #[derive(Deserialize)]
-struct Answer<'a> {
+pub(super) struct Answer<'a> {
     #[serde(default)]
     choices: Vec<Choice>,
     /// `message` for an answer of the Messages API, which has no choices.
@@ -69,7 +70,7 @@ impl Answer<'_> {
     }
 
     /// Why generation ended, if the answer says so; `None` if it is not an answer.
-    fn finish(&self) -> Option<Option<&str>> {
+    pub(super) fn finish(&self) -> Option<Option<&str>> {
         if self.kind.as_deref() == Some("message") {
             return Some(self.stop_reason.as_deref());
         }

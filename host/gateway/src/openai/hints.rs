@@ -235,7 +235,7 @@ impl Hints {
         let hashes =
             |block: BlockObjects| block.mm_objects.into_iter().map(|object| object.mm_hash).collect();
         config.check().map_err(|problem| RequestError::new("nvext.router_config_override", &problem))?;
-        Ok(Self {
+        let hints = Self {
             backend: instance.or(ext.backend_instance_id).map(WorkerId),
             prefill: prefill.or(ext.prefill_worker_id).map(WorkerId),
             decode: instance.or(ext.decode_worker_id).map(WorkerId),
@@ -264,8 +264,17 @@ impl Hints {
             lineage,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,
-            warning: nvext::warning(all, body, &ext.annotations),
-        })
+            warning: None,
+        };
+        let lone_rank = hints.has_lone_rank();
+        Ok(Self { warning: nvext::warning(all, body, &ext.annotations, lone_rank), ..hints })
+    }
+
+    /// Returns whether a rank is given without the worker that has it.
+    fn has_lone_rank(&self) -> bool {
+        let workers = [self.prefill, self.decode, self.backend];
+        let lone = self.dp_rank.is_some() && workers.iter().all(Option::is_none);
+        lone || self.prefill_dp_rank.is_some() && self.prefill.is_none()
     }
 
     /// The worker and rank a leg is pinned to (F3). The prefill leg has a pin of its own only: of a request

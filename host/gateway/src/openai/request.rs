@@ -184,12 +184,13 @@ impl Request {
             None => "",
         };
         let joined = preamble.and_then(|key| body.get(key)).map(|preamble| format!("{preamble}{prompt}"));
-        let elements = body.counts(key).items;
-        if starts_with_a_number(prompt) {
-            at_most(key, "token ids", elements, MAX_TOKEN_IDS)?;
+        let (mut prompts, token_ids) = prompts_of(endpoint, &body, key, prompt)?;
+        // The engine answers embeddings and, after them, each prompt beside them, also an empty one (C7b.5).
+        if key == "prompt_embeds"
+            && let Some(other) = body.get("prompt").filter(|prompt| *prompt != "null")
+        {
+            prompts += prompts_of(endpoint, &body, "prompt", other)?.0;
         }
-        check_items(endpoint, key, elements)?;
-        let (prompts, token_ids) = shape_of(key, prompt, elements);
         check_batch(key, prompts, sampling.sequences, limits)?;
         sampling.check_prompts(prompts)?;
         let prompts = u32::try_from(prompts).unwrap_or(u32::MAX);
@@ -288,6 +289,24 @@ pub(crate) fn json_object(body: Bytes) -> Result<JsonBody, RequestError> {
 #[serde(default)]
 struct StreamOptions {
     include_usage: Option<Flag>,
+}
+
+/// Returns the number of prompts under a key, and the token ids of a single prompt that is given as ids.
+///
+/// # Errors
+/// [`RequestError`] when there are too many.
+fn prompts_of(
+    endpoint: Endpoint,
+    body: &JsonBody,
+    key: &'static str,
+    prompt: &str,
+) -> Result<(usize, Option<Vec<u32>>), RequestError> {
+    let elements = body.counts(key).items;
+    if starts_with_a_number(prompt) {
+        at_most(key, "token ids", elements, MAX_TOKEN_IDS)?;
+    }
+    check_items(endpoint, key, elements)?;
+    Ok(shape_of(key, prompt, elements))
 }
 
 /// Returns the number of prompts, and the token ids of a single prompt that is given as ids. `elements` is

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{HeaderValue, Response, header};
 
 use super::first_event::{begins_as_stream, error_in, may_be_json};
@@ -20,9 +21,8 @@ use crate::{
 /// How long the end of a body may take after the end mark.
 const END_GRACE: Duration = Duration::from_millis(200);
 
-/// Reads a prefill answer to its end without keeping it. `limits` are those of each pause of the engine. A
-/// whole answer counts in `held`.
-/// Returns the cached prompt tokens that a whole answer reports.
+/// Reads a prefill answer to its end. `limits` are those of each pause of the engine. Returns an answer that
+/// is not a stream, which counts in `held`.
 ///
 /// # Errors
 /// [`CallError`], also for an answer that is not one: then nothing was prefilled, and the decode leg would
@@ -32,7 +32,7 @@ pub(super) async fn drain_prefill(
     endpoint: Endpoint,
     limits: PauseLimits,
     held: &mut Share,
-) -> Result<Option<u32>, CallError> {
+) -> Result<Option<Bytes>, CallError> {
     let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     let content_type = content_type.as_ref().map(HeaderValue::as_bytes).unwrap_or_default();
     let mut body = response.into_body();
@@ -52,7 +52,7 @@ pub(super) async fn drain_prefill(
     if !may_be_json(content_type) || !is_answer {
         return Err(not_an_answer(&whole));
     }
-    Ok(seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens))
+    Ok(Some(whole))
 }
 
 /// Returns the error that an answer to a prefill is, or an event of one. An output of `/generate` that

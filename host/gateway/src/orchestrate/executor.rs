@@ -53,7 +53,6 @@ pub(crate) struct Handover {
 }
 
 /// The header by which vLLM takes the data-parallel rank.
-#[cfg(feature = "ext-proc")]
 pub(super) const RANK: &str = "x-data-parallel-rank";
 
 impl Reached {

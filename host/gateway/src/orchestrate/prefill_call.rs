@@ -22,8 +22,8 @@ use crate::{
 pub(super) enum Prefilled {
     /// The answer of a completed handoff.
     Answer(Response<Bytes>, Share),
-    /// Any other answer was not kept. It said how much of the prompt was cached, or did not.
-    Drained { cached_tokens: Option<u32> },
+    /// Any other answer; `None`: it was a stream.
+    Drained(Option<Bytes>, Share),
 }
 
 /// Data that the task of a call needs, besides the call.
@@ -61,9 +61,7 @@ impl PrefillCall {
     fn read(&self, prefilled: Prefilled) -> Result<PrefillDone, CallError> {
         let (answer, held) = match prefilled {
             Prefilled::Answer(answer, held) => (answer, held),
-            Prefilled::Drained { cached_tokens } => {
-                return Ok(PrefillDone { cached_tokens, ..PrefillDone::default() });
-            }
+            Prefilled::Drained(whole, held) => return Ok(self.drained(whole, held)),
         };
         if seen::is_error(self.is_chat, answer.body()) {
             return Err(CallError::of_error_body(answer.body()));
@@ -75,6 +73,15 @@ impl PrefillCall {
             }
             read => Ok(PrefillDone { answer: Some((answer, read)), cached_tokens: None, held: Some(held) }),
         }
+    }
+
+    /// Looks whether an answer without a handoff is all of the client's answer.
+    fn drained(&self, whole: Option<Bytes>, held: Share) -> PrefillDone {
+        let Some(whole) = whole else { return PrefillDone::default() };
+        let cached_tokens = seen::in_whole_answer(false, &whole).usage.and_then(|usage| usage.cached_tokens);
+        let ended = self.connector.ended_in_prefill(&whole);
+        let answer = ended.then(|| (Response::new(whole), PrefillAnswer::WasAll));
+        PrefillDone { answer, cached_tokens, held: Some(held) }
     }
 
     /// Releases the booking. `took`: how long the prefill took, if it succeeded.

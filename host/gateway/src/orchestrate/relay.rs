@@ -153,7 +153,7 @@ impl Relay {
             && let Poll::Ready(event) = self.drive.poll_prefill(cx)
         {
             self.prefill_ended();
-            if matches!(event, Event::Failed(..)) && self.client_has_nothing() {
+            if matches!(event, Event::Failed(..) | Event::PrefillWasAll) && self.client_has_nothing() {
                 self.drive.legs.begin_again();
             }
             self.report(event);

@@ -7,18 +7,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::header;
+use http::{Response, StatusCode, header};
 use pointsman_orchestration::HandoffKind;
 use pointsman_workers::{InFlight, Leg, ModelName, Worker};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 #[cfg(feature = "ext-proc")]
-use super::executor::{Handover, RANK};
+use super::executor::Handover;
 use super::{
     Drive,
     drain_prefill::drain_prefill,
-    executor::Executor,
+    executor::{Executor, RANK},
     leg_run::LegAnswer,
     prefill_call::{PrefillCall, Prefilled},
     stored, target,
@@ -32,7 +32,7 @@ use crate::{
         trace_context::{Links, Span},
     },
     telemetry::traces::LegTarget,
-    upstream::{self, CallError, Destination, HeadWait, LegHeaders, Silence},
+    upstream::{self, Body, CallError, Destination, HeadWait, LegHeaders, Silence, Upstream},
 };
 
 /// Delays between repetitions of an abort.
@@ -115,6 +115,7 @@ impl Drive {
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
         let (endpoint, mut held) = (self.request.endpoint, self.state.body_bytes.share());
+        let rank_is_chosen = self.rank_is_chosen(Leg::Prefill);
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
         let task = PrefillCall {
@@ -126,16 +127,16 @@ impl Drive {
         let call = async move {
             let in_flight = InFlight::new(worker.clone(), None);
             let call = pin!(async {
-                let head = pin!(upstream.head(&to, &headers, body));
+                let head = pin!(head_of_leg(&upstream, &to, headers, body, rank_is_chosen));
                 let (head, mut body) = upstream::with_time_limit(silence, head).await?.into_parts();
                 body.of_call(in_flight);
                 if carries_data {
                     let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
-                    return Ok(Prefilled::Answer(http::Response::from_parts(head, body), held));
+                    return Ok(Prefilled::Answer(Response::from_parts(head, body), held));
                 }
-                let cached_tokens =
-                    drain_prefill(http::Response::from_parts(head, body), endpoint, pause, &mut held).await?;
-                Ok(Prefilled::Drained { cached_tokens })
+                let response = Response::from_parts(head, body);
+                let whole = drain_prefill(response, endpoint, pause, &mut held).await?;
+                Ok(Prefilled::Drained(whole, held))
             });
             unless_down(&worker, call).await
         };
@@ -171,10 +172,11 @@ impl Drive {
         let (pause, request, mut held) = (limits.pause(), self.request_hash(), self.state.body_bytes.share());
         // The engine of a pair answers after the prefill, which has a limit of its own.
         let prefill_over = self.runs.prefill.over.clone().filter(|_| self.prefill_runs());
+        let rank_is_chosen = self.rank_is_chosen(leg);
         self.runs[leg].call = Some(Box::pin(async move {
             let mut in_flight = InFlight::new(worker.clone(), prefill_over.clone());
             let call = pin!(async {
-                let head = pin!(upstream.head(&to, &headers, body));
+                let head = pin!(head_of_leg(&upstream, &to, headers, body, rank_is_chosen));
                 let wait = HeadWait { silence, most, worker: &worker, request };
                 let mut response = head_after(prefill_over, &mut in_flight, wait, head).await?;
                 response.body_mut().of_call(in_flight);
@@ -183,10 +185,15 @@ impl Drive {
                 }
                 let (head, body) = response.into_parts();
                 let body = upstream::collect(body, Some(pause), Some(&mut held)).await?;
-                Ok(LegAnswer::Whole(http::Response::from_parts(head, body), held))
+                Ok(LegAnswer::Whole(Response::from_parts(head, body), held))
             });
             unless_down(&worker, call).await
         }));
+    }
+
+    /// Returns whether the gateway chose the rank of a leg, and no hint named it.
+    fn rank_is_chosen(&self, leg: Leg) -> bool {
+        self.request.hints.pinned(leg).is_none_or(|(_, rank)| rank.is_none())
     }
 
     /// Asks the engine of a realtime session to upgrade a connection.
@@ -288,6 +295,34 @@ fn single_body(request: &Request, connector: &dyn Connector, context: &LegContex
         Some(form) => form.bytes.clone(),
         None => connector.single(request, context),
     }
+}
+
+/// Sends a leg and waits for the head of its answer. An engine that refuses the rank that the gateway chose
+/// has lost ranks, whose metrics stay: it gets the leg once more and chooses a rank itself (D1.5).
+async fn head_of_leg(
+    upstream: &Upstream,
+    to: &Destination,
+    mut headers: LegHeaders,
+    body: Bytes,
+    rank_is_chosen: bool,
+) -> Result<Response<Body>, CallError> {
+    if !rank_is_chosen || !headers.iter().any(|(name, _)| name == RANK) {
+        return upstream.head(to, &headers, body).await;
+    }
+    match upstream.head(to, &headers, body.clone()).await {
+        Err(error) if refuses_rank(&error) => {
+            headers.retain(|(name, _)| name != RANK);
+            Box::pin(upstream.head(to, &headers, body)).await
+        }
+        called => called,
+    }
+}
+
+/// Returns whether an engine refuses a data-parallel rank, as vLLM's Python frontend and its Rust one do.
+fn refuses_rank(error: &CallError) -> bool {
+    let CallError::Status { status: StatusCode::BAD_REQUEST, body, .. } = error else { return false };
+    let text = String::from_utf8_lossy(body);
+    text.contains("data_parallel_rank") || text.contains("engine-core error")
 }
 
 /// Returns the time limit for the head of an answer.

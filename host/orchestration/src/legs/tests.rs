@@ -98,6 +98,27 @@ fn c8_an_answer_that_ended_in_prefill_starts_no_decode() {
 }
 
 #[test]
+fn c8_a_decode_that_waits_for_an_answer_that_ended_in_prefill_is_stopped() {
+    let sent: [(E, &[A]); 2] = [
+        (E::PrefillRouted(BOOTSTRAP_NO_ABORT), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+    ];
+    let after = |then: &[(E, &[A])]| {
+        check(Shape::Remote, 2, &[&sent[..], then].concat());
+    };
+    // C8.6
+    after(&[(E::PrefillWasAll, &[A::Cancel(Leg::Decode), A::AnswerPrefill, A::Finish])]);
+    after(&[(E::ClientGone, &[]), (E::PrefillWasAll, &[A::Cancel(Leg::Decode), A::Finish])]);
+    after(&[
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::PrefillWasAll, &[]),
+        (E::FinishSeen, &[]),
+        (E::Ended, &[A::Finish]),
+    ]);
+}
+
+#[test]
 fn c11_a_successful_end_is_held_until_prefill_ended() {
     check(
         Shape::Remote,
@@ -1051,11 +1072,10 @@ impl World {
             None => {}
         }
         if self.prefill {
-            if self.traits.handoff == HandoffKind::Completed {
-                events.extend([E::PrefillHandoff, E::PrefillEnded, E::PrefillWasAll]);
-            } else {
-                events.push(E::PrefillEnded);
-            }
+            let kind = self.traits.handoff;
+            events.extend((kind == HandoffKind::Completed).then_some(E::PrefillHandoff));
+            events.push(E::PrefillEnded);
+            events.extend((kind != HandoffKind::Addressed).then_some(E::PrefillWasAll));
             events.extend(failures.map(|failed| E::Failed(Leg::Prefill, failed)));
         }
         if self.decode {

@@ -98,7 +98,7 @@ pub enum Event {
     /// The prefill leg of a bootstrap pair succeeded, or the answer of another one says that there is nothing
     /// to hand over.
     PrefillEnded,
-    /// Generation ended within prefill; its answer is the whole answer (C8).
+    /// Generation ended within prefill, which handed nothing over; its answer is the whole answer (C8).
     PrefillWasAll,
     /// The decode or aggregated leg answers with a success status.
     Head,

@@ -35,9 +35,10 @@ enum EngineId {
 }
 
 /// Reads the KV cache's block size and number of blocks from the metric `vllm:cache_config_info`, counts the
-/// data-parallel ranks by their label, and recognises the connector by its metrics.
+/// data-parallel ranks by their label, and recognises the connector by its metrics. The Rust frontend has the
+/// metrics of all connectors: then the connector is not known.
 pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
-    let (mut facts, mut ranks) = (EngineFacts::default(), BTreeSet::new());
+    let (mut facts, mut ranks, mut connectors) = (EngineFacts::default(), BTreeSet::new(), BTreeSet::new());
     for sample in samples(metrics) {
         let name = sample.name.strip_prefix("ray_").unwrap_or(sample.name);
         let Some(name) = name.strip_prefix("vllm").and_then(|rest| rest.strip_prefix([':', '_'])) else {
@@ -54,11 +55,13 @@ pub(super) fn vllm_facts(metrics: &[u8]) -> EngineFacts {
             facts.total_blocks = facts.total_blocks.or_else(|| number("num_gpu_blocks"));
         }
         let connector = CONNECTORS.iter().find(|(prefix, _)| name.starts_with(prefix));
-        let connector = connector.and_then(|(_, connector)| connector.map(str::to_owned));
-        facts.connector = facts.connector.or(connector);
+        connectors.extend(connector.and_then(|(_, connector)| *connector));
     }
-    let ranks = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
-    EngineFacts { dp_size: ranks, ..facts }
+    let first_rank = ranks.iter().filter_map(|label| label.parse().ok()).min();
+    let first_rank = first_rank.filter(|first| *first < MAX_DP_SIZE);
+    let dp_size = u32::try_from(ranks.len()).ok().filter(|ranks| (1..=MAX_DP_SIZE).contains(ranks));
+    let only = connectors.pop_first().filter(|_| connectors.is_empty());
+    EngineFacts { dp_size, first_rank, connector: only.map(str::to_owned), ..facts }
 }
 
 /// Prefix of a connector's metrics, and the connector. Mooncake's store only shares a cache: it says nothing
@@ -74,7 +77,9 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
     }
     #[derive(Deserialize)]
     struct Config {
-        kv_transfer_config: Option<Transfer>,
+        /// `None`: the Rust frontend leaves it out, whatever it is.
+        #[serde(default, deserialize_with = "given")]
+        kv_transfer_config: Option<Option<Transfer>>,
     }
     #[derive(Deserialize)]
     struct Transfer {
@@ -83,7 +88,8 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
     }
     let Ok(Info { vllm_config }) = serde_json::from_slice(body) else { return EngineFacts::default() };
     let none = || Some("none".to_owned());
-    let Some(transfer) = vllm_config.kv_transfer_config else {
+    let Some(transfer) = vllm_config.kv_transfer_config else { return EngineFacts::default() };
+    let Some(transfer) = transfer else {
         return EngineFacts { connector: none(), ..EngineFacts::default() };
     };
     let role = match transfer.kv_role.as_deref() {
@@ -93,6 +99,11 @@ pub(super) fn vllm_config(body: &[u8]) -> EngineFacts {
     };
     let connector = transfer.kv_connector.as_deref().map(short).or_else(none);
     EngineFacts { connector, role, ..EngineFacts::default() }
+}
+
+/// Reads a value that is there, null included.
+fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 /// Parses vLLM's `/version`.
@@ -167,6 +178,8 @@ pub(super) fn sglang_facts(body: &[u8]) -> Result<EngineFacts, String> {
     Ok(EngineFacts {
         role,
         dp_size: number(&info.dp_size).filter(|size| *size <= MAX_DP_SIZE),
+        first_rank: None,
+        takes_global_ranks: false,
         // Each engine that may switch its role has a bootstrap server.
         bootstrap_port: port.filter(|_| role == Some(Role::Prefill) || switches_role),
         connector: None,
@@ -277,6 +290,29 @@ mod tests {
         assert_eq!((p2p.connector.as_deref(), p2p.role), (Some("P2pNcclConnector"), Some(Role::Prefill)));
         assert_eq!(config(r#"{"kv_transfer_config":null}"#).connector.as_deref(), Some("none"));
         assert_eq!(config(r#""as text""#), EngineFacts::default());
+    }
+
+    #[test]
+    fn b5_facts_of_a_real_rust_frontend_of_vllm_leave_the_connector_open() {
+        let metrics =
+            include_bytes!("../../../../tests/fixtures/engines/vllm-0.33/rust-frontend-metrics.txt");
+        let facts = vllm_facts(metrics);
+        // B5.19
+        assert_eq!((facts.connector, facts.dp_size, facts.first_rank), (None, Some(1), Some(0)));
+        let info = r#"{"vllm_config":{"coordinator_mode":"None","model":"tiny","tokenizer":null}}"#;
+        assert_eq!(vllm_config(info.as_bytes()), EngineFacts::default());
+    }
+
+    #[test]
+    fn b5_the_first_rank_of_vllm_is_its_smallest_label() {
+        let labels = |labels: &[&str]| {
+            let line = |label| format!("vllm:num_requests_running{{engine=\"{label}\"}} 0\n");
+            vllm_facts(labels.iter().map(line).collect::<String>().as_bytes())
+        };
+        let facts = labels(&["11", "9", "10"]);
+        // B5.20
+        assert_eq!((facts.dp_size, facts.first_rank), (Some(3), Some(9)));
+        assert_eq!(labels(&["4000000000"]).first_rank, None, "no engine has so many ranks");
     }
 
     #[test]

@@ -73,6 +73,7 @@ impl Probe {
     /// a failure; otherwise the configured values do.
     pub(super) async fn facts(&mut self, patient: bool) -> Result<(), Problem> {
         let spec = self.worker.spec().clone();
+        let mut owner = None;
         match self.get("/v1/models").await.body()? {
             Some(body) => {
                 let list = models::models(&body)?;
@@ -93,6 +94,7 @@ impl Probe {
                 let names = list.names.iter().map(|name| ModelName::new(name)).collect();
                 self.worker.set_context_lengths(list.lengths);
                 self.registry.learn_models(spec.id, names, adapters);
+                owner = list.owner;
                 self.worker.note_models_read();
             }
             None if !spec.models.is_empty() => {}
@@ -102,7 +104,11 @@ impl Probe {
             }
         }
         let (reported, problem) = match spec.engine {
-            Engine::Vllm => self.vllm_facts().await,
+            Engine::Vllm => {
+                let (facts, problem) = self.vllm_facts().await;
+                let takes_global_ranks = owner.as_deref() == Some(RUST_FRONTEND);
+                (EngineFacts { takes_global_ranks, ..facts }, problem)
+            }
             Engine::Sglang => self.sglang_facts().await,
             Engine::Trtllm | Engine::Openai => (EngineFacts::default(), None),
         };
@@ -273,9 +279,12 @@ impl Probe {
     }
 }
 
+/// Owner of the models that vLLM's Rust frontend lists.
+const RUST_FRONTEND: &str = "vllm-frontend-rs";
+
 fn engine_of(owner: &str) -> Option<Engine> {
     match owner {
-        "vllm" => Some(Engine::Vllm),
+        "vllm" | RUST_FRONTEND => Some(Engine::Vllm),
         "sglang" => Some(Engine::Sglang),
         _ => None,
     }

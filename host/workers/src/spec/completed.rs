@@ -62,6 +62,12 @@ impl WorkerSpec {
         if let Some(size) = facts.dp_size.filter(|_| !engine_chooses) {
             settle(FactName::DpSize, left_out(FactName::DpSize), &mut spec.dp_size, size)?;
         }
+        if let Some(first) = facts.first_rank {
+            spec.first_rank = if facts.takes_global_ranks { first } else { 0 };
+        }
+        if left_out(FactName::FirstRank) {
+            spec.kv_events_offset = facts.first_rank.or(spec.kv_events_offset).or(Some(0));
+        }
         if let Some(port) = facts.bootstrap_port {
             if left_out(FactName::BootstrapPort) {
                 spec.bootstrap.port = Some(port);
@@ -194,6 +200,22 @@ mod tests {
         assert_eq!((fixed.kv_events.as_deref(), fixed.kv_replay), (Some("tcp://proxy:1"), None));
         let vllm = spec("engine=vllm,role=aggregated").completed(&facts).unwrap();
         assert_eq!(vllm.kv_events, None);
+    }
+
+    #[test]
+    fn p11_a_port_of_the_engine_s_setting_counts_from_its_first_rank() {
+        let facts = |first_rank| EngineFacts { first_rank, ..EngineFacts::default() };
+        let shared = spec("engine=vllm,role=decode,kv_events=tcp://{host}:5557");
+        assert_eq!(shared.kv_events_offset, None, "not followed before");
+        let second = shared.completed(&facts(Some(2))).unwrap();
+        // P11.4
+        assert_eq!(second.kv_events_offset, Some(2));
+        assert_eq!(second.completed(&facts(None)).unwrap(), second, "an engine that did not answer");
+        assert_eq!(shared.completed(&facts(None)).unwrap().kv_events_offset, Some(0));
+        let shown = serde_json::to_value(second.as_written()).unwrap();
+        assert_eq!(shown["kv_events"], "tcp://{host}:5557");
+        let written = spec("engine=vllm,role=decode,kv_events=tcp://10.0.0.1:5559");
+        assert_eq!(written.completed(&facts(Some(2))).unwrap(), written);
     }
 
     #[test]

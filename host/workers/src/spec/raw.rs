@@ -116,6 +116,9 @@ pub(super) struct RawSpec {
     /// Value of `{rank}`.
     #[serde(skip)]
     pub(super) rank: u32,
+    /// Whether the port of `kv_events` is that of the engines' own setting. Known when that is filled in.
+    #[serde(skip)]
+    pub(super) has_engine_port: bool,
 }
 
 /// Longest lease of a handoff, seconds.
@@ -196,6 +199,7 @@ impl RawSpec {
         let authority = authority.split('/').next().unwrap_or(authority);
         let (host, port) = authority.rsplit_once(':').unwrap_or((authority, ""));
         let parts = Parts { host, port: port.parse().unwrap_or(0), rank: self.rank };
+        self.has_engine_port = self.kv_events.as_deref().is_some_and(template::has_engine_port);
         for (key, endpoint) in [("kv_events", &mut self.kv_events), ("kv_replay", &mut self.kv_replay)] {
             if let Some(text) = endpoint {
                 *text = template::endpoint(key, text, parts)?;
@@ -261,10 +265,8 @@ impl RawSpec {
         let dp_size = in_range("dp_size", self.dp_size, MAX_DP_SIZE)?.unwrap_or(1);
         let block_size = in_range("block_size", self.block_size, MAX_BLOCK_SIZE)?;
         if self.max_concurrency == Some(0) {
-            return Err(error(
-                "max_concurrency",
-                "`0` would refuse all requests: omit the key for no limit".to_owned(),
-            ));
+            let problem = "`0` would refuse all requests: omit the key for no limit";
+            return Err(error("max_concurrency", problem.to_owned()));
         }
         let kv_transfer =
             self.kv_transfer.as_deref().map(|rule| transfer_rule(rule, &self.topology)).transpose()?;
@@ -281,6 +283,7 @@ impl RawSpec {
             engine,
             models: self.models.iter().map(|name| ModelName::new(name)).collect(),
             dp_size,
+            first_rank: 0,
             bootstrap: Bootstrap { host: self.bootstrap_host, port: bootstrap_port },
             transport: self.transport.unwrap_or_default(),
             kv_compatibility: self.kv_compatibility.map(Arc::from),
@@ -291,6 +294,7 @@ impl RawSpec {
             kv_addr: self.kv_addr,
             kv_events: self.kv_events,
             kv_replay: self.kv_replay,
+            kv_events_offset: (!from_engine.contains(&FactName::FirstRank)).then_some(0),
             local_prefill: self.local_prefill.unwrap_or_else(|| engine.prefills_locally(role)),
             prefill_cancellable: self.prefill_cancellable,
             handoff_lease_s: in_range("handoff_lease_s", self.handoff_lease_s, MAX_HANDOFF_LEASE_S)?,
@@ -312,6 +316,7 @@ impl RawSpec {
             (FactName::BootstrapPort, sglang && self.bootstrap_port.is_none()),
             (FactName::Transport, engine == Engine::Vllm && self.transport.is_none()),
             (FactName::KvCompatibility, engine == Engine::Vllm && self.kv_compatibility.is_none()),
+            (FactName::FirstRank, engine == Engine::Vllm && self.has_engine_port),
             (FactName::LocalPrefill, self.local_prefill.is_none()),
             (FactName::KvEvents, sglang && self.kv_events.is_none() && self.kv_replay.is_none()),
         ];

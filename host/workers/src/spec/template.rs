@@ -96,6 +96,15 @@ pub(super) fn endpoint(key: &str, text: &str, parts: Parts<'_>) -> Result<String
     Ok(filled)
 }
 
+/// Returns whether an endpoint has the port of the engines' own setting: the host is that of each worker's
+/// URL, and the port is a number.
+pub(super) fn has_engine_port(text: &str) -> bool {
+    let parted = text.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'));
+    parted.is_some_and(|(host, port)| {
+        (ALL_ADDRESSES.contains(&host) || host == "{host}") && !port.contains(['{', '}'])
+    })
+}
+
 /// Writes an address, a host or a number.
 ///
 /// # Errors
@@ -171,6 +180,22 @@ mod tests {
             assert_eq!(endpoint("kv_events", text, parts).unwrap(), expected, "{text}");
         }
         assert_eq!(fill("bootstrap_port", "{port+998}", parts).unwrap(), "8999");
+    }
+
+    #[test]
+    fn p11_a_plain_port_at_the_worker_s_host_is_that_of_the_engine_s_setting() {
+        // P11.4
+        for text in ["tcp://{host}:5557", "tcp://*:5557", "tcp://:5557", "tcp://[::]:5557"] {
+            assert!(has_engine_port(text), "{text}");
+        }
+        for text in [
+            "tcp://10.0.0.1:5557",
+            "tcp://relay-{host}:5557",
+            "tcp://{host}:{5557+rank}",
+            "tcp://{host}:{port+1000}",
+        ] {
+            assert!(!has_engine_port(text), "{text}");
+        }
     }
 
     #[test]

@@ -14,6 +14,14 @@ impl WorkerSpec {
     #[must_use]
     pub fn as_written(&self) -> impl Serialize + use<> {
         let given = |fact| !self.from_engine.contains(&fact);
+        let kv_events = self.kv_events.clone().filter(|_| given(FactName::KvEvents));
+        // With the host written out, it would be the address of the first rank (P11.4).
+        let kv_events = match kv_events {
+            Some(address) if !given(FactName::FirstRank) => {
+                Some(address.replacen(&format!("//{}:", self.host()), "//{host}:", 1))
+            }
+            other => other,
+        };
         RawSpec {
             id: Some(self.id.0).filter(|_| self.id != WorkerId::of_url(&self.url)),
             url: Some(self.url.to_string()),
@@ -35,7 +43,7 @@ impl WorkerSpec {
             topology: self.topology.clone(),
             kv_transfer: self.kv_transfer.as_ref().map(written),
             kv_addr: self.kv_addr.clone(),
-            kv_events: self.kv_events.clone().filter(|_| given(FactName::KvEvents)),
+            kv_events,
             kv_replay: self.kv_replay.clone().filter(|_| given(FactName::KvEvents)),
             local_prefill: given(FactName::LocalPrefill).then_some(self.local_prefill),
             prefill_cancellable: self.prefill_cancellable,
@@ -46,6 +54,7 @@ impl WorkerSpec {
             loras: self.loras.clone(),
             api_key: self.api_key.as_ref().map(|_| "[secret]".to_owned()),
             rank: 0,
+            has_engine_port: false,
         }
     }
 }

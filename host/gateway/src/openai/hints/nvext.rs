@@ -152,11 +152,19 @@ pub(super) fn check_objects(body: &JsonBody) -> Result<(), RequestError> {
 /// A header of vLLM, which reaches no engine.
 const VLLM_PRIORITY: HeaderName = HeaderName::from_static("x-vllm-priority");
 const OF_HEADER: &str = "x-vllm-priority is ignored: send `priority` in the body";
+const OF_RANK: &str =
+    "a rank without a worker is ignored: send x-worker-instance-id or x-prefill-instance-id with it";
 
-/// Returns the warning about keys and annotations of `nvext`, and a header, that lack their effect, for a
-/// header; `None`: none does.
-pub(super) fn warning(headers: &HeaderMap, body: &JsonBody, annotations: &[String]) -> Option<HeaderValue> {
+/// Returns the warning about keys and annotations of `nvext`, a header, and a rank without a worker, that
+/// lack their effect, for a header; `None`: none does.
+pub(super) fn warning(
+    headers: &HeaderMap,
+    body: &JsonBody,
+    annotations: &[String],
+    lone_rank: bool,
+) -> Option<HeaderValue> {
     let mut parts = of_nvext(body, annotations).unwrap_or_default();
+    parts.extend(lone_rank.then(|| OF_RANK.to_owned()));
     parts.extend(headers.contains_key(VLLM_PRIORITY).then(|| OF_HEADER.to_owned()));
     if parts.is_empty() { None } else { HeaderValue::try_from(parts.join("; ")).ok() }
 }

@@ -228,13 +228,15 @@ fn a3_every_header_of_a_hint_has_a_dynamo_form() {
         // A3.2
         assert_eq!(read(name), Hints { prefill: id, ..Hints::default() }, "{name}");
     }
+    // Without the worker there is a warning (A3.14).
+    let unwarned = |name| Hints { warning: None, ..read(name) };
     for name in ["x-dp-rank", "x-dynamo-dp-rank", "x-data-parallel-rank"] {
         // A3.2, A3.5
-        assert_eq!(read(name), Hints { dp_rank: rank, ..Hints::default() }, "{name}");
+        assert_eq!(unwarned(name), Hints { dp_rank: rank, ..Hints::default() }, "{name}");
     }
     for name in ["x-prefill-dp-rank", "x-dynamo-prefill-dp-rank"] {
         // A3.2
-        assert_eq!(read(name), Hints { prefill_dp_rank: rank, ..Hints::default() }, "{name}");
+        assert_eq!(unwarned(name), Hints { prefill_dp_rank: rank, ..Hints::default() }, "{name}");
     }
     for name in ["x-session-id", "x-dynamo-session-id"] {
         let session = "3".to_owned();
@@ -320,7 +322,7 @@ fn a2_keys_of_nvext_without_an_effect_are_named() {
         let warning = hints(&[], nvext, HintTrust::Trusted).unwrap().warning;
         warning.map(|text| text.to_str().unwrap().to_owned())
     };
-    assert_eq!(warning(r#"{"dp_rank":1}"#), None);
+    assert_eq!(warning(r#"{"lora_name":"a"}"#), None);
     assert_eq!(
         warning(r#"{"use_raw_prompt":true,"agent_hints":{"speculative_prefill":true,"osl":1},"b\u00e4d":1}"#)
             .unwrap(),
@@ -347,4 +349,22 @@ fn a2_keys_of_nvext_without_an_effect_are_named() {
     assert!(
         of_header(r#"{"x":1}"#).ends_with("nvext.x; x-vllm-priority is ignored: send `priority` in the body")
     );
+}
+
+#[test]
+fn a3_a_rank_without_its_worker_is_named() {
+    let warning = |headers: &[(&'static str, &str)], nvext: &str| {
+        let warning = hints(headers, nvext, HintTrust::Trusted).unwrap().warning;
+        warning.map(|text| text.to_str().unwrap().to_owned())
+    };
+    let told =
+        "a rank without a worker is ignored: send x-worker-instance-id or x-prefill-instance-id with it";
+    // A3.14
+    assert_eq!(warning(&[("x-data-parallel-rank", "3")], "{}").as_deref(), Some(told));
+    assert_eq!(warning(&[], r#"{"dp_rank":0}"#).as_deref(), Some(told));
+    let other_leg = [("x-worker-instance-id", "7"), ("x-dp-rank", "1"), ("x-prefill-dp-rank", "3")];
+    assert_eq!(warning(&other_leg, "{}").as_deref(), Some(told));
+    assert_eq!(warning(&[("x-dp-rank", "1")], r#"{"decode_worker_id":7}"#), None);
+    assert_eq!(warning(&[("x-prefill-instance-id", "7"), ("x-dp-rank", "1")], "{}"), None);
+    assert_eq!(warning(&[("x-prefill-dp-rank", "4294967295")], "{}"), None, "unset");
 }
