@@ -231,7 +231,6 @@ impl Hints {
         let routing_token_ids = Some(multimodal.routing_token_ids).filter(|ids| !ids.is_empty());
         // The blocks are those of the routing tokens: without these, they are blocks of nothing.
         let objects = routing_token_ids.as_ref().map(|_| multimodal.block_mm_infos).unwrap_or_default();
-        let blocks = objects.into_iter().map(Option::unwrap_or_default);
         let hashes =
             |block: BlockObjects| block.mm_objects.into_iter().map(|object| object.mm_hash).collect();
         config.check().map_err(|problem| RequestError::new("nvext.router_config_override", &problem))?;
@@ -255,7 +254,7 @@ impl Hints {
             token_ids: ext.token_data,
             routing_token_ids,
             cache_salt: salt(body)?,
-            block_objects: blocks.map(hashes).collect(),
+            block_objects: objects.into_iter().map(Option::unwrap_or_default).map(hashes).collect(),
             session_control: control,
             query_only: ext.annotations.iter().any(|annotation| annotation.starts_with(QUERY_ONLY)),
             probe: read(body, "_HEALTH_CHECK")?.unwrap_or(false),
@@ -266,8 +265,7 @@ impl Hints {
             mdc_sum: ext.mdc_sum,
             warning: None,
         };
-        let lone_rank = hints.has_lone_rank();
-        Ok(Self { warning: nvext::warning(all, body, &ext.annotations, lone_rank), ..hints })
+        Ok(Self { warning: nvext::warning(all, body, &ext.annotations, hints.has_lone_rank()), ..hints })
     }
 
     /// Returns whether a rank is given without the worker that has it.
