@@ -132,7 +132,7 @@ async fn b2_health_comes_and_goes_with_the_worker() {
     until("no problem", || test.worker.problem().is_none()).await;
     test.healthy.send_replace(false);
     test.worker.note_connect_failed();
-    // B8.9
+    // B8.12
     until("the problem", || test.worker.problem().is_some()).await;
     test.stop.cancel();
 }

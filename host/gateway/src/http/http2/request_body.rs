@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use tokio_util::task::TaskTracker;
 
-/// How much of an unread body is read, and for how long: what a client has sent by the time it sees the answer.
+/// How much of an unread body is read, and for how long: what a client sends until it sees the answer.
 const MAX_REST: usize = super::STREAM_WINDOW as usize;
 const REST: Duration = Duration::from_secs(1);
 
