@@ -266,8 +266,7 @@ impl Relay {
             self.account_for(&seen);
             let begins_hold = self.held.is_some() && !held_before;
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
-            let counts_cached =
-                seen.cached_at.is_some() || (self.format == Format::Anthropic && seen.usage.is_some());
+            let counts_cached = seen.cached_at.is_some() || (self.format.is_named() && seen.usage.is_some());
             let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached.is_some());
             if begins_hold || edits || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.

@@ -18,28 +18,36 @@ use crate::{
 /// A place in an event or a body, and the text that takes it.
 type Change = (Range<usize>, Cow<'static, str>);
 
-/// An event or a whole answer of the Messages API, with its usage.
+/// An event or a whole answer of the Messages or the Responses API, with its usage.
 #[derive(Deserialize)]
 struct WithUsage<'a> {
     #[serde(borrow)]
-    usage: Option<MessageUsage<'a>>,
-    #[serde(borrow)]
-    message: Option<Started<'a>>,
+    usage: Option<NamedUsage<'a>>,
+    #[serde(borrow, alias = "response")]
+    message: Option<Inner<'a>>,
 }
 
-/// The message of its first event.
+/// The message of the first event, or the response of the last one.
 #[derive(Deserialize)]
-struct Started<'a> {
+struct Inner<'a> {
     #[serde(borrow)]
-    usage: Option<MessageUsage<'a>>,
+    usage: Option<NamedUsage<'a>>,
 }
 
 #[derive(Deserialize)]
-struct MessageUsage<'a> {
+struct NamedUsage<'a> {
     #[serde(borrow)]
     input_tokens: &'a RawValue,
     #[serde(borrow)]
-    cache_read_input_tokens: &'a RawValue,
+    cache_read_input_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    input_tokens_details: Option<Details<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Details<'a> {
+    #[serde(borrow)]
+    cached_tokens: &'a RawValue,
 }
 
 /// Applies the closed list of edits to an event or a whole body; `None` when there are none.
@@ -51,8 +59,8 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>, format
     if let (Some(place), Some(cached)) = (&seen.cached_at, cached_tokens) {
         changes.push((place.clone(), Cow::Owned(cached.to_string())));
     }
-    if let Some(cached) = cached_tokens.filter(|_| format == Format::Anthropic && seen.usage.is_some()) {
-        changes.extend(message_counts(bytes, cached).into_iter().flatten());
+    if let Some(cached) = cached_tokens.filter(|_| format.is_named() && seen.usage.is_some()) {
+        changes.extend(named_counts(bytes, cached).unwrap_or_default());
     }
     if changes.is_empty() {
         return None;
@@ -68,19 +76,24 @@ pub(crate) fn edit(bytes: &[u8], seen: &Seen, cached_tokens: Option<u32>, format
     Some(out)
 }
 
-/// Returns the changes that give a message's usage this number of cached tokens. These are not among the
-/// input tokens, so the sum of both stays [B8.11].
-fn message_counts(bytes: &[u8], cached: u32) -> Option<[Change; 2]> {
-    let message: WithUsage<'_> = serde_json::from_slice(sse::object(bytes)).ok()?;
-    let usage = message.usage.or(message.message.and_then(|message| message.usage))?;
+/// Returns the changes that give the usage of a message or a response this number of cached tokens. Those of
+/// a message are not among its input tokens, so the sum of both stays [B8.11].
+fn named_counts(bytes: &[u8], cached: u32) -> Option<Vec<Change>> {
+    let answer: WithUsage<'_> = serde_json::from_slice(sse::object(bytes)).ok()?;
+    let usage = answer.usage.or(answer.message.and_then(|message| message.usage))?;
     let number = |count: &RawValue| count.get().parse::<u32>().ok();
-    let sum = number(usage.input_tokens)?.checked_add(number(usage.cache_read_input_tokens)?)?;
-    let cached = cached.min(sum);
+    let input = number(usage.input_tokens)?;
     let change = |count: &RawValue, number: u32| {
         let from = count.get().as_ptr().addr() - bytes.as_ptr().addr();
         (from..from + count.get().len(), Cow::Owned(number.to_string()))
     };
-    Some([change(usage.input_tokens, sum - cached), change(usage.cache_read_input_tokens, cached)])
+    if let Some(details) = usage.input_tokens_details {
+        return Some(vec![change(details.cached_tokens, cached.min(input))]);
+    }
+    let read = usage.cache_read_input_tokens?;
+    let sum = input.checked_add(number(read)?)?;
+    let cached = cached.min(sum);
+    Some(vec![change(usage.input_tokens, sum - cached), change(read, cached)])
 }
 
 /// Removes from ids what they contain besides the attempt's id (A5): the workers' addresses of P2pNccl, or
@@ -114,6 +127,25 @@ pub(crate) fn hide_ids(bytes: &[u8], token: RequestToken, detail: IdDetail) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::openai::seen;
+
+    #[test]
+    fn b8_a_response_gets_the_cached_tokens_of_prefill() {
+        let response = r#"{"object":"response","metadata":{"usage":{"cached_tokens":1}},"usage":{"input_tokens":291,"input_tokens_details":{"cached_tokens":0,"cache_write_tokens":0},"output_tokens":12}}"#;
+        let event = format!(
+            "event: response.completed\ndata: {{\"response\":{response},\"type\":\"response.completed\"}}\n\n"
+        );
+        let whole = seen::in_whole_answer(false, response.as_bytes());
+        let last = seen::event(Format::Responses, event.as_bytes());
+        for (text, seen) in [(response, whole), (&event, last)] {
+            let edited = edit(text.as_bytes(), &seen, Some(288), Format::Responses).unwrap();
+            // B8.11
+            assert_eq!(
+                String::from_utf8(edited).unwrap(),
+                text.replace("\"cached_tokens\":0", "\"cached_tokens\":288")
+            );
+        }
+    }
 
     #[test]
     fn a5_an_engine_s_refusal_does_not_name_the_workers_of_a_p2p_nccl_pair() {
