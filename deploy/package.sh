@@ -2,9 +2,9 @@
 # Builds the files of a release from the commit that is checked out: the programs, a Debian package, an image, a wheel,
 # a list of the crates in each program (SBOM), and SHA256SUMS. It builds in a clone, so that changed files have no
 # effect. Paths of the machine are mapped to fixed ones, and times are those of the commit: each build of a commit has
-# the same bytes.
+# the same bytes. zig (`ziglang` from PyPI) links the programs for glibc 2.28: RHEL 8, Debian 10 and later.
 #
-#     deploy/package.sh [--output DIR] [--verify] [--no-profile | --profile-data FILE] [--profile NAME] [--glibc VERSION]
+#     deploy/package.sh [--output DIR] [--verify] [--no-profile | --profile-data FILE] [--profile NAME]
 #
 # --output DIR         directory for the files [default: `package` in the target directory]; it is emptied
 # --verify             builds again, in another directory and with another cargo home, and compares every byte
@@ -12,11 +12,10 @@
 #                      (profile-guided optimisation); the same bytes need the same file [default: counts now]
 # --no-profile         builds without counts: half of the time, for a program that needs up to a third more CPU time
 # --profile NAME       `dev` takes a third of the time, for a test of this script [default: dist]
-# --glibc VERSION      links for this glibc instead of this machine's, for example 2.28, with zig (from PyPI)
 set -euo pipefail
 . "$(dirname "$0")/release.sh"
 target=$(realpath -m "${CARGO_TARGET_DIR:-$root/target}")
-output=$target/package verify= profile=dist counts=now glibc=
+output=$target/package verify= profile=dist counts=now
 while (($#)); do
   case $1 in
     --output) output=$(realpath -m "$2") && shift ;;
@@ -24,7 +23,6 @@ while (($#)); do
     --profile-data) counts=$(realpath "$2") && shift ;;
     --no-profile) counts= ;;
     --profile) profile=$2 && shift ;;
-    --glibc) glibc=$2 && shift ;;
     *) sed -n '2,/^set/s/^# \{0,1\}//p' "$0" && exit 2 ;;
   esac
   shift
@@ -74,16 +72,14 @@ if [ -n "$counts" ]; then
 sources than those of this commit; leave the option out to count again, without changed files"
 fi
 
-linker=
-if [ -n "$glibc" ]; then
-  # Another version of zig writes other bytes.
-  venv=$target/venv-zig zig=0.17.1 linker=$target/zig-glibc-$glibc
-  if [ "$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("ziglang"))' 2> /dev/null)" != $zig ]
-  then
-    python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --only-binary :all: ziglang==$zig
-  fi
-  # zig needs the target instead of `-m64`.
-  cat > "$linker" << END
+# Another version of zig writes other bytes.
+glibc=2.28 venv=$target/venv-zig zig=0.17.1 linker=$target/zig-glibc-2.28
+if [ "$("$venv/bin/python" -c 'from importlib.metadata import version; print(version("ziglang"))' 2> /dev/null)" != $zig ]
+then
+  python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --only-binary :all: ziglang==$zig
+fi
+# zig needs the target instead of `-m64`.
+cat > "$linker" << END
 #!/bin/sh
 for argument; do
   shift
@@ -91,8 +87,7 @@ for argument; do
 done
 exec '$venv/bin/python' -m ziglang cc -target $(uname -m)-linux-gnu.$glibc "\$@"
 END
-  chmod +x "$linker"
-fi
+chmod +x "$linker"
 
 # Builds the commit in a directory, whose `files` then has what to publish.
 build() {
@@ -112,7 +107,7 @@ build() {
   CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}")
   export CARGO_ENCODED_RUSTFLAGS CARGO_HOME=$home CARGO_TARGET_DIR=$dir/target CARGO_INCREMENTAL=0
   export CFLAGS="${mapped[*]/#/-ffile-prefix-map=}" POINTSMAN_VERSION=$version
-  [ -z "$linker" ] || export "CARGO_TARGET_$(uname -m | tr a-z A-Z)_UNKNOWN_LINUX_GNU_LINKER=$linker"
+  export "CARGO_TARGET_$(uname -m | tr a-z A-Z)_UNKNOWN_LINUX_GNU_LINKER=$linker"
   cargo build --locked --profile "$profile" "${packages[@]/#/--package=pointsman-}"
   cp "${programs[@]/#/$out/}" "$dir/files"
   rm -rf "$generated"
@@ -156,7 +151,7 @@ for program in "${programs[@]}"; do
   [ "$("./$program" --version)" = "$program $version" ] || fail "$program has another version than $version"
   needs=$(needed_glibc "$program")
   echo "$program: glibc $needs"
-  [ -z "$glibc" ] || printf '%s\n%s\n' "$needs" "$glibc" | sort --version-sort --check || fail "$program needs glibc $needs"
+  printf '%s\n%s\n' "$needs" "$glibc" | sort --version-sort --check || fail "$program needs glibc $needs"
   for path in "$first" "$home" "$(rustc --print sysroot)/lib/rustlib/src/rust"; do
     ! grep --quiet --fixed-strings "$path" "$program" || fail "$program contains $path, a directory of this machine"
   done
