@@ -146,6 +146,15 @@ pub enum ReloadError {
     Policies(#[from] CommandError),
 }
 
+/// A reading of the configuration that is not over.
+struct Reading(Arc<AtomicBool>);
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
 impl ConfigReloader {
     /// Starts with `started` in force, which came from `source`.
     #[must_use]
@@ -207,18 +216,14 @@ impl ConfigReloader {
         if self.reading.swap(true, Ordering::Relaxed) {
             return Err(ReloadError::NotRead);
         }
-        let reading = self.reading.clone();
+        let reading = Reading(self.reading.clone());
         let read = tokio::task::spawn_blocking(move || {
-            let read = source.settings();
-            reading.store(false, Ordering::Relaxed);
-            read
+            let _reading = reading;
+            source.settings()
         });
         match tokio::time::timeout(READ_TIMEOUT, read).await {
             Ok(Ok(read)) => read.map_err(ReloadError::Invalid),
-            Ok(Err(error)) => {
-                self.reading.store(false, Ordering::Relaxed);
-                Err(ReloadError::Invalid(format!("reading the configuration failed: {error}")))
-            }
+            Ok(Err(error)) => Err(ReloadError::Invalid(format!("reading the configuration failed: {error}"))),
             Err(_) => Err(ReloadError::NotRead),
         }
     }

@@ -76,6 +76,8 @@ impl Drive {
                 self.state.metrics.handoff("nothing_to_hand_over");
                 Event::PrefillEnded
             }
+            // Decode has answered already.
+            PrefillAnswer::WasAll if self.whole.is_some() => Event::PrefillEnded,
             PrefillAnswer::WasAll => {
                 self.state.metrics.handoff("ended_in_prefill");
                 self.whole = Some(relay::prefill_answer(self, answer));

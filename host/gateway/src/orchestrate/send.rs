@@ -115,7 +115,8 @@ impl Drive {
         let carries_data = connector.handoff() == Some(HandoffKind::Completed);
         let worker = candidate.worker.clone();
         let (endpoint, mut held) = (self.request.endpoint, self.state.body_bytes.share());
-        let rank_is_chosen = self.rank_is_chosen(Leg::Prefill);
+        // A decode leg that runs beside it names the engine of this rank.
+        let rank_is_chosen = self.rank_is_chosen(Leg::Prefill) && self.engine_id.is_none();
         let run = &mut self.runs.prefill;
         run.over = Some(CancellationToken::new());
         let task = PrefillCall {

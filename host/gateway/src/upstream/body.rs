@@ -39,7 +39,11 @@ impl Observer for ObservedCall {
 const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
 const ROOM_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Reads a whole body, which counts in `held`, if there is that. `limits` bounds each pause of the engine.
+/// Largest answer that does not count. Those with the parameters of a handoff are that small: without them,
+/// its blocks would be lost.
+const UNCOUNTED: usize = 64 * 1024;
+
+/// Reads a whole body. `held` counts its bytes. `limits` bounds each pause of the engine.
 ///
 /// # Errors
 /// [`CallError`], also when the body is larger than its limit.
@@ -50,7 +54,7 @@ pub(crate) async fn collect(
 ) -> Result<Bytes, CallError> {
     let mut whole = Vec::new();
     while read_within(&mut body, &mut whole, limits).await? {
-        if let Some(held) = held.as_deref_mut() {
+        if let Some(held) = held.as_deref_mut().filter(|_| whole.len() > UNCOUNTED) {
             wait_for_room(&mut body, whole.len() - held.amount(), held).await?;
         }
         let max = body.1;
