@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::{
     api::{Moves, Workers},
-    block_on,
+    block_on, conclude,
     gateway::{Gateway, GatewayArgs},
     print,
     text::{clean, counted},
@@ -114,27 +114,27 @@ impl DrainArgs {
             let workers: Workers = gateway.get("/workers").await?.read()?;
             let worker = workers.workers.iter().find(|worker| worker.id == id);
             let Some(worker) = worker else {
-                print(&format!("worker {id} left the gateway\n"))?;
-                return Ok(ExitCode::SUCCESS);
+                return conclude(&format!("worker {id} left the gateway\n"), ExitCode::SUCCESS);
             };
             if !worker.draining {
-                print(&format!("worker {id} is not draining any more: another operator ended the drain\n"))?;
-                return Ok(ExitCode::FAILURE);
+                let text =
+                    format!("worker {id} is not draining any more: another operator ended the drain\n");
+                return conclude(&text, ExitCode::FAILURE);
             }
             let (active, waited) = (worker.active(), begun.elapsed());
             let (seconds, moves) = (waited.as_secs_f64(), worker.moves.as_ref());
             if active == 0 && moves.is_none_or(|moves| moves.moving == 0) {
-                print(&format!("worker {id} has no request after {seconds:.1} s{}\n", summary(moves)))?;
-                return Ok(ExitCode::SUCCESS);
+                let text = format!("worker {id} has no request after {seconds:.1} s{}\n", summary(moves));
+                return conclude(&text, ExitCode::SUCCESS);
             }
             if waited >= self.timeout {
-                print(&format!(
+                let text = format!(
                     "worker {id} still has {} after {seconds:.1} s; it stays draining{}{}\n",
                     counted(active, "request"),
                     summary(moves),
                     left(active, moves)
-                ))?;
-                return Ok(ExitCode::FAILURE);
+                );
+                return conclude(&text, ExitCode::FAILURE);
             }
             let progress = self.moves.then(|| (active, moves.cloned()));
             if progress != told && told_at.elapsed() >= PROGRESS_INTERVAL {

@@ -4,7 +4,7 @@ use std::{process::ExitCode, time::Duration};
 
 use clap::Args;
 
-use crate::{answer::Answer, block_on, gateway::GatewayArgs, print};
+use crate::{answer::Answer, block_on, conclude, gateway::GatewayArgs};
 
 /// Arguments of `health`.
 #[derive(Debug, Args)]
@@ -24,7 +24,7 @@ impl HealthArgs {
         let gateway = self.gateway.client()?.with_timeout(Duration::from_secs(self.timeout));
         let path = if self.ready { "/readyz" } else { "/healthz" };
         let answer: Answer = block_on(async { Ok(gateway.get(path).await?) })?;
-        print(&format!("{}\n", answer.text().trim_end()))?;
-        Ok(if answer.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let code = if answer.succeeded() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        conclude(&format!("{}\n", answer.text().trim_end()), code)
     }
 }

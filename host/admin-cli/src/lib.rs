@@ -25,7 +25,7 @@ mod workers;
 pub use answer::{Answer, GatewayError};
 pub use explain::sentences;
 pub use gateway::{Gateway, GatewayArgs, query, segment, unreachable};
-pub(crate) use pointsman_cli::print;
+pub(crate) use pointsman_cli::{conclude, print};
 pub use status::{quantiles, requests, short, trials};
 
 /// How every command ends; the end of the help of each.

@@ -18,7 +18,7 @@ pub use generate::{ToolCommand, completions, manual_pages};
 pub use log::{DEFAULT_LOG, LogArgs, start_log};
 pub use log_queue::{LogFlush, lost_log_lines};
 
-/// Nobody reads the output of the command any more, as with `| head`.
+/// The reader of the command's output closed it, as `| head` does.
 #[derive(Debug)]
 pub struct OutputClosed;
 
@@ -54,6 +54,17 @@ pub fn print(text: &str) -> anyhow::Result<()> {
         ErrorKind::BrokenPipe => OutputClosed.into(),
         _ => anyhow::Error::new(error).context("cannot write to standard output"),
     })
+}
+
+/// Writes the last text of a command, which ends with `code` even if its output was closed.
+///
+/// # Errors
+/// Why standard output does not take the text.
+pub fn conclude(text: &str, code: ExitCode) -> anyhow::Result<ExitCode> {
+    match print(text) {
+        Err(error) if !error.is::<OutputClosed>() => Err(error),
+        _ => Ok(code),
+    }
 }
 
 /// Returns an error with its causes, each once: the text of an error may already contain its cause's text.

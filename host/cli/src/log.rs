@@ -23,8 +23,8 @@ pub struct LogArgs {
 }
 
 /// Writes log lines to stderr: those that `RUST_LOG` selects, else those of `default`. Colours are for
-/// terminals only, since files and journals would keep the escape sequences. Whoever holds the result writes
-/// the last lines when it is dropped.
+/// terminals only, since files and journals would keep the escape sequences. The last lines are
+/// written when the result is dropped.
 pub fn start_log(json: bool, default: &str) -> LogFlush {
     let (filter, wrong) = filter(std::env::var_os("RUST_LOG").as_deref(), default);
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());

@@ -1,5 +1,6 @@
-//! Log lines on their way to stderr. One thread writes them, so that a program goes on while nobody reads its
-//! stderr or the file system behind it is full. Lines that find no place, or cannot be written, are counted.
+//! Log lines on their way to stderr. One thread writes them, so that a program continues when the reader of
+//! its stderr hangs, or the file system behind it is full. Lines for which the queue has no room, or that
+//! cannot be written, are counted.
 
 use std::{
     fs::File,
@@ -19,7 +20,7 @@ const MAX_LINES: usize = 4_096;
 const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// How long the end of a program waits for lines that are not written yet.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it looks.
+/// Interval at which the flush checks.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(1);
 
 static LOST: LazyLock<Arc<LostLines>> = LazyLock::new(Arc::default);

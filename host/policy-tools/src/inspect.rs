@@ -7,7 +7,7 @@ use pointsman_policy_runtime::{Refusal, check_file_name, digest};
 use pointsman_routing::{Policy as _, World};
 
 use crate::{
-    output::print,
+    output::conclude,
     policy_file::{LimitArgs, PolicyFile, formulas, is_formula, read, refused},
 };
 
@@ -99,8 +99,7 @@ fn admission(
             ExitCode::FAILURE
         }
     };
-    print(&text)?;
-    Ok(code)
+    conclude(&text, code)
 }
 
 fn list(names: &[String]) -> String {

@@ -20,7 +20,7 @@ use pointsman_workers::{DpRank, Leg, WorkerId};
 
 use crate::{
     one_row,
-    output::print,
+    output::{conclude, print},
     policy_file::{LimitArgs, PolicyFile, is_formula, read_or_built_in},
 };
 
@@ -96,12 +96,10 @@ impl TestArgs {
             }
             report.record(case, &answer);
         }
-        print(&format!("{report}\n"))?;
         file.access.state().clear();
-        if let Ok(policy) = loads.with(default) {
-            print(&one_row::warning(policy).unwrap_or_default())?;
-        }
-        Ok(if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+        let warning = loads.with(default).as_ref().ok().and_then(one_row::warning).unwrap_or_default();
+        let code = if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        conclude(&format!("{report}\n{warning}"), code)
     }
 
     fn cases_path(&self) -> PathBuf {

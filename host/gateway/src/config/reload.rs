@@ -68,7 +68,7 @@ pub(crate) struct ConfigReloader {
     started: Settings,
     /// Settings in force. The lock makes reloads take turns.
     current: tokio::sync::Mutex<Settings>,
-    /// Why the file, as it changed last, is not in force.
+    /// Why the latest version of the file is not in force.
     not_applied: ArcSwapOption<String>,
     /// Whether a thread reads the files: one at a time, since a file system may never answer.
     reading: Arc<AtomicBool>,

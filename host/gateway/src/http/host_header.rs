@@ -21,7 +21,7 @@ pub(super) fn refusal(request: &Request<Incoming>) -> Option<Response<AnswerBody
     Some(response.map(|text| AnswerBody::Left(Answer::whole(text))))
 }
 
-/// Returns what is wrong. HTTP/1.0 needs no name, and an empty one says that there is none.
+/// Returns what is wrong. HTTP/1.0 does not require the header, and its value may be empty.
 fn problem(version: Version, headers: &HeaderMap) -> Option<&'static str> {
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {

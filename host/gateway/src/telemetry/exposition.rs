@@ -50,7 +50,7 @@ pub(crate) struct Sources {
     pub(crate) fleet: Arc<Fleet>,
     /// Models of the configuration. The models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
-    /// Whether the configuration file, as it changed last, is in force.
+    /// Whether the latest version of the configuration file is in force.
     pub(crate) config_applied: bool,
     /// Number of requests in the admission queue.
     pub(crate) queued: usize,
@@ -116,7 +116,7 @@ impl Collector for Sources {
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
         let help =
-            "1 if the configuration file, as it changed last, is in force, else 0; GET /status says why";
+            "1 if the latest version of the configuration file is in force, else 0; GET /status says why";
         out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
         let help = "Number of log lines that were not written, by reason";
         let lost = lost_log_lines().map(|(reason, lines)| (vec![("reason", reason.to_owned())], lines));

@@ -1,4 +1,4 @@
-//! `pointsman` while nobody takes its log lines or its output.
+//! `pointsman` when its log lines cannot be written, or its output is closed.
 
 #![allow(
     clippy::indexing_slicing,
@@ -30,18 +30,28 @@ fn serve(stderr: Stdio) -> (Child, [SocketAddr; 2]) {
     (child, addresses)
 }
 
-/// The answer to `GET path`.
-fn get(address: SocketAddr, path: &str) -> String {
+/// The answer to a request.
+fn ask(address: SocketAddr, method_and_path: &str, body: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let (line, length) = (format!("{method_and_path} HTTP/1.1"), body.len());
+    write!(
+        stream,
+        "{line}\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer
 }
 
+/// Asks for a chat, which the access log has a line for, and which no worker can serve.
+fn chat(clients: SocketAddr) -> String {
+    ask(clients, "POST /v1/chat/completions", r#"{"model":"tiny","messages":[]}"#)
+}
+
 fn dropped(admin: SocketAddr, reason: &str) -> u64 {
-    let metrics = get(admin, "/metrics");
+    let metrics = ask(admin, "GET /metrics", "");
     let series = format!("pointsman_log_lines_dropped_total{{reason=\"{reason}\"}} ");
     let value = metrics.lines().find_map(|line| line.strip_prefix(&series));
     value.unwrap_or_else(|| panic!("no {series} in {metrics}")).parse().unwrap()
@@ -57,34 +67,44 @@ fn terminate(mut child: Child) {
 fn n8_requests_are_answered_while_the_log_cannot_be_written() {
     let full = File::options().write(true).open("/dev/full").unwrap();
     let (child, [clients, admin]) = serve(full.into());
+    let before = dropped(admin, "write_failed");
     // N8.1
     for _ in 0..3 {
-        assert!(get(clients, "/v1/nothing").starts_with("HTTP/1.1 404 "));
+        assert!(chat(clients).starts_with("HTTP/1.1 503 "));
     }
-    assert!(dropped(admin, "write_failed") >= 3 && dropped(admin, "queue_full") == 0);
+    assert!(dropped(admin, "write_failed") >= before + 3 && dropped(admin, "queue_full") == 0);
     terminate(child);
 }
 
 #[test]
 fn n8_requests_are_answered_while_nobody_reads_the_log() {
-    let (reader, writer) = std::io::pipe().unwrap();
+    let (mut reader, writer) = std::io::pipe().unwrap();
     let (child, [clients, admin]) = serve(writer.into());
     // N8.1: a pipe has room for 64 KiB.
     for number in 0..400 {
-        assert!(get(clients, "/v1/nothing").starts_with("HTTP/1.1 404 "), "request {number}");
+        assert!(chat(clients).starts_with("HTTP/1.1 503 "), "request {number}");
     }
     assert_eq!(dropped(admin, "write_failed"), 0);
     terminate(child);
-    drop(reader);
+    let mut log = Vec::new();
+    reader.read_to_end(&mut log).unwrap();
+    assert!(log.len() > 60_000, "the pipe was full: {}", log.len());
 }
 
 #[test]
-fn n8_a_command_whose_output_nobody_reads_ends_quietly() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
-    let mut child =
-        command.args(["config", "example"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(child.stdout.take());
-    let ended = child.wait_with_output().unwrap();
-    // N8.3
-    assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(0), ""));
+fn n8_a_command_whose_output_is_closed_ends_quietly() {
+    let (daemon, [_, admin]) = serve(Stdio::null());
+    let url = format!("http://{admin}");
+    // The only worker is not there, so the gateway is not ready.
+    let not_ready: &[&str] = &["health", "--ready", "--gateway", &url];
+    for (arguments, code) in [(&["config", "example"][..], 0), (not_ready, 1)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        let mut child =
+            command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let ended = child.wait_with_output().unwrap();
+        // N8.3
+        assert_eq!((ended.status.code(), String::from_utf8_lossy(&ended.stderr).as_ref()), (Some(code), ""));
+    }
+    terminate(daemon);
 }

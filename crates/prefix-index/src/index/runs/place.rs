@@ -91,7 +91,7 @@ impl Runs {
             }
             is_placed
         });
-        // Nobody has the blocks that were placed for these only.
+        // No worker holds the blocks that were placed for these only.
         if let Some(spot) = after.filter(|_| is_placed != Some(true)) {
             tree.trim(spot.slot);
         }
