@@ -247,8 +247,12 @@ impl Lab<'_> {
         }
     }
 
-    /// Reserves a place for the decode leg before its prefill runs.
+    /// Reserves a place for the decode leg before its prefill runs. A request whose workers are given
+    /// reserves none: the arm that decides here could reserve at other workers than the run that is repeated.
     fn reserve(&mut self, number: usize, place: Option<Queued>) {
+        if self.assigned.get(number).is_some() {
+            return self.report(number, LegEvent::Reserved);
+        }
         let Some(flight) = self.flights.get(&number) else { return };
         let query = Query {
             attempt: flight.attempts.earlier(),
