@@ -248,12 +248,15 @@ async fn n1_files_that_do_not_answer_keep_no_operator_waiting() {
     };
     let builder = TestClusterBuilder::new().reread(None, read).sim(Dialect::Vllm, Role::Aggregated);
     let cluster = builder.start().await.unwrap();
-    let asked = async { cluster.admin.get("/healthz").await.unwrap().status.as_u16() };
-    let (reloaded, asked) = tokio::join!(cluster.gateway.reload(), asked);
+    let asked = async {
+        let healthy = tokio::time::timeout(Duration::from_secs(5), cluster.admin.get("/healthz")).await;
+        assert_eq!(healthy.unwrap().unwrap().status.as_u16(), 200);
+        // It takes its turn after the reload that waits.
+        cluster.admin.post("/config/reload", &[], "").await.unwrap()
+    };
     // N1.5
-    assert_eq!(asked, 200);
+    let (reloaded, refused) = tokio::join!(cluster.gateway.reload(), asked);
     assert!(matches!(reloaded, Err(ReloadError::NotRead)), "{reloaded:?}");
-    let refused = cluster.admin.post("/config/reload", &[], "").await.unwrap();
     assert_eq!((refused.status.as_u16(), refused.code().as_str()), (503, "config_not_read"));
     answer.send(()).unwrap();
     answer.send(()).unwrap();
