@@ -30,6 +30,41 @@ case $1 in
     routed --pd-disaggregation
     exec "$PYTHON" -m sglang_router.launch_router "${listen[@]}" --policy round_robin "${engines[@]}"
     ;;
+  smg)
+    routed
+    exec "$PYTHON" -m smg launch "${listen[@]}" --policy round_robin "${engines[@]}"
+    ;;
+  # With one worker thread, no retries and no limit of time, as nginx has it. Clients make both calls of a pair.
+  envoy)
+    endpoints=
+    for url in $PREFILL $SERVING; do
+      address=${url#http://}
+      socket="{address: ${address%:*}, port_value: ${address##*:}}"
+      endpoints+="{endpoint: {address: {socket_address: $socket}}}, "
+    done
+    router='{name: envoy.filters.http.router,
+      typed_config: {"@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}'
+    cat > "$DIR/envoy.yaml" << END
+static_resources:
+  listeners:
+  - address: {socket_address: {address: 127.0.0.1, port_value: $PORT}}
+    filter_chains:
+    - filters:
+      - name: envoy.filters.network.http_connection_manager
+        typed_config:
+          "@type": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager
+          stat_prefix: bench
+          http_filters: [$router]
+          route_config:
+            virtual_hosts:
+            - {name: all, domains: ["*"], routes: [{match: {prefix: /}, route: {cluster: engines, timeout: 0s}}]}
+  clusters:
+  - name: engines
+    circuit_breakers: {thresholds: [{max_connections: 4096, max_pending_requests: 4096, max_requests: 4096}]}
+    load_assignment: {cluster_name: engines, endpoints: [{lb_endpoints: [$endpoints]}]}
+END
+    exec "$PYTHON" -m envoy._main --concurrency 1 --log-level error --use-dynamic-base-id -c "$DIR/envoy.yaml"
+    ;;
   # vLLM's router with its index. In front of HTTP workers it has no tokenizer: it sends each prompt to
   # /v1/chat/completions/render of every engine.
   vllm-kv-aware)

@@ -38,6 +38,10 @@ pub(super) enum Router {
     VllmKvAware,
     /// SGLang's router, in Rust.
     Sglang,
+    /// Shepherd Model Gateway, which continues SGLang's router.
+    Smg,
+    /// Envoy with one worker thread, which makes no routing decision.
+    Envoy,
     /// NVIDIA Dynamo's frontend, in front of its own mockers instead of the simulated engines.
     Dynamo,
 }
@@ -59,7 +63,7 @@ pub(super) struct Running {
 }
 
 impl Router {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 10] = [
         Self::Direct,
         Self::Nginx,
         Self::Pointsman,
@@ -67,6 +71,8 @@ impl Router {
         Self::Vllm,
         Self::VllmKvAware,
         Self::Sglang,
+        Self::Smg,
+        Self::Envoy,
         Self::Dynamo,
     ];
 
@@ -79,12 +85,14 @@ impl Router {
             Self::Vllm => "vllm-router",
             Self::VllmKvAware => "vllm-kv-aware",
             Self::Sglang => "sglang-router",
+            Self::Smg => "smg",
+            Self::Envoy => "envoy",
             Self::Dynamo => "dynamo+mocker",
         }
     }
 
     pub(super) fn is_rival(self) -> bool {
-        matches!(self, Self::Vllm | Self::VllmKvAware | Self::Sglang | Self::Dynamo)
+        !matches!(self, Self::Direct | Self::Nginx | Self::Pointsman | Self::Versus)
     }
 
     /// Whether the router prefers the worker that has a prompt's tokens in its cache.
@@ -94,19 +102,19 @@ impl Router {
 
     /// Whether the router makes the calls of both legs itself.
     pub(super) fn knows_legs(self) -> bool {
-        !matches!(self, Self::Direct | Self::Nginx)
+        !matches!(self, Self::Direct | Self::Nginx | Self::Envoy)
     }
 
     /// Whether the router supports the scenario. A rival supports only the handshake of its own engine, and
-    /// no workers on paths.
+    /// no workers on paths; smg hands no KV parameters over.
     pub(super) fn can_serve(self, scenario: &Scenario) -> bool {
         if self.is_rival() && scenario.tokens != self.follows_tokens() {
             return false;
         }
         match scenario.shape {
             Shape::Aggregated { workers } => !self.is_rival() || workers <= 16,
-            Shape::Disaggregated(Handshake::Vllm) => self != Self::Sglang,
-            Shape::Disaggregated(Handshake::Sglang) => self != Self::Vllm,
+            Shape::Disaggregated(Handshake::Vllm) => !matches!(self, Self::Sglang | Self::Smg),
+            Shape::Disaggregated(Handshake::Sglang) => !matches!(self, Self::Vllm | Self::Smg),
         }
     }
 

