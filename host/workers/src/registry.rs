@@ -31,16 +31,20 @@ use crate::{
 /// Models without a worker that are remembered.
 const MAX_LOST_MODELS: usize = 10_000;
 
+/// A map that each request looks into. Engines and operators choose the keys, not clients, so a fast hash is
+/// safe.
+type FastMap<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
+
 /// All workers at one moment. A leg of a request uses one snapshot throughout.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     version: u64,
     workers: Vec<Arc<Worker>>,
     /// Positions in `workers`.
-    places: HashMap<WorkerId, usize>,
-    pools: HashMap<ModelName, Pools>,
+    places: FastMap<WorkerId, usize>,
+    pools: FastMap<ModelName, Pools>,
     /// Models that are adapters of another model of their worker, with that model.
-    adapters: HashMap<ModelName, ModelName>,
+    adapters: FastMap<ModelName, ModelName>,
 }
 
 #[derive(Debug, Default)]

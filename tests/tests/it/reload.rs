@@ -270,6 +270,37 @@ async fn n1_files_that_do_not_answer_keep_no_operator_waiting() {
 }
 
 #[tokio::test]
+async fn n1_a_changed_file_that_was_not_read_in_time_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pointsman.toml");
+    std::fs::write(&path, "").unwrap();
+    let (answer, answers) = std::sync::mpsc::channel::<()>();
+    let answers = Mutex::new(answers);
+    let read = move |started: &Config| {
+        let _ = answers.lock().recv();
+        Ok(started.clone())
+    };
+    let builder = TestClusterBuilder::new().reread(Some(path.clone()), read);
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let is_in_force = async |expected: f64| {
+        for _ in 0..200 {
+            if cluster.metric("pointsman_config_last_reload_successful ").await.unwrap() == [expected] {
+                return true;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        false
+    };
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    std::fs::write(&path, "# changed").unwrap();
+    // N1.5
+    assert!(is_in_force(0.0).await);
+    answer.send(()).unwrap();
+    answer.send(()).unwrap();
+    assert!(is_in_force(1.0).await, "the file did not change again");
+}
+
+#[tokio::test]
 async fn n1_a_configuration_file_that_is_gone_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pointsman.toml");

@@ -253,21 +253,30 @@ impl ConfigReloader {
                 let was_empty = applied.as_ref().is_some_and(|applied| applied.is_empty());
                 let is_emptied = now.as_ref().is_some_and(|now| now.is_empty())
                     && (!was_empty || self.not_applied().is_some());
-                applied.clone_from(&now);
-                self.file_changed(path, is_emptied, target).await;
+                let was_read = self.file_changed(path, is_emptied, target).await;
+                applied = now.clone().filter(|_| was_read);
             }
             before = now;
         }
     }
 
     /// Reloads because the file changed. Says in the log, and until the next reload in the status, why not.
-    async fn file_changed(&self, path: &Path, is_emptied: bool, target: &impl ReloadTarget) {
+    /// Returns whether the files were read.
+    async fn file_changed(&self, path: &Path, is_emptied: bool, target: &impl ReloadTarget) -> bool {
         let reloaded = self.reload_for(Trigger::File { is_emptied }, target).await;
+        let was_read = !matches!(reloaded, Err(ReloadError::NotRead));
         let outcome = if reloaded.is_ok() { "done" } else { "refused" };
+        let why = reloaded.err().map(|error| Arc::new(error.to_string()));
+        if !was_read && self.not_applied() == why {
+            // It is tried at each look, and was said before.
+            return false;
+        }
         tracing::info!(target: "audit", who = "file", action = "reload", outcome, "change requested");
-        let Err(error) = reloaded else { return };
-        tracing::error!(path = %path.display(), %error, "configuration not reloaded");
-        self.not_applied.store(Some(Arc::new(error.to_string())));
+        if let Some(error) = why {
+            tracing::error!(path = %path.display(), %error, "configuration not reloaded");
+            self.not_applied.store(Some(error));
+        }
+        was_read
     }
 
     /// Says once, in the log and in the status, that the file cannot be read; takes it back when it can.
