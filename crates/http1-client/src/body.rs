@@ -56,6 +56,15 @@ impl<S: Transport, O: Observer> Body<S, O> {
         self.connection.as_mut()?.observer.as_mut()
     }
 
+    /// Returns how many bytes are left to read, if the head names the length.
+    #[must_use]
+    pub fn left(&self) -> Option<u64> {
+        match self.framing {
+            Framing::Length(left) => Some(left.saturating_add(self.peeked.len() as u64)),
+            Framing::Chunked(_) | Framing::ToEnd => None,
+        }
+    }
+
     /// Returns the bytes of the body that arrived with the head.
     pub fn peek(&mut self) -> &[u8] {
         let mut peeked = std::mem::take(&mut self.peeked);

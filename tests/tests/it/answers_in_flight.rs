@@ -12,13 +12,18 @@ use tokio::time::{Instant, sleep, timeout};
 const ANSWER: usize = 1_200_000;
 const LIMIT: usize = 2_000_000;
 
-/// A gateway in front of an engine that pauses for this long before the last byte of its answers to `slow`.
+/// A gateway in front of an engine that pauses for this long before the last byte of its answers to `slow`, and
+/// in the middle of those to `halves`.
 async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
     let engine = RawEngine::serving(move |request: &RawRequest| {
         let mut answer = json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(ANSWER)));
         if request.body.contains("slow") {
             let last = answer.split_off(answer.len() - 1);
             return vec![Act::Send(answer), Act::Pause(pause), Act::Send(last)];
+        }
+        if request.body.contains("halves") {
+            let second = answer.split_off(answer.len() / 2);
+            return vec![Act::Send(answer), Act::Pause(pause), Act::Send(second)];
         }
         vec![Act::Send(answer)]
     })
@@ -93,4 +98,14 @@ async fn i6_a_whole_answer_without_room_is_refused_and_is_no_failure_of_its_work
     assert!(cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_none());
     cluster.at_rest().await.unwrap();
     cluster.until("nothing is held", |cluster| used(cluster) == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn i6_answers_that_come_together_take_their_room_one_after_the_other() {
+    let (cluster, _engine) = bench(Duration::from_secs(1)).await;
+    let both = async { tokio::join!(ask(&cluster, "halves one"), ask(&cluster, "halves two")) };
+    let (one, two) = timeout(Duration::from_secs(20), both).await.unwrap();
+    // I6.15
+    assert_eq!((one.status.as_u16(), two.status.as_u16()), (200, 200), "{:?} {:?}", one.code(), two.code());
+    cluster.at_rest().await.unwrap();
 }

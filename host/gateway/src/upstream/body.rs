@@ -54,14 +54,16 @@ pub(crate) async fn collect(
 ) -> Result<Bytes, CallError> {
     let mut whole = Vec::new();
     while read_within(&mut body, &mut whole, limits).await? {
-        if let Some(held) = held.as_deref_mut().filter(|_| whole.len() > UNCOUNTED) {
-            wait_for_room(&mut body, whole.len() - held.amount(), held).await?;
-        }
-        let max = body.1;
-        if whole.len() > max {
+        let (max, left) = (body.1, body.left());
+        if whole.len().saturating_add(left) > max {
             return Err(CallError::TooLarge(format!(
                 "it has more than {max} bytes, the limit of limits.answer_bytes; raise it, or ask for less at once"
             )));
+        }
+        if let Some(held) = held.as_deref_mut().filter(|_| whole.len() > UNCOUNTED) {
+            // At once: answers that took their room piece by piece would wait for each other.
+            wait_for_room(&mut body, whole.len() + left - held.amount(), held).await?;
+            whole.reserve_exact(left);
         }
     }
     Ok(whole.into())
@@ -131,6 +133,11 @@ impl Body {
         if let Some(call) = self.0.observer_mut() {
             call.0.pause();
         }
+    }
+
+    /// Returns how many bytes are left to read; 0 if that is not known.
+    fn left(&self) -> usize {
+        self.0.left().map_or(0, |left| usize::try_from(left).unwrap_or(usize::MAX))
     }
 
     /// Returns the bytes of the body that arrived with the head.
