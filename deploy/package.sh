@@ -37,6 +37,9 @@ built=$profile
 # The first program starts the others, and writes the manual pages and completions of all.
 programs=(pointsman pointsman-lab pointsman-policy pointsman-tools)
 packages=(gateway lab-cli policy-tools tools)
+# Both builds select these packages, the simulator as well: with fewer, some crates have fewer features, the functions
+# of the gateway other names, and the counts no effect.
+selected=("${packages[@]/#/--package=pointsman-}" --package=pointsman-sim)
 mkdir -p "$target"
 cd "$root"
 cargo xtask setup
@@ -48,17 +51,24 @@ sources() {
   [ "${1:-}" = committed ] || git status --porcelain --untracked-files=no -- "${of[@]}"
 }
 
+llvm=$(dirname "$(rustc --print target-libdir)")/bin
+
+# Prints how many functions of the gateway have counts.
+counted() {
+  comm -12 <("$llvm/llvm-nm" --format=just-symbols "$1"/deps/libpointsman_gateway-*.rlib 2> /dev/null | sort -u) \
+    <("$llvm/llvm-profdata" show --all-functions "$counts" | sed -n 's/^  \(_[^:]*\):$/\1/p' | sort -u) | wc -l
+}
+
 # Builds the gateway with counters, which serves a scenario of each shape.
 count() {
-  local tool build=$target/profile-build
-  tool=$(dirname "$(rustc --print target-libdir)")/bin/llvm-profdata
-  [ -x "$tool" ] || fail "llvm-profdata is missing: rustup component add llvm-tools"
+  local build=$target/profile-build
+  [ -x "$llvm/llvm-profdata" ] || fail "llvm-profdata is missing: rustup component add llvm-tools"
   CARGO_TARGET_DIR=$build CARGO_ENCODED_RUSTFLAGS=-Cprofile-generate=$build/counts \
-    cargo build --locked --profile "$profile" --package pointsman-gateway --package pointsman-sim
+    cargo build --locked --profile "$profile" "${selected[@]}" --bin=pointsman --bin=pointsman-sim
   # Build scripts and macros also write counts.
   rm -rf "$build/counts"
   POINTSMAN_BIN=$build/$built cargo xtask bench gateway --train
-  "$tool" merge --sparse -o "$1" "$build/counts"/*
+  "$llvm/llvm-profdata" merge --sparse -o "$1" "$build/counts"/*
   sources > "$1.sources"
 }
 if [ "$counts" = now ]; then
@@ -108,7 +118,8 @@ build() {
   export CARGO_ENCODED_RUSTFLAGS CARGO_HOME=$home CARGO_TARGET_DIR=$dir/target CARGO_INCREMENTAL=0
   export CFLAGS="${mapped[*]/#/-ffile-prefix-map=}" POINTSMAN_VERSION=$version
   export "CARGO_TARGET_$(uname -m | tr a-z A-Z)_UNKNOWN_LINUX_GNU_LINKER=$linker"
-  cargo build --locked --profile "$profile" "${packages[@]/#/--package=pointsman-}"
+  cargo build --locked --profile "$profile" "${selected[@]}" "${programs[@]/#/--bin=}"
+  [ -z "$counts" ] || [ "$(counted "$out")" -gt 1000 ] || fail "the counts are not of the functions that were built"
   cp "${programs[@]/#/$out/}" "$dir/files"
   rm -rf "$generated"
   mkdir -p "$generated/completions"
