@@ -191,6 +191,27 @@ async fn m4_exemplars_name_sampled_traces_in_openmetrics_only() {
     promtool(&["check", "metrics"], Some(text.as_bytes()));
 }
 
+#[tokio::test]
+async fn m4_what_alerts_look_at_is_there_without_a_worker_or_an_event() {
+    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    // M4.8
+    assert_eq!(cluster.metric("pointsman_servable_models ").await.unwrap(), [0.0]);
+    for (counter, reasons) in [
+        ("handoffs", &["lost_no_decode_worker", "lost_prefill_died"][..]),
+        ("trace_spans_dropped", &["connect", "queue", "timeout"]),
+        ("log_lines_dropped", &["queue_full", "write_failed"]),
+    ] {
+        for reason in reasons {
+            let series = format!("pointsman_{counter}_total{{reason=\"{reason}\"}}");
+            // M4.9
+            assert_eq!(cluster.metric(&series).await.unwrap(), [0.0], "{series}");
+        }
+    }
+    let served = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    // M4.8
+    assert_eq!(served.metric("pointsman_servable_models ").await.unwrap(), [1.0]);
+}
+
 /// Runs promtool, if it is installed. Problems of style (exit code 3) are not a failure.
 fn promtool(arguments: &[&str], input: Option<&[u8]>) {
     use std::io::Write as _;

@@ -50,6 +50,8 @@ pub(crate) struct Sources {
     pub(crate) fleet: Arc<Fleet>,
     /// Models of the configuration. The models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
+    /// Number of models that can be served now.
+    pub(crate) servable_models: usize,
     /// Whether the latest version of the configuration file is in force.
     pub(crate) config_applied: bool,
     /// Number of requests in the admission queue.
@@ -96,7 +98,7 @@ pub(crate) fn encode(metrics: &Metrics, sources: Sources, format: TextFormat) ->
     let snapshot = sources.workers.snapshot();
     let served = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
     metrics.expect_models(&served.chain(&sources.models).collect());
-    metrics.expect_lengths();
+    metrics.expect_fixed();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     registry.register_collector(Box::new(sources));
@@ -115,6 +117,8 @@ impl Collector for Sources {
             vec![("version", RELEASE.to_owned()), ("commit", commit().unwrap_or("unknown").to_owned())];
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
+        let help = "Number of models that can be served now; GET /readyz names them";
+        out.gauge("pointsman_servable_models", help, self.servable_models as u64)?;
         let help =
             "1 if the latest version of the configuration file is in force, else 0; GET /status says why";
         out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
