@@ -15,9 +15,9 @@ const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const INTRODUCTION: &str = "# Metrics
 
-`GET /metrics` of the admin listener. The format is OpenMetrics with exemplars, or Prometheus text for
-scrapers that ask for nothing else. The number of series is bounded: models are those that a worker serves or
-`other`, policies those that the operator installed, tenants those that the configuration names (at most
+`GET /metrics` of the admin listener. The format is OpenMetrics with exemplars for scrapers that ask for it, as
+Prometheus does, and Prometheus text for all others. The number of series is bounded: models are those that a worker
+serves or `other`, policies those that the operator installed, tenants those that the configuration names (at most
 1,000 until a restart) or `other`, and all other values come from fixed lists. Requests without a tenant are
 `none`. The buckets of latencies are those of vLLM with smaller ones below. The folder `deploy` of the
 repository has alert rules and a dashboard.
