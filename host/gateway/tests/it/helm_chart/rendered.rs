@@ -131,6 +131,10 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
         (&["config.replicas.name=a"], "config.replicas.name gives 2 gateways one name"),
         (&["config.server.listen=0.0.0.0:80"], "config.server.listen is written by the chart (0.0.0.0:8080)"),
         (
+            &["--set-json=config.workers=[{\"url\":\"http://a:1\",\"id\":12345678901234567}]"],
+            "Helm has rounded a whole number to 12345678901234568",
+        ),
+        (
             &["--set-json=engines.discovery.defaults.labels={}"],
             "got object, want boolean or number or string",
         ),
