@@ -169,18 +169,31 @@ impl Carried {
     /// # Errors
     /// The stream has ended.
     pub fn answer_head(&self, status: u16, content_type: &str, served: Option<&str>) -> anyhow::Result<()> {
+        self.answer_head_of(status, content_type, served, None)
+    }
+
+    /// Sends the head of an answer, which endpoint served it, and Envoy's `response.code_details`.
+    ///
+    /// # Errors
+    /// The stream has ended.
+    pub fn answer_head_of(
+        &self,
+        status: u16,
+        content_type: &str,
+        served: Option<&str>,
+        details: Option<&str>,
+    ) -> anyhow::Result<()> {
         let status = status.to_string();
         let fields = [(":status", status.as_str()), ("content-type", content_type)];
-        let named = |served: &str| {
-            metadata(
-                "envoy.lb",
-                "x-gateway-destination-endpoint-served",
-                Kind::StringValue(served.to_owned()),
-            )
+        let text = |text: &str| Kind::StringValue(text.to_owned());
+        let named = |served| metadata("envoy.lb", "x-gateway-destination-endpoint-served", text(served));
+        let attributes = |details| {
+            metadata("envoy.filters.http.ext_proc", "response.code_details", text(details)).filter_metadata
         };
         self.send(ProcessingRequest {
             request: Some(Request::ResponseHeaders(fields_of(&fields, false))),
             metadata_context: served.map(named),
+            attributes: details.map(attributes).unwrap_or_default(),
             ..ProcessingRequest::default()
         })
     }

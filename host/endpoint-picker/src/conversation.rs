@@ -145,8 +145,14 @@ impl<P: Picker> Conversation<P> {
     /// # Errors
     /// The message violates the protocol; the stream ends.
     pub(crate) async fn on(&mut self, message: ProcessingRequest) -> Result<(), Status> {
-        let ProcessingRequest { metadata_context, observability_mode, protocol_config, request, .. } =
-            message;
+        let ProcessingRequest {
+            metadata_context,
+            attributes,
+            observability_mode,
+            protocol_config,
+            request,
+            ..
+        } = message;
         if observability_mode {
             return Err(Status::invalid_argument(
                 "observability_mode is on, in which Envoy does not wait for the endpoint: turn it off",
@@ -155,7 +161,7 @@ impl<P: Picker> Conversation<P> {
         if let Some(config) = protocol_config {
             self.modes = Modes::of(config);
         }
-        let metadata = metadata_context.as_ref();
+        let (metadata, details) = (metadata_context.as_ref(), metadata::details(&attributes));
         match request {
             Some(Request::RequestHeaders(headers)) => {
                 self.request_headers(headers, metadata::subset(metadata)).await
@@ -163,7 +169,7 @@ impl<P: Picker> Conversation<P> {
             Some(Request::RequestBody(body)) => self.request_body(body).await,
             Some(Request::RequestTrailers(_)) => self.request_trailers().await,
             Some(Request::ResponseHeaders(headers)) => {
-                self.answer_headers(headers, metadata::served(metadata))
+                self.answer_headers(headers, metadata::served(metadata), details)
             }
             Some(Request::ResponseBody(body)) => self.answer_body(body),
             Some(Request::ResponseTrailers(_)) => self.answer_trailers(),
@@ -259,14 +265,19 @@ impl<P: Picker> Conversation<P> {
         }
     }
 
-    fn answer_headers(&mut self, message: HttpHeaders, served: Option<&str>) -> Result<(), Status> {
+    fn answer_headers(
+        &mut self,
+        message: HttpHeaders,
+        served: Option<&str>,
+        details: Option<&str>,
+    ) -> Result<(), Status> {
         let (Phase::Body(exchange, _) | Phase::Answer(exchange)) = &mut self.phase else {
             return Err(Status::invalid_argument(
                 "the answer's headers arrived without those of the request: set request_header_mode to SEND",
             ));
         };
         let Head { status, headers, .. } = Head::of(message.headers);
-        let added = exchange.answered(AnswerHead { status, headers, served });
+        let added = exchange.answered(AnswerHead { status, headers, served, details });
         if message.end_of_stream {
             self.finish();
         }

@@ -1,5 +1,5 @@
 //! Metadata of the endpoint picker protocol. Envoy sends the subset and the endpoint that served; the picker
-//! returns the endpoint that it picked.
+//! returns the endpoint that it picked. An attribute of Envoy says how an answer came about.
 
 use std::collections::HashMap;
 
@@ -15,6 +15,9 @@ const NAMESPACE: &str = "envoy.lb";
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 const SUBSET_NAMESPACE: &str = "envoy.lb.subset_hint";
 const SUBSET: &str = "x-gateway-destination-endpoint-subset";
+/// Key of the attributes that Envoy's filter sends.
+const FILTER: &str = "envoy.filters.http.ext_proc";
+const DETAILS: &str = "response.code_details";
 /// Maximum number of endpoints that are read from a subset.
 const MAX_SUBSET: usize = 4_096;
 
@@ -35,6 +38,11 @@ pub(crate) fn subset(metadata: Option<&Metadata>) -> Option<Vec<String>> {
 /// Returns the endpoint that served the request, if the proxy says so.
 pub(crate) fn served(metadata: Option<&Metadata>) -> Option<&str> {
     text(metadata?.filter_metadata.get(NAMESPACE)?.fields.get(SERVED)?)
+}
+
+/// Returns how the answer came about, if Envoy says so.
+pub(crate) fn details(attributes: &HashMap<String, Struct>) -> Option<&str> {
+    text(attributes.get(FILTER)?.fields.get(DETAILS)?)
 }
 
 /// Returns the metadata that names the endpoint.

@@ -87,6 +87,8 @@ pub struct AnswerHead<'a> {
     pub headers: HeaderMap,
     /// The endpoint that answered, if the proxy says so.
     pub served: Option<&'a str>,
+    /// How the answer came about, if the proxy says so: Envoy's `response.code_details`.
+    pub details: Option<&'a str>,
 }
 
 /// An answer in the place of the engine's.

@@ -73,7 +73,7 @@ impl Exchange for Recorded {
     }
 
     fn answered(&mut self, head: AnswerHead<'_>) -> Vec<(HeaderName, HeaderValue)> {
-        let _ = self.log.send(format!("answered {} {:?}", head.status, head.served));
+        let _ = self.log.send(format!("answered {} {:?} {:?}", head.status, head.served, head.details));
         Vec::new()
     }
 
@@ -203,7 +203,7 @@ async fn a_streamed_request_is_answered_when_its_body_is_whole_and_in_chunks() {
     let answers = talk.say(Request::ResponseBody(body(&vec![b'y'; CHUNK + 1], false))).await;
     assert_eq!(all(&answers), ["answer-body set=0 62000", "answer-body set=0 1"]);
     assert_eq!(all(&talk.say(Request::ResponseBody(body(b"", true))).await), ["answer-body set=0 0 end"]);
-    assert_eq!(talk.calls(), ["answered 200 None", "answer 62001", "answer 0", "ended", "dropped"]);
+    assert_eq!(talk.calls(), ["answered 200 None None", "answer 62001", "answer 0", "ended", "dropped"]);
 }
 
 #[tokio::test]

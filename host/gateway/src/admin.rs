@@ -14,6 +14,7 @@ use axum::{
 use crate::{
     http::body,
     openapi,
+    orchestrate::availability::servable_models,
     state::{SharedState, State},
     telemetry::exposition::{self, Sources, TextFormat},
 };
@@ -82,6 +83,7 @@ async fn metrics(Extract(state): Extract<Arc<State>>, headers: HeaderMap) -> imp
         learning: state.learning.clone(),
         fleet: state.fleet.clone(),
         models: state.settings.models.clone(),
+        servable_models: servable_models(&state.registry.snapshot(), &state.settings).len(),
         config_applied: state.config.not_applied().is_none(),
         queued: state.queue.waiting(),
         replicas: state.replicas.figures(),

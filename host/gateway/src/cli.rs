@@ -8,7 +8,10 @@ use pointsman_cli::{DEFAULT_LOG, LogArgs, exit_code, print, start_log};
 use pointsman_policy_admin::PolicyAdminCommand;
 use pointsman_policy_runtime::run_compiler_process;
 use pointsman_workers::WorkerSpec;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    runtime::Handle,
+    signal::unix::{Signal, SignalKind, signal},
+};
 
 use crate::{
     config::{Config, Environment, reload::ConfigSource},
@@ -198,18 +201,48 @@ impl ServeArgs {
 /// seconds, threads that once worked side by side would all stay.
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_millis(500);
 
-fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+/// Signals that end the gateway: SIGTERM and SIGINT.
+struct EndSignals([Signal; 2]);
+
+impl EndSignals {
+    fn catch() -> std::io::Result<Self> {
+        Ok(Self([signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?]))
+    }
+
+    async fn recv(&mut self) {
+        let Self([terminate, interrupt]) = self;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+}
+
+/// Starts the gateway. Blocks while it reads files and compiles policies.
+fn start(args: ServeArgs) -> anyhow::Result<Daemon> {
     let config = args.config()?;
     let path = args.config.clone();
     let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
+    crate::state::open_files::raise_limit();
+    Handle::current().block_on(Daemon::start_from(&config, source, InheritedSockets::of_process()?))
+}
+
+fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_name("blocking")
         .thread_keep_alive(BLOCKING_KEEP_ALIVE)
         .build()?;
     let outcome = runtime.block_on(async {
-        crate::state::open_files::raise_limit();
-        let running = Daemon::start_from(&config, source, InheritedSockets::of_process()?).await?;
+        // A signal that comes before it is caught ends the process.
+        let (mut end, mut hang_up) = (EndSignals::catch()?, signal(SignalKind::hangup())?);
+        let running = tokio::select! {
+            started = tokio::task::spawn_blocking(|| start(args)) => started??,
+            () = end.recv() => {
+                tracing::info!("start cancelled by a signal");
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
         let ext_proc =
             running.ext_proc.map(|address| format!(",\"ext_proc\":\"{address}\"")).unwrap_or_default();
         let (address, admin) = (running.address, running.admin);
@@ -218,8 +251,6 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
             tracing::warn!(%error, "addresses not written to stdout");
         }
         service_manager::ready();
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
         let reload = async {
             while hang_up.recv().await.is_some() {
                 let reloaded = running.reload().await;
@@ -238,8 +269,7 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
         };
         // A reload may wait for policies that compile; the end does not wait for it.
         tokio::select! {
-            _ = terminate.recv() => {}
-            interrupted = tokio::signal::ctrl_c() => interrupted?,
+            () = end.recv() => {}
             () = reload => {}
         }
         tracing::info!("draining");

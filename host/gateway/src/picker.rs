@@ -19,6 +19,7 @@ use crate::{
     state::SharedState,
 };
 
+mod answer_origin;
 mod endpoints;
 mod exchange;
 mod own_answer;

@@ -261,6 +261,31 @@ async fn r2_the_answer_of_another_endpoint_is_not_credited_to_the_picked_worker(
 }
 
 #[tokio::test]
+async fn r2_an_engine_that_envoy_cannot_reach_has_failed() {
+    let (cluster, picker) = cluster(1).await;
+    let reset = |reason| format!("upstream_reset_before_response_started{{{reason}}}");
+    for (details, outcome) in [
+        (reset("remote_connection_failure|delayed_connect_error:_Connection_refused"), "connect"),
+        (reset("connection_termination"), "broken"),
+        ("via_upstream".to_owned(), "overloaded"),
+    ] {
+        let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
+        carried.answer_head_of(503, "text/plain", None, Some(&details)).unwrap();
+        carried.answer_body(b"upstream connect error", true).unwrap();
+        carried.close();
+        while carried.next().await.unwrap().is_some() {}
+        cluster.at_rest().await.unwrap();
+        let legs =
+            format!("pointsman_legs_total{{leg=\"aggregated\",engine=\"vllm\",outcome=\"{outcome}\"}}");
+        // R2.9
+        assert_eq!(cluster.metric(&legs).await.unwrap(), [1.0], "{details}");
+    }
+    let answered = "pointsman_requests_total{endpoint=\"chat_completions\",model=\"tiny\",status=\"503\"";
+    // R2.9: the client has Envoy's answer.
+    assert_eq!(cluster.metric(answered).await.unwrap().iter().sum::<f64>(), 3.0);
+}
+
+#[tokio::test]
 async fn r2_bookings_end_with_the_stream_however_it_ends() {
     let (cluster, picker) = cluster(1).await;
     let (_, carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();

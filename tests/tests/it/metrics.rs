@@ -124,7 +124,8 @@ fn without_bound(labels: &str) -> String {
 }
 
 async fn exposition(cluster: &TestCluster) -> String {
-    let reply = cluster.admin.get("/metrics").await.unwrap();
+    let reply =
+        cluster.admin.get_with("/metrics", &[("accept", "application/openmetrics-text")]).await.unwrap();
     assert!(reply.headers["content-type"].to_str().unwrap().starts_with("application/openmetrics-text"));
     String::from_utf8(reply.body.to_vec()).unwrap()
 }

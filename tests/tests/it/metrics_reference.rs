@@ -15,9 +15,9 @@ const CHAT: &str = "/v1/chat/completions";
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 const INTRODUCTION: &str = "# Metrics
 
-`GET /metrics` of the admin listener. The format is OpenMetrics with exemplars, or Prometheus text for
-scrapers that ask for nothing else. The number of series is bounded: models are those that a worker serves or
-`other`, policies those that the operator installed, tenants those that the configuration names (at most
+`GET /metrics` of the admin listener. The format is OpenMetrics with exemplars for scrapers that ask for it, as
+Prometheus does, and Prometheus text for all others. The number of series is bounded: models are those that a worker
+serves or `other`, policies those that the operator installed, tenants those that the configuration names (at most
 1,000 until a restart) or `other`, and all other values come from fixed lists. Requests without a tenant are
 `none`. The buckets of latencies are those of vLLM with smaller ones below. The folder `deploy` of the
 repository has alert rules and a dashboard.
@@ -189,6 +189,27 @@ async fn m4_exemplars_name_sampled_traces_in_openmetrics_only() {
     assert!(!text.contains("trace_id") && !text.contains("# EOF"));
     assert!(text.contains("# TYPE pointsman_requests_total counter\n"));
     promtool(&["check", "metrics"], Some(text.as_bytes()));
+}
+
+#[tokio::test]
+async fn m4_what_alerts_look_at_is_there_without_a_worker_or_an_event() {
+    let cluster = TestClusterBuilder::new().start().await.unwrap();
+    // M4.8
+    assert_eq!(cluster.metric("pointsman_servable_models ").await.unwrap(), [0.0]);
+    for (counter, reasons) in [
+        ("handoffs", &["lost_no_decode_worker", "lost_prefill_died"][..]),
+        ("trace_spans_dropped", &["connect", "queue", "timeout"]),
+        ("log_lines_dropped", &["queue_full", "write_failed"]),
+    ] {
+        for reason in reasons {
+            let series = format!("pointsman_{counter}_total{{reason=\"{reason}\"}}");
+            // M4.9
+            assert_eq!(cluster.metric(&series).await.unwrap(), [0.0], "{series}");
+        }
+    }
+    let served = TestClusterBuilder::new().sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    // M4.8
+    assert_eq!(served.metric("pointsman_servable_models ").await.unwrap(), [1.0]);
 }
 
 /// Runs promtool, if it is installed. Problems of style (exit code 3) are not a failure.

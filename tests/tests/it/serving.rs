@@ -310,7 +310,6 @@ async fn the_admin_port_lists_workers_policies_and_metrics() {
         "pointsman_output_tokens_total 12",
         "pointsman_inflight_requests 0",
         "pointsman_policy_generation{slot=\"decode\"} 1",
-        "# EOF",
     ] {
         assert!(metrics.lines().any(|found| found == line), "{line} is not in\n{metrics}");
     }

@@ -94,7 +94,10 @@ values file as floats, which the gateway refuses.
 {{- $items := list -}}
 {{- range . -}}{{- $items = append $items (include "pointsman.toml.value" .) -}}{{- end -}}
 [{{ join ", " $items }}]
-{{- else if and (kindIs "float64" .) (eq . (floor .)) (lt . 9e15) -}}
+{{- else if and (kindIs "float64" .) (eq . (floor .)) -}}
+{{- if or (ge . 9007199254740992.0) (le . -9007199254740992.0) -}}
+{{- fail (printf "config: Helm has rounded a whole number to %.0f, for example the id of a worker: use numbers below 9007199254740992, or write the configuration as configToml" .) -}}
+{{- end -}}
 {{- printf "%.0f" . -}}
 {{- else -}}
 {{- toRawJson . -}}

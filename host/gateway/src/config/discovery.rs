@@ -8,10 +8,10 @@ use std::{
 
 use pointsman_config_file::{Report, duration::secs, section};
 use pointsman_discovery::{FileFormat, FleetRules, GuardRules};
-use pointsman_workers::WorkerSpec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+mod defaults;
 mod dns;
 mod etcd;
 mod kubernetes;
@@ -75,6 +75,8 @@ pub struct DiscoveryFile {
     pub interval: Duration,
     /// Keys of the --worker flag for llm-d's file, which has neither engines nor transports: { engine =
     /// "vllm", role = "decode" }.
+    #[serde(deserialize_with = "defaults::read")]
+    #[schemars(with = "BTreeMap<String, defaults::FlagValue>")]
     pub defaults: BTreeMap<String, String>,
 }
 
@@ -122,7 +124,7 @@ impl DiscoveryFile {
         if self.format == DiscoveryFileFormat::Workers && !self.defaults.is_empty() {
             report.add("defaults", "is only for `format = \"llm-d\"`: remove it");
         }
-        check_defaults(&self.defaults, report);
+        defaults::check(&self.defaults, report);
     }
 }
 
@@ -142,15 +144,6 @@ fn check_url(key: &str, url: &str, report: &mut Report<'_>) {
         let shown = if url.contains('@') { "[secret]" } else { url };
         let message = format!("`{shown}` is not a URL: expected `https://HOST:PORT` or `http://HOST:PORT`");
         report.add(key, message);
-    }
-}
-
-/// Checks keys and values that complete descriptions of workers.
-fn check_defaults(defaults: &BTreeMap<String, String>, report: &mut Report<'_>) {
-    for (key, value) in defaults {
-        if let Err(error) = WorkerSpec::check_pair(key, value) {
-            report.add(&format!("defaults.{key}"), error.problem);
-        }
     }
 }
 

@@ -85,11 +85,7 @@ impl Heartbeats {
 
     /// Reports to the service manager's watchdog while all threads run. Returns at once without a watchdog.
     pub(super) async fn report(self, stop: CancellationToken) {
-        let mut limit_us = 0;
-        if !sd_notify::watchdog_enabled(false, &mut limit_us) || limit_us == 0 {
-            return;
-        }
-        let limit = Duration::from_micros(limit_us);
+        let Some(limit) = watchdog_limit() else { return };
         let mut stuck = false;
         loop {
             tokio::select! {
@@ -114,6 +110,15 @@ impl Heartbeats {
     fn now(&self) -> u64 {
         self.begun.elapsed().as_millis() as u64
     }
+}
+
+/// Returns the time within which the watchdog wants a report. Without `WATCHDOG_PID` it watches this process,
+/// which `sd_notify::watchdog_enabled` does not know.
+fn watchdog_limit() -> Option<Duration> {
+    let is_watched =
+        std::env::var_os("WATCHDOG_PID").is_none_or(|pid| pid == *std::process::id().to_string());
+    let limit_us: u64 = std::env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
+    (is_watched && limit_us > 0).then(|| Duration::from_micros(limit_us))
 }
 
 /// Tells the service manager that requests are served.

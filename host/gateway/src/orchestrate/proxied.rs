@@ -53,8 +53,19 @@ enum Content {
     Ignored {
         failed: bool,
     },
-    /// The proxy chose another endpoint, whose answer says nothing of the picked worker.
+    /// The answer says nothing of the picked worker.
     Elsewhere(StatusCode),
+}
+
+/// Who wrote an answer.
+#[derive(Debug)]
+pub(crate) enum AnswerOrigin {
+    /// The engine that was picked.
+    Engine,
+    /// Another endpoint, or the proxy for a reason that is not the engine's.
+    Elsewhere,
+    /// The proxy, which could not reach the engine or lost it: why.
+    Proxy(CallError),
 }
 
 /// What has come of the end of a stream of events.
@@ -147,14 +158,21 @@ impl ProxiedRequest {
         Some(ApiError::Deadline)
     }
 
-    /// Handles the head of the answer. `is_elsewhere`: it is that of another endpoint than the picked one.
-    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap, is_elsewhere: bool) {
+    /// Handles the head of the answer.
+    pub(crate) fn head(&mut self, status: u16, headers: &HeaderMap, origin: AnswerOrigin) {
         self.heard_at = Instant::now();
         self.drive.account.relay_begins();
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
-        if is_elsewhere {
-            (self.content, self.call) = (Content::Elsewhere(status), None);
-            return;
+        match origin {
+            AnswerOrigin::Engine => {}
+            AnswerOrigin::Elsewhere => {
+                (self.content, self.call) = (Content::Elsewhere(status), None);
+                return;
+            }
+            AnswerOrigin::Proxy(error) => {
+                self.refused = Some(status);
+                return self.fail(error);
+            }
         }
         let content_type = headers.get(header::CONTENT_TYPE);
         if !status.is_success() {

@@ -10,6 +10,7 @@ use tokio::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    answer_origin::origin_of,
     endpoints::{address_of, workers_of},
     own_answer::{own_answer, refusal},
 };
@@ -26,7 +27,7 @@ use crate::{
     openai::{body_bytes::reserve, endpoint::Endpoint, error::ApiError},
     orchestrate::{
         PlannedRequest,
-        proxied::{ProxiedRequest, removed_headers},
+        proxied::{AnswerOrigin, ProxiedRequest, removed_headers},
     },
     state::{State, caller::Caller},
     telemetry::account::Account,
@@ -216,7 +217,12 @@ impl Exchange for GatewayExchange {
             Some(_) => "other",
         };
         self.state.metrics.ext_proc.served(served);
-        proxied.head(head.status, &head.headers, served == "other");
+        let origin = match head.details {
+            _ if served == "other" => AnswerOrigin::Elsewhere,
+            Some(details) => origin_of(details),
+            None => AnswerOrigin::Engine,
+        };
+        proxied.head(head.status, &head.headers, origin);
         proxied.own_headers().into_iter().filter_map(|(name, value)| Some((name?, value))).collect()
     }
 

@@ -50,6 +50,8 @@ pub(crate) struct Sources {
     pub(crate) fleet: Arc<Fleet>,
     /// Models of the configuration. The models that workers serve are known, too.
     pub(crate) models: Vec<ModelName>,
+    /// Number of models that can be served now.
+    pub(crate) servable_models: usize,
     /// Whether the latest version of the configuration file is in force.
     pub(crate) config_applied: bool,
     /// Number of requests in the admission queue.
@@ -68,14 +70,12 @@ pub(crate) enum TextFormat {
 }
 
 impl TextFormat {
-    /// Returns the format that a scraper accepts: OpenMetrics, unless the scraper accepts only another
-    /// format.
+    /// Returns the format that a scraper asks for: OpenMetrics if it names it and does not prefer
+    /// `text/plain`.
     #[must_use]
     pub(crate) fn accepted(headers: &HeaderMap) -> Self {
-        let mut accepted =
-            headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).peekable();
-        let named = |value: &str| value.contains("openmetrics") || value.contains("*/*");
-        if accepted.peek().is_none() || accepted.any(named) { Self::OpenMetrics } else { Self::Prometheus }
+        let open = weight(headers, "application/openmetrics-text");
+        if open > 0.0 && open >= weight(headers, "text/plain") { Self::OpenMetrics } else { Self::Prometheus }
     }
 
     /// Returns the content type.
@@ -88,6 +88,23 @@ impl TextFormat {
     }
 }
 
+/// Returns the highest weight (`q`) that `Accept` gives a media type; 0 if it does not name the type.
+fn weight(headers: &HeaderMap, media_type: &str) -> f32 {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let weights = accepted.flat_map(|value| value.split(',')).filter_map(|range| {
+        let mut parts = range.split(';').map(str::trim);
+        if !parts.next()?.eq_ignore_ascii_case(media_type) {
+            return None;
+        }
+        let mut given = parts.filter_map(|part| part.split_once('='));
+        match given.find(|(name, _)| name.trim().eq_ignore_ascii_case("q")) {
+            Some((_, weight)) => weight.trim().parse().ok(),
+            None => Some(1.0),
+        }
+    });
+    weights.fold(0.0, f32::max)
+}
+
 /// Returns the text of `/metrics`.
 ///
 /// # Errors
@@ -96,7 +113,7 @@ pub(crate) fn encode(metrics: &Metrics, sources: Sources, format: TextFormat) ->
     let snapshot = sources.workers.snapshot();
     let served = snapshot.models().into_iter().filter(|model| !snapshot.is_adapter(model));
     metrics.expect_models(&served.chain(&sources.models).collect());
-    metrics.expect_lengths();
+    metrics.expect_fixed();
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     registry.register_collector(Box::new(sources));
@@ -115,6 +132,8 @@ impl Collector for Sources {
             vec![("version", RELEASE.to_owned()), ("commit", commit().unwrap_or("unknown").to_owned())];
         let help = "1, with the release and the commit that the gateway was built from";
         out.gauges("pointsman_build_info", help, [(build, 1_u64)])?;
+        let help = "Number of models that can be served now; GET /readyz names them";
+        out.gauge("pointsman_servable_models", help, self.servable_models as u64)?;
         let help =
             "1 if the latest version of the configuration file is in force, else 0; GET /status says why";
         out.gauge("pointsman_config_last_reload_successful", help, u64::from(self.config_applied))?;
@@ -231,3 +250,31 @@ const FEED_COUNTERS: [(&str, &str, FeedCounter); 8] = [
         &feed.silences
     }),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn m4_open_metrics_is_for_scrapers_that_prefer_it() {
+        let prometheus_3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,\
+                            text/plain;version=0.0.4;q=0.2,*/*;q=0.1";
+        let cases = [
+            (prometheus_3, true),
+            ("text/plain, Application/OpenMetrics-Text", true),
+            ("application/openmetrics-text; Q=0.5", true),
+            ("application/openmetrics-text;q=0, text/plain", false),
+            ("text/plain;q=0.9,application/openmetrics-text;q=0.1", false),
+            ("application/openmetrics-text;q=x", false),
+            ("text/plain;version=0.0.4;q=1,*/*;q=0.1", false),
+            ("application/openmetrics-text-2", false),
+        ];
+        for (accept, is_open) in cases {
+            let headers = HeaderMap::from_iter([(header::ACCEPT, accept.parse().unwrap())]);
+            // M4.4
+            assert_eq!(TextFormat::accepted(&headers) == TextFormat::OpenMetrics, is_open, "{accept}");
+        }
+        // M4.4
+        assert_eq!(TextFormat::accepted(&HeaderMap::new()), TextFormat::Prometheus);
+    }
+}

@@ -50,6 +50,29 @@ struct Queue {
     metrics: Arc<Metrics>,
 }
 
+/// Why spans that were recorded are not exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DropReason {
+    /// The request has more spans than are kept.
+    Request,
+    /// Too many spans wait for the exporter.
+    Queue,
+    /// The exporter has ended.
+    Stopped,
+    /// No connection to the collector.
+    Connect,
+    /// The connection broke.
+    Broken,
+    /// The collector answered with an error status.
+    Status,
+    /// The collector's answer is too large.
+    Answer,
+    /// The collector took some spans of the export and not these.
+    Rejected,
+    /// The deadline of the export passed.
+    Timeout,
+}
+
 /// Messages to the exporter.
 #[cfg_attr(not(feature = "otel"), expect(dead_code, reason = "there is no exporter"))]
 enum Message {
@@ -106,10 +129,10 @@ impl Traces {
         let spans = trace.len();
         if waiting.fetch_add(spans, Ordering::Relaxed) + spans > *limit {
             waiting.fetch_sub(spans, Ordering::Relaxed);
-            metrics.spans_dropped("queue", spans);
+            metrics.spans_dropped(DropReason::Queue, spans);
         } else if sender.send(Message::Trace(trace)).is_err() {
             waiting.fetch_sub(spans, Ordering::Relaxed);
-            metrics.spans_dropped("stopped", spans);
+            metrics.spans_dropped(DropReason::Stopped, spans);
         }
     }
 
@@ -123,9 +146,39 @@ impl Traces {
     }
 }
 
+impl DropReason {
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Request,
+        Self::Queue,
+        Self::Stopped,
+        Self::Connect,
+        Self::Broken,
+        Self::Status,
+        Self::Answer,
+        Self::Rejected,
+        Self::Timeout,
+    ];
+
+    /// Stable metric label.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Request => "request",
+            Self::Queue => "queue",
+            Self::Stopped => "stopped",
+            Self::Connect => "connect",
+            Self::Broken => "broken",
+            Self::Status => "status",
+            Self::Answer => "answer",
+            Self::Rejected => "rejected",
+            Self::Timeout => "timeout",
+        }
+    }
+}
+
 impl Metrics {
     /// Counts spans that were not exported.
-    fn spans_dropped(&self, reason: &'static str, spans: usize) {
+    fn spans_dropped(&self, reason: DropReason, spans: usize) {
+        let reason = reason.as_str();
         self.trace_spans_dropped.get_or_create(&ReasonLabels { reason }).inc_by(spans as u64);
     }
 }

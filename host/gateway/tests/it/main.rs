@@ -26,3 +26,4 @@ mod readme;
 mod registry;
 mod script_builds;
 mod service_manager;
+mod signals;

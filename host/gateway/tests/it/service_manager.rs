@@ -13,6 +13,16 @@ use std::{
 /// Starts `serve` as systemd does: by a shell that makes the sockets descriptors 3 and 4 and then becomes
 /// the daemon, so that `LISTEN_PID` is right.
 fn start(sockets: &[(&str, &TcpListener)], notify: Option<&std::path::Path>, arguments: &str) -> Child {
+    start_with("LISTEN_PID=$$ WATCHDOG_PID=$$", sockets, notify, arguments)
+}
+
+/// Like [`start`], with these variables.
+fn start_with(
+    variables: &str,
+    sockets: &[(&str, &TcpListener)],
+    notify: Option<&std::path::Path>,
+    arguments: &str,
+) -> Child {
     let mut command = Command::new("/bin/bash");
     let (mut redirects, mut names) = (String::new(), Vec::new());
     for (index, (name, socket)) in sockets.iter().enumerate() {
@@ -22,9 +32,7 @@ fn start(sockets: &[(&str, &TcpListener)], notify: Option<&std::path::Path>, arg
         names.push(*name);
     }
     let binary = env!("CARGO_BIN_EXE_pointsman");
-    command
-        .arg("-c")
-        .arg(format!("export LISTEN_PID=$$ WATCHDOG_PID=$$; exec {binary} serve {arguments}{redirects}"));
+    command.arg("-c").arg(format!("export {variables}; exec {binary} serve {arguments}{redirects}"));
     command.env("LISTEN_FDS", sockets.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
     if let Some(path) = notify {
         command.env("NOTIFY_SOCKET", path).env("WATCHDOG_USEC", "900000");
@@ -95,6 +103,23 @@ fn the_service_manager_hears_of_readiness_life_and_the_end() {
     let last = std::iter::repeat_with(hear).find(|text| text != "WATCHDOG=1").unwrap();
     assert_eq!(last, "STOPPING=1");
     terminate_ended(child);
+}
+
+#[test]
+fn n4_a_watchdog_that_names_no_process_gets_reports() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let arguments = "--listen 127.0.0.1:0 --admin-listen 127.0.0.1:0";
+    let child = start_with("LISTEN_PID=$$", &[], Some(&path), arguments);
+    for expected in ["READY=1\n", "WATCHDOG=1\n"] {
+        let mut text = [0; 512];
+        let length = socket.recv(&mut text).unwrap();
+        // N4.5
+        assert_eq!(String::from_utf8_lossy(text.get(..length).unwrap()), expected);
+    }
+    terminate(child);
 }
 
 fn terminate_ended(mut child: Child) {

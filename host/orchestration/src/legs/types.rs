@@ -130,6 +130,9 @@ pub enum Lost {
 }
 
 impl Lost {
+    /// Every reason.
+    pub const ALL: [Self; 2] = [Self::NoDecodeWorker, Self::PrefillDied];
+
     /// Stable metric label.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -23,6 +23,8 @@ pub struct DiscoveryDns {
     pub timeout: Duration,
     /// Keys of the --worker flag, which records do not have.
     #[key(example = "{ engine = \"vllm\", role = \"decode\" }")]
+    #[serde(deserialize_with = "super::defaults::read")]
+    #[schemars(with = "BTreeMap<String, super::defaults::FlagValue>")]
     pub defaults: BTreeMap<String, String>,
 }
 
@@ -34,6 +36,6 @@ impl DiscoveryDns {
                 format!("`{}` is not a name: expected for example `_http._tcp.engines.example`", self.record);
             report.add("record", message);
         }
-        super::check_defaults(&self.defaults, report);
+        super::defaults::check(&self.defaults, report);
     }
 }

@@ -31,6 +31,8 @@ pub struct DiscoveryKubernetes {
     pub port: String,
     /// Keys of the --worker flag that labels and annotations do not give.
     #[key(example = "{ engine = \"vllm\" }")]
+    #[serde(deserialize_with = "super::defaults::read")]
+    #[schemars(with = "BTreeMap<String, super::defaults::FlagValue>")]
     pub defaults: BTreeMap<String, String>,
     /// File with the bearer token, read for each request; "": none is sent.
     #[key(default = PathBuf::from(ACCOUNT).join("token"))]
@@ -75,6 +77,6 @@ impl DiscoveryKubernetes {
         if let Err(problem) = pointsman_discovery::PortOfWorker::parse_list(&self.port) {
             report.add("port", problem);
         }
-        super::check_defaults(&self.defaults, report);
+        super::defaults::check(&self.defaults, report);
     }
 }

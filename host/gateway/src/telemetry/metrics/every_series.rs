@@ -14,7 +14,7 @@ impl Metrics {
         drop(self.decisions.get_or_create(&labels));
         self.leg("prefill", "vllm", "ok");
         self.leg_took("prefill", "vllm", "ok", std::time::Duration::ZERO);
-        self.expect_lengths();
+        self.expect_fixed();
         self.fell_back(pointsman_routing::SlotKind::Prefill, "abstain");
         self.continued("x", "failure");
         self.admin_change(Name(OTHER.clone()), 200);
@@ -30,14 +30,12 @@ impl Metrics {
         let reasons = [
             &self.connections_ended,
             &self.retries,
-            &self.handoffs,
             &self.poison_requests,
             &self.not_tokenized,
             &self.predictions,
             &self.wrong_keys,
             &self.key_set_fetches,
             &self.decision_log_dropped,
-            &self.trace_spans_dropped,
         ];
         reasons.into_iter().for_each(|family| drop(family.get_or_create(&ReasonLabels { reason: "x" })));
     }

@@ -7,10 +7,11 @@ use std::{
 };
 
 use parking_lot::{RwLock, RwLockWriteGuard};
+use pointsman_orchestration::Lost;
 use pointsman_workers::ModelName;
 
-use super::{Metrics, Name, OTHER, RequestLabels, SourceLabels};
-use crate::openai::request::Endpoint;
+use super::{Metrics, Name, OTHER, ReasonLabels, RequestLabels, SourceLabels};
+use crate::{openai::request::Endpoint, telemetry::traces::DropReason};
 
 /// Endpoints whose series exist before the first request of a model.
 const EXPECTED_ENDPOINTS: [Endpoint; 2] = [Endpoint::ChatCompletions, Endpoint::Completions];
@@ -68,8 +69,8 @@ impl Metrics {
         labelled.flat_map(expected_labels).for_each(|labels| drop(self.requests.get_or_create(&labels)));
     }
 
-    /// Creates the series of lengths and shares.
-    pub(crate) fn expect_lengths(&self) {
+    /// Creates the series whose labels are fixed, of lengths, of shares, and of what alerts look for.
+    pub(crate) fn expect_fixed(&self) {
         let sources = [
             (&self.isl, &["usage", "tokens", "estimate"][..]),
             (&self.osl, &["usage", "counted"]),
@@ -79,6 +80,12 @@ impl Metrics {
             for source in sources.iter().copied() {
                 drop(family.get_or_create(&SourceLabels { source }));
             }
+        }
+        let lost = Lost::ALL.map(Lost::as_str).into_iter().map(|reason| (&self.handoffs, reason));
+        let dropped = DropReason::ALL.map(DropReason::as_str).into_iter();
+        let dropped = dropped.map(|reason| (&self.trace_spans_dropped, reason));
+        for (family, reason) in lost.chain(dropped) {
+            drop(family.get_or_create(&ReasonLabels { reason }));
         }
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use http::{HeaderName, HeaderValue, StatusCode, header};
-use pointsman_http_client::{BodyError, Roots, Setup, whole};
+use pointsman_http_client::{BodyError, Roots, Setup, whole, with_causes};
 use pointsman_workers::LogLimit;
 use reqwest::Client;
 use tokio::{
@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::{
-    Message,
+    DropReason, Message,
     otlp::{self, Envelope},
     request_trace::RequestTrace,
 };
@@ -48,10 +48,10 @@ struct Exporter {
     log: LogLimit,
 }
 
-/// Reason for which an attempt failed.
+/// Reason for which an attempt failed. The texts are those of the errors, without the URL.
 enum Failure {
-    Connect,
-    Broken,
+    Connect(String),
+    Broken(String),
     /// An error status.
     Status(StatusCode),
     AnswerTooLarge,
@@ -136,70 +136,89 @@ impl Exporter {
         let body = bytes::Bytes::from(self.envelope.request(batch));
         let deadline = Instant::now() + self.timeout;
         let mut pause = FIRST_PAUSE;
-        let reason = loop {
+        let failure = loop {
             let failure = match timeout_at(deadline, self.post(body.clone())).await {
                 Ok(Ok(rejected)) => {
                     let rejected = rejected.min(spans);
                     self.metrics.trace_spans_exported.inc_by((spans - rejected) as u64);
                     if rejected > 0 {
-                        self.dropped("rejected", None, rejected);
+                        self.dropped(DropReason::Rejected, None, rejected);
                     }
                     return;
                 }
                 Ok(Err(failure)) => failure,
-                Err(_) => break ("timeout", None),
+                Err(_) => break None,
             };
             if !failure.may_pass() || Instant::now() + pause >= deadline {
-                break failure.reason();
+                break Some(failure);
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(MAX_PAUSE);
         };
-        self.dropped(reason.0, reason.1, spans);
+        let reason = failure.as_ref().map_or(DropReason::Timeout, Failure::reason);
+        self.dropped(reason, failure, spans);
     }
 
     /// Makes one attempt. Returns how many spans the collector rejected.
     async fn post(&self, body: bytes::Bytes) -> Result<usize, Failure> {
         let request = self.client.post(&self.url).header(header::CONTENT_TYPE, "application/x-protobuf");
         let sent = request.body(body).send().await;
-        let answer =
-            sent.map_err(|error| if error.is_connect() { Failure::Connect } else { Failure::Broken })?;
+        let answer = sent.map_err(Failure::of)?;
         if !answer.status().is_success() {
             return Err(Failure::Status(answer.status()));
         }
         let text = whole(answer, MAX_ANSWER).await.map_err(|error| match error {
-            BodyError::Broken(_) => Failure::Broken,
+            BodyError::Broken(error) => Failure::of(error),
             BodyError::TooLarge(_) => Failure::AnswerTooLarge,
         })?;
         // An answer with status 200 that is not protobuf says nothing about individual spans.
         Ok(otlp::rejected_spans(&text))
     }
 
-    fn dropped(&self, reason: &'static str, status: Option<StatusCode>, spans: usize) {
+    fn dropped(&self, reason: DropReason, failure: Option<Failure>, spans: usize) {
         self.metrics.spans_dropped(reason, spans);
         if let Some(suppressed) = self.log.due() {
-            let status = status.map(|status| status.as_u16());
-            tracing::warn!(reason, status, spans, suppressed, "spans not exported: check traces.endpoint");
+            let (status, error) = match failure {
+                Some(Failure::Status(status)) => (Some(status.as_u16()), None),
+                Some(Failure::Connect(text) | Failure::Broken(text)) => (None, Some(text)),
+                Some(Failure::AnswerTooLarge) | None => (None, None),
+            };
+            let reason = reason.as_str();
+            tracing::warn!(
+                reason,
+                status,
+                error,
+                spans,
+                suppressed,
+                "spans not exported: check traces.endpoint"
+            );
         }
     }
 }
 
 impl Failure {
+    fn of(error: reqwest::Error) -> Self {
+        let is_connect = error.is_connect();
+        // The query of the URL may have a key.
+        let text = with_causes(&error.without_url());
+        if is_connect { Self::Connect(text) } else { Self::Broken(text) }
+    }
+
     /// Whether the same export may succeed later.
     fn may_pass(&self) -> bool {
         match self {
-            Self::Connect | Self::Broken => true,
+            Self::Connect(_) | Self::Broken(_) => true,
             Self::Status(status) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
             Self::AnswerTooLarge => false,
         }
     }
 
-    fn reason(&self) -> (&'static str, Option<StatusCode>) {
+    fn reason(&self) -> DropReason {
         match self {
-            Self::Connect => ("connect", None),
-            Self::Broken => ("broken", None),
-            Self::Status(status) => ("status", Some(*status)),
-            Self::AnswerTooLarge => ("answer", None),
+            Self::Connect(_) => DropReason::Connect,
+            Self::Broken(_) => DropReason::Broken,
+            Self::Status(_) => DropReason::Status,
+            Self::AnswerTooLarge => DropReason::Answer,
         }
     }
 }

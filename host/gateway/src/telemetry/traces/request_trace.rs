@@ -18,7 +18,7 @@ use pointsman_workers::{Leg, PerLeg};
 use tokio::time::Instant;
 
 use super::{
-    Traces,
+    DropReason, Traces,
     span::{Attributes, LegTarget, SpanKind, SpanRecord},
 };
 use crate::{
@@ -220,7 +220,7 @@ impl RequestTrace {
             self.push(span);
         }
         if self.lost > 0 {
-            self.traces.queue.metrics.spans_dropped("request", self.lost);
+            self.traces.queue.metrics.spans_dropped(DropReason::Request, self.lost);
         }
         let root = self.root(ending);
         self.spans.push(root);

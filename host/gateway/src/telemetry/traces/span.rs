@@ -105,13 +105,29 @@ impl LegTarget<'_> {
         attributes.id("pointsman.worker", spec.id);
         attributes.int("pointsman.rank", i64::from(self.candidate.rank.0));
         attributes.int("pointsman.attempt", self.attempt);
-        let authority = spec.url.split("://").nth(1).and_then(|rest| rest.split('/').next());
-        if let Some(authority) = authority {
-            let (host, port) = authority.rsplit_once(':').unwrap_or((authority, "80"));
+        if let Some((host, port)) = address(&spec.url) {
             attributes.text("server.address", host);
-            if let Ok(port) = port.parse::<u16>() {
-                attributes.int("server.port", port);
-            }
+            attributes.int("server.port", port);
         }
+    }
+}
+
+/// Returns the host and the port of a worker's URL, which always has a port.
+fn address(url: &str) -> Option<(&str, u16)> {
+    let authority = url.split("://").nth(1)?.split('/').next()?;
+    let (host, port) = authority.rsplit_once(':')?;
+    // An IPv6 address has brackets in a URL only.
+    Some((host.trim_matches(['[', ']']), port.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn m2_the_address_of_an_engine_has_no_brackets() {
+        // M2.4
+        assert_eq!(address("http://[fd00::1]:8000/base"), Some(("fd00::1", 8000)));
+        assert_eq!(address("https://engine:443"), Some(("engine", 443)));
     }
 }

@@ -130,6 +130,14 @@ fn n6_values_that_are_unknown_or_cannot_work_are_refused_with_a_sentence() {
         ),
         (&["config.replicas.name=a"], "config.replicas.name gives 2 gateways one name"),
         (&["config.server.listen=0.0.0.0:80"], "config.server.listen is written by the chart (0.0.0.0:8080)"),
+        (
+            &["--set-json=config.workers=[{\"url\":\"http://a:1\",\"id\":12345678901234567}]"],
+            "Helm has rounded a whole number to 12345678901234568",
+        ),
+        (
+            &["--set-json=engines.discovery.defaults.labels={}"],
+            "got object, want boolean or number or string",
+        ),
         (&["autoscaling.enabled=true"], "targetInflightRequests needs monitoring.enabled"),
         (&["autoscaling.enabled=true", "autoscaling.minReplicas=11"], "minReplicas 11 is above"),
     ];
@@ -214,7 +222,7 @@ config:
     kubernetes: [{ name: more, namespace: other, selector: app=sglang, port: "8000,8001" }]
   workers:
     - { url: "http://10.0.0.1:8000", role: decode, engine: vllm, labels: { zone: a } }
-engines: { discovery: { port: 8000, resource: endpoint-slices, defaults: { engine: vllm } } }
+engines: { discovery: { port: 8000, resource: endpoint-slices, defaults: { engine: vllm, dp_size: 2 } } }
 "#;
 /// The same keys in TOML, with what the chart adds.
 const TOML: &str = r#"
@@ -249,7 +257,7 @@ namespace = "serving"
 selector = "pointsman.dev/engine"
 port = "8000"
 resource = "endpoint-slices"
-defaults = { engine = "vllm" }
+defaults = { engine = "vllm", dp_size = "2" }
 [[discovery.kubernetes]]
 name = "more"
 namespace = "other"
