@@ -201,7 +201,7 @@ impl ConfigReloader {
             needs_restart = needs_restart.join(","),
             slots_changed = changes.policies.changed.len(),
             policies_refused = changes.policies.refused.len(),
-            stray_files = changes.policies.strays.len(),
+            stray_files = changes.policies.strays.len() + changes.policies.more_strays,
             workers_added = joined(added),
             workers_removed = joined(removed),
             workers_changed = joined(changed),

@@ -117,6 +117,10 @@ fn policies(
         let message = format!("nothing runs `{stray}`: {problem}");
         warnings.push(Problem::new("policies.dir", message));
     }
+    if report.more_strays > 0 {
+        let message = format!("nothing runs {} further files either", report.more_strays);
+        warnings.push(Problem::new("policies.dir", message));
+    }
     for lane in &report.compiling {
         let message = format!("the policy of `{lane}` still compiles and is not checked; check again");
         warnings.push(Problem::new("policies.dir", message));
