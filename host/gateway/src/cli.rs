@@ -11,7 +11,10 @@ use pointsman_workers::WorkerSpec;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    config::{Config, Environment, reload::ConfigSource},
+    config::{
+        Config, Environment,
+        reload::{ConfigSource, ReadConfig},
+    },
     daemon::{Daemon, InheritedSockets, service_manager},
     version::VERSION,
 };
@@ -199,9 +202,10 @@ impl ServeArgs {
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_millis(500);
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    let config = args.config()?;
     let path = args.config.clone();
-    let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
+    let read: ReadConfig = Arc::new(move || args.config());
+    let source = path.map(|path| ConfigSource::new(Some(path), read.clone()));
+    let config = read()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .thread_name("blocking")
