@@ -119,7 +119,7 @@ impl TestClusterBuilder {
         self.config.check()?;
         let started = self.config.clone();
         let source =
-            self.reread.map(|(path, read)| ConfigSource { path, read: Arc::new(move || read(&started)) });
+            self.reread.map(|(path, read)| ConfigSource::new(path, Arc::new(move || read(&started))));
         let gateway = Daemon::start_from(&self.config, source, InheritedSockets::default()).await?;
         let cluster = TestCluster {
             client: Client::new(gateway.address),

@@ -148,6 +148,9 @@ pub struct Policies {
     /// What is wrong with each of the strays.
     #[serde(default)]
     pub stray_problems: Vec<String>,
+    /// Number of further strays.
+    #[serde(default)]
+    pub more_strays: usize,
     #[serde(default)]
     pub history: Vec<LaneChange>,
 }

@@ -57,7 +57,8 @@ fn policies_text(policies: &Policies, now_ms: u64) -> String {
         Some(problem) => format!("{file}: {problem}"),
         None => file.clone(),
     });
-    section("files of no slot", strays.collect());
+    let more = (policies.more_strays > 0).then(|| format!("and {} more", policies.more_strays));
+    section("files of no slot", strays.chain(more).collect());
     section("rolled back", policies.slots.iter().flat_map(rolled_back).collect());
     let changes = policies.history.iter().rev().take(CHANGES).map(|change| {
         let policy = change.policy.as_deref().unwrap_or(NONE);
@@ -170,7 +171,7 @@ mod tests {
             }],
             "compiling": [{ "slot": "decode", "lane": "active", "file": "decode.wasm", "since_ms": 99_000 }],
             "strays": ["old.wasm", "older.wasm"],
-            "stray_problems": ["the file name selects no slot; did you mean `cold.wasm`?"],
+            "stray_problems": ["the file name selects no slot; did you mean `cold.wasm`?"], "more_strays": 7,
             "history": [{ "at_ms": 50_000, "slot": "prefill", "lane": "active", "result": "installed",
                           "reason": "changed", "policy": "least-loaded" }],
         }));
@@ -182,7 +183,7 @@ mod tests {
         for line in [
             "  decode.wasm, begun 1 s ago\n",
             "  prefill.wasm (not_wasm), 40 s ago: the newest \u{fffd}[2J\n",
-            "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n",
+            "  old.wasm: the file name selects no slot; did you mean `cold.wasm`?\n  older.wasm\n  and 7 more\n",
             "  prefill least-loaded sha256:77; to let it run again: pointsman policy rollback prefill --undo --model tiny\n",
             "  decode sha256:88: no usable file asks for it now; an undo needs its file again\n",
             "  prefill active: installed (changed), now least-loaded, 50 s ago\n",

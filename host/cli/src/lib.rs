@@ -7,6 +7,7 @@ use std::{
     process::ExitCode,
 };
 
+mod escape;
 mod generate;
 mod log;
 mod log_queue;
@@ -14,6 +15,7 @@ mod text_log;
 pub mod tree;
 pub mod version;
 
+pub use escape::escaped;
 pub use generate::{ToolCommand, completions, manual_pages};
 pub use log::{DEFAULT_LOG, LogArgs, start_log};
 pub use log_queue::{LogFlush, lost_log_lines};
@@ -37,7 +39,7 @@ pub fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
         Ok(code) => code,
         Err(error) if error.is::<OutputClosed>() => ExitCode::SUCCESS,
         Err(error) => {
-            let _ = writeln!(std::io::stderr(), "pointsman: {}", with_causes(error.as_ref()));
+            let _ = writeln!(std::io::stderr(), "pointsman: {}", escaped(&with_causes(error.as_ref())));
             ExitCode::from(2)
         }
     }

@@ -13,6 +13,8 @@ use tracing_subscriber::{
     },
 };
 
+use crate::escape::is_unsafe;
+
 /// Maximum length of a value, characters.
 const MAX_VALUE: usize = 4_096;
 
@@ -60,14 +62,6 @@ impl<W: Write> Write for Escaped<'_, W> {
         }
         Ok(())
     }
-}
-
-/// Returns whether a terminal or a reader of lines may take the character for more than text: control
-/// characters, line and paragraph separators, and marks that reorder or hide text.
-fn is_unsafe(character: char) -> bool {
-    let invisible = matches!(character, '\u{200b}'..='\u{200f}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
-    let direction = matches!(character, '\u{2028}'..='\u{202e}');
-    character.is_control() || invisible || direction
 }
 
 #[cfg(test)]

@@ -14,7 +14,10 @@ use tokio::{
 };
 
 use crate::{
-    config::{Config, Environment, reload::ConfigSource},
+    config::{
+        Config, Environment,
+        reload::{ConfigSource, ReadConfig},
+    },
     daemon::{Daemon, InheritedSockets, service_manager},
     version::VERSION,
 };
@@ -220,9 +223,10 @@ impl EndSignals {
 
 /// Starts the gateway. Blocks while it reads files and compiles policies.
 fn start(args: ServeArgs) -> anyhow::Result<Daemon> {
-    let config = args.config()?;
     let path = args.config.clone();
-    let source = path.is_some().then(|| ConfigSource { path, read: Arc::new(move || args.config()) });
+    let read: ReadConfig = Arc::new(move || args.config());
+    let source = path.map(|path| ConfigSource::new(Some(path), read.clone()));
+    let config = read()?;
     crate::state::open_files::raise_limit();
     Handle::current().block_on(Daemon::start_from(&config, source, InheritedSockets::of_process()?))
 }

@@ -88,7 +88,7 @@ impl Daemon {
         source: Option<ConfigSource>,
         sockets: InheritedSockets,
     ) -> anyhow::Result<Self> {
-        let settings = config.resolve()?;
+        let (source, settings) = (source.map(|source| source.with_keys_of(config)), config.resolve()?);
         check::log_advice(&settings);
         let server = settings.server.clone();
         let client = listen(sockets.clients, server.listen, CLIENT_SEND_BUFFER);

@@ -12,6 +12,8 @@ pub struct Report {
     strays: Vec<String>,
     #[serde(default)]
     stray_problems: Vec<String>,
+    #[serde(default)]
+    more_strays: usize,
     slots: Vec<Slot>,
     undone: Option<Undone>,
 }
@@ -74,6 +76,7 @@ impl Report {
         let problems = self.stray_problems.iter().map(|problem| format!(": {problem}"));
         let strays = self.strays.iter().zip(problems.chain(std::iter::repeat(String::new())));
         lines.extend(strays.map(|(file, problem)| format!("of no slot: {file}{problem}")));
+        lines.extend((self.more_strays > 0).then(|| format!("of no slot: {} more files", self.more_strays)));
         lines.iter().map(|line| format!("{}\n", clean(line))).collect()
     }
 
@@ -155,6 +158,7 @@ mod tests {
             ],
             "refused": [{ "file": "decode.wasm", "kind": "not_wasm", "message": "garbage \u{1b}[2J" }],
             "compiling": ["aggregated"], "strays": ["x.wasm"], "stray_problems": ["it is no slot"],
+            "more_strays": 3,
             "slots": [{ "slot": "prefill", "model": null, "active": { "policy": "kv-aware", "generation": 3 },
                         "canary": null, "shadow": null }],
         }))
@@ -169,6 +173,7 @@ mod tests {
             "still compiling: aggregated; it is installed when it is ready",
             "refused: decode.wasm (not_wasm): garbage \u{fffd}[2J",
             "of no slot: x.wasm: it is no slot",
+            "of no slot: 3 more files",
         ];
         // O1.11
         assert_eq!(report.sentences(), lines.map(|line| format!("{line}\n")).concat());

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::{
     one_row,
-    output::print,
+    output::{escaped, print},
     policy_file::{LimitArgs, PolicyFile},
 };
 
@@ -106,7 +106,7 @@ impl BenchArgs {
                 }
                 Err(failure) => {
                     let hint = file.hint();
-                    print(&format!("{rows:>6} failed ({}): {failure}{hint}\n", failure.kind()))?;
+                    print(&escaped(&format!("{rows:>6} failed ({}): {failure}{hint}\n", failure.kind())))?;
                     return Ok(ExitCode::FAILURE);
                 }
             }

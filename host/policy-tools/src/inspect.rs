@@ -7,7 +7,7 @@ use pointsman_policy_runtime::{Refusal, check_file_name, digest};
 use pointsman_routing::{Policy as _, World};
 
 use crate::{
-    output::conclude,
+    output::{conclude, escaped},
     policy_file::{LimitArgs, PolicyFile, formulas, is_formula, read, refused},
 };
 
@@ -99,7 +99,7 @@ fn admission(
             ExitCode::FAILURE
         }
     };
-    conclude(&text, code)
+    conclude(&escaped(&text), code)
 }
 
 fn list(names: &[String]) -> String {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
-pub(crate) use pointsman_cli::{conclude, print};
+pub(crate) use pointsman_cli::{conclude, escaped, print};
 
 /// Shows a spinner with a message on standard error until it is dropped. Shows nothing when that is not a
 /// terminal.

@@ -15,7 +15,7 @@ use pointsman_routing::Policy;
 use serde_json::json;
 
 use crate::{
-    output::print,
+    output::{escaped, print},
     policy_file::{LimitArgs, PolicyFile},
     replay::{Difference, FactDifference, RankBy, Report, replay_behind},
 };
@@ -82,7 +82,7 @@ impl RunArgs {
             let document = json!({ "policy": info.name, "digest": info.digest, "report": report });
             print(&format!("{document}\n"))?;
         } else {
-            print(&text(&format!("{} {}", info.name, info.version), &report))?;
+            print(&escaped(&text(&format!("{} {}", info.name, info.version), &report)))?;
         }
         let fine = report.differences.is_empty() || self.allow_differences;
         Ok(if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })

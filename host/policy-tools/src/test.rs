@@ -20,7 +20,7 @@ use pointsman_workers::{DpRank, Leg, WorkerId};
 
 use crate::{
     one_row,
-    output::{conclude, print},
+    output::{conclude, escaped, print},
     policy_file::{LimitArgs, PolicyFile, is_formula, read_or_built_in},
 };
 
@@ -99,7 +99,7 @@ impl TestArgs {
         file.access.state().clear();
         let warning = loads.with(default).as_ref().ok().and_then(one_row::warning).unwrap_or_default();
         let code = if report.all_passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-        conclude(&format!("{report}\n{warning}"), code)
+        conclude(&escaped(&format!("{report}\n{warning}")), code)
     }
 
     fn cases_path(&self) -> PathBuf {

@@ -218,6 +218,41 @@ async fn k1_the_removal_of_the_last_key_lets_nobody_in() {
 }
 
 #[tokio::test]
+async fn k1_the_status_names_keys_that_are_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (keys, target) = (dir.path().join("keys"), dir.path().join("a.toml"));
+    std::fs::create_dir(&keys).unwrap();
+    std::fs::write(&target, format!("[[auth.keys]]\nid = 'a'\ndigest = '{}'\n", KeyDigest::sha256("first")))
+        .unwrap();
+    std::os::unix::fs::symlink(&target, keys.join("a.toml")).unwrap();
+    std::os::unix::fs::symlink(dir.path().join("gone"), keys.join("b.toml")).unwrap();
+    let cluster = with_key_dir(&keys).await;
+    let reasons = async || {
+        let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+        status["reasons"].to_string()
+    };
+    let (links, none) = (
+        |count: u32| {
+            format!(
+                "{count} files of `auth.key_dir` are links that lead to no file, and their keys are refused"
+            )
+        },
+        "`auth.key_dir` holds no key: every client is refused",
+    );
+    // K1.10
+    assert!(reasons().await.contains(&links(1)) && !reasons().await.contains(none));
+    assert_eq!(with_key(&cluster, "first").await, ok());
+    std::fs::remove_file(&target).unwrap();
+    cluster.gateway.reload().await.unwrap();
+    assert!(reasons().await.contains(&links(2)) && reasons().await.contains(none), "{}", reasons().await);
+    assert_eq!(with_key(&cluster, "first").await.0, 401);
+    std::fs::remove_file(keys.join("a.toml")).unwrap();
+    std::fs::remove_file(keys.join("b.toml")).unwrap();
+    cluster.gateway.reload().await.unwrap();
+    assert!(!reasons().await.contains("lead to no file") && reasons().await.contains(none));
+}
+
+#[tokio::test]
 async fn k1_a_changed_key_file_is_noticed() {
     let dir = tempfile::tempdir().unwrap();
     let (config, keys, digest) =

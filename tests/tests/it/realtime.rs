@@ -112,7 +112,12 @@ async fn b12_a_realtime_session_that_cannot_be_opened_says_why() {
     assert_eq!(why("?model=tiny", &key).await, (503, "too_many_connections".to_owned()));
     drop(first);
     cluster.at_rest().await.unwrap();
-    connect(&cluster, "?model=tiny", &key).await.unwrap();
+    // I8.9
+    let other = [key[0], ("upgrade", "h2c, websockets")];
+    assert_eq!(why("?model=tiny", &other).await, (426, "upgrade_required".to_owned()));
+    let mut socket =
+        connect(&cluster, "?model=tiny", &[key[0], ("upgrade", "h2c, WebSocket")]).await.unwrap();
+    assert_eq!(event(&mut socket).await["type"], "session.created");
 }
 
 #[tokio::test]

@@ -301,6 +301,40 @@ async fn n1_a_changed_file_that_was_not_read_in_time_is_tried_again() {
 }
 
 #[tokio::test]
+async fn n1_a_file_that_is_put_back_after_a_reload_is_applied() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pointsman.toml");
+    std::fs::write(&path, "# as it was").unwrap();
+    let read = {
+        let path = path.clone();
+        move |started: &Config| {
+            let mut config = started.clone();
+            if std::fs::read_to_string(&path)? != "# as it was" {
+                config.server.max_body_bytes = 10;
+            }
+            Ok(config)
+        }
+    };
+    let builder = TestClusterBuilder::new().reread(Some(path.clone()), read);
+    let cluster = builder.sim(Dialect::Vllm, Role::Aggregated).start().await.unwrap();
+    let ask = async || {
+        let body = json!({ "model": "tiny", "prompt": "a", "max_tokens": 2 }).to_string();
+        cluster.client.post("/v1/completions", &[], body).await.unwrap().status.as_u16()
+    };
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    std::fs::write(&path, "# changed").unwrap();
+    cluster.gateway.reload().await.unwrap();
+    assert_eq!(ask().await, 413);
+    std::fs::write(&path, "# as it was").unwrap();
+    let begun = tokio::time::Instant::now();
+    while ask().await != 200 {
+        // N1.7
+        assert!(begun.elapsed() < Duration::from_secs(10), "the file is not in force again");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[tokio::test]
 async fn n1_a_configuration_file_that_is_gone_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("pointsman.toml");

@@ -49,6 +49,11 @@ async fn i7_a_body_has_one_length() {
         ("content-length: 2, 3\r\n", "{}"),
         ("transfer-encoding: chunked, identity\r\n", "2\r\n{}\r\n0\r\n\r\n"),
         ("transfer-encoding: xchunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: identity, chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: gzip, chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: chunked, chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+        ("transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
         ("content-length: 2\r\ntransfer-encoding: chunked\r\n", "2\r\n{}\r\n0\r\n\r\n"),
         ("transfer-encoding: chunked\r\ncontent-length: 2\r\n", "2\r\n{}\r\n0\r\n\r\n"),
     ] {
@@ -59,4 +64,18 @@ async fn i7_a_body_has_one_length() {
         assert!(answer.starts_with("HTTP/1.1 400"), "{lengths:?}: {answer}");
         assert_eq!(answer.matches("HTTP/1.").count(), 1, "{lengths:?}: {answer}");
     }
+    let last = "GET /version HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n";
+    for (lengths, body) in [
+        ("content-length: 2\r\ncontent-length: 2\r\n", "{}"),
+        ("transfer-encoding: CHUNKED\r\n", "2\r\n{}\r\n0\r\n\r\n"),
+    ] {
+        let head = format!("GET /version HTTP/1.1\r\nhost: a\r\n{lengths}\r\n");
+        let mut client = send(cluster.gateway.address, format!("{head}{body}{last}")).await.unwrap();
+        let answer = until_closed(&mut client).await;
+        // I7.8
+        assert_eq!(answer.matches("HTTP/1.1 200").count(), 2, "{lengths:?}: {answer}");
+    }
+    let gzip = "GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n";
+    let answer = until_closed(&mut send(cluster.gateway.admin, gzip).await.unwrap()).await;
+    assert!(answer.starts_with("HTTP/1.1 400"), "operators, too: {answer}");
 }

@@ -1,7 +1,8 @@
 //! Certificates that change while the gateway serves.
 
-use std::{sync::Arc, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
+use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
 use pointsman_tests::{
     TestCluster, TestClusterBuilder,
@@ -88,8 +89,42 @@ async fn j3_a_new_certificate_serves_new_connections_and_ends_none() {
     files.write("cert.pem", &expired.certificate_pem).unwrap();
     files.write("key.pem", &expired.key_pem).unwrap();
     until("the expired one is refused", async || metric(&cluster, refused).await >= 2.0).await;
-    std::fs::remove_file(files.path("key.pem")).unwrap();
+    fs::remove_file(files.path("key.pem")).unwrap();
     until("the missing one is refused", async || metric(&cluster, refused).await >= 3.0).await;
     // J3.2
     assert!(is_served(&cluster, &config, &second).await);
+}
+
+#[tokio::test]
+async fn n1_a_file_that_lost_its_tls_waits_for_an_operator() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pointsman.toml");
+    fs::write(&path, "[server.tls]").unwrap();
+    let authority = Authority::new().unwrap();
+    let server = authority.server().unwrap();
+    let files = TlsFiles::new(&server, None).unwrap();
+    let read = {
+        let path = path.clone();
+        move |started: &Config| {
+            let mut config = started.clone();
+            config.server.tls = config.server.tls.filter(|_| fs::read(&path).unwrap() == b"[server.tls]");
+            Ok(config)
+        }
+    };
+    let tls = files.tls();
+    let builder = TestClusterBuilder::new().config(|config| config.server.tls = Some(tls));
+    let builder = builder.reread(Some(path.clone()), read).sim(Dialect::Vllm, Role::Aggregated);
+    let cluster = builder.start().await.unwrap();
+    fs::write(&path, "[server]").unwrap();
+    until("the refusal is told", async || {
+        let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+        status["reasons"].to_string().contains("the file would serve clients without TLS")
+    })
+    .await;
+    let config = authority.client(None, &[]).unwrap();
+    // N1.4
+    assert!(is_served(&cluster, &config, &server).await);
+    cluster.gateway.reload().await.unwrap();
+    // N1.4: as SIGHUP does.
+    assert_eq!(cluster.client.get("/version").await.unwrap().status, 200);
 }

@@ -124,6 +124,7 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
         reasons
             .push(format!("the configuration, or a file that it names, changed and is not applied: {why}"));
     }
+    reasons.extend(state.settings.missing_keys.iter().cloned());
     if snapshot.workers().is_empty() {
         reasons.push("no worker is registered".to_owned());
     }

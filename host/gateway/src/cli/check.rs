@@ -7,6 +7,7 @@ use std::{
 };
 
 use clap::Args;
+use pointsman_cli::escaped;
 
 use super::{ServeArgs, print};
 use crate::{
@@ -59,7 +60,7 @@ fn report(problems: &ConfigErrors, warnings: Option<&ConfigErrors>) -> anyhow::R
 fn show(prefix: &str, errors: &ConfigErrors) -> std::io::Result<()> {
     let mut out = std::io::stderr().lock();
     for problem in &errors.problems {
-        writeln!(out, "{prefix}{}", errors.shown(problem))?;
+        writeln!(out, "{prefix}{}", escaped(&errors.shown(problem)))?;
     }
     Ok(())
 }

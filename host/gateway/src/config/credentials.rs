@@ -38,6 +38,8 @@ pub(crate) struct Credentials {
     pub(crate) operators: Vec<OperatorSettings>,
     /// Tokens of an identity server.
     pub(crate) jwt: Option<JwtSettings>,
+    /// Number of links in the directory of key files that lead to no file.
+    pub(crate) dangling_links: usize,
 }
 
 /// An API key.
@@ -94,19 +96,22 @@ struct Seen {
 
 /// Reads credentials, and collects what is wrong with them.
 #[derive(Default)]
-struct Reader(Vec<Problem>);
+struct Reader {
+    problems: Vec<Problem>,
+    dangling_links: usize,
+}
 
 impl Credentials {
     /// Reads what a configuration names.
     pub(super) fn read(config: &Config, problems: &mut Vec<Problem>) -> Self {
         let auth = &config.auth;
         let mut reader = Reader::default();
-        reader.0.extend(config.server.token_problem(auth.knows_operators()));
+        reader.problems.extend(config.server.token_problem(auth.knows_operators()));
         let (keys, dir_keys) = reader.keys(config);
         let operators = reader.operators(config);
         let jwt = auth.jwt.as_ref().and_then(|jwt| reader.jwt(jwt));
-        problems.append(&mut reader.0);
-        Self { keys, dir_keys, operators, jwt }
+        problems.append(&mut reader.problems);
+        Self { keys, dir_keys, operators, jwt, dangling_links: reader.dangling_links }
     }
 
     /// Reports the keys of the configuration that differ in `new`, or whose files do.
@@ -125,7 +130,7 @@ impl Credentials {
 
 impl Reader {
     fn add(&mut self, path: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Problem::new(path, message));
+        self.problems.push(Problem::new(path, message));
     }
 
     /// Returns the keys of clients in the configuration, and in the files of the directory.
@@ -196,6 +201,11 @@ impl Reader {
             }
         };
         for file in files {
+            if !file.exists() {
+                // Its keys are refused, as those of a file that was removed.
+                self.dangling_links += 1;
+                continue;
+            }
             let path = format!("auth.key_dir({})", file.display());
             match read(&file).and_then(|text| parsed(&text)) {
                 // A file that is being written, or that was meant to revoke a key, is not one of no keys.
@@ -234,13 +244,14 @@ fn parsed(text: &str) -> Result<KeyFile, String> {
     }
 }
 
-/// Returns the files of a directory with keys.
+/// Returns the files of a directory with keys, and the links that lead to no file.
 pub(super) fn files_of(dir: &Path) -> Result<BTreeSet<PathBuf>, String> {
     let mut files = BTreeSet::new();
     for entry in fs::read_dir(dir).map_err(|error| error.to_string())? {
         let entry = entry.map_err(|error| error.to_string())?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        if hidden || !entry.path().is_file() {
+        let is_dangling = || entry.file_type().is_ok_and(|kind| kind.is_symlink()) && !entry.path().exists();
+        if hidden || !(entry.path().is_file() || is_dangling()) {
             continue;
         }
         files.insert(entry.path());

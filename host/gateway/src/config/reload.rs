@@ -4,8 +4,8 @@
 //! A file with any problem changes nothing. This module decides what differs; a `ReloadTarget` applies it.
 
 use std::{
-    fmt, fs, io,
-    path::{Path, PathBuf},
+    io,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -20,11 +20,13 @@ use pointsman_workers::WorkerId;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use super::{Config, settings::Settings};
+use super::settings::Settings;
 
+mod source;
 mod unattended;
 mod watched;
 
+pub use source::{ConfigSource, ReadConfig};
 use watched::{KeyFiles, Watched};
 
 /// Interval of looking at the files. A change is applied when two looks in a row find the same.
@@ -34,18 +36,6 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 /// Looks in a row that cannot read the file until this is reported: an editor may be replacing it.
 const MISSING_LOOKS: u32 = 2;
-
-/// Reads the configuration as it was read at the start: the file, and the flags that take precedence over it.
-pub type ReadConfig = Arc<dyn Fn() -> anyhow::Result<Config> + Send + Sync>;
-
-/// Source of the configuration.
-#[derive(Clone)]
-pub struct ConfigSource {
-    /// File that is watched for changes, with the files that it names.
-    pub path: Option<PathBuf>,
-    /// Reads the configuration.
-    pub read: ReadConfig,
-}
 
 /// The parts of the daemon that a configuration changes.
 pub(crate) trait ReloadTarget: Send + Sync {
@@ -66,12 +56,22 @@ pub(crate) struct ConfigReloader {
     source: Option<ConfigSource>,
     /// Settings of the start. Those that only a restart changes stay in force.
     started: Settings,
-    /// Settings in force. The lock makes reloads take turns.
-    current: tokio::sync::Mutex<Settings>,
+    /// The lock makes reloads take turns.
+    current: tokio::sync::Mutex<Current>,
     /// Why the latest version of the file is not in force.
     not_applied: ArcSwapOption<String>,
     /// Whether a thread reads the files: one at a time, since a file system may never answer.
     reading: Arc<AtomicBool>,
+}
+
+/// What is in force.
+#[derive(Debug)]
+struct Current {
+    settings: Settings,
+    /// The files before `settings` were read from them: a change that the reading missed is still found.
+    files: Option<Arc<Watched>>,
+    /// The files whose change was refused and reported.
+    refused: Option<Arc<Watched>>,
 }
 
 /// What made the gateway read the configuration again.
@@ -79,10 +79,7 @@ pub(crate) struct ConfigReloader {
 enum Trigger {
     Operator,
     /// A change of the file, or of a file that it names.
-    File {
-        /// Whether the file is empty, and was not.
-        is_emptied: bool,
-    },
+    File,
 }
 
 /// Result of a reload.
@@ -159,7 +156,8 @@ impl ConfigReloader {
     /// Starts with `started` in force, which came from `source`.
     #[must_use]
     pub(crate) fn new(started: Settings, source: Option<ConfigSource>) -> Self {
-        let current = tokio::sync::Mutex::new(started.clone());
+        let files = source.as_ref().and_then(|source| source.at_start.clone());
+        let current = tokio::sync::Mutex::new(Current { settings: started.clone(), files, refused: None });
         Self { source, current, started, not_applied: ArcSwapOption::empty(), reading: Arc::default() }
     }
 
@@ -173,27 +171,30 @@ impl ConfigReloader {
     /// # Errors
     /// [`ReloadError`]; then nothing changed.
     pub(crate) async fn reload(&self, target: &impl ReloadTarget) -> Result<Reloaded, ReloadError> {
-        self.reload_for(Trigger::Operator, target).await
+        self.reload_for(Trigger::Operator, &mut *self.current.lock().await, target).await
     }
 
     async fn reload_for(
         &self,
         trigger: Trigger,
+        current: &mut Current,
         target: &impl ReloadTarget,
     ) -> Result<Reloaded, ReloadError> {
-        let mut current = self.current.lock().await;
         let source = self.source.as_ref().ok_or(ReloadError::NoFile)?;
-        let new = self.read(source.clone()).await?;
-        let applied = current.changes(&new).applied;
+        let (new, files) = self.read(source.clone()).await?;
+        let before = &current.settings;
+        let applied = before.changes(&new).applied;
         let needs_restart = self.started.changes(&new).needs_restart;
         let new = new.with_started(&self.started);
-        if let Trigger::File { is_emptied } = trigger
-            && let Some(loss) = unattended::loss(&current, &new, is_emptied)
+        let is_empty = |files: &Option<Arc<Watched>>| files.as_ref().is_some_and(|files| files.is_empty());
+        let is_emptied = is_empty(&files) && !is_empty(&current.files);
+        if trigger == Trigger::File
+            && let Some(loss) = unattended::loss(before, &new, is_emptied)
         {
             return Err(ReloadError::NeedsOperator(loss));
         }
-        let changes = target.apply(&current, &new).await?;
-        *current = new;
+        let changes = target.apply(before, &new).await?;
+        *current = Current { settings: new, files, refused: None };
         self.not_applied.store(None);
         let WorkerChanges { added, removed, changed } = &changes.workers;
         tracing::info!(
@@ -201,7 +202,7 @@ impl ConfigReloader {
             needs_restart = needs_restart.join(","),
             slots_changed = changes.policies.changed.len(),
             policies_refused = changes.policies.refused.len(),
-            stray_files = changes.policies.strays.len(),
+            stray_files = changes.policies.strays.len() + changes.policies.more_strays,
             workers_added = joined(added),
             workers_removed = joined(removed),
             workers_changed = joined(changed),
@@ -212,7 +213,7 @@ impl ConfigReloader {
     }
 
     /// Reads and checks the configuration on another thread: this one serves operators.
-    async fn read(&self, source: ConfigSource) -> Result<Settings, ReloadError> {
+    async fn read(&self, source: ConfigSource) -> Result<(Settings, Option<Arc<Watched>>), ReloadError> {
         if self.reading.swap(true, Ordering::Relaxed) {
             return Err(ReloadError::NotRead);
         }
@@ -236,12 +237,12 @@ impl ConfigReloader {
     }
 
     async fn follow(&self, path: &Path, target: &impl ReloadTarget) {
-        let mut before = self.look(path, None).await.ok();
-        let mut applied = before.clone();
+        let mut before = self.current.lock().await.files.clone();
         // A pipe, such as standard input, was read once and is not watched.
         let (is_watched, mut missing) = (before.is_some(), Missing::default());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
+            let handled = self.current.lock().await.handled().cloned();
             let now = self.look(path, before.clone()).await;
             if is_watched {
                 self.note_missing(path, &mut missing, now.as_ref().err());
@@ -249,34 +250,33 @@ impl ConfigReloader {
             let now = now.ok();
             // A file that is being written differs between two looks. A file that is written more slowly is
             // refused, and read again when it is complete.
-            if now.is_some() && now == before && now != applied {
-                let was_empty = applied.as_ref().is_some_and(|applied| applied.is_empty());
-                let is_emptied = now.as_ref().is_some_and(|now| now.is_empty())
-                    && (!was_empty || self.not_applied().is_some());
-                let was_read = self.file_changed(path, is_emptied, target).await;
-                applied = now.clone().filter(|_| was_read);
+            if now == before
+                && now != handled
+                && let Some(files) = &now
+            {
+                self.file_changed(path, files, target).await;
             }
             before = now;
         }
     }
 
-    /// Reloads because the file changed. Says in the log, and until the next reload in the status, why not.
-    /// Returns whether the files were read.
-    async fn file_changed(&self, path: &Path, is_emptied: bool, target: &impl ReloadTarget) -> bool {
-        let reloaded = self.reload_for(Trigger::File { is_emptied }, target).await;
+    /// Reloads because the files changed. Says in the log, and until the next reload in the status, why not.
+    async fn file_changed(&self, path: &Path, files: &Arc<Watched>, target: &impl ReloadTarget) {
+        let mut current = self.current.lock().await;
+        let reloaded = self.reload_for(Trigger::File, &mut current, target).await;
         let was_read = !matches!(reloaded, Err(ReloadError::NotRead));
         let outcome = if reloaded.is_ok() { "done" } else { "refused" };
         let why = reloaded.err().map(|error| Arc::new(error.to_string()));
         if !was_read && self.not_applied() == why {
             // It is tried at each look, and was said before.
-            return false;
+            return;
         }
         tracing::info!(target: "audit", who = "file", action = "reload", outcome, "change requested");
         if let Some(error) = why {
             tracing::error!(path = %path.display(), %error, "configuration not reloaded");
             self.not_applied.store(Some(error));
+            current.refused = was_read.then(|| files.clone());
         }
-        was_read
     }
 
     /// Says once, in the log and in the status, that the file cannot be read; takes it back when it can.
@@ -297,9 +297,16 @@ impl ConfigReloader {
     }
 
     async fn look(&self, path: &Path, before: Option<Arc<Watched>>) -> io::Result<Arc<Watched>> {
-        let (path, keys) = (path.to_owned(), KeyFiles::of(&self.current.lock().await.auth));
-        let look = move || Watched::read(&path, before.as_deref(), keys).map(Arc::new);
+        let (path, keys) = (path.to_owned(), KeyFiles::of(&self.current.lock().await.settings.auth));
+        let look = move || Ok(Arc::new(Watched::read(&path, before.as_deref())?.with_keys(keys)));
         tokio::task::spawn_blocking(look).await.map_err(io::Error::other)?
+    }
+}
+
+impl Current {
+    /// The files that need no reload: those of the settings, unless a later change was refused.
+    fn handled(&self) -> Option<&Arc<Watched>> {
+        self.refused.as_ref().or(self.files.as_ref())
     }
 }
 
@@ -310,18 +317,6 @@ struct Missing {
     looks: u32,
     /// Why its content was not in force before.
     before: Option<Arc<String>>,
-}
-
-impl ConfigSource {
-    /// Reads and checks the configuration. Blocks.
-    fn settings(&self) -> Result<Settings, String> {
-        let path = self.path.iter().find(|path| fs::metadata(path).is_ok_and(|found| !found.is_file()));
-        if let Some(path) = path {
-            return Err(format!("{}: the configuration is not a regular file", path.display()));
-        }
-        let config = (self.read)().map_err(|error| format!("{error:#}"))?;
-        config.resolve().map_err(|errors| errors.to_string())
-    }
 }
 
 fn joined(workers: &[WorkerId]) -> String {
@@ -363,11 +358,5 @@ fn log_policies(report: &Report) {
                 "slot state"
             );
         }
-    }
-}
-
-impl fmt::Debug for ConfigSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ConfigSource").field("path", &self.path).finish_non_exhaustive()
     }
 }

@@ -49,9 +49,21 @@ impl Settings {
         self.server.admin_token.is_some() || self.auth.knows_operators()
     }
 
-    /// Returns whether `auth.key_dir` makes clients authenticate and holds no key, nor is there another way.
+    /// Says which clients are refused because keys of `auth.key_dir` seem to be missing.
     #[must_use]
-    pub(crate) fn refuses_every_client(&self) -> bool {
+    pub(crate) fn missing_keys(&self) -> Vec<String> {
+        let none = "`auth.key_dir` holds no key: every client is refused".to_owned();
+        let count = self.credentials.dangling_links;
+        let links = format!(
+            "{count} files of `auth.key_dir` are links that lead to no file, and their keys are refused: restore the \
+             files, or remove the links"
+        );
+        let told = [(self.refuses_every_client(), none), (count > 0, links)];
+        told.into_iter().filter_map(|(applies, text)| applies.then_some(text)).collect()
+    }
+
+    /// Returns whether `auth.key_dir` makes clients authenticate and holds no key, nor is there another way.
+    fn refuses_every_client(&self) -> bool {
         let keys = &self.credentials;
         let no_keys = keys.keys.is_empty() && keys.dir_keys.is_empty();
         self.auth.key_dir.is_some() && no_keys && !self.has_other_client_credentials()

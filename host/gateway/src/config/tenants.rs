@@ -84,6 +84,11 @@ impl TenantEntry {
         }
     }
 
+    /// Returns whether there is a limit, over all models or for one.
+    pub(crate) fn has_limits(&self) -> bool {
+        self.limits().has_any() || self.models.values().copied().any(TenantModelEntry::has_any)
+    }
+
     /// Returns the limits over all models.
     pub(crate) fn limits(&self) -> TenantModelEntry {
         TenantModelEntry {
@@ -102,6 +107,15 @@ impl TenantEntry {
 }
 
 impl TenantModelEntry {
+    fn has_any(self) -> bool {
+        let Self { requests_per_minute, input_tokens_per_minute, output_tokens_per_minute, concurrency } =
+            self;
+        [requests_per_minute, input_tokens_per_minute, output_tokens_per_minute, concurrency]
+            .into_iter()
+            .flatten()
+            .any(|limit| limit > 0)
+    }
+
     fn or(self, others: Self) -> Self {
         Self {
             requests_per_minute: self.requests_per_minute.or(others.requests_per_minute),

@@ -117,6 +117,10 @@ fn policies(
         let message = format!("nothing runs `{stray}`: {problem}");
         warnings.push(Problem::new("policies.dir", message));
     }
+    if report.more_strays > 0 {
+        let message = format!("nothing runs {} further files either", report.more_strays);
+        warnings.push(Problem::new("policies.dir", message));
+    }
     for lane in &report.compiling {
         let message = format!("the policy of `{lane}` still compiles and is not checked; check again");
         warnings.push(Problem::new("policies.dir", message));
@@ -129,18 +133,17 @@ pub(super) fn log_advice(settings: &Settings) {
     advice(settings).iter().for_each(log_warning);
 }
 
-/// Logs that no client has a key, if none has.
+/// Logs which keys of clients seem to be missing.
 pub(super) fn log_missing_keys(settings: &Settings) {
-    missing_keys(settings).iter().for_each(log_warning);
+    missing_keys(settings).for_each(|warning| log_warning(&warning));
 }
 
 fn log_warning(warning: &Problem) {
     tracing::warn!(key = warning.path, problem = warning.message, "configuration warning");
 }
 
-fn missing_keys(settings: &Settings) -> Option<Problem> {
-    let message = "`auth.key_dir` holds no key: every client is refused";
-    settings.refuses_every_client().then(|| Problem::new(KEY_DIR, message))
+fn missing_keys(settings: &Settings) -> impl Iterator<Item = Problem> {
+    settings.missing_keys().into_iter().map(|message| Problem::new(KEY_DIR, message))
 }
 
 /// Returns what contradicts itself without being wrong.

@@ -27,10 +27,10 @@ use super::{
     client_stream::ClientStream,
     connected::{Connected, Service},
     handshake::{self, Secured},
-    host_header,
     http2::{self, Limits},
     peer::Sender,
     refuse_connection::{Refusals, TooMany},
+    request_head,
 };
 use crate::{
     budget::Share,
@@ -190,7 +190,7 @@ async fn serve_http1(
         let state = of_requests.clone();
         state.begun.store(true, Ordering::Relaxed);
         let first_byte = client.begin_request();
-        let answer = match host_header::refusal(&request) {
+        let answer = match request_head::refusal(&request) {
             Some(refused) => Either::Left(ready(Ok(refused))),
             None => Either::Right(connected.answer(request, first_byte, client.clone())),
         };

@@ -197,10 +197,10 @@ fn named(state: &State, uri: &Uri, headers: &HeaderMap) -> Result<(String, Heade
 }
 
 fn asks_for_websocket(headers: &HeaderMap) -> bool {
-    let is = |name: HeaderName, wanted: &[u8]| {
-        headers.get(name).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(wanted))
-    };
-    is(header::UPGRADE, b"websocket") && headers.contains_key(header::SEC_WEBSOCKET_KEY)
+    let lists = headers.get_all(header::UPGRADE).iter();
+    let mut protocols = lists.flat_map(|list| list.as_bytes().split(|byte| *byte == b','));
+    protocols.any(|name| name.trim_ascii().eq_ignore_ascii_case(b"websocket"))
+        && headers.contains_key(header::SEC_WEBSOCKET_KEY)
 }
 
 /// The headers of the call to an engine. The client's key and other headers stay here.

@@ -86,6 +86,8 @@ pub(crate) struct Settings {
     pub clients_are_known: bool,
     /// API keys of clients.
     pub keys: Keys<Caller>,
+    /// Which clients are refused because their keys seem to be missing.
+    pub missing_keys: Vec<String>,
     /// Certificates of clients.
     pub certificates: Certificates<Caller>,
     /// Networks of the proxies that may name the tenant.
@@ -260,6 +262,7 @@ impl Settings {
             max_body_bytes,
             clients_are_known: configured.clients_are_known(),
             keys,
+            missing_keys: configured.missing_keys(),
             certificates,
             trusted_proxies: auth.networks(),
             tenant_header,

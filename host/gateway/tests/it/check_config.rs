@@ -296,6 +296,30 @@ fn k1_a_key_dir_without_a_key_is_a_warning_and_a_file_without_one_a_problem() {
 }
 
 #[test]
+fn o1_text_of_policies_and_file_names_neither_moves_the_cursor_nor_changes_colours() {
+    let dir = with_config(&format!(
+        "{LISTEN}[policies]\ndir = 'd'\n[policies.slots.aggregated]\nbuiltin = 'least-loaded'\n\
+         settings = {{ \"over\\u001b[2J\" = 1 }}\n"
+    ));
+    fs::create_dir(dir.path().join("d")).unwrap();
+    fs::write(dir.path().join("d/prefil\u{1b}[2J.wasm"), "").unwrap();
+    fs::write(dir.path().join("policy.wasm"), LEAST_LOADED).unwrap();
+    let settings = r#"{"over\u001b[2J": 1}"#;
+    for arguments in [
+        &["check-config", "p.toml"][..],
+        &["serve", "--config", "p.toml"],
+        &["policy", "inspect", "policy.wasm", "--settings", settings],
+    ] {
+        let (code, out, text) = pointsman(dir.path(), arguments);
+        let text = out + &text;
+        // O1.6
+        assert!(code != Some(0) && text.contains("over\\u{1b}[2J"), "{arguments:?}: {text:?}");
+        assert!(!text.contains('\u{1b}'), "{arguments:?}: {text:?}");
+        assert_eq!(text.contains("`prefil\\u{1b}[2J.wasm`"), arguments[0] == "check-config", "{text:?}");
+    }
+}
+
+#[test]
 fn contradictions_are_told() {
     let dir = with_config(
         "[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n[routing]\nenforce_disagg = true\n\

@@ -6,6 +6,7 @@ mod authority;
 mod calibrate;
 mod check_config;
 mod compare;
+mod config_changes;
 mod config_commands;
 mod demo;
 mod formula_files;

@@ -285,6 +285,31 @@ fn check_lines(log: &str) {
 }
 
 #[test]
+fn n7_many_files_of_no_slot_are_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("policies")).unwrap();
+    (0..150).for_each(|at| fs::write(dir.path().join(format!("policies/{at:03}.wasm")), "").unwrap());
+    let daemon = Daemon::start_in(dir, "");
+    let listed = |answer: &str| -> (usize, usize, serde_json::Value) {
+        let answer: serde_json::Value = serde_json::from_str(answer).unwrap();
+        let count = |key: &str| answer[key].as_array().unwrap().len();
+        (count("strays"), count("stray_problems"), answer["more_strays"].clone())
+    };
+    let logged = || {
+        let log = daemon.log();
+        let count = |message: &str| log.lines().filter(|line| line.contains(message)).count();
+        (count("policy refused"), count("further files in the policy directory name no slot"))
+    };
+    // N7.11
+    assert_eq!(listed(&daemon.request("GET", "/policies")), (100, 100, 50.into()));
+    assert_eq!(logged(), (100, 1));
+    fs::remove_file(daemon.path("000.wasm")).unwrap();
+    assert_eq!(listed(&daemon.request("POST", "/policies/reload")), (100, 100, 49.into()));
+    // N7.11: file 100, which is listed now, is not a new one.
+    assert_eq!(logged(), (100, 1));
+}
+
+#[test]
 fn log_lines_name_what_was_installed_and_a_reload_tells_refusals_strays_and_slots() {
     let daemon = Daemon::start("");
     let good = version_of(LEAST_LOADED, 1);

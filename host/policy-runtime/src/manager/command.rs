@@ -60,6 +60,8 @@ pub struct Report {
     pub strays: Vec<String>,
     /// What is wrong with the name of each of them, and which name is near.
     pub stray_problems: Vec<String>,
+    /// Number of further such files, which are not listed.
+    pub more_strays: usize,
     /// Policies that every slot runs now.
     pub slots: Vec<SlotSummary>,
     /// The rollback that the command undid.

@@ -40,6 +40,8 @@ const MAX_HISTORY: usize = 50;
 /// Time after which a scan looks again for a file, or the directory, that was missing: it may be in the
 /// middle of a replacement.
 const MISSING_RESCAN: Duration = Duration::from_secs(1);
+/// Files of no slot that are listed and logged; others are counted.
+const MAX_STRAYS: usize = 100;
 
 pub(super) struct ManagerTask {
     builder: ProgramBuilder,
@@ -50,8 +52,10 @@ pub(super) struct ManagerTask {
     publish: watch::Sender<u64>,
     counts: Vec<ReloadCount>,
     history: VecDeque<ChangeRecord>,
-    /// Files in the directory that belong to no slot.
+    /// Files in the directory that belong to no slot: the first [`MAX_STRAYS`].
     strays: Vec<Stray>,
+    /// Number of the others.
+    more_strays: usize,
     /// Commands that wait for compiles.
     waiting: Vec<Waiting>,
     /// Longest time that a command waits for compiles.
@@ -67,8 +71,19 @@ impl ManagerTask {
         publish: watch::Sender<u64>,
         reply_within: Duration,
     ) -> Self {
-        let (counts, history, strays, waiting) = (Vec::new(), VecDeque::new(), Vec::new(), Vec::new());
-        Self { builder, managed, probation, status, publish, counts, history, strays, waiting, reply_within }
+        Self {
+            builder,
+            managed,
+            probation,
+            status,
+            publish,
+            counts: Vec::new(),
+            history: VecDeque::new(),
+            strays: Vec::new(),
+            more_strays: 0,
+            waiting: Vec::new(),
+            reply_within,
+        }
     }
 
     /// Compiles on other threads from now on.
@@ -192,7 +207,7 @@ impl ManagerTask {
         if self.strays.first() != Some(&gone) {
             let dir = gone.file.display();
             tracing::warn!(%dir, error = %gone.refusal, "policy directory cannot be read");
-            self.strays = vec![gone];
+            (self.strays, self.more_strays) = (vec![gone], 0);
             self.publish();
         }
         false
@@ -254,18 +269,27 @@ impl ManagerTask {
     fn update_strays(&mut self) -> bool {
         let lanes = self.managed.iter().flat_map(ManagedSlot::lanes);
         let names = SlotFiles::new(lanes.map(|lane| lane.file.as_path()));
-        let strays = self.builder.folder.strays(names.all());
-        if strays.iter().eq(self.strays.iter().map(|stray| &stray.file)) {
+        let mut strays = self.builder.folder.strays(names.all());
+        let more = strays.len().saturating_sub(MAX_STRAYS);
+        strays.truncate(MAX_STRAYS);
+        if more == self.more_strays && strays.iter().eq(self.strays.iter().map(|stray| &stray.file)) {
             return false;
         }
         let strays: Vec<Stray> = strays.into_iter().map(|file| names.stray(file)).collect();
-        let fresh: Vec<Stray> = strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
-        for Stray { file, refusal } in &fresh {
-            let file = file.display();
-            tracing::warn!(%file, kind = refusal.kind(), error = %refusal, "policy refused");
-            self.increment("refused", refusal.kind());
+        // Of an incomplete list, it is not known which files are new.
+        if self.more_strays == 0 {
+            let fresh: Vec<Stray> =
+                strays.iter().filter(|stray| !self.strays.contains(stray)).cloned().collect();
+            for Stray { file, refusal } in &fresh {
+                let file = file.display();
+                tracing::warn!(%file, kind = refusal.kind(), error = %refusal, "policy refused");
+                self.increment("refused", refusal.kind());
+            }
+            if more > 0 {
+                tracing::warn!(more, "further files in the policy directory name no slot");
+            }
         }
-        self.strays = strays;
+        (self.strays, self.more_strays) = (strays, more);
         true
     }
 
@@ -312,6 +336,7 @@ impl ManagerTask {
             history: self.history.clone(),
             strays: self.strays.iter().map(Stray::name).collect(),
             stray_problems: self.strays.iter().map(Stray::problem).collect(),
+            more_strays: self.more_strays,
             compiling: self.managed.iter().flat_map(ManagedSlot::compiling).collect(),
         }));
         self.publish.send_modify(|version| *version += 1);

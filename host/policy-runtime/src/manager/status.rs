@@ -26,6 +26,8 @@ pub struct ManagerStatus {
     pub strays: Vec<String>,
     /// What is wrong with the name of each of them, and which name is near.
     pub stray_problems: Vec<String>,
+    /// Number of further such files, which are not listed.
+    pub more_strays: usize,
     /// Files that are being compiled.
     pub compiling: Vec<CompilingStatus>,
 }

@@ -7,6 +7,8 @@ use pointsman_routing::{Lane, SlotKind, World};
 use super::program_builder::formula_file;
 use crate::{formula::FORMULA_SUFFIX, refusal::Refusal};
 
+/// Names of slots' files in a message, at most.
+const MAX_EXPECTED: usize = 24;
 /// Least likeness of a name that is suggested, 0 to 1.
 const MIN_LIKENESS: f64 = 0.8;
 
@@ -78,9 +80,14 @@ impl SlotFiles {
         let near = names.iter().map(|other| (likeness(other), other));
         let near =
             near.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(likeness, _)| *likeness >= MIN_LIKENESS);
-        let refusal =
-            Refusal::NoSlot { near: near.map(|(_, name)| name.clone()), expected: names.join(", ") };
-        Stray { file, refusal }
+        let near = near.map(|(_, name)| name.clone());
+        let listed = names.get(..MAX_EXPECTED).unwrap_or(&names);
+        let more = names.len() - listed.len();
+        let mut expected = listed.join(", ");
+        if more > 0 {
+            expected.push_str(&format!(" and {more} others"));
+        }
+        Stray { file, refusal: Refusal::NoSlot { near, expected } }
     }
 }
 

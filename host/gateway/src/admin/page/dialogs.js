@@ -31,9 +31,9 @@ function ask({ title, lead, rows = [], notes = [], yes, risk, command, path, met
   cancel.focus();
 }
 
-function told({ changed, refused = [], strays = [], compiling = [] }) {
+function told({ changed, refused = [], strays = [], more_strays = 0, compiling = [] }) {
   if (!changed) return "done";
-  const also = [`${changed.length} changed`, refused.length && `${refused.length} refused`, compiling.length && `${compiling.length} compiling`, strays.length && `${strays.length} of no slot`];
+  const also = [`${changed.length} changed`, refused.length && `${refused.length} refused`, compiling.length && `${compiling.length} compiling`, strays.length && `${strays.length + more_strays} of no slot`];
   return `done: ${also.filter(Boolean).join(", ")}`;
 }
 

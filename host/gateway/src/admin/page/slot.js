@@ -104,6 +104,7 @@ function files(status) {
     ...compiling.map((one) => file("wait", "compiling", one.file, null, `for ${age(Math.max(0, Date.now() - one.since_ms))} so far. The lane ${one.lane} keeps ${keeps(one.lane)} until it is ready.`)),
     ...status.quarantined.filter((one) => !open.has(one)).map((one) => file("no", "quarantined", digest(one), null, "It was rolled back or ended. It does not come back until its file or settings change.")),
     ...store.slots.strays.map((name, at) => file("wait", "no slot", name, null, store.slots.stray_problems[at])),
+    ...(store.slots.more_strays ? [file("wait", "no slot", `${store.slots.more_strays} more files`, null, "They are not listed.")] : []),
     ...[["active", status], ["canary", status.canary], ["shadow", status.shadow]].filter(([, lane]) => lane).map(([name, lane]) => file("active", `in force`, `${name}: ${lane.policy} @${lane.generation}`, digest(lane.digest), inForce(status, name, lane))),
   ];
   const again = store.hello.may_change && button("link.end", "read the folder again", askReload);

@@ -2,7 +2,7 @@
 import { address, names, number, percent, times } from "./format.js";
 
 export const store = {
-  hello: {}, slots: { slots: [], history: [], strays: [], stray_problems: [], compiling: [] }, stats: null, minutes: [],
+  hello: {}, slots: { slots: [], history: [], strays: [], stray_problems: [], more_strays: 0, compiling: [] }, stats: null, minutes: [],
   decisions: [], unrouted: [], recording: true, workers: [], byId: new Map(), names: new Map(), known: new Set(),
 };
 

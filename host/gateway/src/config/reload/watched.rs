@@ -20,7 +20,7 @@ pub(super) struct KeyFiles {
 type Stamp = Option<(SystemTime, u64)>;
 
 /// The files at one time.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Watched {
     text: Vec<u8>,
     /// Files that the text names for its secrets.
@@ -37,11 +37,12 @@ impl KeyFiles {
 }
 
 impl Watched {
-    /// Looks at the files. `before`: what they were. Blocks.
+    /// Looks at the file of the configuration, and at those that it names for its secrets. `before`: what
+    /// they were. Blocks.
     ///
     /// # Errors
     /// The file of the configuration cannot be read.
-    pub(super) fn read(path: &Path, before: Option<&Self>, keys: KeyFiles) -> io::Result<Self> {
+    pub(super) fn read(path: &Path, before: Option<&Self>) -> io::Result<Self> {
         // Opening a pipe would wait for somebody who writes to it.
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::other("it is not a regular file"));
@@ -51,8 +52,13 @@ impl Watched {
             Some(before) => before.secrets.keys().cloned().collect(),
             None => pointsman_config_file::secret_files(&String::from_utf8_lossy(&text), &SECRET_KEYS),
         };
-        let dir = keys.dir.iter().flat_map(|dir| credentials::files_of(dir).unwrap_or_default());
-        Ok(Self { secrets: stamped(secrets), keys: stamped(dir.chain(keys.file)), text })
+        Ok(Self { secrets: stamped(secrets), keys: BTreeMap::new(), text })
+    }
+
+    /// Looks at the files with keys, too. Blocks.
+    pub(super) fn with_keys(self, files: KeyFiles) -> Self {
+        let dir = files.dir.iter().flat_map(|dir| credentials::files_of(dir).unwrap_or_default());
+        Self { keys: stamped(dir.chain(files.file)), ..self }
     }
 
     /// Returns whether the configuration has no text.

@@ -123,6 +123,7 @@ impl ManagerTask {
             compiling: self.compiling(),
             strays: self.strays.iter().map(Stray::name).collect(),
             stray_problems: self.strays.iter().map(Stray::problem).collect(),
+            more_strays: self.more_strays,
             slots: self.managed.iter().map(ManagedSlot::summary).collect(),
             undone: undone.map(|(_, undone)| undone),
         })

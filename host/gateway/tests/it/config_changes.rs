@@ -1,0 +1,108 @@
+//! `pointsman serve` with files that change while it starts and while it serves.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use pointsman_gateway::config::KeyDigest;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+/// Longest time for anything that a test waits for.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A gateway with the configuration `p.toml` of its directory.
+struct Gateway {
+    process: Child,
+    clients: SocketAddr,
+    dir: TempDir,
+}
+
+impl Gateway {
+    /// Starts a gateway. Returns when its port is bound: then it still compiles its policies.
+    fn start(dir: TempDir, clients: SocketAddr) -> Self {
+        let log = fs::File::create(dir.path().join("log")).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pointsman"));
+        command.args(["serve", "--config", "p.toml"]).current_dir(dir.path()).stdout(Stdio::null());
+        let process = command.env("NO_COLOR", "1").env_remove("RUST_LOG").stderr(log).spawn().unwrap();
+        let gateway = Self { process, clients, dir };
+        gateway.until("its port is bound", |gateway| TcpStream::connect(gateway.clients).is_ok());
+        gateway
+    }
+
+    fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
+        let begun = Instant::now();
+        while !condition(self) {
+            assert!(begun.elapsed() < LIMIT, "waited in vain until {what}: {}", self.log());
+            // Wrong keys are counted.
+            thread::sleep(Duration::from_millis(500));
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+
+    /// Returns the head of the answer to a client with this key.
+    fn answer(&self, key: &str) -> String {
+        let mut stream = TcpStream::connect(self.clients).unwrap();
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let head = "GET /v1/models HTTP/1.1\r\nhost: a\r\nconnection: close";
+        write!(stream, "{head}\r\nauthorization: Bearer {key}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    fn accepts(&self, key: &str) -> bool {
+        self.answer(key).starts_with("HTTP/1.1 200")
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[test]
+fn n1_a_key_that_is_revoked_while_the_gateway_starts_is_refused() {
+    let clients = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let (config, key_file) = (dir.path().join("p.toml"), dir.path().join("keys/b.toml"));
+    let entry = |key: &str| format!("[[auth.keys]]\nid = '{key}'\ndigest = '{}'\n", KeyDigest::sha256(key));
+    let head = format!(
+        "[server]\nlisten = '{clients}'\nadmin_listen = '127.0.0.1:0'\nthreads = 1\n\
+         [policies.slots.prefill]\nbuiltin = 'kv-aware'\n"
+    );
+    let with_keys = |keys: &[&str]| {
+        let entries: String = keys.iter().map(|key| entry(key)).collect();
+        fs::write(&config, format!("{head}[auth]\nkey_dir = 'keys'\n{entries}")).unwrap();
+    };
+    fs::create_dir(dir.path().join("keys")).unwrap();
+    fs::write(&key_file, entry("b")).unwrap();
+    with_keys(&["a", "c"]);
+    let gateway = Gateway::start(dir, clients);
+    with_keys(&["c"]);
+    fs::remove_file(key_file).unwrap();
+    // N1.7: of the configuration file, and of a key file
+    gateway.until("key a is refused", |gateway| !gateway.accepts("a"));
+    gateway.until("key b is refused", |gateway| !gateway.accepts("b"));
+    assert!(gateway.accepts("c"));
+    let refusals = |gateway: &Gateway| gateway.log().matches("configuration not reloaded").count();
+    assert_eq!(refusals(&gateway), 0, "{}", gateway.log());
+    fs::write(&config, &head).unwrap();
+    gateway.until("the file without keys is refused", |gateway| refusals(gateway) > 0);
+    thread::sleep(Duration::from_secs(4));
+    // N1.4: said once
+    assert_eq!(refusals(&gateway), 1, "{}", gateway.log());
+    assert!(gateway.accepts("c"));
+}
