@@ -837,7 +837,7 @@ async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
 
 #[tokio::test]
 async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
-    let answer = |mib: usize| json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(mib << 20)));
+    let answer = |mib: usize| json(&format!(r#"{{"data":["{}"]}}"#, "x".repeat(mib << 20)));
     let head =
         format!("HTTP/1.1 200 OK\r\nmetadata: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
     let ask = async |cluster: &TestCluster, input: &str| {

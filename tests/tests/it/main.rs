@@ -42,6 +42,7 @@ mod docs_links;
 mod drain;
 mod endpoint_picker;
 mod endpoints;
+mod empty_answers;
 mod engine_answers;
 mod engine_facts;
 mod engine_process;

@@ -8,7 +8,7 @@ use super::{Drive, next_event::Head, refusals::Refusals};
 use crate::{
     budget::Share,
     openai::{
-        endpoint::Format,
+        endpoint::{Endpoint, Format},
         seen,
         sse::{self, Seen},
     },
@@ -23,9 +23,9 @@ impl Drive {
         }
         let first_event = sse::first_event(head.body_mut().peek());
         let has_event = first_event.is_some();
-        let format = self.request.endpoint.format();
+        let endpoint = self.request.endpoint;
         let whole = first_event.filter(|event| event.ends_with(b"\n"));
-        if let Some(Err(error)) = whole.map(|event| look_at_first(format, event)) {
+        if let Some(Err(error)) = whole.map(|event| look_at_first(endpoint, event)) {
             return Head::Over(self.answer_failed(error));
         }
         // Comments before it do not count.
@@ -74,13 +74,20 @@ impl Drive {
 /// Looks at the first event of a stream.
 ///
 /// # Errors
-/// The error that the event is.
-pub(super) fn look_at_first(format: Format, event: &[u8]) -> Result<Seen, CallError> {
+/// The error that the event is. A chat or completion that ends with it has no choice.
+pub(super) fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
+    let format = endpoint.format();
     let mut seen = seen::event(format, event);
     // The name may stand behind the data.
     seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
     let error = error_in(&seen, event).or_else(|| overload_of_response(format, sse::object(event)));
-    error.map_or(Ok(seen), Err)
+    let is_empty = seen.done && matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
+    error.or_else(|| is_empty.then(without_choices)).map_or(Ok(seen), Err)
+}
+
+/// Returns the error of a stream that ends before any choice.
+fn without_choices() -> CallError {
+    CallError::Protocol("the stream ended before any choice".to_owned())
 }
 
 /// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with

@@ -14,7 +14,7 @@ use super::{
     quarantine::record_served,
     refusals::Refusals,
     relay, stored,
-    whole_answer::{is_binary, is_whole_answer},
+    whole_answer::{Flaw, flaw_of, is_binary},
     worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
@@ -139,8 +139,9 @@ impl Drive {
         if is_binary(&self.request, &whole) {
             return self.answered_binary(whole, held);
         }
-        if !is_whole_answer(&self.request, &whole) {
-            return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
+        let flaw = flaw_of(&self.request, &whole);
+        if flaw == Some(Flaw::Cut) {
+            return self.answer_failed(Flaw::Cut.into());
         }
         let (mut head, body) = whole.into_parts();
         let seen = self.look_at_whole(&body);
@@ -151,6 +152,9 @@ impl Drive {
             return self.answer_failed(error);
         }
         self.served_whole(&seen, &body);
+        if let Some(flaw) = flaw {
+            return self.answer_failed(flaw.into());
+        }
         self.bind(self.answering());
         let format = self.request.endpoint.format();
         let edited = relay::edit(&body, &seen, self.cached_tokens, format).map_or(body, Bytes::from);
