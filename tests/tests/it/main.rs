@@ -23,6 +23,7 @@ mod audit;
 mod back_pressure;
 mod block_sizes;
 mod busy_thresholds;
+mod byte_streams;
 mod calibrate_log;
 mod certificates;
 mod client_bodies;

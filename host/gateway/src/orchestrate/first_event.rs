@@ -18,10 +18,14 @@ use crate::{
 impl Drive {
     /// Checks the head of a stream, and its first event if that came with the head.
     pub(super) fn take_head(&mut self, mut head: Response<Body>) -> Head {
-        if !sse::is_stream(content_type(&head)) {
+        let is_stream = sse::is_stream(content_type(&head));
+        // Audio has no type in common. An error about it is JSON.
+        let is_audio = self.request.endpoint == Endpoint::Speech && !is_json(content_type(&head));
+        if !is_stream && !is_audio {
             return Head::NoStream(head);
         }
-        let first_event = sse::first_event(head.body_mut().peek());
+        let passes_bytes = self.request.endpoint.streams_bytes();
+        let first_event = sse::first_event(head.body_mut().peek()).filter(|_| !passes_bytes);
         let has_event = first_event.is_some();
         let endpoint = self.request.endpoint;
         let whole = first_event.filter(|event| event.ends_with(b"\n"));
@@ -119,10 +123,15 @@ fn content_type<B>(head: &Response<B>) -> &[u8] {
     head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default()
 }
 
+/// Returns whether a content type says JSON.
+fn is_json(content_type: &[u8]) -> bool {
+    content_type.to_ascii_lowercase().starts_with(b"application/json")
+}
+
 /// Returns whether a content type says JSON, or nothing.
 pub(super) fn may_be_json(content_type: &[u8]) -> bool {
     let kind = content_type.to_ascii_lowercase();
-    kind.is_empty() || kind.starts_with(b"application/json") || kind.starts_with(b"text/plain")
+    kind.is_empty() || is_json(&kind) || kind.starts_with(b"text/plain")
 }
 
 /// Reads an answer that should have been a stream, if it is JSON.
