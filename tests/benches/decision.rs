@@ -39,6 +39,7 @@ fn subject(prefix: Prefix) -> RoutingRequest {
         prefix,
         n: 1,
         max_tokens: Some(128),
+        context_tokens: None,
         expected_output_tokens: None,
         ttft_target_us: None,
         itl_target_us: None,

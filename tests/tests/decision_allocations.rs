@@ -40,6 +40,7 @@ fn request(prefix: Prefix) -> RoutingRequest {
         prefix,
         n: 1,
         max_tokens: Some(128),
+        context_tokens: None,
         expected_output_tokens: None,
         ttft_target_us: None,
         itl_target_us: None,

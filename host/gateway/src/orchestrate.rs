@@ -9,7 +9,7 @@
 //! | choose a leg's worker and book it | `route` |
 //! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
 //! | wait for the first of what may come next | `next_event` |
-//! | tell a leg's outcome to its worker, session and record; make an event of it | `outcome` |
+//! | tell a leg's outcome to its worker, session and record; make an event of it | `outcome`, `second_opinion` |
 //! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
 
 use std::{collections::VecDeque, sync::Arc};
@@ -54,6 +54,7 @@ mod refusals;
 pub(crate) mod relay;
 mod respond;
 mod route;
+mod second_opinion;
 mod send;
 pub(crate) mod stored;
 mod whole_answer;
@@ -66,6 +67,7 @@ use next_event::{Head, Next};
 pub(crate) use plan::{RequestPlan, Unplanned, no_worker_registered, plan};
 use planned_move::PlannedMove;
 use relay::Answer;
+use second_opinion::SecondOpinion;
 use whole_estimate::WholeEstimate;
 
 /// A request on its way. When it is dropped, everything that it holds is released.
@@ -104,6 +106,7 @@ pub(crate) struct Drive {
     engine_id: Option<String>,
     handoff: Option<String>,
     attempts: Attempts,
+    second_opinion: SecondOpinion,
     /// The whole answer of a request that is not streamed.
     whole: Option<Response<Bytes>>,
     saw_gone: bool,
@@ -199,6 +202,7 @@ impl Drive {
             engine_id: None,
             handoff: None,
             attempts: Attempts::default(),
+            second_opinion: SecondOpinion::default(),
             whole: None,
             totals: generate::Totals::default(),
             saw_gone: false,
@@ -264,22 +268,6 @@ impl Drive {
             }
         }
         None
-    }
-
-    /// Does what engines still need, after the client has its answer.
-    async fn go_on(mut self: Box<Self>) {
-        loop {
-            while let Some(action) = self.next_action() {
-                self.perform(action);
-            }
-            if self.legs.is_finished() {
-                return;
-            }
-            if let Some(Reached::Stream(head)) = self.step().await {
-                Box::pin(relay::drain(self, head)).await;
-                return;
-            }
-        }
     }
 
     /// Reports an event to the state machine and queues the actions that follow.

@@ -22,6 +22,8 @@ pub struct RoutingRequest {
     pub n: u32,
     /// The client's cap on output tokens.
     pub max_tokens: Option<u32>,
+    /// Tokens that a worker's context has to hold, if they are known.
+    pub context_tokens: Option<u32>,
     /// Expected output tokens.
     pub expected_output_tokens: Option<u32>,
     /// Target time to first token, microseconds.

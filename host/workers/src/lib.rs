@@ -47,5 +47,6 @@ pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
 pub use worker::{
-    Candidate, Drainer, Health, Ineligible, MoveCounts, Pause, Refusal, Reservation, StreamMove, Worker,
+    Candidate, Doubt, Drainer, Health, Ineligible, MoveCounts, Pause, Refusal, Reservation, StreamMove,
+    Worker,
 };

@@ -18,7 +18,7 @@ use prefix_index::CandidateRows;
 use crate::{
     booking::RankLoad,
     columns::{CHUNK, Chunk, RankView},
-    id::{BlockHash, DpRank, WorkerId},
+    id::{BlockHash, DpRank, ModelName, WorkerId},
     spec::WorkerSpec,
     worker::Candidate,
 };
@@ -34,6 +34,8 @@ pub struct Pool {
     /// The rows, sorted by candidate.
     by_id: Vec<((WorkerId, DpRank), u32)>,
     groups: Groups,
+    /// The shortest of the contexts that are known, tokens.
+    shortest_context: u32,
 }
 
 /// Rows whose positions are neighbours in one chunk.
@@ -55,6 +57,18 @@ impl Pool {
     #[must_use]
     pub fn empty() -> &'static Self {
         &EMPTY
+    }
+
+    /// Creates the pool of a model's candidates, in their order.
+    pub(crate) fn of(model: &ModelName, candidates: Vec<Candidate>) -> Self {
+        let lengths = candidates.iter().filter_map(|candidate| candidate.worker.context_length(model));
+        Self { shortest_context: lengths.min().unwrap_or(u32::MAX), ..Self::new(candidates) }
+    }
+
+    /// Returns the shortest context, tokens, as far as they are known.
+    #[must_use]
+    pub fn shortest_context(&self) -> u32 {
+        self.shortest_context
     }
 
     /// Creates the pool of these candidates, in their order.
@@ -84,6 +98,7 @@ impl Pool {
             ),
             by_id,
             groups: Groups::of(&candidates),
+            shortest_context: u32::MAX,
             candidates,
         }
     }

@@ -189,17 +189,18 @@ impl Registry {
     }
 
     /// Stores the models that a worker reports, and those of them that are adapters, each with its model.
-    /// Configured models take precedence.
+    /// Configured models take precedence. `is_changed`: their lengths did.
     pub(crate) fn learn_models(
         &self,
         id: WorkerId,
         models: Vec<ModelName>,
         adapters: Vec<(ModelName, ModelName)>,
+        is_changed: bool,
     ) {
         let mut members = self.members.lock();
         let Some(member) = self.member(id, &mut members) else { return };
         let is_configured = !member.worker.spec().models.is_empty();
-        if (is_configured || member.models == models) && member.adapters == adapters {
+        if !is_changed && (is_configured || member.models == models) && member.adapters == adapters {
             return;
         }
         if !is_configured {
@@ -262,7 +263,8 @@ impl Registry {
             let activation = activations.entry(model.clone()).or_default().clone();
             activation.set_unloaded(false);
             let Legs { aggregated, prefill, decode } = legs;
-            let [aggregated, prefill, decode] = [aggregated, prefill, decode].map(Pool::new);
+            let [aggregated, prefill, decode] =
+                [aggregated, prefill, decode].map(|legs| Pool::of(&model, legs));
             (model, Pools { aggregated, prefill, decode, activation })
         };
         snapshot.pools = by_model.into_iter().map(pools).collect();

@@ -29,6 +29,7 @@ mod draining;
 mod eligibility;
 mod learned_limit;
 mod progress;
+mod refusing;
 mod reported;
 mod reservation;
 mod shared_load;
@@ -41,6 +42,8 @@ use draining::Moves;
 pub use draining::{Drainer, MoveCounts, StreamMove};
 pub use eligibility::Ineligible;
 use learned_limit::LearnedLimit;
+pub use refusing::Doubt;
+use refusing::Refusing;
 pub use reservation::Reservation;
 use warm_up::WarmUp;
 pub(crate) use warm_up::WarmUps;
@@ -84,6 +87,7 @@ pub struct Worker {
     engine_ids: ArcSwapOption<Vec<String>>,
     breaker: Breaker,
     back_pressure: BackPressure,
+    refusing: Refusing,
     learned_limit: LearnedLimit,
     warm_up: WarmUp,
     /// The worker's progress while requests wait for it.
@@ -165,6 +169,7 @@ impl Worker {
             engine_ids: ArcSwapOption::empty(),
             breaker: Breaker::new(BreakerRules::WORKER),
             back_pressure: BackPressure::new(),
+            refusing: Refusing::default(),
             learned_limit: LearnedLimit::new(),
             warm_up: WarmUp::new(warm_ups),
             activity: Activity::new(),
@@ -279,6 +284,7 @@ impl Worker {
         if self.back_pressure.succeeded() {
             self.tell_ranks();
         }
+        self.takes_requests();
         if !self.answered.load(Ordering::Relaxed) {
             self.answered.store(true, Ordering::Release);
         }

@@ -16,7 +16,7 @@ const LIMIT: usize = 2_000_000;
 /// in the middle of those to `halves`.
 async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
     let engine = RawEngine::serving(move |request: &RawRequest| {
-        let mut answer = json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(ANSWER)));
+        let mut answer = json(&format!(r#"{{"data":["{}"]}}"#, "x".repeat(ANSWER)));
         if request.body.contains("slow") {
             let last = answer.split_off(answer.len() - 1);
             return vec![Act::Send(answer), Act::Pause(pause), Act::Send(last)];

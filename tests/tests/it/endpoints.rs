@@ -776,17 +776,24 @@ async fn a1_audio_that_is_cut_or_refused_is_an_error() {
     let error = json(r#"{"error":{"message":"no voice","code":400}}"#);
     let refusal = status("400 Bad Request", r#"{"error":{"message":"no voice"}}"#);
     for (acts, expected) in [
-        (vec![Act::Send(cut), Act::Close], 502),
-        (vec![Act::Send(open.concat()), Act::Close], 502),
-        (vec![Act::Send(error)], 400),
-        (vec![Act::Send(refusal)], 400),
-        (vec![Act::Send(json("{\"cut\":"))], 502),
-        (vec![Act::Reset], 502),
+        (vec![Act::Send(cut), Act::Close], None),
+        (vec![Act::Send(open.concat()), Act::Close], None),
+        (vec![Act::Send(error)], Some(400)),
+        (vec![Act::Send(refusal)], Some(400)),
+        (vec![Act::Send(json("{\"cut\":"))], Some(502)),
+        (vec![Act::Reset], Some(502)),
     ] {
         let (_engine, cluster) =
             scripted(acts.clone(), |config| config.routing.quarantine = Duration::ZERO).await;
-        let reply = post(&cluster, SPEECH, "application/json", speech("hi")).await;
-        assert_eq!(reply.status.as_u16(), expected, "{acts:?}: {reply:?}");
+        let reply = cluster.client.post_as("application/json", SPEECH, &[], speech("hi")).await;
+        match (reply, expected) {
+            // The head may have come alone: then the client's connection ends within the body (I6.16).
+            (Err(_), None) => {}
+            (Ok(reply), expected) => {
+                assert_eq!(reply.status.as_u16(), expected.unwrap_or(502), "{acts:?}: {reply:?}");
+            }
+            (Err(error), Some(_)) => panic!("{acts:?}: {error}"),
+        }
         cluster.at_rest().await.unwrap();
     }
 }
@@ -837,7 +844,7 @@ async fn i6_vectors_in_binary_pass_byte_for_byte_with_their_metadata() {
 
 #[tokio::test]
 async fn i6_an_answer_that_is_too_large_is_no_failure_of_its_worker() {
-    let answer = |mib: usize| json(&format!(r#"{{"data":"{}"}}"#, "x".repeat(mib << 20)));
+    let answer = |mib: usize| json(&format!(r#"{{"data":["{}"]}}"#, "x".repeat(mib << 20)));
     let head =
         format!("HTTP/1.1 200 OK\r\nmetadata: {}\r\ncontent-length: 2\r\n\r\n{{}}", "x".repeat(70_000));
     let ask = async |cluster: &TestCluster, input: &str| {

@@ -91,7 +91,7 @@ pub(super) fn describe(state: &State, age: bool, only: Option<WorkerId>) -> Valu
                 json!({ "by": stuck.by.as_str(), "since_s": since_s, "put_aside": worker.is_put_aside() })
             }),
             "warm_up_share": worker.warm_up_share().filter(|_| age),
-            "reason": worker.problem(), "busy": busy, "contradiction": worker.contradiction(),
+            "reason": worker.problem().or_else(|| worker.refusal_reason()), "busy": busy, "contradiction": worker.contradiction(),
             "facts": *worker.facts(), "unknown_facts": worker.spec().unknown_facts(&worker.facts()),
             "block_size": worker.block_size(), "total_blocks": worker.total_blocks(), "engine_load": engine,
             "ranks": ranks,

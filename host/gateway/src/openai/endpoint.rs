@@ -196,10 +196,18 @@ impl Endpoint {
         matches!(self, Self::Completions | Self::Generate)
     }
 
-    /// Returns whether the answer may be a stream of events.
+    /// Returns whether the answer may be a stream.
     #[must_use]
     pub(crate) fn streams(self) -> bool {
-        self.splits() || matches!(self, Self::Responses | Self::GenerateTokens) || self.is_form()
+        let is_of_text = matches!(self, Self::Responses | Self::GenerateTokens);
+        self.splits() || is_of_text || self.is_form() || self.streams_bytes()
+    }
+
+    /// Returns whether the bytes of a stream are passed on as they come: they are audio, or events in a form
+    /// that differs between engines.
+    #[must_use]
+    pub(crate) fn streams_bytes(self) -> bool {
+        matches!(self, Self::Speech | Self::Images)
     }
 
     /// Returns whether the body is a form (`multipart/form-data`).

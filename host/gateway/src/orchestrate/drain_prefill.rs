@@ -12,6 +12,7 @@ use crate::{
     openai::{
         generate,
         request::Endpoint,
+        results::missing_list,
         seen,
         sse::{self, Seen, Splitter},
     },
@@ -48,7 +49,8 @@ pub(super) async fn drain_prefill(
         return Err(error);
     }
     let begin = whole.trim_ascii_start().first();
-    let is_answer = begin == Some(&b'{') || is_generate && begin == Some(&b'[');
+    let is_value = begin == Some(&b'{') || is_generate && begin == Some(&b'[');
+    let is_answer = is_value && !matches!(missing_list(endpoint, &whole), Ok(Some(_)));
     if !may_be_json(content_type) || !is_answer {
         return Err(not_an_answer(&whole));
     }

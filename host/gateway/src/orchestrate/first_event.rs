@@ -8,7 +8,7 @@ use super::{Drive, next_event::Head, refusals::Refusals};
 use crate::{
     budget::Share,
     openai::{
-        endpoint::Format,
+        endpoint::{Endpoint, Format},
         seen,
         sse::{self, Seen},
     },
@@ -18,14 +18,18 @@ use crate::{
 impl Drive {
     /// Checks the head of a stream, and its first event if that came with the head.
     pub(super) fn take_head(&mut self, mut head: Response<Body>) -> Head {
-        if !sse::is_stream(content_type(&head)) {
+        let is_stream = sse::is_stream(content_type(&head));
+        // Audio has no type in common. An error about it is JSON.
+        let is_audio = self.request.endpoint == Endpoint::Speech && !is_json(content_type(&head));
+        if !is_stream && !is_audio {
             return Head::NoStream(head);
         }
-        let first_event = sse::first_event(head.body_mut().peek());
+        let passes_bytes = self.request.endpoint.streams_bytes();
+        let first_event = sse::first_event(head.body_mut().peek()).filter(|_| !passes_bytes);
         let has_event = first_event.is_some();
-        let format = self.request.endpoint.format();
+        let endpoint = self.request.endpoint;
         let whole = first_event.filter(|event| event.ends_with(b"\n"));
-        if let Some(Err(error)) = whole.map(|event| look_at_first(format, event)) {
+        if let Some(Err(error)) = whole.map(|event| look_at_first(endpoint, event)) {
             return Head::Over(self.answer_failed(error));
         }
         // Comments before it do not count.
@@ -74,13 +78,20 @@ impl Drive {
 /// Looks at the first event of a stream.
 ///
 /// # Errors
-/// The error that the event is.
-pub(super) fn look_at_first(format: Format, event: &[u8]) -> Result<Seen, CallError> {
+/// The error that the event is. A chat or completion that ends with it has no choice.
+pub(super) fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, CallError> {
+    let format = endpoint.format();
     let mut seen = seen::event(format, event);
     // The name may stand behind the data.
     seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
     let error = error_in(&seen, event).or_else(|| overload_of_response(format, sse::object(event)));
-    error.map_or(Ok(seen), Err)
+    let is_empty = seen.done && matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
+    error.or_else(|| is_empty.then(without_choices)).map_or(Ok(seen), Err)
+}
+
+/// Returns the error of a stream that ends before any choice.
+fn without_choices() -> CallError {
+    CallError::Protocol("the stream ended before any choice".to_owned())
 }
 
 /// Returns the error that an event is, if it is one: by its content, by its name, or by a finish reason with
@@ -112,10 +123,15 @@ fn content_type<B>(head: &Response<B>) -> &[u8] {
     head.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default()
 }
 
+/// Returns whether a content type says JSON.
+fn is_json(content_type: &[u8]) -> bool {
+    content_type.to_ascii_lowercase().starts_with(b"application/json")
+}
+
 /// Returns whether a content type says JSON, or nothing.
 pub(super) fn may_be_json(content_type: &[u8]) -> bool {
     let kind = content_type.to_ascii_lowercase();
-    kind.is_empty() || kind.starts_with(b"application/json") || kind.starts_with(b"text/plain")
+    kind.is_empty() || is_json(&kind) || kind.starts_with(b"text/plain")
 }
 
 /// Reads an answer that should have been a stream, if it is JSON.

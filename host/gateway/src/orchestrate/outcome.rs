@@ -14,7 +14,7 @@ use super::{
     quarantine::record_served,
     refusals::Refusals,
     relay, stored,
-    whole_answer::{is_binary, is_whole_answer},
+    whole_answer::{Flaw, flaw_of, is_binary},
     worker_outcome::{lacks_model, note_failure, note_success},
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
     openai::error::ApiError,
     openai::hide::without_fields,
     openai::{
-        endpoint::{Endpoint, Format},
+        endpoint::Endpoint,
         seen,
         sse::{self, Seen, Usage},
     },
@@ -53,6 +53,7 @@ impl Drive {
         self.runs.prefill.refusals = Refusals::default();
         self.failed_prefill = None;
         self.bind(Leg::Prefill);
+        self.took_request(Leg::Prefill);
         let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
         if !connector_for(spec).decode_knows_cached_tokens() {
@@ -139,8 +140,9 @@ impl Drive {
         if is_binary(&self.request, &whole) {
             return self.answered_binary(whole, held);
         }
-        if !is_whole_answer(&self.request, &whole) {
-            return self.answer_failed(CallError::Protocol("the answer is not a JSON object".to_owned()));
+        let flaw = flaw_of(&self.request, &whole);
+        if flaw == Some(Flaw::Cut) {
+            return self.answer_failed(Flaw::Cut.into());
         }
         let (mut head, body) = whole.into_parts();
         let seen = self.look_at_whole(&body);
@@ -149,6 +151,9 @@ impl Drive {
         }
         if let Some(error) = overload_of_response(self.request.endpoint.format(), &body) {
             return self.answer_failed(error);
+        }
+        if let Some(flaw) = flaw {
+            return self.answer_failed(flaw.into());
         }
         self.served_whole(&seen, &body);
         self.bind(self.answering());
@@ -207,6 +212,7 @@ impl Drive {
             self.book(first, now);
         }
         if first {
+            self.took_request(self.answering());
             self.candidate(self.answering()).inspect(|candidate| candidate.worker.note_answered());
             self.handoff_done();
         }
@@ -242,19 +248,6 @@ impl Drive {
         candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
     }
 
-    /// Remembers which worker stored the response that an answer names (I12).
-    fn note_stored(&mut self, json: &[u8]) {
-        let prefill = self.runs.prefill.candidate.as_ref();
-        let is_lost = prefill.is_some_and(|one| !connector_for(one.worker.spec()).decode_stores_responses());
-        if self.stored || is_lost || self.request.endpoint.format() != Format::Responses {
-            return;
-        }
-        if let Some(candidate) = &self.runs.answering.candidate {
-            let tenant = self.routing_request.tenant_hash;
-            self.stored = stored::note(&self.state, json, tenant, id_of(candidate));
-        }
-    }
-
     /// Removes from an answer what its id contains besides the attempt's id; `None` when there is nothing.
     pub(crate) fn hide_ids(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let candidate = self.candidate(self.answering())?;
@@ -287,8 +280,9 @@ impl Drive {
         // No other worker may take a pinned leg. A handoff that was not taken goes to the same one again.
         let pin = self.request.hints.pinned(leg);
         let is_pinned = pin.is_some() && !is_unread && (leg != Leg::Decode || error.began());
+        let asks = candidate.as_ref().is_some_and(|candidate| self.asks_another(leg, candidate, &error));
         // A handoff that is in hand goes to another worker only if that one certainly takes it.
-        let may_serve = error.retryable() || (leg != Leg::Decode && error.is_of_worker());
+        let may_serve = error.retryable() || asks || (leg != Leg::Decode && error.is_of_worker());
         let failed = Failed {
             retryable: may_serve && !is_poison && !is_pinned && !stored::may_run_on(&self.request, &error),
             refused: error.is_refusal(),
@@ -361,6 +355,7 @@ impl Drive {
     /// Records the success of the decode or aggregated leg in metrics and averages.
     pub(crate) fn served(&mut self) {
         let leg = self.answering();
+        self.took_request(leg);
         let Some(candidate) = &self.runs[leg].candidate else { return };
         note_success(&self.state, leg, candidate);
         self.account.leg_ended(leg, Ok(()));

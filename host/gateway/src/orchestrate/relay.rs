@@ -26,6 +26,7 @@ use crate::{
 
 mod answer;
 mod beginning;
+mod byte_stream;
 mod detached;
 mod edit;
 mod eligible;
@@ -47,6 +48,7 @@ const OUT_CAPACITY: usize = 2 * 1024;
 const COUNTED_AT_ONCE: usize = 16 * 1024;
 
 pub(crate) use answer::Answer;
+use byte_stream::ByteStream;
 pub(crate) use detached::drain;
 pub(crate) use edit::{edit, hide_ids};
 pub(crate) use eligible::form_of;
@@ -59,6 +61,8 @@ use resume::Resumption;
 struct Relay {
     drive: Box<Drive>,
     format: Format,
+    /// Its bytes are passed on as they come; `None`: as events.
+    bytes: Option<ByteStream>,
     incoming: Option<upstream::Body>,
     splitter: Splitter,
     /// When the engine's bytes were last read.
@@ -97,19 +101,22 @@ pub(crate) fn stream(mut drive: Box<Drive>, head: Response<upstream::Body>) -> R
     let mut response = Response::new(());
     *response.status_mut() = parts.status;
     let headers = response.headers_mut();
-    headers
-        .insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static("text/event-stream")));
+    let is_bytes = drive.request.endpoint.streams_bytes();
+    let unknown = if is_bytes { "application/octet-stream" } else { "text/event-stream" };
+    headers.insert(header::CONTENT_TYPE, content_type.unwrap_or(HeaderValue::from_static(unknown)));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    let has_events = headers.get(header::CONTENT_TYPE).is_some_and(|kind| sse::is_stream(kind.as_bytes()));
     drive.add_own_headers(headers);
-    response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming))))
+    response.map(|()| Answer::relayed(Box::new(Relay::new(drive, incoming, has_events))))
 }
 
 impl Relay {
-    fn new(drive: Box<Drive>, incoming: upstream::Body) -> Self {
+    fn new(drive: Box<Drive>, incoming: upstream::Body, has_events: bool) -> Self {
         let now = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(now));
         let mut relay = Self {
             format: drive.request.endpoint.format(),
+            bytes: ByteStream::of(&drive, has_events),
             resumption: Resumption::of(&drive),
             drive,
             incoming: Some(incoming),
@@ -182,6 +189,8 @@ impl Relay {
                 self.read_at = Instant::now();
                 if self.closed {
                     self.skip();
+                } else if self.bytes.is_some() {
+                    self.pass_bytes();
                 } else {
                     self.relay_whole_events();
                     self.move_if_asked();
@@ -354,11 +363,10 @@ impl Relay {
         self.drive.runs.answering.failure.is_none() && self.held.is_none()
     }
 
-    /// Ends the stream with one valid error event. Bytes that were held back are dropped.
+    /// Ends the stream with an error. Bytes that were held back are dropped.
     fn fail_client(&mut self, cause: &ApiError) {
         (self.held, self.detached) = (None, true);
-        let event = cause.event(self.format, &self.drive.account.request_id);
-        self.out.extend_from_slice(&event);
+        self.end_with_error(cause);
         self.drive.account.ended(cause.status().as_u16(), cause.code());
         // `ended` is final: a failure after the head has status 200 on the wire and its own code in the log.
         self.closed = false;

@@ -3,7 +3,11 @@
 use http::{HeaderMap, HeaderValue, Response};
 use pointsman_orchestration::Action;
 
-use super::{Drive, executor::Ending, relay::Answer};
+use super::{
+    Drive,
+    executor::{Ending, Reached},
+    relay::{self, Answer},
+};
 use crate::openai::{error::ApiError, request_id::set_request_id};
 
 impl Drive {
@@ -45,6 +49,22 @@ impl Drive {
                     tracker.spawn(self.go_on());
                 }
                 response.map(Answer::whole)
+            }
+        }
+    }
+
+    /// Does what engines still need, after the client has its answer.
+    async fn go_on(mut self: Box<Self>) {
+        loop {
+            while let Some(action) = self.next_action() {
+                self.perform(action);
+            }
+            if self.legs.is_finished() {
+                return;
+            }
+            if let Some(Reached::Stream(head)) = self.step().await {
+                Box::pin(relay::drain(self, head)).await;
+                return;
             }
         }
     }

@@ -163,7 +163,9 @@ impl Drive {
         let upstream = if is_sent_once { self.upstream.at_most_once() } else { self.upstream.clone() };
         let upstream = if asks_for_vectors(&self.request) { upstream.for_vectors() } else { upstream };
         let streams = self.request.stream && !consume;
-        self.begin_estimate(leg, streams);
+        // Engines send audio as they make it, whether or not they are asked for a stream.
+        let passes_on = streams || self.request.endpoint == Endpoint::Speech;
+        self.begin_estimate(leg, passes_on);
         let limits = self.state.settings.leg_timeouts;
         let (silence, most) = if streams {
             (head_of("answer", "head", limits.head), limits.event_idle_max)
@@ -181,7 +183,7 @@ impl Drive {
                 let wait = HeadWait { silence, most, worker: &worker, request };
                 let mut response = head_after(prefill_over, &mut in_flight, wait, head).await?;
                 response.body_mut().of_call(in_flight);
-                if streams {
+                if passes_on {
                     return Ok(LegAnswer::Stream(response));
                 }
                 let (head, body) = response.into_parts();

@@ -14,9 +14,11 @@ use pointsman_workers::{DpRank, Engine, Health, Role, Worker, WorkerSpec, name_h
 use serde::Deserialize;
 use tokio::time::{Duration, timeout};
 
+use super::{Drive, id_of};
 use crate::{
-    connectors::{LegContext, RequestToken, Target, leg_headers},
+    connectors::{LegContext, RequestToken, Target, connector_for, leg_headers},
     openai::{
+        endpoint::Format,
         error::ApiError,
         lax::Flag,
         request::{Endpoint, Request},
@@ -87,10 +89,25 @@ pub(super) fn may_run_on(request: &Request, error: &CallError) -> bool {
 
 /// Remembers the worker that sent an event or a whole answer, if that names a stored response. Returns
 /// whether it does.
-pub(super) fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
+fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) -> bool {
     let Some(id) = seen::response_id(json).filter(|id| is_id(id)) else { return false };
     state.sessions.stored(key(state, id, tenant), worker);
     true
+}
+
+impl Drive {
+    /// Remembers which worker stored the response that an answer names.
+    pub(super) fn note_stored(&mut self, json: &[u8]) {
+        let prefill = self.runs.prefill.candidate.as_ref();
+        let is_lost = prefill.is_some_and(|one| !connector_for(one.worker.spec()).decode_stores_responses());
+        if self.stored || is_lost || self.request.endpoint.format() != Format::Responses {
+            return;
+        }
+        if let Some(candidate) = &self.runs.answering.candidate {
+            let tenant = self.routing_request.tenant_hash;
+            self.stored = note(&self.state, json, tenant, id_of(candidate));
+        }
+    }
 }
 
 /// Pins a request that continues a stored response to the worker that has it, unless a hint names another. A

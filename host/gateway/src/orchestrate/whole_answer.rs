@@ -10,10 +10,11 @@ use crate::{
     openai::{
         generate,
         request::{Endpoint, Request},
+        results::missing_list,
         seen,
         sse::{self, Seen},
     },
-    upstream::METADATA,
+    upstream::{CallError, METADATA},
 };
 
 /// Whether a request asks for vectors.
@@ -56,22 +57,45 @@ impl Drive {
     }
 }
 
-/// Whether an answer is complete. A truncated body may have a matching length. No byte was sent downstream
-/// yet, so another worker may answer.
-pub(super) fn is_whole_answer(request: &Request, answer: &Response<Bytes>) -> bool {
+/// Why an answer is none. No byte was sent downstream yet, so another worker may answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Flaw {
+    /// It is not a value of JSON, or cut. A truncated body may have a matching length.
+    Cut,
+    /// It lacks the list of its results.
+    Without(&'static str),
+}
+
+impl From<Flaw> for CallError {
+    fn from(flaw: Flaw) -> Self {
+        Self::Protocol(match flaw {
+            Flaw::Cut => "the answer is not a JSON object".to_owned(),
+            Flaw::Without(list) => format!("the answer has no list `{list}`"),
+        })
+    }
+}
+
+/// Returns what is wrong with a whole answer.
+pub(super) fn flaw_of(request: &Request, answer: &Response<Bytes>) -> Option<Flaw> {
     // Some servers send blanks while they generate, so that no proxy takes them for dead.
     let body = sse::without_mark(answer.body()).trim_ascii_start();
     let content_type = answer.headers().get(header::CONTENT_TYPE);
     let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
     // Transcripts may be text or subtitles.
-    if (request.endpoint.is_form() || request.endpoint == Endpoint::Speech) && !is_json {
-        return true;
+    if request.endpoint.is_form() && !is_json {
+        return None;
     }
     let may_be_list =
         matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify(_));
     let is_list = may_be_list && body.starts_with(b"[");
     let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
-    is_value && (serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() || is_closed(body))
+    if !is_value {
+        return Some(Flaw::Cut);
+    }
+    match missing_list(request.endpoint, body) {
+        Ok(missing) => missing.map(Flaw::Without),
+        Err(_) => (!is_closed(body)).then_some(Flaw::Cut),
+    }
 }
 
 /// Whether every list and object of a text like JSON is closed. Engines in Python write NaN and Infinity,

@@ -59,6 +59,11 @@ pub(crate) fn routing_request(
             (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
         }
     };
+    // Of a batch, each prompt has a context of its own.
+    let context_tokens = (!estimated && request.prompts <= 1).then(|| {
+        let output = if request.endpoint.generates() { request.max_tokens.unwrap_or(1).max(1) } else { 0 };
+        prompt_tokens.saturating_add(output)
+    });
     let own = Targets {
         ttft_us: hints.ttft_target_ms.and_then(micros),
         itl_us: hints.itl_target_ms.and_then(micros),
@@ -75,6 +80,7 @@ pub(crate) fn routing_request(
         prefix,
         n: request.n,
         max_tokens: request.max_tokens,
+        context_tokens,
         expected_output_tokens: hints.expected_output_tokens,
         ttft_target_us: targets.ttft_us,
         itl_target_us: targets.itl_us,

@@ -185,6 +185,7 @@ fn request() -> RoutingRequest {
         prefix: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).to_vec().into(),
         n: 1,
         max_tokens: None,
+        context_tokens: None,
         expected_output_tokens: None,
         ttft_target_us: None,
         itl_target_us: None,

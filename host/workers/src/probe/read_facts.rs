@@ -92,8 +92,8 @@ impl Probe {
                     |(name, model): &(String, String)| (ModelName::new(name), ModelName::new(model));
                 let adapters = list.adapters.iter().map(adapter).collect();
                 let names = list.names.iter().map(|name| ModelName::new(name)).collect();
-                self.worker.set_context_lengths(list.lengths);
-                self.registry.learn_models(spec.id, names, adapters);
+                let is_changed = self.worker.set_context_lengths(list.lengths);
+                self.registry.learn_models(spec.id, names, adapters, is_changed);
                 owner = list.owner;
                 self.worker.note_models_read();
             }

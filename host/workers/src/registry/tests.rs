@@ -105,7 +105,7 @@ fn b5_a_worker_is_eligible_only_after_its_facts_were_read() {
     let worker = registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
     // B5.1
     assert_eq!(worker.ineligible(), Some(Ineligible::NotReady));
-    registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")], vec![]);
+    registry.learn_models(WorkerId(1), vec![ModelName::new("learnt")], vec![], false);
     worker.set_health(Health::Healthy);
     assert_eq!(worker.ineligible(), None);
     assert!(registry.snapshot().serves(&ModelName::new("learnt")));
@@ -117,7 +117,7 @@ fn m4_nothing_stays_of_models_that_their_engines_unloaded() {
     registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
     let name = |number: u32| ModelName::new(&format!("m{number}"));
     for number in 0..50 {
-        registry.learn_models(WorkerId(1), vec![name(number), ModelName::new("base")], vec![]);
+        registry.learn_models(WorkerId(1), vec![name(number), ModelName::new("base")], vec![], false);
         registry.publish(&registry.members.lock());
     }
     // M4.7
@@ -133,7 +133,7 @@ fn m4_workers_that_come_and_go_leave_a_bounded_number_of_models() {
     for worker in 0..3 {
         registry.upsert(spec("id=1,role=prefill,engine=vllm,url=http://a:1"));
         let names = (0..6_000).map(|model| ModelName::new(&format!("w{worker}-m{model}"))).collect();
-        registry.learn_models(WorkerId(1), names, vec![]);
+        registry.learn_models(WorkerId(1), names, vec![], false);
         registry.publish(&registry.members.lock());
         registry.remove(WorkerId(1));
     }
@@ -153,7 +153,8 @@ async fn b5_reports_of_many_engines_share_a_snapshot() {
     registry.learned.published(300, started);
     let version = registry.snapshot().version();
     let models = |count: u64| {
-        let learn = |id| registry.learn_models(WorkerId(id), vec![ModelName::new(&format!("m{id}"))], vec![]);
+        let learn =
+            |id| registry.learn_models(WorkerId(id), vec![ModelName::new(&format!("m{id}"))], vec![], false);
         (1..=count).for_each(learn);
     };
     models(3);

@@ -19,8 +19,8 @@ pub enum Ineligible {
     EnginePaused,
     /// The worker is draining.
     Draining,
-    /// Its last requests failed and its breaker is open, or a request timed out and another one tries it now.
-    /// It may still be chosen if no other worker is left.
+    /// Its last requests failed and its breaker is open, a request timed out and another one tries it now, or
+    /// another worker is asked about its refusal. It may still be chosen if no other worker is left.
     Failing,
     /// Its engine refused a request because it has too much to do, and the pause has not ended.
     Paused,
@@ -70,7 +70,7 @@ impl Worker {
             return Some(Ineligible::Paused);
         }
         let on_trial = self.suspect.load(Ordering::Acquire) && self.own_requests() > 0;
-        if on_trial || self.breaker.is_paused() {
+        if on_trial || self.breaker.is_paused() || self.refusing.is_doubted() {
             return Some(Ineligible::Failing);
         }
         self.is_at_capacity().then_some(Ineligible::AtCapacity)
@@ -100,6 +100,7 @@ impl Worker {
             || self.back_pressure.is_noted()
             || self.learned_limit.is_noted()
             || self.warm_up.runs()
+            || self.refusing.is_doubted()
             || self.breaker.is_open();
         let eligible = !conditional && self.ineligible().is_none();
         self.ranks.iter().for_each(|rank| rank.set_surely_eligible(eligible));
@@ -141,7 +142,7 @@ impl Ineligible {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Arc, time::Duration};
 
     use proptest::prelude::*;
 
@@ -166,6 +167,8 @@ mod tests {
         Answered,
         Timeout,
         PutAside(bool),
+        /// Another worker is asked about a refusal, and takes the request or not.
+        Doubt(bool),
         Later,
     }
 
@@ -183,12 +186,13 @@ mod tests {
             Just(Change::Answered),
             Just(Change::Timeout),
             any::<bool>().prop_map(Change::PutAside),
+            any::<bool>().prop_map(Change::Doubt),
             Just(Change::Later),
         ]
     }
 
     impl Change {
-        async fn make(self, worker: &Worker) {
+        async fn make(self, worker: &Arc<Worker>) {
             match self {
                 Self::Health(health) => _ = worker.set_health(health),
                 Self::Draining(on) => worker.set_draining(on),
@@ -205,6 +209,12 @@ mod tests {
                 Self::Answered => worker.note_answered(),
                 Self::Timeout => worker.note_timeout(),
                 Self::PutAside(on) => _ = worker.set_put_aside(on),
+                Self::Doubt(takes) => {
+                    worker.note_refused_request();
+                    let doubt = worker.doubt();
+                    assert!(!worker.is_surely_eligible());
+                    if takes { _ = doubt.confirm(String::new()) } else { doubt.refute() }
+                }
                 Self::Later => tokio::time::advance(Duration::from_secs(1)).await,
             }
         }
@@ -229,7 +239,7 @@ mod tests {
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_time().start_paused(true).build().unwrap();
             runtime.block_on(async {
-                let worker = worker(if limited { ",max_concurrency=1" } else { "" });
+                let worker = Arc::new(worker(if limited { ",max_concurrency=1" } else { "" }));
                 for change in changes {
                     change.make(&worker).await;
                     let sure = worker.ranks.iter().map(|rank| rank.surely_eligible());

@@ -65,9 +65,11 @@ impl Worker {
         self.context_lengths.load().get(model.as_str()).copied()
     }
 
-    /// Stores the longest context of each model that the engine reports.
-    pub(crate) fn set_context_lengths(&self, lengths: Vec<(String, u32)>) {
-        self.context_lengths.store(Arc::new(lengths.into_iter().collect()));
+    /// Stores the longest context of each model that the engine reports. Returns true if one changed.
+    pub(crate) fn set_context_lengths(&self, lengths: Vec<(String, u32)>) -> bool {
+        let new = Arc::new(lengths.into_iter().collect());
+        let earlier = self.context_lengths.swap(Arc::clone(&new));
+        earlier != new
     }
 
     /// Returns how often the engine's models were read.

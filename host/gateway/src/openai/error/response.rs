@@ -68,7 +68,7 @@ impl ApiError {
         {
             return Bytes::from(format!("data: {refusal}\n\n"));
         }
-        Bytes::from(self.error_fields(&self.message(), request_id).event(format))
+        Bytes::from(self.error_fields(&self.message_without_headers(), request_id).event(format))
     }
 
     /// Returns the message, with what an engine said.
@@ -80,6 +80,12 @@ impl ApiError {
             }
             other => other.to_string(),
         }
+    }
+
+    /// Returns the message for a place that no header accompanies: it says the time itself.
+    fn message_without_headers(&self) -> String {
+        let when = self.retry_after().map_or("later".to_owned(), |seconds| format!("after {seconds} s"));
+        self.message().replace("after the time in `retry-after`", &when)
     }
 
     fn error_fields<'a>(&self, message: &'a str, request_id: &'a str) -> ErrorFields<'a> {

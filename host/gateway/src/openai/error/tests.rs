@@ -101,3 +101,16 @@ fn i_a_mid_stream_error_is_one_valid_event() {
     let json: serde_json::Value = serde_json::from_slice(json).unwrap();
     assert_eq!(json["error"]["code"], "deadline");
 }
+
+#[test]
+fn i1_an_error_within_a_stream_says_when_to_retry_without_a_header() {
+    let text = |cause: &ApiError| String::from_utf8(cause.event(Format::OpenAi, "id").to_vec()).unwrap();
+    let pause = Pause { left: Duration::from_secs(7), is_too_many: false, may_be_tried: false };
+    let paused = ApiError::of_route(RouteError::AllPaused { leg: Leg::Decode, pause }, 529);
+    // I1.10
+    assert!(text(&paused).contains("; retry after 7 s\""), "{}", text(&paused));
+    let cause = Box::new(ApiError::BadUpstream("it broke".to_owned()));
+    let broken = ApiError::NotContinued { cause, delivered: 3, why: paused.message() };
+    assert!(text(&broken).contains("; retry later\""), "{}", text(&broken));
+    assert!(paused.message().ends_with("retry after the time in `retry-after`"), "an answer has the header");
+}

@@ -2,7 +2,7 @@
 //! client's connection took all of it.
 
 use std::{
-    convert::Infallible,
+    io,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -96,14 +96,15 @@ impl Answer {
 
 impl Body for Answer {
     type Data = Bytes;
-    type Error = Infallible;
+    /// A part of the answer is missing, and the client can learn it in no other way.
+    type Error = io::Error;
 
     /// Returns the next piece. While the client does not read, this is `Pending` without a wake-up of its
     /// own: the blocked write wakes the same task.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let blocked = self.client.as_ref().is_some_and(ClientConnection::is_blocked);
         let this = &mut *self;
         let next = match &mut this.content {
@@ -142,7 +143,11 @@ impl Body for Answer {
                 } else if next.is_none()
                     && let Some(rest) = relay.take()
                 {
+                    let cut = rest.cut();
                     rest.go_on();
+                    if let Some(cut) = cut {
+                        return Poll::Ready(Some(Err(cut)));
+                    }
                 }
                 next
             }
@@ -192,7 +197,8 @@ impl Continued {
         let every = state.settings.leg_timeouts.stream_comment;
         let due = relay.event_at.max(relay.commented_at) + every;
         let (gone, tracker) = (relay.drive.gone.clone(), state.tracker.clone());
-        let comment = (!every.is_zero()).then(|| (Box::pin(tokio::time::sleep_until(due)), every));
+        let comment = (!every.is_zero() && relay.bytes.is_none())
+            .then(|| (Box::pin(tokio::time::sleep_until(due)), every));
         let resumed = tracker.spawn(relay.resume());
         Self { relay: Box::pin(async move { resumed.await.ok() }), gone, tracker, comment }
     }

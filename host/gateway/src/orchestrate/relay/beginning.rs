@@ -31,13 +31,20 @@ impl Relay {
         let mut with_data = all.filter(|event| sse::has_data(event));
         let Some(first) = with_data.next() else { return Ok(true) };
         let second = with_data.next();
-        // An event that waits was looked at when it came.
-        if self.waiting > 0 || self.has_only_role(first)? {
+        let endpoint = self.drive.request.endpoint;
+        let seen = look_at_first(endpoint, first)?;
+        if endpoint == Endpoint::ChatCompletions && has_only_role(first, &seen) {
             if second.is_none() && events.len() <= MAX_CHUNK {
                 self.waiting = events.len();
                 return Ok(false);
             }
-            second.map(|second| look_at_first(self.format, second)).transpose()?;
+            match second.map(|second| look_at_first(endpoint, second)) {
+                // A prompt may be all that was to be computed: its usage says so.
+                Some(Err(error)) if seen.usage.is_none() || !second.is_some_and(sse::is_done) => {
+                    return Err(error);
+                }
+                _ => {}
+            }
         }
         (self.begun, self.waiting) = (true, 0);
         self.set_timer();
@@ -46,15 +53,9 @@ impl Relay {
         }
         Ok(true)
     }
+}
 
-    /// Whether the first event has neither a token nor the end of the answer, and is of a chat.
-    ///
-    /// # Errors
-    /// It is an error.
-    fn has_only_role(&self, event: &[u8]) -> Result<bool, CallError> {
-        let Seen { token, finish, done, .. } = look_at_first(self.format, event)?;
-        Ok(self.drive.request.endpoint == Endpoint::ChatCompletions
-            && sse::is_event(event)
-            && !(token || finish || done))
-    }
+/// Whether an event of a chat has neither a token nor the end of the answer.
+fn has_only_role(event: &[u8], seen: &Seen) -> bool {
+    sse::is_event(event) && !(seen.token || seen.finish || seen.done)
 }

@@ -13,7 +13,7 @@ use crate::{
 
 /// Reads the stream of a client that left, until the state machine ends the request.
 pub(crate) async fn drain(drive: Box<Drive>, head: Response<upstream::Body>) {
-    let mut relay = Box::new(Relay::new(drive, head.into_body()));
+    let mut relay = Box::new(Relay::new(drive, head.into_body(), true));
     relay.detached = true;
     relay.resumption.forget_transcript();
     relay.drain().await;

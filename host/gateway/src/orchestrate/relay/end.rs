@@ -16,7 +16,9 @@ impl Relay {
     /// The engine's body has ended, as it should or because it is not read any more.
     pub(super) fn end(&mut self) {
         self.incoming = None;
-        if !self.closed {
+        if self.bytes.is_some() {
+            self.closed = true;
+        } else if !self.closed {
             self.complete();
         }
         if self.over || self.resumption.is_pending {

@@ -87,7 +87,8 @@ impl Relay {
     fn comment_at(&self) -> Option<Instant> {
         let every = self.drive.state.settings.leg_timeouts.stream_comment;
         let has_all = self.detached || (self.closed && self.held.is_none());
-        let waits = !self.over && !has_all && !every.is_zero() && !self.drive.gone.is_cancelled();
+        let takes_comments = self.bytes.is_none() && !every.is_zero();
+        let waits = !self.over && !has_all && takes_comments && !self.drive.gone.is_cancelled();
         waits.then(|| self.event_at.max(self.commented_at) + every)
     }
 

@@ -20,6 +20,8 @@ pub(super) struct Search<'a> {
     pool: &'a Pool,
     /// The partners, where each candidate is asked.
     index: Option<PartnerIndex<'a>>,
+    /// The context that candidates need, if some have less and another may serve the leg.
+    context: Option<u32>,
     /// Whether a candidate was only left out because it is busy.
     pub(super) saw_busy: bool,
     /// The shortest pause of the candidates that were only left out because their engines refused more work.
@@ -41,6 +43,7 @@ impl<'a> Search<'a> {
             limits,
             pool,
             index: None,
+            context: None,
             saw_busy: false,
             paused: None,
             saw_trial: false,
@@ -53,6 +56,7 @@ impl<'a> Search<'a> {
     /// Fills `rows`, which are empty, with the eligible candidates.
     pub(super) fn fill(&mut self, rows: &mut Vec<u32>) {
         let (pool, allowed) = (self.pool, &self.query.request.allowed_workers);
+        self.note_context();
         if let Some(allowed) = allowed
             && !self.query.only_consumes()
         {
@@ -66,14 +70,15 @@ impl<'a> Search<'a> {
             self.index = PartnerIndex::of(self.query, pool);
         }
         let has_thresholds = self.limits.thresholds != BusyThresholds::default();
-        if described == Described::All && !has_thresholds && pool.all_surely_eligible() {
+        let asks_none = described == Described::All && !has_thresholds && self.context.is_none();
+        if asks_none && pool.all_surely_eligible() {
             rows.extend(0..u32::try_from(pool.len()).unwrap_or(u32::MAX));
         } else {
             let mut check = |row, surely, load: Option<RankView<'_>>| {
                 let is_busy = || load.is_some_and(|load| self.limits.thresholds.exceeded(load).is_some());
                 let may_serve = match described.may_serve(pool, row) {
                     Some(false) => false,
-                    Some(true) if surely && !is_busy() => true,
+                    Some(true) if surely && self.context.is_none() && !is_busy() => true,
                     _ => self.may_serve(row),
                 };
                 rows.extend(may_serve.then_some(row));
@@ -121,7 +126,30 @@ impl<'a> Search<'a> {
         rows.extend(meant.map(|(row, _)| row));
     }
 
+    /// Notes the context that the request needs if it matters which candidate is chosen: without one that has
+    /// it, the engine's own refusal says more.
+    fn note_context(&mut self) {
+        let needed = self.query.request.context_tokens.filter(|_| !self.query.only_consumes());
+        let Some(needed) = needed.filter(|needed| self.pool.shortest_context() < *needed) else { return };
+        let may_serve = |candidate: &Candidate| {
+            let refused = || self.refused(candidate);
+            !self.was_tried(candidate) && !matches!(refused(), Some(Refused::Stuck | Refused::Other(_)))
+        };
+        let mut pool = self.pool.iter();
+        if pool.any(|candidate| !self.has_less_context(candidate, needed) && may_serve(candidate)) {
+            self.context = Some(needed);
+        }
+    }
+
+    fn has_less_context(&self, candidate: &Candidate, needed: u32) -> bool {
+        candidate.worker.context_length(self.query.model).is_some_and(|length| length < needed)
+    }
+
     fn refused(&self, candidate: &Candidate) -> Option<Refused> {
+        const SHORT: Phrase = ("takes less context than this needs", "take less context than this needs");
+        if self.context.is_some_and(|needed| self.has_less_context(candidate, needed)) {
+            return Some(Refused::Other(SHORT));
+        }
         ineligible_with(self.query, &self.limits, candidate, self.index.as_ref())
     }
 

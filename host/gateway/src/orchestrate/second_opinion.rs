@@ -1,0 +1,129 @@
+//! Requests that their worker refuses and another one may take (I17): that worker refuses everything, or its
+//! context is too short.
+
+use pointsman_orchestration::is_up;
+use pointsman_workers::{Candidate, Doubt, Leg};
+
+use super::Drive;
+use crate::{
+    openai::error::ApiError,
+    upstream::{CallError, text},
+};
+
+/// The question of whether another worker takes a request that one refused.
+#[derive(Default)]
+pub(super) struct SecondOpinion {
+    /// Whether another worker was asked: it is, once for each request.
+    is_asked: bool,
+    /// The worker that refused, while the answer is open.
+    doubt: Option<Box<Doubted>>,
+}
+
+/// A worker that may be to blame for its refusal.
+struct Doubted {
+    leg: Leg,
+    candidate: Candidate,
+    doubt: Doubt,
+    /// What its engine answered.
+    refusal: String,
+}
+
+impl Drive {
+    /// Notes that the worker of a leg refused the request as the client's error. Returns whether another
+    /// worker is asked.
+    pub(super) fn asks_another(&mut self, leg: Leg, candidate: &Candidate, error: &CallError) -> bool {
+        if !error.is_refusal() || error.refusal().is_some() || self.runs[leg].aborted {
+            return false;
+        }
+        let is_too_long = names_context(error);
+        let is_suspect = !is_too_long && candidate.worker.note_refused_request();
+        if let Some(doubted) = self.second_opinion.doubt.take() {
+            doubted.doubt.refute();
+            return false;
+        }
+        // A handoff that is in hand is not offered to a second worker (E5.2).
+        let has_handoff = leg == Leg::Decode && self.attempts.committed(false).is_some();
+        let is_free = self.executor.calls() && self.request.hints.pinned(leg).is_none();
+        if self.second_opinion.is_asked || !is_free || has_handoff || self.account.tokens() > 0 {
+            return false;
+        }
+        let asks = if is_too_long {
+            self.needs_more_context_than(leg, candidate)
+        } else {
+            is_suspect && self.has_another(leg, candidate, |other| !other.worker.refuses_requests())
+        };
+        self.second_opinion.is_asked = asks;
+        if asks && !is_too_long {
+            let (candidate, doubt) = (candidate.clone(), candidate.worker.doubt());
+            let refusal = ApiError::from(error.clone()).message();
+            self.second_opinion.doubt = Some(Box::new(Doubted { leg, candidate, doubt, refusal }));
+        }
+        asks
+    }
+
+    /// Notes that the engine of a leg took the request: a worker that refused it before is to blame.
+    pub(super) fn took_request(&mut self, leg: Leg) {
+        // An answer shows that the prefill before it was taken, too, but not the other way round.
+        let shows = |doubted: &mut Box<Doubted>| leg != Leg::Prefill || doubted.leg == Leg::Prefill;
+        let Some(doubted) = self.second_opinion.doubt.take_if(shows) else { return };
+        let Doubted { candidate, doubt, refusal, .. } = *doubted;
+        candidate.load().observe_outcome(false);
+        let (request, worker) = (&self.account.request_id, candidate.worker_id());
+        if doubt.confirm(format!("it refuses requests that another worker takes: {refusal}")) {
+            tracing::warn!(request, %worker, refusal, "worker put aside: another one takes what it refuses");
+        }
+    }
+
+    /// Asks for a worker with more context than the one that refused the request. Returns whether there is
+    /// one.
+    fn needs_more_context_than(&mut self, leg: Leg, candidate: &Candidate) -> bool {
+        let length = |candidate: &Candidate| candidate.worker.context_length(&self.request.model);
+        let Some(limit) = length(candidate) else { return false };
+        let is_found = self.has_another(leg, candidate, |other| length(other) > Some(limit));
+        if is_found {
+            self.routing_request.context_tokens = Some(limit.saturating_add(1));
+        }
+        is_found
+    }
+
+    /// Returns whether a leg has another worker that is up and of which this holds.
+    fn has_another(&self, leg: Leg, candidate: &Candidate, holds: impl Fn(&Candidate) -> bool) -> bool {
+        let is_other = |other: &&Candidate| other.worker_id() != candidate.worker_id() && is_up(other);
+        self.snapshot.pool(&self.request.model, leg).iter().filter(is_other).any(holds)
+    }
+}
+
+/// Returns whether an engine says that a request is longer than its context, as vLLM and SGLang do.
+fn names_context(error: &CallError) -> bool {
+    const WORDS: [&str; 4] = ["context length", "context_length", "max_model_len", "maximum model length"];
+    let CallError::Status { body, .. } = error else { return false };
+    let text = text(body).to_ascii_lowercase();
+    WORDS.iter().any(|words| text.contains(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[test]
+    fn i17_a_refusal_that_names_the_context_is_about_the_length() {
+        let names = |body: &'static str| {
+            let (status, content_type, retry_after) = (StatusCode::BAD_REQUEST, None, None);
+            let body = body.into();
+            names_context(&CallError::Status { status, content_type, retry_after, body, in_body: false })
+        };
+        // I17.6: vLLM and SGLang
+        for text in [
+            "This model's maximum context length is 2048 tokens. However, your prompt contains at least 2049",
+            "max_tokens=400000 cannot be greater than max_model_len=2048.",
+            "The decoder prompt (length 9) is longer than the maximum model length of 8.",
+            "The input (9 tokens) is longer than the model's context length (8 tokens).",
+            r#"{"error":{"code":"context_length_exceeded"}}"#,
+        ] {
+            assert!(names(text), "{text}");
+        }
+        assert!(!names("As of transformers v4.44, default chat template is no longer allowed"));
+    }
+}

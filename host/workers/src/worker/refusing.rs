@@ -1,0 +1,171 @@
+//! Refusals of requests that other workers take. An engine without a chat template, or of another build,
+//! answers an error at once. It looks idle for that reason, and would draw most of the traffic.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering},
+};
+
+use arc_swap::ArcSwapOption;
+
+use super::Worker;
+
+/// Refusals in a row from which on another worker is asked, too.
+const MAX_IN_ROW: u32 = 5;
+
+/// Requests that the engine refused as the client's error since it last answered one.
+#[derive(Debug, Default)]
+pub(super) struct Refusing {
+    in_row: AtomicU32,
+    /// Number of these about which another worker is asked now.
+    doubts: AtomicU32,
+    /// What the engine answered to a request that another worker took.
+    reason: ArcSwapOption<String>,
+}
+
+impl Refusing {
+    pub(super) fn is_doubted(&self) -> bool {
+        self.doubts.load(Ordering::Acquire) > 0
+    }
+}
+
+/// A refusal about which another worker is asked. Until this is dropped, the worker that refused is chosen
+/// only if no other is left.
+#[derive(Debug)]
+pub struct Doubt(Arc<Worker>);
+
+impl Worker {
+    /// Reports that the engine refused a request as the client's error. Returns whether it refused so many in
+    /// a row that another worker should be asked.
+    pub fn note_refused_request(&self) -> bool {
+        self.refusing.in_row.fetch_add(1, Ordering::Relaxed) >= MAX_IN_ROW - 1
+    }
+
+    /// Returns whether the engine refused a request as the client's error since it last answered one.
+    #[must_use]
+    pub fn refuses_requests(&self) -> bool {
+        self.refusing.in_row.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns what the engine answered to a request that another worker took, until it answers one.
+    #[must_use]
+    pub fn refusal_reason(&self) -> Option<Arc<String>> {
+        self.refusing.reason.load_full()
+    }
+
+    /// Begins to ask another worker about a request that this one refused.
+    #[must_use]
+    pub fn doubt(self: &Arc<Self>) -> Doubt {
+        self.refusing.doubts.fetch_add(1, Ordering::AcqRel);
+        self.tell_ranks();
+        Doubt(self.clone())
+    }
+
+    /// Forgets the refusals: the engine answered a request.
+    pub(super) fn takes_requests(&self) {
+        if self.refuses_requests() {
+            self.refusing.in_row.store(0, Ordering::Relaxed);
+            if self.refusing.reason.swap(None).is_some() {
+                tracing::info!(worker = %self.id(), "worker answers requests again");
+            }
+        }
+    }
+}
+
+impl Doubt {
+    /// The other worker took the request: this one fails, unless it answered another request meanwhile.
+    /// Returns whether it did not fail for this reason before.
+    pub fn confirm(self, reason: String) -> bool {
+        let Self(worker) = &self;
+        if !worker.refuses_requests() {
+            return false;
+        }
+        let is_new = worker.refusing.reason.swap(Some(Arc::new(reason))).is_none();
+        // A success in between must not leave the reason behind.
+        worker.refusing.in_row.fetch_max(MAX_IN_ROW, Ordering::Relaxed);
+        if !worker.breaker.is_paused() {
+            worker.breaker.trip();
+        }
+        is_new
+    }
+
+    /// The other worker refused the request, too: it was wrong. A worker that is known to refuse what others
+    /// take stays so until it answers a request.
+    pub fn refute(self) {
+        let refusing = &self.0.refusing;
+        if refusing.reason.load().is_none() {
+            refusing.in_row.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Doubt {
+    fn drop(&mut self) {
+        self.0.refusing.doubts.fetch_sub(1, Ordering::AcqRel);
+        self.0.tell_ranks();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Duration;
+
+    use super::*;
+    use crate::{
+        spec::WorkerSpec,
+        worker::{Health, Ineligible},
+    };
+
+    fn worker() -> Arc<Worker> {
+        let spec = WorkerSpec::parse_flag("id=1,role=aggregated,engine=vllm,url=http://a:1").unwrap();
+        let worker = Arc::new(Worker::new(spec));
+        worker.set_health(Health::Healthy);
+        worker
+    }
+
+    fn refuses_in_row(worker: &Worker) -> u32 {
+        (1..).find(|_| worker.note_refused_request()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i17_a_worker_fails_whose_refusal_another_one_does_not_share_until_it_answers() {
+        let worker = worker();
+        assert_eq!(refuses_in_row(&worker), MAX_IN_ROW);
+        let doubt = worker.doubt();
+        assert_eq!(worker.ineligible(), Some(Ineligible::Failing), "while the other one is asked");
+        // I17.3
+        assert!(doubt.confirm("no template".to_owned()));
+        assert_eq!(worker.ineligible(), Some(Ineligible::Failing));
+        assert_eq!(worker.refusal_reason().unwrap().as_str(), "no template");
+        tokio::time::advance(Duration::from_millis(500)).await;
+        assert_eq!(worker.ineligible(), None);
+        // I17.4
+        assert!(worker.note_refused_request(), "the next refusal is enough");
+        worker.doubt().refute();
+        assert!(worker.note_refused_request(), "a wrong request acquits a worker that nothing else did");
+        assert!(!worker.doubt().confirm("no template".to_owned()), "it is known");
+        tokio::time::advance(Duration::from_millis(999)).await;
+        assert_eq!(worker.ineligible(), Some(Ineligible::Failing), "the pause is longer");
+        worker.note_outcome(true);
+        assert_eq!((worker.refusal_reason(), worker.ineligible()), (None, None));
+        assert_eq!(refuses_in_row(&worker), MAX_IN_ROW);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i17_a_worker_is_acquitted_by_another_refusal_and_by_an_answer() {
+        let worker = worker();
+        refuses_in_row(&worker);
+        let doubt = worker.doubt();
+        doubt.refute();
+        // I17.2
+        assert_eq!((worker.ineligible(), worker.refuses_requests()), (None, false));
+        refuses_in_row(&worker);
+        let doubt = worker.doubt();
+        worker.note_answered();
+        assert!(!doubt.confirm("no template".to_owned()), "it answered another request meanwhile");
+        assert_eq!((worker.ineligible(), worker.refusal_reason()), (None, None));
+        refuses_in_row(&worker);
+        drop(worker.doubt());
+        assert_eq!(worker.ineligible(), None, "the other one gave no answer");
+    }
+}
