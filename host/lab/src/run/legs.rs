@@ -37,8 +37,7 @@ impl Lab<'_> {
             *active += 1;
             *active
         });
-        let (ttft_target_us, itl_target_us) =
-            if self.fleet.queue.targets { request.targets.micros() } else { (None, None) };
+        let (ttft_target_us, itl_target_us) = request.targets.micros();
         let mut routing_request = RoutingRequest {
             prompt_tokens: request.input_tokens,
             block_size: self.fleet.block_tokens,
