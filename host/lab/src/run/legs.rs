@@ -3,7 +3,7 @@
 
 use pointsman_orchestration::{
     Action, AdmissionRequest, AfterRefusal, Attempts, Entry, Event as LegEvent, HandoffKind, Legs, Lost,
-    NoPair, Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
+    Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
 };
 use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
@@ -80,10 +80,7 @@ impl Lab<'_> {
         let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
         let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
         if pair_that_is_up(snapshot, &self.model, None).is_none() {
-            return match splittable.without_pair() {
-                Ok(shape) => Ok(plan(shape)),
-                Err(NoPair::Enforced | NoPair::NoWorker) => Err(Ended::NoWorker),
-            };
+            return splittable.without_pair().map(plan).map_err(|_| Ended::NoWorker);
         }
         if let Some(place) = self.assigned.get(number) {
             return Ok(plan(if place.is_local() { Shape::Aggregated } else { Shape::Remote }));
