@@ -38,7 +38,7 @@ fuzz_target!(|steps: Vec<Step>| {
                 let line = Place(group % 2, number % 3);
                 let priority = std::cmp::Reverse(i64::from(priority));
                 let (due_us, deadline_us) = (due.into(), deadline.into());
-                let key = Key { priority, due_us, deadline_us, late_due_us: 99, ..Key::in_turn(ticket) };
+                let key = Key { priority, due_us, deadline_us, ..Key::in_turn(ticket) };
                 let weight = f64::from(weight) / 16.0 + 0.1;
                 positions.push(queue.insert(line, tenant.into(), weight, key, ticket));
                 inside.insert(ticket);
@@ -49,7 +49,7 @@ fuzz_target!(|steps: Vec<Step>| {
                 assert_eq!(removed.is_some(), inside.remove(&position.key.ticket));
             }
             Step::Leave(_) => {}
-            Step::PassDeadlines(now) => queue.pass_deadlines(now.into()),
+            Step::PassDeadlines(now) => queue.pass_deadlines(|_| now.into()),
             Step::Serve { only, cost, real } => {
                 let may = |line: &Place| only.is_none_or(|number| number % 3 == line.1);
                 let waits = positions.iter().any(|one| may(&one.line) && inside.contains(&one.key.ticket));

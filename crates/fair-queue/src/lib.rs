@@ -57,8 +57,6 @@ pub struct Key {
     pub ticket: u64,
     /// When the request becomes late, in the unit of `due_us`; `i64::MAX`: never.
     pub deadline_us: i64,
-    /// When a late request is due.
-    pub late_due_us: i64,
 }
 
 /// A request in the queue.
@@ -105,7 +103,7 @@ impl Key {
     /// came before.
     #[must_use]
     pub fn in_turn(ticket: u64) -> Self {
-        Self { priority: Reverse(0), due_us: 0, ticket, deadline_us: i64::MAX, late_due_us: 0 }
+        Self { priority: Reverse(0), due_us: 0, ticket, deadline_us: i64::MAX }
     }
 }
 
@@ -224,11 +222,12 @@ impl<L: Line, T> FairQueue<L, T> {
         }
     }
 
-    /// Makes requests late whose deadline is before `now_us`: they are due later. Looks at the requests that
-    /// would be served next, each tenant's first.
-    pub fn pass_deadlines(&mut self, now_us: i64) {
-        for requests in self.lines.values_mut() {
-            requests.pass_deadlines(now_us);
+    /// Makes requests late whose deadline is before the time that `until_us` returns for their line. Late
+    /// requests come after all others of their tenant and priority, in the order of arrival. Looks at the
+    /// requests that would be served next.
+    pub fn pass_deadlines(&mut self, until_us: impl Fn(&L) -> i64) {
+        for (line, requests) in &mut self.lines {
+            requests.pass_deadlines(until_us(line));
         }
     }
 
@@ -301,30 +300,32 @@ impl Rank {
 }
 
 impl<T> Requests<T> {
-    fn pass_deadlines(&mut self, now_us: i64) {
+    fn pass_deadlines(&mut self, until_us: i64) {
+        // An ageing turn serves the priority of the oldest request, any other turn a tenant's highest one.
+        let oldest = self.by_age.first_key_value().map(|(_, (_, key))| key.priority);
         for (tenant, requests) in &mut self.tenants {
-            while let Some(first) = requests.first_entry()
-                && first.key().deadline_us < now_us
-            {
-                let (key, value) = first.remove_entry();
-                let late = Key { due_us: key.late_due_us, deadline_us: i64::MAX, ..key };
-                self.by_age.insert(key.ticket, (*tenant, late));
-                requests.insert(late, value);
+            let highest = requests.keys().next().map(|key| key.priority);
+            for priority in [highest, oldest].into_iter().flatten() {
+                while let Some(key) = first_of(requests, priority)
+                    && key.deadline_us < until_us
+                    && let Some(value) = requests.remove(&key)
+                {
+                    let late = Key { due_us: i64::MAX, deadline_us: i64::MAX, ..key };
+                    self.by_age.insert(key.ticket, (*tenant, late));
+                    requests.insert(late, value);
+                }
             }
         }
     }
 
     /// Returns the line's next request, by the counters of tenants.
     fn first(&self, ageing: bool, counter: impl Fn(u64) -> f64) -> Option<(Rank, u64, Key, &T)> {
-        let (oldest_ticket, (oldest_tenant, oldest)) = self.by_age.first_key_value()?;
+        let (oldest_ticket, (_, oldest)) = self.by_age.first_key_value()?;
         let band = ageing.then_some(oldest.priority);
         let mut best: Option<(Rank, u64, Key)> = None;
         for (tenant, requests) in &self.tenants {
             let key = match band {
-                Some(priority) => {
-                    let from = Key { priority, due_us: i64::MIN, ..Key::in_turn(0) };
-                    requests.range(from..).next().map(|(key, _)| *key).filter(|key| key.priority == priority)
-                }
+                Some(priority) => first_of(requests, priority),
                 None => requests.keys().next().copied(),
             };
             let Some(key) = key else { continue };
@@ -335,11 +336,14 @@ impl<T> Requests<T> {
                 best = Some((rank, *tenant, key));
             }
         }
-        let (rank, tenant, mut key) = best?;
-        if ageing && tenant == *oldest_tenant {
-            key = *oldest;
-        }
+        let (rank, tenant, key) = best?;
         let value = self.tenants.get(&tenant)?.get(&key)?;
         Some((rank, tenant, key, value))
     }
+}
+
+/// Returns the first key of a priority.
+fn first_of<T>(requests: &BTreeMap<Key, T>, priority: Reverse<i64>) -> Option<Key> {
+    let from = Key { priority, due_us: i64::MIN, ..Key::in_turn(0) };
+    requests.range(from..).next().map(|(key, _)| *key).filter(|key| key.priority == priority)
 }

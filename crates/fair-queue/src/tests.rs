@@ -137,39 +137,35 @@ fn priorities_go_first_and_the_oldest_request_gets_its_turn() {
 }
 
 #[test]
-fn a_late_request_waits_for_those_in_time_but_the_shares_of_tenants_hold() {
+fn late_requests_wait_for_those_in_time_but_the_shares_of_tenants_hold() {
     let mut queue = Queue::new(4, 0.0);
-    let due = |ticket, due_us| Key { due_us, deadline_us: due_us, late_due_us: 100, ..Key::in_turn(ticket) };
-    for (ticket, due_us, item) in [(1, 10, "a"), (2, 20, "b"), (3, 30, "c"), (4, 40, "d")] {
+    let due = |ticket, due_us| Key { due_us, deadline_us: due_us, ..Key::in_turn(ticket) };
+    for (ticket, due_us, item) in [(1, 10, "a"), (2, 20, "b"), (3, 30, "c"), (4, 40, "d"), (5, 9, "e")] {
         queue.queue.insert(Size::Small, 1, 1.0, due(ticket, due_us), (1.0, item));
     }
-    queue.queue.pass_deadlines(20);
-    queue.queue.insert(Size::Small, 2, 1.0, due(5, 5), (1.0, "x"));
-    queue.queue.pass_deadlines(20);
-    // The late request of the second tenant comes before the second one of the first tenant. The fourth
-    // admission goes to the request that waits longest.
-    assert_eq!(queue.order(), "bxcad");
+    queue.queue.pass_deadlines(|_| 20);
+    queue.queue.insert(Size::Small, 2, 1.0, due(6, 5), (1.0, "x"));
+    queue.queue.pass_deadlines(|_| 20);
+    // The late request of the second tenant comes before the second one of the first tenant.
+    assert_eq!(queue.order(), "bxcdae");
     assert!(queue.queue.is_empty());
 }
 
 #[test]
-fn a_late_request_is_served_at_its_later_time_while_others_in_time_keep_coming() {
-    let mut queue = Queue::new(4, 0.0);
-    let key = |ticket: u64| {
-        let now = i64::try_from(ticket).unwrap();
-        Key { due_us: now + 2, deadline_us: now + 2, late_due_us: now + 40, ..Key::in_turn(ticket) }
+fn a_late_request_waits_for_those_in_time_in_ageing_turns_too_and_each_line_has_its_own_time() {
+    let mut queue = Queue::new(1, 0.0);
+    let mut add = |size, ticket, priority, due_us, item| {
+        let key = Key { priority: Reverse(priority), due_us, deadline_us: due_us, ..Key::in_turn(ticket) };
+        queue.queue.insert(size, 1, 1.0, key, (1.0, item));
     };
-    // Of four tenants, each ageing turn falls to the same one. One request more than can be served waits.
-    let mut late = vec![queue.queue.insert(Size::Small, 0, 1.0, key(0), (1.0, "late"))];
-    for ticket in 1..400_u64 {
-        queue.queue.insert(Size::Small, ticket % 4, 1.0, key(ticket), (1.0, "new"));
-        queue.queue.pass_deadlines(i64::try_from(ticket).unwrap());
-        if queue.pop(|_| true) == Some("late") {
-            assert!(ticket < 60, "served after {ticket}");
-            late.clear();
-        }
-    }
-    assert!(late.is_empty(), "it was never served");
+    add(Size::Small, 0, 0, 1, "late, ");
+    add(Size::Small, 1, 0, 50, "in time, ");
+    add(Size::Small, 2, 5, 40, "high, ");
+    add(Size::Large, 3, 5, 1, "large");
+    queue.queue.pass_deadlines(|size| if *size == Size::Small { 10 } else { 0 });
+    assert_eq!(queue.pop(|size| *size == Size::Large), Some("large"));
+    assert_eq!(queue.order(), "in time, late, high, ");
+    assert!(queue.queue.is_empty());
 }
 
 #[test]

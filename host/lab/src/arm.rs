@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use pointsman_embedded_policies::{FORMULA, FORMULA_FILTER, default_of};
+use pointsman_orchestration::QueueOrder;
 use pointsman_policy_runtime::{
     Access, Capacity, CompiledPolicy, FORMULA_SUFFIX, FormulaSettings, Limits, PolicyEngine, Refusal, compile,
 };
@@ -24,6 +25,8 @@ pub struct Arm {
     pub label: String,
     /// Parts with their settings, as the user wrote them.
     pub parts: String,
+    /// Order of the requests that wait in the gateway.
+    pub(crate) order: QueueOrder,
     content: Content,
 }
 
@@ -92,7 +95,8 @@ pub enum ArmError {
 impl Arm {
     /// Builds an arm from `[LABEL=]PART[+PART…]`, or from `default`, which is what a gateway without
     /// configuration runs. A part is a native mode, a built-in policy or a policy file. Settings, a JSON
-    /// object, follow the part as `@SETTINGS`.
+    /// object, follow the part as `@SETTINGS`. `+edf` or `+fifo` at the end sets the order of the requests
+    /// that wait in the gateway.
     ///
     /// # Errors
     /// [`ArmError`]
@@ -100,11 +104,16 @@ impl Arm {
         let (label, parts) =
             text.split_once('=').filter(|(label, _)| !label.contains('{')).unwrap_or((text, text));
         let (label, written) = (label.to_owned(), parts.to_owned());
+        let (parts, order) = match parts.rsplit_once('+') {
+            Some((parts, "edf")) => (parts, QueueOrder::Edf),
+            Some((parts, "fifo")) => (parts, QueueOrder::Fifo),
+            _ => (parts, QueueOrder::LateLast),
+        };
         if parts == "oracle" {
-            return Ok(Self { label, parts: written, content: Content::Oracle });
+            return Ok(Self { label, parts: written, order, content: Content::Oracle });
         }
         if let Some(mode) = native(parts) {
-            return Ok(Self { label, parts: written, content: Content::Native(mode) });
+            return Ok(Self { label, parts: written, order, content: Content::Native(mode) });
         }
         let limits = Limits {
             deadline: CALL_DEADLINE,
@@ -122,12 +131,17 @@ impl Arm {
             let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
             Content::Policies(parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
         };
-        Ok(Self { label, parts: written, content })
+        Ok(Self { label, parts: written, order, content })
     }
 
     /// Returns the arm of a native mode.
     pub(crate) fn native(mode: NativeMode) -> Self {
-        Self { label: String::new(), parts: String::new(), content: Content::Native(mode) }
+        Self {
+            label: String::new(),
+            parts: String::new(),
+            order: QueueOrder::default(),
+            content: Content::Native(mode),
+        }
     }
 
     /// Whether the arm is the oracle, which pins every leg.

@@ -99,6 +99,10 @@ pub struct GenerateArgs {
     /// 5, 100, 20, 1000].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     count: Option<u32>,
+    /// Targets of the clients for the time to first token, milliseconds. Each request has one of them, at
+    /// random [default: none].
+    #[arg(long, value_delimiter = ',', value_name = "MS", value_parser = positive)]
+    ttft_targets_ms: Vec<f64>,
     /// Seed of the random numbers.
     #[arg(long, default_value = "1")]
     seed: u64,
@@ -156,7 +160,11 @@ impl TraceCommand {
                 print(&args.run()?)?;
                 return Ok(ExitCode::SUCCESS);
             }
-            Self::Generate(args) => (generate(&args.workload()), &args.output),
+            Self::Generate(args) => {
+                let targets: Vec<Duration> =
+                    args.ttft_targets_ms.iter().map(|target| Duration::from_secs_f64(target / 1e3)).collect();
+                (generate(&args.workload()).with_ttft_targets(&targets, args.seed), &args.output)
+            }
             Self::Run(args) => return args.run(),
         };
         let file = File::create(output).with_context(|| format!("cannot write {}", output.display()))?;

@@ -21,13 +21,16 @@ color:var(--text);background:var(--page)}table{border-collapse:collapse;margin:1
 .6em;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}td:first-child,th:first-child,.ranking \
 td{text-align:left}.best{font-weight:700}.lead{font-size:18px;background:var(--lead);padding:.8em 1em;border-left:5px \
 solid var(--arm-0)}.warning{background:var(--warning);padding:.4em .8em;margin:.3em 0;border-left:4px solid \
-#e69f00}svg{margin:.4em 1em .4em 0;font-size:11px;max-width:100%;height:auto}svg text{fill:var(--text)}svg \
-.title{font-size:13px;font-weight:600}.grid{stroke:var(--line)}small{color:var(--faint)}.wide{overflow-x:auto}h2{\
+#e69f00}svg{margin:.4em 1em .4em 0;max-width:100%;height:auto}small{color:var(--faint)}.wide{overflow-x:auto}h2{\
 margin-top:2em;border-top:1px solid var(--line);padding-top:.6em}.rankings{display:grid;gap:0 \
 2em;grid-template-columns:repeat(auto-fill,minmax(min(32em,100%),1fr));align-items:start}.rankings \
 table{width:100%}caption{text-align:left;color:var(--faint)}.ranking td,.ranking th,.figures th,.pairs td,.pairs \
 th{white-space:normal;overflow-wrap:anywhere;text-align:left}.ranking td:first-child{white-space:nowrap}.figures{font-size:13px}.figures td,.figures \
 th{padding:.25em .4em}.figures small{display:block}.figures th{text-align:right;vertical-align:bottom}";
+
+/// Rules of the plots.
+const PLOT_STYLE: &str = "svg{font:11px system-ui,sans-serif;background:var(--page)}svg text{fill:var(--text)}svg \
+.title{font-size:13px;font-weight:600}.grid{stroke:var(--line)}";
 
 /// Returns a figure of an arm, if the arm has it.
 type Pick = fn(&ArmReport) -> Option<&Figure>;
@@ -74,7 +77,11 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
     let mut html = String::from("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">");
     html.push_str("<meta name=\"viewport\" content=\"width=device-width\">");
     let title = escape(title);
-    let _ = write!(html, "<title>{title}</title><style>{}{STYLE}</style></head><body>", colours::rules());
+    let _ = write!(
+        html,
+        "<title>{title}</title><style>{}{STYLE}{PLOT_STYLE}</style></head><body>",
+        colours::rules()
+    );
     let _ = write!(html, "<h1>{title}</h1>{before}");
     let summary: Vec<String> = study.summary.iter().map(|sentence| escape(sentence)).collect();
     let _ = write!(html, "<p class=\"lead\">{}</p>", summary.join(" "));
@@ -101,6 +108,15 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
          engines.</p></body></html>\n",
     );
     html
+}
+
+/// Returns the plot of goodput over load as an SVG file; `None` if the study has no two loads.
+#[must_use]
+pub fn goodput_svg(study: &Study) -> Option<String> {
+    let plot = load::goodput(study)?;
+    let (opening, rest) = plot.split_once('>')?;
+    let rules = colours::rules();
+    Some(format!("{opening} xmlns=\"http://www.w3.org/2000/svg\"><style>{rules}{PLOT_STYLE}</style>{rest}\n"))
 }
 
 fn warnings(html: &mut String, warnings: &[String]) {

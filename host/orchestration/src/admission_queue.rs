@@ -18,9 +18,9 @@ use std::{
     },
 };
 
-use fair_queue::{FairQueue, Key, NO_TENANT, Position, Rules};
+use fair_queue::{FairQueue, Key, Line as _, NO_TENANT, Position, Rules};
 use parking_lot::Mutex;
-use pointsman_routing::CandidateId;
+use pointsman_routing::{CandidateId, RoutingRequest};
 use pointsman_workers::{Invariant, Leg, ModelName};
 use tokio::{
     sync::{Notify, futures::OwnedNotified},
@@ -29,6 +29,7 @@ use tokio::{
 
 mod admission;
 mod drain_rate;
+mod first_token_times;
 mod preemption;
 mod pressure;
 mod rules;
@@ -39,7 +40,8 @@ pub use admission::Admission;
 pub use preemption::PausableStream;
 pub use pressure::Pressure;
 pub use rules::{
-    AdmissionRequest, DEFAULT_OUTPUT_TOKENS, ModelBounds, QueueRules, TenantShare, estimated_output,
+    AdmissionRequest, DEFAULT_OUTPUT_TOKENS, ModelBounds, QueueOrder, QueueRules, TenantShare,
+    estimated_output,
 };
 
 use drain_rate::DrainRate;
@@ -80,6 +82,7 @@ struct Inner {
     /// Lines that found no worker since capacity was released.
     refused: BTreeSet<LineId>,
     drain: DrainRate,
+    first_token_times: first_token_times::FirstTokenTimes,
     polled: Instant,
     /// The request whose turn it is. There is one at a time, so that the order holds.
     called: Weak<Turn>,
@@ -137,6 +140,7 @@ impl AdmissionQueue {
             inflight_of: HashMap::new(),
             refused: BTreeSet::new(),
             drain: DrainRate::default(),
+            first_token_times: first_token_times::FirstTokenTimes::default(),
             polled: origin,
             called: Weak::new(),
             preemption: Preemption::default(),
@@ -214,7 +218,9 @@ impl AdmissionQueue {
         leg: Leg,
         tried: &[CandidateId],
     ) -> Place {
-        let rest = AdmissionRequest { bytes: 0, ..*admission_request };
+        // The client has its first token already.
+        let request = RoutingRequest { ttft_target_us: None, ..admission_request.request.clone() };
+        let rest = AdmissionRequest { request: &request, bytes: 0, ..*admission_request };
         self.insert(&mut self.inner.lock(), &rest, leg, tried)
     }
 
@@ -227,14 +233,9 @@ impl AdmissionQueue {
     ) -> Place {
         let (tenant, bytes) = (admission_request.request.tenant_hash, admission_request.bytes);
         let (rules, weight) = (&inner.rules, inner.rules.share(tenant).weight);
-        let [due_us, deadline_us, late_due_us] = admission_request.dues_us(inner.origin, rules.timeout);
-        let key = Key {
-            priority: std::cmp::Reverse(class_of(rules, admission_request.request)),
-            due_us,
-            deadline_us,
-            late_due_us,
-            ..Key::in_turn(inner.tickets)
-        };
+        let (due_us, deadline_us) = admission_request.dues_us(inner.origin, rules);
+        let priority = std::cmp::Reverse(class_of(rules, admission_request.request));
+        let key = Key { priority, due_us, ticket: inner.tickets, deadline_us };
         inner.tickets += 1;
         inner.bytes += bytes;
         let tokens = u64::from(admission_request.request.prompt_tokens);
@@ -315,7 +316,9 @@ impl Inner {
 
     /// Tells the next request of the lines that may be served that its turn has come.
     fn call_next(&mut self) {
-        self.order.pass_deadlines(micros(self.origin, Instant::now()));
+        // A request is late once its first token would come after its target.
+        let (now, times) = (micros(self.origin, Instant::now()), &self.first_token_times);
+        self.order.pass_deadlines(|line| now.saturating_add(times.median_us(line.group())));
         let next = self.order.next(|line| !self.refused.contains(line));
         if let Some(turn) = next.and_then(|(_, turn)| turn.upgrade()) {
             self.call(&turn);

@@ -116,7 +116,7 @@ async fn f7_a_full_gateway_serves_the_earliest_target_that_can_be_met() {
     tasks.close();
     tasks.wait().await;
     let expected = [Some("8000"), Some("15000"), None, Some("1")].map(|target| (target, 200));
-    // F7.7
+    // F7.7, F7.8
     assert_eq!(*served.lock().await, expected);
     cluster.at_rest().await.unwrap();
 }

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc, time::Duration};
 
-use pointsman_orchestration::{ModelBounds, QueueRules, TenantShare};
+use pointsman_orchestration::{ModelBounds, QueueOrder, QueueRules, TenantShare};
 use pointsman_policy_runtime::Command;
 use pointsman_routing::{BusyRules, Decisions, facts::UnknownFact};
 use pointsman_workers::{ModelName, WorkerId, WorkerSpec, name_hash, probe::ProbeConfig};
@@ -168,6 +168,7 @@ pub(super) fn queue_rules(settings: &Configured) -> QueueRules {
         limit,
         bytes,
         timeout,
+        order: QueueOrder::default(),
         max_inflight,
         preempt,
         models: models.iter().map(|(name, model)| (ModelName::new(name), bounds(model))).collect(),

@@ -35,7 +35,8 @@ Engines and links are models; `--fleet` says which.
 An arm is [LABEL=]PART[+PART…], or default: what a gateway without configuration runs. A part is a native
 mode (round-robin, random, power-of-two, least-loaded, kv), a built-in policy (kv-aware, predicted-latency,
 queue-kv-prefix, cache-aware, longest-prefix, formula, conditional-disagg, predicted-disagg), a policy file
-or a formula file (NAME.formula.toml), with @SETTINGS, a JSON object, behind it.
+or a formula file (NAME.formula.toml), with @SETTINGS, a JSON object, behind it. With +edf or +fifo at its end,
+requests wait in the gateway by deadline or by arrival, and not in the gateway's own order.
 
 Examples:
   pointsman compare --trace conversation.jsonl --engines 8 --arm kv-aware --arm round-robin
@@ -121,6 +122,9 @@ pub struct CompareArgs {
     /// Write the report as one HTML page.
     #[arg(long)]
     html: Option<PathBuf>,
+    /// Write the plot of goodput over load as an SVG file.
+    #[arg(long)]
+    svg: Option<PathBuf>,
     /// Write the report as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -151,7 +155,11 @@ impl CompareArgs {
     /// An argument, a file or a policy is not usable.
     pub fn run(&self) -> anyhow::Result<ExitCode> {
         // A file that cannot be written is reported before the runs, not after them.
-        self.html.iter().chain(&self.json).try_for_each(|path| check_folder(path))?;
+        self.html.iter().chain(&self.svg).chain(&self.json).try_for_each(|path| check_folder(path))?;
+        ensure!(
+            self.svg.is_none() || self.speed.len() > 1,
+            "--svg draws goodput over load: give --speed more than one value"
+        );
         let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
         let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
         ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
@@ -167,6 +175,9 @@ impl CompareArgs {
         print(&text::study(&study))?;
         if let Some(path) = &self.html {
             write(path, html::page(&study).as_bytes())?;
+        }
+        if let Some((path, svg)) = self.svg.as_ref().zip(html::goodput_svg(&study)) {
+            write(path, svg.as_bytes())?;
         }
         if let Some(path) = &self.json {
             write(path, &serde_json::to_vec_pretty(&study)?)?;

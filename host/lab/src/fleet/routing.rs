@@ -49,8 +49,6 @@ pub struct Queue {
     /// Maximum time that a request waits.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Whether the gateway learns the requests' targets.
-    pub targets: bool,
 }
 
 /// `[gateways]`: the gateways between clients and engines. A load balancer spreads the requests at random.
@@ -108,7 +106,7 @@ impl Default for Routing {
 impl Default for Queue {
     /// Returns the daemon's defaults.
     fn default() -> Self {
-        Self { limit: 0, timeout: Duration::from_secs(30), targets: true }
+        Self { limit: 0, timeout: Duration::from_secs(30) }
     }
 }
 

@@ -10,6 +10,18 @@ fn a_workload_is_generated_equally_each_time_and_differently_by_seed() {
 }
 
 #[test]
+fn each_request_has_one_of_the_targets_and_is_the_same_otherwise() {
+    let targets = [1, 3].map(Duration::from_secs);
+    let (plain, mut trace) = (generate(&CHAT), generate(&CHAT).with_ttft_targets(&targets, CHAT.seed));
+    let with = |target| move |request: &&TraceRequest| request.targets.ttft == Some(target);
+    let counts = targets.map(|target| trace.requests.iter().filter(with(target)).count());
+    assert!(counts.iter().sum::<usize>() == 400 && counts[0] > 150 && counts[1] > 150, "{counts:?}");
+    trace.requests.iter_mut().for_each(|request| request.targets.ttft = None);
+    assert_eq!(trace, plain);
+    assert_eq!(plain.clone().with_ttft_targets(&[], 1), plain);
+}
+
+#[test]
 fn a_turn_s_prompt_continues_that_of_the_turn_before() {
     let trace = generate(&CHAT);
     let session = trace.requests.first().and_then(|request| request.session.clone());

@@ -83,11 +83,15 @@ fn by_speed(study: &Study) -> Vec<Vec<&Comparison>> {
     groups
 }
 
+/// A figure over load: title, unit, whether its axis is logarithmic, and the figure of an arm.
+type Plot = (&'static str, &'static str, bool, fn(&ArmReport) -> f64);
+
+const GOODPUT: Plot = ("Goodput over load", "goodput, requests/s", false, |arm| arm.figures.goodput.mean);
+
 /// Draws each figure over load.
 pub(super) fn plots(html: &mut String, study: &Study) {
-    type Pick = fn(&ArmReport) -> f64;
-    let plots: [(&str, &str, bool, Pick); 4] = [
-        ("Goodput over load", "goodput, requests/s", false, |arm| arm.figures.goodput.mean),
+    let plots: [Plot; 4] = [
+        GOODPUT,
         ("Share of requests within the SLO over load", "share, %", false, |arm| {
             arm.figures.slo_share.mean * 100.0
         }),
@@ -100,19 +104,27 @@ pub(super) fn plots(html: &mut String, study: &Study) {
         let Some(first) = group.first() else { continue };
         let (fleet, step_time) = (escape(&first.fleet), escape(&first.step_time));
         let _ = write!(html, "<h2>Over load: {fleet}, step time {step_time}</h2>");
-        for (title, unit, logarithmic, pick) in plots {
-            let x = Axis { label: "arrivals, requests/s", logarithmic: false, range: None };
-            let y = Axis { label: unit, logarithmic, range: None };
-            let lines = first.arms.iter().enumerate().map(|(place, arm)| {
-                let points = group.iter().filter_map(|report| {
-                    let there = report.arms.get(place)?;
-                    Some((report.offered_per_s, pick(there)))
-                });
-                Line { name: &arm.label, place, points: points.collect(), with_dots: true }
-            });
-            html.push_str(&plot::lines(title, x, y, &lines.collect::<Vec<_>>()));
-        }
+        plots.into_iter().for_each(|plot| html.push_str(&over_load(first, &group, plot)));
     }
+}
+
+/// Draws goodput over load, for the first fleet and step time with more than one speed.
+pub(super) fn goodput(study: &Study) -> Option<String> {
+    let group = by_speed(study).into_iter().next()?;
+    Some(over_load(group.first()?, &group, GOODPUT))
+}
+
+fn over_load(first: &Comparison, group: &[&Comparison], (title, unit, logarithmic, pick): Plot) -> String {
+    let x = Axis { label: "arrivals, requests/s", logarithmic: false, range: None };
+    let y = Axis { label: unit, logarithmic, range: None };
+    let lines = first.arms.iter().enumerate().map(|(place, arm)| {
+        let points = group.iter().filter_map(|report| {
+            let there = report.arms.get(place)?;
+            Some((report.offered_per_s, pick(there)))
+        });
+        Line { name: &arm.label, place, points: points.collect(), with_dots: true }
+    });
+    plot::lines(title, x, y, &lines.collect::<Vec<_>>())
 }
 
 /// Shows the highest loads within the SLO.

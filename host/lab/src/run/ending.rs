@@ -66,6 +66,8 @@ impl Lab<'_> {
         };
         if let Some(admission) = flight.admission.as_mut() {
             admission.used(u64::from(request.input_tokens), u64::from(flight.last_token.1));
+            let first = flight.first_token.map(|first| flight.arrived + since(first));
+            first.into_iter().for_each(|first| admission.first_token(first));
         }
         self.queue_outcome(number, &flight, ended);
         self.close(number, outcome);

@@ -79,6 +79,7 @@ impl Gateway {
             workers: workers.into_iter().map(watched).collect(),
             queue: AdmissionQueue::new(QueueRules {
                 timeout: fleet.queue.timeout,
+                order: arm.order,
                 ..QueueRules::waiting(fleet.queue.limit)
             }),
             sessions: Sessions::default(),

@@ -3,7 +3,7 @@
 
 use pointsman_orchestration::{
     Action, AdmissionRequest, AfterRefusal, Attempts, Entry, Event as LegEvent, HandoffKind, Legs, Lost,
-    NoPair, Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
+    Parking, PrefillTraits, Queued, Shape, Splittable, pair_that_is_up,
 };
 use pointsman_routing::{Plan, Purpose, Query, RouteError, Routed, RouterConfigOverride, RoutingRequest};
 use pointsman_workers::{Leg, ModelName};
@@ -37,8 +37,7 @@ impl Lab<'_> {
             *active += 1;
             *active
         });
-        let (ttft_target_us, itl_target_us) =
-            if self.fleet.queue.targets { request.targets.micros() } else { (None, None) };
+        let (ttft_target_us, itl_target_us) = request.targets.micros();
         let mut routing_request = RoutingRequest {
             prompt_tokens: request.input_tokens,
             block_size: self.fleet.block_tokens,
@@ -81,10 +80,7 @@ impl Lab<'_> {
         let splittable = Splittable { enforce_disagg, pins_prefill: false, local };
         let plan = |shape| RequestPlan { shape, planned: None, decode_override: None, fell_back: false };
         if pair_that_is_up(snapshot, &self.model, None).is_none() {
-            return match splittable.without_pair() {
-                Ok(shape) => Ok(plan(shape)),
-                Err(NoPair::Enforced | NoPair::NoWorker) => Err(Ended::NoWorker),
-            };
+            return splittable.without_pair().map(plan).map_err(|_| Ended::NoWorker);
         }
         if let Some(place) = self.assigned.get(number) {
             return Ok(plan(if place.is_local() { Shape::Aggregated } else { Shape::Remote }));

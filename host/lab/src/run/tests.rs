@@ -147,22 +147,24 @@ fn a_limit_of_concurrency_refuses_what_exceeds_it() {
 }
 
 #[test]
-fn the_queue_serves_the_earliest_target_first_if_the_gateway_knows_it() {
+fn an_arm_serves_the_queue_by_target_with_late_requests_last_by_deadline_or_by_arrival() {
     let request = TraceRequest { input_tokens: 100, output_tokens: 20, ..TraceRequest::default() };
-    let with_target = |seconds| TraceRequest {
-        targets: Targets { ttft: Some(Duration::from_secs(seconds)), itl: None },
+    let with_target = |milliseconds| TraceRequest {
+        targets: Targets { ttft: Some(Duration::from_millis(milliseconds)), itl: None },
         ..request.clone()
     };
-    let requests = vec![request.clone(), request.clone(), with_target(9), with_target(5)];
+    // Request 4 is late when the first one ends.
+    let requests =
+        vec![request.clone(), request.clone(), with_target(9_000), with_target(5_000), with_target(1)];
     let trace = Trace { block_tokens: 64, requests, ..Trace::default() };
-    for (targets, order) in [(true, [0, 3, 2, 1]), (false, [0, 1, 2, 3])] {
+    for (arm, order) in [("kv", [0, 3, 2, 1, 4]), ("kv+edf", [0, 4, 3, 2, 1]), ("kv+fifo", [0, 1, 2, 3, 4])] {
         let mut fleet = fleet(&[(Role::Aggregated, 1)]);
         fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(1));
-        fleet.queue = crate::fleet::Queue { limit: 9, targets, ..crate::fleet::Queue::default() };
-        let result = run(&Arm::parse("kv").unwrap(), &trace, &fleet, RunOptions::default()).unwrap();
-        let mut ended: Vec<usize> = (0..4).collect();
+        fleet.queue.limit = 9;
+        let result = run(&Arm::parse(arm).unwrap(), &trace, &fleet, RunOptions::default()).unwrap();
+        let mut ended: Vec<usize> = (0..5).collect();
         ended.sort_by_key(|number| result.outcomes.get(*number).map(|outcome| outcome.at + outcome.e2e));
-        assert_eq!(ended, order, "targets {targets}");
+        assert_eq!(ended, order, "{arm}");
     }
 }
 

@@ -178,6 +178,20 @@ fn the_page_has_every_plot_with_names_escaped_and_loads_nothing() {
 }
 
 #[test]
+fn goodput_over_load_is_a_file_of_its_own() {
+    let both = [1.0, 2.0].map(|speed| compared(speed, StepTimeSpec::Dynamo));
+    let svg = |comparisons: &[Comparison]| {
+        html::goodput_svg(&Study::new(comparisons.to_vec(), Vec::new(), RankBy::TtftP90))
+    };
+    let drawn = svg(&both).unwrap();
+    assert!(
+        drawn.starts_with("<svg ") && drawn.contains(" xmlns=\"http://www.w3.org/2000/svg\"><style>:root{")
+    );
+    assert_eq!(drawn.matches("<circle ").count(), 4, "two arms at two loads: {drawn}");
+    assert!(svg(&both[..1]).is_none());
+}
+
+#[test]
 fn a_ranking_that_changes_by_more_than_noise_is_told() {
     let mut first = compared(1.0, StepTimeSpec::Dynamo);
     let mut other = compared(1.0, StepTimeSpec::BlisLlama8bH100);

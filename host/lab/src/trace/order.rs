@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use rand::{SeedableRng as _, rngs::SmallRng};
+use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 
 use super::Trace;
 use crate::arrivals::interval;
@@ -116,6 +116,17 @@ impl Trace {
             }
         }
         self.sort();
+        self
+    }
+
+    /// Gives each request one of these targets for its first token, at random.
+    #[must_use]
+    pub(crate) fn with_ttft_targets(mut self, targets: &[Duration], seed: u64) -> Self {
+        let mut rng = SmallRng::seed_from_u64(seed);
+        if !targets.is_empty() {
+            let mut one = || targets.get(rng.random_range(0..targets.len())).copied();
+            self.requests.iter_mut().for_each(|request| request.targets.ttft = one());
+        }
         self
     }
 

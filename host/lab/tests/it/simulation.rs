@@ -9,7 +9,7 @@ use std::{
 };
 
 use pointsman_lab::{
-    Arm, Ended, EngineGroup, Fleet, Outage, Outcome, RunOptions, RunResult, Trace, TraceRequest,
+    Arm, Ended, EngineGroup, Fleet, Outage, Outcome, RunOptions, RunResult, Targets, Trace, TraceRequest,
     generate::{Shape, Workload, generate},
     run,
 };
@@ -299,4 +299,31 @@ fn a_fleet_file_has_the_words_of_the_daemon() {
     }
     let error = toml::from_str::<Fleet>("[routing]\nhandoff = \"pull\"\n").unwrap_err().to_string();
     assert!(error.contains("handoff"), "{error}");
+}
+
+#[test]
+fn under_overload_the_gateway_s_order_meets_more_targets_than_edf_and_fifo() {
+    let mut fleet = fleet(&[(Role::Aggregated, 1)]);
+    fleet.engines.iter_mut().for_each(|group| group.max_concurrency = Some(1));
+    fleet.queue.limit = 1_000;
+    let request = |number: u32| TraceRequest {
+        at: Duration::from_millis(120) * number,
+        input_tokens: 2_000,
+        output_tokens: 20,
+        targets: Targets { ttft: Some(Duration::from_secs([1, 3, 9][number as usize % 3])), itl: None },
+        ..TraceRequest::default()
+    };
+    let requests = (0..1_000).map(request).collect();
+    let trace = Trace { block_tokens: 64, requests, ..Trace::default() };
+    let [gateway, edf, fifo] = ["kv", "kv+edf", "kv+fifo"].map(|arm| result(arm, &trace, &fleet));
+    let good = |result: &RunResult| {
+        let meets = |outcome: &&Outcome| outcome.targets.ttft.is_some_and(|target| outcome.ttft <= target);
+        let complete = result.outcomes.iter().filter(|outcome| outcome.ended == Ended::Complete);
+        complete.filter(meets).count()
+    };
+    // The engine serves as many requests in each order.
+    let possible = ended(&fifo, Ended::Complete);
+    assert!(possible < 900, "no overload: {possible} were served");
+    let good = [&gateway, &edf, &fifo].map(good);
+    assert!(good[0] * 10 > possible * 8 && good[0] > 2 * good[1].max(good[2]), "{good:?} of {possible}");
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fair_queue::{Charge, NO_TENANT};
 use pointsman_workers::ModelName;
-use tokio::time::Instant;
+use tokio::time::{Duration, Instant};
 
 use super::{AdmissionQueue, AdmissionRequest, Place};
 
@@ -17,6 +17,10 @@ pub struct Admission {
     /// Input and output tokens: estimated, later counted.
     tokens: (u64, u64),
     charge: Option<Charge<ModelName>>,
+    /// When it found a worker.
+    confirmed: Option<Instant>,
+    /// Time from then to its first token.
+    first_token: Option<Duration>,
     /// Whether its end wakes another request.
     wakes: bool,
 }
@@ -24,7 +28,8 @@ pub struct Admission {
 impl Admission {
     pub(super) fn unconfirmed(queue: Arc<AdmissionQueue>, admission_request: &AdmissionRequest<'_>) -> Self {
         let (model, tenant) = (admission_request.model.clone(), admission_request.request.tenant_hash);
-        Self { queue, model, tenant, tokens: admission_request.tokens(), charge: None, wakes: true }
+        let tokens = admission_request.tokens();
+        Self { queue, model, tenant, tokens, charge: None, confirmed: None, first_token: None, wakes: true }
     }
 
     /// Confirms that the request found a worker, and charges its tenant when requests of the model wait.
@@ -35,9 +40,11 @@ impl Admission {
         let (input, output) = self.tokens;
         let cost = inner.rules.cost(input, output);
         let weight = inner.rules.share(self.tenant).weight;
+        let now = Instant::now();
+        self.confirmed = Some(now);
         self.charge = match place {
             Some(place) => {
-                inner.drain.note(Instant::now());
+                inner.drain.note(now);
                 inner.order.charge(&place.position, weight, cost)
             }
             None => {
@@ -50,6 +57,11 @@ impl Admission {
     /// States the tokens that the request really used.
     pub fn used(&mut self, input: u64, output: u64) {
         self.tokens = (input, output);
+    }
+
+    /// States when the request's first token came.
+    pub fn first_token(&mut self, at: Instant) {
+        self.first_token = self.confirmed.and_then(|confirmed| at.checked_duration_since(confirmed));
     }
 
     /// Gives an unconfirmed admission back, without waking another request.
@@ -72,6 +84,9 @@ impl Drop for Admission {
         if let Some(charge) = self.charge.take() {
             let real = inner.rules.cost(self.tokens.0, self.tokens.1);
             inner.order.settle(&charge, real);
+        }
+        if let Some(time) = self.first_token {
+            inner.first_token_times.note(&self.model, time);
         }
         drop(inner);
         if self.wakes {

@@ -30,6 +30,8 @@ pub struct QueueRules {
     /// How long a request may wait. One without a target for its first token is due after half of it.
     /// Requests that wait keep their places when it changes.
     pub timeout: Duration,
+    /// Order of the requests of a tenant and priority.
+    pub order: QueueOrder,
     /// Requests that may be in flight before others wait; 0: no limit.
     pub max_inflight: usize,
     /// Whether running streams pause while requests of a higher priority wait.
@@ -44,6 +46,19 @@ pub struct QueueRules {
     pub tenants: HashMap<u64, TenantShare>,
     /// Share of each tenant that is not listed, and of all requests without a tenant together.
     pub others: TenantShare,
+}
+
+/// Order of the waiting requests of one tenant and priority. A gateway has the default. Simulations compare
+/// it with the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum QueueOrder {
+    /// The earliest target for the first token first. Requests that can no longer meet theirs come last.
+    #[default]
+    LateLast,
+    /// Earliest deadline first: the deadline is the target, also when it has passed.
+    Edf,
+    /// First in, first out.
+    Fifo,
 }
 
 /// Bounds of one model.
@@ -76,6 +91,7 @@ impl Default for QueueRules {
             limit: 0,
             bytes: usize::MAX,
             timeout: DEFAULT_WAIT,
+            order: QueueOrder::default(),
             max_inflight: 0,
             preempt: false,
             models: BTreeMap::new(),
@@ -160,21 +176,17 @@ impl LineId {
 }
 
 impl AdmissionRequest<'_> {
-    /// Returns when it is due, when it becomes late, and when it is due then, in microseconds from `origin`.
-    /// It is due when its client wants the first token. Without such a target, or once that has passed, it is
-    /// due when it has waited half of `timeout`, so it goes before what arrives later than that.
-    pub(super) fn dues_us(&self, origin: Instant, timeout: Duration) -> [i64; 3] {
-        let (arrived, jump) =
-            (micros(origin, self.arrived), thousandths(self.jump_s()).saturating_mul(1_000));
-        let wait = i64::try_from(timeout.as_micros() / 2).unwrap_or(i64::MAX);
-        let late_due = arrived.saturating_add(wait).saturating_sub(jump);
-        match self.request.ttft_target_us {
-            Some(target) => {
-                let deadline = arrived.saturating_add(target.into());
-                [deadline.saturating_sub(jump), deadline, late_due]
-            }
-            None => [late_due, i64::MAX, late_due],
-        }
+    /// Returns when it is due, and the deadline of its first token, in microseconds from `origin`. It is due
+    /// when its client wants the first token, and without such a target when it has waited half of the
+    /// timeout, so it goes before what arrives later than that.
+    pub(super) fn dues_us(&self, origin: Instant, rules: &QueueRules) -> (i64, i64) {
+        let arrived = micros(origin, self.arrived);
+        let jump = thousandths(self.jump_s()).saturating_mul(1_000);
+        let target = self.request.ttft_target_us.filter(|_| rules.order != QueueOrder::Fifo).map(i64::from);
+        let wait = i64::try_from(rules.timeout.as_micros() / 2).unwrap_or(i64::MAX);
+        let due = arrived.saturating_add(target.unwrap_or(wait)).saturating_sub(jump);
+        let target = target.filter(|_| rules.order == QueueOrder::LateLast);
+        (due, target.map_or(i64::MAX, |target| arrived.saturating_add(target)))
     }
 
     pub(super) fn line(&self, leg: Leg, tried: &[CandidateId]) -> LineId {

@@ -69,7 +69,7 @@ async fn f7_the_earliest_target_goes_first_while_it_can_be_met() {
     let later = park_at(&queue, &target(5_000), now, 0).unwrap();
     let sooner = park_at(&queue, &target(100), now, 0).unwrap();
     let tickets = |order: [&Place; 4]| order.map(|place| place.position.key.ticket);
-    // F7.7
+    // F7.7, F7.8
     let called = |queue: &Arc<AdmissionQueue>| {
         queue.inner.lock().call_next();
         [&sooner, &soon, &later, &none].iter().position(|place| place.is_its_turn())
@@ -80,9 +80,39 @@ async fn f7_the_earliest_target_goes_first_while_it_can_be_met() {
     tokio::time::advance(Duration::from_secs(1)).await;
     assert_eq!(called(&queue), Some(2));
     let order = admit_all(&mut queue.inner.lock().order);
-    assert_eq!(order, tickets([&later, &soon, &none, &sooner]), "late ones count from their arrival");
+    assert_eq!(order, tickets([&later, &none, &soon, &sooner]), "late ones come last, by their arrival");
     drop((soon, none, later, sooner));
     assert_eq!((queue.waiting(), queue.inner.lock().order.is_empty()), (0, true));
+}
+
+#[tokio::test(start_paused = true)]
+async fn f7_a_request_that_would_get_its_first_token_too_late_comes_last() {
+    let target = |millis: u32| RoutingRequest { ttft_target_us: Some(millis * 1_000), ..priority(0.0, 0.0) };
+    for (first_token_ms, expected) in [(300, 0), (500, 1)] {
+        let queue = AdmissionQueue::new(QueueRules::waiting(8));
+        let Admit::Now(mut served) = admit(&queue, &target(9_000), None) else { panic!("no request waits") };
+        served.confirm(None);
+        served.first_token(Instant::now() + Duration::from_millis(first_token_ms));
+        drop(served);
+        let places = [400, 9_000].map(|millis| park(&queue, &target(millis)).unwrap());
+        queue.inner.lock().call_next();
+        // F7.8
+        assert_eq!(places.iter().position(Place::is_its_turn), Some(expected), "{first_token_ms}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f7_the_rest_of_a_stream_is_not_late() {
+    let queue = AdmissionQueue::new(QueueRules::waiting(8));
+    let target = RoutingRequest { ttft_target_us: Some(1_000_000), ..priority(0.0, 0.0) };
+    let (name, arrived) = (model(), Instant::now());
+    tokio::time::advance(Duration::from_secs(20)).await;
+    let _other = park(&queue, &target).unwrap();
+    let rest = AdmissionRequest { model: &name, request: &target, pin: None, arrived, bytes: 0 };
+    let rest = queue.park_rest(&rest, LEG, &[]);
+    queue.inner.lock().call_next();
+    // F7.8
+    assert!(rest.is_its_turn());
 }
 
 #[tokio::test(start_paused = true)]

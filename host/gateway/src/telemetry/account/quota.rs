@@ -65,6 +65,7 @@ impl Account {
         let ((input, output), (input_before, output_before)) = (self.used_tokens(), self.quota.charged);
         admission.used(input.saturating_sub(input_before), output.saturating_sub(output_before));
         self.quota.charged = (input, output);
+        self.first_token.into_iter().for_each(|at| admission.first_token(at));
     }
 
     /// Replaces the request's reserved estimate of tokens with the tokens that it used.
