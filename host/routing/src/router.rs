@@ -172,7 +172,7 @@ impl Router {
             });
             count_decision(query.snapshot.pool(query.model, query.leg), &candidate);
             // In approximate mode the index learns of caches from decisions alone (F5).
-            self.index.record(candidate.worker_id(), candidate.rank, request.prefix.hashes(), started);
+            self.index.record(candidate.worker_id(), candidate.rank, &request.prefix, started);
             let mut receipt = chosen.receipt(query, started);
             receipt.id = self.record_choice(query, config, &receipt, buffers);
             Ok(Routed { candidate, booking, receipt })

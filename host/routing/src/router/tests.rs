@@ -407,7 +407,7 @@ fn f1_each_native_mode_chooses_as_its_name_says() {
         drop(held);
     }
     let kv = of(N::Kv);
-    kv.router.index().record(WorkerId(2), DpRank(0), request().prefix.hashes(), Instant::now());
+    kv.router.index().record(WorkerId(2), DpRank(0), &request().prefix, Instant::now());
     kv.router.index().flush();
     // F1.1: kv
     assert_eq!(choices(&kv, 0..20), [2; 20]);
@@ -658,7 +658,7 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
         |fixture: &Fixture| fixture.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
     // It asks for facts that the active one does not use, and ranks the other worker first: worker 2 holds
     // nothing.
-    fixture.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
+    fixture.router.index().record(WorkerId(1), DpRank(0), &request().prefix, Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
     let seen = receipt(&fixture);
