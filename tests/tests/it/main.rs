@@ -90,6 +90,7 @@ mod preemption;
 mod prefill_answers;
 mod random_handoffs;
 mod realtime;
+mod records;
 mod reload;
 mod replicas;
 mod request_heads;
