@@ -98,6 +98,7 @@ fn allocations(program: &Program, workers: u64, by_policy: bool) -> f64 {
     let decide = || {
         let routed = router.route(&query, &over).unwrap();
         assert_eq!(routed.receipt.decider == Decider::Policy, by_policy, "{:?}", routed.receipt.decider);
+        routed.record.keep();
     };
     (0..WARM).for_each(|_| decide());
     index.flush();

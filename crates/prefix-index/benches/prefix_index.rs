@@ -2,11 +2,11 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a bench")]
 
-use std::{hint::black_box, sync::Arc};
+use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use prefix_index::{
-    BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, Salt, WorkerId, block_hashes,
+    DpRank, IndexConfig, Overlaps, Prefix, PrefixIndex, Salt, WorkerId,
     events::{Batch, KvEvent, Stored},
 };
 use tokio::time::Instant;
@@ -22,8 +22,8 @@ fn tokens(family: u32, own: u32) -> Vec<u32> {
     (0..BLOCKS).flat_map(block).collect()
 }
 
-fn hashes(family: u32, own: u32) -> Arc<[BlockHash]> {
-    block_hashes(&tokens(family, own), BLOCK, &Salt::default()).into()
+fn prefix(family: u32, own: u32) -> Prefix {
+    Prefix::of_tokens(&tokens(family, own), BLOCK, &Salt::default(), &[])
 }
 
 fn index() -> PrefixIndex {
@@ -44,7 +44,7 @@ fn stored(family: u32, own: u32) -> Batch {
 fn bench(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("prefix_index");
     group.throughput(Throughput::Elements(u64::from(BLOCKS)));
-    let prompts: Vec<_> = (0..64).map(|own| hashes(1, own)).collect();
+    let prompts: Vec<_> = (0..64).map(|own| prefix(1, own)).collect();
     group.bench_function("record a decision", |b| {
         let (index, now, mut next) = (index(), Instant::now(), 0);
         b.iter(|| {
@@ -71,8 +71,8 @@ fn bench(criterion: &mut Criterion) {
         index.events(WorkerId(worker), DpRank(0), stored(3, own)).unwrap();
     }
     let mut overlaps = Overlaps::default();
-    let asked = hashes(3, 7);
-    group.bench_function("look up", |b| b.iter(|| index.matches(black_box(&asked), &mut overlaps)));
+    let asked = prefix(3, 7);
+    group.bench_function("look up", |b| b.iter(|| index.matches(black_box(asked.hashes()), &mut overlaps)));
     group.finish();
 }
 

@@ -1,11 +1,12 @@
 //! An engine's events on an unreliable connection: lost, repeated, replayed in part, restarted. The index may
 //! know less than the engine holds, never more. And arbitrary events: removing the worker removes everything.
+//! In between, prompts of bytes are sent to the engine, which refuses some of them.
 #![no_main]
 
 use std::{
     collections::HashSet,
     sync::{
-        LazyLock,
+        Arc, LazyLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -14,16 +15,18 @@ use std::{
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use prefix_index::{
-    BlockHash, DpRank, IndexConfig, Overlaps, PrefixIndex, Salt, WorkerId, block_hashes,
+    BlockHash, DpRank, IndexConfig, Overlaps, Prefix, PrefixIndex, ProvisionalRecord, Salt, WorkerId,
+    block_hashes,
     events::{Batch, ExtraKey, KvEvent, Sequencer, Step, Stored, Tier},
 };
+use tokio::time::Instant;
 
 const BLOCK: usize = 4;
 const RANK: DpRank = DpRank(0);
 
-static INDEX: LazyLock<PrefixIndex> = LazyLock::new(|| {
+static INDEX: LazyLock<Arc<PrefixIndex>> = LazyLock::new(|| {
     let config = IndexConfig { byte_budget: 1 << 20, ttl: Duration::from_secs(1), block_size: BLOCK };
-    PrefixIndex::new(config).expect("a thread")
+    Arc::new(PrefixIndex::new(config).expect("a thread"))
 });
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
@@ -44,6 +47,8 @@ enum Act {
     Clear,
     /// Restarts the engine with an empty cache and sequence number 0.
     Restart,
+    /// Sends a prompt of bytes, by its last bytes and its length; or the engine refuses the one before.
+    Prompt(u8, u8, bool),
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -64,6 +69,13 @@ struct Engine {
     log: Vec<Vec<u8>>,
 }
 
+/// Prompts of bytes that the engine was sent.
+#[derive(Default)]
+struct Prompts {
+    all: Vec<Prefix>,
+    not_refused: Vec<(Prefix, ProvisionalRecord)>,
+}
+
 fuzz_target!(|input: Input| {
     let worker = WorkerId(NEXT.fetch_add(1, Ordering::Relaxed));
     match input {
@@ -78,13 +90,16 @@ fuzz_target!(|input: Input| {
 });
 
 fn honest(worker: WorkerId, acts: &[(Act, Fate)]) {
-    let (mut engine, mut met) = (Engine::default(), HashSet::new());
+    let (mut engine, mut met, mut prompts) = (Engine::default(), HashSet::new(), Prompts::default());
     let mut line = Sequencer::new(4, 1 << 20);
     INDEX.set_live(worker, RANK, true);
     // If the last messages were lost, the index cannot know of them.
     let mut behind = false;
     let mut seen = 0;
     for (act, fate) in acts {
+        if prompts.act(worker, *act) {
+            continue;
+        }
         // Only falling numbers reveal a restart, so it has to follow a message that arrived.
         if matches!(act, Act::Restart) && seen == 0 {
             continue;
@@ -100,6 +115,7 @@ fn honest(worker: WorkerId, acts: &[(Act, Fate)]) {
         }
     }
     INDEX.flush();
+    prompts.check(worker);
     if behind {
         return;
     }
@@ -153,6 +169,37 @@ fn send(worker: WorkerId, event: KvEvent) {
     }
 }
 
+impl Prompts {
+    /// Performs an act. Returns false if it is not about a prompt.
+    fn act(&mut self, worker: WorkerId, act: Act) -> bool {
+        let Act::Prompt(last, length, is_sent) = act else { return false };
+        if !is_sent {
+            self.not_refused.pop();
+            return true;
+        }
+        let length = usize::from(length);
+        let bytes: Vec<u8> = (0..length).map(|at| if at < 40 { b'a' } else { b'a' + last % 4 }).collect();
+        let prompt = Prefix::of_bytes(&bytes, BLOCK, &Salt::default());
+        self.all.push(prompt.clone());
+        let record = INDEX.record_provisionally(worker, RANK, &prompt, Instant::now());
+        self.not_refused.push((prompt, record));
+        true
+    }
+
+    fn check(&self, worker: WorkerId) {
+        let mut overlaps = Overlaps::default();
+        for prompt in &self.all {
+            INDEX.matches(prompt.hashes(), &mut overlaps);
+            let common = |(one, _): &(Prefix, _)| {
+                one.hashes().iter().zip(prompt.hashes().iter()).take_while(|(one, other)| one == other).count()
+            };
+            let most = self.not_refused.iter().map(common).max().unwrap_or(0);
+            let found = overlaps.get(worker, RANK).device as usize;
+            assert!(found <= most, "{found} of {most}");
+        }
+    }
+}
+
 impl Engine {
     /// Performs an act. Returns its message if it changed anything.
     fn act(&mut self, act: Act) -> Option<Vec<u8>> {
@@ -185,6 +232,7 @@ impl Engine {
                 *self = Self::default();
                 Some(b"c".to_vec())
             }
+            Act::Prompt(..) => None,
         }
     }
 }
@@ -224,7 +272,11 @@ fn tokens_of(last: u8) -> [u32; BLOCK] {
 }
 
 fn hostile(worker: WorkerId, events: &[(u8, Option<u8>, Vec<u8>, Act, u8)]) {
+    let mut prompts = Prompts::default();
     for (size, parent, hashes, act, medium) in events {
+        if prompts.act(worker, *act) {
+            continue;
+        }
         let tier = [Tier::Device, Tier::Host, Tier::Disk][usize::from(*medium) % 3];
         let hashes: Vec<u64> = hashes.iter().map(|hash| u64::from(hash % 16)).collect();
         let event = match act {
@@ -244,7 +296,7 @@ fn hostile(worker: WorkerId, events: &[(u8, Option<u8>, Vec<u8>, Act, u8)]) {
                 kind: None,
                 locals: None,
             }),
-            Act::Remove(_) | Act::Restart => KvEvent::Removed { hashes, tier, group: None },
+            Act::Remove(_) | Act::Restart | Act::Prompt(..) => KvEvent::Removed { hashes, tier, group: None },
             Act::Clear => KvEvent::Cleared,
         };
         send(worker, event);

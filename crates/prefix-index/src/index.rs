@@ -2,7 +2,8 @@
 //!
 //! It learns from two sources. Engines report blocks by KV events. For a candidate without events, each
 //! routing decision is a *record*: the index assumes that the decision's blocks stay cached there until the
-//! record's TTL ends, the byte budget evicts it (oldest first), or the worker leaves.
+//! record's TTL ends, the byte budget evicts it (oldest first), the engine clears its cache, or the worker
+//! leaves. Events report tokens, so decisions about prompts of bytes are records for every candidate.
 //!
 //! A block is held as long as any record contains it. All known prefixes form one tree of *segments*,
 //! which say who has which of their blocks. Each engine's own block hashes are kept in *runs*, which know
@@ -26,6 +27,7 @@ use tokio::time::Instant;
 use crate::{
     events::Batch,
     id::{BlockHash, DpRank, WorkerId},
+    prefix::Prefix,
 };
 
 mod block_positions;
@@ -42,6 +44,7 @@ mod locate;
 mod lockfree_map;
 mod lookup;
 mod memory;
+mod provisional;
 mod queue;
 mod reach;
 mod recorded;
@@ -57,6 +60,7 @@ pub use holder_rows::CandidateRows;
 use inbox::Inbox;
 pub use invariants::Invariant;
 pub use lookup::{Matched, OverlapReader, Overlaps};
+pub use provisional::ProvisionalRecord;
 use queue::Message;
 use shared::Shared;
 use writer::Writer;
@@ -149,16 +153,34 @@ impl PrefixIndex {
         out.find(&self.shared, blocks);
     }
 
-    /// Records a decision: assumes that the blocks are cached at a candidate from `now` on. Returns at once;
+    /// Records a decision: assumes that the prefix is cached at a candidate from `now` on. Returns at once;
     /// the writer thread applies it.
-    pub fn record(&self, worker: WorkerId, rank: DpRank, blocks: &Arc<[BlockHash]>, now: Instant) {
-        if blocks.is_empty() {
+    pub fn record(&self, worker: WorkerId, rank: DpRank, prefix: &Prefix, now: Instant) {
+        if prefix.hashes().is_empty() {
             return;
         }
-        let message = Message::Record { candidate: (worker, rank), blocks: blocks.clone(), at: now };
+        let message = Message::Record { candidate: (worker, rank), prefix: prefix.clone(), at: now };
         if self.inbox.try_send(message).is_err() {
             self.shared.counters.dropped.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Records a decision like [`Self::record`]. The record is withdrawn when the result is dropped, unless
+    /// it was kept.
+    pub fn record_provisionally(
+        self: &Arc<Self>,
+        worker: WorkerId,
+        rank: DpRank,
+        prefix: &Prefix,
+        now: Instant,
+    ) -> ProvisionalRecord {
+        self.record(worker, rank, prefix, now);
+        ProvisionalRecord::new(self.clone(), (worker, rank), prefix.hashes().clone(), now)
+    }
+
+    /// Withdraws a record. If the writer's queue is full, the record stays until its TTL ends.
+    fn withdraw(&self, candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant) {
+        let _ = self.inbox.try_send(Message::Withdraw { candidate, blocks, at });
     }
 
     /// Applies an engine's events. Hashes their tokens in this thread.
@@ -184,7 +206,8 @@ impl PrefixIndex {
         self.inbox.send(Message::Forget((worker, rank)));
     }
 
-    /// Sets whether an engine's event feed is live. Decisions are recorded only while it is not.
+    /// Sets whether an engine's event feed is live. While it is, only decisions about prompts of bytes are
+    /// recorded.
     pub fn set_live(&self, worker: WorkerId, rank: DpRank, live: bool) {
         self.inbox.send(Message::Live { candidate: (worker, rank), live });
     }

@@ -11,5 +11,6 @@ pub use hash::{Salt, block_hashes};
 pub use id::{BlockHash, DpRank, WorkerId};
 pub use index::{
     CandidateRows, IndexConfig, IndexStats, Invariant, Matched, OverlapReader, Overlaps, PrefixIndex,
+    ProvisionalRecord,
 };
 pub use prefix::{Prefix, PrefixBuilder};

@@ -49,7 +49,8 @@ impl Prefix {
         Self { hashes, sparse }
     }
 
-    /// Returns whether deep hashes are further apart, as those of [`Prefix::of_bytes`] are.
+    /// Returns whether these are hashes of bytes, as [`Prefix::of_bytes`] makes them: deep ones are further
+    /// apart, and no engine's events report them.
     #[must_use]
     pub fn is_sparse(&self) -> bool {
         self.sparse
@@ -82,7 +83,13 @@ impl Prefix {
 
 impl From<Vec<BlockHash>> for Prefix {
     fn from(hashes: Vec<BlockHash>) -> Self {
-        Self { hashes: hashes.into(), sparse: false }
+        Arc::<[BlockHash]>::from(hashes).into()
+    }
+}
+
+impl From<Arc<[BlockHash]>> for Prefix {
+    fn from(hashes: Arc<[BlockHash]>) -> Self {
+        Self::of_hashes(hashes, false)
     }
 }
 

@@ -28,9 +28,9 @@ fn fill(kind: &str, workers: u64) {
         if kind == "events" {
             send_events(&index, worker, chain(name, 100));
         } else {
-            let hashes =
-                (0..100).map(|block| BlockHash((name * 100 + block + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
-            index.record(worker, DpRank(0), &hashes.collect(), now);
+            let hash = |block: u64| BlockHash((name * 100 + block + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+            let hashes: Vec<_> = (0..100).map(hash).collect();
+            index.record(worker, DpRank(0), &hashes.into(), now);
         }
         if name.is_multiple_of(64) {
             index.flush();

@@ -26,6 +26,8 @@ pub struct Found {
     /// Identity of the worker, independent of its address: a pod, and the place of the port among those of
     /// its workers.
     pub identity: Option<Arc<str>>,
+    /// Name of its entry in the source, if refusals have to name it.
+    pub entry: Option<Arc<str>>,
 }
 
 /// An entry of a source that is not used.
@@ -61,7 +63,7 @@ impl Found {
     /// A worker that stays.
     #[must_use]
     pub fn staying(spec: WorkerSpec) -> Self {
-        Self { spec, leaving: false, identity: None }
+        Self { spec, leaving: false, identity: None, entry: None }
     }
 
     /// Returns the same worker, which ends.

@@ -5,8 +5,12 @@
 //! empty file, leases that expire while the source is overloaded. A removal of many workers within a short
 //! time therefore waits until the source was read once more, and still does not list them.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Duration,
+};
 
+use pointsman_workers::WorkerId;
 use tokio::time::Instant;
 
 /// When a removal waits.
@@ -34,8 +38,8 @@ const MAX_REMEMBERED: usize = 10_000;
 /// The removals of one source.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
-    /// When workers were removed, within the last `confirm_after`.
-    removed: VecDeque<Instant>,
+    /// The workers that were removed within the last `confirm_after` and have not come back, and when.
+    removed: VecDeque<(WorkerId, Instant)>,
     held: Option<Held>,
 }
 
@@ -57,25 +61,25 @@ pub(crate) enum Verdict {
 }
 
 impl Guard {
-    /// Judges a snapshot in which `missing` of `present` workers are not listed. `whole`: the source read
-    /// everything for it.
+    /// Judges a snapshot that lists `listed`, and in which `missing` of `present` workers are not listed.
+    /// `whole`: the source read everything for it.
     pub(crate) fn judge(
         &mut self,
         rules: &GuardRules,
-        present: usize,
-        missing: usize,
+        (listed, present): (&HashSet<WorkerId>, usize),
+        missing: &[WorkerId],
         whole: bool,
         now: Instant,
     ) -> Verdict {
-        while self.removed.front().is_some_and(|at| now.duration_since(*at) > rules.confirm_after) {
-            self.removed.pop_front();
-        }
-        if missing == 0 {
+        self.removed.retain(|(worker, at)| {
+            now.duration_since(*at) <= rules.confirm_after && !listed.contains(worker)
+        });
+        if missing.is_empty() {
             self.held = None;
             return Verdict::Remove;
         }
         // Workers that leave one by one count together.
-        let (gone, all) = (missing + self.removed.len(), present + self.removed.len());
+        let (gone, all) = (missing.len() + self.removed.len(), present + self.removed.len());
         let many = rules.is_many(gone, all);
         let confirmed = whole && self.held.is_some_and(|held| now >= held.since + rules.confirm_after);
         if many && !confirmed {
@@ -86,7 +90,7 @@ impl Guard {
         if many {
             self.removed.clear();
         } else {
-            self.removed.extend(std::iter::repeat_n(now, missing));
+            self.removed.extend(missing.iter().map(|worker| (*worker, now)));
             self.removed.drain(..self.removed.len().saturating_sub(MAX_REMEMBERED));
         }
         Verdict::Remove
@@ -124,7 +128,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_removal_of_more_than_the_share_waits_for_a_whole_reading_after_the_interval() {
         let (mut guard, start) = (Guard::default(), Instant::now());
-        let mut judge = |missing, whole, seconds| guard.judge(&RULES, 8, missing, whole, at(start, seconds));
+        let mut judge =
+            |missing, whole, seconds| judge(&mut guard, &ids(missing..8), missing, whole, at(start, seconds));
         // P4.1
         assert_eq!(judge(5, true, 0), Verdict::Hold);
         // P4.2: too early, then not a whole reading, then both
@@ -137,29 +142,56 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn workers_that_come_back_end_the_wait() {
         let (mut guard, start) = (Guard::default(), Instant::now());
-        assert_eq!(guard.judge(&RULES, 8, 8, true, start), Verdict::Hold);
+        assert_eq!(judge(&mut guard, &ids(8..8), 8, true, start), Verdict::Hold);
         assert!(guard.held_since().is_some());
-        assert_eq!(guard.judge(&RULES, 8, 0, true, at(start, 1)), Verdict::Remove);
+        assert_eq!(judge(&mut guard, &ids(0..8), 0, true, at(start, 1)), Verdict::Remove);
         // P4.3
         assert!(guard.held_since().is_none());
-        assert_eq!(guard.judge(&RULES, 8, 8, true, at(start, 11)), Verdict::Hold);
+        assert_eq!(judge(&mut guard, &ids(8..8), 8, true, at(start, 11)), Verdict::Hold);
     }
 
     #[tokio::test(start_paused = true)]
     async fn few_removals_do_not_wait_and_many_one_by_one_do() {
         let (mut guard, start) = (Guard::default(), Instant::now());
         // P4.4
-        assert_eq!(guard.judge(&RULES, 2, 2, true, start), Verdict::Remove, "fewer than the minimum");
+        assert_eq!(judge(&mut guard, &ids(2..2), 2, true, start), Verdict::Remove, "fewer than the minimum");
         let mut guard = Guard::default();
-        let mut left = 8;
+        let mut left: Vec<WorkerId> = ids(0..8);
         let verdicts = (0..8).map(|_| {
-            let verdict = guard.judge(&RULES, left, 1, false, start);
-            left -= usize::from(verdict == Verdict::Remove);
+            let gone = left.pop().unwrap();
+            let listed = left.iter().copied().collect();
+            let verdict = guard.judge(&RULES, (&listed, left.len() + 1), &[gone], false, start);
+            if verdict == Verdict::Hold {
+                left.push(gone);
+            }
             verdict
         });
         let removed = verdicts.filter(|verdict| *verdict == Verdict::Remove).count();
         // P4.5
         assert_eq!(removed, 4);
-        assert_eq!(guard.judge(&RULES, 4, 1, false, at(start, 30)), Verdict::Remove, "long after the others");
+        let late =
+            guard.judge(&RULES, (&ids(1..4).into_iter().collect(), 4), &ids(0..1), false, at(start, 30));
+        assert_eq!(late, Verdict::Remove, "long after the others");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_leaves_and_comes_back_again_and_again_counts_once() {
+        let (mut guard, start) = (Guard::default(), Instant::now());
+        for _ in 0..20 {
+            // P4.5
+            assert_eq!(judge(&mut guard, &ids(1..3), 1, false, start), Verdict::Remove);
+            assert_eq!(judge(&mut guard, &ids(0..3), 0, false, start), Verdict::Remove);
+        }
+        assert!(guard.removed.is_empty());
+    }
+
+    fn ids(numbers: std::ops::Range<u64>) -> Vec<WorkerId> {
+        numbers.map(WorkerId).collect()
+    }
+
+    /// Judges a snapshot in which the first `missing` workers are not listed.
+    fn judge(guard: &mut Guard, listed: &[WorkerId], missing: u64, whole: bool, now: Instant) -> Verdict {
+        let (present, missing) = (listed.len() + missing as usize, ids(0..missing));
+        guard.judge(&RULES, (&listed.iter().copied().collect(), present), &missing, whole, now)
     }
 }

@@ -61,54 +61,60 @@ pub(crate) fn merge<'a>(mut claims: Vec<Claim<'a>>, names: &[Arc<str>], max_work
     merged
 }
 
-/// Ids, URLs and identities that already belong to a worker.
+/// The claims that own an id, a URL or an identity.
 #[derive(Default)]
 struct Owners<'a> {
-    ids: HashMap<WorkerId, usize>,
-    urls: HashMap<&'a str, (usize, WorkerId)>,
+    ids: HashMap<WorkerId, Claim<'a>>,
+    urls: HashMap<&'a str, Claim<'a>>,
     /// Owners by the worker's identity, for example a pod.
-    identities: HashMap<&'a str, (usize, WorkerId)>,
+    identities: HashMap<&'a str, Claim<'a>>,
 }
 
 impl<'a> Owners<'a> {
-    /// Returns why a claim is refused; otherwise its source owns the ids and URLs in the claim.
+    /// Returns why a claim is refused; otherwise it owns the ids and URLs in it.
     fn refusal(&mut self, claim: &Claim<'a>, names: &[Arc<str>]) -> Option<String> {
-        let (spec, source) = (&claim.found.spec, claim.source);
-        let name = |number: usize| names.get(number).map_or("", |name| &**name);
-        let own = name(source);
-        if let Some(owner) = self.ids.get(&spec.id) {
-            let owner = name(*owner);
-            return Some(format!(
-                "id {} of source `{own}` belongs to source `{owner}`: remove one of them",
-                spec.id
-            ));
+        let id = claim.found.spec.id;
+        if let Some(owner) = self.ids.get(&id) {
+            let (own, owner) = (claim.place(names), owner.place(names));
+            return Some(format!("id {id} of {own} belongs to {owner}: remove one of them"));
         }
         let identity = claim.found.identity.as_deref();
-        if let Some((owner, id)) = identity.and_then(|identity| self.identities.get(identity)) {
+        if let Some(owner) = identity.and_then(|identity| self.identities.get(identity)) {
+            let (other, own, owner) = (owner.found.spec.id, claim.place(names), owner.place(names));
             return Some(format!(
-                "the pod of worker {} of source `{own}` is worker {id} of source `{}`: remove one of them",
-                spec.id,
-                name(*owner)
+                "the pod of worker {id} of {own} is worker {other} of {owner}: remove one of them"
             ));
         }
-        match self.urls.entry(&spec.url) {
+        match self.urls.entry(&claim.found.spec.url) {
             // An operator may describe an engine twice on purpose, a source does so by mistake.
-            Entry::Occupied(owner) if owner.get().0 != source || claim.rank == Rank::Discovered => {
-                let (owner, id) = *owner.get();
+            Entry::Occupied(owner)
+                if owner.get().source != claim.source || claim.rank == Rank::Discovered =>
+            {
+                let (own, other, owner) =
+                    (claim.place(names), owner.get().found.spec.id, owner.get().place(names));
                 return Some(format!(
-                    "the URL of worker {} of source `{own}` is that of worker {id} of source `{}`: remove one of them",
-                    spec.id,
-                    name(owner)
+                    "the URL of worker {id} of {own} is that of worker {other} of {owner}: remove one of them"
                 ));
             }
             Entry::Occupied(_) => {}
-            Entry::Vacant(vacant) => drop(vacant.insert((source, spec.id))),
+            Entry::Vacant(vacant) => drop(vacant.insert(*claim)),
         }
-        self.ids.insert(spec.id, source);
+        self.ids.insert(id, *claim);
         if let Some(identity) = identity {
-            self.identities.insert(identity, (source, spec.id));
+            self.identities.insert(identity, *claim);
         }
         None
+    }
+}
+
+impl Claim<'_> {
+    /// Returns where the worker is described.
+    fn place(&self, names: &[Arc<str>]) -> String {
+        let source = names.get(self.source).map_or("", |name| &**name);
+        match &self.found.entry {
+            Some(entry) => format!("entry `{entry}` of source `{source}`"),
+            None => format!("source `{source}`"),
+        }
     }
 }
 
@@ -148,6 +154,29 @@ mod tests {
             [
                 "id 1 of source `file:b` belongs to source `etcd:a`: remove one of them",
                 "the URL of worker 2 of source `file:b` is that of worker 1 of source `etcd:a`: remove one of them",
+            ]
+        );
+    }
+
+    #[test]
+    fn two_entries_of_one_source_are_named() {
+        let entry = |key: &str, flag: &str| Found { entry: Some(Arc::from(key)), ..found(flag) };
+        let (one, same) = (entry("/w/a", "url=http://a:1"), entry("/w/b", "url=http://a:1"));
+        let (first, second) = (entry("/w/c", "id=3,url=http://c:1"), entry("/w/d", "id=4,url=http://c:1"));
+        let claim = |found| Claim { source: 2, rank: Rank::Discovered, owns: false, found };
+        let merged = merge([&one, &same, &first, &second].map(claim).to_vec(), &names(), 10);
+        let problems: Vec<_> = merged.refused.iter().map(|(_, refusal)| refusal.problem.as_str()).collect();
+        let id = one.spec.id;
+        // P2.1, P2.2
+        assert_eq!(
+            problems,
+            [
+                &*format!(
+                    "id {id} of entry `/w/b` of source `etcd:a` belongs to entry `/w/a` of source `etcd:a`: remove \
+                     one of them"
+                ),
+                "the URL of worker 4 of entry `/w/d` of source `etcd:a` is that of worker 3 of entry `/w/c` of source \
+                 `etcd:a`: remove one of them",
             ]
         );
     }

@@ -346,8 +346,7 @@ impl Drive {
 
     /// Ends the call of a leg and releases its booking.
     fn stop(&mut self, leg: Leg) {
-        let run = &mut self.runs[leg];
-        (run.call, run.pending_head) = (None, None);
+        self.runs[leg].stop();
         self.free(leg);
     }
 

@@ -195,7 +195,7 @@ impl Exchange {
                 return;
             }
             Effect::Sent { worker, rank, prefix } => {
-                self.index.record(worker, rank, prefix.hashes(), now);
+                self.index.record(worker, rank, &prefix, now);
                 return;
             }
             Effect::Joined(peer) => tracing::info!(%peer, "gateway joined the fleet"),

@@ -196,7 +196,7 @@ fn measure(workers: u64) {
     let decide = |program: Program, request, recorded| {
         let router = router(&index, &program, recorded);
         let (query, over) = (query(&snapshot, &model, request), &over);
-        move || drop(black_box(router.route(&query, over).unwrap()))
+        move || black_box(router.route(&query, over).unwrap()).record.keep()
     };
     let mut found = Overlaps::default();
     let round_robin = Program::Native(NativeMode::RoundRobin);

@@ -116,7 +116,7 @@ fn bench(c: &mut Criterion) {
         });
         let over = RouterConfigOverride::default();
         group.bench_function(BenchmarkId::new("native decision", workers), |b| {
-            b.iter(|| black_box(router.route(&query, &over).unwrap()));
+            b.iter(|| black_box(router.route(&query, &over).unwrap()).record.keep());
         });
     }
     group.finish();

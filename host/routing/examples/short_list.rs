@@ -193,7 +193,9 @@ fn measure(workers: u64) {
                 compared.least += best;
             }
         }
-        live.push_back(all.route(&Query { explain: false, ..query }, &over).unwrap().booking);
+        let routed = all.route(&Query { explain: false, ..query }, &over).unwrap();
+        routed.record.keep();
+        live.push_back(routed.booking);
         // A third of the requests in flight still computes its prompt.
         let computed = live.len().saturating_sub(in_flight / 3);
         live.get_mut(computed.saturating_sub(1)).unwrap().prefill_done();

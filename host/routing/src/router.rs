@@ -171,11 +171,13 @@ impl Router {
                 track_prefill_tokens: config.track_prefill_tokens,
             });
             count_decision(query.snapshot.pool(query.model, query.leg), &candidate);
-            // In approximate mode the index learns of caches from decisions alone (F5).
-            self.index.record(candidate.worker_id(), candidate.rank, request.prefix.hashes(), started);
+            // Recorded now, and not when the worker accepts: the requests of a burst go where their common
+            // prefix is (F5).
+            let (worker, rank) = (candidate.worker_id(), candidate.rank);
+            let record = self.index.record_provisionally(worker, rank, &request.prefix, started);
             let mut receipt = chosen.receipt(query, started);
             receipt.id = self.record_choice(query, config, &receipt, buffers);
-            Ok(Routed { candidate, booking, receipt })
+            Ok(Routed { candidate, booking, record, receipt })
         })
     }
 

@@ -119,6 +119,10 @@ impl Sink for IndexSink {
         self.index.forget(self.worker, self.rank);
     }
 
+    fn restarted(&self) {
+        self.index.forget_records(self.worker);
+    }
+
     fn live(&self, live: bool) {
         if self.live.swap(live, Ordering::Relaxed) != live
             && let Some(suppressed) = self.live_lines.due()

@@ -2,7 +2,7 @@
 //! prints the figures.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr, reason = "tests")]
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use pointsman_workers::{BlockHash, BookingRequest, DpRank, Leg, Registry, WorkerId, WorkerSpec};
 use prefix_index::{IndexStats, Prefix, PrefixIndex, Salt};
@@ -51,12 +51,12 @@ fn join_and_leave(registry: &Registry, index: &PrefixIndex, id: u64, now: Instan
         .pop()
         .expect("a rank")
         .book(&request);
-    let hashes: &Arc<[BlockHash]> = request.prefix.hashes();
+    let prefix = &request.prefix;
     if id.is_multiple_of(2) {
         index.set_live(worker.id(), DpRank(0), true);
         (0..4).for_each(|turn| send_events(index, worker.id(), chain(id * 4 + turn, 64)));
     } else {
-        index.record(worker.id(), DpRank(0), hashes, now);
+        index.record(worker.id(), DpRank(0), prefix, now);
     }
     registry.remove(worker.id());
     index.remove_worker(worker.id());
@@ -65,7 +65,7 @@ fn join_and_leave(registry: &Registry, index: &PrefixIndex, id: u64, now: Instan
         index.set_live(worker.id(), DpRank(0), false);
         index.forget(worker.id(), DpRank(0));
     } else {
-        index.record(worker.id(), DpRank(0), hashes, now);
+        index.record(worker.id(), DpRank(0), prefix, now);
     }
     drop(booked);
 }
@@ -102,7 +102,7 @@ fn h4_five_thousand_workers_join_and_leave_at_once() {
     index.flush();
     let joined = started.elapsed();
     assert_eq!((index.stats().holders, index.stats().blocks), (5_000, 20_000));
-    (1..=5_000).for_each(|id| index.record(WorkerId(id), DpRank(1), &[BlockHash(id)].into(), now));
+    (1..=5_000).for_each(|id| index.record(WorkerId(id), DpRank(1), &vec![BlockHash(id)].into(), now));
     index.flush();
     (1..=5_000).for_each(|id| index.remove_worker(WorkerId(id)));
     index.flush();

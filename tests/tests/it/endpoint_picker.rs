@@ -562,3 +562,31 @@ async fn r3_the_refusal_of_a_pinned_request_names_its_worker() {
     // I2.8
     assert!(status == 503 && text.contains("pins its aggregated leg to worker 2"), "{status} {text}");
 }
+
+#[tokio::test]
+async fn f5_a_prompt_is_expected_at_the_picked_worker_if_that_one_took_it() {
+    let (cluster, picker) = cluster(1).await;
+    let prompt = |text: &str| json!({"model": "tiny", "stream": true, "prompt": text.repeat(50)}).to_string();
+    let state = cluster.gateway.state();
+    let index = state.router.index();
+    let blocks = || {
+        index.flush();
+        index.stats().blocks
+    };
+    let ask = async |text: &str, status: u16, served: Option<&str>| {
+        let (_, mut carried) = picker.ask("/v1/completions", &[], &prompt(text)).await.unwrap();
+        assert!(blocks() > 10, "a burst of it goes to one worker");
+        carried.answer_head(status, "text/event-stream", served).unwrap();
+        carried.answer_body(EVENTS.as_bytes(), true).unwrap();
+        carried.close();
+        while carried.next().await.unwrap().is_some() {}
+        cluster.at_rest().await.unwrap();
+    };
+    ask("too long for it. ", 400, None).await;
+    // F5.4
+    assert_eq!(blocks(), 0);
+    ask("another one takes it. ", 200, Some("127.0.0.1:1")).await;
+    assert_eq!(blocks(), 0);
+    ask("it takes this one. ", 200, None).await;
+    assert!(blocks() > 10);
+}

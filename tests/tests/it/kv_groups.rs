@@ -300,3 +300,47 @@ async fn h2_a_prefix_that_an_engine_cached_before_its_events_were_followed_is_pr
     // H2.5
     until_predicted(&cluster, &prompt, 4).await;
 }
+
+#[tokio::test]
+async fn h5_prompts_without_tokens_are_predicted_from_decisions_beside_events() {
+    let mut publisher = Publisher::bind().await;
+    let cluster = start(&mut publisher).await;
+    let chat = json!({"model": "tiny", "max_tokens": 1, "messages": [{"role": "user", "content": "a text ".repeat(100)}]});
+    let told = async |expected: fn(u64) -> bool| {
+        let mut last = Value::Null;
+        for _ in 0..500 {
+            let told = cluster.client.post("/v1/route", &[], chat.to_string()).await.unwrap().json().unwrap();
+            last = told["legs"][0]["candidates"][0]["cached_blocks"]["device"].clone();
+            if last.as_u64().is_some_and(expected) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{last} blocks");
+    };
+    let send = async || {
+        let reply = cluster.client.post("/v1/chat/completions", &[], chat.to_string()).await.unwrap();
+        assert_eq!(reply.status, 200, "{reply:?}");
+    };
+    told(|blocks| blocks == 0).await;
+    send().await;
+    // H5.1
+    told(|blocks| blocks > 9).await;
+    let tokens: Vec<u32> = (0..64).collect();
+    let body = json!({"model": "tiny", "prompt": tokens, "max_tokens": 1}).to_string();
+    assert_eq!(cluster.client.post("/v1/completions", &[], body).await.unwrap().status, 200);
+    publisher.send(&[stored(0, "full_attention", None, &[1], &tokens[..16], 16)]).await;
+    until_predicted(&cluster, &tokens, 1).await;
+    told(|blocks| blocks > 9).await;
+    publisher.send(&[json!({"type": "AllBlocksCleared"})]).await;
+    // H5.6
+    told(|blocks| blocks == 0).await;
+    send().await;
+    told(|blocks| blocks > 9).await;
+    // A lower number than the last one: the engine restarted.
+    publisher.seq = 0;
+    publisher.send(&[stored(0, "full_attention", None, &[2], &tokens[..16], 16)]).await;
+    // H5.6
+    told(|blocks| blocks == 0).await;
+    assert_eq!(cluster.metric("pointsman_index_orphans_total").await.unwrap(), [0.0]);
+}

@@ -93,6 +93,7 @@ mod preemption;
 mod prefill_answers;
 mod random_handoffs;
 mod realtime;
+mod records;
 mod refusing_workers;
 mod reload;
 mod replicas;

@@ -15,6 +15,7 @@ use super::Candidate;
 use crate::{
     events::Batch,
     id::{BlockHash, WorkerId},
+    prefix::Prefix,
 };
 
 /// A message to the writer. Each variant is a method of [`super::PrefixIndex`].
@@ -22,7 +23,8 @@ pub(super) enum Message {
     Events { candidate: Candidate, batch: Batch },
     Forget(Candidate),
     Live { candidate: Candidate, live: bool },
-    Record { candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant },
+    Record { candidate: Candidate, prefix: Prefix, at: Instant },
+    Withdraw { candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant },
     ForgetRecords(WorkerId),
     Remove(WorkerId),
     Expire(Instant),

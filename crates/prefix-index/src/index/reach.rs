@@ -1,7 +1,10 @@
 //! The records of decisions that keep the blocks of a segment.
 //!
 //! Each record contains a whole prefix, and they end in the order in which they arrived. So a segment needs,
-//! for each holder, only the records that reach farther than all later ones.
+//! for each holder, only the records that reach farther than all later ones. When a record is withdrawn
+//! before those that arrived earlier, the writer adds these again.
+
+use std::cmp::Reverse;
 
 use super::memory::{heap, reserve, shrink};
 
@@ -30,9 +33,16 @@ impl Recorded {
         last.filter(|known| known.holder == holder).map_or(0, |known| known.to as usize)
     }
 
-    /// Adds the newest record.
+    /// Adds a record, unless a later one keeps its blocks.
     pub(super) fn add(&mut self, new: Reach) {
-        let start = self.0.partition_point(|known| known.holder < new.holder);
+        let order = |known: &Reach| (known.holder, Reverse(known.record));
+        let start = self.0.partition_point(|known| order(known) < order(&new));
+        let keeps =
+            |known: &Reach| known.holder == new.holder && known.record >= new.record && known.to >= new.to;
+        let around = [start.checked_sub(1), Some(start)].into_iter().flatten();
+        if around.filter_map(|at| self.0.get(at)).any(keeps) {
+            return;
+        }
         let end = self.0.partition_point(|known| (known.holder, known.to) <= (new.holder, new.to));
         if start < end {
             // The new record keeps the blocks of these, and for longer.

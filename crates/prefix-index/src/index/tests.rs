@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::events::KvEvent;
 
 fn index(byte_budget: usize, ttl_s: u64) -> PrefixIndex {
     PrefixIndex::new(IndexConfig { byte_budget, ttl: Duration::from_secs(ttl_s), block_size: 4 }).unwrap()
@@ -20,9 +21,9 @@ fn depth(index: &PrefixIndex, blocks: &[BlockHash], worker: u64) -> u32 {
 #[test]
 fn h3_the_longest_run_from_the_root_is_found_for_each_candidate() {
     let (index, now) = (index(1 << 20, 120), Instant::now());
-    index.record(WorkerId(1), DpRank(0), &chain(&[1, 2, 3, 4]), now);
-    index.record(WorkerId(2), DpRank(0), &chain(&[1, 2, 9]), now);
-    index.record(WorkerId(2), DpRank(1), &chain(&[7]), now);
+    index.record(WorkerId(1), DpRank(0), &chain(&[1, 2, 3, 4]).into(), now);
+    index.record(WorkerId(2), DpRank(0), &chain(&[1, 2, 9]).into(), now);
+    index.record(WorkerId(2), DpRank(1), &chain(&[7]).into(), now);
     index.flush();
     let mut overlaps = Overlaps::default();
     index.matches(&chain(&[1, 2, 3, 5]), &mut overlaps);
@@ -35,7 +36,7 @@ fn h3_the_longest_run_from_the_root_is_found_for_each_candidate() {
 fn a_synchronous_index_has_applied_a_change_when_the_call_returns() {
     let index = PrefixIndex::synchronous(IndexConfig { block_size: 4, ..IndexConfig::default() });
     let blocks = chain(&[1, 2, 3]);
-    index.record(WorkerId(1), DpRank(0), &blocks, Instant::now());
+    index.record(WorkerId(1), DpRank(0), &blocks.clone().into(), Instant::now());
     assert_eq!(depth(&index, &blocks, 1), 3);
     index.remove_worker(WorkerId(1));
     assert_eq!(depth(&index, &blocks, 1), 0);
@@ -46,8 +47,8 @@ fn a_synchronous_index_has_applied_a_change_when_the_call_returns() {
 fn f5_a_record_lasts_for_its_ttl_and_a_new_one_extends_it() {
     let (index, start) = (index(1 << 20, 120), Instant::now());
     let blocks = chain(&[1, 2, 3]);
-    index.record(WorkerId(1), DpRank(0), &blocks, start);
-    index.record(WorkerId(1), DpRank(0), &chain(&[1, 2]), start + Duration::from_secs(60));
+    index.record(WorkerId(1), DpRank(0), &blocks.clone().into(), start);
+    index.record(WorkerId(1), DpRank(0), &chain(&[1, 2]).into(), start + Duration::from_secs(60));
     index.expire(start + Duration::from_secs(119));
     index.flush();
     assert_eq!(depth(&index, &blocks, 1), 3);
@@ -66,7 +67,7 @@ fn h4_the_byte_budget_holds_and_the_oldest_records_are_evicted() {
     let (index, now) = (index(20_000, 120), Instant::now());
     for prompt in 0..200_u64 {
         let ids: Vec<u64> = (0..10).map(|block| prompt * 100 + block + 1).collect();
-        index.record(WorkerId(1), DpRank(0), &chain(&ids), now);
+        index.record(WorkerId(1), DpRank(0), &chain(&ids).into(), now);
         index.flush();
         // H4.1
         assert!(index.stats().bytes <= 20_000);
@@ -81,42 +82,94 @@ fn h4_the_byte_budget_holds_and_the_oldest_records_are_evicted() {
 #[test]
 fn h4_removing_a_worker_removes_everything_of_it() {
     let (index, now) = (index(1 << 20, 120), Instant::now());
-    index.record(WorkerId(1), DpRank(0), &chain(&[1, 2]), now);
-    index.record(WorkerId(1), DpRank(1), &chain(&[1, 2, 3]), now);
+    index.record(WorkerId(1), DpRank(0), &chain(&[1, 2]).into(), now);
+    index.record(WorkerId(1), DpRank(1), &chain(&[1, 2, 3]).into(), now);
     index.remove_worker(WorkerId(1));
     index.flush();
     // H4.2
     assert_eq!(index.stats(), IndexStats::default());
     // The next worker gets the same holder and must not inherit anything.
-    index.record(WorkerId(2), DpRank(0), &chain(&[1]), now);
+    index.record(WorkerId(2), DpRank(0), &chain(&[1]).into(), now);
     index.flush();
     assert_eq!(depth(&index, &chain(&[1, 2, 3]), 2), 1);
 }
 
 #[test]
-fn h5_prompts_of_bytes_are_in_the_same_index_while_no_feed_is_live() {
+fn h5_prompts_of_bytes_are_in_the_same_index_whether_or_not_a_feed_is_live() {
     let index = index(1 << 20, 120);
     let prompt = crate::Prefix::of_bytes(&[7; 640], 64, &crate::Salt::default());
     let record = |worker| {
-        index.record(WorkerId(worker), DpRank(0), prompt.hashes(), Instant::now());
+        index.record(WorkerId(worker), DpRank(0), &prompt, Instant::now());
         index.flush();
         depth(&index, prompt.hashes(), worker)
     };
+    let held = |worker| {
+        index.flush();
+        depth(&index, prompt.hashes(), worker)
+    };
+    let (rank, live) = (DpRank(0), |live| index.set_live(WorkerId(2), DpRank(0), live));
     // H5.1
     assert_eq!(record(1), 10);
-    index.set_live(WorkerId(2), DpRank(0), true);
-    // H5.1: approximate mode only
-    assert_eq!(record(2), 0);
+    live(true);
+    assert_eq!(record(2), 10);
+    live(false);
+    live(true);
+    assert_eq!(held(2), 10, "events of tokens do not replace it");
+    index.forget(WorkerId(2), rank);
+    assert_eq!(held(2), 10, "an event that was lost says nothing about it");
+    let batch = Batch { ts: 0.0, dp_rank: None, events: vec![KvEvent::Cleared] };
+    index.events(WorkerId(2), rank, batch).unwrap();
+    // H5.6
+    assert_eq!((held(2), held(1)), (0, 10));
+    assert_eq!(record(2), 10);
+    index.forget_records(WorkerId(2));
+    assert_eq!(held(2), 0);
+    index.expire(Instant::now() + Duration::from_secs(120));
+    assert_eq!(held(1), 0);
+    assert_eq!((index.stats().blocks, index.stats().bytes), (0, 0));
+}
+
+#[test]
+fn f5_a_withdrawn_decision_leaves_what_others_recorded() {
+    let (index, start) = (Arc::new(index(1 << 20, 120)), Instant::now());
+    let at = |second| start + Duration::from_secs(second);
+    let decide = |ids: &[u64], second| {
+        index.record_provisionally(WorkerId(1), DpRank(0), &chain(ids).into(), at(second))
+    };
+    let held = |ids: &[u64]| {
+        index.flush();
+        depth(&index, &chain(ids), 1)
+    };
+    decide(&[1, 2, 3, 4], 0).keep();
+    decide(&[1, 2, 7], 10).keep();
+    let whole = [1, 2, 3, 4, 5];
+    let (first, second) = (decide(&whole, 20), decide(&whole, 30));
+    assert_eq!(held(&whole), 5);
+    // F5.4
+    drop(first);
+    assert_eq!(held(&whole), 5, "the other one may be accepted");
+    drop(second);
+    assert_eq!((held(&whole), held(&[1, 2, 7])), (4, 3));
+    drop((decide(&whole, 40), decide(&[8, 9], 40)));
+    index.expire(at(121));
+    assert_eq!((held(&whole), held(&[8])), (2, 0), "each lasts for its own time");
+    index.expire(at(131));
+    index.flush();
+    assert_eq!((index.stats().blocks, index.stats().records, index.stats().bytes), (0, 0, 0));
+    let followed = decide(&[1, 2], 140);
+    index.set_live(WorkerId(1), DpRank(0), true);
+    drop((followed, decide(&[1, 2], 141)));
+    assert_eq!((held(&[1]), index.stats().records), (0, 0));
 }
 
 #[test]
 fn h4_lookups_go_on_while_the_writer_works() {
     let index = index(1 << 28, 120);
     let asked = chain(&[1, 2, 3]);
-    index.record(WorkerId(1), DpRank(0), &asked, Instant::now());
+    index.record(WorkerId(1), DpRank(0), &asked.clone().into(), Instant::now());
     index.flush();
     let ids: Vec<u64> = (10..1_000_000).collect();
-    index.record(WorkerId(1), DpRank(0), &chain(&ids), Instant::now());
+    index.record(WorkerId(1), DpRank(0), &chain(&ids).into(), Instant::now());
     let writing = std::sync::atomic::AtomicBool::new(true);
     let (lookups, longest) = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
@@ -154,7 +207,7 @@ proptest! {
         let mut model: Vec<(u64, Vec<u64>)> = Vec::new();
         for (worker, family, len, fork) in &records {
             let ids = prompt(*family, *fork, *len);
-            index.record(WorkerId(*worker), DpRank(0), &chain(&ids), now);
+            index.record(WorkerId(*worker), DpRank(0), &chain(&ids).into(), now);
             model.push((*worker, ids));
         }
         index.remove_worker(WorkerId(removed));
@@ -184,7 +237,7 @@ mod events {
 
     use super::*;
     use crate::{
-        events::{Batch, KvEvent, Stored, Tier, decode_batch},
+        events::{Stored, Tier, decode_batch},
         hash::{Salt, block_hashes},
     };
 
@@ -318,7 +371,7 @@ mod events {
         let tokens: Vec<u32> = (0..16).collect();
         let blocks: Arc<[BlockHash]> = block_hashes(&tokens, 4, &Salt::default()).into();
         let record = || {
-            index.record(HERE.0, HERE.1, &blocks, Instant::now());
+            index.record(HERE.0, HERE.1, &blocks.clone().into(), Instant::now());
             index.flush();
             matched(&index, &tokens)[0]
         };
@@ -341,7 +394,7 @@ mod events {
         let blocks: Arc<[BlockHash]> = block_hashes(&tokens, 4, &Salt::default()).into();
         let now = Instant::now();
         let record = |minutes: u64| {
-            index.record(HERE.0, HERE.1, &blocks, now + Duration::from_mins(minutes));
+            index.record(HERE.0, HERE.1, &blocks.clone().into(), now + Duration::from_mins(minutes));
             index.flush();
             matched(&index, &tokens)[0]
         };

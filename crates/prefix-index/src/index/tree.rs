@@ -49,7 +49,7 @@ pub(super) struct TreeWriter {
     pub(super) inner: usize,
     /// Buffers of one change, kept for the next: a recorded decision allocates nothing.
     pub(super) stretches: Vec<Stretch>,
-    pub(super) passed: Vec<u32>,
+    pub(super) passed: Vec<(u32, usize)>,
 }
 
 /// State of a segment for the writer. Its slot is the index.

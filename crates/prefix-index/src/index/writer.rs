@@ -28,21 +28,31 @@ use super::{
 use crate::{
     events::{Batch, KvEvent},
     id::{BlockHash, WorkerId},
+    prefix::Prefix,
 };
+
+/// How much later than a record one with an earlier time may arrive: threads decide side by side.
+const MAX_DISORDER: Duration = Duration::from_secs(1);
 
 struct Record {
     /// Number of the record, counted from the start.
     number: u64,
     holder: u32,
-    blocks: Arc<[BlockHash]>,
+    prefix: Prefix,
+    /// Number of the blocks that earlier records of the holder covered.
+    covered: usize,
     at: Instant,
 }
 
 impl Record {
+    fn blocks(&self) -> &Arc<[BlockHash]> {
+        self.prefix.hashes()
+    }
+
     /// Returns the bytes that the record takes beside its queue entry. Bookings may share the hashes; they
     /// are counted here all the same.
     fn bytes(&self) -> usize {
-        heap(2 * size_of::<usize>() + size_of_val::<[BlockHash]>(&self.blocks))
+        heap(2 * size_of::<usize>() + size_of_val::<[BlockHash]>(self.blocks()))
     }
 }
 
@@ -98,14 +108,15 @@ impl Writer {
             }
             Message::Forget(candidate) => self.forget(candidate),
             Message::Live { candidate, live } => self.set_live(candidate, live),
-            Message::Record { candidate, blocks, at } => {
+            Message::Record { candidate, prefix, at } => {
                 self.expire(at);
-                self.record(candidate, blocks, at);
+                self.record(candidate, prefix, at);
                 self.enforce_budget();
             }
+            Message::Withdraw { candidate, blocks, at } => self.withdraw(candidate, &blocks, at),
             Message::ForgetRecords(worker) => {
                 let candidates = self.candidates.of_worker(worker);
-                candidates.into_iter().for_each(|candidate| self.end_records_of(candidate));
+                candidates.into_iter().for_each(|candidate| self.end_records_of(candidate, |_| true));
             }
             Message::Remove(worker) => self.remove(worker),
             Message::Expire(now) => self.expire(now),
@@ -113,15 +124,17 @@ impl Writer {
         }
     }
 
-    /// Records a decision, unless the candidate's event feed is live and reports all blocks.
-    fn record(&mut self, candidate: Candidate, blocks: Arc<[BlockHash]>, at: Instant) {
-        if self.candidates.get_mut(candidate).is_some_and(|state| state.is_followed(at)) {
+    /// Records a decision, unless the candidate's event feed is live and reports all blocks. No event ever
+    /// reports the blocks of a prompt of bytes.
+    fn record(&mut self, candidate: Candidate, prefix: Prefix, at: Instant) {
+        let state = self.candidates.get_mut(candidate).filter(|_| !prefix.is_sparse());
+        if state.is_some_and(|state| state.is_followed(at)) {
             return;
         }
         let Some(holder) = self.candidates.holder(candidate, RECORDED) else { return };
         self.recorded += 1;
-        let record = Record { number: self.recorded, holder, blocks, at };
-        self.tree.record(holder, &record.blocks, record.number);
+        let covered = self.tree.record(holder, prefix.hashes(), self.recorded);
+        let record = Record { number: self.recorded, holder, prefix, covered, at };
         self.candidates.count_records(holder, 1);
         if self.records.len() == self.records.capacity() {
             self.records.reserve_exact(16.max(self.records.len() / 4));
@@ -131,9 +144,43 @@ impl Writer {
         self.account(bytes, 1);
     }
 
+    /// Ends the record of a decision whose worker did not take the prompt. What earlier records have of its
+    /// blocks stays until they end.
+    fn withdraw(&mut self, candidate: Candidate, blocks: &Arc<[BlockHash]>, at: Instant) {
+        let Some(holder) = self.record_holder(candidate) else { return };
+        let is_it = |record: &Record| {
+            record.holder == holder && record.at == at && Arc::ptr_eq(record.blocks(), blocks)
+        };
+        let recent = self.records.iter().rev().take_while(|record| record.at + MAX_DISORDER >= at);
+        let Some(later) = recent.map(is_it).position(|found| found) else { return };
+        let place = self.records.len() - 1 - later;
+        let Some(withdrawn) = self.records.remove(place) else { return };
+        let earlier = self.records.range(..place).rev().filter(|record| record.holder == holder);
+        self.tree.end_record(holder, blocks, withdrawn.number, |tree| {
+            let mut covered = 0;
+            for record in earlier {
+                if covered >= withdrawn.covered {
+                    break;
+                }
+                let both = record.blocks().iter().zip(blocks.iter());
+                let common = both.take_while(|(one, other)| one == other).count();
+                if common > covered {
+                    tree.record(holder, record.blocks().get(..common).unwrap_or_default(), record.number);
+                    covered = common;
+                }
+            }
+        });
+        self.left(&withdrawn);
+    }
+
     /// Removes the blocks of a record that has left the queue.
     fn end(&mut self, record: &Record) {
-        self.tree.end_record(record.holder, &record.blocks, record.number);
+        self.tree.end_record(record.holder, record.blocks(), record.number, |_| {});
+        self.left(record);
+    }
+
+    /// Updates the counters after a record left the queue and the tree.
+    fn left(&mut self, record: &Record) {
         let half_empty = self.records.capacity() > 64 && self.records.len() * 2 < self.records.capacity();
         if half_empty || self.records.is_empty() {
             self.records.shrink_to(self.records.len() + self.records.len() / 4);
@@ -190,6 +237,7 @@ impl Writer {
     fn apply(&mut self, candidate: Candidate, batch: Batch) {
         let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
         let recorded = cache.lacks_followed_group();
+        let mut cleared = false;
         for event in batch.events {
             let runs = cache.len();
             let mut holders = HoldersOf { candidates: &mut self.candidates, candidate };
@@ -202,15 +250,18 @@ impl Writer {
                 KvEvent::Removed { hashes, tier, group } => {
                     cache.removed(&mut self.tree, &hashes, (tier, group), &mut holders)
                 }
-                KvEvent::Cleared => cache.clear(&mut self.tree),
+                KvEvent::Cleared => {
+                    cleared = true;
+                    cache.clear(&mut self.tree)
+                }
                 KvEvent::Unknown(_) => continue,
             };
             self.settle(candidate, &mut cache, runs, bytes);
         }
         let ends_records = recorded && !cache.lacks_followed_group();
         self.candidates.get_or_insert(candidate).cache = Some(cache);
-        if ends_records {
-            self.end_records_of(candidate);
+        if cleared || ends_records {
+            self.end_records_of(candidate, |record| cleared || !record.prefix.is_sparse());
         }
         self.compact();
     }
@@ -246,11 +297,12 @@ impl Writer {
         self.compact();
     }
 
-    /// Switches a candidate between events and recorded decisions. Each replaces what the other had added.
+    /// Switches a candidate between events and recorded decisions. Each replaces what the other had added,
+    /// except for prompts of bytes, which are recorded in both cases.
     fn set_live(&mut self, candidate: Candidate, live: bool) {
         if live {
             self.candidates.get_or_insert(candidate).live = true;
-            self.end_records_of(candidate);
+            self.end_records_of(candidate, |record| !record.prefix.is_sparse());
         } else {
             // This is also the last message of a feed whose worker left, and removes what its late events
             // added.
@@ -266,16 +318,20 @@ impl Writer {
         }
     }
 
-    fn end_records_of(&mut self, candidate: Candidate) {
-        let state = self.candidates.get(candidate);
-        let Some(holder) = state.and_then(|state| state.holders.get(RECORDED).copied().flatten()) else {
-            return;
-        };
+    /// Returns the holder of a candidate's records.
+    fn record_holder(&self, candidate: Candidate) -> Option<u32> {
+        self.candidates.get(candidate)?.holders.get(RECORDED).copied().flatten()
+    }
+
+    /// Ends those records of a candidate for which `ends` returns true.
+    fn end_records_of(&mut self, candidate: Candidate, ends: impl Fn(&Record) -> bool) {
+        let Some(holder) = self.record_holder(candidate) else { return };
         if self.candidates.records(holder) == 0 {
             return;
         }
+        let ends = |record: &Record| record.holder == holder && ends(record);
         let (ended, kept): (VecDeque<_>, VecDeque<_>) =
-            std::mem::take(&mut self.records).into_iter().partition(|record| record.holder == holder);
+            std::mem::take(&mut self.records).into_iter().partition(ends);
         self.records = kept;
         ended.iter().for_each(|record| self.end(record));
     }
@@ -283,7 +339,7 @@ impl Writer {
     fn remove(&mut self, worker: WorkerId) {
         for candidate in self.candidates.of_worker(worker) {
             self.drop_cache(candidate);
-            self.end_records_of(candidate);
+            self.end_records_of(candidate, |_| true);
             self.candidates.release_unused(candidate);
         }
     }

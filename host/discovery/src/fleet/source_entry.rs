@@ -3,9 +3,10 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
+    time::Duration,
 };
 
-use pointsman_workers::WorkerId;
+use pointsman_workers::{LogLimit, WorkerId};
 use tokio::{sync::Notify, time::Instant};
 
 use super::FleetRules;
@@ -14,6 +15,9 @@ use crate::{
     guard::{Guard, GuardRules, Verdict},
     merge::Rank,
 };
+
+/// Shortest time between two log lines of one kind about a source.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A source, and the workers of its last snapshot.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(super) struct SourceEntry {
     /// Number of workers whose removal waits.
     pub(super) held: usize,
     pub(super) guard: Guard,
+    hold_lines: LogLimit,
+    release_lines: LogLimit,
     /// Refused entries of the last snapshot, and how many there were.
     pub(super) refused: Vec<Refusal>,
     pub(super) refused_count: usize,
@@ -48,6 +54,8 @@ impl SourceEntry {
             workers: Vec::new(),
             held: 0,
             guard: Guard::default(),
+            hold_lines: LogLimit::new(LOG_INTERVAL),
+            release_lines: LogLimit::new(LOG_INTERVAL),
             refused: Vec::new(),
             refused_count: 0,
             conflicts: Vec::new(),
@@ -97,17 +105,19 @@ impl SourceEntry {
         // A worker that was said to leave may be missing.
         let staying = || self.workers.iter().filter(|found| !found.leaving);
         let missing: Vec<Found> = staying().filter(|found| !ids.contains(&found.spec.id)).cloned().collect();
+        let missing_ids: Vec<WorkerId> = missing.iter().map(|found| found.spec.id).collect();
         let was_held = self.guard.held_since().is_some();
         let (present, whole) = (staying().count(), read == Read::Whole);
-        match self.guard.judge(&rules.guard, present, missing.len(), whole, now) {
+        match self.guard.judge(&rules.guard, (&ids, present), &missing_ids, whole, now) {
             Verdict::Hold => {
-                if !was_held {
+                if !was_held && let Some(suppressed) = self.hold_lines.due() {
                     let (source, confirm_after) = (&*self.name, rules.guard.confirm_after);
                     tracing::warn!(
                         source,
                         missing = missing.len(),
                         present,
                         ?confirm_after,
+                        suppressed,
                         "removal of many workers waits for a second confirmation"
                     );
                 }
@@ -115,9 +125,14 @@ impl SourceEntry {
                 listed.extend(missing);
             }
             Verdict::Remove => {
-                if was_held {
+                if was_held && let Some(suppressed) = self.release_lines.due() {
                     let (source, removed) = (&*self.name, missing.len());
-                    tracing::warn!(source, removed, "removal of many workers does not wait any more");
+                    tracing::warn!(
+                        source,
+                        removed,
+                        suppressed,
+                        "removal of many workers does not wait any more"
+                    );
                 }
                 self.held = 0;
             }

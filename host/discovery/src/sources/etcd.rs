@@ -319,7 +319,7 @@ fn entry(pair: &KeyValue) -> Option<(String, Result<Vec<Found>, String>)> {
             return Err(format!("the value has {} bytes: at most {MAX_VALUE} are read", value.len()));
         }
         let spec: WorkerSpec = serde_json::from_slice(&value).map_err(|error| error.to_string())?;
-        Ok(vec![Found::staying(spec)])
+        Ok(vec![Found { entry: Some(key.as_str().into()), ..Found::staying(spec) }])
     });
     Some((key, described))
 }

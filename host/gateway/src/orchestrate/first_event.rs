@@ -36,7 +36,7 @@ impl Drive {
         if !has_event && let Some(error) = head.body_mut().failed_at_once() {
             return Head::Over(self.answer_failed(error.into()));
         }
-        self.bind(self.legs.answering());
+        self.accepted(self.legs.answering());
         // Other workers, which failed before, do not matter any more.
         let run = &mut self.runs.answering;
         (run.failure, run.refusals) = (None, Refusals::default());

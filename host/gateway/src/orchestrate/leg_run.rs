@@ -7,6 +7,7 @@ use futures_util::future::BoxFuture;
 use http::Response;
 use parking_lot::Mutex;
 use pointsman_workers::{Booking, Candidate};
+use prefix_index::ProvisionalRecord;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +24,8 @@ use crate::{
 pub(crate) struct LegRun {
     pub(crate) candidate: Option<Candidate>,
     pub(crate) booking: LegBooking,
+    /// Until the worker accepts the leg: the record that the prompt is cached there.
+    pub(super) record: Option<ProvisionalRecord>,
     pub(super) call: Option<BoxFuture<'static, Result<LegAnswer, CallError>>>,
     /// Cancelled when the call ends. The prefill call creates it.
     pub(super) over: Option<CancellationToken>,
@@ -76,6 +79,22 @@ pub(crate) enum LegBooking {
 pub(super) type SharedBooking = Arc<Mutex<Option<Booking>>>;
 
 impl LegRun {
+    /// Notes that the worker took the prompt.
+    pub(super) fn keep_record(&mut self) {
+        if let Some(record) = self.record.take() {
+            record.keep();
+        }
+    }
+
+    /// Ends the leg's call, and with it the record, unless the worker has the prompt: most likely it has that
+    /// of a call in flight.
+    pub(super) fn stop(&mut self) {
+        if self.call.take().is_some() {
+            self.keep_record();
+        }
+        (self.pending_head, self.record) = (None, None);
+    }
+
     /// Notes why the leg failed. An engine's own refusal says more than another engine that did not answer
     /// after it.
     pub(super) fn fails(&mut self, cause: ApiError, has_answered: bool) {

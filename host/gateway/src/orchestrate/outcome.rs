@@ -52,7 +52,7 @@ impl Drive {
         self.estimate_begins();
         self.runs.prefill.refusals = Refusals::default();
         self.failed_prefill = None;
-        self.bind(Leg::Prefill);
+        self.accepted(Leg::Prefill);
         self.took_request(Leg::Prefill);
         let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
@@ -156,7 +156,7 @@ impl Drive {
             return self.answer_failed(flaw.into());
         }
         self.served_whole(&seen, &body);
-        self.bind(self.answering());
+        self.accepted(self.answering());
         let format = self.request.endpoint.format();
         let edited = relay::edit(&body, &seen, self.cached_tokens, format).map_or(body, Bytes::from);
         let hidden = self.hide_ids(&edited);
@@ -323,6 +323,7 @@ impl Drive {
             after.filter(|_| leg == Leg::Decode).inspect(|after| self.attempts.note_refused_handoff(*after));
         }
         run.fails(cause, has_answered);
+        run.record = None;
         self.free(leg);
         Event::Failed(leg, failed)
     }
@@ -367,10 +368,10 @@ impl Drive {
     }
 
     /// Records that an engine accepted a realtime session. The leg ends with the session.
-    pub(super) fn upgraded(&self) {
+    pub(super) fn upgraded(&mut self) {
         let leg = self.answering();
         self.candidate(leg).inspect(|candidate| note_success(&self.state, leg, candidate));
-        self.bind(leg);
+        self.accepted(leg);
     }
 
     /// Logs, once, that the remote prefill of the request failed for good. `local`: a local one follows.

@@ -187,7 +187,7 @@ impl ProxiedRequest {
             let event = self.drive.prefill_passed();
             self.report(event);
         }
-        self.drive.bind(self.drive.answering());
+        self.drive.accepted(self.drive.answering());
         self.report(Event::Head);
         let is_stream = content_type.is_some_and(|kind| sse::is_stream(kind.as_bytes()));
         self.content = if is_stream {

@@ -226,6 +226,7 @@ impl Drive {
         self.state.programs.routed(&mut self.routing_request, &candidate, cached);
         let run = &mut self.runs[leg];
         (run.candidate, run.booking) = (Some(candidate), LegBooking::Own(routed.booking));
+        run.record = Some(routed.record);
         self.booked_at = Instant::now();
         if event == Event::Routed {
             // The booking takes its place.
@@ -266,8 +267,9 @@ impl Drive {
         }
     }
 
-    /// Binds the session to the worker that a leg reached (F8).
-    pub(crate) fn bind(&self, leg: Leg) {
+    /// Notes that a worker accepted a leg: it has the prompt (F5), and the session is bound to it (F8).
+    pub(crate) fn accepted(&mut self, leg: Leg) {
+        self.runs[leg].keep_record();
         let Some(ttl) = self.state.settings.affinity(&self.request.hints) else { return };
         if let (Some(session), Some(candidate)) = (self.routing_request.session_hash, self.candidate(leg)) {
             self.state.sessions.bind(session, leg, id_of(candidate), ttl);

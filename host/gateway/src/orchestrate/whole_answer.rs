@@ -50,7 +50,7 @@ impl Drive {
         let metadata = whole.headers().get(METADATA);
         let seen = metadata.map(|json| seen::in_whole_answer(false, json.as_bytes())).unwrap_or_default();
         self.served_whole(&seen, b"");
-        self.bind(self.answering());
+        self.accepted(self.answering());
         self.whole = Some(whole);
         self.runs.answering.held = Some(held);
         Event::Ended

@@ -66,7 +66,7 @@ impl Exchange {
         // This process encoded the message, so none is refused.
         for effect in self.peers.receive(&name(from), message, now).unwrap_or_default() {
             if let Effect::Sent { worker, rank, prefix } = effect {
-                index.record(worker, rank, prefix.hashes(), now);
+                index.record(worker, rank, &prefix, now);
             }
         }
     }

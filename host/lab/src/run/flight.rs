@@ -5,6 +5,7 @@ use std::{collections::VecDeque, pin::Pin, sync::Arc};
 use pointsman_orchestration::{Action, Actions, Admission, Attempts, Legs};
 use pointsman_routing::{CandidateId, Lane, Pairing, Receipt, ReservedPlace, RoutingRequest};
 use pointsman_workers::{Booking, Candidate, Leg, PerLeg};
+use prefix_index::ProvisionalRecord;
 use tokio::{
     sync::futures::OwnedNotified,
     time::{Duration, Instant},
@@ -63,10 +64,21 @@ pub(super) struct LegRun {
     pub(super) engine: usize,
     pub(super) candidate: Candidate,
     pub(super) booking: Option<Booking>,
+    /// Until the engine begins the leg's output: the record that the prompt is cached there.
+    pub(super) record: Option<ProvisionalRecord>,
     /// The sequence that the engine runs or will run; `None` if nothing was sent or the leg has ended.
     pub(super) tag: Option<u64>,
     /// Time at which it was sent to the engine.
     pub(super) sent: Duration,
+}
+
+impl LegRun {
+    /// Notes that the engine has the prompt.
+    pub(super) fn keep_record(&mut self) {
+        if let Some(record) = self.record.take() {
+            record.keep();
+        }
+    }
 }
 
 /// Blocks of a finished prefill that the decode engine has not read yet.

@@ -151,7 +151,7 @@ impl Lab<'_> {
         let Some(flight) = self.flights.get_mut(&number) else { return };
         flight.cause.get_or_insert(Ended::Failed);
         let Some(run) = flight.runs[leg].as_mut() else { return };
-        run.tag = None;
+        (run.tag, run.record) = (None, None);
         let (place, candidate) = (run.engine, run.candidate.clone());
         candidate.load().observe_outcome(false);
         candidate.worker.note_outcome(false);

@@ -289,7 +289,7 @@ impl Lab<'_> {
     }
 
     fn record_routed(&mut self, number: usize, leg: Leg, routed: Routed) {
-        let Routed { candidate, booking, receipt } = routed;
+        let Routed { candidate, booking, record, receipt } = routed;
         if let Some(reason) = receipt.decider.fallback() {
             *self.fallbacks.entry(reason).or_insert(0) += 1;
         }
@@ -299,8 +299,8 @@ impl Lab<'_> {
         self.gateways.of(number).programs.routed(&mut flight.request, &candidate, receipt.cached_blocks);
         flight.receipts.push(receipt);
         let engine = engines::position(candidate.worker.id());
-        let run = LegRun { engine, candidate, booking: Some(booking), tag: None, sent: self.now };
-        flight.runs[leg] = Some(run);
+        let (booking, record) = (Some(booking), Some(record));
+        flight.runs[leg] = Some(LegRun { engine, candidate, booking, record, tag: None, sent: self.now });
         if leg != Leg::Prefill && flight.place.take().is_some() {
             self.gateways.of(number).queue.wake();
         }
@@ -351,20 +351,13 @@ impl Lab<'_> {
     fn cancel(&mut self, number: usize, leg: Leg) {
         let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
         let Some(run) = run else { return };
+        run.keep_record();
         if let Some(tag) = run.tag.take()
             && let Some(engine) = self.engines.get_mut(run.engine)
         {
             engine.core.leave(tag);
         }
         self.free(number, leg);
-    }
-
-    /// Releases a leg's booking and wakes the queue.
-    pub(super) fn free(&mut self, number: usize, leg: Leg) {
-        let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
-        if run.and_then(|run| run.booking.take()).is_some() {
-            self.gateways.of(number).queue.wake();
-        }
     }
 
     /// Waits as the request's state requires: for a pause, or for a place in the queue.

@@ -126,6 +126,7 @@ impl Lab<'_> {
         if part == Part::Prefill {
             return self.prefill_done(number);
         }
+        run.keep_record();
         if let Some(booking) = &mut run.booking {
             if token.number == 1 {
                 booking.first_token(self.now - run.sent, part == Part::Whole);
@@ -166,6 +167,14 @@ impl Lab<'_> {
         }
     }
 
+    /// Releases a leg's booking and wakes the queue.
+    pub(super) fn free(&mut self, number: usize, leg: Leg) {
+        let run = self.flights.get_mut(&number).and_then(|flight| flight.runs[leg].as_mut());
+        if run.and_then(|run| run.booking.take()).is_some() {
+            self.gateways.of(number).queue.wake();
+        }
+    }
+
     fn prefill_done(&mut self, number: usize) {
         let lease = Duration::from_secs_f64(self.fleet.links.lease_s);
         let handoff = self.fleet.routing.handoff;
@@ -173,6 +182,7 @@ impl Lab<'_> {
         let decode_waits = flight.runs.answering.as_ref().is_some_and(|decode| decode.tag.is_some());
         let Some(run) = flight.runs.prefill.as_mut() else { return };
         let Some(tag) = run.tag.take() else { return };
+        run.keep_record();
         if let Some(booking) = &mut run.booking {
             booking.first_token(self.now - run.sent, true);
         }

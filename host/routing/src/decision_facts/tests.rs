@@ -219,7 +219,7 @@ fn every_fact_is_what_the_candidate_says_for_all_rows_and_for_some() {
         let _bookings = book(&mut random, pool);
         for candidate in pool.iter().filter(|_| random.random_bool(0.3)).cloned().collect::<Vec<_>>() {
             let held = prefix(random.random_range(0..PROMPTS), random.random_range(1..50));
-            index.record(candidate.worker_id(), candidate.rank, held.hashes(), Instant::now());
+            index.record(candidate.worker_id(), candidate.rank, &held, Instant::now());
         }
         for prompt in 0..PROMPTS {
             let request = request(prompt);

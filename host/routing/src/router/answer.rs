@@ -1,6 +1,7 @@
 //! Answers of the router: a booked worker, a preview, or an error.
 
 use pointsman_workers::{Booking, Candidate, Leg, Pause, WorkerId};
+use prefix_index::ProvisionalRecord;
 
 use crate::{
     config::RouterConfig, cost::CostTerms, policy::ShedReason, query::CandidateId, receipt::Receipt,
@@ -26,6 +27,8 @@ pub struct Routed {
     pub candidate: Candidate,
     /// The booked load, released when dropped.
     pub booking: Booking,
+    /// Says that the prompt is cached at the worker. Withdrawn when dropped, unless it was kept.
+    pub record: ProvisionalRecord,
     /// Explains the choice.
     pub receipt: Receipt,
 }

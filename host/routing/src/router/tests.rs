@@ -408,7 +408,7 @@ fn f1_each_native_mode_chooses_as_its_name_says() {
         drop(held);
     }
     let kv = of(N::Kv);
-    kv.router.index().record(WorkerId(2), DpRank(0), request().prefix.hashes(), Instant::now());
+    kv.router.index().record(WorkerId(2), DpRank(0), &request().prefix, Instant::now());
     kv.router.index().flush();
     // F1.1: kv
     assert_eq!(choices(&kv, 0..20), [2; 20]);
@@ -417,12 +417,18 @@ fn f1_each_native_mode_chooses_as_its_name_says() {
 #[test]
 fn f5_a_pinned_decision_is_recorded_in_the_index() {
     let fixture = fixture(Program::Native(NativeMode::LeastLoaded));
-    fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
-    fixture.router.index().flush();
-    let mut overlaps = prefix_index::Overlaps::default();
-    fixture.router.index().matches(request().prefix.hashes(), &mut overlaps);
+    let routed = fixture.route(Leg::Prefill, |query| query.pin = Some((WorkerId(2), None))).unwrap();
+    let recorded = || {
+        fixture.router.index().flush();
+        let mut overlaps = prefix_index::Overlaps::default();
+        fixture.router.index().matches(request().prefix.hashes(), &mut overlaps);
+        overlaps.get(WorkerId(2), DpRank(0)).device
+    };
     // F5.2
-    assert_eq!(overlaps.get(WorkerId(2), DpRank(0)).device, 4);
+    assert_eq!(recorded(), 4);
+    drop(routed);
+    // F5.4
+    assert_eq!(recorded(), 0, "the worker was never asked");
 }
 
 #[test]
@@ -544,7 +550,9 @@ fn a_decode_worker_must_speak_the_handoff_of_the_prefill_worker() {
 #[test]
 fn f5_a_decision_is_recorded_in_the_index_and_draws_the_next_one() {
     let fixture = fixture(Program::Native(NativeMode::Kv));
-    let first = fixture.route(Leg::Prefill, |_| {}).unwrap().receipt.worker;
+    let Routed { receipt, record, .. } = fixture.route(Leg::Prefill, |_| {}).unwrap();
+    record.keep();
+    let first = receipt.worker;
     fixture.router.index().flush();
     for seed in 0..20 {
         let routed = fixture.route(Leg::Prefill, |query| query.seed = seed).unwrap();
@@ -659,7 +667,7 @@ fn a_shadow_runs_on_the_same_facts_and_never_acts() {
         |fixture: &Fixture| fixture.route(Leg::Prefill, |query| query.explain = true).unwrap().receipt;
     // It asks for facts that the active one does not use, and ranks the other worker first: worker 2 holds
     // nothing.
-    fixture.router.index().record(WorkerId(1), DpRank(0), request().prefix.hashes(), Instant::now());
+    fixture.router.index().record(WorkerId(1), DpRank(0), &request().prefix, Instant::now());
     std::thread::sleep(std::time::Duration::from_millis(50));
     let generation = slot.try_out(Lane::Shadow, scorer(&["cached-blocks-device"], 0), 1.0).unwrap();
     let seen = receipt(&fixture);

@@ -43,6 +43,9 @@ pub trait Sink: Send + Sync {
     /// nothing to forget.
     fn forget(&self, why: &'static str);
 
+    /// Reports that the source's engine is another process than before, with an empty cache.
+    fn restarted(&self) {}
+
     /// Reports whether the source is connected and caught up. Initially it is not.
     fn live(&self, live: bool);
 }
@@ -218,7 +221,7 @@ impl Feed {
             );
         }
         if self.previous.take().is_some_and(|previous| seq <= previous) {
-            counters.restarts.fetch_add(1, Relaxed);
+            self.restarted();
         }
         let step = self.sequencer.on(seq, payload);
         if let Step::Gap { from, to } = step {
@@ -282,7 +285,7 @@ impl Feed {
         match step {
             Step::Apply(payload) => self.apply(&payload, origin),
             Step::Restarted(payload) => {
-                self.config.counters.restarts.fetch_add(1, Relaxed);
+                self.restarted();
                 self.forget("restarted");
                 self.apply(&payload, origin);
             }
@@ -326,6 +329,11 @@ impl Feed {
             counters.silences.fetch_add(1, Relaxed);
         }
         tracing::debug!(%endpoint, reason = %lost, "kv event feed disconnected");
+    }
+
+    fn restarted(&self) {
+        self.config.counters.restarts.fetch_add(1, Relaxed);
+        self.sink.restarted();
     }
 
     fn forget(&self, why: &'static str) {

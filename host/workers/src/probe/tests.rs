@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use prefix_index::{IndexConfig, Overlaps};
+use prefix_index::{IndexConfig, Overlaps, Prefix};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -141,13 +141,13 @@ async fn b2_health_comes_and_goes_with_the_worker() {
 async fn b8_predictions_end_with_a_process_that_was_replaced_unseen() {
     let test = test_worker("vllm").await;
     until("load", || test.worker.engine_load().is_some()).await;
-    let (rank, blocks) = (DpRank(0), Arc::from([BlockHash(1), BlockHash(2)]));
+    let (rank, prefix) = (DpRank(0), Prefix::from(vec![BlockHash(1), BlockHash(2)]));
     let held = || {
         let mut overlaps = Overlaps::default();
-        test.index.matches(&blocks, &mut overlaps);
+        test.index.matches(prefix.hashes(), &mut overlaps);
         overlaps.get(test.worker.id(), rank).device
     };
-    test.index.record(test.worker.id(), rank, &blocks, Instant::now());
+    test.index.record(test.worker.id(), rank, &prefix, Instant::now());
     assert_eq!(held(), 2);
     test.started.fetch_add(1, Relaxed);
     // B8.9

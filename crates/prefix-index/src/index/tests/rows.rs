@@ -58,8 +58,8 @@ proptest! {
                 1 => index.set_live(worker, rank, length % 2 == 0),
                 2 | 3 => {
                     let tokens: Vec<u32> = blocks.iter().flat_map(|block| [*block as u32; 4]).collect();
-                    let hashes = crate::block_hashes(&tokens, 4, &crate::Salt::default()).into();
-                    index.record(worker, rank, &hashes, Instant::now());
+                    let prefix = crate::block_hashes(&tokens, 4, &crate::Salt::default()).into();
+                    index.record(worker, rank, &prefix, Instant::now());
                 }
                 _ => {
                     let tier = [Tier::Device, Tier::Device, Tier::Host, Tier::Disk][usize::from(action) % 4];

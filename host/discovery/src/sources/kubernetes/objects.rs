@@ -244,7 +244,8 @@ impl Slice {
 /// Returns the workers of a pod, with their descriptions.
 fn found(specs: Vec<WorkerSpec>, leaving: bool, uid: &str) -> impl Iterator<Item = Found> {
     let identity = move |rank: usize| (!uid.is_empty()).then(|| Arc::from(format!("{uid}/{rank}")));
-    specs.into_iter().enumerate().map(move |(rank, spec)| Found { spec, leaving, identity: identity(rank) })
+    let found = move |(rank, spec)| Found { leaving, identity: identity(rank), ..Found::staying(spec) };
+    specs.into_iter().enumerate().map(found)
 }
 
 /// Describes the workers at an address, one for each port: by the defaults, then by labels, then by

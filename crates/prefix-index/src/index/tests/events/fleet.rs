@@ -30,11 +30,11 @@ fn send(index: &PrefixIndex, engine: u64, event: KvEvent) {
     }
 }
 
-/// One engine: how often each block is stored.
+/// One engine: how often each block is stored, and the decisions.
 #[derive(Default)]
 struct Model {
     stored: BTreeMap<u64, u32>,
-    records: Vec<Vec<u64>>,
+    records: Vec<(Vec<u64>, ProvisionalRecord)>,
 }
 
 impl Model {
@@ -66,7 +66,8 @@ impl Model {
     fn matched(&self, asked: &[u64]) -> usize {
         let held: BTreeSet<Vec<u64>> = self.stored.keys().map(|block| contents(*block)).collect();
         let by_events = (1..=asked.len()).take_while(|depth| held.contains(&asked[..*depth])).count();
-        let common = |record: &Vec<u64>| record.iter().zip(asked).take_while(|(a, b)| a == b).count();
+        let common =
+            |(record, _): &(Vec<u64>, _)| record.iter().zip(asked).take_while(|(a, b)| a == b).count();
         by_events.max(self.records.iter().map(common).max().unwrap_or(0))
     }
 }
@@ -93,7 +94,7 @@ proptest! {
     fn h3_lookups_equal_a_naive_model_of_several_engines(
         steps in proptest::collection::vec((1..=ENGINES, 0_u8..12, 1_u64..64, 1_usize..7), 1..60),
     ) {
-        let index = index(1 << 24, 120);
+        let index = Arc::new(index(1 << 24, 120));
         let mut models: Vec<Model> = (0..ENGINES).map(|_| Model::default()).collect();
         for (number, (engine, action, block, count)) in steps.into_iter().enumerate() {
             let model = &mut models[engine as usize - 1];
@@ -113,12 +114,17 @@ proptest! {
                 4 if count == 1 => {
                     send(&index, engine, KvEvent::Cleared);
                     model.stored.clear();
+                    model.records.clear();
+                }
+                5 if count < 3 && !model.records.is_empty() => {
+                    // Withdraws one of them.
+                    drop(model.records.remove(block as usize % model.records.len()));
                 }
                 5 => {
                     let record = contents(block);
-                    let hashes = block_hashes(&tokens(&record), 4, &Salt::default()).into();
-                    index.record(WorkerId(engine), DpRank(0), &hashes, Instant::now());
-                    model.records.push(record);
+                    let prefix = block_hashes(&tokens(&record), 4, &Salt::default()).into();
+                    let (worker, now) = (WorkerId(engine), Instant::now());
+                    model.records.push((record, index.record_provisionally(worker, DpRank(0), &prefix, now)));
                 }
                 6 if count == 1 => {
                     index.remove_worker(WorkerId(engine));

@@ -131,7 +131,7 @@ fn h6_decisions_are_recorded_while_no_group_can_be_followed() {
     let (index, tokens) = (live(), (0..16).collect::<Vec<u32>>());
     let blocks: Arc<[BlockHash]> = block_hashes(&tokens, 4, &Salt::default()).into();
     let record = || {
-        index.record(HERE.0, HERE.1, &blocks, Instant::now());
+        index.record(HERE.0, HERE.1, &blocks.clone().into(), Instant::now());
         index.flush();
         depth_of(&index, &tokens)
     };
