@@ -37,7 +37,7 @@ pub use crate::{
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
     pool::{EncodePool, PoolFull, PoolLimits, Ticket, Work},
-    prompt_bytes::{MEDIA_TOKENS, PromptBytes},
+    prompt_bytes::{MEDIA_TOKENS, PromptBytes, TEMPLATE_FIELDS},
     prompt_key::{PromptForm, PromptKey},
     prompt_tokens::{PromptTokens, TokenSegment},
     tokenizer::Tokenizer,

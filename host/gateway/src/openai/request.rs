@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 use json_splice::JsonBody;
-use pointsman_tokens::PromptBytes;
+use pointsman_tokens::{PromptBytes, TEMPLATE_FIELDS};
 use pointsman_workers::ModelName;
 
 use crate::{
@@ -238,6 +238,14 @@ impl Request {
     #[must_use]
     pub(crate) fn message_ends(&self) -> &[u32] {
         self.body.object_ends(self.prompt_key)
+    }
+
+    /// Number of bytes that a tokenizer reads: the prompt, and what a chat template writes before it.
+    #[must_use]
+    pub(crate) fn tokenized_bytes(&self) -> usize {
+        let before = TEMPLATE_FIELDS.iter().filter(|_| self.has_messages());
+        let before: usize = before.filter_map(|key| self.body.get(key)).map(str::len).sum();
+        before + self.prompt().len()
     }
 
     /// The bytes of the prompt, for blocks without tokens (H5).
