@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
-    raw_engine::json,
+    raw_engine::{chunk, json, stream_head},
 };
 use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
@@ -186,4 +186,49 @@ async fn h5_a_photo_in_flight_does_not_keep_other_requests_from_its_worker() {
     // H5.8
     assert!(a + b == 40 && a.min(b) >= 8, "{a} and {b} requests");
     assert_eq!(first.await.unwrap(), 200);
+}
+
+#[tokio::test]
+async fn f4_a_photo_by_url_does_not_make_a_worker_look_slow_when_its_engine_counts_it() {
+    let engine = RawEngine::serving(|request: &RawRequest| {
+        let usage = r#""usage":{"prompt_tokens":10000,"completion_tokens":1,"total_tokens":10001}"#;
+        let event =
+            r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]USAGE}"#;
+        let event = match request.body.contains("continuous_usage_stats") {
+            true => event.replace("USAGE", &format!(",{usage}")),
+            false => event.replace("USAGE", ""),
+        };
+        let events = [format!("{event}\n\n"), "data: [DONE]\n\n".to_owned()];
+        let pause = Act::Pause(Duration::from_millis(200));
+        let chunks = events.iter().map(|event| Act::Send(chunk(event.as_bytes())));
+        [pause, Act::Send(stream_head())].into_iter().chain(chunks).chain([Act::Send(chunk(b""))]).collect()
+    })
+    .await
+    .unwrap();
+    let speed = async |options: Value| {
+        let cluster = cluster_of(&[&engine], |_| {}).await;
+        let url = json!({"type": "image_url", "image_url": {"url": "https://example.org/a.png"}});
+        let body = json!({"model": "tiny", "stream": true, "stream_options": options,
+            "messages": [{"role": "user", "content": [url]}]});
+        let stream = cluster.client.stream(CHAT, &[], body.to_string()).await.unwrap();
+        assert_eq!(stream.all().await.unwrap().last().unwrap(), "[DONE]");
+        let workers = cluster.admin.get("/workers").await.unwrap().json().unwrap();
+        let found = find(&workers, "prefill_us_per_ktoken");
+        found.and_then(Value::as_u64).unwrap()
+    };
+    assert!(speed(json!({})).await > 1_000_000, "20 tokens in 200 ms");
+    let counted = speed(json!({"include_usage": true, "continuous_usage_stats": true})).await;
+    // F4.17
+    assert!((20_000..100_000).contains(&counted), "10,000 tokens in 200 ms: {counted}");
+}
+
+/// The first value of a key at any depth.
+fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
+    match value {
+        Value::Object(fields) => {
+            fields.get(key).or_else(|| fields.values().find_map(|field| find(field, key)))
+        }
+        Value::Array(items) => items.iter().find_map(|item| find(item, key)),
+        _ => None,
+    }
 }
