@@ -21,6 +21,7 @@ fn answer(request: &RawRequest) -> Vec<Act> {
             r#"{"id":"m","type":"message","role":"assistant","content":[],"stop_reason":"end_turn"}"#
         }
         "POST /v1/responses" => r#"{"id":"r","object":"response","status":"completed","output":[]}"#,
+        "POST /v1/embeddings" => r#"{"object":"list","data":[{"index":0,"embedding":[0.5]}]}"#,
         _ => r#"{"id":"c","choices":[{"index":0,"message":{"content":"a"},"finish_reason":"stop"}]}"#,
     }))]
 }
@@ -231,4 +232,20 @@ fn find<'a>(value: &'a Value, key: &str) -> Option<&'a Value> {
         Value::Array(items) => items.iter().find_map(|item| find(item, key)),
         _ => None,
     }
+}
+
+#[tokio::test]
+async fn a1_an_embeddings_request_with_messages_reaches_an_engine() {
+    let engine = RawEngine::serving(answer).await.unwrap();
+    let cluster = cluster_of(&[&engine], |_| {}).await;
+    let message =
+        json!({"role": "user", "content": [{"type": "text", "text": "Represent the given image."}]});
+    for messages in [json!([message]), json!([[message], [message]])] {
+        let body = json!({"model": "tiny", "messages": messages, "encoding_format": "float"});
+        let reply = cluster.client.post("/v1/embeddings", &[], body.to_string()).await.unwrap();
+        // A1.15
+        assert_eq!((reply.status.as_u16(), engine.requests().pop().unwrap().body), (200, body.to_string()));
+    }
+    let reply = cluster.client.post("/v1/embeddings", &[], r#"{"model":"tiny"}"#.to_owned()).await.unwrap();
+    assert_eq!(reply.status, 400);
 }
