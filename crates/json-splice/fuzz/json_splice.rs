@@ -2,7 +2,7 @@
 #![no_main]
 
 use bytes::Bytes;
-use json_splice::{JsonBody, JsonError};
+use json_splice::{JsonBody, JsonError, MIN_LONG_STRING};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Map, Value};
 
@@ -31,6 +31,10 @@ fuzz_target!(|data: &[u8]| {
     for (key, value) in &tree {
         let raw = body.get(key).expect("a key of the tree");
         assert_eq!(&serde_json::from_str::<Value>(raw).expect("a value"), value);
+        for place in body.long_strings(key) {
+            let string = raw.get(place).expect("a place in the value");
+            assert!(string.len() >= MIN_LONG_STRING && serde_json::from_str::<String>(string).is_ok());
+        }
     }
     let keys: Vec<&str> = tree.keys().map(String::as_str).collect();
     let pick = |place: u8| keys.get(usize::from(place) % (keys.len() + 1)).copied().unwrap_or("other\"key");

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-use std::{borrow::Cow, fmt};
+use std::{borrow::Cow, fmt, ops::Range};
 
 use bytes::{Bytes, BytesMut};
 use bytestring::ByteString;
@@ -11,14 +11,16 @@ use serde::{
 
 mod scan;
 
-pub use scan::{Counts, MAX_DEPTH, MAX_KEYS};
-use scan::{Fault, Key, Member};
+pub use scan::{Counts, MAX_DEPTH, MAX_KEYS, MIN_LONG_STRING};
+use scan::{Fault, Key, Member, Scanned};
 
 /// A JSON object with the places of its top-level values.
 #[derive(Clone, Debug)]
 pub struct JsonBody {
     text: ByteString,
     members: Vec<Member>,
+    /// Starts and ends of the long strings, in order.
+    long_strings: Vec<(u32, u32)>,
 }
 
 /// Why a body is refused.
@@ -54,14 +56,15 @@ impl JsonBody {
     /// [`JsonError`]: a limit, or serde_json's message with line and column.
     pub fn parse(bytes: Bytes) -> Result<Self, JsonError> {
         let text = ByteString::try_from(bytes).map_err(|error| JsonError::Syntax(error.to_string()))?;
-        let members = scan::members(&text).map_err(|fault| JsonError::of(fault, &text))?;
-        Ok(Self { text, members })
+        let scanned = scan::scan(&text).map_err(|fault| JsonError::of(fault, &text))?;
+        let Scanned { members, long_strings } = scanned;
+        Ok(Self { text, members, long_strings })
     }
 
     /// Returns an empty object.
     #[must_use]
     pub fn empty() -> Self {
-        Self { text: ByteString::from_static("{}"), members: Vec::new() }
+        Self { text: ByteString::from_static("{}"), members: Vec::new(), long_strings: Vec::new() }
     }
 
     /// The raw JSON of a value; of several under one key the last, as parsers do.
@@ -84,6 +87,17 @@ impl JsonBody {
     #[must_use]
     pub fn object_ends(&self, key: &str) -> &[u32] {
         self.member(key).map_or(&[], |member| &member.object_ends)
+    }
+
+    /// Places of the strings within the value of a key that have [`MIN_LONG_STRING`] bytes or more, in order.
+    /// They count from the beginning of the value, and include the quotes. Keys are not among them. If there
+    /// are thousands, only the first ones of the body are known.
+    pub fn long_strings(&self, key: &str) -> impl Iterator<Item = Range<usize>> {
+        let (from, to) = self.member(key).map_or((0, 0), |member| (member.value.start, member.value.end));
+        let first = self.long_strings.partition_point(|(start, _)| (*start as usize) < from);
+        let places =
+            self.long_strings.iter().skip(first).map(|(start, end)| (*start as usize, *end as usize));
+        places.take_while(move |(_, end)| *end <= to).map(move |(start, end)| start - from..end - from)
     }
 
     /// Every key, as often as it is there.

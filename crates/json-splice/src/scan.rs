@@ -18,6 +18,11 @@ pub const MAX_DEPTH: usize = 100;
 /// Largest number of objects in lists of a body whose ends are noted: more are not worth the memory.
 const MAX_ENDS: usize = 4_096;
 
+/// Minimum length of a string whose place is noted, bytes, with its quotes.
+pub const MIN_LONG_STRING: usize = 1_024;
+/// Largest number of long strings of a body whose places are noted: more are not worth the memory.
+const MAX_LONG_STRINGS: usize = 4_096;
+
 /// Number of members for which a list has room at first. The allocator is slower from 1 KB on.
 const INITIAL_MEMBERS: usize = 12;
 
@@ -52,6 +57,14 @@ pub struct Counts {
     pub values: usize,
 }
 
+/// What the scan finds in a text.
+#[derive(Debug)]
+pub(super) struct Scanned {
+    pub(super) members: Vec<Member>,
+    /// Starts and ends of the first [`MAX_LONG_STRINGS`] long strings, quotes included.
+    pub(super) long_strings: Vec<(u32, u32)>,
+}
+
 /// Why a text has no members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
@@ -63,11 +76,11 @@ pub(super) enum Fault {
     Depth,
 }
 
-/// Finds the members of the object that `text` is.
+/// Finds the members of the object that `text` is, and the long strings in their values.
 ///
 /// # Errors
 /// [`Fault`].
-pub(super) fn members(text: &str) -> Result<Vec<Member>, Fault> {
+pub(super) fn scan(text: &str) -> Result<Scanned, Fault> {
     let mut scan = Scan {
         bytes: text.as_bytes(),
         at: 0,
@@ -76,9 +89,11 @@ pub(super) fn members(text: &str) -> Result<Vec<Member>, Fault> {
         start: 0,
         ends: Vec::new(),
         ends_left: MAX_ENDS,
+        long_strings: Vec::new(),
         fault: Fault::Syntax,
     };
-    read_members(&mut scan, text).ok_or(scan.fault)
+    let members = read_members(&mut scan, text).ok_or(scan.fault)?;
+    Ok(Scanned { members, long_strings: scan.long_strings })
 }
 
 fn read_members(scan: &mut Scan<'_>, text: &str) -> Option<Vec<Member>> {
@@ -131,6 +146,8 @@ struct Scan<'a> {
     ends: Vec<u32>,
     /// Number of ends that may still be noted.
     ends_left: usize,
+    /// Starts and ends of the long strings.
+    long_strings: Vec<(u32, u32)>,
     /// Why the text is refused, should it be.
     fault: Fault,
 }
@@ -142,7 +159,13 @@ impl Scan<'_> {
             self.blank();
             self.counts.values += 1;
             match self.next()? {
-                b'"' => drop(self.string()?),
+                b'"' => {
+                    let start = self.at - 1;
+                    self.string()?;
+                    if self.at - start >= MIN_LONG_STRING {
+                        self.note_long_string(start);
+                    }
+                }
                 b'[' => {
                     if self.opens(b']')? {
                         continue;
@@ -217,6 +240,13 @@ impl Scan<'_> {
             self.ends_left -= 1;
             self.ends.extend(u32::try_from(self.at - self.start).ok());
         }
+    }
+
+    /// Notes the place of a long string that began at `start`. The scan stands after the string.
+    fn note_long_string(&mut self, start: usize) {
+        let place = u32::try_from(start).ok().zip(u32::try_from(self.at).ok());
+        let has_room = self.long_strings.len() < MAX_LONG_STRINGS;
+        self.long_strings.extend(place.filter(|_| has_room));
     }
 
     /// Passes a key and its colon; the key's place, quotes included, and whether it has escapes.

@@ -24,6 +24,26 @@ fn what_is_not_edited_stays_byte_for_byte() {
 }
 
 #[test]
+fn the_places_of_long_strings_in_a_value_are_known() {
+    let (long, short) = ("l".repeat(MIN_LONG_STRING - 2), "s".repeat(MIN_LONG_STRING - 3));
+    let text = format!(
+        r#"{{"{long}":"{long}", "a": [ {{"{long}":"{short}","data" : "{long}"}} , "\"{short}\""], "b":7,"c":"x{long}"}}"#
+    );
+    let body = body(&text);
+    let strings = |key: &str| -> Vec<String> {
+        body.long_strings(key).map(|place| body.get(key).unwrap()[place].to_owned()).collect()
+    };
+    assert_eq!(strings("a"), [format!("\"{long}\""), format!(r#""\"{short}\"""#)]);
+    assert_eq!(strings(&long), [format!("\"{long}\"")]);
+    assert_eq!(
+        (strings("b").len(), strings("missing").len(), strings("c")),
+        (0, 0, vec![format!("\"x{long}\"")])
+    );
+    let many = self::body(&format!("{{\"a\":[{}1],\"b\":\"{long}\"}}", format!("\"{long}\",").repeat(4_100)));
+    assert_eq!((many.long_strings("a").count(), many.long_strings("b").count()), (4_096, 0));
+}
+
+#[test]
 fn the_last_of_several_equal_keys_counts_and_edits_meet_all() {
     let body = body(r#"{"n":1,"x":2,"n":3}"#);
     assert_eq!(body.get("n"), Some("3"));

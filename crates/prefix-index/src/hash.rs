@@ -5,7 +5,7 @@
 
 use xxhash_rust::{
     const_xxh3::const_custom_default_secret,
-    xxh3::{xxh3_64, xxh3_64_with_secret, xxh3_64_with_seed},
+    xxh3::{Xxh3, xxh3_64, xxh3_64_with_secret, xxh3_64_with_seed},
 };
 
 use crate::id::BlockHash;
@@ -67,24 +67,36 @@ pub(crate) fn multimodal_block_hashes(
         .collect()
 }
 
-/// Returns the sequence hashes of the pieces of a prompt given as bytes. A piece reaches from the end of
-/// the previous one to its own; an incomplete last piece has no hash.
+/// Returns the sequence hashes of the pieces of a prompt whose bytes are those of `parts`. A piece reaches
+/// from the end of the previous one to its own; an incomplete last piece has no hash.
 #[must_use]
-pub(crate) fn byte_piece_hashes(
-    bytes: &[u8],
+pub(crate) fn byte_piece_hashes<'a>(
+    mut parts: impl Iterator<Item = &'a [u8]> + Clone,
     ends: impl Iterator<Item = usize>,
     salt: &Salt<'_>,
 ) -> Vec<BlockHash> {
+    let total: usize = parts.clone().map(<[u8]>::len).sum();
     // No piece is longer than the prompt.
-    let local = LocalHasher::new(salt.seed(), bytes.len() / size_of::<u32>());
+    let local = LocalHasher::new(salt.seed(), total / size_of::<u32>());
     let mut chain = Chain::default();
-    let mut from = 0;
-    ends.map_while(|end| {
-        let piece = bytes.get(from..end)?;
-        from = end;
-        Some(chain.next(local.bytes(piece)))
-    })
-    .collect()
+    let (mut from, mut part): (usize, &[u8]) = (0, &[]);
+    ends.take_while(|end| *end <= total)
+        .map_while(|end| {
+            let length = end - from;
+            from = end;
+            while part.is_empty() {
+                part = parts.next()?;
+            }
+            let hash = match part.split_at_checked(length) {
+                Some((piece, rest)) => {
+                    part = rest;
+                    local.bytes(piece)
+                }
+                None => local.bytes_of_parts(length, &mut part, &mut parts)?,
+            };
+            Some(chain.next(hash))
+        })
+        .collect()
 }
 
 /// Appends to `out` the sequence hashes of the full blocks of `tokens`, which follow a block with the
@@ -163,6 +175,28 @@ impl LocalHasher {
             None => xxh3_64_with_seed(bytes, self.seed),
         }
     }
+
+    /// Returns the local hash of a block of `length` bytes, which begins with `part` and goes on in `parts`.
+    /// The rest of the last part that it needs is left in `part`.
+    fn bytes_of_parts<'a>(
+        &self,
+        length: usize,
+        part: &mut &'a [u8],
+        parts: &mut impl Iterator<Item = &'a [u8]>,
+    ) -> Option<u64> {
+        let mut hasher = Xxh3::with_seed(self.seed);
+        let mut missing = length;
+        loop {
+            let (piece, rest) = part.split_at(missing.min(part.len()));
+            hasher.update(piece);
+            missing -= piece.len();
+            *part = rest;
+            if missing == 0 {
+                return Some(hasher.digest());
+            }
+            *part = parts.next()?;
+        }
+    }
 }
 
 /// Fills `bytes` with the tokens of a block as little-endian u32s.
@@ -226,7 +260,7 @@ mod tests {
         let salt = Salt { lora: Some("adapter"), cache: None };
         for length in [1, 64, 239, 240, 241, 243, 244, 512, 2_048] {
             let bytes: Vec<u8> = (0..length).map(|place| (place % 251) as u8).collect();
-            let hashes = byte_piece_hashes(&bytes, [bytes.len()].into_iter(), &salt);
+            let hashes = byte_piece_hashes(std::iter::once(&*bytes), [bytes.len()].into_iter(), &salt);
             assert_eq!(hashes, [BlockHash(xxh3_64_with_seed(&bytes, salt.seed()))], "{length} bytes");
         }
     }

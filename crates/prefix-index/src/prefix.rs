@@ -7,7 +7,7 @@
 
 mod builder;
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 pub use self::builder::PrefixBuilder;
 use crate::{
@@ -38,8 +38,18 @@ impl Prefix {
     /// Computes the hashes of a prompt given as bytes, with `block_bytes` per block.
     #[must_use]
     pub fn of_bytes(bytes: &[u8], block_bytes: usize, salt: &Salt<'_>) -> Self {
+        Self::of_byte_parts(iter::once(bytes), block_bytes, salt)
+    }
+
+    /// Computes the hashes of a prompt whose bytes are those of `parts`, one after another.
+    #[must_use]
+    pub fn of_byte_parts<'a>(
+        parts: impl Iterator<Item = &'a [u8]> + Clone,
+        block_bytes: usize,
+        salt: &Salt<'_>,
+    ) -> Self {
         let ends = (1..).map(|mark| depth(mark) as usize * block_bytes.max(1));
-        Self { hashes: byte_piece_hashes(bytes, ends, salt).into(), sparse: true }
+        Self { hashes: byte_piece_hashes(parts, ends, salt).into(), sparse: true }
     }
 
     /// Returns a prefix of hashes that another program computed. `sparse`: as [`Prefix::of_bytes`] spaces
@@ -136,6 +146,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn h5_a_prompt_in_parts_has_the_hashes_of_its_bytes(
+            mut cuts in proptest::collection::vec(0_usize..20_000, 0..9),
+            block_bytes in 1_usize..300,
+        ) {
+            let text: Vec<u8> = (0..20_000_u32).map(|place| (place % 251) as u8).collect();
+            cuts.extend([0, text.len()]);
+            cuts.sort_unstable();
+            let parts = cuts.windows(2).map(|cut| &text[cut[0]..cut[1]]);
+            let salt = Salt { lora: Some("adapter"), cache: None };
+            prop_assert_eq!(
+                Prefix::of_byte_parts(parts, block_bytes, &salt),
+                Prefix::of_bytes(&text, block_bytes, &salt)
+            );
+        }
+
         #[test]
         fn h5_the_common_prefix_of_two_prompts_is_found_up_to_the_hash_before_it_ends(at in 0_usize..60_000) {
             let mut text: Vec<u8> = (0..60_000_u32).map(|place| (place % 251) as u8).collect();

@@ -52,6 +52,7 @@ mod quarantine;
 pub(crate) mod realtime;
 mod refusals;
 pub(crate) mod relay;
+mod reported_usage;
 mod respond;
 mod route;
 mod second_opinion;

@@ -128,7 +128,7 @@ impl Tokens {
                 tokens.map(|tokens| (tokens.into(), None))
             }
             Source::Folder(tokenizer, hashes) => {
-                let tokens = if request.prompt().len() <= INLINE_ENCODE_BYTES {
+                let tokens = if request.tokenized_bytes() <= INLINE_ENCODE_BYTES {
                     encode(tokenizer, request, None, &AtomicBool::new(false))
                 } else {
                     Box::pin(self.long(tokenizer, request, tenant, model.timeout)).await

@@ -9,7 +9,8 @@
 //! are synchronous. Encoding a long prompt that is not cached takes tens of milliseconds, so callers run such
 //! prompts off the reactor, on the threads of an [`EncodePool`].
 //!
-//! After any [`EncodeError`], the caller measures the request in bytes and forwards it to the engine.
+//! After any [`EncodeError`], the caller measures the request in bytes ([`PromptBytes`]) and forwards it to
+//! the engine.
 
 mod byte_cache;
 mod content_format;
@@ -20,6 +21,7 @@ mod json;
 mod messages;
 mod options;
 mod pool;
+mod prompt_bytes;
 mod prompt_key;
 mod prompt_tokens;
 mod python;
@@ -35,6 +37,7 @@ pub use crate::{
     error::{EncodeError, TokenizerError},
     options::{ChatOptions, LoadOptions},
     pool::{EncodePool, PoolFull, PoolLimits, Ticket, Work},
+    prompt_bytes::{MEDIA_TOKENS, PromptBytes, TEMPLATE_FIELDS},
     prompt_key::{PromptForm, PromptKey},
     prompt_tokens::{PromptTokens, TokenSegment},
     tokenizer::Tokenizer,

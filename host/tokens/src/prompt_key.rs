@@ -73,7 +73,8 @@ impl KeyMaker {
         item_ends: &[u32],
         get: impl Fn(&str) -> Option<&'a str>,
     ) -> Option<PromptKey> {
-        if prompt_json.len() < MIN_PROMPT_BYTES {
+        let beside: usize = FIELDS.into_iter().filter_map(&get).map(str::len).sum();
+        if beside + prompt_json.len() < MIN_PROMPT_BYTES {
             return None;
         }
         let items = self.items(prompt_json, item_ends).unwrap_or_default();
@@ -116,6 +117,17 @@ const WHITE: [char; 4] = [' ', '\n', '\t', '\r'];
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn h7_a_short_prompt_with_long_tools_has_a_key() {
+        let tools = format!("[\"{}\"]", "t".repeat(MIN_PROMPT_BYTES));
+        let key = |tools: &str| {
+            KeyMaker { seed: 1 }.key(PromptForm::Chat, "[]", &[], |key| (key == "tools").then_some(tools))
+        };
+        assert!(key("[]").is_none());
+        // H7.8
+        assert!(key(&tools).is_some_and(|one| Some(one) != key(&tools.replace("tt", "ts"))));
+    }
 
     #[test]
     fn messages_are_told_apart_and_white_space_between_them_does_not_count() {

@@ -83,6 +83,8 @@ pub struct Booking {
     block_size: u32,
     /// Prompt tokens that were not cached, whether or not they count as load.
     new_prompt_tokens: u32,
+    /// The same as the engine reported it.
+    reported_new_tokens: Option<u32>,
     expected_output_tokens: Option<u32>,
     /// Blocks of the prompt.
     prompt_blocks: u32,
@@ -261,6 +263,7 @@ impl Booking {
             prefill_tokens,
             prompt_tokens: request.prompt_tokens,
             new_prompt_tokens: request.new_prefill_tokens,
+            reported_new_tokens: None,
             block_size: request.block_size.max(1),
             expected_output_tokens: request.expected_output_tokens,
             prompt_blocks: request.total_prompt_blocks,
@@ -285,11 +288,29 @@ impl Booking {
         }
     }
 
+    /// Records the prompt tokens that the engine reported, and how many of them were cached, if it said so:
+    /// otherwise as large a part as was expected. The speeds of the rank are learned from them.
+    pub fn prompt_reported(&mut self, tokens: u32, cached: Option<u32>) {
+        let new_tokens = match cached {
+            Some(cached) => tokens.saturating_sub(cached),
+            None => {
+                let new = u64::from(tokens) * u64::from(self.new_prompt_tokens);
+                u32::try_from(new / u64::from(self.prompt_tokens.max(1))).unwrap_or(u32::MAX)
+            }
+        };
+        self.reported_new_tokens = (tokens > 0).then_some(new_tokens);
+    }
+
+    /// Returns the number of prompt tokens from which a first token tells the speed of this rank; 0: another
+    /// worker computed the prompt.
+    fn learned_tokens(&self, computed_prompt: bool) -> u32 {
+        if computed_prompt { self.reported_new_tokens.unwrap_or(self.new_prompt_tokens) } else { 0 }
+    }
+
     /// Records that the first token arrived `took` after the leg was sent, and releases the prefill tokens.
     /// `computed_prompt`: whether this worker computed the prompt, and did not receive it from another.
     pub fn first_token(&mut self, took: Duration, computed_prompt: bool) {
-        let new_tokens = if computed_prompt { self.new_prompt_tokens } else { 0 };
-        self.load.observe_first_token(took, new_tokens);
+        self.load.observe_first_token(took, self.learned_tokens(computed_prompt));
         self.prefill_done();
     }
 

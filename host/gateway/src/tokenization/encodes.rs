@@ -59,7 +59,7 @@ impl Encodes {
     ) -> Result<PromptTokens, &'static str> {
         let pool = self.pool.get().ok_or("tokenizer_closed")?;
         let (sender, receiver) = oneshot::channel();
-        let bytes = request.prompt().len();
+        let bytes = request.tokenized_bytes();
         let work = Box::new(move |stopped: Result<&_, PoolFull>| {
             let outcome = match stopped {
                 Ok(stopped) => super::encode(&tokenizer, &request, key.as_deref(), stopped),

@@ -167,6 +167,11 @@ fn question(request: &Request) -> Result<String, &'static str> {
     if get("truncate_prompt_tokens").is_some() {
         return Err("unsupported");
     }
+    // `/tokenize` does not render them.
+    if request.endpoint == Endpoint::ChatCompletions && get("documents").is_some_and(|value| value != "null")
+    {
+        return Err("unsupported");
+    }
     let (field, keys): (&str, &[&str]) = match request.endpoint {
         Endpoint::ChatCompletions => ("messages", &CHAT_KEYS),
         _ => ("prompt", &["add_special_tokens"]),
@@ -210,6 +215,10 @@ mod tests {
         assert_eq!(question(&text).unwrap(), r#"{"model":"m","prompt":"a b","add_special_tokens":false}"#);
         let cut = parse(Endpoint::Completions, r#"{"prompt":"a b","model":"m","truncate_prompt_tokens":9}"#);
         assert_eq!(question(&cut), Err("unsupported"));
+        let documents =
+            parse(Endpoint::ChatCompletions, r#"{"model":"m","messages":[],"documents":[{"a":"b"}]}"#);
+        // H7.9
+        assert_eq!(question(&documents), Err("unsupported"));
         let parts = |kind: &str| format!(r#"[{{"role":"user","content":[{{"type":"{kind}","x":1}}]}}]"#);
         assert!(is_text(&parts("text")) && is_text(r#"[{"role":"assistant","content":null}]"#));
         assert!(!is_text(&parts("image_url")) && !is_text("{}"));

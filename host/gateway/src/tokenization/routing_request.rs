@@ -53,10 +53,10 @@ pub(crate) fn routing_request(
         (Some(ids), _) => (count(ids.len()), false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
         (None, Some(tokens)) => (count(tokens.count()), false, tokens.prefix(size as usize, &salt, objects)),
         (None, None) => {
-            let prompt = request.prompt().as_bytes();
             let bytes = measure.bytes_per_token.max(1);
-            let tokens = count(prompt.len()).div_ceil(bytes);
-            (tokens, true, Prefix::of_bytes(prompt, (size * bytes) as usize, &salt))
+            let prompt = request.prompt_bytes(bytes);
+            let tokens = count(prompt.count()).div_ceil(bytes);
+            (tokens, true, Prefix::of_byte_parts(prompt.parts(), (size * bytes) as usize, &salt))
         }
     };
     // Of a batch, each prompt has a context of its own.
@@ -129,10 +129,12 @@ mod tests {
     }
 
     fn of_tenant(body: &str, tenant: Option<u64>) -> RoutingRequest {
+        of_endpoint(Endpoint::Completions, body, tenant)
+    }
+
+    fn of_endpoint(endpoint: Endpoint, body: &str, tenant: Option<u64>) -> RoutingRequest {
         let body = bytes::Bytes::copy_from_slice(body.as_bytes());
-        let request =
-            Request::parse(Endpoint::Completions, &HeaderMap::new(), body, &HintTrust::Trusted.into())
-                .unwrap();
+        let request = Request::parse(endpoint, &HeaderMap::new(), body, &HintTrust::Trusted.into()).unwrap();
         routing_request(
             (&request, request.hints.lora.as_deref(), &Snapshot::default()),
             &MEASURE,
@@ -155,6 +157,40 @@ mod tests {
             ),
             (16, true, 4)
         );
+    }
+
+    #[test]
+    fn h5_no_prompt_has_more_blocks_with_hashes_than_tokens() {
+        let image = "iVBORw0KGgoA".repeat(100_000);
+        let message = format!(
+            r#"[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/png;base64,{image}"}}}}]}}]"#
+        );
+        for (endpoint, tools, system) in [
+            (Endpoint::ChatCompletions, "", ""),
+            (Endpoint::ChatCompletions, r#""tools":[{"type":"function"}],"#, ""),
+            (Endpoint::Messages, r#""tools":[{"name":"t"}],"#, r#""system":"be brief","#),
+        ] {
+            let body = format!(r#"{{"model":"m",{tools}{system}"max_tokens":1,"messages":{message}}}"#);
+            let request = of_endpoint(endpoint, &body, None);
+            let named = request.prefix.named_blocks() * MEASURE.block_size;
+            // H5.8
+            assert!((1_024..1_100).contains(&request.prompt_tokens), "{}", request.prompt_tokens);
+            assert!(named <= request.prompt_tokens && named > 900, "{named}");
+        }
+    }
+
+    #[test]
+    fn h5_a_prompt_without_tools_has_the_hashes_of_its_field_alone() {
+        let messages = format!(r#"[{{"role":"user","content":"{}"}}]"#, "hello ".repeat(90));
+        let chat = |fields: &str| {
+            let body = format!(r#"{{"model":"m",{fields}"max_tokens":1,"messages":{messages}}}"#);
+            of_endpoint(Endpoint::Messages, &body, None).prefix
+        };
+        let of = |text: &str| Prefix::of_bytes(text.as_bytes(), 16, &Salt::default());
+        // H5.6
+        assert_eq!(chat(""), of(&messages));
+        assert_eq!(chat(r#""system":"be brief","#), of(&format!("\"be brief\"{messages}")));
+        assert_eq!(chat(r#""tools":[{}],"#), of(&format!("[{{}}]{messages}")));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use json_splice::JsonBody;
 use pointsman_lab::TraceRequest;
-use pointsman_tokens::{ChatOptions, Tokenizer};
+use pointsman_tokens::{ChatOptions, PromptBytes, Tokenizer};
 use prefix_index::{BlockHash, Prefix, Salt};
 use tokio::time::Duration;
 
@@ -110,9 +110,13 @@ impl Measure {
             }
             None => {
                 let bytes = self.bytes_per_token.max(1);
-                let tokens = u32::try_from(prompt.len()).ok()?.div_ceil(bytes);
+                let prompt = match arrived.endpoint {
+                    Endpoint::Chat => PromptBytes::of_chat(&body, [key], bytes),
+                    Endpoint::Completions => PromptBytes::of_text(&body, [key], bytes),
+                };
+                let tokens = u32::try_from(prompt.count()).ok()?.div_ceil(bytes);
                 let block_bytes = (self.block_tokens * bytes) as usize;
-                (tokens, true, Prefix::of_bytes(prompt.as_bytes(), block_bytes, &salt))
+                (tokens, true, Prefix::of_byte_parts(prompt.parts(), block_bytes, &salt))
             }
         };
         let max_tokens = [body.read::<u32>("max_completion_tokens"), body.read::<u32>("max_tokens")];
@@ -207,6 +211,21 @@ mod tests {
         assert_ne!(a[2], b[2], "a partial block is shared with no request");
         assert_ne!(a[0], c[0], "the salt is that of the run");
         assert_ne!(first.request.tenant_hash, elsewhere.request.tenant_hash);
+    }
+
+    #[test]
+    fn the_tools_of_a_chat_are_measured_and_tell_prompts_apart() {
+        let measure = Measure::new(16, 4, None);
+        let of = |tool: &str| {
+            let tools = tool.repeat(1_000);
+            let body = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],"tools":["{tools}"]}}"#);
+            kept(&measure, Endpoint::Chat, &body, 0).unwrap().request
+        };
+        let (one, other) = (of("a"), of("b"));
+        // H5.6
+        assert_eq!((one.input_tokens, other.input_tokens), (259, 259));
+        assert_eq!(of("a").blocks[0], one.blocks[0]);
+        assert_ne!(one.blocks[0], other.blocks[0]);
     }
 
     #[test]

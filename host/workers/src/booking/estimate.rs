@@ -88,7 +88,7 @@ impl Booking {
             return 0.0;
         }
         let ratio = took / expected;
-        let new_tokens = if computed_prompt { self.new_prompt_tokens } else { 0 };
+        let new_tokens = self.learned_tokens(computed_prompt);
         let generation = estimate.generation(tokens);
         // A phase that took little of the time says little about the speed.
         if estimate.prefill >= generation / 4 {

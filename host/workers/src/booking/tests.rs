@@ -38,6 +38,26 @@ fn f4_a_booking_is_added_at_selection_and_released_on_drop() {
 }
 
 #[test]
+fn f4_the_speed_of_prefills_is_learned_from_the_tokens_that_the_engine_reports() {
+    let learned = |reported: &[(u32, Option<u32>)], computed: bool| {
+        let load = Arc::new(new_load());
+        let half = BookingRequest { new_prefill_tokens: 20, ..request(40, &[], true) };
+        let mut booking = Booking::new(load.clone(), &half);
+        reported.iter().for_each(|(tokens, cached)| booking.prompt_reported(*tokens, *cached));
+        booking.first_token(Duration::from_millis(100), computed);
+        load.view().prefill_us_per_ktoken()
+    };
+    assert_eq!(learned(&[], true), 5_000_000);
+    // F4.17
+    assert_eq!(learned(&[(10_000, Some(0))], true), 10_000);
+    assert_eq!(learned(&[(10_000, Some(8_000))], true), 50_000);
+    assert_eq!(learned(&[(10_000, None), (10_000, None)], true), 20_000, "half is expected to be cached");
+    assert_eq!(learned(&[(0, None)], true), 5_000_000, "it reported no tokens");
+    assert_eq!(learned(&[(10_000, Some(20_000))], true), 0, "nothing was computed");
+    assert_eq!(learned(&[(10_000, Some(0))], false), 0);
+}
+
+#[test]
 fn g_a_shared_prefix_counts_once_and_without_reuse_it_does_not() {
     let load = Arc::new(new_load());
     let first = Booking::new(load.clone(), &request(64, &[1, 2, 3, 4], true));

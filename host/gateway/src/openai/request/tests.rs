@@ -82,6 +82,25 @@ fn a1_prompt_embeds_take_precedence_over_token_ids() {
 }
 
 #[test]
+fn h7_the_tools_and_documents_of_a_chat_are_part_of_what_a_tokenizer_reads() {
+    let bytes = |endpoint, body| parse(endpoint, body).unwrap().tokenized_bytes();
+    let chat = r#"{"model":"m","messages":[1],"tools":[23],"documents":[456]}"#;
+    // H7.8
+    assert_eq!(bytes(Endpoint::ChatCompletions, chat), "[1][23][456]".len());
+    assert_eq!(bytes(Endpoint::Completions, r#"{"model":"m","prompt":"a","tools":[23]}"#), 3);
+}
+
+#[test]
+fn a1_an_embeddings_request_without_input_embeds_a_chat() {
+    let prompt = |body| parse(Endpoint::Embeddings, body).map(|request| request.prompt().to_owned());
+    // A1.15
+    assert_eq!(prompt(r#"{"model":"m","messages":[{"role":"user"}]}"#).unwrap(), r#"[{"role":"user"}]"#);
+    assert_eq!(prompt(r#"{"model":"m","messages":[1],"input":"x"}"#).unwrap(), "\"x\"");
+    let error = prompt(r#"{"model":"m"}"#).unwrap_err().to_string();
+    assert_eq!(error, "input: is missing");
+}
+
+#[test]
 fn a1_a_list_of_token_lists_to_embed_is_a_batch() {
     let body = r#"{"model":"m","input":[[1,2],[3]],"dimensions":8,"encoding_format":"float","stream":true}"#;
     let request = parse(Endpoint::Embeddings, body).unwrap();
