@@ -9,7 +9,7 @@
 //! | choose a leg's worker and book it | `route` |
 //! | send the leg: call its engine, upgrade a connection, or hand it to the proxy | `send` |
 //! | wait for the first of what may come next | `next_event` |
-//! | tell a leg's outcome to its worker, session and record; make an event of it | `outcome`, `second_opinion` |
+//! | tell a leg's outcome to its worker and record, and make an event of it | `outcome`, `second_opinion` |
 //! | pass the answer on | `respond`, `relay`; `proxied` for Envoy, `realtime` |
 
 use std::{collections::VecDeque, sync::Arc};

@@ -287,9 +287,11 @@ impl Default for Metrics {
 
 mod continuations;
 mod count;
+mod dropped_spans;
 mod every_series;
 mod expected;
 
+pub(crate) use dropped_spans::DropReason;
 use expected::LabelledModels;
 
 impl Metrics {

@@ -13,7 +13,7 @@ use http::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Duration, Instant};
 
-use super::metrics::{Metrics, ReasonLabels};
+use super::metrics::{DropReason, Metrics};
 use crate::{
     config::{SemconvVersion, Traces as TraceSettings},
     openai::{hints::HintTrust, trace_context::TraceContext},
@@ -48,29 +48,6 @@ struct Queue {
     /// Limit of `waiting`.
     limit: usize,
     metrics: Arc<Metrics>,
-}
-
-/// Why spans that were recorded are not exported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DropReason {
-    /// The request has more spans than are kept.
-    Request,
-    /// Too many spans wait for the exporter.
-    Queue,
-    /// The exporter has ended.
-    Stopped,
-    /// No connection to the collector.
-    Connect,
-    /// The connection broke.
-    Broken,
-    /// The collector answered with an error status.
-    Status,
-    /// The collector's answer is too large.
-    Answer,
-    /// The collector took some spans of the export and not these.
-    Rejected,
-    /// The deadline of the export passed.
-    Timeout,
 }
 
 /// Messages to the exporter.
@@ -143,43 +120,6 @@ impl Traces {
         if sent.is_ok() && tokio::time::timeout(limit, exported).await.is_err() {
             tracing::warn!("traces not exported to their end: the collector is too slow");
         }
-    }
-}
-
-impl DropReason {
-    pub(crate) const ALL: [Self; 9] = [
-        Self::Request,
-        Self::Queue,
-        Self::Stopped,
-        Self::Connect,
-        Self::Broken,
-        Self::Status,
-        Self::Answer,
-        Self::Rejected,
-        Self::Timeout,
-    ];
-
-    /// Stable metric label.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Request => "request",
-            Self::Queue => "queue",
-            Self::Stopped => "stopped",
-            Self::Connect => "connect",
-            Self::Broken => "broken",
-            Self::Status => "status",
-            Self::Answer => "answer",
-            Self::Rejected => "rejected",
-            Self::Timeout => "timeout",
-        }
-    }
-}
-
-impl Metrics {
-    /// Counts spans that were not exported.
-    fn spans_dropped(&self, reason: DropReason, spans: usize) {
-        let reason = reason.as_str();
-        self.trace_spans_dropped.get_or_create(&ReasonLabels { reason }).inc_by(spans as u64);
     }
 }
 

@@ -10,8 +10,8 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 use pointsman_orchestration::Lost;
 use pointsman_workers::ModelName;
 
-use super::{Metrics, Name, OTHER, ReasonLabels, RequestLabels, SourceLabels};
-use crate::{openai::request::Endpoint, telemetry::traces::DropReason};
+use super::{DropReason, Metrics, Name, OTHER, ReasonLabels, RequestLabels, SourceLabels};
+use crate::openai::request::Endpoint;
 
 /// Endpoints whose series exist before the first request of a model.
 const EXPECTED_ENDPOINTS: [Endpoint; 2] = [Endpoint::ChatCompletions, Endpoint::Completions];
