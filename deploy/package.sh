@@ -76,6 +76,7 @@ if [ "$counts" = now ]; then
   count "$counts"
 fi
 if [ -n "$counts" ]; then
+  [ -x "$llvm/llvm-nm" ] || fail "llvm-nm is missing: rustup component add llvm-tools"
   [[ $counts != "$output"/* ]] || fail "--profile-data: $counts is in the directory of --output, which is emptied"
   # The compiler ignores the counts of a function whose code has changed since.
   [ "$(cat "$counts.sources")" = "$(sources committed)" ] || fail "--profile-data: the counts in $counts are of other \
@@ -118,6 +119,8 @@ build() {
   export CARGO_ENCODED_RUSTFLAGS CARGO_HOME=$home CARGO_TARGET_DIR=$dir/target CARGO_INCREMENTAL=0
   export CFLAGS="${mapped[*]/#/-ffile-prefix-map=}" POINTSMAN_VERSION=$version
   export "CARGO_TARGET_$(uname -m | tr a-z A-Z)_UNKNOWN_LINUX_GNU_LINKER=$linker"
+  # Those of an earlier run might have the counts.
+  rm -f "$out"/deps/libpointsman_gateway-*.rlib
   cargo build --locked --profile "$profile" "${selected[@]}" "${programs[@]/#/--bin=}"
   [ -z "$counts" ] || [ "$(counted "$out")" -gt 1000 ] || fail "the counts are not of the functions that were built"
   cp "${programs[@]/#/$out/}" "$dir/files"

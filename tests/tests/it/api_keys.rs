@@ -233,9 +233,7 @@ async fn k1_the_status_names_keys_that_are_missing() {
     };
     let (links, none) = (
         |count: u32| {
-            format!(
-                "{count} files of `auth.key_dir` are links that lead to no file, and their keys are refused"
-            )
+            format!("`auth.key_dir` has links that lead to no file ({count}), and their keys are refused")
         },
         "`auth.key_dir` holds no key: every client is refused",
     );

@@ -70,7 +70,7 @@ async fn a5_what_engines_take_passes_as_it_is() {
             let body = [raw_engine::chunk(end.as_bytes()), b"0\r\n\r\n".to_vec()].concat();
             vec![Act::Send([raw_engine::stream_head(), body].concat())]
         }
-        _ => vec![Act::Send(raw_engine::json("{}"))],
+        _ => vec![Act::Send(raw_engine::json(r#"{"choices":[]}"#))],
     })
     .await
     .unwrap();

@@ -30,6 +30,8 @@ pub(super) struct SourceEntry {
     pub(super) held: usize,
     pub(super) guard: Guard,
     hold_lines: LogLimit,
+    /// Whether the log says that removals wait.
+    hold_is_logged: bool,
     release_lines: LogLimit,
     /// Refused entries of the last snapshot, and how many there were.
     pub(super) refused: Vec<Refusal>,
@@ -55,6 +57,7 @@ impl SourceEntry {
             held: 0,
             guard: Guard::default(),
             hold_lines: LogLimit::new(LOG_INTERVAL),
+            hold_is_logged: false,
             release_lines: LogLimit::new(LOG_INTERVAL),
             refused: Vec::new(),
             refused_count: 0,
@@ -110,7 +113,10 @@ impl SourceEntry {
         let (present, whole) = (staying().count(), read == Read::Whole);
         match self.guard.judge(&rules.guard, (&ids, present), &missing_ids, whole, now) {
             Verdict::Hold => {
-                if !was_held && let Some(suppressed) = self.hold_lines.due() {
+                if !self.hold_is_logged
+                    && let Some(suppressed) = self.hold_lines.due()
+                {
+                    self.hold_is_logged = true;
                     let (source, confirm_after) = (&*self.name, rules.guard.confirm_after);
                     tracing::warn!(
                         source,
@@ -125,6 +131,7 @@ impl SourceEntry {
                 listed.extend(missing);
             }
             Verdict::Remove => {
+                self.hold_is_logged = false;
                 if was_held && let Some(suppressed) = self.release_lines.due() {
                     let (source, removed) = (&*self.name, missing.len());
                     tracing::warn!(

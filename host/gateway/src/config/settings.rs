@@ -55,8 +55,8 @@ impl Settings {
         let none = "`auth.key_dir` holds no key: every client is refused".to_owned();
         let count = self.credentials.dangling_links;
         let links = format!(
-            "{count} files of `auth.key_dir` are links that lead to no file, and their keys are refused: restore the \
-             files, or remove the links"
+            "`auth.key_dir` has links that lead to no file ({count}), and their keys are refused: restore the files, \
+             or remove the links"
         );
         let told = [(self.refuses_every_client(), none), (count > 0, links)];
         told.into_iter().filter_map(|(applies, text)| applies.then_some(text)).collect()

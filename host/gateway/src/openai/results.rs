@@ -1,4 +1,4 @@
-//! The list in which a whole answer has its results. An answer without it is none, although its status is
+//! The list in which a whole answer has its results. An answer without it has failed, although its status is
 //! 200: proxies and broken servers answer `{}`, or `{"detail": …}`.
 
 use serde::{Deserialize, de::IgnoredAny};

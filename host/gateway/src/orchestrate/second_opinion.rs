@@ -1,10 +1,10 @@
 //! Requests that their worker refuses and another one may take (I17): that worker refuses everything, or its
 //! context is too short.
 
-use pointsman_orchestration::is_up;
+use http::StatusCode;
 use pointsman_workers::{Candidate, Doubt, Leg};
 
-use super::Drive;
+use super::{Drive, worker_outcome::lacks_model};
 use crate::{
     openai::error::ApiError,
     upstream::{CallError, text},
@@ -35,6 +35,17 @@ impl Drive {
         if !error.is_refusal() || error.refusal().is_some() || self.runs[leg].aborted {
             return false;
         }
+        // An engine that lacks the endpoint may serve the others.
+        let lacks_endpoint = matches!(
+            error,
+            CallError::Status {
+                status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                ..
+            }
+        );
+        if lacks_endpoint && !lacks_model(error) {
+            return false;
+        }
         let is_too_long = names_context(error);
         let is_suspect = !is_too_long && candidate.worker.note_refused_request();
         if let Some(doubted) = self.second_opinion.doubt.take() {
@@ -55,7 +66,7 @@ impl Drive {
         self.second_opinion.is_asked = asks;
         if asks && !is_too_long {
             let (candidate, doubt) = (candidate.clone(), candidate.worker.doubt());
-            let refusal = ApiError::from(error.clone()).message();
+            let refusal = without_quotes(&ApiError::from(error.clone()).message()).to_owned();
             self.second_opinion.doubt = Some(Box::new(Doubted { leg, candidate, doubt, refusal }));
         }
         asks
@@ -63,8 +74,11 @@ impl Drive {
 
     /// Notes that the engine of a leg took the request: a worker that refused it before is to blame.
     pub(super) fn took_request(&mut self, leg: Leg) {
-        // An answer shows that the prefill before it was taken, too, but not the other way round.
-        let shows = |doubted: &mut Box<Doubted>| leg != Leg::Prefill || doubted.leg == Leg::Prefill;
+        // An answer shows that the prefill before it was taken, too, but not the other way round. A worker that
+        // does both is another kind of worker.
+        let shows = |doubted: &mut Box<Doubted>| {
+            leg == doubted.leg || (leg, doubted.leg) == (Leg::Decode, Leg::Prefill)
+        };
         let Some(doubted) = self.second_opinion.doubt.take_if(shows) else { return };
         let Doubted { candidate, doubt, refusal, .. } = *doubted;
         candidate.load().observe_outcome(false);
@@ -86,16 +100,28 @@ impl Drive {
         is_found
     }
 
-    /// Returns whether a leg has another worker that is up and of which this holds.
+    /// Returns whether a leg has another worker that can be chosen now and of which this holds.
     fn has_another(&self, leg: Leg, candidate: &Candidate, holds: impl Fn(&Candidate) -> bool) -> bool {
-        let is_other = |other: &&Candidate| other.worker_id() != candidate.worker_id() && is_up(other);
+        let is_other =
+            |other: &&Candidate| other.worker_id() != candidate.worker_id() && other.ineligible().is_none();
         self.snapshot.pool(&self.request.model, leg).iter().filter(is_other).any(holds)
     }
 }
 
+/// Returns a text up to the first value that it quotes: engines repeat what clients sent.
+fn without_quotes(text: &str) -> &str {
+    text.split(['\'', '"', '`', '\n', '{', '[']).next().unwrap_or_default().trim_end()
+}
+
 /// Returns whether an engine says that a request is longer than its context, as vLLM and SGLang do.
 fn names_context(error: &CallError) -> bool {
-    const WORDS: [&str; 4] = ["context length", "context_length", "max_model_len", "maximum model length"];
+    const WORDS: [&str; 5] = [
+        "context length",
+        "context_length",
+        "max_model_len",
+        "maximum model length",
+        "maximum allowed length",
+    ];
     let CallError::Status { body, .. } = error else { return false };
     let text = text(body).to_ascii_lowercase();
     WORDS.iter().any(|words| text.contains(words))
@@ -103,8 +129,6 @@ fn names_context(error: &CallError) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use http::StatusCode;
-
     use super::*;
 
     #[test]
@@ -120,10 +144,15 @@ mod tests {
             "max_tokens=400000 cannot be greater than max_model_len=2048.",
             "The decoder prompt (length 9) is longer than the maximum model length of 8.",
             "The input (9 tokens) is longer than the model's context length (8 tokens).",
+            "Input length (9 tokens) exceeds the maximum allowed length (8 tokens). Use a shorter input or enable",
             r#"{"error":{"code":"context_length_exceeded"}}"#,
         ] {
             assert!(names(text), "{text}");
         }
+        assert_eq!(
+            without_quotes("answered 400: Input should be valid: [{'input': 'hi'}]"),
+            "answered 400: Input should be valid:"
+        );
         assert!(!names("As of transformers v4.44, default chat template is no longer allowed"));
     }
 }

@@ -57,7 +57,7 @@ impl Drive {
     }
 }
 
-/// Why an answer is none. No byte was sent downstream yet, so another worker may answer.
+/// Why a whole answer counts as failed. No byte was sent downstream yet, so another worker may answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flaw {
     /// It is not a value of JSON, or cut. A truncated body may have a matching length.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pointsman_routing::{AgentProgram, RoutingRequest};
-use pointsman_workers::{Snapshot, name_hash};
+use pointsman_workers::{Leg, Snapshot, name_hash};
 use prefix_index::{Prefix, Salt};
 
 use crate::{
@@ -62,7 +62,11 @@ pub(crate) fn routing_request(
     // Of a batch, each prompt has a context of its own.
     let context_tokens = (!estimated && request.prompts <= 1).then(|| {
         let output = if request.endpoint.generates() { request.max_tokens.unwrap_or(1).max(1) } else { 0 };
-        prompt_tokens.saturating_add(output)
+        prompt_tokens.saturating_add(output.min(1)).max(output)
+    });
+    let is_short = |leg, needed| workers.pool(&request.model, leg).shortest_context() < needed;
+    let context_tokens = context_tokens.filter(|needed| {
+        [Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(|leg| is_short(leg, *needed))
     });
     let own = Targets {
         ttft_us: hints.ttft_target_ms.and_then(micros),

@@ -62,8 +62,11 @@ pub(crate) async fn collect(
         }
         if let Some(held) = held.as_deref_mut().filter(|_| whole.len() > UNCOUNTED) {
             // At once: answers that took their room piece by piece would wait for each other.
-            wait_for_room(&mut body, whole.len() + left - held.amount(), held).await?;
-            whole.reserve_exact(left);
+            let more = whole.len() + left - held.amount();
+            if more > 0 {
+                wait_for_room(&mut body, more, held).await?;
+                whole.reserve_exact(left);
+            }
         }
     }
     Ok(whole.into())

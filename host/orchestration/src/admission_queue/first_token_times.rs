@@ -8,6 +8,8 @@ use tokio::time::Duration;
 
 /// The estimate moves by one in this many parts of it for each request.
 const STEP: i64 = 16;
+/// Most that the first request of a model counts: it may have waited for a cold start.
+const MAX_FIRST_US: i64 = 1_000_000;
 /// Maximum number of models with an estimate.
 const MAX_MODELS: usize = 1_024;
 
@@ -24,7 +26,7 @@ impl FirstTokenTimes {
             let step = *median / STEP + 1;
             *median += if time > *median { step } else { -step };
         } else if self.0.len() < MAX_MODELS {
-            self.0.insert(model.clone(), time);
+            self.0.insert(model.clone(), time.min(MAX_FIRST_US));
         }
     }
 

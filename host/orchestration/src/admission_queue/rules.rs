@@ -193,12 +193,16 @@ impl AdmissionRequest<'_> {
         let request = self.request;
         let (lora, taints, engine) = (&request.lora, &request.required_taints, request.engine);
         let allowed = &request.allowed_workers;
-        let is_free = lora.is_none() && taints.is_empty() && allowed.is_none() && engine.is_none();
+        // Requests that need a longer context than some worker has wait beside the others. Lines for each length
+        // would be too many.
+        let context = request.context_tokens.map(u32::ilog2);
+        let is_free =
+            lora.is_none() && taints.is_empty() && allowed.is_none() && engine.is_none() && context.is_none();
         let constraints = if is_free && self.pin.is_none() && tried.is_empty() {
             0
         } else {
             let mut hasher = DefaultHasher::new();
-            (lora, taints, engine, self.pin, tried).hash(&mut hasher);
+            (lora, taints, engine, context, self.pin, tried).hash(&mut hasher);
             allowed.hash(&mut hasher);
             1 + hasher.finish() % CONSTRAINED_LINES
         };

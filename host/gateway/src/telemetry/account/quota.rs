@@ -47,7 +47,8 @@ impl Account {
         endpoint: Endpoint,
     ) -> Result<(), Box<Exceeded>> {
         let Some(reservation) = &mut self.quota.reservation else { return Ok(()) };
-        let output = if endpoint.streams() { estimated_output(request) } else { 0 };
+        let has_tokens = endpoint.streams() && !endpoint.streams_bytes();
+        let output = if has_tokens { estimated_output(request) } else { 0 };
         reservation.tokens(u64::from(request.prompt_tokens), output)
     }
 
