@@ -1,7 +1,7 @@
 //! Tests which requests are recorded.
 
 use super::*;
-use crate::config::Traces as Raw;
+use crate::{config::Traces as Raw, telemetry::metrics::ReasonLabels};
 
 fn traces(change: impl FnOnce(&mut Raw)) -> Arc<Traces> {
     let mut config = crate::config::Config::default();
