@@ -17,7 +17,8 @@ use pointsman_tests::{
 };
 use pointsman_workers::WorkerSpec;
 
-const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}]}"#;
+/// An answer to a completion, and to a response.
+const ANSWER: &str = r#"{"id":"c","choices":[{"index":0,"text":"good","finish_reason":"stop"}],"output":[]}"#;
 /// Idle for so long, a connection may be closed by its server.
 const IDLE: Duration = Duration::from_millis(1_100);
 const EVENTS: &str =
