@@ -12,7 +12,7 @@ use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
-const ANSWER: &str = r#"{"id":"a","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,
+const ANSWER: &str = r#"{"id":"a","object":"text_completion","created":1,"model":"tiny","content":[],"choices":[{"index":0,
     "text":"x","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
 
 /// Starts an engine that lists these models.
