@@ -269,6 +269,10 @@ async fn r2_an_engine_that_envoy_cannot_reach_has_failed() {
         (reset("connection_termination"), "broken"),
         ("via_upstream".to_owned(), "overloaded"),
     ] {
+        let is_up = |cluster: &TestCluster| {
+            cluster.gateway.state().registry.snapshot().workers()[0].ineligible().is_none()
+        };
+        cluster.until("a probe finds the worker that refused a connection", is_up).await.unwrap();
         let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();
         carried.answer_head_of(503, "text/plain", None, Some(&details)).unwrap();
         carried.answer_body(b"upstream connect error", true).unwrap();

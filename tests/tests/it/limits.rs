@@ -109,7 +109,8 @@ async fn i_thirty_megabytes_of_taints_are_400_at_once() {
     assert_eq!(status, 400);
     assert_eq!(message, "nvext.required_taints: 7500000 elements are more than the limit of 64; send fewer");
     println!("7,500,000 taints: {took:?}, {} MB more", resident().saturating_sub(before) >> 20);
-    assert!(took < Duration::from_secs(10), "{took:?}");
+    // 4 s without optimisation on an idle machine; a step for each pair of elements would take hours.
+    assert!(took < Duration::from_secs(20), "{took:?}");
     cluster.at_rest().await.unwrap();
 }
 
