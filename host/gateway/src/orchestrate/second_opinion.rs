@@ -74,8 +74,8 @@ impl Drive {
 
     /// Notes that the engine of a leg took the request: a worker that refused it before is to blame.
     pub(super) fn took_request(&mut self, leg: Leg) {
-        // An answer shows that the prefill before it was taken, too, but not the other way round. A worker that
-        // does both is another kind of worker.
+        // An answer of decode shows that the prefill before it was taken, too, but not the other way round. A
+        // worker that does both is another kind of worker.
         let shows = |doubted: &mut Box<Doubted>| {
             leg == doubted.leg || (leg, doubted.leg) == (Leg::Decode, Leg::Prefill)
         };

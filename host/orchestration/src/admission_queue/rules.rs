@@ -193,8 +193,8 @@ impl AdmissionRequest<'_> {
         let request = self.request;
         let (lora, taints, engine) = (&request.lora, &request.required_taints, request.engine);
         let allowed = &request.allowed_workers;
-        // Requests that need a longer context than some worker has wait beside the others. Lines for each length
-        // would be too many.
+        // Requests that need a longer context than some worker has wait beside the others, with those of
+        // about the same length.
         let context = request.context_tokens.map(u32::ilog2);
         let is_free =
             lora.is_none() && taints.is_empty() && allowed.is_none() && engine.is_none() && context.is_none();
