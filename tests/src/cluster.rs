@@ -11,12 +11,14 @@ use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle};
 use pointsman_workers::WorkerSpec;
 use tempfile::TempDir;
 
-use crate::client::Client;
+use crate::{client::Client, raw_engine::RawEngine};
 
 /// Configuration of a [`TestCluster`] before it starts.
 #[derive(Default)]
 pub struct TestClusterBuilder {
     sims: Vec<(SimConfig, String)>,
+    /// Engines that are chosen in this order.
+    in_turn: Vec<SocketAddr>,
     config: Config,
     reread: Option<(Option<PathBuf>, Reread)>,
 }
@@ -60,7 +62,7 @@ impl TestClusterBuilder {
         config.policies.debounce = Duration::from_millis(5);
         config.policies.rescan = Duration::from_millis(300);
         config.timeouts.drain = Duration::from_secs(5);
-        Self { sims: Vec::new(), config, reread: None }
+        Self { sims: Vec::new(), in_turn: Vec::new(), config, reread: None }
     }
 
     /// Edits the gateway's configuration.
@@ -95,6 +97,13 @@ impl TestClusterBuilder {
         self
     }
 
+    /// Adds engines as the workers 1, 2, …: the first one that may serve a request is chosen.
+    #[must_use]
+    pub fn in_turn<'a>(mut self, engines: impl IntoIterator<Item = &'a RawEngine>) -> Self {
+        self.in_turn.extend(engines.into_iter().map(|engine| engine.address));
+        self
+    }
+
     /// Starts everything and waits until every worker is eligible.
     ///
     /// # Errors
@@ -115,6 +124,15 @@ impl TestClusterBuilder {
             }
             self.config.workers.push(WorkerSpec::parse_flag(&flag)?);
             sims.push(sim);
+        }
+        if !self.in_turn.is_empty() {
+            let cost = "[aggregated]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
+            self.config.policies.slots = toml::from_str(cost)?;
+        }
+        for (turn, address) in (1..).zip(self.in_turn) {
+            let flag =
+                format!("id={turn},role=aggregated,engine=openai,url=http://{address},label.turn={turn}");
+            self.config.workers.push(WorkerSpec::parse_flag(&flag)?);
         }
         self.config.check()?;
         let started = self.config.clone();

@@ -6,7 +6,6 @@ use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder, raw,
     raw_engine::{chunk, json},
 };
-use pointsman_workers::WorkerSpec;
 use tokio::time::Instant;
 
 const SPEECH: (&str, &str) = ("/v1/audio/speech", r#"{"model":"tiny","input":"hi","voice":"a"}"#);
@@ -18,15 +17,7 @@ fn head(kind: &str) -> Act {
 }
 
 async fn cluster(engines: &[&RawEngine], retries: u32) -> TestCluster {
-    let workers = (1..).zip(engines).map(|(turn, engine)| {
-        let url = format!("url=http://{},label.turn={turn}", engine.address);
-        WorkerSpec::parse_flag(&format!("id={turn},role=aggregated,engine=openai,{url}")).unwrap()
-    });
-    let workers: Vec<_> = workers.collect();
-    let by_turn = "[aggregated]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
-    let builder = TestClusterBuilder::new().config(|config| {
-        config.policies.slots = toml::from_str(by_turn).unwrap();
-        config.workers = workers;
+    let builder = TestClusterBuilder::new().in_turn(engines.iter().copied()).config(|config| {
         config.routing.retries = retries;
         config.timeouts.event_idle = 3 * PAUSE;
         config.timeouts.event_idle_max = 3 * PAUSE;

@@ -8,7 +8,6 @@ use pointsman_tests::{
     client::Reply,
     raw_engine::{chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::json;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -33,17 +32,8 @@ async fn bench() -> Bench {
         vec![Act::Send(if request.body.contains("\"stream\":true") { stream } else { json(ANSWER) })]
     });
     let engines = [odd, good.await.unwrap()];
-    let workers = (1..).zip(&engines).map(|(turn, engine)| {
-        let url = format!("url=http://{},label.turn={turn}", engine.address);
-        WorkerSpec::parse_flag(&format!("id={turn},role=aggregated,engine=openai,{url}")).unwrap()
-    });
-    let workers: Vec<_> = workers.collect();
-    let by_turn = "[aggregated]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
-    let builder = TestClusterBuilder::new().config(|config| {
-        config.policies.slots = toml::from_str(by_turn).unwrap();
-        config.workers = workers;
-    });
-    Bench { engines, cluster: builder.start().await.unwrap(), acts }
+    let cluster = TestClusterBuilder::new().in_turn(&engines).start().await.unwrap();
+    Bench { engines, cluster, acts }
 }
 
 impl Bench {

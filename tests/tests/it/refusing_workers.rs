@@ -9,14 +9,12 @@ use std::{
     time::Duration,
 };
 
-use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Fault, FaultKind, Role, SimConfig};
 use pointsman_tests::{
     Act, RawEngine, RawRequest, TestCluster, TestClusterBuilder,
     client::Reply,
     raw_engine::{self, chunk, json, stream_head},
 };
-use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -27,11 +25,6 @@ const EVENTS: &str =
     "data: {\"choices\":[{\"index\":0,\"text\":\"a\",\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n";
 
 /// The worker with the smallest `turn` is chosen while it is eligible.
-fn by_turn(config: &mut Config, slot: &str) {
-    let slots = format!("[{slot}]\nbuiltin = 'formula'\nsettings = {{ cost = \"label_number('turn')\" }}");
-    config.policies.slots = toml::from_str(&slots).unwrap();
-}
-
 /// An engine that refuses everything while `refuses`, and prompts that are wrong always.
 async fn engine(refuses: &Arc<AtomicBool>, status: &'static str) -> RawEngine {
     let refuses = refuses.clone();
@@ -50,16 +43,7 @@ async fn engine(refuses: &Arc<AtomicBool>, status: &'static str) -> RawEngine {
 
 /// A gateway in front of engines, the first of which is preferred.
 async fn cluster(engines: &[&RawEngine]) -> TestCluster {
-    let workers = (1..).zip(engines).map(|(turn, engine)| {
-        let url = format!("url=http://{},label.turn={turn}", engine.address);
-        WorkerSpec::parse_flag(&format!("id={turn},role=aggregated,engine=openai,{url}")).unwrap()
-    });
-    let workers: Vec<_> = workers.collect();
-    let builder = TestClusterBuilder::new().config(|config| {
-        by_turn(config, "aggregated");
-        config.workers = workers;
-    });
-    builder.start().await.unwrap()
+    TestClusterBuilder::new().in_turn(engines.iter().copied()).start().await.unwrap()
 }
 
 async fn ask(cluster: &TestCluster, prompt: &str, stream: bool) -> Reply {
@@ -163,12 +147,13 @@ async fn i17_a_pinned_leg_and_a_worker_that_answers_in_between_are_not_doubted()
 
 #[tokio::test]
 async fn i17_a_prefill_worker_that_refuses_everything_is_left_out() {
+    let by_turn = "[prefill]\nbuiltin = 'formula'\nsettings = { cost = \"label_number('turn')\" }";
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestClusterBuilder::new()
             .sim_with(SimConfig::instant(dialect, Role::Prefill), ",label.turn=1")
             .sim_with(SimConfig::instant(dialect, Role::Prefill), ",label.turn=2")
             .sim(dialect, Role::Decode)
-            .config(|config| by_turn(config, "prefill"))
+            .config(|config| config.policies.slots = toml::from_str(by_turn).unwrap())
             .start()
             .await
             .unwrap();

@@ -111,7 +111,7 @@ pub(crate) fn tied(ranking: &[Ranked]) -> impl Iterator<Item = &Ranked> {
     ranking.iter().skip(1).filter(|ranked| ranked.is_tied() && !ranked.is_unclear())
 }
 
-/// Names the arms whose place the seeds do not show; `None` if there are none.
+/// Names the arms whose place the seeds do not show; `None` if they show every place.
 pub(crate) fn too_few_seeds(ranking: &[Ranked], by: RankBy) -> Option<String> {
     let unclear: Vec<&Ranked> = ranking.iter().filter(|ranked| ranked.is_unclear()).collect();
     let seeds = unclear.first()?.value.values.len();
