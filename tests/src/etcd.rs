@@ -13,7 +13,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
-use crate::{client::Client, nats::free_port, network::Place};
+use crate::{
+    client::{Client, Reply},
+    nats::free_port,
+    network::Place,
+};
 
 /// A running etcd.
 pub struct Etcd {
@@ -89,10 +93,11 @@ impl Etcd {
     /// # Errors
     /// The server refused the call.
     pub async fn call(&self, path: &str, body: Value) -> anyhow::Result<Value> {
-        self.call_with(&[], path, body).await
+        succeeded(path, &self.post(&[], path, &body).await?)
     }
 
-    /// Calls it as a user.
+    /// Calls it as a user. Where tokens end after a second, one can end before a slow machine sends it:
+    /// then the call has another token.
     ///
     /// # Errors
     /// The server refused the user or the call.
@@ -104,16 +109,23 @@ impl Etcd {
         body: Value,
     ) -> anyhow::Result<Value> {
         let who = json!({ "name": user, "password": password });
-        let answer = self.call("/v3/auth/authenticate", who).await?;
-        let token = answer.get("token").and_then(Value::as_str).context("no token")?.to_owned();
-        self.call_with(&[("authorization", &token)], path, body).await
+        let mut attempts = 10;
+        loop {
+            let answer = self.call("/v3/auth/authenticate", who.clone()).await?;
+            let token = answer.get("token").and_then(Value::as_str).context("no token")?;
+            let reply = self.post(&[("authorization", token)], path, &body).await?;
+            attempts -= 1;
+            let ended =
+                reply.status == 401 && String::from_utf8_lossy(&reply.body).contains("invalid auth token");
+            if !ended || attempts == 0 {
+                return succeeded(path, &reply);
+            }
+        }
     }
 
-    async fn call_with(&self, headers: &[(&str, &str)], path: &str, body: Value) -> anyhow::Result<Value> {
+    async fn post(&self, headers: &[(&str, &str)], path: &str, body: &Value) -> anyhow::Result<Reply> {
         let client = Client::new(SocketAddr::from((self.place.address, self.port())));
-        let reply = client.post(path, headers, body.to_string()).await?;
-        ensure!(reply.status == 200, "{path}: {reply:?}");
-        reply.json()
+        client.post(path, headers, body.to_string()).await
     }
 
     #[expect(clippy::panic, reason = "helpers of tests may fail as tests do")]
@@ -131,6 +143,11 @@ impl Etcd {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn succeeded(path: &str, reply: &Reply) -> anyhow::Result<Value> {
+    ensure!(reply.status == 200, "{path}: {reply:?}");
+    reply.json()
 }
 
 impl Drop for Etcd {
