@@ -117,8 +117,11 @@ fn ends_as_json(data: &[u8]) -> bool {
 /// The JSON object in an event's data.
 #[must_use]
 pub fn object(event: &[u8]) -> &[u8] {
-    let from = data_lines(event).find_map(|(at, line)| Some(at + memchr::memchr(b'{', line)?));
-    let to = data_lines(event).filter_map(|(at, line)| Some(at + memchr::memrchr(b'}', line)?)).last();
+    let (mut from, mut to) = (None, None);
+    for (at, line) in data_lines(event) {
+        from = from.or_else(|| Some(at + memchr::memchr(b'{', line)?));
+        to = memchr::memrchr(b'}', line).map(|end| at + end).or(to);
+    }
     from.zip(to).and_then(|(from, to)| event.get(from..=to)).unwrap_or_default()
 }
 
@@ -305,7 +308,11 @@ pub fn events(bytes: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
     let mut at = 0;
     std::iter::from_fn(move || {
         let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
-        let end = memchr::memchr2_iter(b'\n', b'\r', rest).find(|at| ends_event(rest, *at));
+        let end = memchr::memchr2_iter(b'\n', b'\r', rest).find_map(|at| {
+            // Almost every event is one line, and the blank line behind it needs no search.
+            let blank_follows = || rest.get(at..).is_some_and(|rest| rest.starts_with(b"\n\n"));
+            if ends_event(rest, at) { Some(at) } else { blank_follows().then_some(at + 1) }
+        });
         let length = end.map_or(rest.len(), |end| end + 1);
         // Both halves of a CRLF belong to the event.
         let halved = rest.get(length - 1) == Some(&b'\r') && rest.get(length) == Some(&b'\n');

@@ -84,7 +84,7 @@ pub(super) fn look_at_first(endpoint: Endpoint, event: &[u8]) -> Result<Seen, Ca
     let mut seen = seen::event(format, event);
     // The name may stand behind the data.
     seen.error |= !format.is_named() && sse::name(event) == Some(b"error");
-    let error = error_in(&seen, event).or_else(|| overload_of_response(format, sse::object(event)));
+    let error = error_in(&seen, event).or_else(|| overload_of_response(format, event));
     let is_empty = seen.done && matches!(endpoint, Endpoint::ChatCompletions | Endpoint::Completions);
     error.or_else(|| is_empty.then(without_choices)).map_or(Ok(seen), Err)
 }
@@ -106,8 +106,9 @@ pub(super) fn error_in(seen: &Seen, event: &[u8]) -> Option<CallError> {
 
 /// Returns the error of a response that failed because its engine has too much to do (Responses API). Other
 /// failures are the client's.
-pub(super) fn overload_of_response(format: Format, json: &[u8]) -> Option<CallError> {
-    let error = if format == Format::Responses { seen::failed_response(json)? } else { return None };
+pub(super) fn overload_of_response(format: Format, answer: &[u8]) -> Option<CallError> {
+    let json = if format == Format::Responses { sse::object(answer) } else { return None };
+    let error = seen::failed_response(json)?;
     let error = CallError::of_error_body(format!(r#"{{"error":{error}}}"#).as_bytes());
     error.refusal().is_some().then_some(error)
 }

@@ -22,11 +22,7 @@ use crate::{
     connectors::{PrefillAnswer, connector_for},
     openai::error::ApiError,
     openai::hide::without_fields,
-    openai::{
-        endpoint::Endpoint,
-        seen,
-        sse::{self, Seen},
-    },
+    openai::{endpoint::Endpoint, seen, sse::Seen},
     telemetry::metrics::seconds,
     upstream::CallError,
 };
@@ -189,7 +185,7 @@ impl Drive {
     pub(crate) fn look(&mut self, event: &[u8]) -> Seen {
         // The first event of a stored response names it.
         if self.account.tokens() == 0 {
-            self.note_stored(sse::object(event));
+            self.note_stored(event);
         }
         let mut seen = seen::event(self.request.endpoint.format(), event);
         if self.request.endpoint == Endpoint::Generate {

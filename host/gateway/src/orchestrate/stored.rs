@@ -96,8 +96,8 @@ fn note(state: &State, json: &[u8], tenant: Option<u64>, worker: CandidateId) ->
 }
 
 impl Drive {
-    /// Remembers which worker stored the response that an answer names.
-    pub(super) fn note_stored(&mut self, json: &[u8]) {
+    /// Remembers which worker stored the response that an answer, or an event, names.
+    pub(super) fn note_stored(&mut self, answer: &[u8]) {
         let prefill = self.runs.prefill.candidate.as_ref();
         let is_lost = prefill.is_some_and(|one| !connector_for(one.worker.spec()).decode_stores_responses());
         if self.stored || is_lost || self.request.endpoint.format() != Format::Responses {
@@ -105,7 +105,7 @@ impl Drive {
         }
         if let Some(candidate) = &self.runs.answering.candidate {
             let tenant = self.routing_request.tenant_hash;
-            self.stored = note(&self.state, json, tenant, id_of(candidate));
+            self.stored = note(&self.state, sse::object(answer), tenant, id_of(candidate));
         }
     }
 }
