@@ -6,7 +6,7 @@ use memchr::memmem::Finder;
 
 mod look;
 
-pub use look::{has_known_key, look};
+pub use look::{has_known_key, is_closed, look, look_at_body};
 
 /// An event that never ends must not fill memory.
 const MAX_EVENT: usize = 16 * 1024 * 1024;
@@ -139,8 +139,7 @@ fn lines(bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
 /// The lines of an event that have data, with where they begin. A JSON body is one line, whatever it has:
 /// it has no fields.
 fn data_lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
-    let is_body = matches!(without_mark(bytes).trim_ascii_start().first(), Some(b'{' | b'['));
-    let mut at = 0;
+    let (is_body, mut at) = (is_body(bytes), 0);
     let lines = std::iter::from_fn(move || {
         let rest = bytes.get(at..).filter(|rest| !rest.is_empty())?;
         let end = if is_body { None } else { memchr::memchr2(b'\n', b'\r', rest) };
@@ -149,6 +148,11 @@ fn data_lines(bytes: &[u8]) -> impl Iterator<Item = (usize, &[u8])> {
         Some(line)
     });
     lines.filter(move |(_, line)| is_body || field(without_mark(line)).0 == b"data")
+}
+
+/// Whether a text is a JSON body, rather than an event.
+fn is_body(bytes: &[u8]) -> bool {
+    matches!(without_mark(bytes).trim_ascii_start().first(), Some(b'{' | b'['))
 }
 
 /// Returns a text without the byte order mark that some servers begin it with.

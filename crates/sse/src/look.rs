@@ -4,23 +4,51 @@ use std::{collections::BTreeMap, ops::Range};
 
 use serde_json::value::RawValue;
 
-use crate::{FAILED_ENDS, Seen, Usage, data_lines, is_done};
+use crate::{FAILED_ENDS, Seen, Usage, data_lines, is_body, is_done};
 
 /// Looks at one event (with or without its `data: `), or at a whole JSON body, in one pass over its keys. The
 /// text of comments and of other fields is ignored, even if it looks like JSON.
 #[must_use]
 pub fn look(event: &[u8]) -> Seen {
-    let mut seen = Seen::default();
-    if is_done(event) {
-        seen.done = true;
-        return seen;
+    if is_body(event) {
+        return look_at_body(event, "").0;
     }
-    let mut first = FirstValues::default();
+    if is_done(event) {
+        return Seen { done: true, ..Seen::default() };
+    }
+    let (mut seen, mut first) = (Seen::default(), FirstValues::default());
     for (from, line) in data_lines(event) {
         for (key, at) in keys(line) {
             first.note(key, event, from + at, &mut seen);
         }
     }
+    finish(event, seen, &first)
+}
+
+/// Looks at a whole JSON body, and returns whether it [is closed](is_closed) and has `list` at its top level,
+/// the key of a list that is written without escapes.
+#[must_use]
+pub fn look_at_body(body: &[u8], list: &str) -> (Seen, bool) {
+    let (mut seen, mut first, mut has_list) = (Seen::default(), FirstValues::default(), false);
+    let end = pass(body, |name, at, depth| {
+        let is_list = depth == 1 && body.get(at) == Some(&b'[');
+        has_list |= is_list && body.get(name.clone()) == Some(list.as_bytes());
+        if let Some(key) = body.get(..name.end).and_then(Key::at_end_of) {
+            first.note(key, body, at, &mut seen);
+        }
+    });
+    (finish(body, seen, &first), has_list && end == Some(body.trim_ascii_end().len()))
+}
+
+/// Returns whether every list and object of a text like JSON is closed, and nothing follows. Engines in
+/// Python write NaN and Infinity, which JSON does not have; many clients take them.
+#[must_use]
+pub fn is_closed(text: &[u8]) -> bool {
+    pass(text, |_, _, _| {}) == Some(text.trim_ascii_end().len())
+}
+
+/// Concludes from all values what is in an event.
+fn finish(event: &[u8], mut seen: Seen, first: &FirstValues) -> Seen {
     seen.tokens = first.token_ids.unwrap_or(u32::from(seen.token));
     seen.token |= seen.tokens > 0;
     let object = |at: Option<usize>| at.filter(|at| event.get(*at) == Some(&b'{'));
@@ -183,9 +211,62 @@ fn is_error_of(object: &[u8]) -> bool {
 fn keys(bytes: &[u8]) -> impl Iterator<Item = (Key, usize)> {
     memchr::memchr_iter(b':', bytes).filter_map(move |colon| {
         let key = Key::at_end_of(bytes.get(..colon)?.strip_suffix(b"\"")?)?;
-        let gap = bytes.get(colon + 1..)?.iter().take_while(|byte| byte.is_ascii_whitespace()).count();
-        Some((key, colon + 1 + gap))
+        Some((key, value_behind(bytes, colon)))
     })
+}
+
+/// The place of the value behind a colon.
+fn value_behind(bytes: &[u8], colon: usize) -> usize {
+    let rest = bytes.get(colon + 1..).unwrap_or_default();
+    colon + 1 + rest.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
+}
+
+/// Passes over the list or object that a text like JSON begins with, string by string, and returns where it
+/// ends; `None` if it does not. `note` gets each key, where its value begins, and the number of lists and
+/// objects around it.
+fn pass(text: &[u8], mut note: impl FnMut(Range<usize>, usize, usize)) -> Option<usize> {
+    let (mut open, mut at) = (Vec::new(), 0);
+    loop {
+        let byte = *text.get(at)?;
+        at += 1;
+        match byte {
+            b'{' => open.push(b'}'),
+            b'[' => open.push(b']'),
+            b'}' | b']' => {
+                open.pop().filter(|close| *close == byte)?;
+                if open.is_empty() {
+                    return Some(at);
+                }
+            }
+            b'"' => {
+                let from = at;
+                let quote = string_end(text, from)?;
+                at = quote + 1;
+                if text.get(at) == Some(&b':') {
+                    at = value_behind(text, at);
+                    note(from..quote, at, open.len());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The place of the closing quote of a string whose content begins at `from`.
+fn string_end(text: &[u8], from: usize) -> Option<usize> {
+    let mut at = from;
+    loop {
+        at += memchr::memchr(b'"', text.get(at..)?)?;
+        if !is_escaped(text.get(from..at)?) {
+            return Some(at);
+        }
+        at += 1;
+    }
+}
+
+/// Whether what follows in a string is escaped. Two backslashes are one that is escaped itself.
+fn is_escaped(before: &[u8]) -> bool {
+    before.ends_with(b"\\") && before.iter().rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
 /// The number of ids in the array that begins at `at`, if one does.
@@ -209,7 +290,5 @@ fn number_at(bytes: &[u8], at: usize) -> Option<u32> {
 /// The place of the JSON object that begins at `at`, if one does.
 fn object_at(bytes: &[u8], at: usize) -> Option<Range<usize>> {
     let rest = bytes.get(at..).filter(|rest| rest.first() == Some(&b'{'))?;
-    let mut values = serde_json::Deserializer::from_slice(rest).into_iter::<&RawValue>();
-    let value = values.next()?.ok()?;
-    Some(at..at + value.get().len())
+    Some(at..at + pass(rest, |_, _, _| {})?)
 }

@@ -151,6 +151,46 @@ fn i_an_error_is_seen_without_choices_and_in_its_older_form() {
 }
 
 #[test]
+fn i3_an_answer_with_nan_is_whole_unless_it_was_cut() {
+    let whole = br#"{"choices":[{"text":"a \"} b\\","logprob":-Infinity,"x":[NaN]}]} "#;
+    // I3.14
+    assert!(is_closed(whole) && look_at_body(whole, "choices").1);
+    for length in 0..whole.len() - 1 {
+        assert!(!is_closed(&whole[..length]) && !look_at_body(&whole[..length], "choices").1, "{length}");
+    }
+    for broken in [r#"{"a":[}"#, "{}{", "{}{}", r#"{"a":1}x"#, "{]", "]", "x", ""] {
+        assert!(!is_closed(broken.as_bytes()), "{broken}");
+    }
+}
+
+#[test]
+fn i3_only_a_list_at_the_top_level_makes_a_body_whole() {
+    let is_whole = |body: &str| look_at_body(body.as_bytes(), "choices").1;
+    // I3.20
+    for body in [
+        r#"{"choices":[]}"#,
+        "\u{feff}\n{\"a\":{\"b\":[1]},\"choices\": [NaN]}\n",
+        r#"{"choices":1,"choices":[]}"#,
+    ] {
+        assert!(is_whole(body), "{body}");
+    }
+    for body in [
+        "{}",
+        r#"{"choices":null}"#,
+        r#"{"a":{"choices":[]}}"#,
+        r#"[{"choices":[]}]"#,
+        r#"{"choice":[],"echoices":[]}"#,
+        r#"{"a":"\"choices\":[]"}"#,
+        r#"{"a":["choices",[]]}"#,
+        // The caller asks a parser.
+        r#"{"\u0063hoices":[]}"#,
+        r#"{"choices":[]}{}"#,
+    ] {
+        assert!(!is_whole(body), "{body}");
+    }
+}
+
+#[test]
 fn an_empty_event_is_a_keep_alive() {
     for event in ["data:\n\n", "data: \r\n\r\n", "data: \ndata:\n\n", "data: ping\n\n", "data:keep-alive\r\r"]
     {
@@ -313,12 +353,17 @@ proptest! {
         finish in proptest::option::of("stop|length"),
         completion in any::<bool>(),
         usage in proptest::option::of((0_u32..9999, 0_u32..999, proptest::option::of(0_u32..999))),
+        cut in any::<proptest::sample::Index>(),
     ) {
         let mut choice = serde_json::json!({"index":0,"finish_reason":finish,"token_ids":ids});
         if completion { choice["text"] = text.into(); } else { choice["delta"] = serde_json::json!({"content":text}); }
         let usage = usage.map(|(p, c, cached)| serde_json::json!({"prompt_tokens":p,"completion_tokens":c,"prompt_tokens_details":{"cached_tokens":cached}}));
-        let event = format!("data: {}\n\n", serde_json::json!({"choices":[choice],"usage":usage}));
+        let body = serde_json::json!({"choices":[choice],"usage":usage}).to_string();
+        let event = format!("data: {body}\n\n");
         prop_assert_eq!(plain(look(event.as_bytes())), reference(event.as_bytes()));
+        let (seen, is_whole) = look_at_body(body.as_bytes(), "choices");
+        prop_assert_eq!((plain(seen), is_whole), (reference(event.as_bytes()), true));
+        prop_assert!(!is_closed(&body.as_bytes()[..cut.index(body.len())]));
     }
 
     #[test]

@@ -20,19 +20,32 @@ struct Lists<'a> {
     output: Option<&'a RawValue>,
 }
 
+/// Returns the key of the list that every whole answer of an endpoint has, if it does.
+pub(crate) fn list_of(endpoint: Endpoint) -> Option<&'static str> {
+    match endpoint {
+        Endpoint::ChatCompletions | Endpoint::Completions => Some("choices"),
+        Endpoint::Embeddings => Some("data"),
+        Endpoint::Messages => Some("content"),
+        Endpoint::Responses => Some("output"),
+        _ => None,
+    }
+}
+
 /// Returns the list that a whole answer lacks, if it does.
 ///
 /// # Errors
 /// The answer is not JSON.
 pub(crate) fn missing_list(endpoint: Endpoint, body: &[u8]) -> serde_json::Result<Option<&'static str>> {
-    let (name, of): (_, fn(Lists<'_>) -> Option<&RawValue>) = match endpoint {
-        Endpoint::ChatCompletions | Endpoint::Completions => ("choices", |lists| lists.choices),
-        Endpoint::Embeddings => ("data", |lists| lists.data),
-        Endpoint::Messages => ("content", |lists| lists.content),
-        Endpoint::Responses => ("output", |lists| lists.output),
-        _ => return serde_json::from_slice(body).map(|_: IgnoredAny| None),
+    let Some(name) = list_of(endpoint) else {
+        return serde_json::from_slice(body).map(|_: IgnoredAny| None);
     };
-    let list = of(serde_json::from_slice(body)?);
+    let Lists { choices, data, content, output } = serde_json::from_slice(body)?;
+    let list = match name {
+        "choices" => choices,
+        "data" => data,
+        "content" => content,
+        _ => output,
+    };
     Ok(list.is_none_or(|list| !list.get().starts_with('[')).then_some(name))
 }
 

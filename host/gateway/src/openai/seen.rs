@@ -77,7 +77,11 @@ pub(crate) fn event(format: Format, event: &[u8]) -> Seen {
 /// Looks at a whole answer.
 #[must_use]
 pub(crate) fn in_whole_answer(is_chat: bool, body: &[u8]) -> Seen {
-    let seen = sse::look(body);
+    of_whole_answer(is_chat, body, sse::look(body))
+}
+
+/// Adds to what [`sse::look`] sees in a whole answer what depends on the level of a key.
+pub(crate) fn of_whole_answer(is_chat: bool, body: &[u8], seen: Seen) -> Seen {
     if is_chat {
         return seen;
     }

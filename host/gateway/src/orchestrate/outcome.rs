@@ -136,12 +136,12 @@ impl Drive {
         if is_binary(&self.request, &whole) {
             return self.answered_binary(whole, held);
         }
-        let flaw = flaw_of(&self.request, &whole);
+        let (seen, is_whole) = self.look_at_whole(whole.body());
+        let flaw = flaw_of(self.request.endpoint, &whole, is_whole);
         if flaw == Some(Flaw::Cut) {
             return self.answer_failed(Flaw::Cut.into());
         }
         let (mut head, body) = whole.into_parts();
-        let seen = self.look_at_whole(&body);
         if let Some(error) = error_in(&seen, &body) {
             return self.answer_failed(error);
         }

@@ -271,7 +271,7 @@ impl ProxiedRequest {
                 return self.fail(CallError::Broken("the stream ended before its first event".to_owned()));
             }
             Content::Whole(body) => {
-                let seen = self.drive.look_at_whole(&body);
+                let (seen, _) = self.drive.look_at_whole(&body);
                 if let Some(error) = error_in(&seen, &body) {
                     return self.fail(error);
                 }

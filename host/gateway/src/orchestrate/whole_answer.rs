@@ -10,7 +10,7 @@ use crate::{
     openai::{
         generate,
         request::{Endpoint, Request},
-        results::missing_list,
+        results::{list_of, missing_list},
         seen,
         sse::{self, Seen},
     },
@@ -30,13 +30,17 @@ pub(super) fn is_binary(request: &Request, answer: &Response<Bytes>) -> bool {
 }
 
 impl Drive {
-    /// Examines a whole answer.
-    pub(crate) fn look_at_whole(&self, body: &[u8]) -> Seen {
+    /// Examines a whole answer, and returns whether it has the list of its results and is not cut, as far as
+    /// that can be seen without a parser.
+    pub(crate) fn look_at_whole(&self, body: &[u8]) -> (Seen, bool) {
         match self.request.endpoint {
-            Endpoint::Generate => generate::whole(self.request.n, body),
+            Endpoint::Generate => (generate::whole(self.request.n, body), false),
             // Audio has nothing to be read.
-            Endpoint::Speech if !body.starts_with(b"{") => Seen::default(),
-            _ => seen::in_whole_answer(self.request.is_chat(), body),
+            Endpoint::Speech if !body.starts_with(b"{") => (Seen::default(), false),
+            endpoint => {
+                let (seen, is_whole) = sse::look_at_body(body, list_of(endpoint).unwrap_or_default());
+                (seen::of_whole_answer(self.request.is_chat(), body, seen), is_whole)
+            }
         }
     }
 
@@ -75,59 +79,30 @@ impl From<Flaw> for CallError {
     }
 }
 
-/// Returns what is wrong with a whole answer.
-pub(super) fn flaw_of(request: &Request, answer: &Response<Bytes>) -> Option<Flaw> {
+/// Returns what is wrong with a whole answer. `is_whole`: a look at it found its list and its end.
+pub(super) fn flaw_of(endpoint: Endpoint, answer: &Response<Bytes>, is_whole: bool) -> Option<Flaw> {
     // Some servers send blanks while they generate, so that no proxy takes them for dead.
     let body = sse::without_mark(answer.body()).trim_ascii_start();
     let content_type = answer.headers().get(header::CONTENT_TYPE);
     let is_json = content_type.is_none_or(|kind| kind.as_bytes().starts_with(b"application/json"));
     // Transcripts may be text or subtitles.
-    if request.endpoint.is_form() && !is_json {
+    if endpoint.is_form() && !is_json {
         return None;
     }
-    let may_be_list =
-        matches!(request.endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify(_));
+    let may_be_list = matches!(endpoint, Endpoint::Generate | Endpoint::Rerank(_) | Endpoint::Classify(_));
     let is_list = may_be_list && body.starts_with(b"[");
-    let is_value = body.starts_with(b"{") || is_list || request.endpoint.is_form();
+    let is_value = body.starts_with(b"{") || is_list || endpoint.is_form();
     if !is_value {
         return Some(Flaw::Cut);
     }
-    match missing_list(request.endpoint, body) {
+    // Only keys with escapes, and endpoints without a list, need a parser.
+    if is_whole {
+        return None;
+    }
+    match missing_list(endpoint, body) {
         Ok(missing) => missing.map(Flaw::Without),
-        Err(_) => (!is_closed(body)).then_some(Flaw::Cut),
+        Err(_) => (!sse::is_closed(body)).then_some(Flaw::Cut),
     }
-}
-
-/// Whether every list and object of a text like JSON is closed. Engines in Python write NaN and Infinity,
-/// which JSON does not have; many clients take them.
-fn is_closed(text: &[u8]) -> bool {
-    let (mut open, mut bytes) = (Vec::new(), text.trim_ascii_end().iter());
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'{' => open.push(b'}'),
-            b'[' => open.push(b']'),
-            b'}' | b']' => {
-                if open.pop() != Some(*byte) {
-                    return false;
-                }
-                if open.is_empty() {
-                    return bytes.next().is_none();
-                }
-            }
-            b'"' => {
-                // Ends at the next quote that is not escaped.
-                while let Some(within) = bytes.next() {
-                    match within {
-                        b'\\' => drop(bytes.next()),
-                        b'"' => break,
-                        _ => {}
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    false
 }
 
 #[cfg(test)]
@@ -135,15 +110,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn i3_an_answer_with_nan_is_whole_unless_it_was_cut() {
-        let whole = br#"{"choices":[{"text":"a \"} b","logprob":-Infinity,"x":[NaN]}]} "#;
-        // I3.14
-        assert!(is_closed(whole));
-        for length in 0..whole.len() - 1 {
-            assert!(!is_closed(&whole[..length]), "{length}");
-        }
-        for broken in [&br#"{"a":[}"#[..], br#"{}{"#, br#"{"a":1}x"#, b"x", b""] {
-            assert!(!is_closed(broken));
+    fn i3_a_glance_finds_the_flaws_that_a_parser_finds() {
+        let flaw = |body: &str, is_whole| {
+            flaw_of(Endpoint::ChatCompletions, &Response::new(Bytes::from(body.to_owned())), is_whole)
+        };
+        let lacks = Some(Flaw::Without("choices"));
+        for (body, expected) in [
+            // I3.14
+            (r#"{"choices":[{"logprob":NaN}]}"#, None),
+            (r#"{"choices":[{"logprob":NaN}]"#, Some(Flaw::Cut)),
+            ("\u{feff} \n{\"choices\":[]}\n", None),
+            (r#"{"choices":[]}}"#, Some(Flaw::Cut)),
+            (r#"{"choices":[]}{"choices":[]}"#, Some(Flaw::Cut)),
+            (r#"[{"choices":[]}]"#, Some(Flaw::Cut)),
+            (r#"x{"choices":[]}"#, Some(Flaw::Cut)),
+            // I3.20
+            (r#"{"choices":null}"#, lacks),
+            (r#"{"message":{"choices":[]}}"#, lacks),
+            (r#"{"text":"\"choices\":["}"#, lacks),
+            (r#"{"\u0063hoices":[]}"#, None),
+            (r#"{"choices":null,"choices":[]}"#, None),
+        ] {
+            let (_, is_whole) = sse::look_at_body(body.as_bytes(), "choices");
+            assert_eq!([flaw(body, is_whole), flaw(body, false)], [expected, expected], "{body}");
         }
     }
 }
