@@ -12,6 +12,7 @@ use rand::RngExt;
 use crate::{
     hex::Hex,
     openai::{
+        hide::{Fields, finders},
         request::{Endpoint, Request, names_model},
         sse::FAILED_ENDS,
     },
@@ -227,8 +228,9 @@ pub(crate) trait Connector: Send + Sync + fmt::Debug {
     }
 
     /// Fields of an answer that belong to the handoff, on any level: a client gets null in their place (A5).
-    fn private_answer_fields(&self) -> &'static [&'static str] {
-        &["kv_transfer_params", "ec_transfer_params"]
+    fn private_answer_fields(&self) -> &'static Fields {
+        static FIELDS: Fields = Fields::new(|| finders(&["kv_transfer_params", "ec_transfer_params"]));
+        &FIELDS
     }
 
     /// Part of the answer's id that must not reach a client (A5).

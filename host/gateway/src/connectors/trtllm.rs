@@ -10,7 +10,10 @@ use pointsman_orchestration::HandoffKind;
 
 use super::{Connector, LegContext, PrefillAnswer, Target, clean, given_up, token_header, with_model};
 use crate::{
-    openai::request::{Endpoint, Request},
+    openai::{
+        hide::{Fields, finders},
+        request::{Endpoint, Request},
+    },
     upstream::LegHeaders,
 };
 
@@ -86,8 +89,16 @@ impl Connector for Trtllm {
     }
 
     /// The engine sends the prompt's ids with the parameters, also when they are not needed (C8).
-    fn private_answer_fields(&self) -> &'static [&'static str] {
-        &["disaggregated_params", "prompt_token_ids", "prompt_token_ids_b64", "kv_transfer_params"]
+    fn private_answer_fields(&self) -> &'static Fields {
+        static FIELDS: Fields = Fields::new(|| {
+            finders(&[
+                "disaggregated_params",
+                "prompt_token_ids",
+                "prompt_token_ids_b64",
+                "kv_transfer_params",
+            ])
+        });
+        &FIELDS
     }
 
     fn headers(&self, context: &LegContext<'_>, _: Target<'_>) -> LegHeaders {

@@ -1,15 +1,25 @@
 //! Takes values out of an engine's JSON that a client must not see.
 
-use memchr::memmem;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 use serde_json::value::RawValue;
+
+/// Names of fields, each with what finds it.
+pub(crate) type Fields = LazyLock<Vec<Finder<'static>>>;
+
+/// Makes what finds each of these fields.
+pub(crate) fn finders(names: &[&'static str]) -> Vec<Finder<'static>> {
+    names.iter().copied().map(Finder::new).collect()
+}
 
 /// Replaces the value of every one of `fields`, on any level, by null. `None` if the body has none of them.
 /// `body` is valid JSON.
 #[must_use]
-pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {
+pub(crate) fn without_fields(body: &[u8], fields: &[Finder<'static>]) -> Option<Vec<u8>> {
     // Almost no answer has one with a value, so the search for the names comes before the search for the ends
     // of strings.
-    if !fields.iter().any(|field| may_have_value(body, field.as_bytes())) {
+    if !fields.iter().any(|field| may_have_value(body, field)) {
         return None;
     }
     let (mut out, mut from, mut at) = (Vec::new(), 0, 0);
@@ -18,7 +28,7 @@ pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {
         at = end + 1;
         let text = body.get(quote + 1..end).unwrap_or_default();
         let Some(value) =
-            value_behind(body, at).filter(|_| fields.iter().any(|field| field.as_bytes() == text))
+            value_behind(body, at).filter(|_| fields.iter().any(|field| field.needle() == text))
         else {
             continue;
         };
@@ -37,11 +47,11 @@ pub(crate) fn without_fields(body: &[u8], fields: &[&str]) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// Returns whether `name` stands in quotes before a colon and a value that is not null. Text in a string can
-/// look like that, too.
-fn may_have_value(body: &[u8], name: &[u8]) -> bool {
-    memmem::find_iter(body, name).any(|at| {
-        let end = at + name.len();
+/// Returns whether the name of `field` stands in quotes before a colon and a value that is not null. Text in
+/// a string can look like that, too.
+fn may_have_value(body: &[u8], field: &Finder<'_>) -> bool {
+    field.find_iter(body).any(|at| {
+        let end = at + field.needle().len();
         let value = (body.get(end) == Some(&b'"')).then(|| value_behind(body, end + 1)).flatten();
         value.is_some_and(|value| !body.get(value..).unwrap_or_default().starts_with(b"null"))
     })
@@ -87,8 +97,9 @@ mod tests {
 
     #[test]
     fn a5_values_of_private_fields_become_null_on_every_level_and_text_stays() {
+        let fields = finders(&["secret", "ids"]);
         let hide = |body: &str| {
-            let hidden = without_fields(body.as_bytes(), &["secret", "ids"]);
+            let hidden = without_fields(body.as_bytes(), &fields);
             hidden.map(|bytes| String::from_utf8(bytes).unwrap())
         };
         let cases = [
