@@ -208,12 +208,16 @@ impl Hints {
         if trust == HintTrust::Ignored {
             return Ok(Self::default());
         }
+        let (cache_salt, probe) = (salt(body)?, read(body, "_HEALTH_CHECK")?.unwrap_or(false));
+        // Almost every request.
+        if body.get("nvext").is_none() && !headers::are_in(headers) {
+            let warning = nvext::warning(headers, body, &[], false);
+            return Ok(Self { cache_salt, probe, warning, ..Self::default() });
+        }
         nvext::check_objects(body)?;
         check_lists(body)?;
         let ext: NvExt = read(body, "nvext")?.unwrap_or_default();
         ext.check()?;
-        let (all, none) = (headers, HeaderMap::new());
-        let headers = if headers::are_in(all) { all } else { &none };
         let instance: Option<u64> = header(headers, &INSTANCE)?;
         let prefill: Option<u64> = header(headers, &PREFILL_INSTANCE)?;
         let rank: Option<u32> = header(headers, &RANK)?;
@@ -253,11 +257,11 @@ impl Hints {
             config,
             token_ids: ext.token_data,
             routing_token_ids,
-            cache_salt: salt(body)?,
+            cache_salt,
             block_objects: objects.into_iter().map(Option::unwrap_or_default).map(hashes).collect(),
             session_control: control,
             query_only: ext.annotations.iter().any(|annotation| annotation.starts_with(QUERY_ONLY)),
-            probe: read(body, "_HEALTH_CHECK")?.unwrap_or(false),
+            probe,
             continues: false,
             agent: ext.agent_context,
             lineage,
@@ -265,7 +269,7 @@ impl Hints {
             mdc_sum: ext.mdc_sum,
             warning: None,
         };
-        Ok(Self { warning: nvext::warning(all, body, &ext.annotations, hints.has_lone_rank()), ..hints })
+        Ok(Self { warning: nvext::warning(headers, body, &ext.annotations, hints.has_lone_rank()), ..hints })
     }
 
     /// Returns whether a rank is given without the worker that has it.
