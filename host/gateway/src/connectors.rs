@@ -14,6 +14,7 @@ use crate::{
     openai::{
         hide::{Fields, finders},
         request::{Endpoint, Request, names_model},
+        request_id::REQUEST_ID,
         sse::FAILED_ENDS,
     },
     upstream::LegHeaders,
@@ -318,8 +319,7 @@ impl fmt::Debug for RequestToken {
 
 /// The header that carries the id engines see.
 fn token_header(id: String) -> (HeaderName, HeaderValue) {
-    let value = HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static(""));
-    (HeaderName::from_static("x-request-id"), value)
+    (REQUEST_ID, HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("")))
 }
 
 #[cfg(test)]

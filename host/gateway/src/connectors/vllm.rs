@@ -178,6 +178,6 @@ pub(super) fn headers(context: &LegContext<'_>, target: Target<'_>) -> LegHeader
 
 /// The rank, where there are several, by the number that the engine knows it by.
 pub(super) fn rank_header(target: Target<'_>) -> Option<(HeaderName, HeaderValue)> {
-    let name = HeaderName::from_static("x-data-parallel-rank");
-    (target.spec.dp_size > 1).then(|| (name, HeaderValue::from(target.spec.first_rank + target.rank.0)))
+    const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
+    (target.spec.dp_size > 1).then(|| (RANK, HeaderValue::from(target.spec.first_rank + target.rank.0)))
 }

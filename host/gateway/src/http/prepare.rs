@@ -130,7 +130,7 @@ pub(crate) async fn prepare(
         Ok(plan) => plan,
         Err(Unplanned { error, .. }) => return Err(Refused::new(account, *error)),
     };
-    let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
+    let explain = state.settings.tell_decisions && headers.contains_key(orchestrate::DECISION);
     let planned = PlannedRequest { request, routing_request, snapshot, plan, explain };
     Ok(Prepared::Planned { planned: Box::new(planned), account })
 }

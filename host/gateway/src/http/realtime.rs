@@ -150,7 +150,7 @@ async fn admit(
     account.planned(planning);
     let path = request.uri.path_and_query().map_or(Endpoint::Realtime.path(), |path| path.as_str());
     let call = (path.to_owned(), upgrade_headers(&headers));
-    let explain = state.settings.tell_decisions && headers.contains_key("x-pointsman-decision");
+    let explain = state.settings.tell_decisions && headers.contains_key(orchestrate::DECISION);
     let planned = PlannedRequest { request: parsed, routing_request, snapshot, plan, explain };
     Ok(Admitted { planned: Box::new(planned), call, protocol, place })
 }

@@ -1,6 +1,6 @@
 //! Answers the client with a body that is complete: an engine's whole answer, or an error.
 
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response};
 use pointsman_orchestration::Action;
 
 use super::{
@@ -9,6 +9,9 @@ use super::{
     relay::{self, Answer},
 };
 use crate::openai::{error::ApiError, request_id::set_request_id};
+
+/// Header by which a client asks for the decisions about its request, and gets them.
+pub(crate) const DECISION: HeaderName = HeaderName::from_static("x-pointsman-decision");
 
 impl Drive {
     /// Performs an action. The action that answers the client returns the answer.
@@ -79,7 +82,7 @@ impl Drive {
         if self.explain
             && let Ok(decisions) = HeaderValue::from_str(&self.account.decisions())
         {
-            headers.insert("x-pointsman-decision", decisions);
+            headers.insert(DECISION, decisions);
         }
     }
 }

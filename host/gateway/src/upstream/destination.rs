@@ -27,7 +27,7 @@ pub(super) struct Parts<'a> {
 impl Destination {
     /// Returns the endpoint of a worker at `path`.
     pub(crate) fn new(worker: &WorkerSpec, path: &str) -> Self {
-        Self { url: format!("{}{path}", worker.url), server_name: worker.tls_server_name.clone() }
+        Self { url: [&*worker.url, path].concat(), server_name: worker.tls_server_name.clone() }
     }
 
     pub(super) fn parts(&self) -> Parts<'_> {
