@@ -76,14 +76,15 @@ impl<S: Transport, O: Observer> Pool<S, O> {
         max_idle: Duration,
         is_current: impl Fn(&S) -> bool,
     ) -> Option<(Box<Connection<S, O>>, Duration)> {
+        let now = Instant::now();
         loop {
             let newest = {
                 let mut idle = self.shared.idle.lock();
                 let place = idle.get_mut(origin)?;
-                place.pop_back_if(|newest| newest.since.elapsed() < max_idle)?
+                place.pop_back_if(|newest| now.saturating_duration_since(newest.since) < max_idle)?
             };
             let Idle { mut connection, since } = newest;
-            let idle = since.elapsed();
+            let idle = now.saturating_duration_since(since);
             let is_late = idle >= self.limits.idle_timeout;
             if !is_late && is_current(connection.stream()) && connection.is_open() {
                 return Some((connection, idle));

@@ -1,6 +1,8 @@
 //! HTTP/1.1 heads as a client writes and reads them, and how the body after one ends (RFC 9112, sections 2
 //! to 6).
 
+use std::mem::MaybeUninit;
+
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header};
 
 use crate::{WireError, chunked::Chunked};
@@ -79,9 +81,10 @@ pub fn response(bytes: &[u8], kept: &[HeaderName]) -> Result<Option<(Head, usize
     let mut at = 0;
     for _ in 0..=MAX_INFORMATIONAL {
         let rest = bytes.get(at..).unwrap_or_default();
-        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-        let mut parsed = httparse::Response::new(&mut headers);
-        let length = match parsed.parse(rest) {
+        let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
+        let mut parsed = httparse::Response::new(&mut []);
+        let parser = httparse::ParserConfig::default();
+        let length = match parser.parse_response_with_uninit_headers(&mut parsed, rest, &mut headers) {
             Ok(httparse::Status::Complete(length)) => length,
             Ok(httparse::Status::Partial) if bytes.len() > MAX_HEAD => {
                 return Err(WireError::LongHead(MAX_HEAD));
