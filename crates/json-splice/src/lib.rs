@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, ops::Range};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use bytestring::ByteString;
 use serde::{
     Deserialize, Deserializer,
@@ -178,7 +178,7 @@ impl<'a> Edit<'a> {
         }
         let bytes = self.body.bytes();
         let more: usize = self.set.iter().map(|(key, json)| key.len() + json.len() + 4).sum();
-        let mut out = BytesMut::with_capacity(bytes.len() + more);
+        let mut out = Vec::with_capacity(bytes.len() + more);
         let mut open = Members { out: &mut out, any: false };
         let mut done: Vec<&str> = Vec::new();
         // Text of a kept member is copied from after the comma (or brace) before it up to the end of its
@@ -212,13 +212,13 @@ impl<'a> Edit<'a> {
         }
         let tail = self.body.members.last().map_or(from, |member| member.value.end);
         out.extend_from_slice(bytes.get(tail..).unwrap_or_default());
-        out.freeze()
+        out.into()
     }
 }
 
 /// Writes members with commas between.
 struct Members<'a> {
-    out: &'a mut BytesMut,
+    out: &'a mut Vec<u8>,
     any: bool,
 }
 
