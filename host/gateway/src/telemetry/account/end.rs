@@ -38,8 +38,8 @@ impl Drop for Account {
         if self.discarded {
             return;
         }
-        self.report_decisions();
         let took = self.started.elapsed();
+        self.report_decisions(took);
         self.observe_times(took);
         self.observe_lengths();
         self.count_tokens();

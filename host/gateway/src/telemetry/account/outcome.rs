@@ -6,21 +6,22 @@ use pointsman_routing::{
     DecisionSource, Lane, ObservedOutcome, Outcome as Recorded, ProgramSummary, Receipt, SlotKind,
 };
 use pointsman_workers::Leg;
+use tokio::time::Duration;
 
 use super::Account;
 use crate::telemetry::{decision_stats::Decided, metrics::SourceLabels};
 
 impl Account {
-    /// Reports the end of the request to the record of decisions, to policies that learn, and to the
-    /// statistics.
-    pub(super) fn report_decisions(&self) {
-        self.record();
-        self.queue_outcome();
-        self.count_decisions();
+    /// Reports the end of the request, which took so long, to the record of decisions, to policies that
+    /// learn, and to the statistics.
+    pub(super) fn report_decisions(&self, took: Duration) {
+        self.record(took);
+        self.queue_outcome(took);
+        self.count_decisions(took);
     }
 
     /// Adds the outcome to each recorded decision of this request.
-    fn record(&self) {
+    fn record(&self, took: Duration) {
         let is_recorded = self.is_recorded();
         // While decisions are not recorded, a successful request costs nothing here.
         if !is_recorded && self.outcome.code == "ok" {
@@ -37,7 +38,7 @@ impl Account {
             output_tokens: self.tokens,
             output_source: self.output_source(),
             ended_at_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX),
-            duration: self.started.elapsed(),
+            duration: took,
             cached_predicted: self.predicted.then_some(self.predicted_tokens),
             cached_reported: self.usage.and_then(|usage| usage.cached_tokens),
             prompt_tokens: self.prompt_tokens,
@@ -71,7 +72,7 @@ impl Account {
     }
 
     /// Queues the outcome for policies that learn.
-    fn queue_outcome(&self) {
+    fn queue_outcome(&self, took: Duration) {
         let Some(learning) = &self.learning else { return };
         let asked = |slot, lane| {
             let (model, parent) = (self.model.clone(), self.parent.clone());
@@ -79,7 +80,7 @@ impl Account {
         };
         let decided = Receipt::with_retried(&self.receipts).enumerate();
         for (place, (receipt, retried)) in decided.filter(|(_, (receipt, _))| receipt.learns) {
-            let observed = self.observed(receipt, retried);
+            let observed = self.observed(receipt, retried, took);
             // The worker of a rest did not generate the first token.
             let ttft = observed.ttft.filter(|_| place < self.first_decisions);
             learning.submit(asked(receipt.slot, receipt.lane), ObservedOutcome { ttft, ..observed });
@@ -92,19 +93,19 @@ impl Account {
                 decision: decided.id,
                 seed: decided.seed,
                 by_policy: decided.by_policy,
-                ..self.observed(receipt, false)
+                ..self.observed(receipt, false, took)
             };
             learning.submit(asked(SlotKind::DecodeOverride, decided.lane), observed);
         }
     }
 
     /// Adds each decision to the statistics of its slot and lane, together with the shadow's decision.
-    fn count_decisions(&self) {
+    fn count_decisions(&self, took: Duration) {
         let Some(stats) = &self.stats else { return };
         let models = (&self.model, self.parent.as_ref());
         let is_served = self.outcome.code == "ok";
         let ttft = self.first_token.map(|first| first - self.started);
-        let times = [ttft, self.itl(), Some(self.started.elapsed())];
+        let times = [ttft, self.itl(), Some(took)];
         for (receipt, retried) in Receipt::with_retried(&self.receipts) {
             // A shadow decision beside a canary does not compare with the active generation.
             let shadow = receipt.shadow.filter(|_| receipt.lane == Lane::Active);
@@ -150,12 +151,12 @@ impl Account {
         }
     }
 
-    fn observed(&self, receipt: &Receipt, retried: bool) -> ObservedOutcome {
+    fn observed(&self, receipt: &Receipt, retried: bool, took: Duration) -> ObservedOutcome {
         ObservedOutcome {
             status: self.outcome.status,
             ttft: self.first_token.map(|first| first - self.started),
             itl: self.itl(),
-            duration: self.started.elapsed(),
+            duration: took,
             prompt_tokens: self.prompt_tokens,
             output_tokens: self.tokens,
             cached_predicted: self.predicted.then_some(self.predicted_tokens),
