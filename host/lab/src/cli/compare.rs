@@ -19,7 +19,7 @@ use crate::{
     html,
     max_load::{MAX_RUNS, max_load},
     monitor::Monitor,
-    report::{Plan, RankBy, Slo, compare},
+    report::{Comparison, Plan, RankBy, Slo, compare},
     run::{RunError, RunOptions},
     study::Study,
     text,
@@ -49,8 +49,8 @@ Presets of --step-time: dynamo (the default), distserve-opt-13b-a100, blis-llama
 
 Ctrl-C ends the runs; the report then has the seeds that are over.
 
-Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable; 130 after
-Ctrl-C.")]
+Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable, or when no
+arm answered a request; 130 after Ctrl-C.")]
 pub struct CompareArgs {
     /// Trace: Mooncake JSONL (also AIPerf's form for sessions), Qwen usage JSONL, Azure LLM inference CSV or
     /// BurstGPT CSV.
@@ -173,6 +173,10 @@ impl CompareArgs {
         drop(shown);
         let study = study?;
         print(&text::study(&study))?;
+        ensure!(
+            study.comparisons.iter().any(Comparison::has_answers),
+            "no arm answered a request, so there is nothing to compare: see the warnings above"
+        );
         if let Some(path) = &self.html {
             write(path, html::page(&study).as_bytes())?;
         }

@@ -77,15 +77,15 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         warnings
             .push(format!("\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended"));
     }
+    let infinite = "they count as infinite in quantiles of TTFT and E2E, and means leave them out";
     let lost = [
-        ("refused", arm.figures.shed.mean),
-        ("without a worker", arm.figures.no_worker.mean),
-        ("failed by their engines", arm.figures.failed.mean),
-        ("too large for an engine", arm.figures.too_large.mean),
+        ("refused", arm.figures.shed.mean, infinite),
+        ("without a worker", arm.figures.no_worker.mean, infinite),
+        ("failed by their engines", arm.figures.failed.mean, infinite),
+        ("too large for an engine", arm.figures.too_large.mean, "latencies leave them out"),
     ];
-    for (what, count) in lost.into_iter().filter(|(_, count)| *count > 0.0) {
-        warnings
-            .push(format!("\"{label}\": {count:.1} requests a run were {what}; latencies leave them out"));
+    for (what, count, latencies) in lost.into_iter().filter(|(_, count, _)| *count > 0.0) {
+        warnings.push(format!("\"{label}\": {count:.1} requests a run were {what}; {latencies}"));
     }
     warnings
 }

@@ -5,7 +5,7 @@ use crate::{
     generate::{Shape, Workload, generate},
     html,
     monitor::Monitor,
-    report::{Figure, Plan, Slo, compare},
+    report::{Plan, Slo, compare},
     run::RunOptions,
     text,
 };
@@ -54,8 +54,9 @@ fn with_differences(differences: &[[f64; 3]]) -> Comparison {
     let mut comparison = compared(1.0, StepTimeSpec::Dynamo);
     let ranked = |(number, worse): (usize, &[f64; 3])| Ranked {
         label: format!("arm{number}"),
-        value: Figure::of(worse.iter().map(|percent| 100.0 + percent).collect()),
-        worse_percent: Figure::of(worse.to_vec()),
+        value: Some(Figure::of(worse.iter().map(|percent| 100.0 + percent).collect())),
+        worse_percent: Some(Figure::of(worse.to_vec())),
+        served_share: 1.0,
     };
     comparison.ranking = differences.iter().enumerate().map(ranked).collect();
     comparison
@@ -197,7 +198,7 @@ fn a_ranking_that_changes_by_more_than_noise_is_told() {
     let mut other = compared(1.0, StepTimeSpec::BlisLlama8bH100);
     assert_eq!(other.step_time, "blis-llama-8b-h100");
     for ranked in first.ranking.iter_mut().chain(&mut other.ranking) {
-        ranked.value.plus_minus = Some(0.0);
+        ranked.value.as_mut().unwrap().plus_minus = Some(0.0);
     }
     let order = |report: &Comparison| -> Vec<String> {
         report.ranking.iter().map(|ranked| ranked.label.clone()).collect()
