@@ -96,7 +96,7 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
     html.push_str(
         "<h2>How to read this</h2><p>The router, the policies and the prefix index are those of the gateway, in virtual \
          time; engines and links are models. Means and ITL are those of complete requests. In quantiles of TTFT and E2E a \
-         request without an answer counts as infinite, and \u{2013} stands for no value: too many requests had none. \
+         request without an answer counts as slower than any other, and \u{2013} stands for no value: too many requests had none. \
          Requests that fit into no engine are left out. TTFT is the time from arrival to \
          the first token. ITL is (E2E − TTFT) / (OSL − 1) of each request, with OSL its output tokens. E2E is the time to \
          the last token. Goodput counts the requests a second that keep both limits of the SLO. ± is half of the 95 % \
@@ -309,8 +309,8 @@ fn examples(html: &mut String, pair: &PairDifference) {
     html.push_str("</table></details>");
 }
 
-/// Whether an arm's figure is better than that of every other arm, by the intervals of the differences. An arm
-/// that answers fewer requests than another is not better because it has less of something.
+/// Whether an arm's figure is better than that of every other arm, by the intervals of the differences. An
+/// arm that answers fewer requests than another is not better because it has less of something.
 fn is_best(report: &Comparison, arm: &ArmReport, of: Pick, less: bool) -> bool {
     let Some(figure) = of(arm) else { return false };
     let others = || report.arms.iter().filter(|other| !std::ptr::eq(*other, arm));

@@ -36,6 +36,10 @@ pub(crate) fn half_interval(values: &[f64]) -> Option<f64> {
     if count < 2 || values.iter().any(|value| !value.is_finite()) {
         return None;
     }
+    // The mean of equal values may differ from them by a rounding error.
+    if values.iter().all(|value| Some(value) == values.first()) {
+        return Some(0.0);
+    }
     let mean = mean(values);
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1) as f64;
     Some(student_t(count - 1) * (variance / count as f64).sqrt())
@@ -73,6 +77,7 @@ mod tests {
         let half = half_interval(&[1.0, 2.0, 3.0]).unwrap();
         assert!((half - 4.303 / 3.0_f64.sqrt()).abs() < 1e-9, "{half}");
         assert_eq!(half_interval(&[1.0]), None);
+        assert_eq!(half_interval(&[0.1; 3]), Some(0.0));
         assert_eq!(half_interval(&[1.0, f64::INFINITY]), None);
     }
 }

@@ -39,11 +39,11 @@ impl Comparison {
     /// Returns the property in which this comparison differs from the study's other comparisons.
     #[must_use]
     pub fn setting(&self) -> String {
-        let rate = self.offered_per_s;
-        format!(
-            "{}, step time {}, {}x arrivals ({rate:.2} requests/s)",
-            self.fleet, self.step_time, self.speed
-        )
+        let (fleet, step_time, speed) = (&self.fleet, &self.step_time, self.speed);
+        if self.offered_per_s <= 0.0 {
+            return format!("{fleet}, step time {step_time}, all requests at once");
+        }
+        format!("{fleet}, step time {step_time}, {speed}x arrivals ({:.2} requests/s)", self.offered_per_s)
     }
 }
 
@@ -55,7 +55,8 @@ impl Comparison {
         let mut others = placed(&self.ranking).skip(1).peekable();
         let has_unclear = self.ranking.iter().any(Ranked::is_unclear);
         let is_clear = others.peek().is_some() || !has_unclear;
-        (is_clear && tied(&self.ranking).next().is_none()).then_some(first)
+        let is_untested = self.seeds > 1 && others.any(|(ranked, ..)| ranked.is_untested());
+        (is_clear && !is_untested && tied(&self.ranking).next().is_none()).then_some(first)
     }
 }
 
@@ -83,8 +84,11 @@ fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
     let Some((second, _, behind)) = rest.first() else {
         return Some(format!("{} has a {name} of {value} on {}.{after}", first.label, comparison.setting()));
     };
-    if comparison.winner().is_none() {
+    if tied(&comparison.ranking).next().is_some() {
         return Some(no_difference(comparison, rank_by) + &after);
+    }
+    if rest.iter().any(|(ranked, ..)| ranked.is_untested()) && comparison.seeds > 1 {
+        return Some(unvaried(comparison, rank_by) + &after);
     }
     let arms = rest.len() + 1;
     let sure = behind.interval().map_or(" (one seed: no interval)".to_owned(), |(low, high)| {
@@ -101,6 +105,22 @@ fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
         second.label,
         behind.mean,
     ))
+}
+
+/// Says that the runs do not vary from seed to seed, so that nothing can be tested.
+fn unvaried(comparison: &Comparison, rank_by: RankBy) -> String {
+    let shown = |(ranked, value, _): (&Ranked, &Figure, &Figure)| {
+        format!("{} ({})", ranked.label, rank_by.shown(value.mean))
+    };
+    let arms: Vec<String> = placed(&comparison.ranking).map(shown).collect();
+    format!(
+        "All {} seeds gave the same difference by {} between {} on {}, so that no test is possible: use --jitter-ms, \
+         which moves arrivals at random.",
+        comparison.seeds,
+        rank_by.name(),
+        joined(&arms),
+        comparison.setting()
+    )
 }
 
 /// Says what share of the requests each arm answered, if the shares differ or an arm has no value.

@@ -51,10 +51,12 @@ fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> St
         (true, _) => "best".to_owned(),
         _ if ranked.is_unclear() => "too few seeds to tell".to_owned(),
         (_, true) => "no difference found".to_owned(),
-        (_, false) => ranked.worse_percent.as_ref().map_or_else(String::new, |worse| {
-            let untested = if worse.plus_minus.is_none() { ", not tested" } else { "" };
-            format!("{:.1}{} % worse{untested}", worse.mean, half(worse.plus_minus, 1))
-        }),
+        (_, false) => {
+            ranked.worse_percent.as_ref().map_or_else(String::new, |worse| match worse.excludes_zero() {
+                None => format!("{:.1} % worse, not tested", worse.mean),
+                Some(_) => format!("{:.1}{} % worse", worse.mean, half(worse.plus_minus, 1)),
+            })
+        }
     };
     let class = if is_best { " class=\"best\"" } else { "" };
     let decimals = if study.rank_by.more_is_better() { 3 } else { 1 };

@@ -167,10 +167,12 @@ impl Figure {
         self.mean.is_finite()
     }
 
-    /// Whether the 95 % confidence interval excludes zero. `None` with one seed.
+    /// Whether the 95 % confidence interval excludes zero. `None` with one seed, and when the seeds give
+    /// equal values other than zero, as runs without any randomness do: then there is nothing to test.
     #[must_use]
     pub fn excludes_zero(&self) -> Option<bool> {
-        self.plus_minus.map(|half| self.mean.abs() > half)
+        let half = self.plus_minus.filter(|half| *half > 0.0 || self.mean == 0.0)?;
+        Some(self.mean.abs() > half)
     }
 
     /// Returns this figure minus another one, seed by seed.

@@ -93,18 +93,25 @@ impl Ranked {
         format!("answered {:.2} % of the requests", self.served_share * 100.0)
     }
 
-    /// Whether the interval of the difference to the best arm excludes zero. `None` with one seed.
+    /// Whether the interval of the difference to the best arm excludes zero. `None` without a test: see
+    /// [`Figure::excludes_zero`].
     #[must_use]
     pub fn is_sure(&self) -> Option<bool> {
         self.worse_percent.as_ref()?.excludes_zero()
     }
 
     /// Whether the arm does not differ measurably from the best arm: the interval of the difference includes
-    /// zero. With one seed, whether the values are equal.
+    /// zero. Without a test, whether the values are equal.
     #[must_use]
     pub fn is_tied(&self) -> bool {
         let is_worse = |worse: &Figure| worse.excludes_zero().unwrap_or(worse.mean > 0.0);
         self.worse_percent.as_ref().is_some_and(|worse| !is_worse(worse))
+    }
+
+    /// Whether the arm differs from the best arm, but by the same with every seed or with only one, so that
+    /// no test is possible.
+    pub(crate) fn is_untested(&self) -> bool {
+        self.value.is_some() && self.is_sure().is_none() && !self.is_tied()
     }
 
     /// Whether the seeds differ too much to give the arm a place: no difference to the best arm was found,

@@ -87,6 +87,20 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     let equal = &summary(&[with_differences(&[zero, zero])])[0];
     assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
 
+    // The same difference with every seed is no test.
+    let same = with_differences(&[zero, [3.0; 3], [7.0, 8.0, 9.0]]);
+    let unvaried = &summary(&[same.clone(), same.clone()]);
+    assert_eq!(
+        unvaried[0],
+        format!(
+            "All 3 seeds gave the same difference by p90 TTFT between arm0 (100.0 ms), arm1 (103.0 ms) and arm2 (108.0 ms) \
+             on {setting}, so that no test is possible: use --jitter-ms, which moves arrivals at random."
+        )
+    );
+    assert_eq!(unvaried[1], "No difference was found in any of the 2 comparisons.");
+    let page = html::page(&Study::new(vec![same], vec![], RankBy::TtftP90));
+    assert!(page.contains("<td>3.0 % worse, not tested</td>"), "{page}");
+
     // An interval of 760 % tells nothing: the arm has no place, and another one comes first.
     let wide = [650.0, 1_000.0, 300.0];
     let two = &summary(&[with_differences(&[zero, wide])])[0];
