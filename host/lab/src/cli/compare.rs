@@ -12,7 +12,7 @@ use clap::Args;
 use pointsman_workers::Role;
 use tokio::time::Duration;
 
-use super::{Format, positive, print, progress};
+use super::{Format, output_file, positive, print, progress};
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},
@@ -120,13 +120,13 @@ pub struct CompareArgs {
     #[arg(long, value_enum, default_value = "ttft-p90")]
     rank_by: RankBy,
     /// Write the report as one HTML page.
-    #[arg(long)]
+    #[arg(long, value_parser = output_file)]
     html: Option<PathBuf>,
     /// Write the plot of goodput over load as an SVG file.
-    #[arg(long)]
+    #[arg(long, value_parser = output_file)]
     svg: Option<PathBuf>,
     /// Write the report as JSON.
-    #[arg(long)]
+    #[arg(long, value_parser = output_file)]
     json: Option<PathBuf>,
     /// Maximum number of concurrent runs [default: one for each core].
     #[arg(long)]
@@ -163,6 +163,10 @@ impl CompareArgs {
         let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
         let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
         ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
+        ensure!(
+            !self.max_load || trace.arrivals_s(self.fixed_schedule) > 0.0,
+            "--max-load changes the rate of arrivals, but all requests of this trace arrive at once"
+        );
         let fleets = self.fleets()?;
         let arms = self.arms.iter().map(|arm| Arm::parse(arm)).collect::<Result<Vec<_>, _>>()?;
         let monitor = Arc::new(Monitor::default());

@@ -11,6 +11,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
     if comparison.skipped_lines > 0 {
         warnings.push(format!("{} malformed lines of the trace were left out", comparison.skipped_lines));
     }
+    warnings.extend(plan.trace.notes.iter().cloned());
     if comparison.seeds < plan.seeds {
         let (over, planned) = (comparison.seeds, plan.seeds);
         warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));
