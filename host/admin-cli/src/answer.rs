@@ -65,7 +65,7 @@ pub enum GatewayError {
     #[error("{0}")]
     NoWorker(String),
     /// The gateway refused.
-    #[error("the gateway refused ({status} {code}): {message}{}", advice(*status))]
+    #[error("the gateway refused ({status} {code}): {message}{}", advice(*status, code))]
     Refused {
         /// HTTP status.
         status: u16,
@@ -88,8 +88,11 @@ struct ErrorText {
     message: String,
 }
 
-fn advice(status: u16) -> &'static str {
+fn advice(status: u16, code: &str) -> &'static str {
     match status {
+        404 if code == "unknown_url" => {
+            "; --gateway has to name the admin listener: this one is for clients, or of another release"
+        }
         401 => {
             "; give it with --token-file FILE or POINTSMAN_ADMIN_TOKEN, or a certificate with --tls-cert and --tls-key"
         }

@@ -168,7 +168,7 @@ impl CompareArgs {
             "--max-load changes the rate of arrivals, but all requests of this trace arrive at once"
         );
         let fleets = self.fleets()?;
-        let arms = self.arms.iter().map(|arm| Arm::parse(arm)).collect::<Result<Vec<_>, _>>()?;
+        let arms = Arm::parse_all(self.arms.iter().map(String::as_str))?;
         let monitor = Arc::new(Monitor::default());
         progress::stop_on_interrupt(Arc::clone(&monitor));
         let requests = self.requests(&trace, fleets.len());

@@ -97,7 +97,8 @@ impl Trace {
                 // Without its header, no line of the file can be read.
                 Err(wrong) if is_first && known.is_csv() => return Err(problem(wrong)),
                 Err(mut wrong) => {
-                    if is_first && format.is_none() && *known == TraceFormat::Mooncake {
+                    let is_guessed = is_first && format.is_none() && *known == TraceFormat::Mooncake;
+                    if is_guessed && wrong.starts_with("missing field") {
                         wrong.push_str(READ_AS_MOONCAKE);
                     }
                     if !skip_bad {
