@@ -385,7 +385,7 @@ mod tests {
             (&["./Cargo.toml"][..], "the file of a formula is named NAME.formula.toml"),
             (&["kv-aware+round-robin"], "an arm has one router, and round-robin is a whole one"),
             (&["kv-aware+edf+fifo"], "has +edf before another part; an arm has one order, at its end"),
-            (&["kv-aware+cache-aware"], "has two selectors; use one of them"),
+            (&["cache-aware+longest-prefix"], "has two selectors; use one of them"),
             (&["conditional-disagg+predicted-disagg"], "has two decode overrides; use one of them"),
             (&["=kv"], "its label \"\" is empty: give another with --arm LABEL=PARTS"),
             (&["a=kv", "a=random"], "--arm a=random: its label \"a\" is that of another arm"),

@@ -133,8 +133,11 @@ fn a_report_of_ten_arms_fits_1280_pixels_with_ten_colours_in_both_schemes() {
 fn what_is_not_usable_is_named_and_ends_with_code_2() {
     let directory = tempfile::tempdir().expect("a directory");
     generate(directory.path());
-    fs::write(directory.path().join("bad.jsonl"), "{\"input_length\": 5, \"output_length\": 1}\nhello\n")
-        .expect("");
+    fs::write(
+        directory.path().join("bad.jsonl"),
+        "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\nhello\n",
+    )
+    .expect("");
     fs::write(directory.path().join("fleet.toml"), "block_tokens = 64\n[[engines]]\ncount = 0\n").expect("");
     fs::write(directory.path().join("no.wasm"), "hello").expect("");
     let table: [(&[&str], &str); 9] = [
