@@ -182,6 +182,12 @@ mod tests {
         let expected = "the gateway refused (401 unauthorized): needs \u{fffd}[2J a token; give it with \
                         --token-file FILE or POINTSMAN_ADMIN_TOKEN, or a certificate with --tls-cert and --tls-key";
         assert_eq!(error, expected);
+        let body = r#"{"error":{"code":"unknown_url","message":"GET /status: this path does not exist"}}"#;
+        let error = answer(404, body).read::<serde_json::Value>().unwrap_err().to_string();
+        assert!(
+            error.contains("exist; --gateway has to name the admin listener: this one is for clients"),
+            "{error}"
+        );
     }
 
     #[test]

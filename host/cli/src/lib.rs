@@ -94,3 +94,17 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_of_time_has_a_unit() {
+        assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
+        for text in ["abc", "5", "", "-1s"] {
+            let error = duration(text).unwrap_err();
+            assert_eq!(error, "expected a time with its unit, such as 500ms, 30s, 5m or 1h", "{text}");
+        }
+    }
+}

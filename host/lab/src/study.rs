@@ -112,10 +112,12 @@ fn unvaried(comparison: &Comparison, rank_by: RankBy) -> String {
     let shown = |(ranked, value, _): (&Ranked, &Figure, &Figure)| {
         format!("{} ({})", ranked.label, rank_by.shown(value.mean))
     };
-    let arms: Vec<String> = placed(&comparison.ranking).map(shown).collect();
+    let placed = placed(&comparison.ranking).enumerate();
+    let unvaried = placed.filter(|(number, (ranked, ..))| *number == 0 || ranked.is_untested());
+    let arms: Vec<String> = unvaried.map(|(_, arm)| shown(arm)).collect();
     format!(
-        "All {} seeds gave the same difference by {} between {} on {}, so that no test is possible: use --jitter-ms, \
-         which moves arrivals at random.",
+        "All {} seeds gave the same difference by {} between {} on {}, so that no test is possible: use --jitter-ms \
+         of `compare`, which moves arrivals at random.",
         comparison.seeds,
         rank_by.name(),
         joined(&arms),

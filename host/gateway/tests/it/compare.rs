@@ -166,6 +166,10 @@ fn what_is_not_usable_is_named_and_ends_with_code_2() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
         assert!(told.contains(message), "{args:?}: {told}");
     }
+    // Each way to get measurements is named.
+    let output = pointsman(directory.path(), &["calibrate"]);
+    let told = text(&output.stderr);
+    assert!(["--url", "--from", "--log"].iter().all(|flag| told.contains(flag)), "{told}");
     let args = ["compare", "--trace", "bad.jsonl", "--skip-bad", "--arm", "kv", "--seeds", "1"];
     let output = pointsman(directory.path(), &args);
     assert!(output.status.success(), "{}", text(&output.stderr));

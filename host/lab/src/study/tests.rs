@@ -93,8 +93,8 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     assert_eq!(
         unvaried[0],
         format!(
-            "All 3 seeds gave the same difference by p90 TTFT between arm0 (100.0 ms), arm1 (103.0 ms) and arm2 (108.0 ms) \
-             on {setting}, so that no test is possible: use --jitter-ms, which moves arrivals at random."
+            "All 3 seeds gave the same difference by p90 TTFT between arm0 (100.0 ms) and arm1 (103.0 ms) on \
+             {setting}, so that no test is possible: use --jitter-ms of `compare`, which moves arrivals at random."
         )
     );
     assert_eq!(unvaried[1], "No difference was found in any of the 2 comparisons.");
