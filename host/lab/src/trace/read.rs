@@ -55,9 +55,10 @@ impl Trace {
         block_tokens: Option<u32>,
         skip_bad: bool,
     ) -> Result<Self, TraceError> {
-        let mut trace = Self { name, ..Self::default() };
-        let mut reader: Option<(TraceFormat, Box<dyn ReadLines>)> = None;
-        let (mut unusual, mut first_problem) = (Unusual::default(), None);
+        let trace = Self { name, ..Self::default() };
+        let (unusual, first_problem) = (Unusual::default(), None);
+        let mut parser =
+            Parser { file, format, block_tokens, skip_bad, trace, reader: None, unusual, first_problem };
         let mut bytes = Vec::new();
         for line in 1_u64.. {
             bytes.clear();
@@ -66,68 +67,88 @@ impl Trace {
             if length == 0 {
                 break;
             }
-            let text = match text(&bytes, line) {
-                Ok("") => continue,
-                text => text,
-            };
-            let problem = |problem| TraceError::Unusable { file: file.to_owned(), line, problem };
-            let is_first = reader.is_none();
-            let (known, lines) = match &mut reader {
-                Some(reader) => reader,
-                None => {
-                    let guessed = || text.as_ref().ok().and_then(|text| TraceFormat::of(text));
-                    let known = format.or_else(guessed);
-                    let known = known.ok_or_else(|| {
-                        problem(text.as_ref().err().cloned().unwrap_or_else(|| UNKNOWN_FORMAT.to_owned()))
-                    })?;
-                    trace.block_tokens = block_tokens.unwrap_or_else(|| known.block_tokens());
-                    reader.insert((known, known.reader()))
-                }
-            };
-            match text.and_then(|text| lines.line(text, trace.block_tokens)) {
-                Ok(None) => {}
-                Ok(Some(request)) if request.output_tokens == 0 && *known == TraceFormat::BurstGpt => {
-                    unusual.failed += 1;
-                }
-                Ok(Some(mut request)) => {
-                    unusual.empty += u64::from(request.output_tokens == 0);
-                    request.output_tokens = request.output_tokens.max(1);
-                    trace.requests.push(request);
-                }
-                // Without its header, no line of the file can be read.
-                Err(wrong) if is_first && known.is_csv() => return Err(problem(wrong)),
-                Err(mut wrong) => {
-                    let is_guessed = is_first && format.is_none() && *known == TraceFormat::Mooncake;
-                    if is_guessed && wrong.starts_with("missing field") {
-                        wrong.push_str(READ_AS_MOONCAKE);
-                    }
-                    if !skip_bad {
-                        return Err(TraceError::Line { file: file.to_owned(), line, problem: wrong });
-                    }
-                    trace.skipped += 1;
-                    first_problem.get_or_insert((line, wrong));
-                }
+            match text(&bytes, line) {
+                Ok("") => {}
+                text => parser.line(line, text)?,
             }
         }
-        let (Some((format, mut lines)), false) = (reader, trace.requests.is_empty()) else {
-            return Err(TraceError::Empty {
-                file: file.to_owned(),
-                why: unusual.why_empty(trace.skipped, first_problem),
-            });
+        parser.finish()
+    }
+}
+
+/// A file of which some lines were read.
+struct Parser<'a> {
+    file: &'a str,
+    /// Format that the caller named.
+    format: Option<TraceFormat>,
+    block_tokens: Option<u32>,
+    skip_bad: bool,
+    trace: Trace,
+    reader: Option<(TraceFormat, Box<dyn ReadLines>)>,
+    unusual: Unusual,
+    /// Number and problem of the first line that was skipped.
+    first_problem: Option<(u64, String)>,
+}
+
+impl Parser<'_> {
+    /// Reads a line; `text` is an error if it has none.
+    fn line(&mut self, line: u64, text: Result<&str, String>) -> Result<(), TraceError> {
+        let unusable =
+            |problem: String| Err(TraceError::Unusable { file: self.file.to_owned(), line, problem });
+        let is_first = self.reader.is_none();
+        let (format, reader) = match &mut self.reader {
+            Some(reader) => reader,
+            None => {
+                let guessed = || text.as_ref().ok().and_then(|text| TraceFormat::of(text));
+                let Some(format) = self.format.or_else(guessed) else {
+                    return unusable(text.err().unwrap_or_else(|| UNKNOWN_FORMAT.to_owned()));
+                };
+                self.trace.block_tokens = self.block_tokens.unwrap_or_else(|| format.block_tokens());
+                self.reader.insert((format, format.reader()))
+            }
         };
-        lines.finish(&mut trace.requests);
+        match text.and_then(|text| reader.line(text, self.trace.block_tokens)) {
+            Ok(None) => {}
+            Ok(Some(request)) if request.output_tokens == 0 && *format == TraceFormat::BurstGpt => {
+                self.unusual.failed += 1;
+            }
+            Ok(Some(mut request)) => {
+                self.unusual.empty += u64::from(request.output_tokens == 0);
+                request.output_tokens = request.output_tokens.max(1);
+                self.trace.requests.push(request);
+            }
+            // Without its header, no line of the file can be read.
+            Err(problem) if is_first && format.is_csv() => return unusable(problem),
+            Err(mut problem) => {
+                let is_guessed = is_first && self.format.is_none() && *format == TraceFormat::Mooncake;
+                if is_guessed && problem.starts_with("missing field") {
+                    problem.push_str(READ_AS_MOONCAKE);
+                }
+                if !self.skip_bad {
+                    return Err(TraceError::Line { file: self.file.to_owned(), line, problem });
+                }
+                self.trace.skipped += 1;
+                self.first_problem.get_or_insert((line, problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Trace, TraceError> {
+        let (file, mut trace) = (self.file.to_owned(), self.trace);
+        let (Some((format, mut reader)), false) = (self.reader, trace.requests.is_empty()) else {
+            let why = self.unusual.why_empty(trace.skipped, self.first_problem);
+            return Err(TraceError::Empty { file, why });
+        };
+        reader.finish(&mut trace.requests);
         trace.sort();
         // The times of turns with a `delay` do not come from the file.
         let timed = trace.requests.iter().filter(|request| request.delay.is_none());
         let (count, last) = timed.fold((0, 0.0), |(count, _), one| (count + 1, one.at.as_secs_f64()));
         if last > MAX_S {
-            return Err(TraceError::Span {
-                file: file.to_owned(),
-                days: last / 86_400.0,
-                unit: format.unit(),
-            });
+            return Err(TraceError::Span { file, days: last / 86_400.0, unit: format.unit() });
         }
-        trace.notes = unusual.notes();
+        trace.notes = self.unusual.notes();
         if format == TraceFormat::Mooncake {
             trace.notes.extend(implausible_rate(count, last));
         }
