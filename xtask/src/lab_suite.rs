@@ -164,12 +164,16 @@ fn compare(cell: &Cell, args: &Args, files: &Files, (seed, rate): (u64, f64)) ->
     let report = files.report(&mut command)?;
     let arms = report["comparisons"][0]["arms"].as_array().context("the report has no arms")?;
     let figures = |arm: &Value| {
-        let of = |key: &str| arm["figures"][key]["mean"].as_f64().into_iter().collect();
+        let mean = |key: &str| arm["figures"][key]["mean"].as_f64();
+        // A request without an answer counts as infinite. A figure without a value is null.
+        let is_whole = ["shed", "no_worker", "failed"].iter().all(|key| mean(key) == Some(0.0));
+        let of = |key: &str| vec![mean(key).unwrap_or(f64::INFINITY)];
+        let of_all = |key: &str| if is_whole { of(key) } else { vec![f64::INFINITY] };
         let name = arm["label"].as_str().unwrap_or_default().to_owned();
         let figures = judge::Figures {
-            ttft_mean: of("ttft_mean"),
+            ttft_mean: of_all("ttft_mean"),
             ttft_p90: of("ttft_p90"),
-            e2e_mean: of("e2e_mean"),
+            e2e_mean: of_all("e2e_mean"),
             goodput: of("goodput"),
         };
         (name, figures)

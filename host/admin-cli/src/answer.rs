@@ -65,7 +65,7 @@ pub enum GatewayError {
     #[error("{0}")]
     NoWorker(String),
     /// The gateway refused.
-    #[error("the gateway refused ({status} {code}): {message}{}", advice(*status))]
+    #[error("the gateway refused ({status} {code}): {message}{}", advice(*status, code))]
     Refused {
         /// HTTP status.
         status: u16,
@@ -88,8 +88,11 @@ struct ErrorText {
     message: String,
 }
 
-fn advice(status: u16) -> &'static str {
+fn advice(status: u16, code: &str) -> &'static str {
     match status {
+        404 if code == "unknown_url" => {
+            "; --gateway has to name the admin listener: this one is for clients, or of another release"
+        }
         401 => {
             "; give it with --token-file FILE or POINTSMAN_ADMIN_TOKEN, or a certificate with --tls-cert and --tls-key"
         }
@@ -179,6 +182,12 @@ mod tests {
         let expected = "the gateway refused (401 unauthorized): needs \u{fffd}[2J a token; give it with \
                         --token-file FILE or POINTSMAN_ADMIN_TOKEN, or a certificate with --tls-cert and --tls-key";
         assert_eq!(error, expected);
+        let body = r#"{"error":{"code":"unknown_url","message":"GET /status: this path does not exist"}}"#;
+        let error = answer(404, body).read::<serde_json::Value>().unwrap_err().to_string();
+        assert!(
+            error.contains("exist; --gateway has to name the admin listener: this one is for clients"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::{ArgGroup, Args};
-use humantime_serde::re::humantime;
+use pointsman_cli::duration;
 use serde::de::IgnoredAny;
 use tokio::time::Instant;
 
@@ -35,7 +35,7 @@ pub struct DrainArgs {
     #[arg(long, group = "waits")]
     wait: bool,
     /// Longest wait; then the exit code is 1, and the worker stays draining.
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration, requires = "waits")]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration, requires = "waits")]
     timeout: Duration,
     /// Print the JSON of the answer unchanged, and do not wait.
     #[arg(long, conflicts_with = "wait")]

@@ -5,6 +5,7 @@ use std::{
     fmt,
     io::{ErrorKind, Write as _},
     process::ExitCode,
+    time::Duration,
 };
 
 mod escape;
@@ -31,6 +32,15 @@ impl fmt::Display for OutputClosed {
 }
 
 impl std::error::Error for OutputClosed {}
+
+/// Reads a length of time from the command line.
+///
+/// # Errors
+/// The text is not one.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let read = humantime_serde::re::humantime::parse_duration(text);
+    read.map_err(|_| "expected a time with its unit, such as 500ms, 30s, 5m or 1h".to_owned())
+}
 
 /// Returns the exit code of a command, and prints its error to stderr.
 #[must_use]
@@ -83,4 +93,18 @@ pub fn with_causes(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_of_time_has_a_unit() {
+        assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
+        for text in ["abc", "5", "", "-1s"] {
+            let error = duration(text).unwrap_err();
+            assert_eq!(error, "expected a time with its unit, such as 500ms, 30s, 5m or 1h", "{text}");
+        }
+    }
 }

@@ -6,11 +6,12 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use pointsman_cli::print;
 use pointsman_lab::calibrate::{
     Calibration, DesignLimits, LogArgs, Measurements, calibrate, calibrate_log, design, fleet_text,
 };
+use pointsman_lab::cli::output_file;
 use pointsman_workers::Role;
 use serde::Deserialize;
 use tokio::time::Duration;
@@ -49,9 +50,10 @@ Examples:
   pointsman calibrate --log /var/log/pointsman --since 2h -o fleet.toml
 
 Exit code: 0 when the model was fitted; 2 when an argument or an engine is not usable.")]
+#[command(group = ArgGroup::new("measurements").args(["url", "from", "log"]).required(true).multiple(true))]
 pub(crate) struct CalibrateArgs {
     /// Address of an aggregated engine; with --prefill and --decode, of the gateway in front of them.
-    #[arg(long, required_unless_present_any = ["from", "log"])]
+    #[arg(long)]
     url: Option<String>,
     /// Address of the prefill engine of a pair. It is measured directly; then the pair is measured through
     /// --url.
@@ -102,10 +104,10 @@ pub(crate) struct CalibrateArgs {
     #[arg(long)]
     dry_run: bool,
     /// File to write the fleet to. The file must not exist.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = output_file)]
     output: Option<PathBuf>,
     /// File to write measurements, figures and errors to, as JSON. The file must not exist.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = output_file)]
     json: Option<PathBuf>,
     /// Replace files that exist.
     #[arg(long)]

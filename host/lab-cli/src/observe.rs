@@ -12,9 +12,8 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use humantime_serde::re::humantime::parse_duration;
 use parking_lot::Mutex;
-use pointsman_cli::print;
+use pointsman_cli::{duration, print};
 use pointsman_lab::{Arm, Window, html};
 use pointsman_tokens::Tokenizer;
 use reqwest::Url;
@@ -31,8 +30,8 @@ use self::{
     answers::{Answer, Answers},
     assign::{Assigned, How},
     counts::Counts,
-    engines::EngineLog,
-    finish::{Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
+    engines::{EngineLog, ReadError},
+    finish::{ARMS, Forecast, Reserve, complete, fleet, forecast, write_fleet, write_private},
     intake::Intake,
     report::Observation,
     request::Measure,
@@ -63,6 +62,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of requests below which nothing is forecast.
 const LEAST_REQUESTS: usize = 20;
 const MIB: usize = 1024 * 1024;
+/// Time after which a missing first copy is told.
+const FIRST_COPY: Duration = Duration::from_secs(30);
 /// Exit code after a signal during the simulation.
 const INTERRUPTED: i32 = 130;
 
@@ -80,8 +81,8 @@ Examples:
 
 Ctrl-C or SIGTERM ends the observation before its time, and the page is written.
 
-Exit code: 0 when the trace was written; 2 when an argument, an address or a file is not usable; 130 when a
-signal ended the simulation.")]
+Exit code: 0 when the page has a forecast; 1 when there were too few requests for one; 2 when an argument, an
+address or a file is not usable, or when no engine answers; 130 when a signal ended the simulation.")]
 pub(crate) struct ObserveArgs {
     /// Address to which the router sends copies.
     #[arg(long, default_value = "127.0.0.1:9100")]
@@ -97,7 +98,7 @@ pub(crate) struct ObserveArgs {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
     /// How long to observe: 10m, 1h.
-    #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = parse_duration)]
+    #[arg(long = "for", value_name = "TIME", default_value = "1h", value_parser = duration)]
     time: Duration,
     /// A further way to route, as for `compare`. May be repeated.
     #[arg(long)]
@@ -179,13 +180,15 @@ impl ObserveArgs {
                 std::process::exit(INTERRUPTED)
             }
         });
-        self.write_results(&trace, &seen, reserve)?;
+        let has_forecast = self.write_results(&trace, &seen, reserve)?;
         runtime.shutdown_timeout(END_TIMEOUT);
-        Ok(ExitCode::SUCCESS)
+        Ok(if has_forecast { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
     fn check(&self) -> anyhow::Result<()> {
-        for url in &self.workers {
+        for (place, url) in self.workers.iter().enumerate() {
+            let same = |other: &String| other.trim_end_matches('/') == url.trim_end_matches('/');
+            ensure!(!self.workers.iter().take(place).any(same), "--workers {url}: the engine is named twice");
             let parsed = url.parse::<Url>().ok();
             let has_secret = |url: &Url| !url.username().is_empty() || url.password().is_some();
             ensure!(
@@ -201,8 +204,8 @@ impl ObserveArgs {
             self.kv_events.len(),
             self.workers.len()
         );
-        for arm in &self.arm {
-            Arm::parse(arm)?;
+        for arm in Arm::parse_all(self.arm.iter().map(String::as_str))? {
+            ensure!(!ARMS.contains(&&*arm.label), "--arm {}: it is compared anyway", arm.label);
         }
         let mut directory = std::fs::DirBuilder::new();
         directory.recursive(true).mode(0o700);
@@ -218,7 +221,7 @@ impl ObserveArgs {
         let (stop, tasks, start) = (CancellationToken::new(), TaskTracker::new(), Instant::now());
         let tracker = self.track(&tasks, &stop);
         // A copy that came before them would have no counter.
-        let following = self.follow_from_first_readings(start, &reported, &stop).await;
+        let following = self.follow_from_first_readings(start, &reported, &stop).await?;
         let listener = TcpListener::bind(self.listen).await;
         let listener = listener.with_context(|| format!("cannot listen on {}", self.listen))?;
         let sources = Sources {
@@ -244,6 +247,7 @@ impl ObserveArgs {
             start,
         });
         tasks.spawn(listener::run(intake, listener, tasks.clone(), stop.clone()));
+        tasks.spawn(stop.clone().run_until_cancelled_owned(tell_of_no_copy(Arc::clone(&counts), address)));
         time_or_signal(self.time).await?;
         stop.cancel();
         tasks.close();
@@ -266,28 +270,42 @@ impl ObserveArgs {
         Some(tracker)
     }
 
-    /// Reads the metrics of each engine, by its position. Returns when each was read once.
+    /// Reads the metrics of each engine, by its position. Returns when each was read once, and warns of those
+    /// that could not be read.
+    ///
+    /// # Errors
+    /// No engine answered.
     async fn follow_from_first_readings(
         &self,
         start: Instant,
         reported: &Arc<Mutex<Reported>>,
         stop: &CancellationToken,
-    ) -> Following {
+    ) -> anyhow::Result<Following> {
         let mut following = JoinSet::new();
-        let (first, mut readings) = mpsc::channel(1);
+        let (first, mut readings) = mpsc::channel(self.workers.len());
         for (place, url) in self.workers.iter().enumerate() {
             let url = url.trim_end_matches('/').to_owned();
             let log = EngineLog::follow(url, start, Arc::clone(reported), first.clone(), stop.clone());
             following.spawn(async move { (place, log.await) });
         }
         drop(first);
-        // Nothing is sent: the channel ends when the last sender is dropped.
-        let _ = readings.recv().await;
-        following
+        let mut silent = 0;
+        while let Some((url, problem)) = readings.recv().await {
+            let Some(problem) = problem else { continue };
+            silent += usize::from(problem != ReadError::TooLarge);
+            print(&format!(
+                "warning: {url}/metrics {problem}: nothing is known of this engine until it does\n"
+            ))?;
+        }
+        ensure!(
+            silent < self.workers.len(),
+            "no engine of --workers answers: give the base URLs under which the engines have /metrics"
+        );
+        Ok(following)
     }
 
-    /// Completes the trace, and writes fleet and page.
-    fn write_results(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<()> {
+    /// Completes the trace, and writes fleet and page. Returns whether there is a forecast.
+    fn write_results(&self, trace: &Path, seen: &Seen, reserve: Reserve) -> anyhow::Result<bool> {
         let mut total = Window::default();
         seen.logs.iter().for_each(|log| total.add(&log.total()));
         // A request that failed used no engine, or not for as long as one that is served.
@@ -322,7 +340,7 @@ impl ObserveArgs {
         };
         let blocks = report::blocks(&observation, found.as_ref());
         self.write_page(&blocks, found.as_ref())?;
-        saved
+        saved.map(|()| found.is_some())
     }
 
     /// Writes the page, and prints it as text, also when it could not be written.
@@ -354,6 +372,17 @@ async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
     let mut logs = following.join_all().await;
     logs.sort_by_key(|(place, _)| *place);
     logs.into_iter().map(|(_, log)| log).collect()
+}
+
+/// Says after a while that no copy came.
+async fn tell_of_no_copy(counts: Arc<Counts>, address: SocketAddr) {
+    tokio::time::sleep(FIRST_COPY).await;
+    if counts.arrived() == 0 {
+        let seconds = FIRST_COPY.as_secs();
+        let _ = print(&format!(
+            "warning: no copy of a request came in {seconds} s: does the router send them to http://{address}?\n"
+        ));
+    }
 }
 
 /// Waits until the time is over, or SIGINT or SIGTERM.

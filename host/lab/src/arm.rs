@@ -87,12 +87,39 @@ pub enum ArmError {
         /// Description of the conflict.
         problem: String,
     },
+    /// A label is empty, or another arm has it.
+    #[error("--arm {arm}: its label \"{label}\" {problem}: give another with --arm LABEL=PARTS")]
+    Label {
+        /// The arm.
+        arm: String,
+        /// Its label.
+        label: String,
+        /// What is wrong with the label.
+        problem: &'static str,
+    },
     /// wasmtime cannot start.
     #[error("cannot create the policy engine: {0}")]
     Engine(String),
 }
 
 impl Arm {
+    /// Builds arms, whose labels have to differ.
+    ///
+    /// # Errors
+    /// [`ArmError`]
+    pub fn parse_all<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Vec<Self>, ArmError> {
+        let mut arms: Vec<Self> = Vec::new();
+        for text in texts {
+            let arm = Self::parse(text)?;
+            if arms.iter().any(|other| other.label == arm.label) {
+                let (arm, label) = (text.to_owned(), arm.label);
+                return Err(ArmError::Label { arm, label, problem: "is that of another arm" });
+            }
+            arms.push(arm);
+        }
+        Ok(arms)
+    }
+
     /// Builds an arm from `[LABEL=]PART[+PART…]`, or from `default`, which is what a gateway without
     /// configuration runs. A part is a native mode, a built-in policy or a policy file. Settings, a JSON
     /// object, follow the part as `@SETTINGS`. `+edf` or `+fifo` at the end sets the order of the requests
@@ -104,6 +131,9 @@ impl Arm {
         let (label, parts) =
             text.split_once('=').filter(|(label, _)| !label.contains('{')).unwrap_or((text, text));
         let (label, written) = (label.to_owned(), parts.to_owned());
+        if label.trim().is_empty() {
+            return Err(ArmError::Label { arm: text.to_owned(), label, problem: "is empty" });
+        }
         let (parts, order) = match parts.rsplit_once('+') {
             Some((parts, "edf")) => (parts, QueueOrder::Edf),
             Some((parts, "fifo")) => (parts, QueueOrder::Fifo),
@@ -128,7 +158,22 @@ impl Arm {
             let parts = parts.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten();
             Content::Default(SlotKind::ALL.into_iter().zip(parts).collect())
         } else {
-            let parts = split(parts).into_iter().map(|part| Part::compile(&engine, part));
+            let parts = split(parts);
+            // Alone, each of these is an arm or its order.
+            let is_whole =
+                |part: &&&str| ["oracle", "default", "edf", "fifo"].contains(*part) || native(part).is_some();
+            if let Some(part) = parts.iter().find(is_whole).filter(|_| parts.len() > 1) {
+                let problem = match *part {
+                    "edf" | "fifo" => {
+                        format!("has +{part} before another part; an arm has one order, at its end")
+                    }
+                    _ => format!(
+                        "has {part} beside other parts; an arm has one router, and {part} is a whole one"
+                    ),
+                };
+                return Err(ArmError::Parts { label, problem });
+            }
+            let parts = parts.into_iter().map(|part| Part::compile(&engine, part));
             Content::Policies(parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
         };
         Ok(Self { label, parts: written, order, content })
@@ -179,6 +224,8 @@ impl Arm {
 
     fn programs(&self, parts: &[Part]) -> Result<(Program, Program), ArmError> {
         let (mut filters, mut scorers, mut selector, mut decide) = (Vec::new(), Vec::new(), None, None);
+        let wrong =
+            |problem: &str| Err(ArmError::Parts { label: self.label.clone(), problem: problem.to_owned() });
         for part in parts {
             let policy = part.load(&self.label)?;
             match policy.info().world {
@@ -186,12 +233,14 @@ impl Arm {
                 World::Scorer => {
                     scorers.push(WeightedScorer { policy, weight: 1.0, normalize: Normalize::None })
                 }
+                World::Selector if selector.is_some() => return wrong("has two selectors; use one of them"),
+                World::DecodeOverride if decide.is_some() => {
+                    return wrong("has two decode overrides; use one of them");
+                }
                 World::Selector => selector = Some(policy),
                 World::DecodeOverride => decide = Some(policy),
             }
         }
-        let wrong =
-            |problem: &str| Err(ArmError::Parts { label: self.label.clone(), problem: problem.to_owned() });
         let route = match (selector, scorers.is_empty()) {
             (Some(_), false) => return wrong("has a selector and scorers; use one of them"),
             (Some(selector), true) => Program::Selector { filters, selector },
@@ -270,7 +319,10 @@ fn formulas(
         return Ok(Some(FormulaSettings::of(&settings, 0)));
     }
     if !name.ends_with(FORMULA_SUFFIX) {
-        return Ok(None);
+        let is_near = name.ends_with(".toml");
+        let near =
+            || refused(format!("the file of a formula is named NAME{FORMULA_SUFFIX}: rename this one"));
+        return if is_near { Err(near()) } else { Ok(None) };
     }
     let text = String::from_utf8(read()?)
         .map_err(|_| refused("the file is not UTF-8; write it as text".to_owned()))?;
@@ -323,7 +375,23 @@ mod tests {
         assert_eq!(Arm::parse("kv").unwrap().label, "kv");
         let error = Arm::parse("fastest").unwrap_err().to_string();
         assert!(error.starts_with("\"fastest\" is neither a native mode"), "{error}");
-        assert!(matches!(Arm::parse("./Cargo.toml").unwrap_err(), ArmError::Refused { .. }));
+        assert!(matches!(Arm::parse("./src/lib.rs").unwrap_err(), ArmError::Refused { .. }));
+        let refused = |arms: &[&str]| {
+            let arms = Arm::parse_all(arms.iter().copied());
+            let slots = arms.and_then(|arms| arms.iter().try_for_each(|arm| arm.slots().map(|_| ())));
+            slots.unwrap_err().to_string()
+        };
+        for (arms, problem) in [
+            (&["./Cargo.toml"][..], "the file of a formula is named NAME.formula.toml"),
+            (&["kv-aware+round-robin"], "an arm has one router, and round-robin is a whole one"),
+            (&["kv-aware+edf+fifo"], "has +edf before another part; an arm has one order, at its end"),
+            (&["cache-aware+longest-prefix"], "has two selectors; use one of them"),
+            (&["conditional-disagg+predicted-disagg"], "has two decode overrides; use one of them"),
+            (&["=kv"], "its label \"\" is empty: give another with --arm LABEL=PARTS"),
+            (&["a=kv", "a=random"], "--arm a=random: its label \"a\" is that of another arm"),
+        ] {
+            assert!(refused(arms).contains(problem), "{arms:?}: {}", refused(arms));
+        }
         let names = |arm: &str| {
             let (slots, _) = Arm::parse(arm).unwrap().slots().unwrap();
             let model = pointsman_workers::ModelName::new("m");

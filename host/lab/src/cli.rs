@@ -75,7 +75,7 @@ pub struct ImportArgs {
     #[arg(long, default_value = "1")]
     seed: u64,
     /// File to write the trace to.
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = output_file)]
     output: PathBuf,
 }
 
@@ -107,7 +107,7 @@ pub struct GenerateArgs {
     #[arg(long, default_value = "1")]
     seed: u64,
     /// File to write the trace to.
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = output_file)]
     output: PathBuf,
 }
 
@@ -122,6 +122,17 @@ pub enum ShapeName {
     SystemPrompts,
     /// Questions about some of many documents.
     Documents,
+}
+
+/// Reads the name of a file to write to.
+///
+/// # Errors
+/// It is `-`, with which other programs mean standard output.
+pub fn output_file(text: &str) -> Result<PathBuf, String> {
+    match text {
+        "-" => Err("name a file: standard output gets a summary of it".to_owned()),
+        _ => Ok(text.into()),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
@@ -171,9 +182,12 @@ impl TraceCommand {
         let mut out = BufWriter::new(file);
         trace.write_mooncake(&mut out)?;
         out.flush()?;
+        for note in &trace.notes {
+            print(&format!("warning: {note}\n"))?;
+        }
         let span = trace.requests.last().map_or(Duration::ZERO, |request| request.at);
         print(&format!(
-            "{}: {} requests in {:.0} s, blocks of {} tokens, {} lines left out; an unlimited cache would \
+            "{}: {} requests in {:.0} s, blocks of {} tokens, {} malformed lines left out; an unlimited cache would \
              hit {:.1} % of their blocks\n",
             output.display(),
             trace.requests.len(),

@@ -99,7 +99,7 @@ pub fn generate(workload: &Workload) -> Trace {
         Shape::Documents { documents } => documents_with_questions(rng, fresh, workload, documents.max(1)),
     };
     let (name, block_tokens) = (workload.shape.name().to_owned(), workload.shape.block_tokens());
-    let mut trace = Trace { name, block_tokens, requests, skipped: 0 };
+    let mut trace = Trace { name, block_tokens, requests, ..Trace::default() };
     trace.sort();
     trace
 }

@@ -38,7 +38,7 @@ type Pick = fn(&ArmReport) -> Option<&Figure>;
 /// A row: the figure's name with its unit, its decimals, how to find it, and whether less is better.
 type Row = (&'static str, usize, Pick, bool);
 
-const ROWS: [Row; 24] = [
+const ROWS: [Row; 25] = [
     ("TTFT mean, ms", 1, |arm| Some(&arm.figures.ttft_mean), true),
     ("share of what is possible, %", 1, |arm| Some(&arm.percent_of_relaxation), false),
     ("of the clairvoyant search, %", 1, |arm| arm.percent_of_clairvoyant.as_ref(), false),
@@ -56,6 +56,7 @@ const ROWS: [Row; 24] = [
     ("goodput, 1/s", 3, |arm| Some(&arm.figures.goodput), false),
     ("within SLO, share", 4, |arm| Some(&arm.figures.slo_share), false),
     ("hit rate", 4, |arm| Some(&arm.figures.hit_rate), false),
+    ("served, share", 4, |arm| Some(&arm.figures.served_share), false),
     ("imbalance", 2, |arm| Some(&arm.figures.imbalance), true),
     ("preemptions", 0, |arm| Some(&arm.figures.preemptions), true),
     ("refused", 0, |arm| Some(&arm.figures.shed), true),
@@ -94,7 +95,9 @@ pub fn page_after(study: &Study, title: &str, before: &str) -> String {
     }
     html.push_str(
         "<h2>How to read this</h2><p>The router, the policies and the prefix index are those of the gateway, in virtual \
-         time; engines and links are models. Latencies are those of complete requests. TTFT is the time from arrival to \
+         time; engines and links are models. Means and ITL are those of complete requests. In quantiles of TTFT and E2E a \
+         request without an answer counts as slower than any other, and \u{2013} stands for no value: too many requests had none. \
+         Requests that fit into no engine are left out. TTFT is the time from arrival to \
          the first token. ITL is (E2E − TTFT) / (OSL − 1) of each request, with OSL its output tokens. E2E is the time to \
          the last token. Goodput counts the requests a second that keep both limits of the SLO. ± is half of the 95 % \
          confidence interval of the mean over the seeds (Student's t): it covers the randomness of a run, not another \
@@ -191,7 +194,11 @@ fn figures(html: &mut String, report: &Comparison) {
                 html.push_str("<td></td>");
                 continue;
             };
-            let class = if is_best(report, of, figure, less) { " class=\"best\"" } else { "" };
+            if !figure.has_value() {
+                html.push_str("<td>\u{2013}</td>");
+                continue;
+            }
+            let class = if is_best(report, arm, of, less) { " class=\"best\"" } else { "" };
             let _ = write!(html, "<td{class}>{:.decimals$}", figure.mean);
             if let Some(half) = figure.plus_minus {
                 let _ = write!(html, " <small>±{half:.decimals$}</small>");
@@ -302,14 +309,18 @@ fn examples(html: &mut String, pair: &PairDifference) {
     html.push_str("</table></details>");
 }
 
-/// Whether a figure is better than that of every other arm, by the intervals of the differences.
-fn is_best(report: &Comparison, of: Pick, figure: &Figure, less: bool) -> bool {
-    let mut others = report.arms.iter().filter_map(of).filter(|other| !std::ptr::eq(*other, figure));
-    let is_better = |other: &Figure| {
-        let gained = if less { other.less(figure) } else { figure.less(other) };
+/// Whether an arm's figure is better than that of every other arm, by the intervals of the differences. An
+/// arm that answers fewer requests than another is not better because it has less of something.
+fn is_best(report: &Comparison, arm: &ArmReport, of: Pick, less: bool) -> bool {
+    let Some(figure) = of(arm) else { return false };
+    let others = || report.arms.iter().filter(|other| !std::ptr::eq(*other, arm));
+    let served = |arm: &ArmReport| arm.figures.served_share.mean;
+    let is_better = |other: &ArmReport| {
+        let Some(value) = of(other).filter(|value| value.has_value()) else { return true };
+        let gained = if less { value.less(figure) } else { figure.less(value) };
         gained.mean > 0.0 && gained.excludes_zero() == Some(true)
     };
-    report.arms.len() > 1 && others.all(is_better)
+    report.arms.len() > 1 && others().all(|other| is_better(other) && (!less || served(other) <= served(arm)))
 }
 
 /// An arm's name with the square of its colour.

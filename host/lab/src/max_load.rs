@@ -130,6 +130,9 @@ impl ArmMaxLoad {
         let less = worse_percent(&self.per_s.values, &best.per_s.values, true);
         match less.interval() {
             None => format!("{what}, {:.1} % less than {} (one seed: not tested)", less.mean, best.label),
+            Some(_) if less.excludes_zero().is_none() => {
+                format!("{what}, {:.1} % less than {} with each of {seeds} seeds", less.mean, best.label)
+            }
             Some((low, high)) if less.excludes_zero() == Some(true) => {
                 format!(
                     "{what}, {:.1} % less than {} (95 % interval {low:.1} to {high:.1} %)",
@@ -246,8 +249,7 @@ mod tests {
             told,
             "Highest load within the SLO (TTFT of at most 2000 ms and ITL of at most 50 ms for 95 % of the requests) on \
              four with step time dynamo: kv carries 10.20 ± 0.50 requests/s; kv2 carries 10.17 ± 0.52 requests/s: no \
-             difference to kv found; rr carries 5.10 ± 0.25 requests/s, 50.0 % less than kv (95 % interval 50.0 to \
-             50.0 %)."
+             difference to kv found; rr carries 5.10 ± 0.25 requests/s, 50.0 % less than kv with each of 3 seeds."
         );
         let told = sentence(&[("a", [AtLeast(64.0); 3]), ("b", [Below(0.5); 3]), ("c", [Within(2.0); 3])]);
         assert!(

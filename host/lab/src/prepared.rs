@@ -58,14 +58,16 @@ impl Trace {
 fn prompt_tokens(request: &TraceRequest, number: u64, block_tokens: u32, tokens: &mut Vec<u32>) {
     let length = request.input_tokens as usize;
     tokens.clear();
-    if request.blocks.is_empty() {
-        tokens.resize(length, fold(number ^ 0x756e_6971_7565));
-        return;
-    }
     for block in request.blocks.iter() {
         let end = (tokens.len() + block_tokens as usize).min(length);
         tokens.resize(end, fold(*block));
     }
+    tokens.resize(length, unshared(number));
+}
+
+/// Returns the token of a request's blocks that have no id, and that no other request shares.
+fn unshared(number: u64) -> u32 {
+    fold(number ^ 0x756e_6971_7565)
 }
 
 /// Appends the token ids of one engine block of a prompt.
@@ -80,11 +82,7 @@ pub(crate) fn block_token_ids(
     let from = u64::from(position) * u64::from(engine_block);
     let id_of = |token: u64| {
         let block = usize::try_from(token / u64::from(trace_block.max(1))).unwrap_or(usize::MAX);
-        match request.blocks.get(block) {
-            Some(block) => fold(*block),
-            None if request.blocks.is_empty() => fold(number ^ 0x756e_6971_7565),
-            None => 0,
-        }
+        request.blocks.get(block).map_or_else(|| unshared(number), |block| fold(*block))
     };
     if trace_block.is_multiple_of(engine_block) {
         out.resize(out.len() + engine_block as usize, id_of(from));

@@ -160,6 +160,13 @@ fn pairs_of(arms: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..arms).flat_map(move |first| (first + 1..arms).map(move |second| (first, second)))
 }
 
+impl Comparison {
+    /// Whether some arm answered a request.
+    pub(crate) fn has_answers(&self) -> bool {
+        self.arms.iter().any(|arm| arm.figures.served_share.mean > 0.0)
+    }
+}
+
 /// Runs every arm with every seed. When the monitor stops it, it reports the seeds that every arm has
 /// completed.
 ///

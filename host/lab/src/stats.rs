@@ -1,15 +1,25 @@
 //! Computes quantiles, and confidence intervals over seeds.
 
 /// Returns the quantile of sorted values by nearest rank; 0 without values.
+pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
+    at_rank(sorted, sorted.len(), share).unwrap_or_default()
+}
+
+/// Returns the quantile of `count` values by nearest rank. Those that are not among the sorted values are
+/// infinite.
+pub(crate) fn quantile_of_all(sorted: &[f64], count: usize, share: f64) -> f64 {
+    at_rank(sorted, count, share).unwrap_or(f64::INFINITY)
+}
+
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     clippy::cast_precision_loss,
     reason = "a rank among some millions"
 )]
-pub(crate) fn quantile(sorted: &[f64], share: f64) -> f64 {
-    let rank = (sorted.len() as f64 * share).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).copied().unwrap_or_default()
+fn at_rank(sorted: &[f64], count: usize, share: f64) -> Option<f64> {
+    let rank = (count as f64 * share).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
 }
 
 /// Returns the mean; 0 without values.
@@ -19,12 +29,16 @@ pub(crate) fn mean(values: &[f64]) -> f64 {
 }
 
 /// Returns half the width of the 95 % confidence interval of the mean, by Student's t. `None` for fewer than
-/// two values.
+/// two values, or when a value is infinite.
 #[expect(clippy::cast_precision_loss, reason = "a number of seeds")]
 pub(crate) fn half_interval(values: &[f64]) -> Option<f64> {
     let count = values.len();
-    if count < 2 {
+    if count < 2 || values.iter().any(|value| !value.is_finite()) {
         return None;
+    }
+    // The mean of equal values may differ from them by a rounding error.
+    if values.iter().all(|value| Some(value) == values.first()) {
+        return Some(0.0);
     }
     let mean = mean(values);
     let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1) as f64;
@@ -52,6 +66,9 @@ mod tests {
         let of = |share: f64| quantile(&values, share).round() as u32;
         assert_eq!([of(0.5), of(0.9), of(0.99), of(1.0)], [50, 90, 99, 100]);
         assert!(quantile(&[], 0.5).abs() < 1e-9);
+        // 100 of 105 values are finite.
+        let of_all = |share: f64| quantile_of_all(&values, 105, share);
+        assert!((of_all(0.9) - 95.0).abs() < 1e-9 && of_all(0.99).is_infinite());
     }
 
     #[test]
@@ -60,5 +77,7 @@ mod tests {
         let half = half_interval(&[1.0, 2.0, 3.0]).unwrap();
         assert!((half - 4.303 / 3.0_f64.sqrt()).abs() < 1e-9, "{half}");
         assert_eq!(half_interval(&[1.0]), None);
+        assert_eq!(half_interval(&[0.1; 3]), Some(0.0));
+        assert_eq!(half_interval(&[1.0, f64::INFINITY]), None);
     }
 }

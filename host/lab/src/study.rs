@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::{
     max_load::MaxLoad,
-    report::{Comparison, RankBy, Ranked, tied, too_few_seeds},
+    report::{Comparison, Figure, RankBy, Ranked, tied, too_few_seeds},
 };
 
 /// All results of one command.
@@ -39,11 +39,11 @@ impl Comparison {
     /// Returns the property in which this comparison differs from the study's other comparisons.
     #[must_use]
     pub fn setting(&self) -> String {
-        let rate = self.offered_per_s;
-        format!(
-            "{}, step time {}, {}x arrivals ({rate:.2} requests/s)",
-            self.fleet, self.step_time, self.speed
-        )
+        let (fleet, step_time, speed) = (&self.fleet, &self.step_time, self.speed);
+        if self.offered_per_s <= 0.0 {
+            return format!("{fleet}, step time {step_time}, all requests at once");
+        }
+        format!("{fleet}, step time {step_time}, {speed}x arrivals ({:.2} requests/s)", self.offered_per_s)
     }
 }
 
@@ -51,60 +51,117 @@ impl Comparison {
     /// Returns the arm that is better than every other by more than the intervals, or `None` if there is
     /// none.
     fn winner(&self) -> Option<&Ranked> {
-        let (first, rest) = self.ranking.split_first()?;
-        let is_clear = rest.is_empty() || !rest.iter().all(Ranked::is_unclear);
-        (is_clear && tied(&self.ranking).next().is_none()).then_some(first)
+        let first = self.ranking.first().filter(|first| first.value.is_some())?;
+        let mut others = placed(&self.ranking).skip(1).peekable();
+        let has_unclear = self.ranking.iter().any(Ranked::is_unclear);
+        let is_clear = others.peek().is_some() || !has_unclear;
+        let is_untested = self.seeds > 1 && others.any(|(ranked, ..)| ranked.is_untested());
+        (is_clear && !is_untested && tied(&self.ranking).next().is_none()).then_some(first)
     }
 }
 
-/// Says which arm is best, by how much, and how certain that is. Returns `None` if no difference was found.
+/// Returns the arms that have a value and a place.
+fn placed(ranking: &[Ranked]) -> impl Iterator<Item = (&Ranked, &Figure, &Figure)> {
+    let placed = ranking.iter().filter(|ranked| !ranked.is_unclear());
+    placed.filter_map(|ranked| Some((ranked, ranked.value.as_ref()?, ranked.worse_percent.as_ref()?)))
+}
+
+/// Says which arm is best, by how much, and how certain that is.
 fn best(comparison: &Comparison, rank_by: RankBy) -> Option<String> {
-    let (first, rest) = comparison.ranking.split_first()?;
-    let (name, value) = (rank_by.name(), rank_by.shown(first.value.mean));
+    let first = comparison.ranking.first()?;
+    let name = rank_by.name();
     let unclear = too_few_seeds(&comparison.ranking, rank_by);
-    let unclear = unclear.map_or_else(String::new, |told| format!(" There are {told}."));
-    let rest: Vec<&Ranked> = rest.iter().filter(|ranked| !ranked.is_unclear()).collect();
-    let Some(second) = rest.first() else {
+    let mut after = unclear.map_or_else(String::new, |told| format!(" There are {told}."));
+    after.push_str(&unequal_shares(comparison, rank_by));
+    let Some(value) = &first.value else {
         return Some(format!(
-            "{} has a {name} of {value} on {}.{unclear}",
-            first.label,
+            "No arm has a {name} on {}: too many requests were not answered.{after}",
             comparison.setting()
         ));
     };
-    if comparison.winner().is_none() {
-        return Some(no_difference(comparison, first, rank_by) + &unclear);
+    let value = rank_by.shown(value.mean);
+    let rest: Vec<(&Ranked, &Figure, &Figure)> = placed(&comparison.ranking).skip(1).collect();
+    let Some((second, _, behind)) = rest.first() else {
+        return Some(format!("{} has a {name} of {value} on {}.{after}", first.label, comparison.setting()));
+    };
+    if tied(&comparison.ranking).next().is_some() {
+        return Some(no_difference(comparison, rank_by) + &after);
+    }
+    if rest.iter().any(|(ranked, ..)| ranked.is_untested()) && comparison.seeds > 1 {
+        return Some(unvaried(comparison, rank_by) + &after);
     }
     let arms = rest.len() + 1;
-    let sure =
-        second.worse_percent.interval().map_or(" (one seed: no interval)".to_owned(), |(low, high)| {
-            format!(" (95 % interval {low:.1} to {high:.1} %, {} seeds: more than noise)", comparison.seeds)
-        });
+    let sure = behind.interval().map_or(" (one seed: no interval)".to_owned(), |(low, high)| {
+        format!(" (95 % interval {low:.1} to {high:.1} %, {} seeds: more than noise)", comparison.seeds)
+    });
     let last = rest.last().filter(|_| rest.len() > 1);
-    let last = last.map_or_else(String::new, |last| {
-        format!("; the last, {}, is {:.1} % worse", last.label, last.worse_percent.mean)
+    let last = last.map_or_else(String::new, |(last, _, behind)| {
+        format!("; the last, {}, is {:.1} % worse", last.label, behind.mean)
     });
     Some(format!(
-        "{} is the best of {arms} arms by {name}, {value}, on {}. The second, {}, is {:.1} % worse{sure}{last}.{unclear}",
+        "{} is the best of {arms} arms by {name}, {value}, on {}. The second, {}, is {:.1} % worse{sure}{last}.{after}",
         first.label,
         comparison.setting(),
         second.label,
-        second.worse_percent.mean,
+        behind.mean,
     ))
 }
 
+/// Says that the runs do not vary from seed to seed, so that nothing can be tested.
+fn unvaried(comparison: &Comparison, rank_by: RankBy) -> String {
+    let shown = |(ranked, value, _): (&Ranked, &Figure, &Figure)| {
+        format!("{} ({})", ranked.label, rank_by.shown(value.mean))
+    };
+    let placed = placed(&comparison.ranking).enumerate();
+    let unvaried = placed.filter(|(number, (ranked, ..))| *number == 0 || ranked.is_untested());
+    let arms: Vec<String> = unvaried.map(|(_, arm)| shown(arm)).collect();
+    format!(
+        "All {} seeds gave the same difference by {} between {} on {}, so that no test is possible: use --jitter-ms \
+         of `compare`, which moves arrivals at random.",
+        comparison.seeds,
+        rank_by.name(),
+        joined(&arms),
+        comparison.setting()
+    )
+}
+
+/// Says what share of the requests each arm answered, if the shares differ or an arm has no value.
+fn unequal_shares(comparison: &Comparison, rank_by: RankBy) -> String {
+    let ranking = &comparison.ranking;
+    let shares = || ranking.iter().map(|ranked| ranked.served_share);
+    let is_equal = shares().all(|share| shares().all(|other| (share - other).abs() < 1e-9));
+    if is_equal && ranking.iter().all(|ranked| ranked.value.is_some()) {
+        return String::new();
+    }
+    let arm = |ranked: &Ranked| {
+        let none = if ranked.value.is_none() {
+            format!(", too few for a {}", rank_by.name())
+        } else {
+            String::new()
+        };
+        format!("{} {}{none}", ranked.label, ranked.served())
+    };
+    let arms: Vec<String> = ranking.iter().map(arm).collect();
+    let differ = if is_equal { "" } else { "The arms answered different shares of the requests: " };
+    format!(" {differ}{}.", arms.join("; "))
+}
+
 /// Says that the best arms do not differ measurably, and what was tested.
-fn no_difference(comparison: &Comparison, first: &Ranked, rank_by: RankBy) -> String {
-    let equal: Vec<&Ranked> = tied(&comparison.ranking).collect();
-    let shown = |ranked: &&Ranked| format!("{} ({})", ranked.label, rank_by.shown(ranked.value.mean));
-    let arms: Vec<String> = std::iter::once(&first).chain(&equal).map(shown).collect();
+fn no_difference(comparison: &Comparison, rank_by: RankBy) -> String {
+    let (equal, others): (Vec<_>, Vec<_>) =
+        placed(&comparison.ranking).partition(|(ranked, ..)| ranked.is_tied());
+    let shown = |(ranked, value, _): &(&Ranked, &Figure, &Figure)| {
+        format!("{} ({})", ranked.label, rank_by.shown(value.mean))
+    };
+    let arms: Vec<String> = equal.iter().map(shown).collect();
     let seeds = comparison.seeds;
     let tested = match equal.as_slice() {
         _ if seeds < 2 => "the values are equal, and one seed allows no test".to_owned(),
-        [one] if one.worse_percent.plus_minus == Some(0.0) => {
+        [_, (.., worse)] if worse.plus_minus == Some(0.0) => {
             format!("the values are equal with each of {seeds} seeds")
         }
-        [one] => {
-            let (low, high) = one.worse_percent.interval().unwrap_or_default();
+        [_, (.., worse)] => {
+            let (low, high) = worse.interval().unwrap_or_default();
             format!(
                 "the 95 % interval of their difference, {low:.1} to {high:.1} %, includes 0 (Student's t over {seeds} \
                  seeds, compared in pairs)"
@@ -113,13 +170,11 @@ fn no_difference(comparison: &Comparison, first: &Ranked, rank_by: RankBy) -> St
         _ => format!(
             "the 95 % interval of the difference of each to {} includes 0 (Student's t over {seeds} seeds, compared \
              in pairs)",
-            first.label
+            equal.first().map_or("", |(first, ..)| first.label.as_str())
         ),
     };
-    let others: Vec<&Ranked> = comparison.ranking.iter().skip(1).filter(|ranked| !ranked.is_tied()).collect();
-    let others = others.first().map_or_else(String::new, |next| {
-        let (count, worse) = (others.len(), next.worse_percent.mean);
-        format!(" The best of the other {count}, {}, is {worse:.1} % worse.", next.label)
+    let others = others.first().map_or_else(String::new, |(next, _, worse)| {
+        format!(" The best of the other {}, {}, is {:.1} % worse.", others.len(), next.label, worse.mean)
     });
     let among = if arms.len() == 2 { "between" } else { "among" };
     let (name, arms, setting) = (rank_by.name(), joined(&arms), comparison.setting());
@@ -203,10 +258,13 @@ fn find<'a>(ranking: &'a [Ranked], label: &str) -> Option<(usize, &'a Ranked)> {
 }
 
 /// Whether two arms differ by more than their intervals. With one seed there is no interval, and every
-/// difference counts.
+/// difference counts. An arm without a value is worse than one with a value.
 fn is_apart(better: &Ranked, worse: &Ranked) -> bool {
-    let half = |ranked: &Ranked| ranked.value.plus_minus.unwrap_or(0.0);
-    (worse.value.mean - better.value.mean).abs() > half(better) + half(worse)
+    let half = |value: &Figure| value.plus_minus.unwrap_or(0.0);
+    match (&better.value, &worse.value) {
+        (Some(better), Some(worse)) => (worse.mean - better.mean).abs() > half(better) + half(worse),
+        (better, worse) => better.is_some() && worse.is_none(),
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    report::{ArmReport, Comparison, Figure, Possible},
+    report::{ArmReport, Comparison, Figure, PairDifference, Possible},
     study::Study,
 };
 
@@ -65,12 +65,10 @@ fn table(text: &mut String, report: &Comparison) {
     for pair in report.pairs.iter().filter(|pair| pair.first == first) {
         let _ = writeln!(
             text,
-            "\n{}: {:.1} % of requests went elsewhere than with {first}; their TTFT changed by {} ms on average, their \
-             E2E by {} ms",
+            "\n{}: {:.1} % of requests went elsewhere than with {first} or ended otherwise; {}",
             pair.second,
             pair.share * 100.0,
-            change(&pair.ttft_ms),
-            change(&pair.e2e_ms),
+            changes(pair),
         );
     }
     if !report.warnings.is_empty() {
@@ -122,8 +120,19 @@ fn shares(text: &mut String, report: &Comparison, width: usize) {
     }
 }
 
-/// Returns a difference with its sign and interval.
+fn changes(pair: &PairDifference) -> String {
+    if !pair.ttft_ms.has_value() {
+        return "none of them were answered in both arms".to_owned();
+    }
+    let (ttft, e2e) = (change(&pair.ttft_ms), change(&pair.e2e_ms));
+    format!("their TTFT changed by {ttft} ms on average, their E2E by {e2e} ms")
+}
+
+/// Returns a difference with its sign and interval, or a dash without a value.
 pub(crate) fn change(figure: &Figure) -> String {
+    if !figure.has_value() {
+        return "–".to_owned();
+    }
     let half = figure.plus_minus.map_or_else(String::new, |half| format!(" ± {half:.1}"));
     format!("{:+.1}{half}", figure.mean)
 }
@@ -132,7 +141,10 @@ fn row(text: &mut String, arm: &ArmReport, width: usize) {
     let figures = &arm.figures;
     let mut line = format!("{:<width$}", arm.label);
     let mut cell = |figure: &Figure, width: usize, decimals: usize| {
-        let _ = write!(line, " {:>width$.decimals$}", figure.mean);
+        let _ = match figure.has_value() {
+            true => write!(line, " {:>width$.decimals$}", figure.mean),
+            false => write!(line, " {:>width$}", "-"),
+        };
     };
     cell(&figures.ttft_mean, 9, 1);
     cell(&figures.ttft_p50, 9, 1);

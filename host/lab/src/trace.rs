@@ -1,20 +1,19 @@
 //! Request traces: arrival times, lengths and the identity of prompt blocks. A trace contains no text.
 
-use std::{
-    io::{BufRead, BufReader, Read},
-    path::Path,
-    time::Duration,
-};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 mod azure;
 mod block_ids;
 mod burst_gpt;
+mod csv;
 mod mooncake;
 mod mooncake_delta;
+mod open;
 mod order;
 mod qwen;
+mod read;
 mod sessions;
 
 pub use block_ids::BlockIds;
@@ -23,11 +22,10 @@ pub use sessions::MAX_TURNS;
 
 /// Maximum length of a line, bytes. The line of a prompt of a million tokens has 20 KB.
 pub const MAX_LINE: u64 = 16 * 1024 * 1024;
-/// Problem of a first line that is of no known format.
-const UNKNOWN_FORMAT: &str =
-    "no known format: expected JSON lines, or the header of Azure's or BurstGPT's CSV; name it with --format";
-/// Latest time in a trace, seconds: a year.
+/// Longest time between two requests of a trace, and longest pause in a session, seconds: a year.
 const MAX_S: f64 = 366.0 * 86_400.0;
+/// Latest timestamp, milliseconds: the year 2286 after the Unix epoch.
+const MAX_TIMESTAMP_MS: f64 = 1e13;
 /// Maximum number of tokens of a prompt or an answer.
 pub const MAX_TOKENS: u32 = 16 * 1024 * 1024;
 
@@ -41,8 +39,8 @@ pub struct TraceRequest {
     pub input_tokens: u32,
     /// Output tokens.
     pub output_tokens: u32,
-    /// Id of each block of the prompt, including a partial last block. Requests with equal first ids share a
-    /// prefix. If empty, the request shares no block.
+    /// Id of each block of the prompt, with or without a partial last block. Requests with equal first ids
+    /// share a prefix. If empty, the request shares no block.
     pub blocks: BlockIds,
     /// Session that the request belongs to.
     pub session: Option<String>,
@@ -92,6 +90,9 @@ pub struct Trace {
     pub requests: Vec<TraceRequest>,
     /// Number of lines that could not be read and were skipped.
     pub skipped: u64,
+    /// What a reader of results has to know about the file: requests that it left out, and times that look
+    /// wrong.
+    pub notes: Vec<String>,
 }
 
 /// Format of a trace file.
@@ -108,9 +109,10 @@ pub enum TraceFormat {
     /// Qwen's usage traces, JSONL: `chat_id`, `parent_chat_id`, `timestamp` (s), `input_length`,
     /// `output_length`, `type`, `turn`, `hash_ids` of 16 tokens.
     Qwen,
-    /// Azure's LLM inference traces, CSV: `TIMESTAMP,ContextTokens,GeneratedTokens`.
+    /// Azure's LLM inference traces, CSV with the columns `TIMESTAMP`, `ContextTokens` and `GeneratedTokens`.
     Azure,
-    /// BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,…`.
+    /// BurstGPT, CSV with the columns `Timestamp` (s), `Request tokens` and `Response tokens`; also `Model`
+    /// and `Session ID`.
     BurstGpt,
 }
 
@@ -125,8 +127,18 @@ pub enum TraceError {
         /// The cause.
         error: std::io::Error,
     },
-    /// A line is malformed.
+    /// A line is malformed without which the rest of the file cannot be read, such as a header.
     #[error("{file}, line {line}: {problem}")]
+    Unusable {
+        /// The file.
+        file: String,
+        /// Number of the line, from 1.
+        line: u64,
+        /// What is wrong with the line.
+        problem: String,
+    },
+    /// A line is malformed.
+    #[error("{file}, line {line}: {problem}; --skip-bad leaves such lines out")]
     Line {
         /// The file.
         file: String,
@@ -136,8 +148,25 @@ pub enum TraceError {
         problem: String,
     },
     /// The trace has no request.
-    #[error("{0}: contains no request")]
-    Empty(String),
+    #[error("{file}: contains no request{why}")]
+    Empty {
+        /// The file.
+        file: String,
+        /// The lines that were left out, and the first problem.
+        why: String,
+    },
+    /// The requests are too far apart.
+    #[error(
+        "{file}: the last request is {days:.0} days after the first; expected at most 366: check that its times are in {unit}"
+    )]
+    Span {
+        /// The file.
+        file: String,
+        /// Time between the first and the last request.
+        days: f64,
+        /// Unit of the format's times.
+        unit: &'static str,
+    },
 }
 
 /// Reads the lines of one format, in the order of the file.
@@ -150,29 +179,21 @@ trait ReadLines {
     fn finish(&mut self, _requests: &mut [TraceRequest]) {}
 }
 
-/// A format whose lines do not depend on each other.
-struct EachLine(fn(&str) -> Result<Option<TraceRequest>, String>);
-
-impl ReadLines for EachLine {
-    fn line(&mut self, text: &str, _block_tokens: u32) -> Result<Option<TraceRequest>, String> {
-        self.0(text)
-    }
-}
-
 impl TraceFormat {
     /// Guesses the format from the first line.
     fn of(first: &str) -> Option<Self> {
         let is_json = first.trim_start().starts_with('{');
+        let has = |name: &str| first.to_lowercase().contains(name);
         if is_json && first.contains("\"chat_id\"") {
             Some(Self::Qwen)
         } else if is_json && first.contains("\"group_id\"") {
             Some(Self::MooncakeDelta)
         } else if is_json {
             Some(Self::Mooncake)
-        } else if first.contains("ContextTokens") {
+        } else if has("contexttokens") {
             Some(Self::Azure)
         } else {
-            (first.starts_with("Timestamp") && first.contains("Request tokens")).then_some(Self::BurstGpt)
+            (has("timestamp") && has("request tokens")).then_some(Self::BurstGpt)
         }
     }
 
@@ -181,8 +202,21 @@ impl TraceFormat {
             Self::Mooncake => Box::new(mooncake::Reader::default()),
             Self::MooncakeDelta => Box::new(mooncake_delta::Reader::default()),
             Self::Qwen => Box::new(qwen::Reader::default()),
-            Self::Azure => Box::new(EachLine(azure::line)),
-            Self::BurstGpt => Box::new(EachLine(burst_gpt::line)),
+            Self::Azure => Box::new(csv::Reader::new(&azure::COLUMNS, azure::request)),
+            Self::BurstGpt => Box::new(csv::Reader::new(&burst_gpt::COLUMNS, burst_gpt::request)),
+        }
+    }
+
+    fn is_csv(self) -> bool {
+        matches!(self, Self::Azure | Self::BurstGpt)
+    }
+
+    /// Returns the unit of the times in a file.
+    fn unit(self) -> &'static str {
+        match self {
+            Self::Mooncake | Self::MooncakeDelta => "milliseconds",
+            Self::Qwen | Self::BurstGpt => "seconds",
+            Self::Azure => "the form 2023-11-16 18:15:46.68",
         }
     }
 
@@ -193,76 +227,6 @@ impl TraceFormat {
 }
 
 impl Trace {
-    /// Reads a trace. `block_tokens` is the number of tokens in a block of `hash_ids`; `None` means 512, or
-    /// 16 for Qwen's traces. With `skip_bad`, malformed lines are skipped and counted.
-    ///
-    /// # Errors
-    /// [`TraceError`] names the file, the line and the field.
-    pub fn read(
-        path: &Path,
-        format: Option<TraceFormat>,
-        block_tokens: Option<u32>,
-        skip_bad: bool,
-    ) -> Result<Self, TraceError> {
-        let file = path.display().to_string();
-        let opened =
-            std::fs::File::open(path).map_err(|error| TraceError::Io { file: file.clone(), error })?;
-        let name = path.file_stem().map_or_else(|| file.clone(), |stem| stem.to_string_lossy().into_owned());
-        Self::parse(BufReader::new(opened), &file, name, format, block_tokens, skip_bad)
-    }
-
-    fn parse(
-        mut input: impl BufRead,
-        file: &str,
-        name: String,
-        format: Option<TraceFormat>,
-        block_tokens: Option<u32>,
-        skip_bad: bool,
-    ) -> Result<Self, TraceError> {
-        let mut trace = Self { name, ..Self::default() };
-        let mut reader: Option<Box<dyn ReadLines>> = None;
-        let mut bytes = Vec::new();
-        for line in 1_u64.. {
-            bytes.clear();
-            let read = input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes);
-            let length = read.map_err(|error| TraceError::Io { file: file.to_owned(), error })?;
-            if length == 0 {
-                break;
-            }
-            let parsed = if length as u64 == MAX_LINE {
-                Err(format!("is longer than {MAX_LINE} bytes"))
-            } else {
-                std::str::from_utf8(&bytes).map_err(|_| "is not UTF-8".to_owned()).and_then(|text| {
-                    if text.trim().is_empty() {
-                        return Ok(None);
-                    }
-                    let reader = match &mut reader {
-                        Some(reader) => reader,
-                        None => {
-                            let format = format.or_else(|| TraceFormat::of(text)).ok_or(UNKNOWN_FORMAT)?;
-                            trace.block_tokens = block_tokens.unwrap_or_else(|| format.block_tokens());
-                            reader.insert(format.reader())
-                        }
-                    };
-                    reader.line(text.trim_end(), trace.block_tokens)
-                })
-            };
-            match parsed {
-                Ok(request) => trace.requests.extend(request),
-                Err(_) if skip_bad => trace.skipped += 1,
-                Err(problem) => return Err(TraceError::Line { file: file.to_owned(), line, problem }),
-            }
-        }
-        if trace.requests.is_empty() {
-            return Err(TraceError::Empty(file.to_owned()));
-        }
-        if let Some(reader) = &mut reader {
-            reader.finish(&mut trace.requests);
-        }
-        trace.sort();
-        Ok(trace)
-    }
-
     /// Sorts the requests by arrival, and moves all times so that the first request arrives at 0.
     pub(crate) fn sort(&mut self) {
         self.requests.sort_by_key(|request| request.at);
@@ -329,7 +293,16 @@ fn tokens(field: &str, value: u64, least: u32) -> Result<u32, String> {
     tokens.ok_or_else(|| format!("`{field}` is {value}; expected {least} to {MAX_TOKENS}"))
 }
 
-/// Checks a time in milliseconds.
+/// Reads a point in time in milliseconds, from the start of the trace or from the Unix epoch.
+fn timestamp_ms(field: &str, value: f64) -> Result<Duration, String> {
+    if (0.0..=MAX_TIMESTAMP_MS).contains(&value) {
+        Ok(Duration::from_nanos((value * 1e6).round() as u64))
+    } else {
+        Err(format!("`{field}` is {value}; expected milliseconds from 0 to {MAX_TIMESTAMP_MS:e}"))
+    }
+}
+
+/// Checks a length of time in milliseconds.
 fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
     let limit = MAX_S * 1e3;
     if (0.0..=limit).contains(&value) {
@@ -339,10 +312,10 @@ fn milliseconds(field: &str, value: f64) -> Result<Duration, String> {
     }
 }
 
-/// Checks that a prompt has either an id for each of its blocks or no id.
+/// Checks that a prompt has an id for each of its blocks, for each of its whole blocks, or no id.
 fn check_block_count(ids: &[u64], input_tokens: u32, block_tokens: u32) -> Result<(), String> {
     let (found, expected) = (ids.len(), input_tokens.div_ceil(block_tokens.max(1)) as usize);
-    if found == 0 || found == expected {
+    if [0, expected, (input_tokens / block_tokens.max(1)) as usize].contains(&found) {
         return Ok(());
     }
     Err(format!(
@@ -360,12 +333,6 @@ pub(crate) fn nominal_time(new_tokens: u32, output_tokens: u32) -> Duration {
     let seconds =
         f64::from(new_tokens) / PREFILL_TOKENS_PER_S + f64::from(output_tokens) / DECODE_TOKENS_PER_S;
     Duration::from_millis((seconds * 1e3).round() as u64)
-}
-
-/// Reads a number from a CSV field.
-fn number(field: &str, text: Option<&str>) -> Result<u64, String> {
-    let text = text.ok_or_else(|| format!("`{field}` is missing"))?.trim();
-    text.parse().map_err(|_| format!("`{field}` is \"{text}\"; expected a whole number"))
 }
 
 #[cfg(test)]

@@ -49,6 +49,9 @@ struct Slot {
     active: Option<Lane>,
     canary: Option<Lane>,
     shadow: Option<Lane>,
+    /// The rollback that an undo would end now.
+    #[serde(default)]
+    undo: Option<serde::de::IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -88,12 +91,9 @@ impl Report {
             "installed" => format!("{slot}: the {lane} lane runs {now}"),
             "kept" => format!("{slot}: the {lane} lane continues with {now}"),
             "promoted" => format!("{slot}: {now} is active now; it was the {}", change.reason),
-            "rolled_back" => format!(
-                "{slot}: {now} is active again; what ran before stays out until its file or settings change; \
-                 `pointsman policy rollback {}{} --undo` lets it run again",
-                change.slot,
-                change.model.as_ref().map(|model| format!(" --model {model}")).unwrap_or_default()
-            ),
+            "rolled_back" => {
+                format!("{slot}: {now} is active again; what ran before {}", self.way_back(change))
+            }
             "withdrawn" => format!("{slot}: the {lane} has ended"),
             "removed" => format!("{slot}: the {lane} lane has no file any more and runs {now}"),
             "refused" => format!("{slot}: the {lane} lane continues with {now}; its file was refused"),
@@ -108,9 +108,23 @@ impl Report {
         Some(format!("{}: {} serves until it is compiled", undone.slot, active.label()))
     }
 
+    /// Says how what was rolled back can run again.
+    fn way_back(&self, change: &Change) -> String {
+        let model = change.model.as_ref().map(|model| format!(" --model {model}")).unwrap_or_default();
+        let undo = format!("`pointsman policy rollback {}{model} --undo` lets it run again", change.slot);
+        match self.slot(change).is_some_and(|slot| slot.undo.is_some()) {
+            true => format!("stays out until its file or settings change; {undo}"),
+            false => format!("stays out, and no usable file asks for it: put its file back, then {undo}"),
+        }
+    }
+
+    fn slot(&self, change: &Change) -> Option<&Slot> {
+        self.slots.iter().find(|slot| (&slot.slot, &slot.model) == (&change.slot, &change.model))
+    }
+
     /// Names the policy that the lane of a change runs now.
     fn now(&self, change: &Change) -> String {
-        let slot = self.slots.iter().find(|slot| (&slot.slot, &slot.model) == (&change.slot, &change.model));
+        let slot = self.slot(change);
         let lane = slot.and_then(|slot| match change.lane.as_str() {
             "canary" => slot.canary.as_ref(),
             "shadow" => slot.shadow.as_ref(),
@@ -160,7 +174,7 @@ mod tests {
             "compiling": ["aggregated"], "strays": ["x.wasm"], "stray_problems": ["it is no slot"],
             "more_strays": 3,
             "slots": [{ "slot": "prefill", "model": null, "active": { "policy": "kv-aware", "generation": 3 },
-                        "canary": null, "shadow": null }],
+                        "canary": null, "shadow": null, "undo": {} }],
         }))
         .expect("a report");
         let lines = [
@@ -177,6 +191,34 @@ mod tests {
         ];
         // O1.11
         assert_eq!(report.sentences(), lines.map(|line| format!("{line}\n")).concat());
+    }
+
+    #[test]
+    fn a_rollback_names_its_undo_where_a_file_asks_for_what_ran() {
+        let report = |undo: serde_json::Value| {
+            let change = json!({ "slot": "prefill", "model": "tiny", "lane": "active", "result": "rolled_back",
+                                 "reason": "command", "generation": 3 });
+            let slot = json!({ "slot": "prefill", "model": "tiny", "active": null, "undo": undo });
+            let report =
+                json!({ "changed": [change], "refused": [], "compiling": [], "strays": [], "slots": [slot] });
+            serde_json::from_value::<Report>(report).expect("a report").sentences()
+        };
+        let undo = "`pointsman policy rollback prefill --model tiny --undo` lets it run again\n";
+        // O1.11
+        assert_eq!(
+            report(json!({ "policy": "shortest", "digest": "sha256:77" })),
+            format!(
+                "tiny/prefill: nothing is active again; what ran before stays out until its file or settings change; {undo}"
+            )
+        );
+        // O1.11
+        assert_eq!(
+            report(json!(null)),
+            format!(
+                "tiny/prefill: nothing is active again; what ran before stays out, and no usable file asks for it: put \
+                 its file back, then {undo}"
+            )
+        );
     }
 
     #[test]

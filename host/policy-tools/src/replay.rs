@@ -110,6 +110,21 @@ pub enum ReplayError {
     },
 }
 
+impl ReplayError {
+    fn of_line(number: usize, text: &str, error: &serde_json::Error) -> Self {
+        #[derive(Deserialize)]
+        struct List {
+            #[serde(rename = "decisions")]
+            _decisions: Vec<serde::de::IgnoredAny>,
+        }
+        let hint = match serde_json::from_str::<List>(text) {
+            Ok(_) => "; this is a list of decisions: record them with GET /decisions/export, one in a line",
+            Err(_) => "",
+        };
+        Self::Line(number, format!("{error}{hint}"))
+    }
+}
+
 /// A recorded or replayed decision.
 #[derive(Clone, Debug, PartialEq)]
 enum Answer {
@@ -154,7 +169,7 @@ pub fn replay_behind(
             continue;
         }
         let line: RecordedDecision =
-            serde_json::from_str(&text).map_err(|error| ReplayError::Line(number, error.to_string()))?;
+            serde_json::from_str(&text).map_err(|error| ReplayError::of_line(number, &text, &error))?;
         let recorded = match recorded(&line, policy.info().world) {
             Ok(recorded) => recorded,
             Err(why) => {

@@ -8,7 +8,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use clap::Args;
 use pointsman_policy_runtime::FormulaSettings;
 use pointsman_routing::Policy;
@@ -77,6 +77,11 @@ impl RunArgs {
         let filter = file.filter().map(|filter| -> &dyn Policy { filter });
         let report = replay_behind(filter, &policy, file.access.state(), BufReader::new(recording), rank_by)
             .with_context(|| self.receipts.display().to_string())?;
+        let skipped: Vec<String> =
+            report.skipped.iter().map(|(why, count)| format!("{count} {why}")).collect();
+        let skipped =
+            if skipped.is_empty() { String::new() } else { format!(": skipped {}", skipped.join(", ")) };
+        ensure!(report.decisions > 0, "{}: no decision to replay{skipped}", self.receipts.display());
         let info = policy.info();
         if self.json {
             let document = json!({ "policy": info.name, "digest": info.digest, "report": report });

@@ -134,6 +134,8 @@ impl Ratio {
         let pairs: Vec<(f64, f64)> = above.iter().copied().zip(below.iter().copied()).collect();
         let ratio = |sums: (f64, f64)| match sums {
             (above, below) if above.max(below) <= 0.0 => 1.0,
+            // Neither arm has a value.
+            (above, below) if above.min(below).is_infinite() => 1.0,
             // A value is compared with zero.
             (above, below) => above / below.max(1e-9),
         };
@@ -224,7 +226,10 @@ mod tests {
             [ratio.mean, ratio.low, ratio.high].iter().all(|value| (value - 2.0).abs() < 1e-9),
             "{ratio:?}"
         );
-        assert_eq!(Ratio::of(&[0.0; 3], &[0.0; 3]), Ratio { mean: 1.0, low: 1.0, high: 1.0 });
+        let equal = Ratio { mean: 1.0, low: 1.0, high: 1.0 };
+        assert_eq!(Ratio::of(&[0.0; 3], &[0.0; 3]), equal);
+        assert_eq!(Ratio::of(&[f64::INFINITY; 3], &[f64::INFINITY; 3]), equal);
+        assert!(Ratio::of(&[f64::INFINITY; 3], &[5.0; 3]).mean.is_infinite());
         assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-9);
     }
 }

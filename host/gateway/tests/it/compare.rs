@@ -133,8 +133,11 @@ fn a_report_of_ten_arms_fits_1280_pixels_with_ten_colours_in_both_schemes() {
 fn what_is_not_usable_is_named_and_ends_with_code_2() {
     let directory = tempfile::tempdir().expect("a directory");
     generate(directory.path());
-    fs::write(directory.path().join("bad.jsonl"), "{\"input_length\": 5, \"output_length\": 1}\nhello\n")
-        .expect("");
+    fs::write(
+        directory.path().join("bad.jsonl"),
+        "{\"timestamp\": 0, \"input_length\": 5, \"output_length\": 1}\nhello\n",
+    )
+    .expect("");
     fs::write(directory.path().join("fleet.toml"), "block_tokens = 64\n[[engines]]\ncount = 0\n").expect("");
     fs::write(directory.path().join("no.wasm"), "hello").expect("");
     let table: [(&[&str], &str); 9] = [
@@ -163,6 +166,10 @@ fn what_is_not_usable_is_named_and_ends_with_code_2() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {told}");
         assert!(told.contains(message), "{args:?}: {told}");
     }
+    // Each way to get measurements is named.
+    let output = pointsman(directory.path(), &["calibrate"]);
+    let told = text(&output.stderr);
+    assert!(["--url", "--from", "--log"].iter().all(|flag| told.contains(flag)), "{told}");
     let args = ["compare", "--trace", "bad.jsonl", "--skip-bad", "--arm", "kv", "--seeds", "1"];
     let output = pointsman(directory.path(), &args);
     assert!(output.status.success(), "{}", text(&output.stderr));

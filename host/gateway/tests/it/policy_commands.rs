@@ -511,6 +511,12 @@ fn run_replays_decisions_and_its_exit_code_reports_differences() {
     write(&["no decision".to_owned()]);
     let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
     assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: line 1: "), "{}", ran.err);
+    write(&[format!("{{\"decisions\":[{}]}}", line("1a", 1))]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    assert!(ran.code == Some(2) && ran.err.contains("record them with GET /decisions/export"), "{}", ran.err);
+    write(&[]);
+    let ran = pointsman(dir.path(), ["run", "policy.wasm", "--receipts", "r.jsonl"]);
+    assert!(ran.code == Some(2) && ran.err.contains("r.jsonl: no decision to replay"), "{}", ran.err);
 }
 
 #[test]

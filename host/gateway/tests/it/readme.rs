@@ -167,7 +167,9 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     assert_eq!(lost.lines().take(4).collect::<Vec<_>>(), ["200"; 4], "{lost}");
     terminal.until("pointsman workers", "unhealthy");
 
-    let [new, build, install, ask, broken, rollback, remove] = &commands("docs/first-policy.md")[..] else {
+    let [new, build, install, ask, broken, repair, rollback, undo, remove] =
+        &commands("docs/first-policy.md")[..]
+    else {
         panic!("the page has other blocks: {:#?}", commands("docs/first-policy.md"))
     };
     [new, build].iter().flat_map(|block| block.lines()).for_each(|line| terminal.follow(line));
@@ -177,9 +179,13 @@ fn the_two_pages_for_newcomers_work_as_written_with_simulated_engines() {
     terminal.until(broken, "least-loaded");
     terminal.until("curl -s http://127.0.0.1:9090/policies", "not WebAssembly: the file starts with");
     terminal.until(ask, "least-loaded@2");
+    terminal.follow(repair);
+    // The gateway reads the file again before it accepts the undo.
     terminal.follow(rollback);
     terminal.until(ask, "prefill=");
     let answer = terminal.until(ask, "prefill=");
     assert!(answer.contains(" kv-aware@3 policy, decode="), "{answer}");
+    terminal.follow(undo);
+    terminal.until(ask, "least-loaded@4");
     terminal.follow(remove);
 }

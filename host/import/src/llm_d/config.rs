@@ -122,6 +122,12 @@ impl<'a> Plugin<'a> {
         })
     }
 
+    /// A section with parameters that earlier versions had in place of a plugin.
+    pub(super) fn section(name: &'a str, node: &'a Node) -> Self {
+        let place = Place::Line(node.line);
+        Self { params: Some(node), ..Self::implied(name, place) }
+    }
+
     /// A plugin with a name only, which is the name of its type.
     fn implied(kind: &'a str, place: Place) -> Self {
         Self { name: kind, kind, place, params: None, read: RefCell::default(), is_told: Cell::new(false) }
@@ -166,6 +172,11 @@ impl<'a> Plugin<'a> {
         let entries = self.params.map(Node::entries).unwrap_or_default();
         let unread = entries.iter().filter(|(key, _)| !read.contains(&key.text));
         unread.map(|(key, _)| (key.text.as_str(), Place::Line(key.line))).collect()
+    }
+
+    /// Returns whether a parameter was looked at.
+    pub(super) fn has_read(&self, key: &str) -> bool {
+        self.read.borrow().contains(key)
     }
 
     /// Marks all parameters as looked at.

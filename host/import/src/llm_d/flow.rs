@@ -13,6 +13,10 @@ use crate::{
 const DEFAULT_TTL: &str = "60s";
 const DEFAULT_REQUESTS: i64 = 5_000;
 
+/// What becomes of thresholds without flow control.
+const SHEDS_ONLY: &str = "left out: without flow control, llm-d sheds only requests of negative priority by it; set \
+                          routing.busy to keep requests from busy workers";
+
 /// All legs.
 const LEGS: [&str; 3] = ["prefill", "decode", "aggregated"];
 
@@ -35,7 +39,37 @@ impl Import<'_> {
         let of_section = section.and_then(|section| section.get("saturationDetector"));
         let detector = of_section.or_else(|| config.root.get("saturationDetector"));
         let name = detector.and_then(|it| it.get("pluginRef")).and_then(Node::text);
-        self.detector(name.unwrap_or("utilization-detector"), is_on)
+        match detector.filter(|section| !section.entries().is_empty()) {
+            Some(section) => self.detector_section(section, name, is_on),
+            None => self.detector("utilization-detector", is_on),
+        }
+    }
+
+    /// Translates the section `saturationDetector`: a reference to a plugin, or, as in earlier versions, the
+    /// thresholds themselves.
+    fn detector_section(&mut self, node: &Node, name: Option<&str>, is_on: bool) -> anyhow::Result<()> {
+        let section = Plugin::section("saturationDetector", node);
+        section.param("pluginRef");
+        if let Some(name) = name {
+            self.detector(name, is_on)?;
+        } else if is_on {
+            let (kind, ours) = self.detector_thresholds(&section, &LEGS)?;
+            self.report.add(kind, section.place, section.name, ours);
+        } else {
+            for key in ["queueDepthThreshold", "kvCacheUtilThreshold"] {
+                section.param(key);
+            }
+            self.report.add(Kind::Approximated, section.place, section.name, SHEDS_ONLY);
+        }
+        for (key, _) in node.entries() {
+            // The age of figures counts in llm-d only.
+            if key.text == "metricsStalenessThreshold" || !section.has_read(&key.text) {
+                let theirs = format!("saturationDetector.{}", plain(&key.text));
+                let ours = "it has no counterpart: leave it out";
+                self.report.add(Kind::Missing, Place::Line(key.line), theirs, ours);
+            }
+        }
+        Ok(())
     }
 
     fn queue(&mut self, section: Option<&Node>) -> anyhow::Result<()> {
@@ -110,9 +144,7 @@ impl Import<'_> {
             self.note_translation(plugin, kind, ours);
         } else if !plugin.is_told.get() {
             plugin.read_all();
-            let ours = "left out: without flow control, llm-d sheds only requests of negative priority by \
-                        it; set routing.busy to keep requests from busy workers";
-            self.note_translation(plugin, Kind::Approximated, ours);
+            self.note_translation(plugin, Kind::Approximated, SHEDS_ONLY);
         }
         Ok(())
     }

@@ -112,7 +112,10 @@ impl Import<'_> {
         let config = self.config;
         let mut defined = config.plugins.iter().filter_map(|plugin| Some((plugin, picker(plugin.kind)?)));
         match (defined.next(), defined.next()) {
-            (Some((plugin, picker)), None) => self.picker(plan, plugin, plugin.place, picker),
+            (Some((plugin, picker)), None) => {
+                plugin.is_told.set(true);
+                self.picker(plan, plugin, plugin.place, picker)
+            }
             (None, _) => {
                 plan.picker_source = "max-score-picker by default".to_owned();
                 Ok(())

@@ -297,3 +297,39 @@ fn s2_a_gate_that_is_off_changes_nothing() {
     assert!(report.contains("feature gate `flowControl=false` -> left out: it is off"), "{report}");
     assert!(report.contains("0 without counterpart") && table.get("queue").is_none(), "{report}");
 }
+
+#[test]
+fn s2_thresholds_in_the_section_of_the_saturation_detector_are_read() {
+    let of = |gate: &str, section: &str| {
+        imported(&format!(
+            "plugins:\n- type: queue-scorer\n- type: max-score-picker\n{PROFILE}  - pluginRef: queue-scorer\n{section}{gate}"
+        ))
+    };
+    let section = "saturationDetector:\n  queueDepthThreshold: 20\n  kvCacheUtilThreshold: 0.95\n  \
+                   metricsStalenessThreshold: 150ms\n  oracle: yes\n";
+    let within = format!("flowControl:\n  {}\n", section.replace("\n  ", "\n    ").trim_end());
+    for section in [section, &within] {
+        let (table, report) = of("featureGates:\n- flowControl\n", section);
+        for leg in ["prefill", "decode", "aggregated"] {
+            let busy = &table["routing"]["busy"][leg];
+            // S2.5
+            assert_eq!(
+                (busy["engine_queue"].as_integer(), busy["kv_usage"].as_float()),
+                (Some(20), Some(0.95))
+            );
+        }
+        // S2.4
+        assert!(report.contains("saturationDetector -> routing.busy"), "{report}");
+        let (table, without) = of("", section);
+        assert!(table.get("routing").is_none_or(|routing| routing.get("busy").is_none()), "{table}");
+        // S2.4
+        assert!(without.contains("saturationDetector -> left out: without flow control"), "{without}");
+        for report in [report, without] {
+            // S2.4
+            assert!(report.contains("saturationDetector.metricsStalenessThreshold -> it has no"), "{report}");
+            assert!(report.contains("saturationDetector.oracle -> it has no counterpart"), "{report}");
+            // The picker that the profile takes by default is listed once.
+            assert_eq!(report.matches("`max-score-picker`").count(), 1, "{report}");
+        }
+    }
+}

@@ -62,13 +62,13 @@ struct Reading {
 }
 
 impl EngineLog {
-    /// Reads an engine until `stop`. `start` is the start of the observation. `first` is dropped after the
-    /// first reading.
+    /// Reads an engine until `stop`. `start` is the start of the observation. `first` gets the URL and the
+    /// problem of the first reading.
     pub(super) async fn follow(
         url: String,
         start: Instant,
         reported: Arc<Mutex<Reported>>,
-        first: mpsc::Sender<()>,
+        first: mpsc::Sender<(String, Option<ReadError>)>,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let mut setup = Setup { connect_timeout: READ_TIMEOUT, ..Setup::default() };
@@ -85,7 +85,12 @@ impl EngineLog {
             // The last reading completes the last window.
             let read = timeout(READ_TIMEOUT, read(&http, &url)).await;
             log.readings += 1;
-            match read.unwrap_or(Err(ReadError::Failed)) {
+            let read = read.unwrap_or(Err(ReadError::Failed));
+            if let Some(first) = first.take() {
+                // The receiver waits for every engine.
+                let _ = first.send((url.clone(), read.as_ref().err().copied())).await;
+            }
+            match read {
                 Ok(text) => {
                     let (now, reading) = (start.elapsed(), Reading::of(&text));
                     log.learn(&text, &reported);
@@ -99,7 +104,6 @@ impl EngineLog {
                     log.too_large += u64::from(error == ReadError::TooLarge);
                 }
             }
-            drop(first.take());
             if is_over {
                 return Ok(log);
             }
@@ -163,10 +167,14 @@ fn sum_of(windows: &[(Duration, Window)]) -> Window {
 }
 
 /// Why an engine could not be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReadError {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ReadError {
+    #[error("has more than {} MiB", MAX_METRICS >> 20)]
     TooLarge,
+    #[error("does not answer with 200")]
     Failed,
+    #[error("has no metrics of vLLM or SGLang")]
+    OfNoEngine,
 }
 
 async fn read(http: &Client, url: &str) -> Result<String, ReadError> {
@@ -177,7 +185,8 @@ async fn read(http: &Client, url: &str) -> Result<String, ReadError> {
         BodyError::TooLarge(_) => ReadError::TooLarge,
         BodyError::Broken(_) => ReadError::Failed,
     })?;
-    String::from_utf8(body).map_err(|_| ReadError::Failed)
+    let text = String::from_utf8(body).map_err(|_| ReadError::Failed)?;
+    if text.contains("vllm:") || text.contains("sglang:") { Ok(text) } else { Err(ReadError::OfNoEngine) }
 }
 
 impl Reading {

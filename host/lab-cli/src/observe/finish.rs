@@ -22,7 +22,7 @@ use super::{
 };
 
 /// Policies that are compared, besides those of `--arm`.
-const ARMS: [&str; 7] = [
+pub(super) const ARMS: [&str; 7] = [
     "kv-aware",
     "queue-kv-prefix",
     "cache-aware",
@@ -179,7 +179,7 @@ pub(super) fn forecast(
     let engines: Vec<u32> = assigned.iter().map(|assigned| assigned.engine).collect();
     let observed = run_observed(&engines, trace, &fleet)?;
     let names = ARMS.iter().copied().chain(args.arm.iter().map(String::as_str));
-    let arms = names.map(Arm::parse).collect::<Result<Vec<_>, _>>()?;
+    let arms = Arm::parse_all(names)?;
     let plan = Plan {
         arms: &arms,
         trace,

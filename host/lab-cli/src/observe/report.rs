@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use pointsman_lab::{ArmReport, Ended, RunResult, Window};
+use pointsman_lab::{ArmReport, Ended, Figure, RankBy, RunResult, Window};
 
 use super::{
     answers::Answer, assign::Assigned, counts::Counts, document::Block, engines::EngineLog, finish::Forecast,
@@ -147,10 +147,10 @@ fn policies(blocks: &mut Vec<Block>, forecast: &Forecast) {
         let half = figures.ttft_mean.plus_minus.map_or_else(String::new, |half| format!(" ±{half:.1}"));
         rows.push(vec![
             arm.label.clone(),
-            format!("{:.1}{half}", figures.ttft_mean.mean),
-            format!("{:+.1}", change(figures.ttft_mean.mean, own.ttft_ms)),
-            format!("{:.1}", figures.ttft_p90.mean),
-            format!("{:.2}", figures.itl_over_tokens.mean),
+            shown(&figures.ttft_mean, |mean| format!("{mean:.1}{half}")),
+            shown(&figures.ttft_mean, |mean| format!("{:+.1}", change(mean, own.ttft_ms))),
+            shown(&figures.ttft_p90, |p90| format!("{p90:.1}")),
+            shown(&figures.itl_over_tokens, |mean| format!("{mean:.2}")),
             format!("{:.3}", figures.hit_rate.mean),
             format!("{:.2}", figures.imbalance.mean),
         ]);
@@ -166,7 +166,13 @@ fn policies(blocks: &mut Vec<Block>, forecast: &Forecast) {
 /// Says what makes the best policy faster or slower than the observed assignment.
 fn reasons(forecast: &Forecast) -> Vec<String> {
     let Some(comparison) = forecast.comparison() else { return Vec::new() };
-    let Some(best) = by_ttft(&comparison.arms).first().copied() else { return Vec::new() };
+    let ranked = |arm: &&ArmReport| RankBy::TtftMean.of(&arm.figures).is_some();
+    let Some(best) = by_ttft(&comparison.arms).into_iter().find(ranked) else {
+        return vec![
+            "Each policy left requests without an answer, so that their mean TTFTs cannot be compared."
+                .to_owned(),
+        ];
+    };
     let own = Means::forecast(&forecast.observed);
     let by = change(best.figures.ttft_mean.mean, own.ttft_ms);
     let noise = best.figures.ttft_mean.plus_minus.unwrap_or(0.0);
@@ -228,10 +234,18 @@ fn guess_warning(seen: &Observation<'_>, forecast: &Forecast) -> Option<Block> {
     })
 }
 
+/// Returns the arms by their mean TTFT. Those that left requests without an answer come last.
 fn by_ttft(arms: &[ArmReport]) -> Vec<&ArmReport> {
+    let mean =
+        |arm: &ArmReport| RankBy::TtftMean.of(&arm.figures).map_or(f64::INFINITY, |figure| figure.mean);
     let mut sorted: Vec<&ArmReport> = arms.iter().collect();
-    sorted.sort_by(|left, right| left.figures.ttft_mean.mean.total_cmp(&right.figures.ttft_mean.mean));
+    sorted.sort_by(|left, right| mean(left).total_cmp(&mean(right)));
     sorted
+}
+
+/// Shows the mean of a figure, or a dash if it has no value.
+fn shown(figure: &Figure, text: impl Fn(f64) -> String) -> String {
+    if figure.has_value() { text(figure.mean) } else { "–".to_owned() }
 }
 
 fn p90_ttft_ms(result: &RunResult) -> f64 {

@@ -510,3 +510,37 @@ async fn s5_engines_are_read_before_copies_and_the_page_warns_of_counters_that_m
     // S5.4
     assert!(text.contains("warning: SGLang counts tokens at the ends of requests"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn s5_engines_that_do_not_answer_are_named_at_once_and_none_is_an_error() {
+    let observe = |workers: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = std::process::Command::new(scene::LAB);
+        command.args(["observe", "--listen", "127.0.0.1:0", "--for", "1s", "--workers", workers, "--out"]);
+        let output = command.arg(dir.path().join("out")).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let answers = metrics_server("vllm:num_requests_running 0\n".to_owned(), Duration::ZERO).await;
+    let other = metrics_server("<html></html>".to_owned(), Duration::ZERO).await;
+    let (gone, twice) = (format!("http://127.0.0.1:{}", scene::free_port()), format!("{answers},{answers}/"));
+    let run = |workers: String| tokio::task::spawn_blocking(move || observe(&workers));
+    let (code, text) = run(format!("{gone},{answers},{other}")).await.unwrap();
+    // S5.11
+    assert!(text.contains(&format!("warning: {gone}/metrics does not answer with 200")), "{text}");
+    // S5.11
+    assert!(text.contains(&format!("warning: {other}/metrics has no metrics of vLLM or SGLang")), "{text}");
+    // S5.11
+    assert!(
+        text.contains(&format!("{gone}: none of ")) && !text.contains(&format!("{answers}: none of ")),
+        "{text}"
+    );
+    // S5.12
+    assert_eq!(code, Some(1), "{text}");
+    let (code, text) = run(format!("{gone},{other}")).await.unwrap();
+    // S5.11
+    assert!(code == Some(2) && text.contains("no engine of --workers answers"), "{text}");
+    let (code, text) = run(twice).await.unwrap();
+    // S5.11
+    assert!(code == Some(2) && text.contains("/: the engine is named twice"), "{text}");
+}

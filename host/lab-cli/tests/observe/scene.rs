@@ -40,7 +40,9 @@ impl Process {
         self.signal("-TERM");
         let status = self.0.wait().unwrap();
         let text = std::fs::read_to_string(printed).unwrap();
-        assert!(status.success(), "{status} {text}");
+        // S5.12: the code of too few requests for a forecast is 1.
+        let has_forecast = !text.contains("nothing is forecast");
+        assert_eq!(status.code(), Some(if has_forecast { 0 } else { 1 }), "{text}");
         text
     }
 

@@ -123,6 +123,7 @@ fn read_log(path: &Path, args: &LogArgs, max: usize) -> anyhow::Result<Logged> {
     if stats.cut_files > 0 {
         warnings.push(format!("{} files end within a frame and were read up to it", stats.cut_files));
     }
+    warnings.append(&mut stats.damaged);
     if stats.skipped > 0 {
         warnings.push(format!("{} malformed lines were left out", stats.skipped));
     }

@@ -12,14 +12,14 @@ use clap::Args;
 use pointsman_workers::Role;
 use tokio::time::Duration;
 
-use super::{Format, positive, print, progress};
+use super::{Format, output_file, positive, print, progress};
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},
     html,
     max_load::{MAX_RUNS, max_load},
     monitor::Monitor,
-    report::{Plan, RankBy, Slo, compare},
+    report::{Comparison, Plan, RankBy, Slo, compare},
     run::{RunError, RunOptions},
     study::Study,
     text,
@@ -49,8 +49,8 @@ Presets of --step-time: dynamo (the default), distserve-opt-13b-a100, blis-llama
 
 Ctrl-C ends the runs; the report then has the seeds that are over.
 
-Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable; 130 after
-Ctrl-C.")]
+Exit code: 0 when every run came to its end; 2 when an argument, a file or a policy is not usable, or when no
+arm answered a request; 130 after Ctrl-C.")]
 pub struct CompareArgs {
     /// Trace: Mooncake JSONL (also AIPerf's form for sessions), Qwen usage JSONL, Azure LLM inference CSV or
     /// BurstGPT CSV.
@@ -120,13 +120,13 @@ pub struct CompareArgs {
     #[arg(long, value_enum, default_value = "ttft-p90")]
     rank_by: RankBy,
     /// Write the report as one HTML page.
-    #[arg(long)]
+    #[arg(long, value_parser = output_file)]
     html: Option<PathBuf>,
     /// Write the plot of goodput over load as an SVG file.
-    #[arg(long)]
+    #[arg(long, value_parser = output_file)]
     svg: Option<PathBuf>,
     /// Write the report as JSON.
-    #[arg(long)]
+    #[arg(long, value_parser = output_file)]
     json: Option<PathBuf>,
     /// Maximum number of concurrent runs [default: one for each core].
     #[arg(long)]
@@ -163,8 +163,12 @@ impl CompareArgs {
         let trace = Trace::read(&self.trace, self.format.map(Into::into), self.trace_block, self.skip_bad)?;
         let trace = trace.truncated(self.limit.unwrap_or(usize::MAX));
         ensure!(!trace.requests.is_empty(), "--limit leaves no request of the trace");
+        ensure!(
+            !self.max_load || trace.arrivals_s(self.fixed_schedule) > 0.0,
+            "--max-load changes the rate of arrivals, but all requests of this trace arrive at once"
+        );
         let fleets = self.fleets()?;
-        let arms = self.arms.iter().map(|arm| Arm::parse(arm)).collect::<Result<Vec<_>, _>>()?;
+        let arms = Arm::parse_all(self.arms.iter().map(String::as_str))?;
         let monitor = Arc::new(Monitor::default());
         progress::stop_on_interrupt(Arc::clone(&monitor));
         let requests = self.requests(&trace, fleets.len());
@@ -173,6 +177,10 @@ impl CompareArgs {
         drop(shown);
         let study = study?;
         print(&text::study(&study))?;
+        ensure!(
+            study.comparisons.iter().any(Comparison::has_answers),
+            "no arm answered a request, so there is nothing to compare: see the warnings above"
+        );
         if let Some(path) = &self.html {
             write(path, html::page(&study).as_bytes())?;
         }

@@ -11,6 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
+use super::output_file;
 use crate::{
     arm::Arm,
     fleet::Fleet,
@@ -27,6 +28,9 @@ pub struct RunArgs {
     /// Number of tokens in a block of `hash_ids` [default: 512; 16 for Qwen's traces].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     trace_block: Option<u32>,
+    /// Skip malformed lines.
+    #[arg(long)]
+    skip_bad: bool,
     /// Fleet file (TOML).
     #[arg(long)]
     fleet: PathBuf,
@@ -44,13 +48,13 @@ pub struct RunArgs {
     #[arg(long)]
     draws: Option<PathBuf>,
     /// File to write the requests' outcomes to, as JSON lines.
-    #[arg(short, long)]
+    #[arg(short, long, value_parser = output_file)]
     output: PathBuf,
 }
 
 impl RunArgs {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
-        let trace = Trace::read(&self.file, None, self.trace_block, false)?;
+        let trace = Trace::read(&self.file, None, self.trace_block, self.skip_bad)?;
         let fleet = Fleet::read(&self.fleet)?;
         let arm = Arm::parse(&self.arm)?;
         let draws = self.draws.as_deref().map(read_draws).transpose()?.unwrap_or_default();

@@ -98,7 +98,7 @@ impl Converter {
                 targets: Targets::default(),
             });
         }
-        let mut trace = Trace { name, block_tokens, requests, skipped };
+        let mut trace = Trace { name, block_tokens, requests, skipped, ..Trace::default() };
         trace.sort();
         trace
     }

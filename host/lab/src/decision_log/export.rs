@@ -18,17 +18,17 @@ use super::{
     reader::{ReadStats, files, read},
     time::moment,
 };
-use crate::trace::Trace;
+use crate::{cli::output_file, trace::Trace};
 
-/// Directory of the decision log (`decisions.log_dir` of the gateway), or one of its files.
+/// Arguments of `trace export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// File to write the trace to.
+    /// Directory of the decision log (`decisions.log_dir` of the gateway), or one of its files.
     log: PathBuf,
-    /// Use only requests of this model.
-    #[arg(short, long)]
+    /// File to write the trace to.
+    #[arg(short, long, value_parser = output_file)]
     output: PathBuf,
-    /// Only requests of this model.
+    /// Use only requests of this model.
     #[arg(long)]
     model: Option<String>,
     /// Use only requests that arrived at this time or later: 2026-01-31T12:00:00Z, or an age such as 2h.
@@ -125,11 +125,14 @@ impl ExportArgs {
         if stats.cut_files > 0 {
             let _ = write!(text, "; {} files end within a frame and were read up to it", stats.cut_files);
         }
+        for damaged in &stats.damaged {
+            let _ = write!(text, "\nwarning: {damaged}");
+        }
         let _ = write!(text, "\n\n{}", seen.fleet(block));
         let _ = write!(
             text,
             "\nCompare what ran, and what ran beside it as canary and shadow, on this traffic:\n\n  pointsman compare \
-             --trace {output} --trace-block {block} --fleet fleet.toml{}\n",
+             --trace {output} --trace-block {block} --fleet fleet.toml --seeds 5 --jitter-ms 20{}\n",
             seen.arms()
         );
         text

@@ -20,8 +20,10 @@ const MAX_WINDOW_LOG: u32 = 24;
 pub(crate) struct ReadStats {
     /// Number of files.
     pub(crate) files: usize,
-    /// Number of skipped parts: malformed lines, and ends of files that cannot be decompressed.
+    /// Number of skipped malformed lines.
     pub(crate) skipped: u64,
+    /// Files of which the rest could not be read, one sentence for each.
+    pub(crate) damaged: Vec<String>,
     /// Number of files that end within a frame, because the gateway was killed or is still writing.
     pub(crate) cut_files: u64,
 }
@@ -66,9 +68,11 @@ pub(crate) fn read(
     let mut input = BufReader::new(decoder);
     stats.files += 1;
     let mut header = None;
-    let mut bytes = Vec::new();
+    let (mut bytes, mut read_bytes) = (Vec::new(), 0_u64);
     for line in 1_u64.. {
+        read_bytes += bytes.len() as u64;
         bytes.clear();
+        let mut damaged = false;
         let problem = match input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
             Ok(0) => break,
             Ok(length) if length as u64 == MAX_LINE => Err(format!("is longer than {MAX_LINE} bytes")),
@@ -86,24 +90,24 @@ pub(crate) fn read(
             }
             Err(error) => {
                 // The rest of this file cannot be read, because a frame has no marker to search for.
-                let problem =
-                    format!("cannot be decompressed: {error}; --skip-bad leaves the rest of the file out");
-                if !skip_bad {
-                    return Err(TraceError::Line { file, line, problem });
-                }
-                stats.skipped += 1;
-                break;
+                damaged = true;
+                Err(format!("cannot be decompressed: {error}"))
             }
         };
-        match problem {
-            Ok(()) => {}
-            Err(problem) if !skip_bad => return Err(TraceError::Line { file, line, problem }),
-            Err(_) => {
-                stats.skipped += 1;
-                if header.is_none() {
-                    break;
-                }
+        let Err(problem) = problem else { continue };
+        if !damaged && header.is_some() {
+            if !skip_bad {
+                return Err(TraceError::Line { file, line, problem });
             }
+            stats.skipped += 1;
+        } else if skip_bad {
+            stats.damaged.push(format!(
+                "{file} was read up to byte {read_bytes} of its text only, because line {line} {problem}"
+            ));
+            break;
+        } else {
+            let problem = format!("{problem}; --skip-bad leaves the rest of the file out");
+            return Err(TraceError::Unusable { file, line, problem });
         }
     }
     Ok(())

@@ -106,7 +106,7 @@ fn requests_become_a_trace_with_their_shared_prefixes_sessions_and_pauses() {
     let second = &trace.requests[1];
     assert_eq!((second.priority, second.tenant_hash, second.model.as_deref()), (2.0, Some(3), Some("m")));
     assert_eq!((second.session.as_deref(), trace.requests[3].session.as_deref()), (Some("7"), None));
-    let command = "--fleet fleet.toml \\\n      --arm active=kv-aware \\\n      --arm shadow=./mine.wasm";
+    let command = "--fleet fleet.toml --seeds 5 --jitter-ms 20 \\\n      --arm active=kv-aware \\\n      --arm shadow=./mine.wasm";
     assert!(text.contains(command) && text.contains("--trace-block 16"), "{text}");
     assert!(text.contains("role = \"aggregated\"\n  count = 1"), "{text}");
     // Blocks of 32 tokens: the number of a longer block follows from its last id.
@@ -201,7 +201,9 @@ fn a_file_that_ends_within_a_frame_is_read_up_to_it_and_a_broken_one_is_an_error
         "{error}"
     );
     let (text, _) = export(directory.path(), &["--skip-bad"]).unwrap();
-    assert!(text.contains("; 1 malformed lines"), "{text}");
+    assert!(text.contains("; 0 malformed lines"), "{text}");
+    let damaged = "decisions-1.jsonl.zst was read up to byte ";
+    assert!(text.contains(damaged) && text.contains(" cannot be decompressed: "), "{text}");
 }
 
 #[test]

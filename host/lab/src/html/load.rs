@@ -41,24 +41,29 @@ fn row(report: &Comparison, number: usize, ranked: &Ranked, study: &Study) -> St
     let half = |half: Option<f64>, decimals: usize| {
         half.map_or_else(String::new, |half| format!(" ± {half:.decimals$}"))
     };
+    let (shown, half_of_value) = match &ranked.value {
+        Some(value) => (escape(&study.rank_by.shown(value.mean)), value.plus_minus),
+        None => ("\u{2013}".to_owned(), None),
+    };
     let behind = match (is_first, is_best) {
+        _ if ranked.value.is_none() => ranked.served(),
         (true, _) if tied(&report.ranking).next().is_some() => "lowest mean".to_owned(),
         (true, _) => "best".to_owned(),
         _ if ranked.is_unclear() => "too few seeds to tell".to_owned(),
         (_, true) => "no difference found".to_owned(),
-        _ => {
-            let worse = &ranked.worse_percent;
-            let untested = if worse.plus_minus.is_none() { ", not tested" } else { "" };
-            format!("{:.1}{} % worse{untested}", worse.mean, half(worse.plus_minus, 1))
+        (_, false) => {
+            ranked.worse_percent.as_ref().map_or_else(String::new, |worse| match worse.excludes_zero() {
+                None => format!("{:.1} % worse, not tested", worse.mean),
+                Some(_) => format!("{:.1}{} % worse", worse.mean, half(worse.plus_minus, 1)),
+            })
         }
     };
     let class = if is_best { " class=\"best\"" } else { "" };
     let decimals = if study.rank_by.more_is_better() { 3 } else { 1 };
     format!(
-        "<tr{class}><td>{rank}</td><td>{}</td><td>{}{}</td><td>{behind}</td></tr>",
+        "<tr{class}><td>{rank}</td><td>{}</td><td>{shown}{}</td><td>{behind}</td></tr>",
         name(place, &ranked.label),
-        escape(&study.rank_by.shown(ranked.value.mean)),
-        half(ranked.value.plus_minus, decimals),
+        half(half_of_value, decimals),
     )
 }
 

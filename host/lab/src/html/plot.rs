@@ -109,7 +109,13 @@ fn round_up(value: f64) -> f64 {
 
 /// Draws the lines. Draws nothing if there is no value.
 pub(super) fn lines(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line<'_>]) -> String {
-    let points = || lines.iter().flat_map(|line| line.points.iter().copied());
+    // A latency without a value is infinite.
+    let finite = |line: &Line<'_>| {
+        let points = line.points.iter().copied();
+        points.filter(|(x, y)| x.is_finite() && y.is_finite()).collect()
+    };
+    let drawn: Vec<Vec<(f64, f64)>> = lines.iter().map(finite).collect();
+    let points = || drawn.iter().flatten().copied();
     let scales = Scale::of(x, points().map(|(x, _)| x)).zip(Scale::of(y, points().map(|(_, y)| y)));
     let Some((horizontal, vertical)) = scales else { return String::new() };
     let at_x = |value: f64| LEFT + horizontal.at(value) * WIDTH;
@@ -146,15 +152,15 @@ pub(super) fn lines(title: &str, x: Axis<'_>, y: Axis<'_>, lines: &[Line<'_>]) -
         TOP + HEIGHT / 2.0,
         escape(y.label),
     );
-    for line in lines {
+    for (line, points) in lines.iter().zip(&drawn) {
         let _ = write!(svg, "<path fill=\"none\" {} d=\"", stroke(line.place));
-        for (number, (x, y)) in line.points.iter().enumerate() {
+        for (number, (x, y)) in points.iter().enumerate() {
             let letter = if number == 0 { 'M' } else { 'L' };
             let _ = write!(svg, "{letter}{:.1} {:.1}", at_x(*x), at_y(*y));
         }
         svg.push_str("\"/>");
         if line.with_dots {
-            for (x, y) in &line.points {
+            for (x, y) in points {
                 let (x, y, fill) = (at_x(*x), at_y(*y), colour(line.place));
                 let _ = write!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" style=\"fill:{fill}\"/>");
             }
@@ -232,6 +238,13 @@ mod tests {
             assert!(svg.contains(part), "{part}: {svg}");
         }
         assert_eq!(svg.matches("fill=\"none\"").count(), 2);
+    }
+
+    #[test]
+    fn a_point_without_a_value_is_left_out() {
+        let svg = lines("t", X, Y, &[line(&[(3.0, 0.0), (90.0, 0.5), (f64::INFINITY, 1.0)])]);
+        assert!(svg.contains("d=\"M99.5 236.0L447.2 131.0\"/>"), "{svg}");
+        assert!(!svg.contains("inf") && !svg.contains("NaN"), "{svg}");
     }
 
     #[test]

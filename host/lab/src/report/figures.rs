@@ -7,11 +7,11 @@ use super::Slo;
 use crate::{
     outcome::{Ended, Outcome},
     run::RunResult,
-    stats::{half_interval, mean, quantile},
+    stats::{half_interval, mean, quantile_of_all},
     trace::Targets,
 };
 
-/// A figure, over the seeds.
+/// A figure, over the seeds. An infinite one stands for a figure without a value, and is `null` in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// Mean.
@@ -26,7 +26,8 @@ pub struct Figure {
 /// Declares the figures once, both for one run and for all seeds.
 macro_rules! figures {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// The figures of an arm. Latencies are in milliseconds and cover complete requests.
+        /// The figures of an arm. Latencies are in milliseconds. Means and ITL cover complete requests. In a
+        /// quantile of TTFT and E2E, a request that was not served counts as infinite.
         #[derive(Clone, Debug, PartialEq, Serialize)]
         #[expect(missing_docs, reason = "the name of a latency says which one and which quantile")]
         pub struct Figures { $($(#[$doc])* pub $name: Figure,)* }
@@ -64,6 +65,8 @@ figures! {
     slo_share,
     /// Share of prompt tokens that were cached, 0 to 1.
     hit_rate,
+    /// Share of all requests that were answered completely, 0 to 1.
+    served_share,
     /// Mean over time of the busiest engine's requests divided by the mean of all engines.
     imbalance,
     preemptions,
@@ -87,7 +90,8 @@ figures! {
     span_s,
 }
 
-/// Quantiles 0 to 100 % in steps of 1 %, milliseconds; means over the seeds.
+/// Quantiles 0 to 100 % in steps of 1 %, milliseconds; means over the seeds. Those that fall on requests
+/// without an answer are infinite.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[expect(missing_docs, reason = "the name says which latency")]
 pub struct Quantiles {
@@ -98,6 +102,8 @@ pub struct Quantiles {
 
 /// Latencies of the complete requests of a run, sorted, milliseconds.
 struct Latencies {
+    /// Number of requests, without those that fit into no engine, whatever an arm does.
+    requests: usize,
     ttft: Vec<f64>,
     itl: Vec<f64>,
     e2e: Vec<f64>,
@@ -117,7 +123,9 @@ impl Latencies {
             values.sort_unstable_by(f64::total_cmp);
             values
         };
+        let fits = |outcome: &&Outcome| outcome.ended != Ended::TooLarge;
         Self {
+            requests: result.outcomes.iter().filter(fits).count(),
             ttft: sorted(complete(result).map(|outcome| milliseconds(outcome.ttft)).collect()),
             itl: sorted(complete(result).filter_map(Outcome::itl).map(milliseconds).collect()),
             e2e: sorted(complete(result).map(|outcome| milliseconds(outcome.e2e)).collect()),
@@ -128,11 +136,12 @@ impl Latencies {
 impl Quantiles {
     pub(super) fn of(result: &RunResult) -> Self {
         let latencies = Latencies::of(result);
-        let of = |sorted: &[f64]| {
+        let of = |sorted: &[f64], count: usize| {
             let shares = (0..=100_u32).map(|percent| f64::from(percent) / 100.0);
-            shares.map(|share| quantile(sorted, share.max(1e-9))).collect()
+            shares.map(|share| quantile_of_all(sorted, count, share.max(1e-9))).collect()
         };
-        Self { ttft: of(&latencies.ttft), itl: of(&latencies.itl), e2e: of(&latencies.e2e) }
+        let Latencies { requests, ttft, itl, e2e } = latencies;
+        Self { ttft: of(&ttft, requests), itl: of(&itl, itl.len()), e2e: of(&e2e, requests) }
     }
 
     pub(super) fn over(runs: &[Self]) -> Self {
@@ -152,10 +161,18 @@ impl Figure {
         Self { mean: mean(&values), plus_minus: half_interval(&values), values }
     }
 
-    /// Whether the 95 % confidence interval excludes zero. `None` with one seed.
+    /// Whether the figure has a value with every seed.
+    #[must_use]
+    pub fn has_value(&self) -> bool {
+        self.mean.is_finite()
+    }
+
+    /// Whether the 95 % confidence interval excludes zero. `None` with one seed, and when the seeds give
+    /// equal values other than zero, as runs without any randomness do: then there is nothing to test.
     #[must_use]
     pub fn excludes_zero(&self) -> Option<bool> {
-        self.plus_minus.map(|half| self.mean.abs() > half)
+        let half = self.plus_minus.filter(|half| *half > 0.0 || self.mean == 0.0)?;
+        Some(self.mean.abs() > half)
     }
 
     /// Returns this figure minus another one, seed by seed.
@@ -171,29 +188,32 @@ impl Figure {
 
 impl RunFigures {
     pub(super) fn of(result: &RunResult, slo: Slo) -> Self {
-        let Latencies { ttft, itl, e2e } = Latencies::of(result);
+        let Latencies { requests, ttft, itl, e2e } = Latencies::of(result);
+        let of_all = |sorted: &[f64], share: f64| quantile_of_all(sorted, requests, share);
+        let itl_at = |share: f64| quantile_of_all(&itl, itl.len(), share);
         let count = |which: &dyn Fn(&Outcome) -> bool| {
             number(result.outcomes.iter().filter(|outcome| which(outcome)).count())
         };
         let ended = |how: Ended| count(&|outcome| outcome.ended == how);
         let good = number(good(result, slo));
         Self {
-            ttft_mean: mean(&ttft),
-            ttft_p50: quantile(&ttft, 0.5),
-            ttft_p90: quantile(&ttft, 0.9),
-            ttft_p99: quantile(&ttft, 0.99),
-            itl_mean: mean(&itl),
-            itl_p50: quantile(&itl, 0.5),
-            itl_p90: quantile(&itl, 0.9),
-            itl_p99: quantile(&itl, 0.99),
+            ttft_mean: mean_of_some(&ttft),
+            ttft_p50: of_all(&ttft, 0.5),
+            ttft_p90: of_all(&ttft, 0.9),
+            ttft_p99: of_all(&ttft, 0.99),
+            itl_mean: mean_of_some(&itl),
+            itl_p50: itl_at(0.5),
+            itl_p90: itl_at(0.9),
+            itl_p99: itl_at(0.99),
             itl_over_tokens: itl_over_tokens(result),
-            e2e_mean: mean(&e2e),
-            e2e_p50: quantile(&e2e, 0.5),
-            e2e_p90: quantile(&e2e, 0.9),
-            e2e_p99: quantile(&e2e, 0.99),
+            e2e_mean: mean_of_some(&e2e),
+            e2e_p50: of_all(&e2e, 0.5),
+            e2e_p90: of_all(&e2e, 0.9),
+            e2e_p99: of_all(&e2e, 0.99),
             goodput: good / result.span.as_secs_f64().max(1e-9),
             slo_share: slo_share(result, slo),
             hit_rate: hit_rate(result),
+            served_share: ended(Ended::Complete) / number(result.outcomes.len().max(1)),
             imbalance: result.imbalance,
             preemptions: number(usize::try_from(result.preemptions).unwrap_or(usize::MAX)),
             shed: ended(Ended::Shed),
@@ -211,9 +231,14 @@ impl RunFigures {
     }
 }
 
-/// Returns the mean time to first token of the complete requests, milliseconds.
+/// Returns the mean time to first token of the complete requests, milliseconds; infinite without any.
 pub(super) fn mean_ttft_ms(result: &RunResult) -> f64 {
-    mean(&complete(result).map(|outcome| milliseconds(outcome.ttft)).collect::<Vec<_>>())
+    mean_of_some(&complete(result).map(|outcome| milliseconds(outcome.ttft)).collect::<Vec<_>>())
+}
+
+/// Returns the mean; infinite without values.
+fn mean_of_some(values: &[f64]) -> f64 {
+    if values.is_empty() { f64::INFINITY } else { mean(values) }
 }
 
 /// Returns the share of all requests that kept both limits, 0 to 1.
@@ -239,7 +264,7 @@ fn itl_over_tokens(result: &RunResult) -> f64 {
         let decoding = milliseconds(outcome.e2e) - milliseconds(outcome.ttft);
         (time + decoding, intervals + f64::from(outcome.osl.saturating_sub(1)))
     });
-    if sums.1 > 0.0 { sums.0 / sums.1 } else { 0.0 }
+    if sums.1 > 0.0 { sums.0 / sums.1 } else { f64::INFINITY }
 }
 
 fn hit_rate(result: &RunResult) -> f64 {

@@ -28,7 +28,7 @@ pub struct PairDifference {
     /// These requests as a share of all requests, 0 to 1.
     pub share: f64,
     /// Mean difference of the time to first token over those of these requests that both arms completed,
-    /// milliseconds.
+    /// milliseconds. Without a value if a run has no such request.
     pub ttft_ms: Figure,
     /// Mean difference of the time to last token over the same requests, milliseconds.
     pub e2e_ms: Figure,
@@ -97,7 +97,8 @@ impl PairSeed {
                 });
             }
         }
-        let of = |sum: f64| if count == 0 { 0.0 } else { sum / count as f64 };
+        let none = if differ().next().is_none() { 0.0 } else { f64::INFINITY };
+        let of = |sum: f64| if count == 0 { none } else { sum / count as f64 };
         Self {
             all: first.outcomes.len(),
             differ: differ().count(),

@@ -40,7 +40,8 @@ pub struct Clairvoyant {
 #[derive(Clone, Debug)]
 pub(super) struct SeedBounds {
     relaxation_ms: f64,
-    /// Bound over the requests that each arm completed, percent of the arm's mean.
+    /// Bound over the requests that each arm completed, percent of the arm's mean; infinite without such a
+    /// request.
     percents: Vec<f64>,
     arrivals: Vec<Duration>,
     /// Assignments of the arms that completed every request in one attempt, the fastest first.
@@ -57,7 +58,7 @@ impl SeedBounds {
         };
         let percent = |result: &RunResult| {
             let (bound, mean) = (bounds.mean_ms(|number| is_complete(result, number)), mean_ttft_ms(result));
-            if mean > 0.0 { bound / mean * 100.0 } else { 0.0 }
+            if mean > 0.0 && mean.is_finite() { bound / mean * 100.0 } else { f64::INFINITY }
         };
         // The outcomes are kept only if a search needs them.
         let searches = plan.clairvoyant > 0;

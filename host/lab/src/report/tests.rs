@@ -44,7 +44,8 @@ fn arms_are_reported_in_order_with_intervals_over_seeds() {
     let sorted = |values: &[f64]| values.windows(2).all(|pair| pair[0] <= pair[1]);
     assert!(kv.quantiles.ttft.len() == 101 && sorted(&kv.quantiles.ttft));
     assert_eq!(report.ranking.len(), 3);
-    assert!(report.ranking[0].worse_percent.mean.abs() < 1e-9 && report.ranking[2].worse_percent.mean > 0.0);
+    let worse = |place: usize| report.ranking[place].worse_percent.as_ref().unwrap().mean;
+    assert!(worse(0).abs() < 1e-9 && worse(2) > 0.0);
 }
 
 #[test]
@@ -193,4 +194,53 @@ fn each_arm_has_its_share_of_what_is_possible_and_of_the_search_when_it_beats_al
     }
     let json = |report: &Comparison| serde_json::to_string(report).unwrap();
     assert_eq!(json(&off), json(&searched));
+}
+
+/// Compares an arm that serves nothing, one that refuses what would wait, and one that serves everything.
+fn shedding() -> Comparison {
+    let shed = r#"shed=formula@{"cost": "active_requests", "shed": {"when": "min(active_requests) > 0"}}"#;
+    let nothing = r#"nothing=formula@{"cost": "0", "keep": "label('zone') == 'a'"}"#;
+    compared(&[nothing, shed, "least-loaded"], 2)
+}
+
+#[test]
+fn a_request_without_an_answer_counts_as_infinite_and_an_arm_with_too_many_comes_last() {
+    let report = shedding();
+    for by in [RankBy::TtftMean, RankBy::TtftP90, RankBy::TtftP99, RankBy::E2eMean, RankBy::E2eP90] {
+        let ranking = ranking::rank(&report.arms, by);
+        let order: Vec<(&str, bool)> =
+            ranking.iter().map(|ranked| (ranked.label.as_str(), ranked.value.is_some())).collect();
+        assert_eq!(order, [("least-loaded", true), ("shed", false), ("nothing", false)], "{by:?}");
+    }
+    assert_eq!(ranking::rank(&report.arms, RankBy::Goodput)[0].label, "least-loaded");
+    let json = serde_json::to_value(&report).unwrap();
+    assert!(json["ranking"][1]["value"].is_null() && json["ranking"][1]["worse_percent"].is_null(), "{json}");
+    assert!(json["arms"][0]["figures"]["ttft_p90"]["mean"].is_null(), "{json}");
+    let figures = |place: usize| &report.arms[place].figures;
+    assert!(figures(0).ttft_mean.mean.is_infinite() && figures(0).served_share.mean == 0.0);
+    // The mean of a shedding arm covers what it answered; its quantiles cover all requests.
+    let shed = figures(1);
+    assert!(shed.ttft_mean.has_value() && shed.served_share.mean > 0.0 && shed.served_share.mean < 0.9);
+    assert!(!shed.ttft_p90.has_value() && !shed.ttft_p99.has_value(), "{shed:?}");
+}
+
+#[test]
+fn text_and_page_show_no_value_where_too_few_requests_were_answered() {
+    let study = crate::Study::new(vec![shedding()], Vec::new(), RankBy::TtftP90);
+    let headline = &study.summary[0];
+    assert!(headline.starts_with("least-loaded has a p90 TTFT of "), "{headline}");
+    for part in [
+        "The arms answered different shares of the requests: least-loaded answered 100.00 %",
+        "nothing answered 0.00 % of the requests, too few for a p90 TTFT",
+    ] {
+        assert!(headline.contains(part), "{part}: {headline}");
+    }
+    let text = crate::text::study(&study);
+    let row = text.lines().find(|line| line.starts_with("nothing ")).unwrap();
+    assert!(row.split_whitespace().skip(1).take(7).all(|cell| cell == "-"), "{row}");
+    let page = crate::html::page(&study);
+    assert!(page.contains("<td>–</td><td>answered 0.00 % of the requests</td>"), "{page}");
+    for (place, text) in [("text", &text), ("page", &page)] {
+        assert!(!text.contains("inf ") && !text.contains(">inf") && !text.contains("NaN"), "{place}: {text}");
+    }
 }

@@ -11,6 +11,7 @@ pub(super) fn of(comparison: &Comparison, plan: &Plan<'_>, last: f64) -> Vec<Str
     if comparison.skipped_lines > 0 {
         warnings.push(format!("{} malformed lines of the trace were left out", comparison.skipped_lines));
     }
+    warnings.extend(plan.trace.notes.iter().cloned());
     if comparison.seeds < plan.seeds {
         let (over, planned) = (comparison.seeds, plan.seeds);
         warnings.push(format!("interrupted: {over} of {planned} seeds were completed"));
@@ -77,15 +78,15 @@ fn of_arm(arm: &ArmReport) -> Vec<String> {
         warnings
             .push(format!("\"{label}\": {count:.1} handoffs a run kept their blocks until the lease ended"));
     }
+    let infinite = "they count as infinite in quantiles of TTFT and E2E, and means leave them out";
     let lost = [
-        ("refused", arm.figures.shed.mean),
-        ("without a worker", arm.figures.no_worker.mean),
-        ("failed by their engines", arm.figures.failed.mean),
-        ("too large for an engine", arm.figures.too_large.mean),
+        ("refused", arm.figures.shed.mean, infinite),
+        ("without a worker", arm.figures.no_worker.mean, infinite),
+        ("failed by their engines", arm.figures.failed.mean, infinite),
+        ("too large for an engine", arm.figures.too_large.mean, "latencies leave them out"),
     ];
-    for (what, count) in lost.into_iter().filter(|(_, count)| *count > 0.0) {
-        warnings
-            .push(format!("\"{label}\": {count:.1} requests a run were {what}; latencies leave them out"));
+    for (what, count, latencies) in lost.into_iter().filter(|(_, count, _)| *count > 0.0) {
+        warnings.push(format!("\"{label}\": {count:.1} requests a run were {what}; {latencies}"));
     }
     warnings
 }

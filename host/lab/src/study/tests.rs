@@ -5,7 +5,7 @@ use crate::{
     generate::{Shape, Workload, generate},
     html,
     monitor::Monitor,
-    report::{Figure, Plan, Slo, compare},
+    report::{Plan, Slo, compare},
     run::RunOptions,
     text,
 };
@@ -54,8 +54,9 @@ fn with_differences(differences: &[[f64; 3]]) -> Comparison {
     let mut comparison = compared(1.0, StepTimeSpec::Dynamo);
     let ranked = |(number, worse): (usize, &[f64; 3])| Ranked {
         label: format!("arm{number}"),
-        value: Figure::of(worse.iter().map(|percent| 100.0 + percent).collect()),
-        worse_percent: Figure::of(worse.to_vec()),
+        value: Some(Figure::of(worse.iter().map(|percent| 100.0 + percent).collect())),
+        worse_percent: Some(Figure::of(worse.to_vec())),
+        served_share: 1.0,
     };
     comparison.ranking = differences.iter().enumerate().map(ranked).collect();
     comparison
@@ -85,6 +86,20 @@ fn where_there_is_no_difference_it_says_so_and_what_was_tested() {
     assert!(three.ends_with(" The best of the other 1, arm3, is 21.0 % worse."), "{three}");
     let equal = &summary(&[with_differences(&[zero, zero])])[0];
     assert!(equal.ends_with(": the values are equal with each of 3 seeds."), "{equal}");
+
+    // The same difference with every seed is no test.
+    let same = with_differences(&[zero, [3.0; 3], [7.0, 8.0, 9.0]]);
+    let unvaried = &summary(&[same.clone(), same.clone()]);
+    assert_eq!(
+        unvaried[0],
+        format!(
+            "All 3 seeds gave the same difference by p90 TTFT between arm0 (100.0 ms) and arm1 (103.0 ms) on \
+             {setting}, so that no test is possible: use --jitter-ms of `compare`, which moves arrivals at random."
+        )
+    );
+    assert_eq!(unvaried[1], "No difference was found in any of the 2 comparisons.");
+    let page = html::page(&Study::new(vec![same], vec![], RankBy::TtftP90));
+    assert!(page.contains("<td>3.0 % worse, not tested</td>"), "{page}");
 
     // An interval of 760 % tells nothing: the arm has no place, and another one comes first.
     let wide = [650.0, 1_000.0, 300.0];
@@ -197,7 +212,7 @@ fn a_ranking_that_changes_by_more_than_noise_is_told() {
     let mut other = compared(1.0, StepTimeSpec::BlisLlama8bH100);
     assert_eq!(other.step_time, "blis-llama-8b-h100");
     for ranked in first.ranking.iter_mut().chain(&mut other.ranking) {
-        ranked.value.plus_minus = Some(0.0);
+        ranked.value.as_mut().unwrap().plus_minus = Some(0.0);
     }
     let order = |report: &Comparison| -> Vec<String> {
         report.ranking.iter().map(|ranked| ranked.label.clone()).collect()

@@ -1,33 +1,20 @@
-//! BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`; a newer release has
-//! a session id after the timestamp.
+//! BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`. The second release
+//! also has `Session ID` and `Elapsed time`.
 
-use std::time::Duration;
+use super::{TraceRequest, csv::Row, timestamp_ms};
 
-use super::{MAX_S, TraceRequest, number, tokens};
+pub(super) const COLUMNS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
 
-pub(super) fn line(text: &str) -> Result<Option<TraceRequest>, String> {
-    if text.starts_with("Timestamp") {
-        return Ok(None);
-    }
-    let fields: Vec<&str> = text.split(',').collect();
-    // Files with a session id have seven fields.
-    let shift = usize::from(fields.len() >= 7);
-    let field = |place: usize| fields.get(place).copied();
-    let at = field(0).unwrap_or_default().trim();
-    let seconds = at.parse().ok().filter(|seconds| (0.0..=MAX_S).contains(seconds));
-    let seconds =
-        seconds.ok_or_else(|| format!("`Timestamp` is \"{at}\"; expected seconds from 0 to {MAX_S}"))?;
-    let at = Duration::from_secs_f64(seconds);
-    let session = field(1).filter(|_| shift == 1).map(str::trim).filter(|text| !text.is_empty());
-    let input_tokens = tokens("Request tokens", number("Request tokens", field(2 + shift))?, 1)?;
-    let output = tokens("Response tokens", number("Response tokens", field(3 + shift))?, 0)?;
-    Ok(Some(TraceRequest {
-        at,
-        input_tokens,
-        // A failed request has no answer; it counts as one token.
-        output_tokens: output.max(1),
-        session: session.map(str::to_owned),
-        model: field(1 + shift).map(|model| model.trim().to_owned()),
+/// Reads a request. A failed one has 0 response tokens.
+pub(super) fn request(row: &Row<'_>) -> Result<TraceRequest, String> {
+    let at = row.text("Timestamp")?;
+    let seconds = at.parse().ok().and_then(|seconds: f64| timestamp_ms("Timestamp", seconds * 1e3).ok());
+    Ok(TraceRequest {
+        at: seconds.ok_or_else(|| format!("`Timestamp` is \"{at}\"; expected seconds"))?,
+        input_tokens: row.tokens("Request tokens", 1)?,
+        output_tokens: row.tokens("Response tokens", 0)?,
+        session: row.get("Session ID").map(str::to_owned),
+        model: row.get("Model").map(str::to_owned),
         ..TraceRequest::default()
-    }))
+    })
 }

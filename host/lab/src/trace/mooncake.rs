@@ -7,13 +7,12 @@ use serde::{Deserialize, Serialize};
 use super::{
     ReadLines, Targets, Trace, TraceRequest, check_block_count, milliseconds, parse_line,
     sessions::{SessionId, Sessions},
-    tokens,
+    timestamp_ms, tokens,
 };
 
 #[derive(Serialize, Deserialize)]
 struct Line {
-    #[serde(default)]
-    timestamp: f64,
+    timestamp: Option<f64>,
     input_length: u64,
     output_length: u64,
     #[serde(default)]
@@ -57,11 +56,14 @@ impl ReadLines for Reader {
         let line: Line = parse_line(text.as_bytes())?;
         let input_tokens = tokens("input_length", line.input_length, 1)?;
         check_block_count(&line.hash_ids, input_tokens, block_tokens)?;
+        // A turn of a session begins after the turn before it.
+        if line.timestamp.is_none() && line.session_id.is_none() {
+            return Err("`timestamp` is missing; only a request with a `session_id` needs none".to_owned());
+        }
         let request = TraceRequest {
-            at: milliseconds("timestamp", line.timestamp)?,
+            at: timestamp_ms("timestamp", line.timestamp.unwrap_or_default())?,
             input_tokens,
-            // An answer of 0 tokens counts as one token.
-            output_tokens: tokens("output_length", line.output_length, 0)?.max(1),
+            output_tokens: tokens("output_length", line.output_length, 0)?,
             blocks: line.hash_ids.into(),
             session: line.session_id.map(SessionId::text),
             delay: line.delay.map(|delay| milliseconds("delay", delay)).transpose()?,
@@ -83,7 +85,7 @@ impl ReadLines for Reader {
 pub(super) fn write(trace: &Trace, mut out: impl Write) -> std::io::Result<()> {
     for request in &trace.requests {
         let line = Line {
-            timestamp: in_milliseconds(request.at),
+            timestamp: Some(in_milliseconds(request.at)),
             input_length: request.input_tokens.into(),
             output_length: request.output_tokens.into(),
             hash_ids: request.blocks.to_vec(),

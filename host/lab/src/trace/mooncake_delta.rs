@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     BlockIds, ReadLines, TraceRequest, check_block_count, milliseconds, nominal_time, parse_line,
     sessions::{SessionId, check_count, check_id, next_turn},
-    tokens,
+    timestamp_ms, tokens,
 };
 
 /// Largest block id that a file may contain. Blocks that the file does not name get larger ids.
@@ -55,13 +55,13 @@ impl ReadLines for Reader {
         self.block_tokens = block_tokens.max(1);
         let line: Line = parse_line(text.as_bytes())?;
         let added = tokens("input_length", line.input_length, 1)?;
-        let output_tokens = tokens("output_length", line.output_length, 0)?.max(1);
+        let output_tokens = tokens("output_length", line.output_length, 0)?;
         check_block_count(&line.hash_ids, added, block_tokens)?;
         let largest = line.hash_ids.iter().copied().max().unwrap_or(0);
         if largest > MAX_BLOCK_ID {
             return Err(format!("`hash_ids` has {largest}; expected at most {MAX_BLOCK_ID}"));
         }
-        let timestamp = line.timestamp.map(|at| milliseconds("timestamp", at)).transpose()?;
+        let timestamp = line.timestamp.map(|at| timestamp_ms("timestamp", at)).transpose()?;
         let delay = line.delay.map(|delay| milliseconds("delay", delay)).transpose()?;
         let name = line.session_id.text();
         let number = self.numbers.get(&name).copied();
@@ -89,8 +89,9 @@ impl ReadLines for Reader {
             }
         };
         session.requests.push((self.read, request.input_tokens));
-        session.tokens = request.input_tokens.saturating_add(output_tokens);
-        session.end = request.at + nominal_time(added, output_tokens);
+        let answered = output_tokens.max(1);
+        session.tokens = request.input_tokens.saturating_add(answered);
+        session.end = request.at + nominal_time(added, answered);
         request.session = Some(name);
         self.largest_id = self.largest_id.max(largest);
         self.read += 1;

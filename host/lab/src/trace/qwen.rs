@@ -9,9 +9,9 @@ use std::{
 use serde::Deserialize;
 
 use super::{
-    ReadLines, TraceRequest, check_block_count, milliseconds, nominal_time, parse_line,
+    ReadLines, TraceRequest, check_block_count, nominal_time, parse_line,
     sessions::{MAX_TURNS, check_count, next_turn},
-    tokens,
+    timestamp_ms, tokens,
 };
 
 /// Value of `parent_chat_id` in the first request of a conversation.
@@ -65,10 +65,10 @@ impl ReadLines for Reader {
         let line: Line = parse_line(text.as_bytes())?;
         let Line { chat_id: chat, parent_chat_id: parent, .. } = line;
         let input_tokens = tokens("input_length", line.input_length, 1)?;
-        let output_tokens = tokens("output_length", line.output_length, 0)?.max(1);
+        let output_tokens = tokens("output_length", line.output_length, 0)?;
         check_block_count(&line.hash_ids, input_tokens, block_tokens)?;
-        let at = milliseconds("timestamp", line.timestamp * 1e3)
-            .map_err(|_| format!("`timestamp` is {}; expected seconds of at most a year", line.timestamp))?;
+        let at = timestamp_ms("timestamp", line.timestamp * 1e3)
+            .map_err(|_| format!("`timestamp` is {}; expected seconds", line.timestamp))?;
         if !(1..=MAX_TURNS).contains(&line.turn) {
             return Err(format!("`turn` is {}; expected 1 to {MAX_TURNS}", line.turn));
         }
@@ -87,8 +87,9 @@ impl ReadLines for Reader {
         self.chats.insert(chat, place);
         if let Some(conversation) = self.conversations.get_mut(place) {
             conversation.turns = next_turn(conversation.turns)?;
-            conversation.tokens = input_tokens.saturating_add(output_tokens);
-            conversation.newest = (at, at + nominal_time(new_tokens, output_tokens));
+            let answered = output_tokens.max(1);
+            conversation.tokens = input_tokens.saturating_add(answered);
+            conversation.newest = (at, at + nominal_time(new_tokens, answered));
             request.session = Some(conversation.root.to_string());
         }
         Ok(Some(request))

@@ -32,7 +32,8 @@ fn an_exported_trace_reads_as_it_was() {
         priority: 2.0,
         targets: Targets { ttft: Some(Duration::from_millis(800)), itl: Some(Duration::from_millis(20)) },
     };
-    let trace = Trace { name: "trace".into(), block_tokens: 512, requests: vec![request], skipped: 0 };
+    let trace =
+        Trace { name: "trace".into(), block_tokens: 512, requests: vec![request], ..Trace::default() };
     let mut out = Vec::new();
     trace.write_mooncake(&mut out).unwrap();
     assert_eq!(parse(&String::from_utf8(out).unwrap(), false).unwrap(), trace);
@@ -44,19 +45,21 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
         ("{\"input_length\": 5}", "output_length"),
         (r#"{"timestamp": -1, "input_length": 5, "output_length": 5}"#, "timestamp"),
         (r#"{"timestamp": 0, "input_length": 0, "output_length": 5}"#, "input_length"),
-        (r#"{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1]}"#, "hash_ids"),
+        (r#"{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2, 3]}"#, "hash_ids"),
         (r#"{"timestamp": 0, "input_length": 99999999999, "output_length": 5}"#, "input_length"),
         ("{\"input_length\":", "EOF"),
         (r#"{"input_length": 5, "output_length": "many"}"#, "`output_length`: invalid type"),
         (r#"{"input_length": 5, "output_length": 5, "hash_ids": [1, -2]}"#, "`hash_ids[1]`: invalid value"),
         (r#"{"input_length": 5, "output_length": 5, "session_id": []}"#, "`session_id`: expected a text"),
         (r#"{"input_length": 5, "output_length": 5} {}"#, "continues after"),
+        (r#"{"input_length": 5, "output_length": 5}"#, "`timestamp` is missing"),
         ("[5]", "expected a JSON object"),
     ];
     for (line, field) in table {
         let text = format!("{LINE}\n{line}\n{LINE}\n");
         let error = parse(&text, false).unwrap_err().to_string();
         assert!(error.starts_with("trace, line 2: ") && error.contains(field), "{error}");
+        assert!(error.ends_with("; --skip-bad leaves such lines out"), "{error}");
         let trace = parse(&text, true).unwrap();
         assert_eq!((trace.requests.len(), trace.skipped), (2, 1));
     }
@@ -67,6 +70,8 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
         (azure, "2023-11-16 18:15:46.68,374", "`GeneratedTokens` is missing"),
         (burst, "5,ChatGPT,-4,18,490,API log", "`Request tokens` is \"-4\""),
         (burst, "5,ChatGPT,4", "`Response tokens` is missing"),
+        (burst, "5,ChatGPT,4,1,5,API log,7", "has 7 fields; the header has 6"),
+        (burst, "5,\"ChatGPT,4,1,5,API log", "a quote is not closed"),
     ];
     for (good, line, problem) in table {
         let text = format!("{good}{line}\n");
@@ -97,6 +102,146 @@ fn azure_and_burst_gpt_are_recognised_by_their_header() {
     }
     let error = parse("TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,1\n", false).unwrap_err();
     assert!(error.to_string().contains("line 2: `TIMESTAMP` is \"yesterday\""), "{error}");
+}
+
+/// Returns the arrivals in milliseconds, and the lengths of prompts and answers.
+fn requests(trace: &Trace) -> Vec<(u128, u32, u32)> {
+    let of = |one: &TraceRequest| (one.at.as_millis(), one.input_tokens, one.output_tokens);
+    trace.requests.iter().map(of).collect()
+}
+
+#[test]
+fn columns_are_found_by_their_names_in_any_order() {
+    let multimodal = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n\
+                      2024-10-15 00:00:00.1,1,2000,100\n2024-10-15 00:00:01.1,2,3000,50\n";
+    assert_eq!(requests(&parse(multimodal, false).unwrap()), [(0, 2_000, 100), (1_000, 3_000, 50)]);
+    let quoted = "\u{feff}\"GeneratedTokens\";\"TIMESTAMP\";\"ContextTokens\"\r\n6;\"2023-11-16 18:15:01.1\";\"5\"\r\n";
+    assert_eq!(requests(&parse(quoted, false).unwrap()), [(0, 5, 6)]);
+    let swapped = "Log Type,Timestamp,Response tokens,Request tokens,Total tokens,Model\n\
+                   \"API log, old\",5,10,100,110,ChatGPT\n";
+    let trace = parse(swapped, false).unwrap();
+    assert_eq!(requests(&trace), [(0, 100, 10)]);
+    assert_eq!(trace.requests[0].model.as_deref(), Some("ChatGPT"));
+    let second = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n\
+                  19440110.0,1722ac82,43,GPT-4,906,446.0,1352,Conversation log\n19440111.0,,,GPT-4,9,4,13,API log\n";
+    let trace = parse(second, false).unwrap();
+    assert_eq!(requests(&trace), [(0, 906, 446), (1_000, 9, 4)]);
+    let sessions: Vec<Option<&str>> = trace.requests.iter().map(|one| one.session.as_deref()).collect();
+    assert_eq!(sessions, [Some("1722ac82"), None]);
+    // A file without a needed column is refused, also with --skip-bad.
+    for (header, missing) in [
+        ("TIMESTAMP,ContextTokens,Output", "GeneratedTokens"),
+        ("Timestamp,Model,Request tokens,Total tokens", "Response tokens"),
+    ] {
+        let error = parse(&format!("{header}\n1,2,3\n"), true).unwrap_err().to_string();
+        let columns = header.replace(',', "`, `");
+        let expected =
+            format!("trace, line 1: the header has no column `{missing}`; its columns are `{columns}`");
+        assert_eq!(error, expected);
+    }
+}
+
+#[test]
+fn a_trace_without_requests_says_how_many_lines_were_malformed_and_the_first() {
+    let error = |text: &str| parse(text, true).unwrap_err().to_string();
+    let line = LINE.replace("600", "0");
+    let malformed = error(&format!("{line}\n{line}\n"));
+    let start =
+        "trace: contains no request: 2 lines are malformed, the first is line 1: `input_length` is 0;";
+    assert!(malformed.starts_with(start), "{malformed}");
+    let failed = error("Timestamp,Request tokens,Response tokens\n5,10,0\n");
+    assert_eq!(failed, "trace: contains no request: 1 requests failed");
+}
+
+#[test]
+fn failed_requests_are_left_out_and_empty_answers_count_as_one_token_and_both_are_told() {
+    let burst = "Timestamp,Request tokens,Response tokens\n5,10,0\n6,20,7\n9,30,0\n";
+    let trace = parse(burst, false).unwrap();
+    assert_eq!(requests(&trace), [(0, 20, 7)]);
+    assert_eq!(trace.notes, ["2 failed requests of the trace (no response tokens) were left out"]);
+    let empty = LINE.replace("\"output_length\": 5", "\"output_length\": 0");
+    let trace = parse(&format!("{LINE}\n{empty}\n"), false).unwrap();
+    assert_eq!(requests(&trace), [(0, 600, 5), (0, 600, 1)]);
+    assert_eq!(
+        trace.notes,
+        ["1 requests of the trace have an answer of 0 tokens, which counts as one token"]
+    );
+}
+
+#[test]
+fn times_may_count_from_the_epoch_and_the_time_between_requests_is_limited() {
+    let at = |times: &[&str]| {
+        let lines = times.iter().map(|time| LINE.replace("3000", time) + "\n").collect::<String>();
+        parse(&lines, false).map(|trace| requests(&trace).iter().map(|one| one.0).collect::<Vec<_>>())
+    };
+    assert_eq!(at(&["1700000001000", "1700000000000"]).unwrap(), [0, 1_000]);
+    let span = at(&["0", "1700000000000"]).unwrap_err().to_string();
+    assert_eq!(
+        span,
+        "trace: the last request is 19676 days after the first; expected at most 366: check that its times are in milliseconds"
+    );
+    let micros = at(&["1700000000000000"]).unwrap_err().to_string();
+    assert!(micros.contains("`timestamp` is 1700000000000000; expected milliseconds"), "{micros}");
+    // Zones are honoured: 00:00:01+02:00 is two hours before 00:00:01Z.
+    let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10T00:00:01Z,5,5\n2024-05-10T00:00:01+02:00,6,5\n\
+                 2024-05-09 19:00:02.5-05:00,7,5\n";
+    let zones = requests(&parse(azure, false).unwrap());
+    assert_eq!(zones, [(0, 6, 5), (7_200_000, 5, 5), (7_201_500, 7, 5)]);
+}
+
+#[test]
+fn seconds_in_place_of_milliseconds_are_suspected_by_the_rate() {
+    let notes = |step: u32| {
+        let lines = (0..20).map(|number| LINE.replace("3000", &(number * step).to_string()) + "\n");
+        parse(&lines.collect::<String>(), false).unwrap().notes
+    };
+    assert!(notes(1)[0].starts_with("1000 requests of the trace arrive in a second: "), "{:?}", notes(1));
+    assert!(notes(1_000).is_empty() && notes(0).is_empty());
+}
+
+#[test]
+fn ids_of_whole_blocks_are_enough_and_the_rest_is_shared_with_no_request() {
+    let of = |ids: &str| parse(&(LINE.replace("[0, 7]", ids) + "\n"), false);
+    assert_eq!(&of("[3]").unwrap().requests[0].blocks[..], &[3]);
+    assert!(of("[3, 4, 5]").is_err());
+    let two = parse(&format!("{0}\n{0}\n", LINE.replace("[0, 7]", "[3]")), false).unwrap();
+    let [first, second] = [0, 1].map(|number| two.prompt_token_ids(number));
+    assert_eq!((first.len(), &first[..512]), (600, &second[..512]));
+    assert!(first[512..].iter().all(|token| *token != second[512]) && first[512] != first[0], "{first:?}");
+}
+
+#[test]
+fn an_unknown_line_of_json_says_what_it_was_read_as() {
+    let error = parse("{\"text\": \"hi\"}\n", false).unwrap_err().to_string();
+    assert!(
+        error.contains("it was read as Mooncake's JSON lines, which need `timestamp`, `input_length`"),
+        "{error}"
+    );
+    let later = parse(&format!("{LINE}\n{{\"text\": \"hi\"}}\n"), false).unwrap_err().to_string();
+    assert!(!later.contains("was read as"), "{later}");
+}
+
+#[test]
+fn compressed_files_and_files_with_a_byte_order_mark_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("\u{feff}{LINE}\n{LINE}\n");
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut gzip, text.as_bytes()).unwrap();
+    let files = [
+        ("plain.jsonl", text.clone().into_bytes()),
+        ("a.jsonl.gz", gzip.finish().unwrap()),
+        ("a.jsonl.zst", zstd::encode_all(text.as_bytes(), 1).unwrap()),
+    ];
+    for (name, bytes) in files {
+        let path = dir.path().join(name);
+        std::fs::write(&path, &bytes).unwrap();
+        assert_eq!(Trace::read(&path, None, None, false).unwrap().requests.len(), 2, "{name}");
+        if name != "plain.jsonl" {
+            // A download that broke off.
+            std::fs::write(&path, &bytes[..bytes.len() - 6]).unwrap();
+            assert!(matches!(Trace::read(&path, None, None, false), Err(TraceError::Io { .. })), "{name}");
+        }
+    }
 }
 
 #[test]

@@ -65,6 +65,12 @@ fn seen_and_missed(blocks: &mut Vec<Block>, seen: &Observation<'_>) {
                 .to_owned(),
         ));
     }
+    for log in seen.logs.iter().filter(|log| log.failures == log.readings) {
+        blocks.push(Block::Warning(format!(
+            "{}: none of {} readings of /metrics succeeded, so nothing is known of this engine",
+            log.url, log.readings
+        )));
+    }
     for log in seen.logs.iter().filter(|log| log.too_large > 0) {
         blocks.push(Block::Warning(format!(
             "{}: {} answers of /metrics were not read, because they are above {} MiB",

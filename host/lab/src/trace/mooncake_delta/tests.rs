@@ -83,8 +83,8 @@ fn a_bad_line_is_named_with_its_field_or_skipped_and_counted() {
             "`timestamp` is -1",
         ),
         (
-            r#"{"session_id":"a","input_length":600,"output_length":5,"hash_ids":[1]}"#.to_owned(),
-            "`hash_ids` has 1 ids",
+            r#"{"session_id":"a","input_length":600,"output_length":5,"hash_ids":[1,2,3]}"#.to_owned(),
+            "`hash_ids` has 3 ids",
         ),
         (
             r#"{"session_id":"a","input_length":5,"output_length":5,"hash_ids":[4611686018427387905]}"#

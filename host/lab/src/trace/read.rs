@@ -1,0 +1,202 @@
+//! Reads a trace file line by line.
+
+use std::{
+    io::{BufRead, Read as _},
+    path::Path,
+};
+
+use crate::report::rate;
+
+use super::{MAX_LINE, MAX_S, ReadLines, Trace, TraceError, TraceFormat, open::open};
+
+/// Problem of a first line that is of no known format.
+const UNKNOWN_FORMAT: &str =
+    "no known format: expected JSON lines, or the header of Azure's or BurstGPT's CSV; name it with --format";
+/// Added to the problem of a first line of JSON whose format was guessed.
+const READ_AS_MOONCAKE: &str = "; it was read as Mooncake's JSON lines, which need `timestamp`, `input_length` and \
+                                `output_length`; name another format with --format";
+/// The mark with which some programs begin a file in UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// Rate above which times are probably seconds that were read as milliseconds, requests a second.
+const IMPLAUSIBLE_RATE: f64 = 100.0;
+
+/// Numbers of requests with unusual answers.
+#[derive(Default)]
+struct Unusual {
+    /// Failed requests, which are left out.
+    failed: u64,
+    /// Requests whose answer has no token.
+    empty: u64,
+}
+
+impl Trace {
+    /// Reads a trace. `block_tokens` is the number of tokens in a block of `hash_ids`; `None` means 512, or
+    /// 16 for Qwen's traces. With `skip_bad`, malformed lines are skipped and counted.
+    ///
+    /// # Errors
+    /// [`TraceError`] names the file, the line and the field.
+    pub fn read(
+        path: &Path,
+        format: Option<TraceFormat>,
+        block_tokens: Option<u32>,
+        skip_bad: bool,
+    ) -> Result<Self, TraceError> {
+        let file = path.display().to_string();
+        let opened = open(path).map_err(|error| TraceError::Io { file: file.clone(), error })?;
+        let name = path.file_stem().map_or_else(|| file.clone(), |stem| stem.to_string_lossy().into_owned());
+        Self::parse(opened, &file, name, format, block_tokens, skip_bad)
+    }
+
+    pub(super) fn parse(
+        mut input: impl BufRead,
+        file: &str,
+        name: String,
+        format: Option<TraceFormat>,
+        block_tokens: Option<u32>,
+        skip_bad: bool,
+    ) -> Result<Self, TraceError> {
+        let trace = Self { name, ..Self::default() };
+        let (unusual, first_problem) = (Unusual::default(), None);
+        let mut parser =
+            Parser { file, format, block_tokens, skip_bad, trace, reader: None, unusual, first_problem };
+        let mut bytes = Vec::new();
+        for line in 1_u64.. {
+            bytes.clear();
+            let read = input.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes);
+            let length = read.map_err(|error| TraceError::Io { file: file.to_owned(), error })?;
+            if length == 0 {
+                break;
+            }
+            match text(&bytes, line) {
+                Ok("") => {}
+                text => parser.line(line, text)?,
+            }
+        }
+        parser.finish()
+    }
+}
+
+/// A file of which some lines were read.
+struct Parser<'a> {
+    file: &'a str,
+    /// Format that the caller named.
+    format: Option<TraceFormat>,
+    block_tokens: Option<u32>,
+    skip_bad: bool,
+    trace: Trace,
+    reader: Option<(TraceFormat, Box<dyn ReadLines>)>,
+    unusual: Unusual,
+    /// Number and problem of the first line that was skipped.
+    first_problem: Option<(u64, String)>,
+}
+
+impl Parser<'_> {
+    /// Reads a line; `text` is an error if it has none.
+    fn line(&mut self, line: u64, text: Result<&str, String>) -> Result<(), TraceError> {
+        let unusable =
+            |problem: String| Err(TraceError::Unusable { file: self.file.to_owned(), line, problem });
+        let is_first = self.reader.is_none();
+        let (format, reader) = match &mut self.reader {
+            Some(reader) => reader,
+            None => {
+                let guessed = || text.as_ref().ok().and_then(|text| TraceFormat::of(text));
+                let Some(format) = self.format.or_else(guessed) else {
+                    return unusable(text.err().unwrap_or_else(|| UNKNOWN_FORMAT.to_owned()));
+                };
+                self.trace.block_tokens = self.block_tokens.unwrap_or_else(|| format.block_tokens());
+                self.reader.insert((format, format.reader()))
+            }
+        };
+        match text.and_then(|text| reader.line(text, self.trace.block_tokens)) {
+            Ok(None) => {}
+            Ok(Some(request)) if request.output_tokens == 0 && *format == TraceFormat::BurstGpt => {
+                self.unusual.failed += 1;
+            }
+            Ok(Some(mut request)) => {
+                self.unusual.empty += u64::from(request.output_tokens == 0);
+                request.output_tokens = request.output_tokens.max(1);
+                self.trace.requests.push(request);
+            }
+            // Without its header, no line of the file can be read.
+            Err(problem) if is_first && format.is_csv() => return unusable(problem),
+            Err(mut problem) => {
+                let is_guessed = is_first && self.format.is_none() && *format == TraceFormat::Mooncake;
+                if is_guessed && problem.starts_with("missing field") {
+                    problem.push_str(READ_AS_MOONCAKE);
+                }
+                if !self.skip_bad {
+                    return Err(TraceError::Line { file: self.file.to_owned(), line, problem });
+                }
+                self.trace.skipped += 1;
+                self.first_problem.get_or_insert((line, problem));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Trace, TraceError> {
+        let (file, mut trace) = (self.file.to_owned(), self.trace);
+        let (Some((format, mut reader)), false) = (self.reader, trace.requests.is_empty()) else {
+            let why = self.unusual.why_empty(trace.skipped, self.first_problem);
+            return Err(TraceError::Empty { file, why });
+        };
+        reader.finish(&mut trace.requests);
+        trace.sort();
+        // The times of turns with a `delay` do not come from the file.
+        let timed = trace.requests.iter().filter(|request| request.delay.is_none());
+        let (count, last) = timed.fold((0, 0.0), |(count, _), one| (count + 1, one.at.as_secs_f64()));
+        if last > MAX_S {
+            return Err(TraceError::Span { file, days: last / 86_400.0, unit: format.unit() });
+        }
+        trace.notes = self.unusual.notes();
+        if format == TraceFormat::Mooncake {
+            trace.notes.extend(implausible_rate(count, last));
+        }
+        Ok(trace)
+    }
+}
+
+/// Warns when so many requests arrive in a second that the times are probably seconds.
+fn implausible_rate(count: usize, seconds: f64) -> Option<String> {
+    let rate = rate(count.saturating_sub(1), seconds);
+    (count > 9 && rate > IMPLAUSIBLE_RATE).then(|| {
+        format!(
+            "{rate:.0} requests of the trace arrive in a second: `timestamp` is in milliseconds in this format; if the \
+             file has seconds, multiply them by 1000"
+        )
+    })
+}
+
+/// Returns the text of a line, without blanks at its end.
+fn text(bytes: &[u8], line: u64) -> Result<&str, String> {
+    if bytes.len() as u64 == MAX_LINE {
+        return Err(format!("is longer than {MAX_LINE} bytes"));
+    }
+    let is_marked = line == 1 && bytes.starts_with(BYTE_ORDER_MARK);
+    let bytes = if is_marked { bytes.get(BYTE_ORDER_MARK.len()..).unwrap_or_default() } else { bytes };
+    std::str::from_utf8(bytes).map(str::trim_end).map_err(|_| "is not UTF-8".to_owned())
+}
+
+impl Unusual {
+    fn why_empty(&self, malformed: u64, first: Option<(u64, String)>) -> String {
+        let failed =
+            if self.failed > 0 { format!(": {} requests failed", self.failed) } else { String::new() };
+        let malformed = first.map_or_else(String::new, |(line, problem)| {
+            format!(": {malformed} lines are malformed, the first is line {line}: {problem}")
+        });
+        failed + &malformed
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let failed =
+            format!("{} failed requests of the trace (no response tokens) were left out", self.failed);
+        let empty = format!(
+            "{} requests of the trace have an answer of 0 tokens, which counts as one token",
+            self.empty
+        );
+        [(self.failed, failed), (self.empty, empty)]
+            .into_iter()
+            .filter_map(|(count, note)| (count > 0).then_some(note))
+            .collect()
+    }
+}
