@@ -29,7 +29,7 @@ pub(crate) use body::{Body, collect, read_within};
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{HeadWait, PauseLimits};
-pub(crate) use pool::{ConnectionPool, METADATA};
+pub(crate) use pool::{CallContext, ConnectionPool, METADATA};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
 
@@ -200,7 +200,7 @@ impl Upstream {
         head: &[u8],
         body: &[u8],
     ) -> Result<Response<Body>, CallError> {
-        let is_current = |stream: &EngineStream| stream.is_current(to, self.pool.tls());
+        let is_current = |stream: &EngineStream| stream.is_current(to, &self.pool.shared.tls);
         let connect = || self.connect(to, *parts);
         let called =
             self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
@@ -220,7 +220,7 @@ impl Upstream {
         to: &Destination,
         parts: Parts<'_>,
     ) -> Result<Box<Connection<EngineStream, ObservedCall>>, CallError> {
-        let open = EngineStream::open(to, parts, self.pool.tls());
+        let open = EngineStream::open(to, parts, &self.pool.shared);
         match tokio::time::timeout(self.connect_timeout, open).await {
             Ok(Ok(stream)) => Ok(Connection::new(stream, parts.origin)),
             Ok(Err(error)) if is_local_shortage(&error) => Err(shortage(&error)),
