@@ -33,6 +33,7 @@ use crate::{
     tenant_limits::TenantLimits,
     tls::TlsContext,
     tokenization::Tokens,
+    upstream::own_via,
 };
 
 mod check;
@@ -111,9 +112,8 @@ impl Daemon {
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
-        let registry = state.registry.clone();
+        let (registry, index) = (state.registry.clone(), state.router.index().clone());
         let tls_and_names = (state.tls.engines().clone(), state.resolver.clone());
-        let index = state.router.index().clone();
         Prober::start(registry, index, probe_config, tls_and_names, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
@@ -383,6 +383,7 @@ fn build(
         policies: Arc::new(manager),
         probe: Arc::new(probe),
         resolver: Resolver::default(),
+        via: own_via(),
         tls: Arc::new(tls),
         config: Arc::new(ConfigReloader::new(settings, source)),
         tracker: TaskTracker::new(),

@@ -74,7 +74,11 @@ impl DataThread {
     #[must_use]
     pub(crate) fn new(state: SharedState) -> Self {
         let now = state.get();
-        let shared = CallContext { tls: now.tls.engines().clone(), resolver: now.resolver.clone() };
+        let shared = CallContext {
+            tls: now.tls.engines().clone(),
+            resolver: now.resolver.clone(),
+            via: now.via.clone(),
+        };
         let connections = ConnectionPool::new((&now.settings.upstream).into(), shared);
         Self { state, connections }
     }

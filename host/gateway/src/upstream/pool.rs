@@ -7,7 +7,7 @@ use http1_client::{Pool, PoolLimits};
 use pointsman_workers::{EngineTls, Resolver};
 use tokio::time::Instant;
 
-use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream};
+use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream, via::Via};
 use crate::config::Upstream;
 
 /// Where each vector of a binary answer of vLLM begins, as JSON.
@@ -29,6 +29,8 @@ pub(crate) struct ConnectionPool {
 pub(crate) struct CallContext {
     pub(crate) tls: Arc<EngineTls>,
     pub(crate) resolver: Resolver,
+    /// Header of requests that passed no gateway before this one.
+    pub(crate) via: Via,
 }
 
 impl From<&Upstream> for PoolLimits {
@@ -64,7 +66,8 @@ impl ConnectionPool {
 #[cfg(test)]
 impl From<Arc<EngineTls>> for ConnectionPool {
     fn from(tls: Arc<EngineTls>) -> Self {
+        use super::via::own_via;
         let limits = PoolLimits { idle_timeout: std::time::Duration::from_secs(30), idle_connections: 8 };
-        Self::new(limits, CallContext { tls, resolver: Resolver::default() })
+        Self::new(limits, CallContext { tls, resolver: Resolver::default(), via: own_via() })
     }
 }
