@@ -43,11 +43,11 @@ pub enum Framing {
 /// The head of a request, whose body is JSON unless the headers name another content type; `None` when the
 /// address has characters that no request line may have.
 #[must_use]
-pub fn request(
+pub fn request<'a>(
     method: &Method,
     authority: &str,
     path: &str,
-    headers: &[(HeaderName, HeaderValue)],
+    headers: impl IntoIterator<Item = &'a (HeaderName, HeaderValue)> + Clone,
     length: usize,
 ) -> Option<Vec<u8>> {
     let visible = |text: &str| text.bytes().all(|byte| byte.is_ascii_graphic());
@@ -55,10 +55,11 @@ pub fn request(
         return None;
     }
     let path = if path.is_empty() { "/" } else { path };
-    let mut head = Vec::with_capacity(256);
+    let mut head = Vec::with_capacity(320);
     let mut lines = |parts: &[&[u8]]| parts.iter().for_each(|part| head.extend_from_slice(part));
     lines(&[method.as_str().as_bytes(), b" ", path.as_bytes(), b" HTTP/1.1\r\nhost: ", authority.as_bytes()]);
-    if length > 0 && !headers.iter().any(|(name, _)| name == header::CONTENT_TYPE) {
+    let has_content_type = |(name, _): &(HeaderName, HeaderValue)| name == header::CONTENT_TYPE;
+    if length > 0 && !headers.clone().into_iter().any(has_content_type) {
         lines(&[b"\r\ncontent-type: application/json"]);
     }
     if length > 0 || *method == Method::POST {

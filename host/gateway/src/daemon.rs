@@ -6,7 +6,7 @@ use ::http::HeaderValue;
 use pointsman_orchestration::AdmissionQueue;
 use pointsman_routing::{Learning, Router};
 use pointsman_workers::{
-    Registry, WorkerId,
+    Registry, Resolver, WorkerId,
     probe::{ProbeConfig, Prober},
 };
 use prefix_index::{IndexConfig, PrefixIndex};
@@ -33,6 +33,7 @@ use crate::{
     tenant_limits::TenantLimits,
     tls::TlsContext,
     tokenization::Tokens,
+    upstream::own_via,
 };
 
 mod check;
@@ -111,9 +112,9 @@ impl Daemon {
         let shared = SharedState::new(build(config, settings, source, probe)?);
         let state = shared.get();
         discovery::start_sources(&state, &discovery, &stop);
-        let (registry, tls) = (state.registry.clone(), state.tls.engines().clone());
-        let index = state.router.index().clone();
-        Prober::start(registry, index, probe_config, tls, state.tracker.clone(), stop.clone());
+        let (registry, index) = (state.registry.clone(), state.router.index().clone());
+        let tls_and_names = (state.tls.engines().clone(), state.resolver.clone());
+        Prober::start(registry, index, probe_config, tls_and_names, state.tracker.clone(), stop.clone());
         state.tracker.spawn(remove_departed_workers(state.clone(), stop.clone()));
         state.tracker.spawn(watch_file(shared.clone(), stop.clone()));
         state.tracker.spawn(sample_load(shared.clone(), stop.clone()));
@@ -209,9 +210,9 @@ fn start_feeds(state: &Arc<State>, stop: &CancellationToken, alive: &TaskTracker
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (feeds, registry, index) =
         (state.feeds.clone(), state.registry.clone(), state.router.index().clone());
-    let (stop, alive) = (stop.clone(), alive.token());
+    let (resolver, stop, alive) = (state.resolver.clone(), stop.clone(), alive.token());
     std::thread::Builder::new().name("pointsman-feeds".to_owned()).spawn(move || {
-        runtime.block_on(feeds.run(registry, index, stop));
+        runtime.block_on(feeds.run(registry, index, resolver, stop));
         drop(alive);
     })?;
     Ok(())
@@ -381,6 +382,8 @@ fn build(
         router: Arc::new(router),
         policies: Arc::new(manager),
         probe: Arc::new(probe),
+        resolver: Resolver::default(),
+        via: own_via(),
         tls: Arc::new(tls),
         config: Arc::new(ConfigReloader::new(settings, source)),
         tracker: TaskTracker::new(),

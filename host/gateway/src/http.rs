@@ -21,7 +21,7 @@ use crate::{
     openai::{endpoint::Endpoint, error::ApiError, rate_limit::RateHeaders, short_text::shortened},
     openapi,
     state::{SharedState, State},
-    upstream::{ConnectionPool, Upstream},
+    upstream::{CallContext, ConnectionPool, Upstream},
     version::RELEASE,
 };
 
@@ -74,7 +74,12 @@ impl DataThread {
     #[must_use]
     pub(crate) fn new(state: SharedState) -> Self {
         let now = state.get();
-        let connections = ConnectionPool::new((&now.settings.upstream).into(), now.tls.engines().clone());
+        let shared = CallContext {
+            tls: now.tls.engines().clone(),
+            resolver: now.resolver.clone(),
+            via: now.via.clone(),
+        };
+        let connections = ConnectionPool::new((&now.settings.upstream).into(), shared);
         Self { state, connections }
     }
 

@@ -9,7 +9,7 @@ use pointsman_discovery::{Fleet, Leases};
 use pointsman_orchestration::{AdmissionQueue, AgentPrograms, Sessions};
 use pointsman_policy_runtime::PolicyManager;
 use pointsman_routing::{Learning, Router};
-use pointsman_workers::{Feeds, Registry, probe::ProbeConfig};
+use pointsman_workers::{Feeds, Registry, Resolver, probe::ProbeConfig};
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -17,7 +17,7 @@ use crate::{
     budget::Budget, config::reload::ConfigReloader, replicas::Replicas, telemetry::decision_log::DecisionLog,
     telemetry::decision_stats::DecisionStats, telemetry::hour::Hour, telemetry::metrics::Metrics,
     telemetry::tenant_metrics::TenantMetrics, telemetry::tenants::Tenants, telemetry::traces::Traces,
-    tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens,
+    tenant_limits::TenantLimits, tls::TlsContext, tokenization::Tokens, upstream::Via,
 };
 
 pub(crate) mod address_budget;
@@ -115,6 +115,10 @@ pub struct State {
     pub(crate) probe: Arc<watch::Sender<ProbeConfig>>,
     /// TLS of the listeners and towards engines.
     pub(crate) tls: Arc<TlsContext>,
+    /// Addresses of the names of workers.
+    pub(crate) resolver: Resolver,
+    /// Header that names this gateway in requests to workers.
+    pub(crate) via: Via,
     /// Reloads the configuration.
     pub(crate) config: Arc<ConfigReloader>,
     /// Tasks that may outlive the request that started them.

@@ -4,7 +4,7 @@
 //! Knows addresses and bytes. The connectors know what the bytes mean, and the leg state machine what a
 //! failure means.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, header};
@@ -22,6 +22,7 @@ mod stream;
 #[cfg(test)]
 mod tests;
 mod upgrade;
+mod via;
 
 pub(crate) use back_pressure::{retry_after_of, whole_seconds};
 use body::ObservedCall;
@@ -29,9 +30,10 @@ pub(crate) use body::{Body, collect, read_within};
 pub(crate) use destination::Destination;
 use destination::Parts;
 pub(crate) use pause::{HeadWait, PauseLimits};
-pub(crate) use pool::{ConnectionPool, METADATA};
+pub(crate) use pool::{CallContext, ConnectionPool, METADATA};
 use stream::EngineStream;
 pub(crate) use upgrade::UpgradedCall;
+pub(crate) use via::{Looped, MAX_HOPS, Via, own_via};
 
 /// Maximum size of the body of an error status, bytes. The rest is not read.
 const MAX_ERROR_BODY: usize = 1024 * 1024;
@@ -50,6 +52,8 @@ pub(crate) struct Upstream {
     delivery: Delivery,
     /// Whether answers may be vectors in binary.
     is_for_vectors: bool,
+    /// Header of a request that passed other gateways before.
+    via: Option<Arc<Via>>,
 }
 
 /// A call without a usable answer.
@@ -120,7 +124,7 @@ impl Upstream {
     #[must_use]
     pub(crate) fn new(pool: ConnectionPool, connect_timeout: Duration, answer_bytes: usize) -> Self {
         let delivery = Delivery::Repeatable;
-        Self { pool, connect_timeout, answer_bytes, delivery, is_for_vectors: false }
+        Self { pool, connect_timeout, answer_bytes, delivery, is_for_vectors: false, via: None }
     }
 
     /// Returns a client for requests that no engine may get twice, such as those with a handoff.
@@ -167,7 +171,8 @@ impl Upstream {
         body: Bytes,
     ) -> Result<Response<Body>, CallError> {
         let parts = to.parts();
-        let head = wire::request(method, parts.authority, parts.path, headers, body.len());
+        let all = headers.iter().chain([self.via()]);
+        let head = wire::request(method, parts.authority, parts.path, all, body.len());
         let head =
             head.ok_or_else(|| CallError::Protocol("the worker's address is not a valid URL".to_owned()))?;
         let response = self.call((to, &parts), &head, &body).await?;
@@ -200,7 +205,7 @@ impl Upstream {
         head: &[u8],
         body: &[u8],
     ) -> Result<Response<Body>, CallError> {
-        let is_current = |stream: &EngineStream| stream.is_current(to, self.pool.tls());
+        let is_current = |stream: &EngineStream| stream.is_current(to, &self.pool.shared.tls);
         let connect = || self.connect(to, *parts);
         let called =
             self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
@@ -220,7 +225,7 @@ impl Upstream {
         to: &Destination,
         parts: Parts<'_>,
     ) -> Result<Box<Connection<EngineStream, ObservedCall>>, CallError> {
-        let open = EngineStream::open(to, parts, self.pool.tls());
+        let open = EngineStream::open(to, parts, &self.pool.shared);
         match tokio::time::timeout(self.connect_timeout, open).await {
             Ok(Ok(stream)) => Ok(Connection::new(stream, parts.origin)),
             Ok(Err(error)) if is_local_shortage(&error) => Err(shortage(&error)),
@@ -288,18 +293,20 @@ impl CallError {
     }
 
     /// Returns whether a refusal may be about the worker and not about the request: it has unloaded the model
-    /// or the adapter (404), has another key (401), or takes its client for gone (499).
+    /// or the adapter (404), has another key (401), takes its client for gone (499), or is a gateway that the
+    /// request passed before (508).
     #[must_use]
     pub(crate) fn is_of_worker(&self) -> bool {
-        matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 499))
+        matches!(self, Self::Status { status, .. } if matches!(status.as_u16(), 401 | 404 | 499 | 508))
     }
 
     /// Returns whether the engine refused the request as the client's error. Engines answer 501 to what their
-    /// model or endpoint cannot do.
+    /// model or endpoint cannot do, and gateways 508 to what they got before.
     #[must_use]
     pub(crate) fn is_refusal(&self) -> bool {
         matches!(self, Self::Status { status, .. }
-            if status.is_client_error() || *status == StatusCode::NOT_IMPLEMENTED)
+            if status.is_client_error()
+                || matches!(*status, StatusCode::NOT_IMPLEMENTED | StatusCode::LOOP_DETECTED))
     }
 
     /// Returns whether it counts as a failure of the worker. An overloaded engine works, and a refused

@@ -22,6 +22,7 @@ use crate::{
     id::{DpRank, WorkerId},
     log_limit::LogLimit,
     registry::{Followed, Registry},
+    resolver::Resolver,
     spec::rank_endpoint,
     worker::Worker,
 };
@@ -139,6 +140,7 @@ impl Feeds {
         self: Arc<Self>,
         registry: Arc<Registry>,
         index: Arc<PrefixIndex>,
+        resolver: Resolver,
         stop: CancellationToken,
     ) {
         let tasks = TaskTracker::new();
@@ -153,7 +155,7 @@ impl Feeds {
                     self.running.lock().retain(|(id, _), _| *id != gone);
                     self.owners.lock().retain(|_, owner| *owner != gone);
                 },
-                |worker, token| self.start(worker, &index, &tasks, token),
+                |worker, token| self.start(worker, (&index, &resolver), &tasks, token),
             );
             drop(snapshot);
             tokio::select! {
@@ -191,7 +193,7 @@ impl Feeds {
     fn start(
         &self,
         worker: &Arc<Worker>,
-        index: &Arc<PrefixIndex>,
+        (index, resolver): (&Arc<PrefixIndex>, &Resolver),
         tasks: &TaskTracker,
         stop: &CancellationToken,
     ) {
@@ -201,6 +203,7 @@ impl Feeds {
             let Some(endpoint) = rank_endpoint(events, offset + rank) else { continue };
             self.warn_of_shared(worker.id(), &endpoint);
             let mut config = FeedConfig::new(&*endpoint);
+            config.resolver = resolver.clone();
             config.replay = spec.kv_replay.as_ref().and_then(|replay| rank_endpoint(replay, offset + rank));
             let status = FeedStatus { counters: config.counters.clone(), live: Arc::default() };
             let sink = IndexSink {

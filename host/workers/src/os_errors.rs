@@ -1,6 +1,6 @@
-//! Finds the operating system's error behind an error of a call.
+//! Finds the causes of an error of a call, such as the operating system's error.
 
-use std::{error::Error, io};
+use std::{error::Error, io, iter};
 
 /// Returns whether an error, or one that caused it, says that this host has run out of something: file
 /// descriptors, ports or memory for a connection. It says nothing about the worker.
@@ -16,17 +16,19 @@ pub(crate) fn is_refused(error: &(dyn Error + 'static)) -> bool {
 }
 
 fn any_code(error: &(dyn Error + 'static), wanted: impl Fn(i32) -> bool) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let of_system = error.downcast_ref::<io::Error>();
-        if of_system.and_then(io::Error::raw_os_error).is_some_and(&wanted) {
-            return true;
-        }
+    causes(error)
+        .any(|error| error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error).is_some_and(&wanted))
+}
+
+/// Returns an error and those that caused it.
+pub(crate) fn causes<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    iter::successors(Some(error), |&error| {
         // `source` of an error that `io::Error::other` wraps is the source of the wrapped one.
-        let wrapped = of_system.and_then(io::Error::get_ref);
-        cause = wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
-    }
-    false
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        wrapped.map(|inner| inner as &'a (dyn Error + 'static)).or_else(|| error.source())
+    })
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::{
     facts::EngineFacts,
     log_limit::LogLimit,
     registry::{Followed, Registry},
+    resolver::Resolver,
     tls::EngineTls,
     worker::{Health, Worker},
 };
@@ -116,13 +117,13 @@ impl Prober {
         registry: Arc<Registry>,
         index: Arc<PrefixIndex>,
         config: watch::Receiver<ProbeConfig>,
-        tls: Arc<EngineTls>,
+        (tls, resolver): (Arc<EngineTls>, Resolver),
         tracker: TaskTracker,
         stop: CancellationToken,
     ) {
         let tasks = tracker.clone();
         let (publisher, stopped) = (registry.clone(), stop.clone());
-        let clients = Clients::new(tls);
+        let clients = Clients::new(tls, resolver);
         let watch = Watch::new(registry.clone(), config.clone(), clients.clone(), tracker.clone());
         tracker.spawn(async move {
             tokio::select! {

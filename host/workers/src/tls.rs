@@ -4,7 +4,7 @@
 
 use std::{
     error::Error,
-    fmt, io,
+    fmt,
     sync::{Arc, OnceLock},
 };
 
@@ -13,6 +13,8 @@ use rustls::{
     AlertDescription, CertificateError, ClientConfig, Error as TlsError,
     pki_types::{InvalidDnsNameError, ServerName},
 };
+
+use crate::os_errors::causes;
 
 /// TLS of connections to engines. A change applies to new connections.
 #[derive(Debug, Default)]
@@ -97,16 +99,7 @@ pub fn is_tls_alert(error: &(dyn Error + 'static)) -> bool {
 
 /// Finds the error of TLS among the causes of an error.
 fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a TlsError> {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if let Some(found) = error.downcast_ref::<TlsError>() {
-            return Some(found);
-        }
-        // `source` of an error that `io::Error::other` wraps is the source of the wrapped one.
-        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        cause = wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source());
-    }
-    None
+    causes(error).find_map(<dyn Error>::downcast_ref)
 }
 
 fn described(error: &TlsError) -> String {
@@ -155,6 +148,8 @@ fn wrong_name(presented: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]

@@ -75,6 +75,7 @@ mod lengths;
 mod limits;
 mod locked_servers;
 mod log_lines;
+mod loops;
 mod messages;
 mod metrics;
 mod metrics_reference;

@@ -1,8 +1,12 @@
 //! Validates a configuration: the values of each section, what sections say together, and the files that they
 //! name.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
+use http::Uri;
 use pointsman_config_file::{Report, Section};
 use pointsman_routing::BusyByLeg;
 
@@ -139,12 +143,67 @@ fn slots(config: &Config, report: &mut Report<'_>) {
 
 /// Each description was validated when it was read.
 fn workers(config: &Config, report: &mut Report<'_>) {
-    let workers = &config.workers;
+    let (workers, server) = (&config.workers, &config.server);
+    let listeners = [("server.listen", server.listen), ("server.admin_listen", server.admin_listen)];
     for (index, worker) in workers.iter().enumerate() {
+        if let Some((key, _)) = listeners.iter().find(|(_, listen)| leads_to(&worker.url, *listen)) {
+            let message =
+                format!("`{}` is this gateway itself ({key}): give the URL of an engine", worker.url);
+            report.add(&format!("workers[{index}].url"), message);
+        }
         if let Some(same) = workers.iter().take(index).position(|other| other.id == worker.id) {
             let message =
                 format!("`{}` is already the id of workers[{same}]: give each worker its own", worker.id);
             report.add(&format!("workers[{index}].id"), message);
+        }
+    }
+}
+
+/// Returns whether a URL is that of a listener of this host.
+fn leads_to(url: &str, listen: SocketAddr) -> bool {
+    let Ok(uri) = url.parse::<Uri>() else { return false };
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let (ip, own) = (host.parse::<IpAddr>().map(|ip| ip.to_canonical()), listen.ip());
+    let same_host = match ip {
+        // A connection to 0.0.0.0 or [::] is one to loopback.
+        Ok(ip) if own.is_unspecified() => {
+            (ip.is_loopback() || ip.is_unspecified()) && (own.is_ipv6() || ip.is_ipv4())
+        }
+        Ok(ip) => ip == own || (ip.is_unspecified() && own.is_loopback() && ip.is_ipv4() == own.is_ipv4()),
+        Err(_) => host.eq_ignore_ascii_case("localhost") && (own.is_unspecified() || own.is_loopback()),
+    };
+    same_host && listen.port() != 0 && uri.port_u16() == Some(listen.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i19_a_url_that_leads_to_a_listener_is_found() {
+        let leads = |url: &str, listen: &str| leads_to(url, listen.parse().unwrap());
+        // I19.5
+        for (url, listen) in [
+            ("http://127.0.0.1:80", "127.0.0.1:80"),
+            ("http://127.0.0.2:80", "0.0.0.0:80"),
+            ("http://0.0.0.0:80", "127.0.0.1:80"),
+            ("https://localhost:80", "[::]:80"),
+            ("http://LOCALHOST:80", "127.0.0.1:80"),
+            ("http://[::1]:80", "[::]:80"),
+            ("http://127.0.0.1:80", "[::]:80"),
+            ("http://[::ffff:127.0.0.1]:80", "127.0.0.1:80"),
+        ] {
+            assert!(leads(url, listen), "{url} {listen}");
+        }
+        for (url, listen) in [
+            ("http://127.0.0.1:81", "127.0.0.1:80"),
+            ("http://127.0.0.2:80", "127.0.0.1:80"),
+            ("http://[::1]:80", "0.0.0.0:80"),
+            ("http://localhost:80", "10.0.0.1:80"),
+            ("http://10.0.0.1:80", "0.0.0.0:80"),
+            ("http://engine:80", "0.0.0.0:80"),
+        ] {
+            assert!(!leads(url, listen), "{url} {listen}");
         }
     }
 }

@@ -17,6 +17,24 @@ fn check(text: &str, expected: &[&str]) {
 }
 
 #[test]
+fn i19_a_worker_is_not_the_gateway_itself() {
+    let check_url = |url: &str, listener: Option<&str>| {
+        let worker = format!("[[workers]]\nrole = \"decode\"\nengine = \"vllm\"\nurl = \"{url}\"");
+        let problem = listener.map(|listener| {
+            format!(
+                "line 6: workers[0].url: `{url}` is this gateway itself ({listener}): give the URL of an engine"
+            )
+        });
+        let expected: Vec<&str> = problem.as_deref().into_iter().collect();
+        check(&format!("[server]\nlisten = \"0.0.0.0:8000\"\n{worker}"), &expected);
+    };
+    // I19.5
+    check_url("http://127.0.0.1:8000", Some("server.listen"));
+    check_url("http://localhost:9090", Some("server.admin_listen"));
+    check_url("http://127.0.0.1:8001", None);
+}
+
+#[test]
 fn an_empty_file_is_valid_and_b1_enforcing_is_off() {
     check("", &[]);
     let default = Config::default();

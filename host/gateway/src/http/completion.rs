@@ -27,7 +27,7 @@ const LARGE_BODY: usize = 64 * 1024;
 
 /// Serves a request. Its account, with the number of requests in flight, begins before the body is read.
 pub(super) async fn serve<B>(
-    (state, upstream): (Arc<State>, Upstream),
+    (state, mut upstream): (Arc<State>, Upstream),
     endpoint: Endpoint,
     arrival: Arrival,
     request: HttpRequest<B>,
@@ -45,6 +45,7 @@ where
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let admitted = async {
+        upstream.pass_on(&parts.headers)?;
         let caller = identify(&state, &parts.headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         admit(&state, caller, &parts.headers, body, started).await

@@ -25,11 +25,12 @@ use crate::{
 };
 
 pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    let (state, upstream) = thread.context();
+    let (state, mut upstream) = thread.context();
     let (parts, body) = request.into_parts();
     let Arrival { sender, first_byte: started, .. } = Arrival::of(&parts.extensions);
     let id = request_id(&parts.headers);
     let answered = async {
+        upstream.pass_on(&parts.headers)?;
         let caller = identify(&state, &parts.headers, &sender).await?;
         let Admitted { body, caller, held: _held } =
             admit(&state, caller, &parts.headers, body, started).await?;

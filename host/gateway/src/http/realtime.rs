@@ -35,7 +35,7 @@ use crate::{
     state::{State, caller::Tenant},
     telemetry::account::Account,
     tokenization::routing_request::TenantLoad,
-    upstream::UpgradedCall,
+    upstream::{UpgradedCall, Upstream},
 };
 
 /// Headers of the upgrade that reach the engine: the two ends agree on them.
@@ -65,7 +65,7 @@ struct Admitted {
 }
 
 pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body>) -> Response<Body> {
-    let (state, upstream) = thread.context();
+    let (state, mut upstream) = thread.context();
     let (mut parts, _) = request.into_parts();
     let started = Arrival::of(&parts.extensions).first_byte;
     let id = request_id(&parts.headers);
@@ -75,7 +75,7 @@ pub(super) async fn serve(thread: Extract<DataThread>, request: HttpRequest<Body
     }
     let upgrade = parts.extensions.remove::<OnUpgrade>();
     let Admitted { planned, call, protocol, place } =
-        match admit(&state, &parts, upgrade.is_some(), &mut account).await {
+        match admit((&state, &mut upstream), &parts, upgrade.is_some(), &mut account).await {
             Ok(admitted) => admitted,
             Err(error) => return refuse(&mut account, &error),
         };
@@ -106,7 +106,7 @@ fn refuse(account: &mut Account, error: &ApiError) -> Response<Body> {
 }
 
 async fn admit(
-    state: &State,
+    (state, upstream): (&State, &mut Upstream),
     request: &Parts,
     upgradable: bool,
     account: &mut Account,
@@ -114,6 +114,7 @@ async fn admit(
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
+    upstream.pass_on(&request.headers)?;
     let (headers, protocol) = without_key_protocol(&request.headers);
     let headers = &headers;
     let caller = authorize_client(state, headers, &Arrival::of(&request.extensions).sender).await?;

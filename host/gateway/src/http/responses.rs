@@ -58,13 +58,14 @@ pub(super) async fn cancel(
 }
 
 async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> Response<Body> {
-    let (state, upstream) = thread.context();
+    let (state, mut upstream) = thread.context();
     let Arrival { sender, first_byte: started, .. } = Arrival::of(&request.extensions);
     let headers = &request.headers;
     let mut account =
         Account::new(state.metrics.clone(), request_id(headers), Endpoint::StoredResponse, started);
     let deadline = started + state.settings.request_timeout;
     let answered = async {
+        upstream.pass_on(headers)?;
         let caller = identify(&state, headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         check_rate(&state, &caller)?;

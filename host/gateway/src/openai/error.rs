@@ -9,7 +9,10 @@ use http::{HeaderValue, StatusCode};
 use pointsman_routing::ShedReason;
 use pointsman_workers::{Leg, WorkerId};
 
-use crate::{openai::rate_limit::Exceeded, upstream::Silence};
+use crate::{
+    openai::rate_limit::Exceeded,
+    upstream::{MAX_HOPS, Silence},
+};
 
 mod convert;
 mod response;
@@ -214,6 +217,12 @@ pub(crate) enum ApiError {
     /// This gateway is shutting down.
     #[error("this gateway is draining; send the request to another one")]
     Draining,
+    /// The request passed this gateway before, or too many gateways.
+    #[error(
+        "passing the request on: it has passed this gateway before, or more than {MAX_HOPS} gateways (header `via`), \
+         because a worker is a gateway that sends requests back; tell the operator to remove that worker"
+    )]
+    LoopDetected,
     /// The deadline passed.
     #[error("the request was not complete within timeouts.request, counted from its first byte")]
     Deadline,
@@ -281,6 +290,7 @@ impl ApiError {
             | Self::TooManyStreams(_)
             | Self::BodyBytesInFlight(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Deadline | Self::EngineTimeout(_) => StatusCode::GATEWAY_TIMEOUT,
+            Self::LoopDetected => StatusCode::LOOP_DETECTED,
             Self::Overloaded { status, .. } | Self::Engine { status, .. } => *status,
             Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => cause.status(),
         }
@@ -327,6 +337,7 @@ impl ApiError {
             Self::HandoffLost(_) => "handoff_lost",
             Self::Draining => "draining",
             Self::Deadline => "deadline",
+            Self::LoopDetected => "loop_detected",
             Self::Overloaded { .. } => "overloaded",
             Self::Engine { .. } => "engine_4xx",
             Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => cause.code(),

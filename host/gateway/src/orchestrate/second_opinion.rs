@@ -35,11 +35,14 @@ impl Drive {
         if !error.is_refusal() || error.refusal().is_some() || self.runs[leg].aborted {
             return false;
         }
-        // An engine that lacks the endpoint may serve the others.
+        // An engine that lacks the endpoint may serve the others, and a gateway that got the request before.
         let lacks_endpoint = matches!(
             error,
             CallError::Status {
-                status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED,
+                status: StatusCode::NOT_FOUND
+                    | StatusCode::METHOD_NOT_ALLOWED
+                    | StatusCode::NOT_IMPLEMENTED
+                    | StatusCode::LOOP_DETECTED,
                 ..
             }
         );

@@ -1,7 +1,9 @@
 //! Tells workers how the legs that they ran ended.
 
+use std::time::Duration;
+
 use http::StatusCode;
-use pointsman_workers::{Candidate, Leg};
+use pointsman_workers::{Candidate, Leg, LogLimit, WorkerSpec};
 use tokio::time::Instant;
 
 use crate::{
@@ -46,9 +48,19 @@ pub(super) fn note_failure(
             tracing::warn!(worker = %spec.id, url = %spec.url, problem, "worker unreachable");
             worker.note_connect_failed();
         }
+        CallError::Status { status: StatusCode::LOOP_DETECTED, .. } => warn_of_loop(spec),
         CallError::Timeout(_) => worker.note_timeout(),
         CallError::Broken(_) => worker.note_restart(),
         _ => {}
+    }
+}
+
+/// Warns, at most once a minute, that requests to a worker come back.
+fn warn_of_loop(spec: &WorkerSpec) {
+    static LINES: LogLimit = LogLimit::new(Duration::from_mins(1));
+    if let Some(suppressed) = LINES.due() {
+        let (worker, url) = (spec.id, &spec.url);
+        tracing::warn!(%worker, %url, suppressed, "worker is a gateway that sends requests back: remove one of both");
     }
 }
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use http::{HeaderName, header};
 use http1_client::{Pool, PoolLimits};
-use pointsman_workers::EngineTls;
+use pointsman_workers::{EngineTls, Resolver};
 use tokio::time::Instant;
 
-use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream};
+use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream, via::Via};
 use crate::config::Upstream;
 
 /// Where each vector of a binary answer of vLLM begins, as JSON.
@@ -17,11 +17,20 @@ pub(crate) const METADATA: HeaderName = HeaderName::from_static("metadata");
 static KEPT: [HeaderName; 5] =
     [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER, RETRY_AFTER_MS, METADATA];
 
-/// Idle connections of one runtime, by their origin, and the TLS of new ones.
+/// Idle connections of one runtime, by their origin, and what calls use besides.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionPool {
     pub(super) idle: Pool<EngineStream, ObservedCall>,
-    tls: Arc<EngineTls>,
+    pub(super) shared: Arc<CallContext>,
+}
+
+/// What all calls to engines use.
+#[derive(Debug)]
+pub(crate) struct CallContext {
+    pub(crate) tls: Arc<EngineTls>,
+    pub(crate) resolver: Resolver,
+    /// Header of requests that passed no gateway before this one.
+    pub(crate) via: Via,
 }
 
 impl From<&Upstream> for PoolLimits {
@@ -31,21 +40,16 @@ impl From<&Upstream> for PoolLimits {
 }
 
 impl ConnectionPool {
-    /// Returns an empty pool, whose connections use `tls` where a worker has it.
+    /// Returns an empty pool.
     #[must_use]
-    pub(crate) fn new(limits: PoolLimits, tls: Arc<EngineTls>) -> Self {
-        Self { idle: Pool::new(limits, &KEPT), tls }
+    pub(crate) fn new(limits: PoolLimits, shared: CallContext) -> Self {
+        Self { idle: Pool::new(limits, &KEPT), shared: Arc::new(shared) }
     }
 
     /// Returns a handle to the same connections that keeps them within other limits.
     #[must_use]
     pub(crate) fn limited(&self, limits: PoolLimits) -> Self {
-        Self { idle: self.idle.limited(limits), tls: self.tls.clone() }
-    }
-
-    /// TLS of new connections.
-    pub(super) fn tls(&self) -> &EngineTls {
-        &self.tls
+        Self { idle: self.idle.limited(limits), shared: self.shared.clone() }
     }
 
     /// Closes the connections that were idle for too long or that their engine closed, for all workers: no
@@ -62,6 +66,8 @@ impl ConnectionPool {
 #[cfg(test)]
 impl From<Arc<EngineTls>> for ConnectionPool {
     fn from(tls: Arc<EngineTls>) -> Self {
-        Self::new(PoolLimits { idle_timeout: std::time::Duration::from_secs(30), idle_connections: 8 }, tls)
+        use super::via::own_via;
+        let limits = PoolLimits { idle_timeout: std::time::Duration::from_secs(30), idle_connections: 8 };
+        Self::new(limits, CallContext { tls, resolver: Resolver::default(), via: own_via() })
     }
 }

@@ -11,21 +11,22 @@ use std::{
 
 use futures_util::{StreamExt as _, stream::FuturesUnordered};
 use http1_client::{Transport, WireError};
-use pointsman_workers::{EngineTls, is_tls_alert, server_name, tls_problem};
+use pointsman_workers::{EngineTls, Resolver, is_tls_alert, server_name, tls_problem};
 use rustls::ClientConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::{TcpStream, lookup_host},
+    net::TcpStream,
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::either::Either;
 
-use super::destination::{Destination, Parts};
+use super::{
+    destination::{Destination, Parts},
+    pool::CallContext,
+};
 
 /// Silence of an address after which the next one of the host is tried, too.
 const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
-/// Maximum number of addresses of a host that are tried.
-const MAX_ADDRESSES: usize = 8;
 
 /// A connection to an engine: without TLS, or with it.
 #[derive(Debug)]
@@ -44,13 +45,13 @@ struct Verified {
 
 impl EngineStream {
     /// Connects; no Nagle.
-    pub(super) async fn open(to: &Destination, parts: Parts<'_>, tls: &EngineTls) -> io::Result<Self> {
-        let stream = connect(parts.authority).await?;
+    pub(super) async fn open(to: &Destination, parts: Parts<'_>, shared: &CallContext) -> io::Result<Self> {
+        let stream = connect(parts.authority, &shared.resolver).await?;
         stream.set_nodelay(true)?;
         if !parts.has_tls {
             return Ok(Self { bytes: Either::Left(stream), verified: None });
         }
-        let config = tls.config().map_err(io::Error::other)?;
+        let config = shared.tls.config().map_err(io::Error::other)?;
         let name = server_name(parts.host(), to.server_name.as_deref()).map_err(io::Error::other)?;
         let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
         let stream = connected.map_err(|error| match tls_problem(&error) {
@@ -71,12 +72,11 @@ impl EngineStream {
 
 /// Connects to the first address of a host that takes the connection. While one is silent, the next is tried
 /// besides (RFC 8305): a name may have an IPv6 address that nothing serves.
-async fn connect(authority: &str) -> io::Result<TcpStream> {
+async fn connect(authority: &str, resolver: &Resolver) -> io::Result<TcpStream> {
     if let Ok(address) = authority.parse::<SocketAddr>() {
         return TcpStream::connect(address).await;
     }
-    let addresses = lookup_host(authority).await?.take(MAX_ADDRESSES);
-    connect_to_any(in_turn(addresses.collect())).await
+    connect_to_any(in_turn(resolver.addresses(authority).await?)).await
 }
 
 /// Puts addresses in the order in which they are tried: those of both families in turn.
@@ -170,7 +170,7 @@ mod tests {
         let engine = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = engine.local_addr().unwrap().port();
         // I2.13: a name whose first address may be IPv6
-        connect(&format!("localhost:{port}")).await.unwrap();
+        connect(&format!("localhost:{port}"), &Resolver::default()).await.unwrap();
         let closed: SocketAddr = "127.0.0.1:1".parse().unwrap();
         // A blocked backlog is silent.
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -34,6 +34,8 @@ impl Upstream {
             Request::get(parts.path).header(header::HOST, parts.authority).body(Empty::<Bytes>::new());
         if let Ok(request) = &mut request {
             request.headers_mut().extend(headers);
+            let (name, value) = self.via().clone();
+            request.headers_mut().insert(name, value);
         }
         let request = request.map_err(|error| CallError::Protocol(format!("invalid request: {error}")))?;
         let stream = TokioIo::new(self.connect(to, parts).await?.into_stream());

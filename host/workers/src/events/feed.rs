@@ -21,6 +21,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use crate::resolver::Resolver;
+
 mod wire;
 
 use wire::{Reply, Subscription, ask, frames};
@@ -76,6 +78,8 @@ pub struct FeedConfig {
     pub backoff_max: Duration,
     /// The feed's counters. Feeds may share them.
     pub counters: Arc<FeedCounters>,
+    /// Finds the addresses of the names in both endpoints.
+    pub resolver: Resolver,
 }
 
 /// Counters of feeds.
@@ -147,6 +151,7 @@ impl FeedConfig {
             backoff: Duration::from_millis(100),
             backoff_max: Duration::from_secs(5),
             counters: Arc::default(),
+            resolver: Resolver::default(),
         }
     }
 }

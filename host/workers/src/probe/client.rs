@@ -3,7 +3,16 @@
 //! It is hyper's and not that of `host/http-client`: the certificate of a worker may have another name than
 //! the host of its URL, for which reqwest has no setting.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    future::Future,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+    vec,
+};
 
 use bytes::Bytes;
 use http::{Method, Request, StatusCode};
@@ -12,15 +21,17 @@ use hyper_rustls::{HttpsConnector, ResolveServerName};
 use hyper_util::{
     client::legacy::{
         Client, ResponseFuture,
-        connect::{HttpConnector, HttpInfo},
+        connect::{HttpConnector, HttpInfo, dns::Name},
     },
     rt::TokioExecutor,
 };
 use parking_lot::Mutex;
 use rustls::ClientConfig;
+use tower_service::Service;
 
 use crate::{
-    os_errors::{is_local_shortage, is_refused},
+    os_errors::{causes, is_local_shortage, is_refused},
+    resolver::{Resolver, Unresolved},
     spec::WorkerSpec,
     tls::{EngineTls, server_name, tls_problem},
 };
@@ -28,15 +39,22 @@ use crate::{
 /// Idle connections that are kept for an address. A connection takes about 20 KB, and the first probes of all
 /// workers open many at once.
 const MAX_IDLE: usize = 2;
+/// Idle time after which a connection is probed by TCP.
+const KEEPALIVE: Duration = Duration::from_secs(90);
 
-type Plain = Client<HttpConnector, Full<Bytes>>;
-type Secure = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+type Plain = Client<HttpConnector<Names>, Full<Bytes>>;
+type Secure = Client<HttpsConnector<HttpConnector<Names>>, Full<Bytes>>;
+
+/// The names of workers, as connections of hyper look them up.
+#[derive(Clone)]
+pub(super) struct Names(Resolver);
 
 /// Makes the clients of workers.
 #[derive(Clone)]
 pub(super) struct Clients {
     plain: Plain,
     tls: Arc<EngineTls>,
+    names: Names,
 }
 
 /// The client of one worker.
@@ -44,7 +62,7 @@ pub(super) enum ProbeClient {
     /// The shared client of all workers without TLS.
     Plain(Plain),
     /// Each worker with TLS has its own: the name that the certificate must have is the worker's.
-    Tls { tls: Arc<EngineTls>, server_name: Option<Arc<str>>, current: Mutex<Option<Current>> },
+    Tls { tls: Arc<EngineTls>, names: Names, server_name: Option<Arc<str>>, current: Mutex<Option<Current>> },
 }
 
 /// A client, and the TLS that it was made for.
@@ -101,18 +119,36 @@ impl Response {
     }
 }
 
+impl Service<Name> for Names {
+    type Response = vec::IntoIter<SocketAddr>;
+    type Error = Unresolved;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unresolved>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Unresolved>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let resolver = self.0.clone();
+        Box::pin(async move { Ok(resolver.resolve(name.as_str()).await?.to_vec().into_iter()) })
+    }
+}
+
 impl Clients {
-    pub(super) fn new(tls: Arc<EngineTls>) -> Self {
-        let plain = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build_http();
-        Self { plain, tls }
+    pub(super) fn new(tls: Arc<EngineTls>, resolver: Resolver) -> Self {
+        let names = Names(resolver);
+        let mut http = HttpConnector::new_with_resolver(names.clone());
+        http.set_keepalive(Some(KEEPALIVE));
+        let plain = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build(http);
+        Self { plain, tls, names }
     }
 
     pub(super) fn of(&self, spec: &WorkerSpec) -> ProbeClient {
         if !spec.has_tls() {
             return ProbeClient::Plain(self.plain.clone());
         }
-        let server_name = spec.tls_server_name.clone();
-        ProbeClient::Tls { tls: self.tls.clone(), server_name, current: Mutex::default() }
+        let (tls, names) = (self.tls.clone(), self.names.clone());
+        ProbeClient::Tls { tls, names, server_name: spec.tls_server_name.clone(), current: Mutex::default() }
     }
 }
 
@@ -189,7 +225,9 @@ impl ProbeClient {
             if is_refused(&error) {
                 return Response::Refused(format!("{at}: connection refused"));
             }
-            failed(tls_problem(&error).unwrap_or_else(|| error.to_string()))
+            let unresolved = || causes(&error).find_map(<dyn Error>::downcast_ref::<Unresolved>);
+            let problem = tls_problem(&error).or_else(|| unresolved().map(ToString::to_string));
+            failed(problem.unwrap_or_else(|| error.to_string()))
         })?;
         let status = response.status();
         let connection = response.extensions().get::<HttpInfo>().map(HttpInfo::local_addr);
@@ -201,11 +239,12 @@ impl ProbeClient {
     fn request(&self, request: Request<Full<Bytes>>) -> Result<ResponseFuture, String> {
         match self {
             Self::Plain(client) => Ok(client.request(request)),
-            Self::Tls { tls, server_name, current } => {
+            Self::Tls { tls, names, server_name, current } => {
                 let config = tls.config()?;
                 let mut current = current.lock();
                 let kept = current.take().filter(|Current(made_for, _)| Arc::ptr_eq(made_for, &config));
-                let used = current.insert(kept.unwrap_or_else(|| Current::new(config, server_name.clone())));
+                let used = current
+                    .insert(kept.unwrap_or_else(|| Current::new(config, server_name.clone(), names.clone())));
                 Ok(used.1.request(request))
             }
         }
@@ -213,14 +252,14 @@ impl ProbeClient {
 }
 
 impl Current {
-    fn new(config: Arc<ClientConfig>, configured: Option<Arc<str>>) -> Self {
-        let mut http = HttpConnector::new();
+    fn new(config: Arc<ClientConfig>, configured: Option<Arc<str>>, names: Names) -> Self {
+        let mut http = HttpConnector::new_with_resolver(names);
         http.enforce_http(false);
-        let names: Arc<dyn ResolveServerName + Send + Sync> = Arc::new(move |uri: &http::Uri| {
+        let certified: Arc<dyn ResolveServerName + Send + Sync> = Arc::new(move |uri: &http::Uri| {
             server_name(uri.host().unwrap_or_default(), configured.as_deref())
         });
         // The bootstrap server of a worker has no TLS.
-        let connector = HttpsConnector::new(http, config.clone(), false, names);
+        let connector = HttpsConnector::new(http, config.clone(), false, certified);
         let client = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build(connector);
         Self(config, client)
     }

@@ -60,6 +60,10 @@ async fn engine(
     url
 }
 
+fn tls_and_names() -> (Arc<EngineTls>, Resolver) {
+    <_>::default()
+}
+
 fn index() -> Arc<PrefixIndex> {
     Arc::new(PrefixIndex::synchronous(IndexConfig::default()))
 }
@@ -92,7 +96,7 @@ async fn test_worker(owner: &'static str) -> TestWorker {
         look_interval: Duration::from_secs(1),
     };
     let receiver = watch::channel(config).1;
-    Prober::start(registry.clone(), index.clone(), receiver, Arc::default(), tasks, stop.clone());
+    Prober::start(registry.clone(), index.clone(), receiver, tls_and_names(), tasks, stop.clone());
     TestWorker { registry, worker, index, healthy, started, stop }
 }
 
@@ -181,7 +185,7 @@ async fn b4_a_removed_worker_s_task_ends() {
         registry.clone(),
         index(),
         watch::channel(config).1,
-        Arc::default(),
+        tls_and_names(),
         tasks.clone(),
         stop.clone(),
     );
@@ -239,7 +243,7 @@ async fn b5_workers_that_join_together_are_not_asked_all_at_once() {
         registry.clone(),
         index(),
         watch::channel(config).1,
-        Arc::default(),
+        tls_and_names(),
         tasks.clone(),
         stop.clone(),
     );
@@ -283,7 +287,7 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
         registry.clone(),
         index(),
         watch::channel(config).1,
-        Arc::default(),
+        tls_and_names(),
         tasks.clone(),
         stop.clone(),
     );
@@ -294,4 +298,35 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
     let connections = connections.load(Relaxed);
     assert!((200..1_000).contains(&connections), "{connections}");
     stop.cancel();
+}
+
+#[tokio::test]
+async fn i18_1_probes_connect_to_the_last_addresses_of_a_name() {
+    let (_healthy, receiver) = watch::channel(true);
+    let url = engine("tiny", receiver, Arc::default(), &TaskTracker::new()).await;
+    let port = url.rsplit_once(':').unwrap().1;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let count = asked.clone();
+    let resolver = Resolver::new(move |name| match (name, count.fetch_add(1, Relaxed)) {
+        ("engine", 0) => Ok(vec!["127.0.0.1:0".parse().unwrap()]),
+        _ => Err(std::io::Error::other("no server answers")),
+    });
+    let get = async |host: &str| {
+        // A client of its own has no connection yet.
+        let clients = Clients::new(Arc::default(), resolver.clone());
+        let url = format!("http://{host}:{port}");
+        let spec = WorkerSpec::parse_flag(&format!("role=decode,engine=vllm,url={url}")).unwrap();
+        let limit = Duration::from_secs(5);
+        clients.of(&spec).get(&format!("{url}/health"), None, MAX_BODY, limit).await.0
+    };
+    assert!(matches!(get("engine").await, Response::Ok(_)));
+    tokio::time::sleep(Duration::from_millis(2_100)).await;
+    assert!(matches!(get("engine").await, Response::Ok(_)));
+    assert_eq!(asked.load(Relaxed), 2);
+    // I18.4
+    let Response::Failed(problem) = get("other").await else { panic!("it has no address") };
+    assert!(
+        problem.ends_with("/health: the name `other` cannot be resolved: no server answers"),
+        "{problem}"
+    );
 }

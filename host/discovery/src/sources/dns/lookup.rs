@@ -16,6 +16,9 @@ use tokio::{
 const MAX_DATAGRAM: usize = 4_096;
 /// Answers over UDP to other questions that are passed over.
 const MAX_STRAYS: usize = 16;
+/// Flags in the third byte of a message (RFC 1035, section 4.1.1).
+const RESPONSE: u8 = 0x80;
+const TRUNCATED: u8 = 0x02;
 
 /// The answer.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,21 +88,23 @@ async fn over_tcp(query: &[u8], server: SocketAddr) -> Result<Vec<u8>, String> {
 
 /// Reads an answer; `None` if it is not that to our question.
 fn read(bytes: &[u8], id: u16, name: &str) -> Result<Option<Answer>, String> {
+    let Some([high, low, flags, _]) = bytes.first_chunk() else { return Ok(None) };
+    if u16::from_be_bytes([*high, *low]) != id || flags & RESPONSE == 0 {
+        return Ok(None);
+    }
+    // It may end within a record.
+    if flags & TRUNCATED != 0 {
+        return Ok(Some(Answer::Truncated));
+    }
     let Ok(packet) = Packet::parse(bytes) else { return Ok(None) };
     let same = |question: &Question<'_>| question.qname.to_string().eq_ignore_ascii_case(name);
-    if packet.id() != id
-        || !packet.has_flags(PacketFlag::RESPONSE)
-        || !packet.questions.first().is_some_and(same)
-    {
+    if !packet.questions.first().is_some_and(same) {
         return Ok(None);
     }
     match packet.rcode() {
         RCODE::NoError => {}
         RCODE::NameError => return Err("the name does not exist (NXDOMAIN)".to_owned()),
         other => return Err(format!("the server answered {other:?}")),
-    }
-    if packet.has_flags(PacketFlag::TRUNCATION) {
-        return Ok(Some(Answer::Truncated));
     }
     let (mut targets, mut ttl) = (BTreeSet::new(), u32::MAX);
     for record in &packet.answers {

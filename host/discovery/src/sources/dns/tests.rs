@@ -58,6 +58,7 @@ impl Server {
             while let Ok((length, from)) = udp.recv_from(&mut buffer).await {
                 asked.fetch_add(1, Ordering::Relaxed);
                 let said = says.lock().clone();
+                let _ = udp.send_to(&buffer[..1], from).await;
                 // First, an answer to another question.
                 let mut stray = buffer[..length].to_vec();
                 stray[0] ^= 1;
@@ -110,9 +111,11 @@ fn answer(query: &[u8], says: &Says, most: usize) -> Option<Vec<u8>> {
     if bytes.len() <= most {
         return Some(bytes);
     }
-    reply.answers.clear();
     reply.set_flags(PacketFlag::TRUNCATION);
-    Some(reply.build_bytes_vec().unwrap())
+    let mut cut = reply.build_bytes_vec().unwrap();
+    // Within a record, as some servers do.
+    cut.truncate(most);
+    Some(cut)
 }
 
 struct Running {

@@ -10,7 +10,7 @@ use pointsman_workers::{Leg, WorkerId};
 use super::{ApiError, RETRY_AFTER, response::answered, status};
 use crate::{
     openai::request_error::RequestError,
-    upstream::{CallError, whole_seconds},
+    upstream::{CallError, Looped, whole_seconds},
 };
 
 impl From<RequestError> for ApiError {
@@ -105,6 +105,12 @@ impl ApiError {
             )),
             RouteError::Shed(shed) => Self::Shed(shed),
         }
+    }
+}
+
+impl From<Looped> for ApiError {
+    fn from(_: Looped) -> Self {
+        Self::LoopDetected
     }
 }
 

@@ -55,6 +55,7 @@ fn i_every_row_of_the_table_has_its_status_and_code() {
     check(poison, 502, "poison_request", false);
     check(ApiError::PrefillUnavailable, 503, "prefill_unavailable", true);
     check(ApiError::HandoffLost("all are down".into()), 503, "handoff_lost", true);
+    check(ApiError::LoopDetected, 508, "loop_detected", false);
     check(ApiError::Draining, 503, "draining", true);
     check(ApiError::Deadline, 504, "deadline", false);
     check(ApiError::of_route(RouteError::AllBusy(Leg::Decode), 529), 529, "overloaded", true);

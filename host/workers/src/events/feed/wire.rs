@@ -2,6 +2,8 @@
 //!
 //! Owns the frame layout of messages. Knows neither the order of sequence numbers nor msgpack.
 
+use std::io;
+
 use bytes::Bytes;
 use tokio::{sync::mpsc, time::timeout};
 use zmtp::{Connection, Limits, SocketType};
@@ -23,10 +25,10 @@ pub(super) enum Reply {
 
 impl Subscription {
     pub(super) async fn connect(config: &FeedConfig) -> Result<Self, zmtp::Error> {
-        let limits = limits(config);
-        let mut socket = Connection::open(&config.endpoint, SocketType::Sub, limits).await?;
-        let subscribed = timeout(limits.connect, socket.subscribe(&config.topic)).await;
-        subscribed.unwrap_or(Err(zmtp::Error::Handshake(limits.connect)))?;
+        let mut socket = open(config, &config.endpoint, SocketType::Sub).await?;
+        let limit = config.connect_limit;
+        let subscribed = timeout(limit, socket.subscribe(&config.topic)).await;
+        subscribed.unwrap_or(Err(zmtp::Error::Handshake(limit)))?;
         Ok(Self(socket))
     }
 
@@ -44,7 +46,7 @@ pub(super) async fn ask(
     from: u64,
     replies: mpsc::Sender<Reply>,
 ) -> Result<(), zmtp::Error> {
-    let mut socket = Connection::open(endpoint, SocketType::Dealer, limits(config)).await?;
+    let mut socket = open(config, endpoint, SocketType::Dealer).await?;
     socket.send(&[b"", &from.to_be_bytes()]).await?;
     loop {
         let message = socket.recv().await?;
@@ -58,8 +60,25 @@ pub(super) async fn ask(
     }
 }
 
-fn limits(config: &FeedConfig) -> Limits {
-    Limits { message: config.max_message, connect: config.connect_limit, silence: config.silence }
+/// Connects to the first address of `endpoint` that takes the connection.
+async fn open(
+    config: &FeedConfig,
+    endpoint: &str,
+    socket_type: SocketType,
+) -> Result<Connection, zmtp::Error> {
+    let mut failed = zmtp::Error::Address(endpoint.to_owned());
+    let Some(authority) = endpoint.strip_prefix("tcp://") else { return Err(failed) };
+    let limits =
+        Limits { message: config.max_message, connect: config.connect_limit, silence: config.silence };
+    let addresses = timeout(limits.connect, config.resolver.addresses(authority)).await;
+    let addresses = addresses.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    for address in addresses.map_err(zmtp::Error::Connect)? {
+        match Connection::open(&format!("tcp://{address}"), socket_type, limits).await {
+            Err(error @ zmtp::Error::Connect(_)) => failed = error,
+            opened => return opened,
+        }
+    }
+    Err(failed)
 }
 
 /// Returns the sequence number and the payload of a message: its last two frames. Topic and delimiter frames
