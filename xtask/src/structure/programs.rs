@@ -7,7 +7,7 @@ use crate::sh;
 const PROGRAMS: [(&str, usize); 5] = [
     (DAEMON, 420),
     ("pointsman-policy-tools", 290),
-    ("pointsman-lab-cli", 387),
+    ("pointsman-lab-cli", 391),
     ("pointsman-tools", 195),
     ("pointsman-sim", 135),
 ];
