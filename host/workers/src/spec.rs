@@ -27,6 +27,7 @@ mod written;
 
 pub(crate) use completed::major_minor;
 use raw::RawSpec;
+pub use url::url_without_secrets;
 
 /// KV connector of a vLLM worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]

@@ -8,6 +8,7 @@ use std::{
 
 use pointsman_config_file::{Report, duration::secs, section};
 use pointsman_discovery::{FileFormat, FleetRules, GuardRules};
+use pointsman_workers::url_without_secrets;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -141,7 +142,7 @@ impl From<DiscoveryFileFormat> for FileFormat {
 fn check_url(key: &str, url: &str, report: &mut Report<'_>) {
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     if !host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '?', '#'])) {
-        let shown = if url.contains('@') { "[secret]" } else { url };
+        let shown = url_without_secrets(url);
         let message = format!("`{shown}` is not a URL: expected `https://HOST:PORT` or `http://HOST:PORT`");
         report.add(key, message);
     }

@@ -98,7 +98,7 @@ fn errors_of_a_url_name_the_part_that_is_wrong() {
         ),
         (
             "role=decode,engine=vllm,url=http://a:1?key=geheim",
-            "url: `http://a:1`: the URL of a worker has no query",
+            "url: `http://a:1?[secret]`: the URL of a worker has no query",
         ),
         (
             "role=decode,engine=vllm,url=http://fd00::1:8000",
