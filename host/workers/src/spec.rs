@@ -23,6 +23,7 @@ mod raw;
 mod template;
 mod traits;
 mod url;
+mod values;
 mod written;
 
 pub(crate) use completed::major_minor;

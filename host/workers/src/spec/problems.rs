@@ -27,6 +27,7 @@ impl RawSpec {
             "engine" => self.engine = Some("vllm".to_owned()),
             "role" => self.role = Some("aggregated".to_owned()),
             "tls_server_name" => self.tls_server_name = None,
+            "api_key" => self.api_key = None,
             "dp_size" => self.dp_size = None,
             "handoff_lease_s" => self.handoff_lease_s = None,
             "block_size" => self.block_size = None,

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
 };
 
@@ -11,10 +10,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, error,
+    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, WorkerSpec, error,
     nulls::{or_default, text},
     template::{self, Parts, PortText, SAMPLE},
     url::{base_url, check_server_name},
+    values::{api_key, in_range, parse, parse_name, transfer_rule},
 };
 use crate::{
     facts::{FactName, MAX_DP_SIZE},
@@ -179,7 +179,7 @@ impl RawSpec {
             "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
             "block_size" => self.block_size = Some(parse(key, value)?),
             "total_blocks" => self.total_blocks = Some(parse(key, value)?),
-            "api_key" => self.api_key = Some(value.to_owned()),
+            "api_key" => self.api_key = Some(api_key(value)?),
             _ => match key.split_once('.') {
                 Some(("label", name)) if !name.is_empty() => {
                     self.labels.insert(name.to_owned(), value.to_owned());
@@ -249,14 +249,14 @@ impl RawSpec {
         let required = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
         let url = base_url(&required("url", self.url.clone())?)?;
         check_server_name(self.tls_server_name.as_deref(), &url)?;
+        let api_key = self.api_key.as_deref().map(api_key).transpose()?;
         self.fill_addresses(&url)?;
-        let engine: Engine =
-            required("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
+        let engine: Engine = parse_name("engine", &required("engine", self.engine.clone())?)?;
         let role: Role = match &self.role {
             // SGLang reports it; the worker is not eligible before.
             None if engine == Engine::Sglang => Role::Aggregated,
             None => return Err(missing("role")),
-            Some(role) => role.parse().map_err(|e| error("role", format!("{e}")))?,
+            Some(role) => parse_name("role", role)?,
         };
         if engine == Engine::Openai && role != Role::Aggregated {
             return Err(error("role", format!("`{role}` is not supported by engine openai: use aggregated")));
@@ -303,7 +303,7 @@ impl RawSpec {
             total_blocks: self.total_blocks,
             loras: self.loras,
             from_engine,
-            api_key: self.api_key,
+            api_key,
         })
     }
 
@@ -322,42 +322,4 @@ impl RawSpec {
         ];
         facts.into_iter().filter(|(_, left)| *left).map(|(fact, _)| fact).collect()
     }
-}
-
-fn in_range(key: &str, value: Option<u32>, most: u32) -> Result<Option<u32>, SpecError> {
-    match value {
-        Some(value) if !(1..=most).contains(&value) => {
-            Err(error(key, format!("`{value}` is out of range: expected 1 to {most}")))
-        }
-        _ => Ok(value),
-    }
-}
-
-fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<TransferRule, SpecError> {
-    let problem = |text: &str| error("kv_transfer", format!("`{rule}`: {text}"));
-    let mut parts = rule.split(':');
-    let (kind, domain, weight) = (parts.next(), parts.next().unwrap_or_default(), parts.next());
-    let weight = match (kind, weight) {
-        (Some("required"), None) => None,
-        (Some("preferred"), Some(weight)) => {
-            let weight: f32 = parse("kv_transfer", weight)?;
-            Some(weight)
-                .filter(|weight| weight.is_finite())
-                .ok_or_else(|| problem("the weight has to be finite"))?
-                .into()
-        }
-        _ => return Err(problem("expected required:DOMAIN or preferred:DOMAIN:WEIGHT")),
-    };
-    // Reject contradictions now; otherwise every request would fail [D3].
-    if !topology.contains_key(domain) {
-        return Err(problem("the domain is missing in the worker's topology"));
-    }
-    Ok(TransferRule { domain: domain.to_owned(), weight })
-}
-
-fn parse<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, SpecError>
-where
-    T::Err: fmt::Display,
-{
-    value.parse().map_err(|e| error(key, format!("`{value}`: {e}")))
 }
