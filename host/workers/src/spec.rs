@@ -269,14 +269,6 @@ impl WorkerSpec {
         }
         raw.resolve()
     }
-
-    /// Checks one key and its value as [`WorkerSpec::from_pairs`] takes them, without the others.
-    ///
-    /// # Errors
-    /// Same as [`WorkerSpec::from_pairs`].
-    pub fn check_pair(key: &str, value: &str) -> Result<(), SpecError> {
-        RawSpec::default().set(key, value)
-    }
 }
 
 impl<'de> Deserialize<'de> for WorkerSpec {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use pointsman_config_file::{Report, duration::secs, section};
-use pointsman_discovery::{FileFormat, FleetRules, GuardRules};
+use pointsman_discovery::{FileFormat, FleetRules, GuardRules, has_known_syntax};
 use pointsman_workers::url_without_secrets;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -121,11 +121,19 @@ impl DiscoveryFile {
     fn rules(&self, report: &mut Report<'_>) {
         if self.path.as_os_str().is_empty() {
             report.add("path", "is missing: give the path of the file");
+        } else if !has_known_syntax(&self.path) {
+            let path = self.path.display();
+            report.add(
+                "path",
+                format!("`{path}` has no known syntax: expected the extension toml, json, yaml or yml"),
+            );
         }
         if self.format == DiscoveryFileFormat::Workers && !self.defaults.is_empty() {
             report.add("defaults", "is only for `format = \"llm-d\"`: remove it");
         }
-        defaults::check(&self.defaults, report);
+        if self.format == DiscoveryFileFormat::LlmD {
+            defaults::check(&self.defaults, &["role"], report);
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, WorkerSpec, error,
     nulls::{or_default, text},
+    rank_endpoint,
     template::{self, Parts, PortText, SAMPLE},
     url::{base_url, check_server_name},
     values::{api_key, in_range, parse, parse_name, transfer_rule},
@@ -137,8 +138,8 @@ impl RawSpec {
             "id" => self.id = Some(parse(key, value)?),
             "url" => self.url = Some(value.to_owned()),
             "tls_server_name" => self.tls_server_name = Some(value.to_owned()),
-            "role" => self.role = Some(value.to_owned()),
-            "engine" => self.engine = Some(value.to_owned()),
+            "role" => self.role = Some(parse_name::<Role>(key, value)?.to_string()),
+            "engine" => self.engine = Some(parse_name::<Engine>(key, value)?.to_string()),
             "model" => self.models.push(value.to_owned()),
             "dp_size" => self.dp_size = Some(parse(key, value)?),
             "bootstrap_host" | "kv_addr" => {
@@ -243,6 +244,17 @@ impl RawSpec {
         }
     }
 
+    /// Checks that the last rank has a port at each address.
+    fn check_last_rank(&self, rank: u32) -> Result<(), SpecError> {
+        for (key, endpoint) in [("kv_events", &self.kv_events), ("kv_replay", &self.kv_replay)] {
+            if let Some(endpoint) = endpoint.as_ref().filter(|first| rank_endpoint(first, rank).is_none()) {
+                let problem = format!("`{endpoint}`: the port of rank {rank} would be above 65535");
+                return Err(error(key, problem));
+            }
+        }
+        Ok(())
+    }
+
     /// Validates the values and fills in the defaults.
     pub(super) fn resolve(mut self) -> Result<WorkerSpec, SpecError> {
         let missing = |key: &str| error(key, "is missing".to_owned());
@@ -263,6 +275,7 @@ impl RawSpec {
         }
         let from_engine = self.left_to(engine);
         let dp_size = in_range("dp_size", self.dp_size, MAX_DP_SIZE)?.unwrap_or(1);
+        self.check_last_rank(dp_size - 1)?;
         let block_size = in_range("block_size", self.block_size, MAX_BLOCK_SIZE)?;
         if self.max_concurrency == Some(0) {
             let problem = "`0` would refuse all requests: omit the key for no limit";
