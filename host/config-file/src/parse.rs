@@ -125,8 +125,9 @@ impl Removed {
         secrets: &[&str],
     ) -> Option<Problem> {
         let path = self.path(segments);
-        let path = key.map_or_else(|| path.clone(), |key| join(&path, key));
+        // A worker's description does not show its secrets itself.
         let message = if is_secret(&path, secrets) { without_value(message) } else { message.to_owned() };
+        let path = key.map_or_else(|| path.clone(), |key| join(&path, key));
         let missing = quoted(&message).next().filter(|_| message.starts_with("missing field"));
         let lost = missing.map_or_else(|| path.clone(), |key| join(&path, key));
         (!self.keys.contains(&lost)).then(|| Problem::new(path, explain(&message)))

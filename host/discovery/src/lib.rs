@@ -33,7 +33,7 @@ pub use source::{Source, start};
 pub use sources::dns::{DnsSource, DnsSourceConfig};
 #[cfg(feature = "etcd")]
 pub use sources::etcd::{EtcdSource, EtcdSourceConfig};
-pub use sources::file::{FileFormat, FileSource, FileSourceConfig};
+pub use sources::file::{FileFormat, FileSource, FileSourceConfig, has_known_syntax};
 #[cfg(any(feature = "etcd", feature = "kubernetes"))]
 pub use sources::http::TlsFiles;
 #[cfg(feature = "kubernetes")]

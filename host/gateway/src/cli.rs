@@ -7,7 +7,7 @@ use pointsman_admin_cli::AdminCommand;
 use pointsman_cli::{DEFAULT_LOG, LogArgs, exit_code, print, start_log};
 use pointsman_policy_admin::PolicyAdminCommand;
 use pointsman_policy_runtime::run_compiler_process;
-use pointsman_workers::WorkerSpec;
+use pointsman_workers::{WorkerSpec, url_without_secrets};
 use tokio::{
     runtime::Handle,
     signal::unix::{Signal, SignalKind, signal},
@@ -289,9 +289,9 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 /// A worker flag without its API key, for messages.
 fn without_key(flag: &str) -> String {
     let parts = flag.split(',').map(|part| match part.split_once('=') {
-        Some(("api_key", _)) => "api_key=[secret]",
-        Some(("url", url)) if url.contains('@') => "url=[secret]",
-        _ => part,
+        Some(("api_key", _)) => "api_key=[secret]".to_owned(),
+        Some(("url", url)) => format!("url={}", url_without_secrets(url)),
+        _ => part.to_owned(),
     });
     parts.collect::<Vec<_>>().join(",")
 }

@@ -46,7 +46,7 @@ pub use per_leg::PerLeg;
 pub use pool::{CandidateIds, Pool};
 pub use registry::{Activation, ActivationState, Registry, Snapshot};
 pub use resolver::Resolver;
-pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec};
+pub use spec::{Bootstrap, KvTransport, SpecError, TransferRule, WorkerSpec, url_without_secrets};
 pub use tls::{EngineTls, TlsClient, is_tls_alert, server_name, tls_problem};
 pub use worker::{
     Candidate, Doubt, Drainer, Health, Ineligible, MoveCounts, Pause, Refusal, Reservation, StreamMove,

@@ -313,7 +313,9 @@ impl Probe {
                 self.process_gone();
                 Err(problem)
             }
-            Response::Status(problem) | Response::Failed(problem) => Err(problem),
+            Response::Untrusted(problem) | Response::Status(_, problem) | Response::Failed(problem) => {
+                Err(problem)
+            }
         }
     }
 

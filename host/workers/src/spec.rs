@@ -23,10 +23,12 @@ mod raw;
 mod template;
 mod traits;
 mod url;
+mod values;
 mod written;
 
 pub(crate) use completed::major_minor;
 use raw::RawSpec;
+pub use url::url_without_secrets;
 
 /// KV connector of a vLLM worker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
@@ -266,14 +268,6 @@ impl WorkerSpec {
             raw.set(key, value)?;
         }
         raw.resolve()
-    }
-
-    /// Checks one key and its value as [`WorkerSpec::from_pairs`] takes them, without the others.
-    ///
-    /// # Errors
-    /// Same as [`WorkerSpec::from_pairs`].
-    pub fn check_pair(key: &str, value: &str) -> Result<(), SpecError> {
-        RawSpec::default().set(key, value)
     }
 }
 

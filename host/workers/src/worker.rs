@@ -28,6 +28,7 @@ mod breaks;
 mod draining;
 mod eligibility;
 mod learned_limit;
+mod loading;
 mod progress;
 mod refusing;
 mod reported;
@@ -42,6 +43,7 @@ use draining::Moves;
 pub use draining::{Drainer, MoveCounts, StreamMove};
 pub use eligibility::Ineligible;
 use learned_limit::LearnedLimit;
+use loading::Loading;
 pub use refusing::Doubt;
 use refusing::Refusing;
 pub use reservation::Reservation;
@@ -67,6 +69,7 @@ pub struct Worker {
     traits_hash: u64,
     ranks: Box<[Arc<RankLoad>]>,
     health: AtomicU8,
+    loading: Loading,
     draining: AtomicBool,
     /// Whether discovery has it removed when its requests end.
     leaving: AtomicBool,
@@ -159,6 +162,7 @@ impl Worker {
             spec: Arc::new(spec),
             ranks,
             health: AtomicU8::new(0),
+            loading: Loading::new(),
             draining: AtomicBool::new(false),
             leaving: AtomicBool::new(false),
             moves: Arc::default(),

@@ -164,6 +164,9 @@ async fn a_log_that_cannot_be_written_costs_no_request_and_is_counted() {
     fs::write(dir.path().join("file"), "").unwrap();
     let log = dir.path().join("file/log");
     let cluster = cluster(|config| config.decisions.log_dir = Some(log)).await;
+    let status = cluster.admin.get("/status").await.unwrap().json().unwrap();
+    // I10.8
+    assert!(status["reasons"].to_string().contains("file/log cannot be written"), "{}", status["reasons"]);
     for _ in 0..5 {
         // I10.3
         assert_eq!(chat(&cluster, "hello").await, 200);

@@ -15,6 +15,7 @@ use crate::{
 mod llm_d;
 mod syntax;
 
+pub use syntax::has_known_syntax;
 use syntax::{WorkersFile, parse};
 
 /// Largest file in bytes.

@@ -114,7 +114,7 @@ impl Readiness {
 }
 
 /// Returns why requests are refused: for the whole gateway, for models, and for workers; and why the
-/// configuration file is not in force.
+/// configuration file is not in force or the decision log is not written.
 fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<String> {
     let mut reasons = Vec::new();
     if readiness.draining {
@@ -125,6 +125,8 @@ fn reasons(readiness: &Readiness, state: &State, snapshot: &Snapshot) -> Vec<Str
             .push(format!("the configuration, or a file that it names, changed and is not applied: {why}"));
     }
     reasons.extend(state.settings.missing_keys.iter().cloned());
+    let log_problem = state.decision_log.as_ref().and_then(|log| log.problem());
+    reasons.extend(log_problem.map(|problem| problem.to_string()));
     if snapshot.workers().is_empty() {
         reasons.push("no worker is registered".to_owned());
     }

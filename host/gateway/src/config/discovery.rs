@@ -7,7 +7,8 @@ use std::{
 };
 
 use pointsman_config_file::{Report, duration::secs, section};
-use pointsman_discovery::{FileFormat, FleetRules, GuardRules};
+use pointsman_discovery::{FileFormat, FleetRules, GuardRules, has_known_syntax};
+use pointsman_workers::url_without_secrets;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -120,11 +121,19 @@ impl DiscoveryFile {
     fn rules(&self, report: &mut Report<'_>) {
         if self.path.as_os_str().is_empty() {
             report.add("path", "is missing: give the path of the file");
+        } else if !has_known_syntax(&self.path) {
+            let path = self.path.display();
+            report.add(
+                "path",
+                format!("`{path}` has no known syntax: expected the extension toml, json, yaml or yml"),
+            );
         }
         if self.format == DiscoveryFileFormat::Workers && !self.defaults.is_empty() {
             report.add("defaults", "is only for `format = \"llm-d\"`: remove it");
         }
-        defaults::check(&self.defaults, report);
+        if self.format == DiscoveryFileFormat::LlmD {
+            defaults::check(&self.defaults, &["role"], report);
+        }
     }
 }
 
@@ -141,7 +150,7 @@ impl From<DiscoveryFileFormat> for FileFormat {
 fn check_url(key: &str, url: &str, report: &mut Report<'_>) {
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     if !host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '?', '#'])) {
-        let shown = if url.contains('@') { "[secret]" } else { url };
+        let shown = url_without_secrets(url);
         let message = format!("`{shown}` is not a URL: expected `https://HOST:PORT` or `http://HOST:PORT`");
         report.add(key, message);
     }

@@ -6,6 +6,7 @@
 use std::{
     io,
     path::Path,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -243,7 +244,16 @@ impl ConfigReloader {
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
             let handled = self.current.lock().await.handled().cloned();
-            let now = self.look(path, before.clone()).await;
+            let mut look = pin!(self.look(path, before.clone()));
+            let now = match tokio::time::timeout(READ_TIMEOUT, &mut look).await {
+                Ok(now) => now,
+                Err(_) => {
+                    let silent = format!("no answer within {} s", READ_TIMEOUT.as_secs());
+                    missing.looks = missing.looks.max(MISSING_LOOKS - 1);
+                    self.note_missing(path, &mut missing, Some(&io::Error::other(silent)));
+                    look.await
+                }
+            };
             if is_watched {
                 self.note_missing(path, &mut missing, now.as_ref().err());
             }

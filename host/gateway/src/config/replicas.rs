@@ -7,6 +7,7 @@ use pointsman_config_file::{
     duration::{millis, secs, text},
     section,
 };
+use pointsman_workers::url_without_secrets;
 
 /// Maximum length of the name of a gateway or of a fleet, bytes.
 const MAX_NAME: usize = 64;
@@ -74,7 +75,7 @@ impl Replicas {
         for (number, url) in self.servers.iter().enumerate() {
             let host = url.strip_prefix("nats://").or_else(|| url.strip_prefix("tls://"));
             if !host.is_some_and(|host| !host.is_empty() && !host.contains(['@', '/', '?', '#'])) {
-                let shown = if url.contains('@') { "[secret]" } else { url };
+                let shown = url_without_secrets(url);
                 let message = format!(
                     "`{shown}` is not the URL of a NATS server: expected `nats://HOST:PORT` or `tls://HOST:PORT`"
                 );

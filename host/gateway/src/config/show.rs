@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use pointsman_workers::WorkerSpec;
+use pointsman_workers::{WorkerSpec, url_without_secrets};
 use serde::{Serialize, Serializer, ser::SerializeSeq as _};
 use toml::{Table, Value};
 
-use super::{Config, Origin, secret::HIDDEN};
+use super::{Config, Origin, SECRET_KEYS, secret::HIDDEN};
 
 /// Source of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -43,7 +43,9 @@ impl Config {
     /// # Errors
     /// A value has no form in TOML; none of the sections has such a value.
     pub(crate) fn shown(&self) -> Result<Shown<'_>, toml::ser::Error> {
-        Ok(Shown { values: Table::try_from(self)?, origin: &self.origin })
+        let mut values = Table::try_from(self)?;
+        values.iter_mut().for_each(|(key, value)| hide(key, value));
+        Ok(Shown { values, origin: &self.origin })
     }
 }
 
@@ -143,6 +145,17 @@ pub(super) fn workers<S: Serializer>(workers: &[WorkerSpec], serializer: S) -> R
         list.serialize_element(&worker.as_written())?;
     }
     list.end()
+}
+
+/// Hides a text whose key is that of a secret, wherever the key stands, and the user and query of a URL.
+fn hide(key: &str, value: &mut Value) {
+    match value {
+        Value::String(text) if SECRET_KEYS.contains(&key) => HIDDEN.clone_into(text),
+        Value::String(text) if text.contains("://") => *text = url_without_secrets(text),
+        Value::Array(elements) => elements.iter_mut().for_each(|inner| hide("", inner)),
+        Value::Table(table) => table.iter_mut().for_each(|(key, inner)| hide(key, inner)),
+        _ => {}
+    }
 }
 
 /// Returns whether a value is written below a header of its own: a table that is not empty, or tables in an

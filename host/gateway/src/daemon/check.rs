@@ -15,6 +15,8 @@ use crate::{
     tokenization::Tokens,
 };
 
+mod files;
+
 /// Key of the directory of clients' keys.
 const KEY_DIR: &str = "auth.key_dir";
 
@@ -34,6 +36,7 @@ pub(crate) struct Findings {
 pub(crate) fn check(config: &Config, found: Vec<Problem>) -> anyhow::Result<Findings> {
     let settings = config.settings_to_check();
     let (mut problems, mut warnings) = (Vec::new(), advice(&settings));
+    warnings.extend(files::log_dir(&settings));
     ports(&settings, &mut problems, &mut warnings)?;
     let tokens = Tokens::new(1).load(&settings.models, &Arc::new(Registry::default()));
     problems.extend(tokens.err().unwrap_or_default());
@@ -151,6 +154,7 @@ fn advice(settings: &Settings) -> Vec<Problem> {
     let mut warnings = Vec::new();
     warnings.extend(slots::waiting_settings(settings));
     warnings.extend(missing_keys(settings));
+    warnings.extend(files::unreadable(settings));
     let mut warn = |path: String, message: String| warnings.push(Problem::new(path, message));
     let (routing, queue) = (&settings.routing, &settings.queue);
     if routing.local_fallback && routing.enforce_disagg {

@@ -69,7 +69,9 @@ impl ReloadTarget for SharedState {
         state.body_bytes.set_limit(limits.body_bytes_in_flight);
         state.http2_requests.set_limit(limits.http2_requests);
         state.realtime.set_limit(limits.realtime_connections);
-        state.connections.set_limit(connection_limit(limits.connections));
+        if limits.connections != before.limits.connections {
+            state.connections.set_limit(connection_limit(limits.connections));
+        }
         state.probe.send_if_modified(|config| {
             let new = probe_config(after);
             std::mem::replace(config, new) != new

@@ -185,9 +185,10 @@ impl TokenVerifier {
                 (&fetched.keys, fetched.version)
             }
         };
-        let key = set.find(header.kid.as_deref(), algorithm).ok_or(TokenError::Wrong(UNKNOWN_KEY))?;
+        let mut keys = set.fitting(header.kid.as_deref(), algorithm).peekable();
+        keys.peek().ok_or(TokenError::Wrong(UNKNOWN_KEY))?;
         let signature = BASE64.decode(signature).map_err(|_| malformed)?;
-        if !key.verifies(algorithm, signed.as_bytes(), &signature) {
+        if !keys.any(|key| key.verifies(algorithm, signed.as_bytes(), &signature)) {
             return Err(TokenError::Wrong("its signature is wrong"));
         }
         let claims: Map<String, Value> = decoded(claims).ok_or(malformed)?;

@@ -2,6 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::config::Limits;
+
 /// Descriptors for listeners, operators, files and probes.
 const RESERVED: usize = 128;
 /// Part of the others that connections of clients may take: a third. A request of a pair has two connections
@@ -25,11 +27,18 @@ pub(crate) fn connection_limit(configured: usize) -> usize {
     let files = getrlimit(Resource::Nofile).current.and_then(|files| usize::try_from(files).ok());
     let possible = files.map_or(usize::MAX, connections_within);
     if possible < configured {
-        tracing::warn!(
-            configured,
-            limit = possible,
-            "limits.connections exceeds the file descriptor limit: raise it (ulimit -n)"
-        );
+        if configured == Limits::default().connections {
+            tracing::info!(
+                limit = possible,
+                "the file descriptor limit (ulimit -n) limits connections of clients"
+            );
+        } else {
+            tracing::warn!(
+                configured,
+                limit = possible,
+                "limits.connections exceeds the file descriptor limit: raise it (ulimit -n)"
+            );
+        }
     }
     configured.min(possible)
 }

@@ -10,6 +10,7 @@ use std::sync::{
     mpsc::{SyncSender, TrySendError, sync_channel},
 };
 
+use arc_swap::ArcSwapOption;
 use tokio::{
     sync::oneshot,
     time::{Duration, Instant},
@@ -38,8 +39,12 @@ const FLUSH_RETRY: Duration = Duration::from_millis(10);
 pub(crate) struct DecisionLog {
     queue: SyncSender<Message>,
     queued_bytes: Arc<AtomicUsize>,
+    problem: Problem,
     metrics: Arc<Metrics>,
 }
+
+/// Why the log cannot be written.
+type Problem = Arc<ArcSwapOption<String>>;
 
 /// Messages to the writer.
 enum Message {
@@ -62,10 +67,17 @@ impl DecisionLog {
         let Some(dir) = settings.dir.clone() else { return Ok(None) };
         let (queue, receiver) = sync_channel(MAX_QUEUED);
         let queued_bytes = Arc::new(AtomicUsize::new(0));
-        let writer = Writer::new(dir, settings, block_tokens, metrics.clone(), queued_bytes.clone())?;
+        let problem = Problem::default();
+        let shared = (queued_bytes.clone(), problem.clone());
+        let writer = Writer::new(dir, settings, block_tokens, metrics.clone(), shared)?;
         let thread = std::thread::Builder::new().name("pointsman-log".to_owned());
         thread.spawn(move || writer.run(&receiver))?;
-        Ok(Some(Arc::new(Self { queue, queued_bytes, metrics: metrics.clone() })))
+        Ok(Some(Arc::new(Self { queue, queued_bytes, problem, metrics: metrics.clone() })))
+    }
+
+    /// Returns why the log cannot be written; `None` if it can.
+    pub(crate) fn problem(&self) -> Option<Arc<String>> {
+        self.problem.load_full()
     }
 
     /// Queues a request, or drops it and counts the drop.

@@ -106,3 +106,46 @@ fn n1_a_key_that_is_revoked_while_the_gateway_starts_is_refused() {
     assert_eq!(refusals(&gateway), 1, "{}", gateway.log());
     assert!(gateway.accepts("c"));
 }
+
+/// Holds a lease of a file for ten seconds and more: whoever opens it waits, as for a server that is away.
+const HOLD: &str = "
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open('p.toml', os.O_RDWR)
+while True:
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        break
+    except OSError:
+        time.sleep(0.01)
+sys.stdin.read()
+";
+
+#[test]
+fn n1_a_configuration_file_that_does_not_answer_is_reported() {
+    let addresses = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let [clients, admin] = addresses;
+    let dir = tempfile::tempdir().unwrap();
+    let text = format!("[server]\nlisten = '{clients}'\nadmin_listen = '{admin}'\n");
+    fs::write(dir.path().join("p.toml"), text).unwrap();
+    let gateway = Gateway::start(dir, clients);
+    let hold = || {
+        let mut python = Command::new("python3");
+        python.args(["-c", HOLD]).current_dir(gateway.dir.path()).stdin(Stdio::piped()).spawn().unwrap()
+    };
+    let status = |_: &Gateway| {
+        let mut stream = TcpStream::connect(admin).unwrap();
+        write!(stream, "GET /status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text.contains("the configuration file cannot be read: no answer within 10 s")
+    };
+    let mut holder = hold();
+    // N1.6
+    gateway.until("it is reported", status);
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    // N1.6
+    gateway.until("the report is taken back", |gateway| !status(gateway));
+    assert_eq!(gateway.log().matches("configuration file cannot be read").count(), 1);
+}

@@ -111,6 +111,39 @@ fn each_value_is_shown_with_its_source_and_no_secret() {
 }
 
 #[test]
+fn n2_keys_of_discovered_workers_and_queries_of_urls_are_hidden() {
+    let dir = with_config(
+        "[auth.jwt]\nissuer = 'i'\naudience = ['a']\njwks_url = 'https://h/x?token=SECRET'\n\
+         [traces]\nendpoint = 'https://h/x?key=SECRET'\n\
+         [[discovery.dns]]\nname = 'a'\nrecord = 'a.b'\n\
+         defaults = { engine = 'vllm', role = 'decode', api_key = 'SECRET' }\n\
+         [[discovery.kubernetes]]\nname = 'a'\nselector = 'a=b'\ndefaults = { api_key = 'SECRET' }\n",
+    );
+    for arguments in
+        [&["config", "show", "--config", "p.toml"][..], &["config", "show", "--json", "--config", "p.toml"]]
+    {
+        let (code, shown, problems) = pointsman(dir.path(), &[], arguments);
+        assert_eq!((code, problems.as_str()), (Some(0), ""));
+        // N2.2
+        assert!(!shown.contains("SECRET") && shown.matches("[secret]").count() == 4, "{shown}");
+        assert!(shown.contains("https://h/x?[secret]"), "{shown}");
+    }
+    for text in [
+        "[auth.jwt]\nissuer = 'i'\naudience = ['a']\njwks_url = 'http://u:SECRET@h/x?token=SECRET'\n",
+        "[[discovery.etcd]]\nname = 'a'\nendpoints = ['https://h?token=SECRET']\n",
+        "[replicas]\nservers = ['nats://h?token=SECRET']\n",
+    ] {
+        let dir = with_config(text);
+        let url = "role=decode,engine=vllm,url=http://h?token=SECRET";
+        let arguments = ["config", "show", "--config", "p.toml", "--worker", url];
+        let (code, _, problems) = pointsman(dir.path(), &[], &arguments);
+        // K5.4
+        assert!(code != Some(0) && !problems.contains("SECRET"), "{problems}");
+        assert!(problems.matches("?[secret]`").count() == 2, "{problems}");
+    }
+}
+
+#[test]
 fn a_variable_is_toml_or_text_and_its_problems_name_it() {
     let dir = with_config("[routing]\nretries = 1\n");
     let show = |variables: &[(&str, &str)]| {

@@ -108,3 +108,30 @@ fn n8_a_command_whose_output_is_closed_ends_quietly() {
     }
     terminate(daemon);
 }
+
+#[test]
+fn l4_a_default_that_needs_more_descriptors_than_there_are_is_no_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    for (connections, level) in [("", "INFO"), ("[limits]\nconnections = 9000\n", "WARN")] {
+        let config = format!("[server]\nlisten = '127.0.0.1:0'\nadmin_listen = '127.0.0.1:0'\n{connections}");
+        std::fs::write(dir.path().join("p.toml"), config).unwrap();
+        let program = env!("CARGO_BIN_EXE_pointsman");
+        let start = format!("ulimit -n 1024; exec {program} --log-json serve --config p.toml");
+        let mut command = Command::new("sh");
+        command.args(["-c", &start]).current_dir(dir.path()).env_remove("RUST_LOG");
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut addresses = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut addresses).unwrap();
+        let mut log = child.stderr.take().unwrap();
+        terminate(child);
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        let levels: Vec<&str> = text
+            .lines()
+            .filter(|line| line.contains("file descriptor limit"))
+            .map(|line| if line.contains("\"WARN\"") { "WARN" } else { "INFO" })
+            .collect();
+        // L4.4
+        assert_eq!(levels, [level], "{text}");
+    }
+}

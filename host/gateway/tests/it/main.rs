@@ -5,6 +5,7 @@ mod admin_commands;
 mod authority;
 mod calibrate;
 mod check_config;
+mod check_sources;
 mod compare;
 mod config_changes;
 mod config_commands;

@@ -1,19 +1,25 @@
 //! A directory that only this process uses, for code on its way from the compiler process.
 
 use std::{
-    fs::{self, DirBuilder},
+    fs::{self, DirBuilder, File},
     io,
     os::unix::fs::DirBuilderExt as _,
     path::{Path, PathBuf},
 };
 
 const PREFIX: &str = "pointsman-compile-";
+/// File in the directory that its process keeps locked. Processes that share a directory for temporary files
+/// may have their ids from different namespaces.
+const LOCK_FILE: &str = "lock";
 /// Entries of a temporary directory that are looked at for what a killed daemon left behind.
 const MAX_ENTRIES: usize = 10_000;
 
 /// Removes its content when it is dropped.
 #[derive(Debug)]
-pub(super) struct PrivateDir(PathBuf);
+pub(super) struct PrivateDir {
+    path: PathBuf,
+    _lock: File,
+}
 
 impl PrivateDir {
     /// Creates a directory with access for this user only: where temporary files go, or in memory when that
@@ -22,9 +28,7 @@ impl PrivateDir {
         let mut outcome = Err(io::ErrorKind::NotFound.into());
         for parent in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
             remove_abandoned(&parent);
-            let path = parent.join(format!("{PREFIX}{}-{:016x}", std::process::id(), rand::random::<u64>()));
-            // This fails when the path exists, whatever it is.
-            outcome = DirBuilder::new().mode(0o700).create(&path).map(|()| Self(path));
+            outcome = Self::create_in(&parent);
             if outcome.is_ok() {
                 break;
             }
@@ -32,15 +36,30 @@ impl PrivateDir {
         outcome
     }
 
+    fn create_in(parent: &Path) -> io::Result<Self> {
+        let name = format!("{PREFIX}{}-{:016x}", std::process::id(), rand::random::<u64>());
+        // No other process looks at this name before the lock is held.
+        let (unlocked, path) = (parent.join(format!(".{name}")), parent.join(name));
+        // This fails when the path exists, whatever it is.
+        DirBuilder::new().mode(0o700).create(&unlocked)?;
+        let locked = File::create_new(unlocked.join(LOCK_FILE)).and_then(|lock| {
+            lock.lock()?;
+            fs::rename(&unlocked, &path)?;
+            Ok(lock)
+        });
+        let lock = locked.inspect_err(|_| drop(fs::remove_dir_all(&unlocked)))?;
+        Ok(Self { path, _lock: lock })
+    }
+
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for PrivateDir {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.0) {
-            tracing::debug!(dir = %self.0.display(), %error, "temporary directory not removed");
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            tracing::debug!(dir = %self.path.display(), %error, "temporary directory not removed");
         }
     }
 }
@@ -52,8 +71,47 @@ fn remove_abandoned(parent: &Path) {
     for entry in entries.take(MAX_ENTRIES).flatten() {
         let name = entry.file_name();
         let process = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next());
-        if process.is_some_and(|id| id.parse::<u32>().is_ok() && !Path::new("/proc").join(id).exists()) {
+        if process.is_some_and(|id| is_abandoned(&entry.path(), id)) {
             let _ = fs::remove_dir_all(entry.path());
         }
+    }
+}
+
+/// Returns whether the process with this id, which made the directory, has ended.
+fn is_abandoned(dir: &Path, id: &str) -> bool {
+    match File::open(dir.join(LOCK_FILE)) {
+        Ok(lock) => lock.try_lock().is_ok(),
+        // Earlier versions had no lock.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            id.parse::<u32>().is_ok() && !Path::new("/proc").join(id).exists()
+        }
+        Err(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn n7_a_directory_is_removed_when_no_process_holds_its_lock() {
+        let parent = tempfile::tempdir().expect("a directory");
+        let made = PrivateDir::create_in(parent.path()).expect("created");
+        // The directory of a process in another namespace, whose id no process has here.
+        let other = parent.path().join(format!("{PREFIX}4294967295-1"));
+        fs::create_dir(&other).expect("a directory");
+        let lock = File::create(other.join(LOCK_FILE)).expect("a file");
+        lock.lock().expect("the lock");
+        let earlier = parent.path().join(format!("{PREFIX}4294967295-2"));
+        fs::create_dir(&earlier).expect("a directory");
+        remove_abandoned(parent.path());
+        // N7.12
+        assert!(made.path().exists() && other.exists() && !earlier.exists());
+        drop(lock);
+        remove_abandoned(parent.path());
+        // N7.12
+        assert!(made.path().exists() && !other.exists());
+        drop(made);
+        assert_eq!(fs::read_dir(parent.path()).expect("a directory").count(), 0);
     }
 }

@@ -32,7 +32,7 @@ impl Probe {
                 self.note_paused(false);
                 return self.health_at(HEALTH).await;
             }
-            Response::Status(_) => return self.ask_engine_that_is_not_ready().await,
+            Response::Status(..) => return self.ask_engine_that_is_not_ready().await,
             _ => {}
         }
         answer
@@ -50,7 +50,7 @@ impl Probe {
         };
         let answers = match &answer {
             Response::Ok(_) | Response::Absent => true,
-            Response::Failed(_) => {
+            Response::Failed(_) | Response::Untrusted(_) => {
                 let url = format!("{}/server_info", self.worker.spec().url);
                 matches!(self.get_at(&url, MAX_FACTS_BODY).await, Response::Ok(_))
             }
@@ -82,7 +82,7 @@ impl Probe {
                 self.pause_path = None;
                 self.note_paused(false);
             }
-            Response::Status(_) => _ = self.note_paused(false),
+            Response::Status(..) => _ = self.note_paused(false),
             _ => {}
         }
     }

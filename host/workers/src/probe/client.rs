@@ -73,8 +73,10 @@ pub(super) enum Response {
     Ok(Bytes),
     /// Status 404, 405 or 501: the engine does not support the request.
     Absent,
+    /// The engine cannot be verified.
+    Untrusted(String),
     /// Any other status, with its description. The request may be repeated.
-    Status(String),
+    Status(StatusCode, String),
     /// No process listens at the address.
     Refused(String),
     /// Any other error, with its description. The request may be repeated.
@@ -111,10 +113,20 @@ impl Response {
         match self {
             Self::Ok(body) => Ok(Some(body)),
             Self::Absent => Ok(None),
-            Self::Status(problem)
+            Self::Untrusted(problem)
+            | Self::Status(_, problem)
             | Self::Refused(problem)
             | Self::Failed(problem)
             | Self::Shortage(problem) => Err(problem),
+        }
+    }
+
+    /// Returns whether the gateway does not trust the engine, or the engine the gateway's key.
+    pub(super) fn is_refusal(&self) -> bool {
+        match self {
+            Self::Untrusted(_) => true,
+            Self::Status(status, _) => matches!(*status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN),
+            _ => false,
         }
     }
 }
@@ -173,7 +185,7 @@ impl ProbeClient {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED => {
                 Response::Absent
             }
-            status => Response::Status(format!("GET {url}: status {status}")),
+            status => Response::Status(status, format!("GET {url}: status {status}")),
         };
         (response, connection)
     }
@@ -226,8 +238,10 @@ impl ProbeClient {
                 return Response::Refused(format!("{at}: connection refused"));
             }
             let unresolved = || causes(&error).find_map(<dyn Error>::downcast_ref::<Unresolved>);
-            let problem = tls_problem(&error).or_else(|| unresolved().map(ToString::to_string));
-            failed(problem.unwrap_or_else(|| error.to_string()))
+            match tls_problem(&error) {
+                Some(problem) => Response::Untrusted(format!("{at}: {problem}")),
+                None => failed(unresolved().map_or_else(|| error.to_string(), ToString::to_string)),
+            }
         })?;
         let status = response.status();
         let connection = response.extensions().get::<HttpInfo>().map(HttpInfo::local_addr);

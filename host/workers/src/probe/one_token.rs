@@ -39,7 +39,11 @@ pub(super) async fn ask(
         match client.get(&url, key, MAX_ANSWER, limit).await.0 {
             Response::Ok(_) => return Answer::Token,
             Response::Absent => {}
-            Response::Status(_) | Response::Refused(_) | Response::Failed(_) | Response::Shortage(_) => {
+            Response::Untrusted(_)
+            | Response::Status(..)
+            | Response::Refused(_)
+            | Response::Failed(_)
+            | Response::Shortage(_) => {
                 return Answer::Nothing;
             }
         }

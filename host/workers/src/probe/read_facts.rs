@@ -74,7 +74,9 @@ impl Probe {
     pub(super) async fn facts(&mut self, patient: bool) -> Result<(), Problem> {
         let spec = self.worker.spec().clone();
         let mut owner = None;
-        match self.get("/v1/models").await.body()? {
+        let answer = self.get("/v1/models").await;
+        self.worker.set_refused(answer.is_refusal());
+        match answer.body()? {
             Some(body) => {
                 let list = models::models(&body)?;
                 if let Some(other) = list.owner.as_deref().and_then(engine_of)

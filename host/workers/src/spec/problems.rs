@@ -27,6 +27,7 @@ impl RawSpec {
             "engine" => self.engine = Some("vllm".to_owned()),
             "role" => self.role = Some("aggregated".to_owned()),
             "tls_server_name" => self.tls_server_name = None,
+            "api_key" => self.api_key = None,
             "dp_size" => self.dp_size = None,
             "handoff_lease_s" => self.handoff_lease_s = None,
             "block_size" => self.block_size = None,
@@ -42,6 +43,25 @@ impl RawSpec {
 }
 
 impl WorkerSpec {
+    /// Returns what is wrong with keys and values that complete the descriptions of a source. Each worker has its
+    /// own URL with `http://`, and may have its own values of the keys `of_source`.
+    #[must_use]
+    pub fn problems_of_defaults<'a>(
+        pairs: impl IntoIterator<Item = (&'a str, &'a str)>,
+        of_source: &[&str],
+    ) -> Vec<SpecError> {
+        let mut raw = RawSpec::default();
+        let mut found: Vec<SpecError> =
+            pairs.into_iter().filter_map(|(key, value)| raw.set(key, value).err()).collect();
+        raw.url = Some("http://host:8000".to_owned());
+        let is_new = |error: &SpecError| {
+            !of_source.contains(&&*error.key) && !found.iter().any(|known| known.key == error.key)
+        };
+        let others: Vec<SpecError> = raw.problems().into_iter().filter(is_new).collect();
+        found.extend(others);
+        found
+    }
+
     /// Returns everything that is wrong with the value of a `--worker` flag that [`WorkerSpec::parse_flag`]
     /// refuses.
     #[must_use]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
     sync::Arc,
 };
 
@@ -11,10 +10,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, TransferRule, WorkerSpec, error,
+    Bootstrap, KvTransport, SpecError, TOPOLOGY_TAINT, WorkerSpec, error,
     nulls::{or_default, text},
+    rank_endpoint,
     template::{self, Parts, PortText, SAMPLE},
     url::{base_url, check_server_name},
+    values::{api_key, in_range, parse, parse_name, transfer_rule},
 };
 use crate::{
     facts::{FactName, MAX_DP_SIZE},
@@ -137,8 +138,8 @@ impl RawSpec {
             "id" => self.id = Some(parse(key, value)?),
             "url" => self.url = Some(value.to_owned()),
             "tls_server_name" => self.tls_server_name = Some(value.to_owned()),
-            "role" => self.role = Some(value.to_owned()),
-            "engine" => self.engine = Some(value.to_owned()),
+            "role" => self.role = Some(parse_name::<Role>(key, value)?.to_string()),
+            "engine" => self.engine = Some(parse_name::<Engine>(key, value)?.to_string()),
             "model" => self.models.push(value.to_owned()),
             "dp_size" => self.dp_size = Some(parse(key, value)?),
             "bootstrap_host" | "kv_addr" => {
@@ -179,7 +180,7 @@ impl RawSpec {
             "max_concurrency" => self.max_concurrency = Some(parse(key, value)?),
             "block_size" => self.block_size = Some(parse(key, value)?),
             "total_blocks" => self.total_blocks = Some(parse(key, value)?),
-            "api_key" => self.api_key = Some(value.to_owned()),
+            "api_key" => self.api_key = Some(api_key(value)?),
             _ => match key.split_once('.') {
                 Some(("label", name)) if !name.is_empty() => {
                     self.labels.insert(name.to_owned(), value.to_owned());
@@ -243,26 +244,38 @@ impl RawSpec {
         }
     }
 
+    /// Checks that the last rank has a port at each address.
+    fn check_last_rank(&self, rank: u32) -> Result<(), SpecError> {
+        for (key, endpoint) in [("kv_events", &self.kv_events), ("kv_replay", &self.kv_replay)] {
+            if let Some(endpoint) = endpoint.as_ref().filter(|first| rank_endpoint(first, rank).is_none()) {
+                let problem = format!("`{endpoint}`: the port of rank {rank} would be above 65535");
+                return Err(error(key, problem));
+            }
+        }
+        Ok(())
+    }
+
     /// Validates the values and fills in the defaults.
     pub(super) fn resolve(mut self) -> Result<WorkerSpec, SpecError> {
         let missing = |key: &str| error(key, "is missing".to_owned());
         let required = |key: &str, value: Option<String>| value.ok_or_else(|| missing(key));
         let url = base_url(&required("url", self.url.clone())?)?;
         check_server_name(self.tls_server_name.as_deref(), &url)?;
+        let api_key = self.api_key.as_deref().map(api_key).transpose()?;
         self.fill_addresses(&url)?;
-        let engine: Engine =
-            required("engine", self.engine.clone())?.parse().map_err(|e| error("engine", format!("{e}")))?;
+        let engine: Engine = parse_name("engine", &required("engine", self.engine.clone())?)?;
         let role: Role = match &self.role {
             // SGLang reports it; the worker is not eligible before.
             None if engine == Engine::Sglang => Role::Aggregated,
             None => return Err(missing("role")),
-            Some(role) => role.parse().map_err(|e| error("role", format!("{e}")))?,
+            Some(role) => parse_name("role", role)?,
         };
         if engine == Engine::Openai && role != Role::Aggregated {
             return Err(error("role", format!("`{role}` is not supported by engine openai: use aggregated")));
         }
         let from_engine = self.left_to(engine);
         let dp_size = in_range("dp_size", self.dp_size, MAX_DP_SIZE)?.unwrap_or(1);
+        self.check_last_rank(dp_size - 1)?;
         let block_size = in_range("block_size", self.block_size, MAX_BLOCK_SIZE)?;
         if self.max_concurrency == Some(0) {
             let problem = "`0` would refuse all requests: omit the key for no limit";
@@ -303,7 +316,7 @@ impl RawSpec {
             total_blocks: self.total_blocks,
             loras: self.loras,
             from_engine,
-            api_key: self.api_key,
+            api_key,
         })
     }
 
@@ -322,42 +335,4 @@ impl RawSpec {
         ];
         facts.into_iter().filter(|(_, left)| *left).map(|(fact, _)| fact).collect()
     }
-}
-
-fn in_range(key: &str, value: Option<u32>, most: u32) -> Result<Option<u32>, SpecError> {
-    match value {
-        Some(value) if !(1..=most).contains(&value) => {
-            Err(error(key, format!("`{value}` is out of range: expected 1 to {most}")))
-        }
-        _ => Ok(value),
-    }
-}
-
-fn transfer_rule(rule: &str, topology: &BTreeMap<String, String>) -> Result<TransferRule, SpecError> {
-    let problem = |text: &str| error("kv_transfer", format!("`{rule}`: {text}"));
-    let mut parts = rule.split(':');
-    let (kind, domain, weight) = (parts.next(), parts.next().unwrap_or_default(), parts.next());
-    let weight = match (kind, weight) {
-        (Some("required"), None) => None,
-        (Some("preferred"), Some(weight)) => {
-            let weight: f32 = parse("kv_transfer", weight)?;
-            Some(weight)
-                .filter(|weight| weight.is_finite())
-                .ok_or_else(|| problem("the weight has to be finite"))?
-                .into()
-        }
-        _ => return Err(problem("expected required:DOMAIN or preferred:DOMAIN:WEIGHT")),
-    };
-    // Reject contradictions now; otherwise every request would fail [D3].
-    if !topology.contains_key(domain) {
-        return Err(problem("the domain is missing in the worker's topology"));
-    }
-    Ok(TransferRule { domain: domain.to_owned(), weight })
-}
-
-fn parse<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, SpecError>
-where
-    T::Err: fmt::Display,
-{
-    value.parse().map_err(|e| error(key, format!("`{value}`: {e}")))
 }

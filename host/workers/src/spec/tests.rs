@@ -98,7 +98,7 @@ fn errors_of_a_url_name_the_part_that_is_wrong() {
         ),
         (
             "role=decode,engine=vllm,url=http://a:1?key=geheim",
-            "url: `http://a:1`: the URL of a worker has no query",
+            "url: `http://a:1?[secret]`: the URL of a worker has no query",
         ),
         (
             "role=decode,engine=vllm,url=http://fd00::1:8000",
@@ -177,6 +177,32 @@ fn keys_that_a_transport_requires_are_checked() {
     let error = |flag: &str| WorkerSpec::parse_flag(flag).unwrap_err().key;
     assert_eq!(error("role=decode,engine=vllm,url=http://a:1,transport=p2p_nccl"), "kv_addr");
     assert_eq!(error("role=prefill,engine=vllm,url=http://a:1,transport=mooncake"), "bootstrap_port");
+}
+
+#[test]
+fn k5_an_api_key_that_no_request_can_have_is_refused_without_showing_it() {
+    let worker = [("role", "decode"), ("engine", "vllm"), ("url", "http://a:1")];
+    for (key, problem) in [
+        ("", "the key is empty"),
+        (" \n", "the key is empty"),
+        ("sekret\nb", "the key has several lines"),
+        ("sekret\n\n", "the key has several lines"),
+        ("sekr\u{e9}t", "characters that an HTTP header must not have"),
+        ("sekret\0", "characters that an HTTP header must not have"),
+    ] {
+        let by_flag = WorkerSpec::from_pairs(worker.into_iter().chain([("api_key", key)])).unwrap_err();
+        let table: BTreeMap<&str, &str> = worker.into_iter().chain([("api_key", key)]).collect();
+        let by_table = WorkerSpec::deserialize(serde_json::json!(table)).unwrap_err().to_string();
+        for text in [by_flag.to_string(), by_table] {
+            // K5.5
+            assert!(text.contains("api_key: ") && text.contains(problem) && !text.contains("sekr"), "{text}");
+        }
+    }
+    for key in ["sekret", "sekret\n", "sekret\r\n"] {
+        let spec = WorkerSpec::from_pairs(worker.into_iter().chain([("api_key", key)])).unwrap();
+        // K5.5
+        assert_eq!(spec.api_key.as_deref(), Some("sekret"));
+    }
 }
 
 #[test]

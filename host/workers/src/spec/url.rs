@@ -11,7 +11,7 @@ const SCHEMES: [(&str, &str); 2] = [("http://", ":80"), ("https://", ":443")];
 /// Returns the absolute base URL with its port, which is that of the scheme if the URL has none.
 pub(super) fn base_url(url: &str) -> Result<String, SpecError> {
     let trimmed = url.trim_end_matches('/');
-    let url = without_secrets(url);
+    let url = url_without_secrets(url);
     let known = SCHEMES.iter().find_map(|(scheme, port)| {
         let (start, rest) = trimmed.split_at_checked(scheme.len())?;
         start.eq_ignore_ascii_case(scheme).then_some((*scheme, *port, rest))
@@ -60,12 +60,41 @@ pub(super) fn check_server_name(name: Option<&str>, url: &str) -> Result<(), Spe
         .map_err(|_| error("tls_server_name", format!("`{name}` is neither a DNS name nor an address")))
 }
 
-/// A URL for messages: what stands before an `@` may be a user and a password, and a query may have a key.
-fn without_secrets(url: &str) -> String {
-    let url = url.split('?').next().unwrap_or_default();
-    match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, rest))) => format!("{scheme}://[secret]@{rest}"),
-        (None, Some((_, rest))) => format!("[secret]@{rest}"),
-        _ => url.to_owned(),
+/// Returns a URL for messages: what stands before an `@` may be a user and a password, and a query may have a
+/// key. The text need not be a valid URL.
+#[must_use]
+pub fn url_without_secrets(url: &str) -> String {
+    let (scheme, rest) = url.split_at(url.find("://").map_or(0, |at| at + 3));
+    let (address, query) = rest.split_at(rest.find(['?', '#']).unwrap_or(rest.len()));
+    if query.contains('@') {
+        // The mark may be part of a password.
+        return format!("{scheme}[secret]");
+    }
+    let query = query.get(..1).map_or_else(String::new, |mark| format!("{mark}[secret]"));
+    match address.rsplit_once('@') {
+        Some((_, address)) => format!("{scheme}[secret]@{address}{query}"),
+        None => format!("{scheme}{address}{query}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn k5_a_url_is_shown_without_user_and_query() {
+        let table = [
+            ("https://a:1/x", "https://a:1/x"),
+            ("https://u:SECRET@a/x?k=SECRET", "https://[secret]@a/x?[secret]"),
+            ("nats://SECRET@a#SECRET", "nats://[secret]@a#[secret]"),
+            ("u:SECRET@a", "[secret]@a"),
+            ("https://u:SECRET?SECRET@a/x", "https://[secret]"),
+            ("https://a?SECRET", "https://a?[secret]"),
+            ("", ""),
+        ];
+        for (url, shown) in table {
+            // K5.4
+            assert_eq!(url_without_secrets(url), shown);
+        }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use super::{Health, Worker};
+use super::Worker;
 use crate::{
     columns::EngineLoad,
     facts::{Contradiction, EngineFacts},
@@ -146,12 +146,6 @@ impl Worker {
     #[must_use]
     pub fn is_misconfigured(&self) -> bool {
         self.misconfigured.load(Ordering::Acquire)
-    }
-
-    /// Returns whether the worker joined and its facts were never read, so that its models may be unknown.
-    #[must_use]
-    pub fn is_loading(&self) -> bool {
-        self.health() == Health::Unknown && !self.is_misconfigured()
     }
 
     /// Returns the problem that the last probe found, for operators.

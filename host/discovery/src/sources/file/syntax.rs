@@ -64,6 +64,15 @@ impl<'de> Visitor<'de> for WorkersVisitor {
     }
 }
 
+/// Returns whether the extension of a file names a syntax.
+#[must_use]
+pub fn has_known_syntax(path: &Path) -> bool {
+    matches!(
+        path.extension().and_then(|extension| extension.to_str()),
+        Some("toml" | "json" | "yaml" | "yml")
+    )
+}
+
 /// Parses a file in the syntax that its extension names.
 ///
 /// # Errors

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use pointsman_workers::url_without_secrets;
+
 use super::{JwtSettings, KeySource, Reader, read};
 use crate::config::auth::Jwt;
 
@@ -18,7 +20,7 @@ impl Reader {
                 if !is_safe(url) {
                     let message = format!(
                         "`{}` is not an address of public keys: expected `https://…`, or `http://` on this machine",
-                        without_user(url)
+                        url_without_secrets(url)
                     );
                     self.add("auth.jwt.jwks_url", message);
                     return None;
@@ -60,12 +62,4 @@ fn is_safe(url: &str) -> bool {
     !host.is_empty()
         && !user
         && (url.scheme_str() == Some("https") || (local && url.scheme_str() == Some("http")))
-}
-
-/// A URL without its possible password.
-fn without_user(url: &str) -> String {
-    match url.rsplit_once('@') {
-        Some((_, rest)) => format!("…@{rest}"),
-        None => url.to_owned(),
-    }
 }

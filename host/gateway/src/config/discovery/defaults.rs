@@ -19,12 +19,11 @@ pub(super) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMa
     Ok(values.into_iter().map(|(key, FlagValue(text))| (key, text)).collect())
 }
 
-/// Checks keys and values.
-pub(super) fn check(defaults: &BTreeMap<String, String>, report: &mut Report<'_>) {
-    for (key, value) in defaults {
-        if let Err(error) = WorkerSpec::check_pair(key, value) {
-            report.add(&format!("defaults.{key}"), error.problem);
-        }
+/// Checks keys and values. The source itself may give the keys of `of_source`, besides the URL.
+pub(super) fn check(defaults: &BTreeMap<String, String>, of_source: &[&str], report: &mut Report<'_>) {
+    let pairs = defaults.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+    for error in WorkerSpec::problems_of_defaults(pairs, of_source) {
+        report.add(&format!("defaults.{}", error.key), error.problem);
     }
 }
 

@@ -30,12 +30,14 @@ pub struct DiscoveryDns {
 
 impl DiscoveryDns {
     fn rules(&self, report: &mut Report<'_>) {
-        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-        if self.record.is_empty() || self.record.len() > 253 || !self.record.bytes().all(fits) {
+        let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+        let is_label = |label: &str| (1..=63).contains(&label.len()) && label.bytes().all(fits);
+        let name = self.record.strip_suffix('.').unwrap_or(&self.record);
+        if name.len() > 253 || !name.split('.').all(is_label) {
             let message =
                 format!("`{}` is not a name: expected for example `_http._tcp.engines.example`", self.record);
             report.add("record", message);
         }
-        super::defaults::check(&self.defaults, report);
+        super::defaults::check(&self.defaults, &[], report);
     }
 }

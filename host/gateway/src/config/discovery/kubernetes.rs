@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// Directory of a pod's service account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
+/// Keys that labels and annotations may give, and without which a description may be wrong.
+const OF_OBJECTS: &[&str] = &["engine", "role", "kv_addr", "bootstrap_port", "kv_transfer"];
+
 /// Workers of pods, or of the endpoints of a service.
 #[section(rules)]
 pub struct DiscoveryKubernetes {
@@ -77,6 +80,6 @@ impl DiscoveryKubernetes {
         if let Err(problem) = pointsman_discovery::PortOfWorker::parse_list(&self.port) {
             report.add("port", problem);
         }
-        super::defaults::check(&self.defaults, report);
+        super::defaults::check(&self.defaults, OF_OBJECTS, report);
     }
 }

@@ -9,6 +9,8 @@ use crate::config::JwtAlgorithm;
 pub(crate) const MAX_BYTES: usize = 256 * 1024;
 /// Maximum number of keys in a set.
 const MAX_KEYS: usize = 64;
+/// Maximum number of keys that are tried for a token.
+const MAX_FITTING: usize = 8;
 
 /// The keys that may verify tokens.
 #[derive(Debug, Default)]
@@ -40,13 +42,15 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// Returns the key for a token with this `kid` and algorithm. Without `kid`, the set must have one such
-    /// key only.
-    pub(super) fn find(&self, id: Option<&str>, algorithm: JwtAlgorithm) -> Option<&PublicKey> {
-        let mut fitting =
-            self.0.iter().filter(|key| (id.is_none() || key.id.as_deref() == id) && key.allows(algorithm));
-        let first = fitting.next()?;
-        fitting.next().is_none().then_some(first)
+    /// Returns the first keys that may verify a token with this `kid` and algorithm. Without `kid`, each key of
+    /// the algorithm may.
+    pub(super) fn fitting(
+        &self,
+        id: Option<&str>,
+        algorithm: JwtAlgorithm,
+    ) -> impl Iterator<Item = &PublicKey> {
+        let fits = move |key: &&PublicKey| (id.is_none() || key.id.as_deref() == id) && key.allows(algorithm);
+        self.0.iter().filter(fits).take(MAX_FITTING)
     }
 }
 

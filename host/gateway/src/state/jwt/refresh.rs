@@ -7,6 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
 use pointsman_http_client::{whole, with_causes};
+use pointsman_workers::url_without_secrets;
 use tokio::{
     sync::{Notify, Semaphore, watch},
     time::Instant,
@@ -96,7 +97,8 @@ impl Refresh {
             match fetched {
                 Ok((keys, bytes)) => self.put(keys, bytes),
                 Err(error) => {
-                    tracing::warn!(%url, error, "public keys of the identity server not fetched");
+                    let url = url_without_secrets(url.as_str());
+                    tracing::warn!(url, error, "public keys of the identity server not fetched");
                 }
             }
             self.ended.send_modify(|ended| {

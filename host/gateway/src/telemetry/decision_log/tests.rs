@@ -138,6 +138,29 @@ async fn a_directory_that_is_removed_or_unusable_costs_records_until_it_can_be_w
 }
 
 #[tokio::test]
+async fn i10_a_directory_that_cannot_be_written_is_found_before_the_first_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("log");
+    fs::write(&path, "").unwrap();
+    let (log, _) = start(&settings(&path));
+    let until = async |expected: bool| {
+        for _ in 0..100 {
+            if log.problem().is_some() == expected {
+                return log.problem();
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("a problem: {:?}", log.problem());
+    };
+    let problem = until(true).await.unwrap();
+    // I10.8
+    assert!(problem.starts_with(&format!("the decision log in {} cannot be written: ", path.display())));
+    fs::remove_file(&path).unwrap();
+    // I10.8: without a request
+    until(false).await;
+}
+
+#[tokio::test]
 async fn a_broken_salt_is_named_and_nothing_is_written_without_one() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("salt"), "hello").unwrap();
@@ -153,7 +176,8 @@ async fn a_broken_salt_is_named_and_nothing_is_written_without_one() {
 fn a_writer_that_is_behind_costs_records_and_no_wait() {
     let metrics = Arc::new(Metrics::default());
     let (queue, receiver) = sync_channel(4);
-    let log = DecisionLog { queue, queued_bytes: Arc::default(), metrics: metrics.clone() };
+    let (queued_bytes, problem) = (Arc::default(), Problem::default());
+    let log = DecisionLog { queue, queued_bytes, problem, metrics: metrics.clone() };
     (0..10).for_each(|number| log.submit(entry(number)));
     assert_eq!(dropped(&metrics, "queue"), 6);
     drop(receiver.try_iter().collect::<Vec<_>>());

@@ -16,7 +16,7 @@ use serde::Serialize;
 use tokio::time::{Duration, Instant};
 use zstd::bulk::Compressor;
 
-use super::{Entry, Message, files::Files, salt::Salt};
+use super::{Entry, Message, Problem, files::Files, salt::Salt};
 use crate::{config::DecisionLogSettings, telemetry::metrics::Metrics, version::VERSION};
 
 /// Number of bytes of lines at which they are written.
@@ -43,6 +43,9 @@ pub(super) struct Writer {
     due: Option<Instant>,
     /// Earliest time of the next write, after a write failed.
     retry_at: Option<Instant>,
+    /// Whether the directory was written once.
+    is_ready: bool,
+    problem: Problem,
     metrics: Arc<Metrics>,
     queued_bytes: Arc<AtomicUsize>,
 }
@@ -53,7 +56,7 @@ impl Writer {
         settings: &DecisionLogSettings,
         block_tokens: u32,
         metrics: Arc<Metrics>,
-        queued_bytes: Arc<AtomicUsize>,
+        (queued_bytes, problem): (Arc<AtomicUsize>, Problem),
     ) -> io::Result<Self> {
         let mut compressor = Compressor::new(LEVEL)?;
         compressor.include_checksum(true)?;
@@ -67,6 +70,8 @@ impl Writer {
             records: 0,
             due: None,
             retry_at: None,
+            is_ready: false,
+            problem,
             metrics,
             queued_bytes,
         })
@@ -74,8 +79,10 @@ impl Writer {
 
     /// Writes until all senders are dropped.
     pub(super) fn run(mut self, queue: &Receiver<Message>) {
+        self.prepare();
         loop {
-            let wait = self.due.map_or(Duration::MAX, |due| due.saturating_duration_since(Instant::now()));
+            let next = self.due.or(self.retry_at.filter(|_| !self.is_ready));
+            let wait = next.map_or(Duration::MAX, |next| next.saturating_duration_since(Instant::now()));
             match queue.recv_timeout(wait) {
                 Ok(Message::Entry(entry)) => {
                     self.queued_bytes.fetch_sub(entry.bytes(), Ordering::Relaxed);
@@ -85,9 +92,18 @@ impl Writer {
                     self.write();
                     let _ = done.send(());
                 }
+                Err(RecvTimeoutError::Timeout) if self.due.is_none() => self.prepare(),
                 Err(RecvTimeoutError::Timeout) => self.write(),
                 Err(RecvTimeoutError::Disconnected) => return self.write(),
             }
+        }
+    }
+
+    /// Makes the directory and its salt: a directory that cannot be written is found before the first request.
+    fn prepare(&mut self) {
+        match self.files.make_dir().and_then(|()| self.salt()) {
+            Ok(_) => self.succeeded(),
+            Err(error) => self.failed(&error),
         }
     }
 
@@ -131,9 +147,7 @@ impl Writer {
                 self.metrics.decision_log_records.inc_by(self.records);
                 self.metrics.decision_log_bytes.inc_by(bytes);
                 self.clear();
-                if self.retry_at.take().is_some() {
-                    tracing::info!(dir = %self.files.dir().display(), "decision log is written again");
-                }
+                self.succeeded();
             }
             Err(error) => self.failed(&error),
         }
@@ -168,10 +182,20 @@ impl Writer {
         self.compressor.compress(&line)
     }
 
+    fn succeeded(&mut self) {
+        self.is_ready = true;
+        if self.retry_at.take().is_some() {
+            self.problem.store(None);
+            tracing::info!(dir = %self.files.dir().display(), "decision log is written again");
+        }
+    }
+
     /// Drops the collected lines. Logs only the first of consecutive failures.
     fn failed(&mut self, error: &io::Error) {
         self.metrics.log_dropped("disk", self.records);
         self.clear();
+        let why = format!("the decision log in {} cannot be written: {error}", self.files.dir().display());
+        self.problem.store(Some(Arc::new(why)));
         if self.retry_at.replace(Instant::now() + RETRY_INTERVAL).is_none() {
             tracing::warn!(
                 dir = %self.files.dir().display(),

@@ -78,9 +78,11 @@ const STATIC: &[(&str, &str)] = &[
 
 const FILE: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.yaml'";
 const LLM_D: &str = "discovery.files[].name = 'a'\ndiscovery.files[].path = 'a.yaml'\n\
-                     discovery.files[].format = 'llm-d'";
+                     discovery.files[].format = 'llm-d'\n\
+                     discovery.files[].defaults = { engine = 'vllm' }";
 
-const DNS: &str = "discovery.dns[].name = 'a'\ndiscovery.dns[].record = '_a._tcp.example'";
+const DNS: &str = "discovery.dns[].name = 'a'\ndiscovery.dns[].record = '_a._tcp.example'\n\
+                   discovery.dns[].defaults = { engine = 'vllm', role = 'decode' }";
 const ETCD: &str = "discovery.etcd[].name = 'a'\ndiscovery.etcd[].endpoints = ['https://a:2379']\n\
                     discovery.etcd[].cert_file = 'DIR/cert.pem'\ndiscovery.etcd[].key_file = 'DIR/key.pem'\n\
                     discovery.etcd[].username = 'u'\ndiscovery.etcd[].password_file = 'DIR/p'";
@@ -116,15 +118,15 @@ const REPLICAS: &[(&str, &str, &str, &str)] = &[
 const SOURCES: &[(&str, &str, &str)] = &[
     ("discovery.files[].name", FILE, "'b'"),
     ("discovery.files[].path", FILE, "'b.yaml'"),
-    ("discovery.files[].format", FILE, "'llm-d'"),
+    ("discovery.files[].format", LLM_D, "'llm-d'"),
     ("discovery.files[].interval", FILE, "'7s'"),
-    ("discovery.files[].defaults", LLM_D, "{ engine = 'vllm' }"),
+    ("discovery.files[].defaults", LLM_D, "{ engine = 'sglang' }"),
     ("discovery.dns[].name", DNS, "'b'"),
     ("discovery.dns[].record", DNS, "'_b._tcp.example'"),
     ("discovery.dns[].servers", DNS, "['127.0.0.1:53']"),
     ("discovery.dns[].interval", DNS, "'7s'"),
     ("discovery.dns[].timeout", DNS, "'7s'"),
-    ("discovery.dns[].defaults", DNS, "{ engine = 'vllm' }"),
+    ("discovery.dns[].defaults", DNS, "{ engine = 'sglang' }"),
     ("discovery.etcd[].name", ETCD, "'b'"),
     ("discovery.etcd[].endpoints", ETCD, "['https://b:2379']"),
     ("discovery.etcd[].prefix", ETCD, "'/b/'"),

@@ -1,0 +1,60 @@
+//! Whether a worker whose facts were never read is still loading its model.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tokio::time::{Duration, Instant};
+
+use super::{Health, Worker};
+
+/// How long an engine may load: the largest models take a quarter of an hour.
+const MAX_LOADING: Duration = Duration::from_secs(900);
+
+/// When a worker joined, and whether its engine lets the gateway in.
+#[derive(Debug)]
+pub(super) struct Loading {
+    since: Instant,
+    refused: AtomicBool,
+}
+
+impl Loading {
+    pub(super) fn new() -> Self {
+        Self { since: Instant::now(), refused: AtomicBool::new(false) }
+    }
+}
+
+impl Worker {
+    /// Returns whether the worker joined a moment ago and its facts were never read, so that its models may be
+    /// unknown. One whose engine cannot be verified, refuses its key or is another one does not load.
+    #[must_use]
+    pub fn is_loading(&self) -> bool {
+        self.health() == Health::Unknown
+            && !self.is_misconfigured()
+            && !self.loading.refused.load(Ordering::Relaxed)
+            && self.loading.since.elapsed() < MAX_LOADING
+    }
+
+    /// Notes whether the engine cannot be verified or refuses the worker's key.
+    pub(crate) fn set_refused(&self, refused: bool) {
+        self.loading.refused.store(refused, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::WorkerSpec;
+
+    #[tokio::test(start_paused = true)]
+    async fn i1_a_worker_that_is_refused_or_does_not_come_up_does_not_load() {
+        let worker =
+            Worker::new(WorkerSpec::parse_flag("role=decode,engine=vllm,url=http://a:1").expect("a worker"));
+        assert!(worker.is_loading());
+        worker.set_refused(true);
+        // I1.6
+        assert!(!worker.is_loading());
+        worker.set_refused(false);
+        tokio::time::advance(MAX_LOADING).await;
+        // I1.6
+        assert!(!worker.is_loading());
+    }
+}
