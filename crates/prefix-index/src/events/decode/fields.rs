@@ -188,7 +188,8 @@ impl<'de> Shape<'de> for ExtraKey {
         }
     }
 
-    /// A multimodal object is `[identifier, offset]`.
+    /// A multimodal object is `[identifier, offset]`. A tag may name the kind of a key (vLLM's pull request
+    /// 44706).
     fn of_list<A: SeqAccess<'de>>(mut list: A) -> Result<Self, A::Error> {
         let mut parts = Vec::new();
         while let Some(Of(Text(part))) = list.next_element()? {
@@ -197,7 +198,13 @@ impl<'de> Shape<'de> for ExtraKey {
         let object = match parts.as_slice() {
             [identifier, offset] => offset.parse().ok().map(|offset| (object_hash(identifier), offset)),
             _ => None,
+            [tag, text] if matches!(tag.as_str(), "lora" | "cache_salt") => {
+                return Ok(Self::Text(text.clone()));
+            }
         };
+            [tag, identifier, offset] if tag == "mm" => {
+                offset.parse().ok().map(|offset| (object_hash(identifier), offset))
+            }
         let (hash, offset) = object.unwrap_or_else(|| (xxh3_64(parts.join("\0").as_bytes()), 0));
         Ok(Self::Object { hash, offset })
     }

@@ -95,6 +95,20 @@ fn h6_both_forms_say_the_same() {
         lora: Some(String::from("fr")),
         tier: Tier::Host,
         extra_keys: vec![
+#[test]
+fn h6_tagged_extra_keys_are_those_without_a_tag() {
+    let store = |keys: Value| {
+        one(
+            &json!({"type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [1, 2],
+            "block_size": 2, "lora_name": "fr", "extra_keys": [keys]}),
+        )
+    };
+    let untagged = store(json!(["fr", ["img", 3], "tenantA"])).expect("a store");
+    // H6.12
+    let tagged = json!([["lora", "fr"], ["mm", "img", 3], ["cache_salt", "tenantA"]]);
+    assert_eq!(store(tagged).expect("a store"), untagged);
+}
+
             vec![ExtraKey::Text("fr".to_owned()), ExtraKey::Object { hash: xxh3_64(b"img"), offset: 3 }],
             vec![],
         ],
