@@ -1,7 +1,7 @@
 //! One event, as a positional array or as a map.
 //!
 //! Owns the engines' field order. A store with a field of an unknown form is skipped: the index then lacks
-//! blocks. A removal with one is an error: the index would keep blocks that are gone.
+//! blocks. A removal with one, or of an unknown type, is an error: the index would keep blocks that are gone.
 
 use std::fmt;
 
@@ -19,6 +19,8 @@ use super::{
 
 /// Length in characters to which the name of an unknown event is cut.
 const MAX_NAME: usize = 64;
+/// Words in the name of an event that say that blocks are gone.
+const REMOVING: [&str; 3] = ["Cleared", "Removed", "Evicted"];
 
 impl<'de> Deserialize<'de> for KvEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -66,6 +68,8 @@ enum Tag {
     Stored,
     Removed,
     Cleared,
+    /// An unknown event whose name says that blocks are gone.
+    Removing(String),
     Other(String),
 }
 
@@ -76,7 +80,11 @@ impl Tag {
             "BlockStored" => Self::Stored,
             "BlockRemoved" => Self::Removed,
             "AllBlocksCleared" => Self::Cleared,
-            _ => Self::Other(name.chars().take(MAX_NAME).collect()),
+            _ => {
+                let removes = REMOVING.iter().any(|word| name.contains(word));
+                let name = name.chars().take(MAX_NAME).collect();
+                if removes { Self::Removing(name) } else { Self::Other(name) }
+            }
         })
     }
 
@@ -97,7 +105,7 @@ impl Tag {
                 Field::Window,
             ],
             Self::Removed => &[Field::Hashes, Field::Medium, Field::Group],
-            Self::Cleared | Self::Other(_) => &[],
+            Self::Cleared | Self::Removing(_) | Self::Other(_) => &[],
         }
     }
 }
@@ -137,6 +145,9 @@ impl Fields {
             },
             Tag::Cleared => Ok(KvEvent::Cleared),
             Tag::Other(name) => Ok(KvEvent::Unknown(name)),
+            Tag::Removing(name) => {
+                Err(E::custom(format_args!("an event of the unknown type {name} may remove blocks")))
+            }
         }
     }
 

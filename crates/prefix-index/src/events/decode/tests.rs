@@ -70,6 +70,16 @@ fn h6_real_stores_are_read() {
 }
 
 #[test]
+fn h6_an_unknown_event_that_removes_is_an_error() {
+    for name in ["PrefixCacheCleared", "BlockEvicted", "BlocksRemovedByPrefix"] {
+        let event = json!({"type": name, "block_hashes": [9]});
+        // H6.18
+        assert!(one(&event).is_err() && one(&json!([name, [9]])).is_err(), "{name}");
+    }
+    assert_eq!(one(&json!(["BlockPinned"])).expect("skipped"), KvEvent::Unknown("BlockPinned".to_owned()));
+}
+
+#[test]
 fn h6_real_removals_come_before_the_store() {
     let batch = decode_batch(VLLM_EVICT).expect("batch");
     let (last, before) = batch.events.split_last().expect("events");
