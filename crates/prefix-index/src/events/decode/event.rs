@@ -125,6 +125,7 @@ struct Fields {
     group: Option<u32>,
     kind: Option<Named>,
     window: Option<u32>,
+    reused: bool,
     /// Fields that a removal does not have and that have an unknown form: the last of them.
     unreadable: Option<Field>,
     /// Whether a field that a removal has, too, has an unknown form.
@@ -144,10 +145,10 @@ impl Fields {
                 _ => Err(E::custom("a BlockRemoved has a field of an unknown form")),
             },
             Tag::Cleared => Ok(KvEvent::Cleared),
-            Tag::Other(name) => Ok(KvEvent::Unknown(name)),
             Tag::Removing(name) => {
                 Err(E::custom(format_args!("an event of the unknown type {name} may remove blocks")))
             }
+            Tag::Other(name) => Ok(KvEvent::Unknown(name)),
         }
     }
 
@@ -174,6 +175,7 @@ impl Fields {
             extra_keys,
             group: self.group,
             kind: self.kind.and_then(|kind| kind.group_kind(self.window)),
+            reused: self.reused,
             locals: None,
         })
     }
@@ -195,6 +197,7 @@ impl Fields {
                 *slot = number.number();
                 return slot.is_some();
             }
+            (Field::Origin, Value::Text(origin)) => self.reused = origin == "REUSED",
             (Field::Medium, Value::Text(medium)) => self.medium = Some(Tier::of_medium(medium)),
             (Field::LoraId, id) => return put_text(id, &mut self.lora_id),
             (Field::LoraName, name) => return put_text(name, &mut self.lora_name),

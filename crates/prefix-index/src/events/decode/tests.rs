@@ -96,16 +96,6 @@ fn h6_real_removals_come_before_the_store() {
 }
 
 #[test]
-fn h6_both_forms_say_the_same() {
-    let expected = KvEvent::Stored(Stored {
-        hashes: vec![7, u64::MAX],
-        parent: Some(u64::MAX - 1),
-        token_ids: vec![1, 2, 3, 4],
-        block_size: 2,
-        lora: Some(String::from("fr")),
-        tier: Tier::Host,
-        extra_keys: vec![
-#[test]
 fn h6_tagged_extra_keys_are_those_without_a_tag() {
     let store = |keys: Value| {
         one(
@@ -119,12 +109,23 @@ fn h6_tagged_extra_keys_are_those_without_a_tag() {
     assert_eq!(store(tagged).expect("a store"), untagged);
 }
 
+#[test]
+fn h6_both_forms_say_the_same() {
+    let expected = KvEvent::Stored(Stored {
+        hashes: vec![7, u64::MAX],
+        parent: Some(u64::MAX - 1),
+        token_ids: vec![1, 2, 3, 4],
+        block_size: 2,
+        lora: Some(String::from("fr")),
+        tier: Tier::Host,
+        extra_keys: vec![
             vec![ExtraKey::Text("fr".to_owned()), ExtraKey::Object { hash: xxh3_64(b"img"), offset: 3 }],
             vec![],
         ],
         group: Some(1),
         kind: Some(GroupKind::Full),
         locals: None,
+        reused: false,
     });
     let extra = json!([["fr", ["img", 3]], null]);
     let positional = json!(["BlockStored", [7, -1], -2, [1, 2, 3, 4], 2, 5, "CPU", "fr", extra, 1, "full_attention", {"x": [1]}]);
