@@ -327,6 +327,25 @@ mod events {
     }
 
     #[test]
+    fn h6_blocks_that_move_to_another_tier_in_one_batch_stay_known() {
+        let (index, tokens) = (live(), (0..12).collect::<Vec<u32>>());
+        apply(&index, vec![stored(None, &[1, 2, 3], &tokens, Tier::Device)]);
+        let offloaded = |hashes: &[u64], tier| stored(None, hashes, &[], tier);
+        // vLLM lists the events of the device first.
+        let (device, host) = (removed(&[3, 2, 1], Tier::Device), offloaded(&[1, 2, 3], Tier::Host));
+        apply(&index, vec![device, host]);
+        // H6.21
+        assert_eq!(matched(&index, &tokens), [0, 3, 0]);
+        apply(&index, vec![removed(&[3, 2, 1], Tier::Host), offloaded(&[1, 2], Tier::Disk)]);
+        assert_eq!(matched(&index, &tokens), [0, 0, 2]);
+        // Blocks that the same batch stores are known only then.
+        let later = stored(None, &[4], &[9; 4], Tier::Device);
+        apply(&index, vec![removed(&[1], Tier::Disk), later, offloaded(&[1, 4], Tier::Host)]);
+        apply(&index, vec![removed(&[4], Tier::Device)]);
+        assert_eq!((matched(&index, &[9; 4]), matched(&index, &tokens)), ([0, 1, 0], [0, 1, 1]));
+    }
+
+    #[test]
     fn h2_the_engine_s_block_size_may_be_a_multiple_of_the_index_s() {
         let (index, tokens) = (live(), (0..32).collect::<Vec<u32>>());
         let wide = |hashes: &[u64], parent, tokens: &[u32]| {
