@@ -1,6 +1,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use prefix_index::{IndexConfig, Overlaps, Prefix};
+use prefix_index::{
+    IndexConfig, Overlaps, Prefix, Salt, block_hashes,
+    events::{Batch, KvEvent, Stored},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -71,10 +74,10 @@ struct TestWorker {
     index: Arc<PrefixIndex>,
     healthy: watch::Sender<bool>,
     started: Arc<AtomicUsize>,
+    asleep: Arc<AtomicBool>,
     stop: CancellationToken,
 }
 
-    asleep: Arc<AtomicBool>,
 async fn test_worker(owner: &'static str) -> TestWorker {
     let (healthy, receiver) = watch::channel(true);
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
@@ -159,9 +162,6 @@ async fn b8_predictions_end_with_a_process_that_was_replaced_unseen() {
 }
 
 #[tokio::test]
-async fn a_worker_of_another_engine_stays_out() {
-    let test = test_worker("sglang").await;
-#[tokio::test]
 async fn b8_blocks_end_when_their_engine_falls_asleep() {
     let test = test_worker("vllm").await;
     until("load", || test.worker.engine_load().is_some()).await;
@@ -186,6 +186,9 @@ async fn b8_blocks_end_when_their_engine_falls_asleep() {
     test.stop.cancel();
 }
 
+#[tokio::test]
+async fn a_worker_of_another_engine_stays_out() {
+    let test = test_worker("sglang").await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(test.worker.ineligible(), Some(Ineligible::Misconfigured));
     test.stop.cancel();
