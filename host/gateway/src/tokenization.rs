@@ -210,7 +210,7 @@ fn encode(
         _ => {
             let prompt: String = serde_json::from_str(request.prompt()).map_err(|_| "not_text")?;
             let special = get("add_special_tokens").is_none_or(|value| value != "false");
-            if get("truncate_prompt_tokens").is_some() {
+            if get("truncate_prompt_tokens").is_some_and(|limit| limit != "null") {
                 return Err("unsupported");
             }
             tokenizer.completion_until(prompt, special, stopped).map_err(kind)

@@ -164,6 +164,26 @@ mod tests {
     }
 
     #[test]
+    fn h7_token_ids_that_the_engine_cuts_off_do_not_count() {
+        let of = |fields: &str| of(&format!(r#"{{"model":"m","prompt":[1,2,3,4,5,6,7,8],{fields}}}"#));
+        let hashes = |ids: &[u32]| block_hashes(ids, 4, &Salt::default());
+        for (fields, ids) in [
+            (r#""truncate_prompt_tokens":4"#, [5, 6, 7, 8].as_slice()),
+            (r#""truncate_prompt_tokens":4,"truncation_side":"left""#, &[5, 6, 7, 8]),
+            (r#""truncate_prompt_tokens":4,"truncation_side":"right""#, &[1, 2, 3, 4]),
+            (r#""truncate_prompt_tokens":9,"truncation_side":null"#, &[1, 2, 3, 4, 5, 6, 7, 8]),
+            (r#""truncate_prompt_tokens":null"#, &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ] {
+            let request = of(fields);
+            // H7.11
+            assert_eq!((request.prompt_tokens as usize, request.prompt_tokens_estimated), (ids.len(), false));
+            assert_eq!(**request.prefix.hashes(), *hashes(ids), "{fields}");
+        }
+        // How many tokens an engine keeps by its own limit is not known.
+        assert!(of(r#""truncate_prompt_tokens":-1"#).prompt_tokens_estimated);
+    }
+
+    #[test]
     fn h5_no_prompt_has_more_blocks_with_hashes_than_tokens() {
         let image = "iVBORw0KGgoA".repeat(100_000);
         let message = format!(
