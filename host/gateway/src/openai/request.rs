@@ -231,6 +231,12 @@ impl Request {
         multimodal.or(self.token_ids.as_deref()).and_then(|ids| prompt_use::kept_ids(&self.body, ids))
     }
 
+    /// Returns whether an engine computes the whole prompt, whatever it has cached.
+    #[must_use]
+    pub(crate) fn skips_cache(&self) -> bool {
+        prompt_use::needs_prompt_logprobs(self.endpoint, &self.body)
+    }
+
     /// The raw JSON of the prompt, for tokenizers.
     #[must_use]
     pub(crate) fn prompt(&self) -> &str {

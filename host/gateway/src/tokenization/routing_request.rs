@@ -47,8 +47,7 @@ pub(crate) fn routing_request(
 ) -> RoutingRequest {
     let hints = &request.hints;
     let salt = Salt { lora: adapter, cache: hints.cache_salt.as_deref() };
-    let size = measure.block_size.max(1);
-    let objects = &hints.block_objects;
+    let (size, objects) = (measure.block_size.max(1), &hints.block_objects);
     let (prompt_tokens, estimated, prefix) = match (request.routing_token_ids(), tokens) {
         (Some(ids), _) => (count(ids.len()), false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
         (None, Some(tokens)) => (count(tokens.count()), false, tokens.prefix(size as usize, &salt, objects)),
@@ -82,6 +81,7 @@ pub(crate) fn routing_request(
         prompt_tokens_estimated: estimated,
         block_size: size,
         prefix,
+        skips_cache: request.skips_cache(),
         n: request.n,
         max_tokens: request.max_tokens,
         context_tokens,
@@ -181,6 +181,27 @@ mod tests {
         }
         // How many tokens an engine keeps by its own limit is not known.
         assert!(of(r#""truncate_prompt_tokens":-1"#).prompt_tokens_estimated);
+    }
+
+    #[test]
+    fn h3_a_request_for_logprobs_of_its_prompt_uses_no_cached_block() {
+        let skips = |endpoint, fields: &str| {
+            of_endpoint(endpoint, &format!(r#"{{"model":"m","prompt":[1],"messages":[]{fields}}}"#), None)
+                .skips_cache
+        };
+        for (fields, text) in [
+            ("", false),
+            (r#","prompt_logprobs":0"#, true),
+            (r#","prompt_logprobs":null,"echo":true"#, false),
+            (r#","echo":true,"logprobs":0"#, true),
+            (r#","echo":false,"logprobs":1"#, false),
+            (r#","echo":true,"logprobs":null"#, false),
+        ] {
+            let chat = fields.contains(r#""prompt_logprobs":0"#) || fields.contains(r#""echo":true"#);
+            // H3.4
+            assert_eq!(skips(Endpoint::Completions, fields), text, "{fields}");
+            assert_eq!(skips(Endpoint::ChatCompletions, fields), chat, "{fields}");
+        }
     }
 
     #[test]
