@@ -205,6 +205,16 @@ mod tests {
     }
 
     #[test]
+    fn h1_sglang_s_extra_key_follows_the_salt() {
+        let of = |fields: &str| of(&format!(r#"{{"model":"m","prompt":[1,2,3,4]{fields}}}"#)).prefix;
+        let both = of(r#","cache_salt":"a","extra_key":"b""#);
+        // H1.8
+        assert_eq!(both.hashes(), of(r#","cache_salt":"ab""#).hashes());
+        assert_eq!(of(r#","extra_key":"ab","cache_salt":null"#).hashes(), both.hashes());
+        assert_eq!(of(r#","extra_key":["a"]"#).hashes(), of(r#","extra_key":"""#).hashes());
+    }
+
+    #[test]
     fn h5_no_prompt_has_more_blocks_with_hashes_than_tokens() {
         let image = "iVBORw0KGgoA".repeat(100_000);
         let message = format!(
