@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use crate::events::{KvEvent, Stored};
 
-/// Takes out the stores without tokens of blocks that are removed from another tier earlier in the batch. They
-/// have to be applied first: after the removal nothing tells which tokens the blocks have.
+/// Takes out the stores without tokens of blocks that are removed from another tier earlier in the batch.
+/// They have to be applied first: after the removal nothing tells which tokens the blocks have.
 pub(super) fn take_moved(events: &mut [KvEvent]) -> Vec<KvEvent> {
     let is_offload = |event: &KvEvent| matches!(event, KvEvent::Stored(stored) if !stored.has_tokens());
     let (mut moved, mut removed) = (Vec::new(), HashMap::new());

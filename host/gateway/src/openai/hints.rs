@@ -381,8 +381,8 @@ fn agent_hints(headers: &HeaderMap, given: AgentHints) -> Result<AgentHints, Req
     Ok(AgentHints { priority, strict_priority, ..given })
 }
 
-/// Returns the salt of the block hashes. SGLang appends `extra_key` to it. A batch of `/generate` may have a list of
-/// salts, one for each prompt. Its prompts are measured together.
+/// Returns the salt of the block hashes. SGLang appends `extra_key` to it. A batch of `/generate` may have a
+/// list of salts, one for each prompt. Its prompts are measured together.
 fn salt(body: &JsonBody) -> Result<Option<String>, RequestError> {
     if body.get("cache_salt").is_some_and(|salt| salt.starts_with('[')) {
         return Ok(None);

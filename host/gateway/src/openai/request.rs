@@ -222,8 +222,8 @@ impl Request {
         Arc::new(Self { body, hints, token_ids: None, ..self.clone() })
     }
 
-    /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine, without
-    /// those that it cuts off; `None` if it is not known how many.
+    /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine,
+    /// without those that it cuts off; `None` if it is not known how many.
     #[must_use]
     pub(crate) fn routing_token_ids(&self) -> Option<&[u32]> {
         let multimodal =

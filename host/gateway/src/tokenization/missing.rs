@@ -1,5 +1,5 @@
-//! Models without a source of tokens whose workers have KV events: events name tokens, so that they say nothing
-//! about prompts of text.
+//! Models without a source of tokens whose workers have KV events: events name tokens, so that they say
+//! nothing about prompts of text.
 
 use std::collections::HashSet;
 
@@ -14,8 +14,9 @@ const MAX_MODELS: usize = 100;
 pub(super) struct MissingTokenizers(RwLock<HashSet<ModelName>>);
 
 impl MissingTokenizers {
-    /// Returns whether the workers of a model that has no source of tokens have KV events, and warns of the first
-    /// such request. Only the first worker of each role is looked at, because a model may have thousands.
+    /// Returns whether the workers of a model that has no source of tokens have KV events, and warns of the
+    /// first such request. Only the first worker of each role is looked at, because a model may have
+    /// thousands.
     pub(super) fn concerns(&self, model: &ModelName, workers: &Snapshot) -> bool {
         let has_events = |leg| {
             let first = workers.pool(model, leg).first();

@@ -13,8 +13,8 @@ const RUNNING: [&str; 3] =
     ["vllm:num_requests_running", "sglang:num_running_reqs", "trtllm:num_requests_running"];
 const WAITING: [&str; 3] =
     ["vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm:num_requests_waiting"];
-/// The same of queues beside it, in SGLang's pairs: prefill waits for a partner, decode waits for memory and then
-/// for the KV blocks. Requests in the queue `prefill_inflight` have been prefilled.
+/// The same of queues beside it, in SGLang's pairs: prefill waits for a partner, decode waits for memory and
+/// then for the KV blocks. Requests in the queue `prefill_inflight` have been prefilled.
 const PAIR_QUEUES: [&[&str]; 3] = [
     &["sglang:num_prefill_bootstrap_queue_reqs", "sglang:num_prefill_prealloc_queue_reqs"],
     &["sglang:num_decode_prealloc_queue_reqs"],

@@ -103,8 +103,8 @@ impl Probe {
         }
     }
 
-    /// Forgets what the engine has cached, also what its events reported: one that falls asleep drops its cache, and
-    /// reports it only with its next step.
+    /// Forgets what the engine has cached, also what its events reported: one that falls asleep drops its
+    /// cache, and reports it only with its next step.
     fn forget_cache(&self) {
         let worker = self.worker.id();
         self.index.forget_records(worker);

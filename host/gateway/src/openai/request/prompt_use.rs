@@ -14,7 +14,8 @@ pub(super) fn kept_ids<'a>(body: &JsonBody, ids: &'a [u32]) -> Option<&'a [u32]>
     }
 }
 
-/// Returns whether the answer has logprobs of the prompt's tokens: an engine computes them with the whole prompt.
+/// Returns whether the answer has logprobs of the prompt's tokens: an engine computes them with the whole
+/// prompt.
 pub(super) fn needs_prompt_logprobs(endpoint: Endpoint, body: &JsonBody) -> bool {
     if given(body, "prompt_logprobs").is_some() {
         return true;

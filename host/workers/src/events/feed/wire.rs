@@ -37,8 +37,8 @@ impl Subscription {
 }
 
 /// Requests every message from sequence number `from` on from the replay server at `endpoint`, and forwards
-/// the replies until the end marker. Fails if the next reply takes longer than `reply_limit`; the caller limits
-/// the whole.
+/// the replies until the end marker. Fails if the next reply takes longer than `reply_limit`; the caller
+/// limits the whole.
 pub(super) async fn ask(
     config: &FeedConfig,
     endpoint: &str,
