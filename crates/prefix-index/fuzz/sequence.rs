@@ -258,6 +258,7 @@ fn store(path: &[u8]) -> KvEvent {
         extra_keys: Vec::new(),
         group: None,
         kind: None,
+        reused: false,
         locals: None,
     })
 }
@@ -294,7 +295,8 @@ fn hostile(worker: WorkerId, events: &[(u8, Option<u8>, Vec<u8>, Act, u8)]) {
                 extra_keys: vec![vec![ExtraKey::Text("a".to_owned())]; usize::from(tokens % 3)],
                 group: (size % 5 == 4).then_some(u32::from(*size)),
                 kind: None,
-                locals: None,
+                reused: false,
+        locals: None,
             }),
             Act::Remove(_) | Act::Restart | Act::Prompt(..) => KvEvent::Removed { hashes, tier, group: None },
             Act::Clear => KvEvent::Cleared,

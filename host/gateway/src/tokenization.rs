@@ -25,11 +25,13 @@ use crate::{
 mod encodes;
 mod engine;
 pub(crate) mod latency_targets;
+mod missing;
 mod request_tokens;
 pub(crate) mod routing_request;
 
 use encodes::Encodes;
 use engine::EngineTokens;
+use missing::MissingTokenizers;
 pub(crate) use request_tokens::RequestTokens;
 use request_tokens::SegmentHashes;
 
@@ -43,6 +45,7 @@ const HASHES_SHARE: usize = 16;
 pub(crate) struct Tokens {
     models: BTreeMap<ModelName, ModelTokens>,
     encodes: Arc<Encodes>,
+    missing: Arc<MissingTokenizers>,
 }
 
 /// Source of one model's token ids.
@@ -65,7 +68,7 @@ impl Tokens {
     /// Returns no sources. Long prompts will be encoded on `threads` threads, which start with the first
     /// tokenizer.
     pub(crate) fn new(threads: usize) -> Self {
-        Self { models: BTreeMap::new(), encodes: Arc::new(Encodes::new(threads)) }
+        Self { models: BTreeMap::new(), encodes: Arc::new(Encodes::new(threads)), missing: Arc::default() }
     }
 
     /// Loads every configured tokenizer. Engines are found in `registry`. Sources of `self` whose
@@ -96,8 +99,8 @@ impl Tokens {
             };
             loaded.insert(model_name, ModelTokens { source, timeout: model.tokenizer_timeout, made_of });
         }
-        let encodes = self.encodes.clone();
-        if problems.is_empty() { Ok(Self { models: loaded, encodes }) } else { Err(problems) }
+        let (encodes, missing) = (self.encodes.clone(), self.missing.clone());
+        if problems.is_empty() { Ok(Self { models: loaded, encodes, missing }) } else { Err(problems) }
     }
 
     /// Returns the request's token ids; `None` when the client gave them, or the model has no source for
@@ -112,7 +115,6 @@ impl Tokens {
         metrics: &Metrics,
         workers: &Snapshot,
     ) -> Option<RequestTokens> {
-        let model = workers.own_or_parent(&request.model, |model| self.models.get(model))?;
         // A preview returns the tokens for the engine, even if routing uses others.
         let is_known = match request.hints.query_only {
             true => request.token_ids.is_some(),
@@ -122,6 +124,13 @@ impl Tokens {
         if is_known || !takes_text || request.prompts > 1 {
             return None;
         }
+        let not_tokenized = |reason| metrics.not_tokenized.get_or_create(&ReasonLabels { reason }).inc();
+        let Some(model) = workers.own_or_parent(&request.model, |model| self.models.get(model)) else {
+            if self.missing.concerns(&request.model, workers) {
+                not_tokenized("no_tokenizer");
+            }
+            return None;
+        };
         let outcome = match &model.source {
             Source::Engine(engine) => {
                 let tokens = Box::pin(engine.of(request, upstream, model.timeout)).await;
@@ -139,7 +148,7 @@ impl Tokens {
         match outcome {
             Ok((tokens, hashes)) => Some(RequestTokens::new(tokens, hashes)),
             Err(reason) => {
-                metrics.not_tokenized.get_or_create(&ReasonLabels { reason }).inc();
+                not_tokenized(reason);
                 None
             }
         }
@@ -210,7 +219,7 @@ fn encode(
         _ => {
             let prompt: String = serde_json::from_str(request.prompt()).map_err(|_| "not_text")?;
             let special = get("add_special_tokens").is_none_or(|value| value != "false");
-            if get("truncate_prompt_tokens").is_some() {
+            if get("truncate_prompt_tokens").is_some_and(|limit| limit != "null") {
                 return Err("unsupported");
             }
             tokenizer.completion_until(prompt, special, stopped).map_err(kind)

@@ -77,6 +77,7 @@ fn request() -> RoutingRequest {
         prompt_tokens_estimated: false,
         block_size: 16,
         prefix: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).to_vec().into(),
+        skips_cache: false,
         n: 1,
         max_tokens: None,
         context_tokens: None,

@@ -124,7 +124,8 @@ impl Inputs {
     /// Counts blocks that the request shares with booked ones once, where it shares any (G).
     fn share(&mut self, query: &Query<'_>, pool: &Pool, rows: &[u32]) {
         let request = query.request;
-        let Some(first) = request.prefix.hashes().first() else { return };
+        let first = request.prefix.hashes().first().filter(|_| !request.skips_cache);
+        let Some(first) = first else { return };
         let blocks = &mut self.after_admission;
         pool.for_each_booking(rows, *first, |row| {
             let row = row as usize;
@@ -143,6 +144,9 @@ impl Inputs {
             column.resize(pool.len(), 0);
         }
         holders.clear();
+        if query.request.skips_cache {
+            return;
+        }
         index.matches(prefix.hashes(), overlaps);
         let [device, host, disk] = cached;
         overlaps.for_each_holder(pool.rows(), |row, matched| {

@@ -18,6 +18,8 @@ pub struct RoutingRequest {
     pub block_size: u32,
     /// Hashes of the prompt's prefix.
     pub prefix: Prefix,
+    /// Whether the engine computes the whole prompt, whatever it has cached.
+    pub skips_cache: bool,
     /// Choices asked for.
     pub n: u32,
     /// The client's cap on output tokens.

@@ -64,8 +64,9 @@ impl<'a> PromptBytes<'a> {
 
     /// Reads the bytes of a chat whose messages are the values of `keys`.
     ///
-    /// A chat template of the client's comes first, because everything depends on it, and its arguments last:
-    /// most of them decide how the answer begins (`enable_thinking`).
+    /// A chat template of the client's comes first, because everything depends on it, then the effort, which
+    /// templates write into the first message. Other arguments come last: most of them decide how the answer
+    /// begins (`enable_thinking`).
     #[must_use]
     pub fn of_chat(
         body: &'a JsonBody,
@@ -76,6 +77,7 @@ impl<'a> PromptBytes<'a> {
         if let Some(template) = given(body, "chat_template") {
             bytes.push_digest(template.as_bytes());
         }
+        bytes.push_effort(body);
         TEMPLATE_FIELDS.into_iter().for_each(|key| bytes.push_field(body, key));
         keys.into_iter().for_each(|key| bytes.push_messages(body, key));
         bytes.push_field(body, "chat_template_kwargs");
@@ -99,6 +101,18 @@ impl<'a> PromptBytes<'a> {
     fn new(bytes_per_token: u32) -> Self {
         let media_bytes = MEDIA_TOKENS.saturating_mul(bytes_per_token.max(1) as usize);
         Self { parts: Vec::with_capacity(4), media_bytes }
+    }
+
+    /// Adds the effort of reasoning, whether it is a field or an argument of the template.
+    fn push_effort(&mut self, body: &JsonBody) {
+        const KEY: &str = "reasoning_effort";
+        if let Some(effort) = given(body, KEY) {
+            self.push_digest(effort.as_bytes());
+        } else if let Some(Ok(arguments)) = body.object("chat_template_kwargs")
+            && let Some(effort) = given(&arguments, KEY)
+        {
+            self.push_digest(effort.as_bytes());
+        }
     }
 
     fn push_field(&mut self, body: &'a JsonBody, key: &str) {

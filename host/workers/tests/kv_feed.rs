@@ -12,7 +12,12 @@ use parking_lot::Mutex;
 use pointsman_workers::events::{FeedConfig, FeedCounters, Sink, run};
 use prefix_index::events::{Batch, KvEvent};
 use serde_json::json;
-use tokio::{io::AsyncWriteExt as _, sync::Notify, task::JoinHandle, time::timeout};
+use tokio::{
+    io::AsyncWriteExt as _,
+    sync::Notify,
+    task::JoinHandle,
+    time::{sleep, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use zeromq::{Endpoint, PubSocket, RouterSocket, Socket, SocketRecv, SocketSend, ZmqMessage};
 
@@ -72,7 +77,7 @@ impl Fixture {
     fn start(endpoint: &str, replay: Option<&str>, limit: Duration) -> Self {
         let mut config = FeedConfig::new(endpoint);
         config.replay = replay.map(str::to_owned);
-        config.replay_limit = limit;
+        config.reply_limit = limit;
         config.silence = Duration::from_millis(500);
         config.backoff = Duration::from_millis(10);
         config.backoff_max = Duration::from_millis(50);
@@ -142,7 +147,7 @@ impl Engine {
             if let Ok(bound) = publisher.bind(endpoint).await {
                 return Self { publisher, endpoint: bound.to_string() };
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            sleep(Duration::from_millis(20)).await;
         }
         panic!("{endpoint} stays busy");
     }
@@ -168,6 +173,8 @@ enum Reply {
     UpTo(u64),
     /// The same without topic frames.
     Bare(u64),
+    /// The same with a pause of 200 ms before each message.
+    Slow(u64),
     /// A malformed message, then all messages up to the first number except the second.
     Without(u64, u64),
     /// The end marker only.
@@ -191,7 +198,7 @@ async fn replays(replies: Vec<Reply>) -> (String, Arc<Mutex<Vec<u64>>>) {
             let from = u64::from_be_bytes(from.as_ref().try_into().expect("8 bytes"));
             log.lock().push(from);
             let (to, without) = match reply {
-                Reply::UpTo(to) | Reply::Bare(to) => (to + 1, None),
+                Reply::UpTo(to) | Reply::Bare(to) | Reply::Slow(to) => (to + 1, None),
                 Reply::Without(to, without) => (to + 1, Some(without)),
                 Reply::Nothing => (0, None),
                 Reply::Silence => continue,
@@ -201,6 +208,9 @@ async fn replays(replies: Vec<Reply>) -> (String, Arc<Mutex<Vec<u64>>>) {
             }
             for seq in (from..to).filter(|seq| Some(*seq) != without) {
                 let number = seq.to_be_bytes();
+                if matches!(reply, Reply::Slow(_)) {
+                    sleep(Duration::from_millis(200)).await;
+                }
                 let response = match reply {
                     Reply::Bare(_) => message(&[client, b"", &number, &batch(seq)]),
                     _ => message(&[client, b"", b"kv-events", &number, &batch(seq)]),
@@ -298,7 +308,8 @@ async fn h6_a_gap_without_replay_forgets() {
 #[tokio::test]
 async fn h6_a_replay_that_does_not_fill_the_gap_forgets() {
     let mut engine = Engine::bind(LOCAL).await;
-    let replies_sent = vec![Reply::Nothing, Reply::Nothing, Reply::Without(9, 7), Reply::Silence];
+    let without = Reply::Without(9, 7);
+    let replies_sent = vec![Reply::Nothing, Reply::Nothing, without, without, Reply::Silence];
     let (replay, requested) = replays(replies_sent).await;
     let feed = Fixture::start(&engine.endpoint, Some(&replay), Duration::from_millis(500));
     feed.expect(&[Live(true)]).await;
@@ -307,12 +318,74 @@ async fn h6_a_replay_that_does_not_fill_the_gap_forgets() {
     feed.expect(&[Forget("gap"), Got(5)]).await;
     engine.publish(9).await;
     feed.expect(&[Got(6), Forget("gap"), Got(8), Got(9)]).await;
-    assert_eq!(feed.counters.decode_errors.load(Relaxed), 1);
+    assert_eq!(feed.counters.decode_errors.load(Relaxed), 2);
     engine.publish(12).await;
     engine.publish(13).await;
     feed.expect(&[Forget("gap"), Got(12), Got(13)]).await;
-    assert_eq!(*requested.lock(), [0, 1, 6, 10]);
+    assert_eq!(*requested.lock(), [0, 1, 6, 7, 10]);
     feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_replay_may_take_longer_than_a_reply() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let (replay, requested) = replays(vec![Reply::Nothing, Reply::Slow(7)]).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), Duration::from_millis(700));
+    feed.expect(&[Live(true)]).await;
+    feed.first(&mut engine, 0, &[Got(0)]).await;
+    engine.publish(8).await;
+    // H6.19
+    feed.expect(&(1..=8).map(Got).collect::<Vec<_>>()).await;
+    assert_eq!(*requested.lock(), [0, 1]);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_replay_that_ends_early_goes_on() {
+    let mut engine = Engine::bind(LOCAL).await;
+    let mut replies_sent = vec![Reply::Nothing, Reply::UpTo(2)];
+    replies_sent.extend([Reply::Without(6, 4), Reply::Slow(5), Reply::UpTo(7)]);
+    let (replay, requested) = replays(replies_sent).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), WAIT_LIMIT);
+    feed.expect(&[Live(true)]).await;
+    feed.first(&mut engine, 0, &[Got(0)]).await;
+    for seq in [6, 8, 9] {
+        engine.publish(seq).await;
+    }
+    // H6.19
+    feed.expect(&(1..=9).map(Got).collect::<Vec<_>>()).await;
+    assert_eq!(*requested.lock(), [0, 1, 3, 4, 7]);
+    assert_eq!(feed.counters.failed_replays.load(Relaxed), 0);
+    feed.end().await;
+}
+
+#[tokio::test]
+async fn h6_a_replay_that_is_given_up_warns_until_one_succeeds() {
+    let (mut read, written) = std::io::pipe().unwrap();
+    let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(Arc::new(written)).finish();
+    let lines = tracing::subscriber::set_default(lines);
+    let mut engine = Engine::bind(LOCAL).await;
+    let replies_sent = [Some(2), None, None, Some(10), None];
+    let replies_sent = replies_sent.map(|to| to.map_or(Reply::Nothing, Reply::UpTo));
+    let (replay, _) = replays(replies_sent.to_vec()).await;
+    let feed = Fixture::start(&engine.endpoint, Some(&replay), WAIT_LIMIT);
+    feed.expect(&[Got(0), Got(1), Got(2), Live(true)]).await;
+    feed.first(&mut engine, 3, &[Got(3)]).await;
+    for seq in [5, 7] {
+        engine.publish(seq).await;
+        feed.expect(&[Forget("gap"), Got(seq)]).await;
+    }
+    engine.publish(11).await;
+    feed.expect(&[Got(8), Got(9), Got(10), Got(11)]).await;
+    engine.publish(13).await;
+    feed.expect(&[Forget("gap"), Got(13)]).await;
+    // H6.19
+    assert_eq!(feed.counters.failed_replays.load(Relaxed), 3);
+    feed.end().await;
+    drop(lines);
+    let mut log = String::new();
+    read.read_to_string(&mut log).unwrap();
+    assert_eq!(log.matches("replay given up").count(), 2, "{log}");
 }
 
 #[tokio::test]

@@ -95,9 +95,10 @@ async fn cluster(flags: &[String]) -> TestCluster {
 const ANSWER: &str = r#"{"id":"x","object":"text_completion","created":1,"model":"tiny","choices":[{"index":0,"text":"hi","finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1,"total_tokens":2}}"#;
 
 /// Every reserved field, by every engine's own name.
-const FIELDS: [&str; 17] = [
+const FIELDS: [&str; 18] = [
     "kv_transfer_params",
     "ec_transfer_params",
+    "kv_cache_report_mode",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",

@@ -77,6 +77,8 @@ pub struct Stored {
     pub group: Option<u32>,
     /// Part of a prompt that the group keeps, if the engine reports it.
     pub kind: Option<GroupKind>,
+    /// Whether the event repeats blocks that a request found in the cache: no further copies of them.
+    pub reused: bool,
     /// Local hashes of the index's blocks, which the index computes before its writer gets the event. Then
     /// the tokens may be gone.
     pub locals: Option<LocalHashes>,

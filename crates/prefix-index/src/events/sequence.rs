@@ -26,7 +26,7 @@ pub enum Step<M> {
     /// The message was seen before; nothing to do.
     Duplicate,
     /// Messages `from..=to` are missing. The message is kept and a replay is open: pass replies to
-    /// [`Sequencer::replayed`], then call [`Sequencer::finish`].
+    /// [`Sequencer::replayed`], take messages from [`Sequencer::advance`], then call [`Sequencer::finish`].
     Gap {
         /// First missing number.
         from: u64,
@@ -96,6 +96,28 @@ impl<M: AsRef<[u8]>> Sequencer<M> {
     /// Handles a message of the open replay. Without an open replay it is a duplicate.
     pub fn replayed(&mut self, seq: u64, message: M) -> Step<M> {
         if self.kept.is_some() { self.order(seq, message) } else { Step::Duplicate }
+    }
+
+    /// Returns the number after the last message handed out; `None` before the first one.
+    #[must_use]
+    pub fn next(&self) -> Option<u64> {
+        self.applied.map(|applied| applied.saturating_add(1))
+    }
+
+    /// Returns the step of the first kept message; `None` if messages before it are missing, or nothing is
+    /// kept ([`Sequencer::is_caught_up`] tells which). The replay stays open.
+    pub fn advance(&mut self) -> Option<Step<M>> {
+        let next = self.next();
+        let kept = self.kept.as_mut()?;
+        let (seq, message) = kept.messages.pop_front_if(|(seq, _)| next.is_none_or(|next| *seq <= next))?;
+        kept.bytes -= message.as_ref().len();
+        Some(self.order(seq, message))
+    }
+
+    /// Returns whether no message is kept.
+    #[must_use]
+    pub fn is_caught_up(&self) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.messages.is_empty())
     }
 
     /// Closes the replay, complete or not, and returns the steps of the kept messages.

@@ -119,7 +119,9 @@ impl EngineCache {
                 }
                 Some(at) => {
                     self.runs.mark_used(at);
-                    known.push(at);
+                    if !stored.reused || self.runs.stored(at)[to.0] == 0 {
+                        known.push(at);
+                    }
                     (parent, number) = (Some(at), number + 1);
                     continue;
                 }

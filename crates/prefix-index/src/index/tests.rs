@@ -299,11 +299,50 @@ mod events {
         );
         // H6.10
         assert_eq!(matched(&index, &tokens), [3, 0, 0]);
+        // H6.20: a reused block is no further copy.
+        apply(&index, vec![reused(&tokens), reused(&tokens)]);
         apply(&index, vec![removed(&[903], Tier::Device)]);
         // H2.2
         assert_eq!(matched(&index, &tokens), [2, 0, 0]);
         apply(&index, vec![KvEvent::Cleared]);
         assert_eq!((matched(&index, &tokens), index.stats().bytes), ([0; 3], 0));
+    }
+
+    /// A report of blocks 901 to 903 that a request reused.
+    fn reused(tokens: &[u32]) -> KvEvent {
+        let event = serde_json::json!({"type": "BlockStored", "block_hashes": [901, 902, 903],
+            "parent_block_hash": null, "token_ids": tokens, "block_size": 4, "origin": "REUSED"});
+        let payload = rmp_serde::to_vec(&serde_json::json!([1.0, [event]])).expect("msgpack");
+        decode_batch(&payload).expect("a batch").events.remove(0)
+    }
+
+    #[test]
+    fn h6_a_report_of_reused_blocks_restores_them() {
+        let (index, tokens) = (live(), (0..12).collect::<Vec<u32>>());
+        apply(&index, vec![stored(None, &[901], &tokens[..4], Tier::Device), reused(&tokens)]);
+        // H6.20
+        assert_eq!(matched(&index, &tokens), [3, 0, 0]);
+        apply(&index, vec![removed(&[903, 902, 901], Tier::Device)]);
+        assert_eq!((matched(&index, &tokens), index.stats().bytes), ([0; 3], 0));
+    }
+
+    #[test]
+    fn h6_blocks_that_move_to_another_tier_in_one_batch_stay_known() {
+        let (index, tokens) = (live(), (0..12).collect::<Vec<u32>>());
+        apply(&index, vec![stored(None, &[1, 2, 3], &tokens, Tier::Device)]);
+        let offloaded = |hashes: &[u64], tier| stored(None, hashes, &[], tier);
+        // vLLM lists the events of the device first.
+        let (device, host) = (removed(&[3, 2, 1], Tier::Device), offloaded(&[1, 2, 3], Tier::Host));
+        apply(&index, vec![device, host]);
+        // H6.21
+        assert_eq!(matched(&index, &tokens), [0, 3, 0]);
+        apply(&index, vec![removed(&[3, 2, 1], Tier::Host), offloaded(&[1, 2], Tier::Disk)]);
+        assert_eq!(matched(&index, &tokens), [0, 0, 2]);
+        // Blocks that the same batch stores are known only then.
+        let later = stored(None, &[4], &[9; 4], Tier::Device);
+        apply(&index, vec![removed(&[1], Tier::Disk), later, offloaded(&[1, 4], Tier::Host)]);
+        apply(&index, vec![removed(&[4], Tier::Device)]);
+        assert_eq!((matched(&index, &[9; 4]), matched(&index, &tokens)), ([0, 1, 0], [0, 1, 1]));
     }
 
     #[test]

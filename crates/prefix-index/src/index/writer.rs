@@ -20,6 +20,7 @@ use super::{
     eviction::EvictionQueue,
     holders::RECORDED,
     memory::{difference, heap},
+    moved_blocks::take_moved,
     queue::{Message, Queue},
     runs::Victim,
     shared::Shared,
@@ -233,12 +234,13 @@ impl Writer {
         }
     }
 
-    /// Applies an engine's events in order.
-    fn apply(&mut self, candidate: Candidate, batch: Batch) {
+    /// Applies an engine's events in order, except for blocks that move to another tier.
+    fn apply(&mut self, candidate: Candidate, mut batch: Batch) {
+        let moved = take_moved(&mut batch.events);
         let mut cache = self.candidates.get_or_insert(candidate).cache.take().unwrap_or_default();
         let recorded = cache.lacks_followed_group();
         let mut cleared = false;
-        for event in batch.events {
+        for event in moved.into_iter().chain(batch.events) {
             let runs = cache.len();
             let mut holders = HoldersOf { candidates: &mut self.candidates, candidate };
             let bytes = match event {

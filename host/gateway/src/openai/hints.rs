@@ -385,14 +385,19 @@ fn agent_hints(headers: &HeaderMap, given: AgentHints) -> Result<AgentHints, Req
     Ok(AgentHints { priority, strict_priority, ..given })
 }
 
-/// A batch of `/generate` may have a list of salts, one for each prompt. Its prompts are measured together.
+/// Returns the salt of the block hashes. SGLang appends `extra_key` to it. A batch of `/generate` may have a
+/// list of salts, one for each prompt. Its prompts are measured together.
 fn salt(body: &JsonBody) -> Result<Option<String>, RequestError> {
     if body.get("cache_salt").is_some_and(|salt| salt.starts_with('[')) {
         return Ok(None);
     }
     let salt: Option<String> = read(body, "cache_salt")?;
     text_within("cache_salt", salt.as_deref().unwrap_or_default(), MAX_SALT_BYTES)?;
-    Ok(salt)
+    let extra: Option<String> = body.read("extra_key").ok().flatten();
+    Ok(match extra {
+        Some(extra) => Some(salt.unwrap_or_default() + &extra),
+        None => salt,
+    })
 }
 
 #[cfg(test)]

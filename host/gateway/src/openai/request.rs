@@ -24,6 +24,8 @@ use crate::{
 
 pub(crate) use crate::openai::endpoint::Endpoint;
 
+mod prompt_use;
+
 /// Stands in front of the bodies of some clients. Engines skip it.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
@@ -220,12 +222,19 @@ impl Request {
         Arc::new(Self { body, hints, token_ids: None, ..self.clone() })
     }
 
-    /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine.
+    /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine,
+    /// without those that it cuts off; `None` if it is not known how many.
     #[must_use]
     pub(crate) fn routing_token_ids(&self) -> Option<&[u32]> {
         let multimodal =
             self.hints.routing_token_ids.as_deref().filter(|_| !self.prompt_key.ends_with("_embeds"));
-        multimodal.or(self.token_ids.as_deref())
+        multimodal.or(self.token_ids.as_deref()).and_then(|ids| prompt_use::kept_ids(&self.body, ids))
+    }
+
+    /// Returns whether an engine computes the whole prompt, whatever it has cached.
+    #[must_use]
+    pub(crate) fn skips_cache(&self) -> bool {
+        prompt_use::needs_prompt_logprobs(self.endpoint, &self.body)
     }
 
     /// The raw JSON of the prompt, for tokenizers.

@@ -2,9 +2,10 @@
 
 /// Fields of the handoff and of the gateway. A partial set of `kv_transfer_params` kills a real decode
 /// engine.
-pub(crate) const RESERVED_FIELDS: [&str; 17] = [
+pub(crate) const RESERVED_FIELDS: [&str; 18] = [
     "kv_transfer_params",
     "ec_transfer_params",
+    "kv_cache_report_mode",
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",

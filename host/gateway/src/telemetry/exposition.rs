@@ -228,11 +228,14 @@ impl Sources {
 
 type FeedCounter = fn(&FeedCounters) -> &std::sync::atomic::AtomicU64;
 
-const FEED_COUNTERS: [(&str, &str, FeedCounter); 8] = [
+const FEED_COUNTERS: [(&str, &str, FeedCounter); 9] = [
     ("pointsman_kv_feed_messages", "Number of messages of KV events", |feed| &feed.messages),
     ("pointsman_kv_feed_events", "Number of KV events", |feed| &feed.events),
     ("pointsman_kv_feed_gaps", "Number of gaps in the sequence of messages", |feed| &feed.gaps),
     ("pointsman_kv_feed_replayed", "Number of messages that a replay delivered", |feed| &feed.replayed),
+    ("pointsman_kv_feed_failed_replays", "Number of replays given up while messages were missing", |feed| {
+        &feed.failed_replays
+    }),
     (
         "pointsman_kv_feed_forgets",
         "Number of times that everything known of the engine's cache was discarded",

@@ -182,7 +182,7 @@ pub struct Metrics {
     pub handoffs: Family<ReasonLabels, Counter>,
     /// Requests that broke two workers (`quarantined`), and later requests equal to them (`refused`).
     pub poison_requests: Family<ReasonLabels, Counter>,
-    /// Prompts that a configured tokenizer could not encode, by reason.
+    /// Prompts without token ids, by reason.
     pub not_tokenized: Family<ReasonLabels, Counter>,
     /// Predictions of cached blocks from exact tokens, compared with the engine's report: `equal`, `over`,
     /// `under`.
@@ -324,7 +324,7 @@ impl Metrics {
             continuations "continuations" "Streams to be continued, by cause (failure, drain or preempt) and result: continued, moved, failed, or why they were not",
             handoffs "handoffs" "Number of handoffs from prefill to decode by result",
             poison_requests "poison_requests" "Number of requests that broke two workers, and of equal requests refused afterwards",
-            not_tokenized "not_tokenized" "Number of prompts that a configured tokenizer could not encode",
+            not_tokenized "not_tokenized" "Number of prompts without token ids although their model has a tokenizer, or workers with KV events",
             predictions "predictions" "Number of cached-token predictions by how they compare with the engine's report",
             whole_estimate_errors "whole_estimate_error_ratio" "Share of the time by which the estimated duration of an answer that is not streamed was wrong",
             expired_bookings "expired_bookings" "Number of requests whose bookings expired without a token",

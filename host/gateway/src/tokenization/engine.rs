@@ -4,6 +4,7 @@
 //! after a failure. An engine that cannot tokenize costs a request its token ids, and no time.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, VecDeque},
     hash::{BuildHasher as _, RandomState},
     sync::{
@@ -14,6 +15,7 @@ use std::{
 };
 
 use http::{HeaderValue, header};
+use json_splice::JsonBody;
 use parking_lot::Mutex;
 use pointsman_workers::{Candidate, Engine, Leg, ModelName, Registry};
 use serde::Deserialize;
@@ -164,7 +166,7 @@ fn bytes_of(tokens: &[u32]) -> usize {
 /// The body of `/tokenize` for a request.
 fn question(request: &Request) -> Result<String, &'static str> {
     let get = |key: &str| request.body.get(key);
-    if get("truncate_prompt_tokens").is_some() {
+    if get("truncate_prompt_tokens").is_some_and(|limit| limit != "null") {
         return Err("unsupported");
     }
     // `/tokenize` does not render them.
@@ -181,11 +183,32 @@ fn question(request: &Request) -> Result<String, &'static str> {
     }
     let model = serde_json::Value::from(request.model.as_str());
     let mut body = format!(r#"{{"model":{model},"{field}":{}"#, request.prompt());
-    for (key, value) in keys.iter().filter_map(|key| Some((key, get(key)?))) {
-        body.push_str(&format!(r#","{key}":{value}"#));
+    for key in keys {
+        let value = match *key {
+            "chat_template_kwargs" => template_arguments(&request.body)?,
+            key => get(key).map(Cow::Borrowed),
+        };
+        if let Some(value) = value {
+            body.push_str(&format!(r#","{key}":{value}"#));
+        }
     }
     body.push('}');
     Ok(body)
+}
+
+/// Returns the arguments of the chat template, with those that vLLM derives from a chat's `reasoning_effort`:
+/// `/tokenize` has no such field.
+fn template_arguments(body: &JsonBody) -> Result<Option<Cow<'_, str>>, &'static str> {
+    const KEY: &str = "chat_template_kwargs";
+    let Some(effort) = body.get("reasoning_effort").filter(|effort| *effort != "null") else {
+        return Ok(body.get(KEY).map(Cow::Borrowed));
+    };
+    let given = body.object(KEY).transpose().map_err(|_| "unsupported")?.unwrap_or_else(JsonBody::empty);
+    let mut edit = given.edit().set("reasoning_effort", effort);
+    if given.get("enable_thinking").is_none() {
+        edit = edit.set("enable_thinking", if effort == r#""none""# { "false" } else { "true" });
+    }
+    Ok(Some(String::from_utf8_lossy(&edit.finish()).into_owned().into()))
 }
 
 #[cfg(test)]
@@ -213,6 +236,29 @@ mod tests {
         );
         let text = parse(Endpoint::Completions, r#"{"prompt":"a b","model":"m","add_special_tokens":false}"#);
         assert_eq!(question(&text).unwrap(), r#"{"model":"m","prompt":"a b","add_special_tokens":false}"#);
+        for (fields, arguments) in [
+            (r#""reasoning_effort":"low""#, r#"{"reasoning_effort":"low","enable_thinking":true}"#),
+            (
+                r#""reasoning_effort":"none","chat_template_kwargs":{"a":1}"#,
+                r#"{"a":1,"reasoning_effort":"none","enable_thinking":false}"#,
+            ),
+            (
+                r#""reasoning_effort":"low","chat_template_kwargs":{"enable_thinking":false,"reasoning_effort":"high"}"#,
+                r#"{"enable_thinking":false,"reasoning_effort":"low"}"#,
+            ),
+            (r#""reasoning_effort":null,"chat_template_kwargs":{"a":1}"#, r#"{"a":1}"#),
+        ] {
+            let chat =
+                parse(Endpoint::ChatCompletions, &format!(r#"{{"model":"m","messages":[],{fields}}}"#));
+            // H7.10
+            assert_eq!(
+                question(&chat).unwrap(),
+                format!(r#"{{"model":"m","messages":[],"chat_template_kwargs":{arguments}}}"#)
+            );
+        }
+        let uncut =
+            parse(Endpoint::Completions, r#"{"prompt":"a b","model":"m","truncate_prompt_tokens":null}"#);
+        assert!(question(&uncut).is_ok());
         let cut = parse(Endpoint::Completions, r#"{"prompt":"a b","model":"m","truncate_prompt_tokens":9}"#);
         assert_eq!(question(&cut), Err("unsupported"));
         let documents =

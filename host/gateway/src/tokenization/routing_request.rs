@@ -47,8 +47,7 @@ pub(crate) fn routing_request(
 ) -> RoutingRequest {
     let hints = &request.hints;
     let salt = Salt { lora: adapter, cache: hints.cache_salt.as_deref() };
-    let size = measure.block_size.max(1);
-    let objects = &hints.block_objects;
+    let (size, objects) = (measure.block_size.max(1), &hints.block_objects);
     let (prompt_tokens, estimated, prefix) = match (request.routing_token_ids(), tokens) {
         (Some(ids), _) => (count(ids.len()), false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
         (None, Some(tokens)) => (count(tokens.count()), false, tokens.prefix(size as usize, &salt, objects)),
@@ -82,6 +81,7 @@ pub(crate) fn routing_request(
         prompt_tokens_estimated: estimated,
         block_size: size,
         prefix,
+        skips_cache: request.skips_cache(),
         n: request.n,
         max_tokens: request.max_tokens,
         context_tokens,
@@ -161,6 +161,57 @@ mod tests {
             ),
             (16, true, 4)
         );
+    }
+
+    #[test]
+    fn h7_token_ids_that_the_engine_cuts_off_do_not_count() {
+        let of = |fields: &str| of(&format!(r#"{{"model":"m","prompt":[1,2,3,4,5,6,7,8],{fields}}}"#));
+        let hashes = |ids: &[u32]| block_hashes(ids, 4, &Salt::default());
+        for (fields, ids) in [
+            (r#""truncate_prompt_tokens":4"#, [5, 6, 7, 8].as_slice()),
+            (r#""truncate_prompt_tokens":4,"truncation_side":"left""#, &[5, 6, 7, 8]),
+            (r#""truncate_prompt_tokens":4,"truncation_side":"right""#, &[1, 2, 3, 4]),
+            (r#""truncate_prompt_tokens":9,"truncation_side":null"#, &[1, 2, 3, 4, 5, 6, 7, 8]),
+            (r#""truncate_prompt_tokens":null"#, &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ] {
+            let request = of(fields);
+            // H7.11
+            assert_eq!((request.prompt_tokens as usize, request.prompt_tokens_estimated), (ids.len(), false));
+            assert_eq!(**request.prefix.hashes(), *hashes(ids), "{fields}");
+        }
+        // How many tokens an engine keeps by its own limit is not known.
+        assert!(of(r#""truncate_prompt_tokens":-1"#).prompt_tokens_estimated);
+    }
+
+    #[test]
+    fn h3_a_request_for_logprobs_of_its_prompt_uses_no_cached_block() {
+        let skips = |endpoint, fields: &str| {
+            of_endpoint(endpoint, &format!(r#"{{"model":"m","prompt":[1],"messages":[]{fields}}}"#), None)
+                .skips_cache
+        };
+        for (fields, text) in [
+            ("", false),
+            (r#","prompt_logprobs":0"#, true),
+            (r#","prompt_logprobs":null,"echo":true"#, false),
+            (r#","echo":true,"logprobs":0"#, true),
+            (r#","echo":false,"logprobs":1"#, false),
+            (r#","echo":true,"logprobs":null"#, false),
+        ] {
+            let chat = fields.contains(r#""prompt_logprobs":0"#) || fields.contains(r#""echo":true"#);
+            // H3.4
+            assert_eq!(skips(Endpoint::Completions, fields), text, "{fields}");
+            assert_eq!(skips(Endpoint::ChatCompletions, fields), chat, "{fields}");
+        }
+    }
+
+    #[test]
+    fn h1_sglang_s_extra_key_follows_the_salt() {
+        let of = |fields: &str| of(&format!(r#"{{"model":"m","prompt":[1,2,3,4]{fields}}}"#)).prefix;
+        let both = of(r#","cache_salt":"a","extra_key":"b""#);
+        // H1.8
+        assert_eq!(both.hashes(), of(r#","cache_salt":"ab""#).hashes());
+        assert_eq!(of(r#","extra_key":"ab","cache_salt":null"#).hashes(), both.hashes());
+        assert_eq!(of(r#","extra_key":["a"]"#).hashes(), of(r#","extra_key":"""#).hashes());
     }
 
     #[test]

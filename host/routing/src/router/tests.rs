@@ -183,6 +183,7 @@ fn request() -> RoutingRequest {
         prompt_tokens_estimated: false,
         block_size: 16,
         prefix: [1, 2, 3, 4].map(|id: u64| BlockHash(id << 40)).to_vec().into(),
+        skips_cache: false,
         n: 1,
         max_tokens: None,
         context_tokens: None,
@@ -429,6 +430,20 @@ fn f5_a_pinned_decision_is_recorded_in_the_index() {
     drop(routed);
     // F5.4
     assert_eq!(recorded(), 0, "the worker was never asked");
+}
+
+#[test]
+fn h3_a_request_that_skips_the_cache_has_no_cached_blocks() {
+    let fixture = fixture(Program::Native(NativeMode::Kv));
+    fixture.router.index().record(WorkerId(2), DpRank(0), &request().prefix, Instant::now());
+    fixture.router.index().flush();
+    let pin = |query: &mut Query<'_>| query.pin = Some((WorkerId(2), None));
+    for (skips_cache, cached) in [(false, 4), (true, 0), (false, 4)] {
+        let request = RoutingRequest { skips_cache, ..request() };
+        let routed = fixture.route_as(Leg::Prefill, &request, pin).unwrap();
+        // H3.4
+        assert_eq!(routed.receipt.cached_blocks, [cached, 0, 0]);
+    }
 }
 
 #[test]

@@ -30,6 +30,15 @@ fn h5_a_chat_has_the_bytes_of_everything_that_its_template_writes_in_the_order_o
     }
     let all = r#"{"messages":[1],"system":"s","documents":[2],"chat_template_kwargs":{"k":1},"tools":[3]}"#;
     assert_eq!(chat(all), r#"[3][2]"s"[1]{"k":1}"#);
+    // Templates that know an effort write it into the first message.
+    let of = |fields: &str| {
+        joined(&PromptBytes::of_chat(&parse(&format!(r#"{{"messages":[1],{fields}}}"#)), ["messages"], 4))
+    };
+    let low = of(r#""tools":[3],"reasoning_effort":"low""#);
+    assert_eq!((low.len(), &low[8..]), (14, b"[3][1]".as_slice()));
+    assert_ne!(low[..8], of(r#""reasoning_effort":"high""#)[..8]);
+    let argument = of(r#""reasoning_effort":null,"chat_template_kwargs":{"reasoning_effort":"low"}"#);
+    assert_eq!((&argument[..8], &argument[8..11]), (&low[..8], b"[1]".as_slice()));
     let of_text = PromptBytes::of_text(&parse(all), ["documents"], 4).count();
     assert_eq!(of_text, 3, "a prompt that is not a chat has its own fields only");
     let templates = ["a".repeat(9_000), "b".to_owned()].map(|template| {

@@ -14,25 +14,20 @@ use std::{
 
 use bytes::Bytes;
 use prefix_index::events::{Batch, Sequencer, Step, decode_batch};
-use tokio::{
-    pin, select,
-    sync::mpsc,
-    time::{Instant, sleep, timeout},
-};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::resolver::Resolver;
 
+mod replay;
 mod wire;
 
-use wire::{Reply, Subscription, ask, frames};
+use wire::{Subscription, frames};
 
 /// Maximum number of live messages that wait for the end of a replay.
 const KEPT_MESSAGES: usize = 4096;
 /// Maximum size of these messages, bytes.
 const KEPT_BYTES: usize = 64 * 1024 * 1024;
-/// Capacity of the channel from the replay's socket to the sink. Each reply may be as large as a message.
-const REPLY_QUEUE: usize = 4;
 /// Largest message in bytes. A larger one ends the connection.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
@@ -61,7 +56,9 @@ pub struct FeedConfig {
     pub topic: String,
     /// Address of the engine's ROUTER socket for replays, as `tcp://host:port`.
     pub replay: Option<String>,
-    /// Time limit of a replay.
+    /// Longest wait for a reply of a replay.
+    pub reply_limit: Duration,
+    /// Time limit of a replay and of those that follow it because it was cut short, together.
     pub replay_limit: Duration,
     /// Time limit of an attempt to connect.
     pub connect_limit: Duration,
@@ -93,6 +90,8 @@ pub struct FeedCounters {
     pub gaps: AtomicU64,
     /// Messages received by replays.
     pub replayed: AtomicU64,
+    /// Replays given up although messages were missing.
+    pub failed_replays: AtomicU64,
     /// Messages and replies that could not be decoded.
     pub decode_errors: AtomicU64,
     /// Restarts of an engine's sequence numbers.
@@ -120,6 +119,7 @@ pub async fn run(config: FeedConfig, sink: Arc<dyn Sink>, stop: CancellationToke
         sequencer: Sequencer::new(KEPT_MESSAGES, KEPT_BYTES),
         previous: None,
         heard: false,
+        gave_up: false,
     };
     loop {
         let began = Instant::now();
@@ -144,7 +144,8 @@ impl FeedConfig {
             endpoint: endpoint.into(),
             topic: String::new(),
             replay: None,
-            replay_limit: Duration::from_secs(2),
+            reply_limit: Duration::from_secs(2),
+            replay_limit: Duration::from_mins(2),
             connect_limit: Duration::from_secs(2),
             max_message: MAX_MESSAGE,
             silence: Duration::from_secs(10),
@@ -164,6 +165,8 @@ struct Feed {
     previous: Option<u64>,
     /// Whether a message of this source arrived in any connection.
     heard: bool,
+    /// Whether the last replay was given up.
+    gave_up: bool,
 }
 
 /// Guard of a connection: dropping it reports the end of the connection to the sink.
@@ -236,54 +239,6 @@ impl Feed {
         }
         self.apply_step(step, Origin::Live);
         None
-    }
-
-    /// Requests a replay from `from` on, applies it in order, and then applies the live messages that arrived
-    /// in between.
-    async fn fill(&mut self, subscription: &mut Subscription, from: u64) -> Result<(), zmtp::Error> {
-        let config = self.config.clone();
-        if let Some(endpoint) = &config.replay {
-            let (sender, mut replies) = mpsc::channel(REPLY_QUEUE);
-            let asking = timeout(config.replay_limit, ask(&config, endpoint, from, sender));
-            pin!(asking);
-            let mut asked = false;
-            while self.sequencer.is_open() {
-                select! {
-                    biased;
-                    reply = replies.recv() => match reply {
-                        Some(reply) => self.on_reply(reply),
-                        None => break,
-                    },
-                    result = &mut asking, if !asked => {
-                        asked = true;
-                        match result {
-                            Ok(Ok(())) => {}
-                            Ok(Err(lost)) => self.count(&lost),
-                            Err(_) => tracing::debug!(%endpoint, from, "kv event replay timed out"),
-                        }
-                        replies.close();
-                    }
-                    message = subscription.next() => {
-                        // While a replay is open, live messages are kept and report no gap.
-                        _ = self.on_live(&message?);
-                    }
-                }
-            }
-        }
-        for step in self.sequencer.finish() {
-            self.apply_step(step, Origin::Live);
-        }
-        Ok(())
-    }
-
-    fn on_reply(&mut self, reply: Reply) {
-        match reply {
-            Reply::Message(seq, payload) => {
-                let step = self.sequencer.replayed(seq, payload);
-                self.apply_step(step, Origin::Replay);
-            }
-            Reply::Malformed => _ = self.config.counters.decode_errors.fetch_add(1, Relaxed),
-        }
     }
 
     fn apply_step(&self, step: Step<Bytes>, origin: Origin) {

@@ -13,12 +13,21 @@ const RUNNING: [&str; 3] =
     ["vllm:num_requests_running", "sglang:num_running_reqs", "trtllm:num_requests_running"];
 const WAITING: [&str; 3] =
     ["vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm:num_requests_waiting"];
+/// The same of queues beside it, in SGLang's pairs: prefill waits for a partner, decode waits for memory and
+/// then for the KV blocks. Requests in the queue `prefill_inflight` have been prefilled.
+const PAIR_QUEUES: [&[&str]; 3] = [
+    &["sglang:num_prefill_bootstrap_queue_reqs", "sglang:num_prefill_prealloc_queue_reqs"],
+    &["sglang:num_decode_prealloc_queue_reqs"],
+    &["sglang:num_decode_transfer_queue_reqs"],
+];
 const KV_USAGE: [&str; 4] = [
     "vllm:kv_cache_usage_perc",
     "sglang:token_usage",
     "trtllm:kv_cache_utilization",
     "vllm:gpu_cache_usage_perc",
 ];
+/// Largest number of tokens in an engine's KV cache that is believed: integers are exact up to it.
+const MAX_TOKENS: f64 = (1_u64 << 53) as f64;
 /// SGLang rounds its share to hundredths.
 const KV_TOKENS: [&str; 1] = ["sglang:num_used_tokens"];
 /// Names of the counters.
@@ -85,8 +94,9 @@ pub(super) fn figures(metrics: &[u8]) -> Figures {
     let mut figures = Figures::default();
     let [mut running, mut waiting, mut usage, mut tokens] =
         [Gauge::new(&RUNNING), Gauge::new(&WAITING), Gauge::new(&KV_USAGE), Gauge::new(&KV_TOKENS)];
+    let mut queues = PAIR_QUEUES.map(Gauge::new);
     for sample in samples(metrics).filter(|sample| sample.value.is_finite() && sample.value >= 0.0) {
-        for gauge in [&mut running, &mut waiting, &mut usage, &mut tokens] {
+        for gauge in [&mut running, &mut waiting, &mut usage, &mut tokens].into_iter().chain(&mut queues) {
             gauge.add(&sample);
         }
         let progress = &mut figures.progress;
@@ -104,14 +114,15 @@ pub(super) fn figures(metrics: &[u8]) -> Figures {
             figures.created = Some(figures.created.map_or(sample.value, |other| other.min(sample.value)));
         }
     }
-    figures.running = running.total().map(count);
-    figures.waiting = waiting.total().map(count);
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
-    let whole = |tokens: f64| tokens as u64;
-    figures.kv_tokens = tokens.total().map(whole);
+    let in_queues: f64 = queues.iter().filter_map(Gauge::total).sum();
+    figures.running = running.total().and_then(count);
+    figures.waiting = waiting.total().and_then(|waiting| count(waiting + in_queues));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the range")]
+    let whole = |tokens: f64| (tokens <= MAX_TOKENS).then_some(tokens as u64);
+    figures.kv_tokens = tokens.total().and_then(whole);
     #[expect(clippy::cast_possible_truncation, reason = "a share needs no more precision")]
     let share = |usage: f64| usage as f32;
-    figures.kv_usage = usage.highest().map(share).filter(|usage| usage.is_finite());
+    figures.kv_usage = usage.highest().filter(|usage| *usage <= 1.0).map(share);
     figures
 }
 
@@ -175,9 +186,10 @@ fn is(name: &str, known: &str) -> bool {
     rest.strip_prefix([':', '_']) == Some(figure)
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a float cast saturates")]
-fn count(value: f64) -> u32 {
-    value as u32
+/// Returns a number of requests; `None` if no engine can have as many.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within the range")]
+fn count(value: f64) -> Option<u32> {
+    (value <= f64::from(u32::MAX)).then_some(value as u32)
 }
 
 #[cfg(test)]
@@ -246,13 +258,42 @@ mod tests {
     }
 
     #[test]
+    fn b8_requests_that_wait_in_queues_of_a_pair_are_waiting() {
+        let of_ranks = |name: &str, value: u32| {
+            format!(
+                "sglang:{name}{{dp_rank=\"0\",tp_rank=\"0\"}} {value}\nsglang:{name}{{dp_rank=\"0\",tp_rank=\"1\"}} {value}\n"
+            )
+        };
+        let decode = of_ranks("num_queue_reqs", 1)
+            + &of_ranks("num_decode_prealloc_queue_reqs", 120)
+            + &of_ranks("num_decode_transfer_queue_reqs", 30);
+        // B8.3
+        assert_eq!(load(&decode).1, Some(151));
+        // Requests in flight have been prefilled, and retracted ones are counted since the last report.
+        let prefill = of_ranks("num_queue_reqs", 1)
+            + &of_ranks("num_prefill_bootstrap_queue_reqs", 7)
+            + &of_ranks("num_prefill_inflight_queue_reqs", 9)
+            + &of_ranks("num_retracted_reqs", 9);
+        assert_eq!(load(&prefill).1, Some(8));
+        let older = of_ranks("num_queue_reqs", 1) + &of_ranks("num_prefill_prealloc_queue_reqs", 7);
+        assert_eq!(load(&older).1, Some(8));
+        assert_eq!(load(&of_ranks("num_decode_transfer_queue_reqs", 3)).1, None);
+    }
+
+    #[test]
     fn b8_a_figure_that_is_no_number_is_unknown() {
         let text = "vllm:num_requests_running NaN\nvllm:num_requests_waiting 1e1 1700000000000\n\
                     vllm:kv_cache_usage_perc +Inf\n";
         // B8.1
         assert_eq!(load(text), (None, Some(10), None));
         assert_eq!(load("vllm:num_requests_running -1\nvllm:kv_cache_usage_perc 1e300").2, None);
-        assert_eq!(load("vllm:num_requests_running 1e30").0, Some(u32::MAX));
+        // A share in percent, and a count that no engine has.
+        assert_eq!(
+            load("vllm:kv_cache_usage_perc 47.5\nvllm:num_requests_waiting 1e300"),
+            (None, None, None)
+        );
+        assert_eq!(load("vllm:kv_cache_usage_perc 1\nvllm:num_requests_running 4294967295").2, Some(1.0));
+        assert_eq!(figures(b"sglang:num_used_tokens 1e300").kv_tokens, None);
         assert!(!figures(b"# nothing\nother 1\n").has_load());
     }
 

@@ -9,7 +9,10 @@ use super::{
     loads::{LOADS, figures_of_loads},
     parse,
 };
-use crate::{columns::EngineLoad, id::Engine};
+use crate::{
+    columns::EngineLoad,
+    id::{DpRank, Engine},
+};
 
 /// Returns the path of an engine's metrics.
 pub(super) fn metrics_path(engine: Engine) -> Option<&'static str> {
@@ -95,10 +98,17 @@ impl Probe {
         {
             self.log(if asleep { "asleep" } else { "awake" }, "");
             if asleep {
-                // An engine that falls asleep drops its cache.
-                self.index.forget_records(self.worker.id());
+                self.forget_cache();
             }
         }
+    }
+
+    /// Forgets what the engine has cached, also what its events reported: one that falls asleep drops its
+    /// cache, and reports it only with its next step.
+    fn forget_cache(&self) {
+        let worker = self.worker.id();
+        self.index.forget_records(worker);
+        (0..self.worker.spec().dp_size).for_each(|rank| self.index.forget(worker, DpRank(rank)));
     }
 
     /// Forgets the state of the engine's process: its load, and its assumed cache.

@@ -1,6 +1,9 @@
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
-use prefix_index::{IndexConfig, Overlaps, Prefix};
+use prefix_index::{
+    IndexConfig, Overlaps, Prefix, Salt, block_hashes,
+    events::{Batch, KvEvent, Stored},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -20,7 +23,7 @@ use crate::{
 async fn engine(
     owner: &'static str,
     healthy: watch::Receiver<bool>,
-    started: Arc<AtomicUsize>,
+    (started, asleep): (Arc<AtomicUsize>, Arc<AtomicBool>),
     tasks: &TaskTracker,
 ) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -29,7 +32,7 @@ async fn engine(
     tasks.spawn(async move {
         loop {
             let Ok((mut stream, _)) = listener.accept().await else { return };
-            let (healthy, started) = (healthy.clone(), started.clone());
+            let (healthy, started, asleep) = (healthy.clone(), started.clone(), asleep.clone());
             inner.spawn(async move {
                 let mut buffer = vec![0; 4096];
                 while let Ok(read) = stream.read(&mut buffer).await {
@@ -43,9 +46,10 @@ async fn engine(
                         "/health" => ("503 Service Unavailable", String::new()),
                         "/v1/models" => ("200 OK", format!(r#"{{"data":[{{"id":"tiny","owned_by":"{owner}"}}]}}"#)),
                         "/metrics" => {
-                            let started = started.load(Relaxed);
+                            let (started, awake) = (started.load(Relaxed), u8::from(!asleep.load(Relaxed)));
                             let text = "vllm:num_requests_running 3.0\nvllm:cache_config_info{num_gpu_blocks=\"77\"} 1";
-                            ("200 OK", format!("{text}\nprocess_start_time_seconds {started}\n"))
+                            let state = format!("vllm:engine_sleep_state{{sleep_state=\"awake\"}} {awake}");
+                            ("200 OK", format!("{text}\n{state}\nprocess_start_time_seconds {started}\n"))
                         }
                         _ => ("404 Not Found", String::new()),
                     };
@@ -74,6 +78,7 @@ struct TestWorker {
     index: Arc<PrefixIndex>,
     healthy: watch::Sender<bool>,
     started: Arc<AtomicUsize>,
+    asleep: Arc<AtomicBool>,
     stop: CancellationToken,
 }
 
@@ -81,7 +86,8 @@ async fn test_worker(owner: &'static str) -> TestWorker {
     let (healthy, receiver) = watch::channel(true);
     let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
     let started = Arc::new(AtomicUsize::new(1_795_233_866));
-    let url = engine(owner, receiver, started.clone(), &tasks).await;
+    let asleep = Arc::new(AtomicBool::new(false));
+    let url = engine(owner, receiver, (started.clone(), asleep.clone()), &tasks).await;
     let index = index();
     let registry = Arc::new(Registry::default());
     let worker =
@@ -97,7 +103,7 @@ async fn test_worker(owner: &'static str) -> TestWorker {
     };
     let receiver = watch::channel(config).1;
     Prober::start(registry.clone(), index.clone(), receiver, tls_and_names(), tasks, stop.clone());
-    TestWorker { registry, worker, index, healthy, started, stop }
+    TestWorker { registry, worker, index, healthy, started, asleep, stop }
 }
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -155,6 +161,31 @@ async fn b8_predictions_end_with_a_process_that_was_replaced_unseen() {
     assert_eq!(held(), 2);
     test.started.fetch_add(1, Relaxed);
     // B8.9
+    until("forgotten", || held() == 0).await;
+    test.stop.cancel();
+}
+
+#[tokio::test]
+async fn b8_blocks_end_when_their_engine_falls_asleep() {
+    let test = test_worker("vllm").await;
+    until("load", || test.worker.engine_load().is_some()).await;
+    let (worker, rank) = (test.worker.id(), DpRank(0));
+    let (tokens, size) = ((0..32).collect::<Vec<u32>>(), IndexConfig::default().block_size);
+    let block_size = u32::try_from(size).unwrap();
+    let stored =
+        Stored { hashes: vec![1], token_ids: tokens[..size].to_vec(), block_size, ..Stored::default() };
+    test.index.set_live(worker, rank, true);
+    let batch = Batch { ts: 0.0, dp_rank: None, events: vec![KvEvent::Stored(stored)] };
+    test.index.events(worker, rank, batch).unwrap();
+    let held = || {
+        let mut overlaps = Overlaps::default();
+        test.index.matches(&block_hashes(&tokens, size, &Salt::default()), &mut overlaps);
+        overlaps.get(worker, rank).device
+    };
+    assert_eq!(held(), 1);
+    test.asleep.store(true, Relaxed);
+    until("asleep", || test.worker.ineligible() == Some(Ineligible::Asleep)).await;
+    // B8.13
     until("forgotten", || held() == 0).await;
     test.stop.cancel();
 }

@@ -1,7 +1,7 @@
 //! One event, as a positional array or as a map.
 //!
 //! Owns the engines' field order. A store with a field of an unknown form is skipped: the index then lacks
-//! blocks. A removal with one is an error: the index would keep blocks that are gone.
+//! blocks. A removal with one, or of an unknown type, is an error: the index would keep blocks that are gone.
 
 use std::fmt;
 
@@ -19,6 +19,8 @@ use super::{
 
 /// Length in characters to which the name of an unknown event is cut.
 const MAX_NAME: usize = 64;
+/// Words in the name of an event that say that blocks are gone.
+const REMOVING: [&str; 3] = ["Cleared", "Removed", "Evicted"];
 
 impl<'de> Deserialize<'de> for KvEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -66,6 +68,8 @@ enum Tag {
     Stored,
     Removed,
     Cleared,
+    /// An unknown event whose name says that blocks are gone.
+    Removing(String),
     Other(String),
 }
 
@@ -76,7 +80,11 @@ impl Tag {
             "BlockStored" => Self::Stored,
             "BlockRemoved" => Self::Removed,
             "AllBlocksCleared" => Self::Cleared,
-            _ => Self::Other(name.chars().take(MAX_NAME).collect()),
+            _ => {
+                let removes = REMOVING.iter().any(|word| name.contains(word));
+                let name = name.chars().take(MAX_NAME).collect();
+                if removes { Self::Removing(name) } else { Self::Other(name) }
+            }
         })
     }
 
@@ -97,7 +105,7 @@ impl Tag {
                 Field::Window,
             ],
             Self::Removed => &[Field::Hashes, Field::Medium, Field::Group],
-            Self::Cleared | Self::Other(_) => &[],
+            Self::Cleared | Self::Removing(_) | Self::Other(_) => &[],
         }
     }
 }
@@ -117,6 +125,7 @@ struct Fields {
     group: Option<u32>,
     kind: Option<Named>,
     window: Option<u32>,
+    reused: bool,
     /// Fields that a removal does not have and that have an unknown form: the last of them.
     unreadable: Option<Field>,
     /// Whether a field that a removal has, too, has an unknown form.
@@ -136,6 +145,9 @@ impl Fields {
                 _ => Err(E::custom("a BlockRemoved has a field of an unknown form")),
             },
             Tag::Cleared => Ok(KvEvent::Cleared),
+            Tag::Removing(name) => {
+                Err(E::custom(format_args!("an event of the unknown type {name} may remove blocks")))
+            }
             Tag::Other(name) => Ok(KvEvent::Unknown(name)),
         }
     }
@@ -163,6 +175,7 @@ impl Fields {
             extra_keys,
             group: self.group,
             kind: self.kind.and_then(|kind| kind.group_kind(self.window)),
+            reused: self.reused,
             locals: None,
         })
     }
@@ -184,6 +197,7 @@ impl Fields {
                 *slot = number.number();
                 return slot.is_some();
             }
+            (Field::Origin, Value::Text(origin)) => self.reused = origin == "REUSED",
             (Field::Medium, Value::Text(medium)) => self.medium = Some(Tier::of_medium(medium)),
             (Field::LoraId, id) => return put_text(id, &mut self.lora_id),
             (Field::LoraName, name) => return put_text(name, &mut self.lora_name),

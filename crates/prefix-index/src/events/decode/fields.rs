@@ -30,6 +30,7 @@ pub(super) enum Field {
     Group,
     Kind,
     Window,
+    Origin,
     Other,
 }
 
@@ -56,7 +57,7 @@ pub(super) struct Text(pub(super) String);
 
 impl Field {
     /// Fields of events, by the names that vLLM and SGLang give them.
-    const NAMES: [(&'static str, Self); 13] = [
+    const NAMES: [(&'static str, Self); 14] = [
         ("type", Self::Type),
         ("block_hashes", Self::Hashes),
         ("parent_block_hash", Self::Parent),
@@ -70,6 +71,7 @@ impl Field {
         ("group_idx", Self::Group),
         ("kv_cache_spec_kind", Self::Kind),
         ("kv_cache_spec_sliding_window", Self::Window),
+        ("origin", Self::Origin),
     ];
 
     pub(super) fn of(key: Value<'_>) -> Self {
@@ -188,14 +190,21 @@ impl<'de> Shape<'de> for ExtraKey {
         }
     }
 
-    /// A multimodal object is `[identifier, offset]`.
+    /// A multimodal object is `[identifier, offset]`. A tag may name the kind of a key (vLLM's pull request
+    /// 44706).
     fn of_list<A: SeqAccess<'de>>(mut list: A) -> Result<Self, A::Error> {
         let mut parts = Vec::new();
         while let Some(Of(Text(part))) = list.next_element()? {
             parts.push(part);
         }
         let object = match parts.as_slice() {
+            [tag, text] if matches!(tag.as_str(), "lora" | "cache_salt") => {
+                return Ok(Self::Text(text.clone()));
+            }
             [identifier, offset] => offset.parse().ok().map(|offset| (object_hash(identifier), offset)),
+            [tag, identifier, offset] if tag == "mm" => {
+                offset.parse().ok().map(|offset| (object_hash(identifier), offset))
+            }
             _ => None,
         };
         let (hash, offset) = object.unwrap_or_else(|| (xxh3_64(parts.join("\0").as_bytes()), 0));

@@ -70,6 +70,16 @@ fn h6_real_stores_are_read() {
 }
 
 #[test]
+fn h6_an_unknown_event_that_removes_is_an_error() {
+    for name in ["PrefixCacheCleared", "BlockEvicted", "BlocksRemovedByPrefix"] {
+        let event = json!({"type": name, "block_hashes": [9]});
+        // H6.18
+        assert!(one(&event).is_err() && one(&json!([name, [9]])).is_err(), "{name}");
+    }
+    assert_eq!(one(&json!(["BlockPinned"])).expect("skipped"), KvEvent::Unknown("BlockPinned".to_owned()));
+}
+
+#[test]
 fn h6_real_removals_come_before_the_store() {
     let batch = decode_batch(VLLM_EVICT).expect("batch");
     let (last, before) = batch.events.split_last().expect("events");
@@ -83,6 +93,20 @@ fn h6_real_removals_come_before_the_store() {
         ));
     }
     assert_eq!(decode_batch(VLLM_CLEARED).expect("batch").events, [KvEvent::Cleared]);
+}
+
+#[test]
+fn h6_tagged_extra_keys_are_those_without_a_tag() {
+    let store = |keys: Value| {
+        one(
+            &json!({"type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [1, 2],
+            "block_size": 2, "lora_name": "fr", "extra_keys": [keys]}),
+        )
+    };
+    let untagged = store(json!(["fr", ["img", 3], "tenantA"])).expect("a store");
+    // H6.12
+    let tagged = json!([["lora", "fr"], ["mm", "img", 3], ["cache_salt", "tenantA"]]);
+    assert_eq!(store(tagged).expect("a store"), untagged);
 }
 
 #[test]
@@ -101,6 +125,7 @@ fn h6_both_forms_say_the_same() {
         group: Some(1),
         kind: Some(GroupKind::Full),
         locals: None,
+        reused: false,
     });
     let extra = json!([["fr", ["img", 3]], null]);
     let positional = json!(["BlockStored", [7, -1], -2, [1, 2, 3, 4], 2, 5, "CPU", "fr", extra, 1, "full_attention", {"x": [1]}]);

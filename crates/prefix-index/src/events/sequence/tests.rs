@@ -64,6 +64,27 @@ fn h6_an_unfilled_gap_is_lost_and_later_messages_continue() {
 }
 
 #[test]
+fn h6_kept_messages_advance_to_the_next_gap() {
+    let mut sequencer = with_a_gap();
+    for seq in [4, 6] {
+        assert_eq!(sequencer.on(seq, m(seq)), Step::Kept);
+    }
+    assert_eq!((sequencer.next(), sequencer.advance()), (Some(1), None));
+    for seq in [1, 2] {
+        assert_eq!(sequencer.replayed(seq, m(seq)), Step::Apply(m(seq)));
+    }
+    assert_eq!(sequencer.advance(), Some(Step::Apply(m(3))));
+    assert_eq!(sequencer.advance(), Some(Step::Apply(m(4))));
+    // H6.19
+    assert_eq!((sequencer.next(), sequencer.advance(), sequencer.is_caught_up()), (Some(5), None, false));
+    assert_eq!(sequencer.replayed(5, m(5)), Step::Apply(m(5)));
+    assert_eq!(sequencer.advance(), Some(Step::Apply(m(6))));
+    assert!(sequencer.is_open() && sequencer.is_caught_up());
+    assert_eq!(sequencer.finish(), []);
+    assert_eq!(sequencer.on(7, m(7)), Step::Apply(m(7)));
+}
+
+#[test]
 fn h6_a_gap_within_a_replay_is_lost() {
     let mut sequencer = with_a_gap();
     assert_eq!(sequencer.replayed(2, m(2)), Step::Lost(m(2)));
@@ -124,6 +145,7 @@ enum Act {
         skip: u64,
         count: u64,
     },
+    Advance,
     Finish,
 }
 
@@ -135,6 +157,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Restart),
         1 => any::<bool>().prop_map(|restarted| Act::Reconnect { restarted }),
         4 => (0..2_u64, 0..8_u64).prop_map(|(skip, count)| Act::Replay { skip, count }),
+        2 => Just(Act::Advance),
         2 => Just(Act::Finish),
     ]
 }
@@ -219,6 +242,11 @@ impl World {
                     self.take(step);
                 }
                 self.replay_at = (from + count).min(self.next).max(self.replay_at);
+            }
+            Act::Advance => {
+                while let Some(step) = self.sequencer.advance() {
+                    self.take(step);
+                }
             }
             Act::Finish => {
                 for step in self.sequencer.finish() {

@@ -102,7 +102,8 @@ impl EngineCache {
         let orphans = match self.groups.role(stored.group) {
             GroupRole::Ignored => 0,
             GroupRole::Side(number) => {
-                if stored.tier == Tier::Device {
+                // Reports of reused blocks also name those of a window or a state that the engine has freed.
+                if stored.tier == Tier::Device && !stored.reused {
                     self.store_side(tree, number, &stored, holders);
                 }
                 0

@@ -39,7 +39,8 @@ impl Subscription {
 }
 
 /// Requests every message from sequence number `from` on from the replay server at `endpoint`, and forwards
-/// the replies until the end marker. The caller sets the time limit.
+/// the replies until the end marker. Fails if the next reply takes longer than `reply_limit`; the caller
+/// limits the whole.
 pub(super) async fn ask(
     config: &FeedConfig,
     endpoint: &str,
@@ -49,7 +50,8 @@ pub(super) async fn ask(
     let mut socket = open(config, endpoint, SocketType::Dealer).await?;
     socket.send(&[b"", &from.to_be_bytes()]).await?;
     loop {
-        let message = socket.recv().await?;
+        let message = timeout(config.reply_limit, socket.recv()).await;
+        let message = message.unwrap_or(Err(zmtp::Error::Silent(config.reply_limit)))?;
         if is_end(&message) {
             return Ok(());
         }
