@@ -65,7 +65,7 @@ fn c1_c7a_a_nixl_prefill_is_never_streamed_and_asks_for_one_token() {
     assert_eq!(
         value(&body),
         json!({"model":"m","messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,
-               "custom":[1.0],"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}})
+               "logprobs":true,"top_logprobs":2,"logprob_token_ids":[1],"custom":[1.0],"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}})
     );
 }
 
@@ -225,6 +225,40 @@ fn requests_with_several_consumers_are_not_split_for_vllm() {
         reason(r#"{"model":"m","prompt":"a","echo":false,"prompt_logprobs":0}"#),
         Some("prompt_logprobs")
     );
+}
+
+#[test]
+fn c7b_what_decode_refuses_is_not_split_for_vllm() {
+    let reason = |endpoint, fields: &str| {
+        let body = format!(r#"{{"model":"m","messages":[],"prompt":"a","input":"a",{fields}}}"#);
+        connector_for(&spec(NIXL)).unsplittable(&request(endpoint, &body)).is_some()
+    };
+    let (chat, completion) = (Endpoint::ChatCompletions, Endpoint::Completions);
+    let (message, response) = (Endpoint::Messages, Endpoint::Responses);
+    for (endpoint, fields, expected) in [
+        (chat, r#""max_tokens":0"#, true),
+        (chat, r#""max_tokens":9,"max_completion_tokens":0"#, true),
+        (chat, r#""max_tokens":0,"max_completion_tokens":9"#, false),
+        (completion, r#""max_tokens":"0""#, true),
+        (message, r#""max_tokens":0"#, true),
+        (response, r#""max_output_tokens":0"#, true),
+        (chat, r#""max_tokens":null"#, false),
+        (chat, r#""max_tokens":4,"min_tokens":5"#, true),
+        (chat, r#""max_completion_tokens":4,"min_tokens":5"#, true),
+        (chat, r#""max_tokens":5,"min_tokens":5"#, false),
+        (chat, r#""min_tokens":5"#, false),
+        (chat, r#""min_tokens":-1"#, true),
+        (chat, r#""min_tokens":null"#, true),
+        (message, r#""max_tokens":4,"min_tokens":5"#, false),
+        (chat, r#""stream_options":{"include_usage":false}"#, true),
+        (chat, r#""stream":true,"stream_options":{"include_usage":true}"#, false),
+        (chat, r#""stream_options":{}"#, false),
+        (chat, r#""stream_options":null"#, false),
+        (message, r#""stream_options":{"include_usage":true}"#, false),
+    ] {
+        // C7b.7
+        assert_eq!(reason(endpoint, fields), expected, "{endpoint:?} {fields}");
+    }
 }
 
 #[test]
