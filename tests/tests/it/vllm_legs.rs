@@ -1,6 +1,9 @@
 //! Pairs of vLLM engines that check bodies, and count cached tokens, as version 0.33 does.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
 use pointsman_gateway::config::Config;
 use pointsman_tests::{
@@ -210,12 +213,20 @@ async fn c1_log_probabilities_are_asked_of_both_legs() {
 
 /// An engine of a Mooncake pair. Its prefill ends with this reason, and decode waits for blocks.
 async fn mooncake(end: &'static str) -> RawEngine {
+    mooncake_with(end, |_| vec![Act::Hang]).await
+}
+
+/// Like [`mooncake`], with what decode does.
+async fn mooncake_with(
+    end: &'static str,
+    decode: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static,
+) -> RawEngine {
     RawEngine::start(move |request| {
         let answer = match request.line.as_str() {
             "GET /v1/models" => json_answer(r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#),
             "GET /query" => json_answer(r#"{"0":{"engine_id":"e"}}"#),
             line if line.starts_with("GET") => json_answer("{}"),
-            _ if request.body.contains("\"do_remote_prefill\":true") => return vec![Act::Hang],
+            _ if request.body.contains("\"do_remote_prefill\":true") => return decode(request),
             _ => {
                 let whole = json!({ "id": "m", "type": "message", "role": "assistant", "content": [],
                     "stop_reason": end, "usage": usage(8, 1) });
@@ -228,20 +239,66 @@ async fn mooncake(end: &'static str) -> RawEngine {
     .unwrap()
 }
 
+async fn mooncake_gateway(prefill: &RawEngine, decode: &[&RawEngine]) -> TestCluster {
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.request = Duration::from_secs(3);
+        let engines = [("prefill", prefill)].into_iter().chain(decode.iter().map(|one| ("decode", *one)));
+        for (role, engine) in engines {
+            let port = engine.address.port();
+            let more = format!("transport=mooncake,bootstrap_port={port},url=http://{}", engine.address);
+            let flag = format!("role={role},engine=vllm,{more}");
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    });
+    builder.start().await.unwrap()
+}
+
+/// A decode engine that refuses its first request with this status, after the prefill ended.
+async fn refusing_once(refusal: &'static str) -> RawEngine {
+    let asked = AtomicU32::new(0);
+    mooncake_with("max_tokens", move |request| {
+        if asked.fetch_add(1, Ordering::Relaxed) == 0 {
+            let body = json!({ "error": { "message": "boom", "code": 400 } }).to_string();
+            return vec![Act::Pause(Duration::from_millis(300)), Act::Send(status(refusal, &body))];
+        }
+        let body = serde_json::from_str(&request.body).unwrap();
+        vec![Act::Send(answer(request, &body, 0))]
+    })
+    .await
+}
+
+#[tokio::test]
+async fn e6_a_mooncake_handoff_that_decode_refuses_is_consumed() {
+    let transfer = |body: &Value| body["kv_transfer_params"]["transfer_id"].clone();
+    let prefill = mooncake("max_tokens").await;
+    let decode = refusing_once("400 Bad Request").await;
+    let cluster = mooncake_gateway(&prefill, &[&decode]).await;
+    assert_eq!(post(&cluster, MESSAGES, json!({})).await.status, 400);
+    cluster.until("the handoff is consumed", |_| decode.requests().len() == 2).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let seen = sent(&decode);
+    // E6.6, E6.10
+    assert_eq!((&seen[1]["max_tokens"], transfer(&seen[0])), (&json!(1), transfer(&seen[1])));
+
+    let prefill = mooncake("max_tokens").await;
+    let decode = ["503 Service Unavailable"; 2].map(refusing_once);
+    let [one, two] = decode;
+    let (one, two) = (one.await, two.await);
+    let cluster = mooncake_gateway(&prefill, &[&one, &two]).await;
+    let reply = post(&cluster, MESSAGES, json!({})).await;
+    // E6.9, E6.10: both are asked, and the first again
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let seen = [sent(&one), sent(&two)].concat();
+    assert_eq!((prefill.requests().len(), seen.len()), (1, 3));
+    assert!(seen.iter().all(|body| transfer(body) == transfer(&seen[0])), "one handoff: {seen:?}");
+    cluster.at_rest().await.unwrap();
+}
+
 #[tokio::test]
 async fn c8_an_empty_message_of_a_mooncake_pair_does_not_wait_for_blocks() {
     for (stream, end) in [(false, "end_turn"), (true, "end_turn"), (false, "max_tokens")] {
         let (prefill, decode) = (mooncake(end).await, mooncake(end).await);
-        let builder = TestClusterBuilder::new().config(|config| {
-            config.timeouts.request = Duration::from_secs(3);
-            for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
-                let port = prefill.address.port();
-                let more = format!("transport=mooncake,bootstrap_port={port},url=http://{}", engine.address);
-                let flag = format!("role={role},engine=vllm,{more}");
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
-            }
-        });
-        let cluster = builder.start().await.unwrap();
+        let cluster = mooncake_gateway(&prefill, &[&decode]).await;
         let reply = post(&cluster, MESSAGES, json!({ "stream": stream })).await;
         let text = String::from_utf8_lossy(&reply.body).into_owned();
         let is_whole = end == "end_turn";
