@@ -31,6 +31,7 @@ fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<
         rooms: &[4_611_686_018_427_387_904, 5],
         handoff,
         ids: TokenIds::default(),
+        usage: false,
         parent: None,
     }
 }
@@ -82,6 +83,21 @@ fn c1_a_nixl_decode_gets_the_original_back_with_the_parameters_verbatim() {
         "{text}"
     );
     assert!(text.contains(r#""stream":true"#));
+}
+
+#[test]
+fn l1_a_leg_that_answers_asks_for_usage_in_the_place_of_the_client_s_options() {
+    let options = r#"{"include_usage":false,"continuous_usage_stats":true}"#;
+    let body = format!(r#"{{"model":"m","prompt":"x","stream":true,"stream_options":{options}}}"#);
+    for flag in [NIXL, SGLANG] {
+        let worker = spec(flag);
+        let (connector, request) = (connector_for(&worker), request(Endpoint::Completions, &body));
+        let context = LegContext { usage: true, ..context(&worker, &worker, Some("{}")) };
+        for body in [connector.single(&request, &context), connector.decode(&request, &context)] {
+            // L1.10
+            assert_eq!(value(&body)["stream_options"], json!({"include_usage":true}));
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use json_splice::{Edit, JsonBody};
 use pointsman_orchestration::is_up;
 use pointsman_workers::{Candidate, Engine};
 
-use super::{LegContext, Target, clean, token_header};
+use super::{LegContext, Target, clean, token_header, with_usage};
 use crate::{
     openai::lax::WholeNumber,
     openai::request::{Endpoint, Request},
@@ -26,11 +26,13 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
         return Some("list_of_prompts");
     }
     // Beam search runs requests of its own, without a handoff.
-    ["echo", "prompt_logprobs", "best_of", "use_beam_search"].into_iter().find(|key| match *key {
-        "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
-        _ => truthy(key),
-    })
-    .or_else(|| refused_in_decode(request))
+    ["echo", "prompt_logprobs", "best_of", "use_beam_search"]
+        .into_iter()
+        .find(|key| match *key {
+            "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
+            _ => truthy(key),
+        })
+        .or_else(|| refused_in_decode(request))
 }
 
 /// Fields for which every engine refuses a decode leg, and which the prefill leg lacks or has with other
@@ -90,7 +92,8 @@ pub(super) fn refused_by(
 /// Returns whether the limit of output tokens is above the context of each worker of the pool that is up.
 fn asks_for_more_than(pool: &[Candidate], request: &Request) -> bool {
     let context = |one: &Candidate| one.worker.context_length(&request.model);
-    let is_below = |cap| pool.iter().filter(|one| is_up(one)).all(|one| context(one).is_some_and(|at| at < cap));
+    let is_below =
+        |cap| pool.iter().filter(|one| is_up(one)).all(|one| context(one).is_some_and(|at| at < cap));
     request.max_tokens.is_some_and(is_below)
 }
 
@@ -167,7 +170,7 @@ pub(super) fn one_token(request: &Request) -> Edit<'_> {
 
 /// Starts the body of a leg whose stream the client gets.
 pub(super) fn answering<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
-    let edit = clean(request);
+    let edit = with_usage(clean(request), context);
     if context.ids.wanted { edit.set("return_token_ids", "true") } else { edit }
 }
 

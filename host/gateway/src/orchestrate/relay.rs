@@ -277,7 +277,8 @@ impl Relay {
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
             let counts_cached = seen.cached_at.is_some() || (self.format.is_named() && seen.usage.is_some());
             let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached.is_some());
-            if begins_hold || edits || !lists.is_empty() {
+            let is_hidden = self.drive.is_unasked_usage(event, &seen);
+            if begins_hold || edits || is_hidden || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);
                 if begins_hold {
@@ -287,6 +288,7 @@ impl Relay {
                 }
                 let edited = if edits { edit(event, &seen, cached, self.format) } else { None };
                 match edited {
+                    _ if is_hidden => {}
                     // An edit moves the lists.
                     Some(edited) => self.push_without_ids(&edited, &Lists::of(&edited)),
                     None => self.push_without_ids(event, &lists),
