@@ -39,6 +39,11 @@ fn with_model<'a>(edit: Edit<'a>, request: &Request) -> Edit<'a> {
     edit.set("model", serde_json::Value::from(request.model.as_str()).to_string())
 }
 
+/// Asks for the usage of a stream.
+fn with_usage<'a>(edit: Edit<'a>, context: &LegContext<'_>) -> Edit<'a> {
+    if context.usage { edit.set("stream_options", r#"{"include_usage":true}"#) } else { edit }
+}
+
 /// The request id that engines see: 32 random hex digits, new for every attempt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RequestToken([u8; 16]);
@@ -71,6 +76,8 @@ pub(crate) struct LegContext<'a> {
     pub handoff: Option<&'a str>,
     /// Token ids that the gateway wants, or has.
     pub ids: TokenIds<'a>,
+    /// Whether a stream is to end with its usage, for which the client did not ask.
+    pub usage: bool,
     /// The model that the request's model is an adapter of.
     pub parent: Option<&'a str>,
 }
@@ -90,8 +97,8 @@ impl<'a> LegContext<'a> {
     pub(crate) fn alone(token: RequestToken, target: Option<Target<'a>>) -> Self {
         let ids = TokenIds::default();
         let (engine_id, rooms, handoff, parent) = (None, &[][..], None, None);
-        let endpoint = None;
-        Self { token, endpoint, prefill: None, decode: target, engine_id, rooms, handoff, ids, parent }
+        let (endpoint, usage) = (None, false);
+        Self { token, endpoint, prefill: None, decode: target, engine_id, rooms, handoff, ids, usage, parent }
     }
 }
 

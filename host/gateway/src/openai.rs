@@ -23,6 +23,7 @@ pub(crate) mod reserved;
 pub(crate) mod results;
 mod sampling;
 pub(crate) mod seen;
+pub(crate) mod sequence;
 pub(crate) mod short_text;
 pub(crate) mod token_ids;
 pub(crate) mod trace_context;

@@ -165,6 +165,12 @@ impl Reservation {
         Ok(())
     }
 
+    /// Returns whether any of the limits counts tokens.
+    #[must_use]
+    pub(crate) fn counts_tokens(&self) -> bool {
+        self.accounts.iter().any(|(_, limits)| limits.input > 0 || limits.output > 0)
+    }
+
     /// States the tokens that the request really used.
     pub(crate) fn used(&mut self, input: u64, output: u64) {
         self.used = (input, output);

@@ -124,9 +124,7 @@ impl Legs {
     /// Returns whether a committed handoff has to be sent to a decode worker: ending now would strand it.
     #[must_use]
     pub fn owes(&self) -> bool {
-        // When one leg of a bootstrap pair fails, both engines are notified (E3).
-        let is_pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
-        self.committed && !self.dispatched && !self.consumed && !is_pair
+        self.committed && !self.dispatched && !self.consumed && !self.ends_with_its_pair()
     }
 
     /// Returns whether a place for decode is being reserved.
@@ -306,6 +304,8 @@ impl Legs {
     /// Ends a decode that was sent together with prefill, unless it answers: it waits for blocks in vain.
     fn prefill_was_all(&mut self) -> Actions {
         let answers = self.client == Client::Reading && !self.nothing_is_sent();
+        // Such a prefill kept no blocks.
+        self.committed &= self.state.prefill != LegState::InFlight || self.is_completed();
         if answers || self.state.prefill != LegState::InFlight || self.state.answering == LegState::Over {
             return self.prefill_ended();
         }

@@ -309,8 +309,12 @@ async fn e6_a_handoff_whose_prefill_engine_died_is_counted_with_an_error_of_its_
 async fn e6_a_request_that_decode_refuses_does_not_hold_blocks() {
     for stream in [false, true] {
         let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
-        let huge = body("a", &json!({"max_tokens": 10_000_000, "stream": stream}));
-        let reply = cluster.client.post(COMPLETIONS, &[], huge).await.unwrap();
+        let refuses = Fault::always(FaultKind::Status { status: 400, retry_after: None });
+        for sim in &cluster.sims[1..] {
+            sim.set_faults(vec![Fault { times: Some(1), ..refuses.clone() }]);
+        }
+        let body = body("a", &json!({"stream": stream}));
+        let reply = cluster.client.post(COMPLETIONS, &[], body).await.unwrap();
         assert_eq!(reply.status, 400, "{reply:?}");
         cluster
             .until("the handoff is consumed", |cluster| pulled(cluster, 1) + pulled(cluster, 2) == 1)

@@ -42,8 +42,12 @@ async fn f6_a_prompt_of_known_length_goes_to_a_worker_that_takes_it() {
         assert_eq!(ask(&cluster, ids(40, 9 * round), 500).await.status, 200, "with a long answer");
     }
     assert_eq!(posts(&cluster), [0, 6]);
+    // F6.12: the length of the prompt is not known
+    assert_eq!(ask(&cluster, json!("some words"), 500).await.status, 200);
+    assert_eq!(ask(&cluster, json!(["some", "words"]), 500).await.status, 200);
+    assert_eq!(posts(&cluster), [0, 8]);
     assert_eq!(ask(&cluster, ids(390, 1), 5).await.status, 200);
-    assert_eq!(posts(&cluster), [1, 6], "both take it");
+    assert_eq!(posts(&cluster), [1, 8], "both take it");
     let reply = ask(&cluster, ids(3_500, 1), 5).await;
     let text = String::from_utf8_lossy(&reply.body).into_owned();
     // F6.12: if none takes it, the engine says so

@@ -371,7 +371,8 @@ async fn b12_messages_and_responses_run_on_a_vllm_pair() {
     assert!(answer["kv_transfer_params"].is_null(), "{answer}");
     let asked: Value = serde_json::from_str(&cluster.sims[0].recorded()[prefilled].body).unwrap();
     let expected = json!({ "model": "tiny", "input": "hello there", "max_output_tokens": 1, "stream": false,
-        "store": false, "kv_transfer_params": { "do_remote_decode": true, "do_remote_prefill": false } });
+        "top_logprobs": 2, "include": ["message.output_text.logprobs"], "store": false,
+        "kv_transfer_params": { "do_remote_decode": true, "do_remote_prefill": false } });
     assert_eq!(asked, expected);
     let decode: Value = serde_json::from_str(&cluster.sims[1].recorded()[decoded].body).unwrap();
     assert_eq!(

@@ -156,6 +156,31 @@ async fn i1_an_error_in_an_answer_has_the_status_that_its_type_or_code_names() {
 }
 
 #[tokio::test]
+async fn i6_an_error_event_of_a_named_stream_has_the_engine_s_code_and_the_next_number() {
+    let event = |kind: &str, more: &str| format!("event: {kind}\ndata: {{\"type\":\"{kind}\"{more}}}\n\n");
+    let begins = event("response.created", r#","sequence_number":6,"response":{}"#);
+    let error = event("error", r#","sequence_number":7,"code":"out_of_blocks","message":"none is left""#);
+    let message = event("message_start", r#","message":{}"#);
+    let failed = event("error", r#","error":{"type":"out_of_blocks","message":"none is left"}"#);
+    for (path, events) in [("/v1/responses", begins + &error), ("/v1/messages", message + &failed)] {
+        let only = engine(stream(&events, false)).await;
+        let cluster = gateway(&[&only]).await;
+        let (_, text) = told(&ask(&cluster, path, true).await);
+        let last = text.rsplit("data: ").next().unwrap();
+        let last: serde_json::Value = serde_json::from_str(last.trim()).unwrap();
+        // I1.4
+        assert_eq!(last["error"]["code"], "out_of_blocks", "{text}");
+        let said = "the engine ended its answer with the error `out_of_blocks`: none is left";
+        assert_eq!(last["error"]["message"], said, "{text}");
+        if path == "/v1/responses" {
+            // I6.5
+            assert_eq!((&last["sequence_number"], &last["code"]), (&value!(7), &value!("out_of_blocks")));
+        }
+        cluster.at_rest().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn i2_a_first_event_that_is_an_error_in_any_form_is_tried_elsewhere() {
     for error in [
         "event: error\ndata: out of blocks\n\n",

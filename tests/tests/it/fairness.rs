@@ -4,7 +4,12 @@ use std::time::Duration;
 
 use pointsman_gateway::config::Config;
 use pointsman_sim::{Dialect, Role, SimConfig};
-use pointsman_tests::{TestCluster, TestClusterBuilder, client::Reply};
+use pointsman_tests::{
+    Act, RawEngine, TestCluster, TestClusterBuilder,
+    client::Reply,
+    raw_engine::{RawRequest, chunk, stream_head},
+};
+use pointsman_workers::WorkerSpec;
 use serde_json::{Value, json};
 
 const COMPLETIONS: &str = "/v1/completions";
@@ -123,6 +128,58 @@ async fn l1_the_reservation_is_settled_however_a_request_ends() {
     cluster.at_rest().await.unwrap();
     // L1.5
     assert!((940..=999).contains(&left(&cluster, "c").await));
+}
+
+/// An engine that puts ten tokens into each of two events, and reports usage if it is asked.
+async fn engine_of_large_events() -> RawEngine {
+    let script = |request: &RawRequest| {
+        let body: Value = serde_json::from_str(&request.body).unwrap();
+        let event = |fields: Value| {
+            let mut event = json!({ "id": "x", "object": "text_completion", "created": 1, "model": "tiny" });
+            event.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            format!("data: {event}\n\n")
+        };
+        let text =
+            |end: Value| json!({ "choices": [{ "index": 0, "text": "ten words", "finish_reason": end }] });
+        let mut events = event(text(Value::Null)) + &event(text("stop".into()));
+        if body["stream_options"]["include_usage"] == true {
+            let usage = json!({ "prompt_tokens": 10, "completion_tokens": 20, "total_tokens": 30 });
+            events += &event(json!({ "choices": [], "usage": usage }));
+        }
+        let answer = [stream_head(), chunk((events + "data: [DONE]\n\n").as_bytes()), chunk(b"")];
+        vec![Act::Send(answer.concat())]
+    };
+    RawEngine::serving(script).await.unwrap()
+}
+
+#[tokio::test]
+async fn l1_the_tokens_of_a_stream_count_although_its_client_asks_for_no_usage() {
+    let engine = engine_of_large_events().await;
+    let from: Config = toml::from_str("[tenants.a]\noutput_tokens_per_minute = 1000").unwrap();
+    let flag = format!("role=aggregated,engine=vllm,url=http://{}", engine.address);
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.server.tenant_header = HEADER.to_owned();
+        config.auth.trusted_proxies = vec!["127.0.0.0/8".to_owned()];
+        config.tenants = from.tenants;
+        config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+    });
+    let cluster = builder.start().await.unwrap();
+    let usage = json!({ "stream": true, "stream_options": { "include_usage": true } });
+    for (tenant, more, is_told) in
+        [("a", json!({ "stream": true }), false), ("b", json!({ "stream": true }), false), ("a", usage, true)]
+    {
+        let reply = ask(&cluster, tenant, more).await;
+        let text = String::from_utf8(reply.body.to_vec()).unwrap();
+        // L1.10
+        assert_eq!((text.contains("usage"), text.matches("ten words").count()), (is_told, 2), "{text}");
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    }
+    let asked = engine.requests().iter().map(|seen| seen.body.contains("include_usage")).collect::<Vec<_>>();
+    assert_eq!(asked, [true, false, true], "only where a limit counts tokens");
+    cluster.at_rest().await.unwrap();
+    // L1.4
+    assert_eq!(cluster.metric("pointsman_output_tokens_total").await.unwrap(), [42.0]);
+    cluster.at_rest().await.unwrap();
 }
 
 #[tokio::test]

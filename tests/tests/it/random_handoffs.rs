@@ -66,6 +66,8 @@ impl Plan {
             );
             add(random, 0.5, ",handoff_lease_s=2".to_owned());
             let config = SimConfig {
+                // Later ones get no prefill for a request that decode refuses (C7b.7).
+                version: Some("0.19.0".to_owned()),
                 blocks: if random.random_bool(0.3) { 120 } else { 28_000 },
                 overhead: random.random_range(0..60) * MS,
                 itl: random.random_range(0..15) * MS,

@@ -1,7 +1,11 @@
 //! Pairs of vLLM engines that check bodies, and count cached tokens, as version 0.33 does.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
 
+use pointsman_gateway::config::Config;
 use pointsman_tests::{
     Act, RawEngine, TestCluster, TestClusterBuilder,
     client::Reply,
@@ -13,6 +17,8 @@ use serde_json::{Value, json};
 const MESSAGES: &str = "/v1/messages";
 /// Tokens of each prompt.
 const PROMPT: u64 = 6_000;
+/// Longest context of each engine, tokens.
+const CONTEXT: u64 = 16_000;
 
 /// Why vLLM refuses a body, as its `protocol.py` of chats, completions and messages checks it.
 fn refusal(body: &Value) -> Option<&'static str> {
@@ -21,6 +27,17 @@ fn refusal(body: &Value) -> Option<&'static str> {
         return Some("when using `logprob_token_ids`, `logprobs` must be set");
     }
     let asks = body["kv_transfer_params"]["do_remote_decode"] == true;
+    let number = |field: &str| body[field].as_u64();
+    let cap = number("max_completion_tokens").or(number("max_tokens"));
+    if cap == Some(0) || cap < number("min_tokens") || cap > Some(CONTEXT) {
+        return Some("the limit of output tokens is wrong");
+    }
+    if number("top_logprobs") > Some(20) {
+        return Some("Requested sample logprobs of 25, which is greater than max allowed: 20");
+    }
+    if body["stream_options"].is_object() && body["stream"] != true {
+        return Some("Stream options can only be defined when `stream=True`.");
+    }
     let budget = body["thinking"]["budget_tokens"].as_u64().filter(|_| !asks);
     (budget >= Some(body["max_tokens"].as_u64().unwrap_or(0)))
         .then_some("thinking.budget_tokens must be less than max_tokens")
@@ -84,14 +101,31 @@ async fn engine(cached: u64, pause: Duration) -> RawEngine {
         };
         vec![Act::Pause(pause), Act::Send(answer)]
     };
-    RawEngine::serving(script).await.unwrap()
+    let models = json!({ "data": [{ "id": "tiny", "owned_by": "vllm", "max_model_len": CONTEXT }] });
+    RawEngine::start(move |request| match request.line.as_str() {
+        "GET /v1/models" => vec![Act::Send(json_answer(&models.to_string()))],
+        "GET /version" => vec![Act::Send(json_answer(r#"{"version":"0.33.0"}"#))],
+        line if line.starts_with("GET") => vec![Act::Send(json_answer("{}"))],
+        _ => script(request),
+    })
+    .await
+    .unwrap()
 }
 
 async fn gateway(prefill: &RawEngine, decode: &RawEngine) -> TestCluster {
+    gateway_with(prefill, decode, |_| ()).await
+}
+
+async fn gateway_with(
+    prefill: &RawEngine,
+    decode: &RawEngine,
+    change: impl FnOnce(&mut Config),
+) -> TestCluster {
     let flag = |role, engine: &RawEngine| format!("role={role},engine=vllm,url=http://{}", engine.address);
     let flags = [flag("prefill", prefill), flag("decode", decode)];
     let builder = TestClusterBuilder::new().config(|config| {
         config.workers.extend(flags.iter().map(|flag| WorkerSpec::parse_flag(flag).unwrap()));
+        change(config);
     });
     builder.start().await.unwrap()
 }
@@ -113,7 +147,53 @@ fn sent(engine: &RawEngine) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
+async fn c7b_what_decode_would_refuse_costs_no_prefill() {
+    let (prefill, decode) = (engine(0, Duration::ZERO).await, engine(0, Duration::ZERO).await);
+    let cluster = gateway(&prefill, &decode).await;
+    let chat = "/v1/chat/completions";
+    let budget = json!({ "type": "enabled", "budget_tokens": 4_096 });
+    for (path, more) in [
+        (chat, json!({ "max_tokens": 0 })),
+        (chat, json!({ "max_completion_tokens": 0 })),
+        (chat, json!({ "min_tokens": 5_000 })),
+        (chat, json!({ "max_tokens": CONTEXT + 1 })),
+        (chat, json!({ "stream_options": { "include_usage": true } })),
+        (MESSAGES, json!({ "thinking": budget })),
+    ] {
+        let before = decode.requests().len();
+        let reply = post(&cluster, path, more.clone()).await;
+        let text = String::from_utf8_lossy(&reply.body).into_owned();
+        // C7b.7: it is the engine's own refusal
+        assert!(reply.status == 400 && text.contains("\"code\":400"), "{more}: {text}");
+        assert_eq!((prefill.requests().len(), decode.requests().len()), (0, before + 1), "{more}");
+    }
+    for path in [chat, "/v1/completions"] {
+        let before = decode.requests().len();
+        let reply = post(&cluster, path, json!({ "logprobs": true, "top_logprobs": 25 })).await;
+        // C1.5: prefill refuses it
+        assert_eq!((reply.status.as_u16(), decode.requests().len()), (400, before), "{reply:?}");
+    }
+    assert_eq!(prefill.requests().len(), 2);
+    assert_eq!(post(&cluster, chat, json!({ "max_tokens": CONTEXT })).await.status, 200);
+    assert_eq!(prefill.requests().len(), 3);
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn c7b_what_decode_would_refuse_is_refused_where_no_worker_serves_alone() {
+    let (prefill, decode) = (engine(0, Duration::ZERO).await, engine(0, Duration::ZERO).await);
+    let enforced = |config: &mut Config| config.routing.enforce_disagg = true;
+    let cluster = gateway_with(&prefill, &decode, enforced).await;
+    let reply = post(&cluster, "/v1/chat/completions", json!({ "max_tokens": 0 })).await;
+    let text = String::from_utf8_lossy(&reply.body).into_owned();
+    // C7b.7
+    assert!(reply.status == 400 && text.contains("a limit of 0 output tokens"), "{text}");
+    assert_eq!((prefill.requests().len(), decode.requests().len()), (0, 0));
+    cluster.at_rest().await.unwrap();
+}
+
+#[tokio::test]
+async fn c1_log_probabilities_are_asked_of_both_legs() {
     let (prefill, decode) = (engine(0, Duration::ZERO).await, engine(0, Duration::ZERO).await);
     let cluster = gateway(&prefill, &decode).await;
     for (path, logprobs) in [("/v1/chat/completions", json!(true)), ("/v1/completions", json!(1))] {
@@ -123,8 +203,9 @@ async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
     }
     for (prefill, decode) in sent(&prefill).iter().zip(sent(&decode)) {
         // C1.5
-        assert!(prefill.get("logprobs").is_none() && prefill.get("logprob_token_ids").is_none(), "{prefill}");
-        assert_eq!(decode["logprob_token_ids"], json!([1, 2]));
+        for field in ["logprobs", "logprob_token_ids"] {
+            assert!(!prefill[field].is_null() && prefill[field] == decode[field], "{prefill}");
+        }
     }
     assert_eq!((prefill.requests().len(), decode.requests().len()), (2, 2));
     cluster.at_rest().await.unwrap();
@@ -132,12 +213,20 @@ async fn c1_log_probabilities_of_named_tokens_are_asked_of_decode_only() {
 
 /// An engine of a Mooncake pair. Its prefill ends with this reason, and decode waits for blocks.
 async fn mooncake(end: &'static str) -> RawEngine {
+    mooncake_with(end, |_| vec![Act::Hang]).await
+}
+
+/// Like [`mooncake`], with what decode does.
+async fn mooncake_with(
+    end: &'static str,
+    decode: impl Fn(&RawRequest) -> Vec<Act> + Send + Sync + 'static,
+) -> RawEngine {
     RawEngine::start(move |request| {
         let answer = match request.line.as_str() {
             "GET /v1/models" => json_answer(r#"{"data":[{"id":"tiny","owned_by":"vllm"}]}"#),
             "GET /query" => json_answer(r#"{"0":{"engine_id":"e"}}"#),
             line if line.starts_with("GET") => json_answer("{}"),
-            _ if request.body.contains("\"do_remote_prefill\":true") => return vec![Act::Hang],
+            _ if request.body.contains("\"do_remote_prefill\":true") => return decode(request),
             _ => {
                 let whole = json!({ "id": "m", "type": "message", "role": "assistant", "content": [],
                     "stop_reason": end, "usage": usage(8, 1) });
@@ -150,20 +239,66 @@ async fn mooncake(end: &'static str) -> RawEngine {
     .unwrap()
 }
 
+async fn mooncake_gateway(prefill: &RawEngine, decode: &[&RawEngine]) -> TestCluster {
+    let builder = TestClusterBuilder::new().config(|config| {
+        config.timeouts.request = Duration::from_secs(3);
+        let engines = [("prefill", prefill)].into_iter().chain(decode.iter().map(|one| ("decode", *one)));
+        for (role, engine) in engines {
+            let port = engine.address.port();
+            let more = format!("transport=mooncake,bootstrap_port={port},url=http://{}", engine.address);
+            let flag = format!("role={role},engine=vllm,{more}");
+            config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
+        }
+    });
+    builder.start().await.unwrap()
+}
+
+/// A decode engine that refuses its first request with this status, after the prefill ended.
+async fn refusing_once(refusal: &'static str) -> RawEngine {
+    let asked = AtomicU32::new(0);
+    mooncake_with("max_tokens", move |request| {
+        if asked.fetch_add(1, Ordering::Relaxed) == 0 {
+            let body = json!({ "error": { "message": "boom", "code": 400 } }).to_string();
+            return vec![Act::Pause(Duration::from_millis(300)), Act::Send(status(refusal, &body))];
+        }
+        let body = serde_json::from_str(&request.body).unwrap();
+        vec![Act::Send(answer(request, &body, 0))]
+    })
+    .await
+}
+
+#[tokio::test]
+async fn e6_a_mooncake_handoff_that_decode_refuses_is_consumed() {
+    let transfer = |body: &Value| body["kv_transfer_params"]["transfer_id"].clone();
+    let prefill = mooncake("max_tokens").await;
+    let decode = refusing_once("400 Bad Request").await;
+    let cluster = mooncake_gateway(&prefill, &[&decode]).await;
+    assert_eq!(post(&cluster, MESSAGES, json!({})).await.status, 400);
+    cluster.until("the handoff is consumed", |_| decode.requests().len() == 2).await.unwrap();
+    cluster.at_rest().await.unwrap();
+    let seen = sent(&decode);
+    // E6.6, E6.10
+    assert_eq!((&seen[1]["max_tokens"], transfer(&seen[0])), (&json!(1), transfer(&seen[1])));
+
+    let prefill = mooncake("max_tokens").await;
+    let decode = ["503 Service Unavailable"; 2].map(refusing_once);
+    let [one, two] = decode;
+    let (one, two) = (one.await, two.await);
+    let cluster = mooncake_gateway(&prefill, &[&one, &two]).await;
+    let reply = post(&cluster, MESSAGES, json!({})).await;
+    // E6.9, E6.10: both are asked, and the first again
+    assert_eq!(reply.status, 200, "{reply:?}");
+    let seen = [sent(&one), sent(&two)].concat();
+    assert_eq!((prefill.requests().len(), seen.len()), (1, 3));
+    assert!(seen.iter().all(|body| transfer(body) == transfer(&seen[0])), "one handoff: {seen:?}");
+    cluster.at_rest().await.unwrap();
+}
+
 #[tokio::test]
 async fn c8_an_empty_message_of_a_mooncake_pair_does_not_wait_for_blocks() {
     for (stream, end) in [(false, "end_turn"), (true, "end_turn"), (false, "max_tokens")] {
         let (prefill, decode) = (mooncake(end).await, mooncake(end).await);
-        let builder = TestClusterBuilder::new().config(|config| {
-            config.timeouts.request = Duration::from_secs(3);
-            for (role, engine) in [("prefill", &prefill), ("decode", &decode)] {
-                let port = prefill.address.port();
-                let more = format!("transport=mooncake,bootstrap_port={port},url=http://{}", engine.address);
-                let flag = format!("role={role},engine=vllm,{more}");
-                config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
-            }
-        });
-        let cluster = builder.start().await.unwrap();
+        let cluster = mooncake_gateway(&prefill, &[&decode]).await;
         let reply = post(&cluster, MESSAGES, json!({ "stream": stream })).await;
         let text = String::from_utf8_lossy(&reply.body).into_owned();
         let is_whole = end == "end_turn";

@@ -11,7 +11,9 @@ use serde_json::json;
 
 use pointsman_orchestration::{HandoffKind, is_up};
 
-use super::{Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header};
+use super::{
+    Abort, Connector, IdDetail, LegContext, RequestToken, Target, clean, rooms, token_header, with_usage,
+};
 use crate::{
     openai::{
         lax::WholeNumber,
@@ -181,7 +183,7 @@ fn is_set(request: &Request, field: &str) -> bool {
 /// colon for the base model (`openai/serving_base.py`, `_parse_model_parameter`), and the Messages API drops
 /// the field.
 fn adapted<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
-    let (edit, adapter) = (clean(request), request.model.as_str());
+    let (edit, adapter) = (with_usage(clean(request), context), request.model.as_str());
     match context.parent {
         Some(parent) if request.endpoint == Endpoint::Messages || adapter.contains(':') => {
             edit.set("model", json!(format!("{parent}:{adapter}")).to_string())

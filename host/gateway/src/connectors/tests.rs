@@ -31,6 +31,7 @@ fn context<'a>(prefill: &'a WorkerSpec, decode: &'a WorkerSpec, handoff: Option<
         rooms: &[4_611_686_018_427_387_904, 5],
         handoff,
         ids: TokenIds::default(),
+        usage: false,
         parent: None,
     }
 }
@@ -65,7 +66,7 @@ fn c1_c7a_a_nixl_prefill_is_never_streamed_and_asks_for_one_token() {
     assert_eq!(
         value(&body),
         json!({"model":"m","messages":[],"stream":false,"max_tokens":1,"max_completion_tokens":1,"min_tokens":1,
-               "custom":[1.0],"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}})
+               "logprobs":true,"top_logprobs":2,"logprob_token_ids":[1],"custom":[1.0],"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false}})
     );
 }
 
@@ -82,6 +83,21 @@ fn c1_a_nixl_decode_gets_the_original_back_with_the_parameters_verbatim() {
         "{text}"
     );
     assert!(text.contains(r#""stream":true"#));
+}
+
+#[test]
+fn l1_a_leg_that_answers_asks_for_usage_in_the_place_of_the_client_s_options() {
+    let options = r#"{"include_usage":false,"continuous_usage_stats":true}"#;
+    let body = format!(r#"{{"model":"m","prompt":"x","stream":true,"stream_options":{options}}}"#);
+    for flag in [NIXL, SGLANG] {
+        let worker = spec(flag);
+        let (connector, request) = (connector_for(&worker), request(Endpoint::Completions, &body));
+        let context = LegContext { usage: true, ..context(&worker, &worker, Some("{}")) };
+        for body in [connector.single(&request, &context), connector.decode(&request, &context)] {
+            // L1.10
+            assert_eq!(value(&body)["stream_options"], json!({"include_usage":true}));
+        }
+    }
 }
 
 #[test]
@@ -225,6 +241,40 @@ fn requests_with_several_consumers_are_not_split_for_vllm() {
         reason(r#"{"model":"m","prompt":"a","echo":false,"prompt_logprobs":0}"#),
         Some("prompt_logprobs")
     );
+}
+
+#[test]
+fn c7b_what_decode_refuses_is_not_split_for_vllm() {
+    let reason = |endpoint, fields: &str| {
+        let body = format!(r#"{{"model":"m","messages":[],"prompt":"a","input":"a",{fields}}}"#);
+        connector_for(&spec(NIXL)).unsplittable(&request(endpoint, &body)).is_some()
+    };
+    let (chat, completion) = (Endpoint::ChatCompletions, Endpoint::Completions);
+    let (message, response) = (Endpoint::Messages, Endpoint::Responses);
+    for (endpoint, fields, expected) in [
+        (chat, r#""max_tokens":0"#, true),
+        (chat, r#""max_tokens":9,"max_completion_tokens":0"#, true),
+        (chat, r#""max_tokens":0,"max_completion_tokens":9"#, false),
+        (completion, r#""max_tokens":"0""#, true),
+        (message, r#""max_tokens":0"#, true),
+        (response, r#""max_output_tokens":0"#, true),
+        (chat, r#""max_tokens":null"#, false),
+        (chat, r#""max_tokens":4,"min_tokens":5"#, true),
+        (chat, r#""max_completion_tokens":4,"min_tokens":5"#, true),
+        (chat, r#""max_tokens":5,"min_tokens":5"#, false),
+        (chat, r#""min_tokens":5"#, false),
+        (chat, r#""min_tokens":-1"#, true),
+        (chat, r#""min_tokens":null"#, true),
+        (message, r#""max_tokens":4,"min_tokens":5"#, false),
+        (chat, r#""stream_options":{"include_usage":false}"#, true),
+        (chat, r#""stream":true,"stream_options":{"include_usage":true}"#, false),
+        (chat, r#""stream_options":{}"#, false),
+        (chat, r#""stream_options":null"#, false),
+        (message, r#""stream_options":{"include_usage":true}"#, false),
+    ] {
+        // C7b.7
+        assert_eq!(reason(endpoint, fields), expected, "{endpoint:?} {fields}");
+    }
 }
 
 #[test]

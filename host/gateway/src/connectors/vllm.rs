@@ -9,8 +9,9 @@ use json_splice::{Edit, JsonBody};
 use pointsman_orchestration::is_up;
 use pointsman_workers::{Candidate, Engine};
 
-use super::{LegContext, Target, clean, token_header};
+use super::{LegContext, Target, clean, token_header, with_usage};
 use crate::{
+    openai::lax::WholeNumber,
     openai::request::{Endpoint, Request},
     upstream::LegHeaders,
 };
@@ -25,10 +26,33 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
         return Some("list_of_prompts");
     }
     // Beam search runs requests of its own, without a handoff.
-    ["echo", "prompt_logprobs", "best_of", "use_beam_search"].into_iter().find(|key| match *key {
-        "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
-        _ => truthy(key),
-    })
+    ["echo", "prompt_logprobs", "best_of", "use_beam_search"]
+        .into_iter()
+        .find(|key| match *key {
+            "best_of" => request.body.get(key).is_some_and(|value| !matches!(value, "null" | "1")),
+            _ => truthy(key),
+        })
+        .or_else(|| refused_in_decode(request))
+}
+
+/// Fields for which every engine refuses a decode leg, and which the prefill leg lacks or has with other
+/// values. One engine then refuses the request at once, before a prompt is computed for nothing.
+fn refused_in_decode(request: &Request) -> Option<&'static str> {
+    let (body, cap) = (&request.body, request.max_tokens);
+    if cap == Some(0) {
+        return Some("a limit of 0 output tokens");
+    }
+    if request.is_chat() && !request.stream && body.counts("stream_options").items > 0 {
+        return Some("stream_options without stream");
+    }
+    let takes_minimum = !matches!(request.endpoint, Endpoint::Messages | Endpoint::Responses);
+    match body.read::<WholeNumber>("min_tokens").ok().flatten() {
+        _ if !takes_minimum || body.get("min_tokens").is_none() => None,
+        None => Some("min_tokens is not a whole number from 0 on"),
+        Some(WholeNumber(minimum)) => {
+            cap.is_some_and(|cap| minimum > cap).then_some("min_tokens above max_tokens")
+        }
+    }
 }
 
 /// Engines before 0.27 parse the one token of a prefill as the JSON of a tool call that the client forces,
@@ -39,6 +63,9 @@ pub(super) fn unsplittable(request: &Request) -> Option<&'static str> {
 /// the context, so that the legs would have different prompts (vllm#42474).
 ///
 /// The handler of `/v1/responses` takes a handoff from 0.19 on (vllm#37424).
+///
+/// Engines from 0.20 on refuse a limit of output tokens above their context, which earlier ones lower
+/// (vllm#40324), and from 0.32 on a budget for thinking that is not below the limit.
 pub(super) fn refused_by(
     request: &Request,
     prefill: &[Candidate],
@@ -52,7 +79,31 @@ pub(super) fn refused_by(
         return Some("tool_choice");
     }
     let truncates = request.body.get("truncate_prompt_tokens").is_some_and(|limit| limit.starts_with('-'));
-    (truncates && !all_can((0, 32))).then_some("truncate_prompt_tokens")
+    if truncates && !all_can((0, 32)) {
+        return Some("truncate_prompt_tokens");
+    }
+    if asks_for_more_than(decode, request) && all_since((0, 20), decode) {
+        return Some("a limit of output tokens above the context of each decode worker");
+    }
+    (thinks_too_long(request) && all_since((0, 32), decode))
+        .then_some("thinking.budget_tokens is not below max_tokens")
+}
+
+/// Returns whether the limit of output tokens is above the context of each worker of the pool that is up.
+fn asks_for_more_than(pool: &[Candidate], request: &Request) -> bool {
+    let context = |one: &Candidate| one.worker.context_length(&request.model);
+    let is_below =
+        |cap| pool.iter().filter(|one| is_up(one)).all(|one| context(one).is_some_and(|at| at < cap));
+    request.max_tokens.is_some_and(is_below)
+}
+
+/// Returns whether a message's budget for thinking leaves no token for its text.
+fn thinks_too_long(request: &Request) -> bool {
+    let thinking = request.body.object("thinking").filter(|_| request.endpoint == Endpoint::Messages);
+    let Some(Ok(thinking)) = thinking else { return false };
+    let budget = thinking.read::<WholeNumber>("budget_tokens").ok().flatten();
+    let is_enabled = thinking.get("type") == Some("\"enabled\"");
+    is_enabled && budget.zip(request.max_tokens).is_some_and(|(WholeNumber(budget), cap)| budget >= cap)
 }
 
 /// Returns whether all vLLM workers of the pool that are up report at least this version.
@@ -79,15 +130,10 @@ fn forces_tool(request: &Request) -> bool {
 
 /// Starts the body of a leg that generates one token, without the fields that an engine refuses in it.
 fn of_one_token(request: &Request) -> Edit<'_> {
-    let edit = clean(request)
-        .remove("stream_options")
-        .remove("logprobs")
-        .remove("top_logprobs")
-        .remove("logprob_token_ids")
-        .set("stream", "false");
+    let edit = clean(request).remove("stream_options").set("stream", "false");
     if request.endpoint == Endpoint::Responses {
         // The client's response is that of the decode leg.
-        return edit.remove("include").set("max_output_tokens", "1").set("store", "false");
+        return edit.set("max_output_tokens", "1").set("store", "false");
     }
     let edit = edit.set("max_tokens", "1");
     match request.body.get("max_completion_tokens") {
@@ -97,7 +143,8 @@ fn of_one_token(request: &Request) -> Edit<'_> {
 }
 
 /// The prefill leg's body without a handoff. `min_tokens` is 1: end-of-sequence cannot end the step, so
-/// parameters always come and decode samples the token.
+/// parameters always come and decode samples the token. Log probabilities stay, so that prefill refuses those
+/// that decode would refuse.
 pub(super) fn prefill(request: &Request) -> Edit<'_> {
     let edit = of_one_token(request);
     // These endpoints have no `min_tokens`: a prefill may end with end-of-sequence (C8).
@@ -109,7 +156,8 @@ pub(super) fn prefill(request: &Request) -> Edit<'_> {
 
 /// The decode body of a client that left: one token, so that decode pulls the blocks and prefill frees them.
 pub(super) fn one_token(request: &Request) -> Edit<'_> {
-    let edit = of_one_token(request);
+    const LOGPROBS: [&str; 4] = ["logprobs", "top_logprobs", "logprob_token_ids", "include"];
+    let edit = LOGPROBS.into_iter().fold(of_one_token(request), Edit::remove);
     if request.body.get("min_tokens").is_some_and(|min| min != "0") {
         return edit.set("min_tokens", "1");
     }
@@ -122,7 +170,7 @@ pub(super) fn one_token(request: &Request) -> Edit<'_> {
 
 /// Starts the body of a leg whose stream the client gets.
 pub(super) fn answering<'a>(request: &'a Request, context: &LegContext<'_>) -> Edit<'a> {
-    let edit = clean(request);
+    let edit = with_usage(clean(request), context);
     if context.ids.wanted { edit.set("return_token_ids", "true") } else { edit }
 }
 

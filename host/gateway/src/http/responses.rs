@@ -25,6 +25,7 @@ use crate::{
         error::ApiError,
         hide::without_fields,
         request_id::set_request_id,
+        sequence::LastNumber,
         sse,
     },
     orchestrate::stored::{self, StoredCall},
@@ -130,12 +131,15 @@ async fn answer(
 
 /// The events of an engine as they come, until `deadline`. A failure is one event that ends them.
 fn events(body: upstream::Body, pause: PauseLimits, deadline: Instant, account: Box<Account>) -> Body {
-    Body::from_stream(stream::unfold(Some((body, account)), move |state| async move {
-        let (mut body, mut account) = state?;
+    Body::from_stream(stream::unfold(Some((body, account, LastNumber::default())), move |state| async move {
+        let (mut body, mut account, mut last) = state?;
         let mut bytes = Vec::with_capacity(BUFFER);
         let read = timeout_at(deadline, upstream::read_within(&mut body, &mut bytes, Some(pause))).await;
         let failure = match read {
-            Ok(Ok(true)) => return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some((body, account)))),
+            Ok(Ok(true)) => {
+                last.note(&bytes);
+                return Some((Ok::<_, Infallible>(Bytes::from(bytes)), Some((body, account, last))));
+            }
             Ok(Ok(false)) => {
                 account.ended(200, "ok");
                 return None;
@@ -144,6 +148,6 @@ fn events(body: upstream::Body, pause: PauseLimits, deadline: Instant, account: 
             Err(_) => ApiError::Deadline,
         };
         account.ended(failure.status().as_u16(), failure.code());
-        Some((Ok(failure.event(Format::Responses, &account.request_id)), None))
+        Some((Ok(failure.event(Format::Responses, &account.request_id, last)), None))
     }))
 }

@@ -87,6 +87,11 @@ impl<'a> Chunk<'a> {
         Some(Self { id: id.get(), created: created.get(), model: model.get(), usage, choices })
     }
 
+    /// Returns whether it adds anything to the answer.
+    pub(crate) fn has_choices(&self) -> bool {
+        !self.choices.is_empty()
+    }
+
     /// Returns what it adds to the answer; `None` if it has no choice.
     ///
     /// # Errors

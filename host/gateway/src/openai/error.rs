@@ -190,6 +190,14 @@ pub(crate) enum ApiError {
         /// How long it is refused.
         left: Duration,
     },
+    /// The engine ended its answer, whose status was 200, with an error that has a name.
+    #[error("the engine ended its answer with the error `{name}`: {text}")]
+    EndedWithError {
+        /// Its code or type.
+        name: String,
+        /// What the engine said.
+        text: String,
+    },
     /// No worker is eligible.
     #[error("{0}")]
     NoWorker(String),
@@ -279,7 +287,9 @@ impl ApiError {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Self::ClientClosed | Self::ClientTooSlow => status(499),
-            Self::BadUpstream(_) | Self::Poison { .. } => StatusCode::BAD_GATEWAY,
+            Self::BadUpstream(_) | Self::EndedWithError { .. } | Self::Poison { .. } => {
+                StatusCode::BAD_GATEWAY
+            }
             Self::NoWorker(_)
             | Self::PrefillUnavailable
             | Self::HandoffLost(_)
@@ -329,7 +339,7 @@ impl ApiError {
             Self::TenantLimit(_) => "rate_limit_exceeded",
             Self::ClientClosed => "client_closed",
             Self::ClientTooSlow => "client_too_slow",
-            Self::BadUpstream(_) => "bad_upstream",
+            Self::BadUpstream(_) | Self::EndedWithError { .. } => "bad_upstream",
             Self::EngineTimeout(_) => "engine_timeout",
             Self::Poison { .. } => "poison_request",
             Self::NoWorker(_) => "no_worker",

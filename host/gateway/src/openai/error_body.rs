@@ -31,8 +31,8 @@ impl ErrorFields<'_> {
         } })
     }
 
-    /// One valid event that ends a stream.
-    pub(super) fn event(self, format: Format) -> String {
+    /// One valid event that ends a stream. `number`: its place in a stream of the Responses API.
+    pub(super) fn event(self, format: Format, number: u64) -> String {
         match format {
             Format::OpenAi | Format::Generate => format!("data: {}\n\n", self.body(format)),
             Format::Anthropic => format!("event: error\ndata: {}\n\n", self.body(format)),
@@ -40,7 +40,7 @@ impl ErrorFields<'_> {
                 // The event of the API, and the object by which clients of other APIs know an error.
                 let mut event = json!({
                     "type": "error", "code": self.code, "message": self.message, "param": null,
-                    "sequence_number": 0,
+                    "sequence_number": number,
                 });
                 if let (Some(event), Value::Object(error)) = (event.as_object_mut(), self.body(format)) {
                     event.extend(error);

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
-use pointsman_orchestration::{Event, Failed, is_up};
+use pointsman_orchestration::{Event, Failed, HandoffKind, is_up};
 use pointsman_workers::{Candidate, Engine, KvTransport, Leg};
 use tokio::time::Instant;
 
@@ -52,13 +52,20 @@ impl Drive {
         self.took_request(Leg::Prefill);
         let Some(candidate) = &self.runs.prefill.candidate else { return Event::PrefillEnded };
         let spec = candidate.worker.spec();
-        if !connector_for(spec).decode_knows_cached_tokens() {
+        let connector = connector_for(spec);
+        if !connector.decode_knows_cached_tokens() {
             self.cached_tokens = cached_tokens;
         }
         note_success(&self.state, Leg::Prefill, candidate);
         self.account.leg_ended(Leg::Prefill, Ok(()));
         let lease = spec.handoff_lease();
-        let Some((answer, read)) = answer else { return Event::PrefillEnded };
+        let Some((answer, read)) = answer else {
+            if connector.handoff() == Some(HandoffKind::Bootstrap) && !connector.abortable() {
+                // Only a decode leg frees its blocks now (E6.10).
+                self.attempts.commit(lease);
+            }
+            return Event::PrefillEnded;
+        };
         match read {
             PrefillAnswer::Handoff { parameters, .. } if self.would_hang(&parameters) => {
                 self.no_handoff("incomplete", NO_REQUEST_ID.to_owned())

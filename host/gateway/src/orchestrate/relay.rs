@@ -18,6 +18,7 @@ use tokio::time::{Instant, Sleep};
 use crate::{
     openai::endpoint::Format,
     openai::error::ApiError,
+    openai::sequence::LastNumber,
     openai::sse::{self, Splitter},
     openai::token_ids::Lists,
     orchestrate::Drive,
@@ -77,6 +78,7 @@ struct Relay {
     waiting: usize,
     /// Bytes for the client.
     out: BytesMut,
+    last_number: LastNumber,
     /// Bytes of the engine that the metrics do not have yet.
     uncounted: usize,
     /// Bytes that are held back until prefill ended (C11).
@@ -127,6 +129,7 @@ impl Relay {
             begun: false,
             waiting: 0,
             out: BytesMut::with_capacity(OUT_CAPACITY),
+            last_number: LastNumber::default(),
             uncounted: 0,
             held: None,
             timer,
@@ -277,7 +280,8 @@ impl Relay {
             let cached = self.drive.cached_tokens.filter(|_| !self.drive.decode_knows_cached_tokens());
             let counts_cached = seen.cached_at.is_some() || (self.format.is_named() && seen.usage.is_some());
             let edits = seen.kv_transfer_at.is_some() || (counts_cached && cached.is_some());
-            if begins_hold || edits || !lists.is_empty() {
+            let is_hidden = self.drive.is_unasked_usage(event, &seen);
+            if begins_hold || edits || is_hidden || !lists.is_empty() {
                 // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);
                 if begins_hold {
@@ -287,6 +291,7 @@ impl Relay {
                 }
                 let edited = if edits { edit(event, &seen, cached, self.format) } else { None };
                 match edited {
+                    _ if is_hidden => {}
                     // An edit moves the lists.
                     Some(edited) => self.push_without_ids(&edited, &Lists::of(&edited)),
                     None => self.push_without_ids(event, &lists),
@@ -328,13 +333,9 @@ impl Relay {
             Action::AnswerPrefill => self.take_prefill_answer(),
             Action::Fail(leg) => {
                 let cause = self.drive.cause(leg);
-                let cause = self.cause_with_delivered(cause);
-                self.fail_client(&cause);
+                self.fail_client(cause);
             }
-            Action::FailDeadline => {
-                let cause = self.cause_with_delivered(ApiError::Deadline);
-                self.fail_client(&cause);
-            }
+            Action::FailDeadline => self.fail_client(ApiError::Deadline),
             Action::Cancel(leg) => {
                 if leg == self.drive.answering() {
                     self.incoming = None;
@@ -364,28 +365,13 @@ impl Relay {
     }
 
     /// Ends the stream with an error. Bytes that were held back are dropped.
-    fn fail_client(&mut self, cause: &ApiError) {
+    fn fail_client(&mut self, cause: ApiError) {
+        let cause = self.cause_with_delivered(cause);
         (self.held, self.detached) = (None, true);
-        self.end_with_error(cause);
+        self.end_with_error(&cause);
         self.drive.account.ended(cause.status().as_u16(), cause.code());
         // `ended` is final: a failure after the head has status 200 on the wire and its own code in the log.
         self.closed = false;
-    }
-
-    /// Passes an event on without the token ids that the gateway asked for.
-    fn push_without_ids(&mut self, event: &[u8], lists: &Lists) {
-        if !self.drive.wants_ids() {
-            self.push(event);
-        } else if !lists.is_only_ids(event) {
-            lists.hide(event, |part| self.push(part));
-        }
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        match &mut self.held {
-            Some(held) => held.extend_from_slice(bytes),
-            None => self.out.extend_from_slice(bytes),
-        }
     }
 }
 

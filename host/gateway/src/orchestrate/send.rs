@@ -61,6 +61,7 @@ impl Drive {
             rooms: &self.rooms,
             handoff: self.handoff.as_deref(),
             ids: self.token_ids(),
+            usage: self.wants_usage(),
             parent,
         }
     }

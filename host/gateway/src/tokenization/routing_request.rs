@@ -59,12 +59,11 @@ pub(crate) fn routing_request(
         }
     };
     // Of a batch, each prompt has a context of its own.
-    let context_tokens = (!estimated && request.prompts <= 1).then(|| {
-        let output = if request.endpoint.generates() { request.max_tokens.unwrap_or(1).max(1) } else { 0 };
-        prompt_tokens.saturating_add(output.min(1)).max(output)
-    });
+    let known = if estimated || request.prompts > 1 { 0 } else { prompt_tokens };
+    let output = if request.endpoint.generates() { request.max_tokens.unwrap_or(1).max(1) } else { 0 };
+    let needed = known.saturating_add(output.min(1)).max(output);
     let is_short = |leg, needed| workers.pool(&request.model, leg).shortest_context() < needed;
-    let context_tokens = context_tokens.filter(|needed| {
+    let context_tokens = Some(needed).filter(|needed| {
         [Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(|leg| is_short(leg, *needed))
     });
     let own = Targets {

@@ -134,8 +134,10 @@ impl Legs {
         }
         let mut actions = smallvec![Action::Cancel(answering)];
         // No engine began to work on it, so another decode worker may take it [E5]. It costs no retry. An
-        // engine that refuses even one token says nothing about the others.
-        if self.owes() && self.is_completed() && (failed.retryable || (failed.refused && self.consuming)) {
+        // engine that refuses even one token says nothing about the others. An addressed handoff names its
+        // worker.
+        let is_free = self.handoff_kind() != Some(HandoffKind::Addressed);
+        if self.owes() && is_free && (failed.retryable || (failed.refused && self.consuming)) {
             self.state.answering = LegState::Routing;
             actions.push(Action::Route(Leg::Decode));
             return actions;
@@ -248,8 +250,7 @@ impl Legs {
         if self.must_go_on() {
             return Actions::new();
         }
-        let pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
-        if pair && !self.consumed && self.state.prefill != LegState::Routed {
+        if self.is_abortable() && !self.consumed && self.state.prefill != LegState::Routed {
             return self.abort_both();
         }
         self.cancel_all()
@@ -316,6 +317,13 @@ impl Legs {
     /// Returns whether the prefill answer returns the handoff.
     pub(super) fn is_completed(&self) -> bool {
         self.handoff_kind() == Some(HandoffKind::Completed)
+    }
+
+    /// Returns whether the handoff ends with the legs of its pair: when one fails, the other one is ended
+    /// (E3). An engine whose prefill has ended, and that cannot abort, keeps it.
+    pub(super) fn ends_with_its_pair(&self) -> bool {
+        let is_pair = self.handoff_kind() == Some(HandoffKind::Bootstrap);
+        is_pair && (self.is_abortable() || self.state.prefill != LegState::Over)
     }
 
     /// Whether the engines of a pair abort by request id.

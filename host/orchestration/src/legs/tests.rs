@@ -653,6 +653,48 @@ fn e6_a_request_that_decode_refuses_is_consumed_with_one_token() {
 }
 
 #[test]
+fn e6_a_bootstrap_handoff_whose_prefill_ended_and_cannot_be_aborted_is_settled() {
+    let ended: [(Event, &[Action]); 3] = [
+        (E::PrefillRouted(BOOTSTRAP_NO_ABORT), &[A::Route(Leg::Decode)]),
+        (E::Routed, &[A::Send(Leg::Prefill), A::Send(Leg::Decode)]),
+        (E::PrefillEnded, &[]),
+    ];
+    let after = |then: &[(Event, &[Action])]| {
+        check(Shape::Remote, 0, &[&ended[..], then].concat());
+    };
+    let moves: &[Action] = &[A::Cancel(Leg::Decode), A::Route(Leg::Decode)];
+    // E5.2
+    after(&[
+        (E::Failed(Leg::Decode, RETRYABLE_UNSENT), moves),
+        (E::Routed, &[A::Send(Leg::Decode)]),
+        (E::Head, &[A::Relay]),
+        (E::FirstToken, &[]),
+        (E::Ended, &[A::Finish]),
+    ]);
+    // E6.6
+    after(&[
+        (E::Failed(Leg::Decode, REFUSED), &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
+    ]);
+    after(&[
+        (E::ClientGone, &[]),
+        (E::Failed(Leg::Decode, RETRYABLE_UNSENT), moves),
+        (E::Routed, &[A::SendToConsume]),
+        (E::Ended, &[A::Finish]),
+    ]);
+    // E6.7
+    after(&[
+        (E::Failed(Leg::Decode, RETRYABLE_UNSENT), moves),
+        (
+            E::HandoffLost(Lost::NoDecodeWorker),
+            &[A::Lose(Lost::NoDecodeWorker), A::Fail(Leg::Decode), A::Finish],
+        ),
+    ]);
+    // E5.1: an engine that began with it has it
+    after(&[(E::Failed(Leg::Decode, BROKE), &[A::Cancel(Leg::Decode), A::Fail(Leg::Decode), A::Finish])]);
+}
+
+#[test]
 fn e6_a_handoff_is_lost_only_with_its_engine_or_without_a_decode_worker() {
     let mut died = HANDED_OVER.to_vec();
     // E6.7
@@ -1143,7 +1185,10 @@ impl World {
             E::PrefillHandoff => (self.prefill, self.owed) = (false, true),
             E::PrefillEnded => {
                 self.prefill = false;
+                // Its engine keeps the blocks until a decode engine that answers has taken them.
+                let waits = self.traits.handoff == HandoffKind::Bootstrap && self.decode && !self.token;
                 self.owed |= self.traits.handoff == HandoffKind::Addressed;
+                self.owed |= waits && !self.traits.abortable;
             }
             E::PrefillWasAll | E::Failed(Leg::Prefill, _) => self.prefill = false,
             E::Head => self.head = true,
@@ -1197,7 +1242,10 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
             && shape == Shape::Remote
             && running != (false, false)
         {
-            assert!(!world.prefill && !world.decode, "E3: the other leg was left running");
+            assert!(
+                !world.prefill && (!world.decode || world.consuming),
+                "E3: the other leg was left running"
+            );
         }
         steps += 1;
         assert!(steps < 200, "no end");
@@ -1234,6 +1282,17 @@ proptest! {
         let abortable = abortable && handoff == HandoffKind::Bootstrap;
         let retry_policy = RetryPolicy { order, retries, local_fallback, continuations };
         run(shape, retry_policy, PrefillTraits { handoff, cancellable, abortable }, &choices);
+    }
+
+    #[test]
+    fn e6_a_handoff_between_engines_that_cannot_abort_is_settled_in_every_interleaving(
+        retries in 0_u32..3,
+        continuations in 0_u32..2,
+        choices in proptest::collection::vec(any::<u8>(), 0..40),
+    ) {
+        let retry_policy = RetryPolicy { retries, continuations, ..RetryPolicy::default() };
+        // E6.10
+        run(Shape::Remote, retry_policy, BOOTSTRAP_NO_ABORT, &choices);
     }
 
     #[test]

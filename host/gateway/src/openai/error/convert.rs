@@ -7,7 +7,11 @@ use pointsman_orchestration::Pressure;
 use pointsman_routing::RouteError;
 use pointsman_workers::{Leg, WorkerId};
 
-use super::{ApiError, RETRY_AFTER, response::answered, status};
+use super::{
+    ApiError, RETRY_AFTER,
+    response::{answered, engine_text, error_name},
+    status,
+};
 use crate::{
     openai::request_error::RequestError,
     upstream::{CallError, Looped, whole_seconds},
@@ -129,6 +133,14 @@ impl From<CallError> for ApiError {
                 status: StatusCode::SERVICE_UNAVAILABLE,
                 retry_after: Duration::from_secs(RETRY_AFTER),
             },
+            // No status was named (I1.4).
+            CallError::Status { status: StatusCode::BAD_GATEWAY, body, in_body: true, .. } => {
+                let text = engine_text(&body);
+                match error_name(&body) {
+                    Some(name) => Self::EndedWithError { name, text },
+                    None => Self::BadUpstream(format!("the engine ended its answer with an error: {text}")),
+                }
+            }
             CallError::Status { status, body, .. } => {
                 Self::BadUpstream(format!("the engine {}", answered(status, &body)))
             }

@@ -4,8 +4,12 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 
 use super::ApiError;
-use crate::openai::{endpoint::Format, error_body::ErrorFields, request_id::set_request_id};
+use crate::openai::{
+    endpoint::Format, error_body::ErrorFields, request_id::set_request_id, sequence::LastNumber,
+};
 
+/// Maximum length of the name of an engine's error, bytes.
+const MAX_NAME: usize = 64;
 /// Maximum length of an engine's own text in a message, characters.
 const MAX_TEXT: usize = 500;
 
@@ -58,9 +62,10 @@ impl ApiError {
         response
     }
 
-    /// Returns one valid error event, for a stream that has begun. An engine's own refusal is passed on.
+    /// Returns one valid error event, for a stream that has begun after events up to `last`. An engine's own
+    /// refusal is passed on, and the name of its error is the code.
     #[must_use]
-    pub(crate) fn event(&self, format: Format, request_id: &str) -> Bytes {
+    pub(crate) fn event(&self, format: Format, request_id: &str, last: LastNumber) -> Bytes {
         if let Self::Engine { body, .. } = self
             && !format.is_named()
             && let Ok(refusal) = serde_json::from_slice::<serde_json::Value>(body)
@@ -68,7 +73,10 @@ impl ApiError {
         {
             return Bytes::from(format!("data: {refusal}\n\n"));
         }
-        Bytes::from(self.error_fields(&self.message_without_headers(), request_id).event(format))
+        let message = self.message_without_headers();
+        let fields = self.error_fields(&message, request_id);
+        let code = self.engine_error().unwrap_or(fields.code);
+        Bytes::from(ErrorFields { code, ..fields }.event(format, last.next()))
     }
 
     /// Returns the message, with what an engine said.
@@ -86,6 +94,15 @@ impl ApiError {
     fn message_without_headers(&self) -> String {
         let when = self.retry_after().map_or("later".to_owned(), |seconds| format!("after {seconds} s"));
         self.message().replace("after the time in `retry-after`", &when)
+    }
+
+    /// The name of the error with which an engine ended its answer, if it named one.
+    fn engine_error(&self) -> Option<&str> {
+        match self {
+            Self::EndedWithError { name, .. } => Some(name),
+            Self::Pinned(cause, ..) => cause.engine_error(),
+            _ => None,
+        }
     }
 
     fn error_fields<'a>(&self, message: &'a str, request_id: &'a str) -> ErrorFields<'a> {
@@ -109,8 +126,22 @@ pub(super) fn answered(status: StatusCode, body: &[u8]) -> String {
     if text.trim().is_empty() { format!("answered {status}") } else { format!("answered {status}: {text}") }
 }
 
+/// Returns the name of an error in an engine's body: its code or its type, if that is no number.
+pub(super) fn error_name(body: &[u8]) -> Option<String> {
+    let json: serde_json::Value = serde_json::from_slice(body).ok()?;
+    let fields = ["/error/code", "/code", "/error/type"];
+    let mut names = fields.iter().filter_map(|field| json.pointer(field)?.as_str());
+    let is_name = |text: &&str| {
+        let may_be = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
+        text.len() <= MAX_NAME
+            && text.starts_with(|first: char| first.is_ascii_alphabetic())
+            && text.bytes().all(may_be)
+    };
+    names.find(is_name).map(str::to_owned)
+}
+
 /// The message an engine put into its error body, else the body's beginning.
-fn engine_text(body: &[u8]) -> String {
+pub(super) fn engine_text(body: &[u8]) -> String {
     let message = serde_json::from_slice::<serde_json::Value>(body).ok().and_then(|json| {
         let message = json.pointer("/error/message").or(json.pointer("/message")).or(json.get("error"))?;
         message.as_str().map(str::to_owned)

@@ -4,7 +4,10 @@ use pointsman_workers::{Leg, Pause, WorkerId};
 use serde_json::json;
 
 use super::*;
-use crate::{openai::endpoint::Format, openai::request_error::RequestError, upstream::CallError};
+use crate::{
+    openai::endpoint::Format, openai::request_error::RequestError, openai::sequence::LastNumber,
+    upstream::CallError,
+};
 
 fn check(cause: impl Into<ApiError>, status: u16, code: &str, retry: bool) {
     let response = cause.into().response("id-1");
@@ -97,7 +100,7 @@ fn a5_a_connect_error_does_not_name_the_address() {
 
 #[test]
 fn i_a_mid_stream_error_is_one_valid_event() {
-    let event = ApiError::Deadline.event(Format::OpenAi, "id");
+    let event = ApiError::Deadline.event(Format::OpenAi, "id", LastNumber::default());
     let json = event.strip_prefix(b"data: ").and_then(|rest| rest.strip_suffix(b"\n\n")).unwrap();
     let json: serde_json::Value = serde_json::from_slice(json).unwrap();
     assert_eq!(json["error"]["code"], "deadline");
@@ -105,7 +108,9 @@ fn i_a_mid_stream_error_is_one_valid_event() {
 
 #[test]
 fn i1_an_error_within_a_stream_says_when_to_retry_without_a_header() {
-    let text = |cause: &ApiError| String::from_utf8(cause.event(Format::OpenAi, "id").to_vec()).unwrap();
+    let text = |cause: &ApiError| {
+        String::from_utf8(cause.event(Format::OpenAi, "id", LastNumber::default()).to_vec()).unwrap()
+    };
     let pause = Pause { left: Duration::from_secs(7), is_too_many: false, may_be_tried: false };
     let paused = ApiError::of_route(RouteError::AllPaused { leg: Leg::Decode, pause }, 529);
     // I1.10

@@ -47,7 +47,7 @@ impl Relay {
                     // The last event may lack its end.
                     self.out.extend_from_slice(b"\n\n");
                 }
-                let event = cause.event(self.format, &self.drive.account.request_id);
+                let event = cause.event(self.format, &self.drive.account.request_id, self.last_number);
                 self.out.extend_from_slice(&event);
             }
         }

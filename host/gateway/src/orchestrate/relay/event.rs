@@ -1,10 +1,10 @@
-//! What one event of the answer means for its request.
+//! What one event of the answer means for its request, and how it reaches the client.
 
 use pointsman_orchestration::Event;
 
 use super::Relay;
 use crate::{
-    openai::{sse::Seen, token_ids::Lists},
+    openai::{endpoint::Format, sse::Seen, token_ids::Lists},
     orchestrate::first_event::error_in,
     upstream::CallError,
 };
@@ -37,6 +37,28 @@ impl Relay {
         if seen.finish && !self.finish_seen {
             self.finish_seen = true;
             self.report(Event::FinishSeen);
+        }
+    }
+
+    /// Passes an event on without the token ids that the gateway asked for.
+    pub(super) fn push_without_ids(&mut self, event: &[u8], lists: &Lists) {
+        if !self.drive.wants_ids() {
+            self.push(event);
+        } else if !lists.is_only_ids(event) {
+            lists.hide(event, |part| self.push(part));
+        }
+    }
+
+    /// Sends bytes to the client, unless they are held back.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        match &mut self.held {
+            Some(held) => held.extend_from_slice(bytes),
+            None => {
+                if self.format == Format::Responses {
+                    self.last_number.note(bytes);
+                }
+                self.out.extend_from_slice(bytes);
+            }
         }
     }
 }

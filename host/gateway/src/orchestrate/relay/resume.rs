@@ -250,8 +250,7 @@ impl Relay {
         let (events, problem) = seam.join(whole.body());
         self.out.extend_from_slice(&events);
         if let Some(problem) = problem {
-            let cause = self.cause_with_delivered(problem.into());
-            self.fail_client(&cause);
+            self.fail_client(problem.into());
             return;
         }
         self.note_origin();

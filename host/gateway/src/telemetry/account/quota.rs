@@ -52,6 +52,12 @@ impl Account {
         reservation.tokens(u64::from(request.prompt_tokens), output)
     }
 
+    /// Returns whether the request's tenant has a limit of tokens.
+    #[must_use]
+    pub(crate) fn has_token_limit(&self) -> bool {
+        self.quota.reservation.as_ref().is_some_and(Reservation::counts_tokens)
+    }
+
     /// Adds the headers with the client's limits.
     pub(crate) fn add_limit_headers(&self, headers: &mut HeaderMap) {
         if let Some(reservation) = &self.quota.reservation {
