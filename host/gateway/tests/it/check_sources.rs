@@ -1,4 +1,4 @@
-//! `pointsman check-config`: workers and sources of workers that cannot serve, and what the gateway needs later.
+//! `pointsman check-config`: workers and sources of workers that cannot serve, and files that are missing.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests may fail as tests do")]
 

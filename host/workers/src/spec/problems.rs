@@ -43,8 +43,8 @@ impl RawSpec {
 }
 
 impl WorkerSpec {
-    /// Returns what is wrong with keys and values that complete the descriptions of a source. Each worker has its
-    /// own URL with `http://`, and may have its own values of the keys `of_source`.
+    /// Returns what is wrong with keys and values that complete the descriptions of a source. Each worker has
+    /// its own URL with `http://`, and may have its own values of the keys `of_source`.
     #[must_use]
     pub fn problems_of_defaults<'a>(
         pairs: impl IntoIterator<Item = (&'a str, &'a str)>,

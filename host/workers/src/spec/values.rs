@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr};
 
 use super::{SpecError, TransferRule, error};
 
-/// Returns a key without the line break at its end, which files and variables often have. No message shows it.
+/// Returns a key without the line break at its end, as files and variables have. No message shows it.
 pub(super) fn api_key(key: &str) -> Result<String, SpecError> {
     let key = key.strip_suffix('\n').map_or(key, |line| line.strip_suffix('\r').unwrap_or(line));
     let fits = |byte: u8| byte == b'\t' || (b' '..=b'~').contains(&byte);

@@ -23,8 +23,8 @@ impl Loading {
 }
 
 impl Worker {
-    /// Returns whether the worker joined a moment ago and its facts were never read, so that its models may be
-    /// unknown. One whose engine cannot be verified, refuses its key or is another one does not load.
+    /// Returns whether the worker joined a moment ago and its facts were never read, so that its models may
+    /// be unknown. One whose engine cannot be verified, refuses its key or is another one does not load.
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.health() == Health::Unknown

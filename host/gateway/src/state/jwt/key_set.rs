@@ -42,8 +42,8 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// Returns the first keys that may verify a token with this `kid` and algorithm. Without `kid`, each key of
-    /// the algorithm may.
+    /// Returns the first keys that may verify a token with this `kid` and algorithm. Without `kid`, each key
+    /// of the algorithm may.
     pub(super) fn fitting(
         &self,
         id: Option<&str>,

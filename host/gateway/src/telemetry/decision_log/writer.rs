@@ -99,7 +99,7 @@ impl Writer {
         }
     }
 
-    /// Makes the directory and its salt: a directory that cannot be written is found before the first request.
+    /// Makes the directory and its salt: one that cannot be written is found before the first request.
     fn prepare(&mut self) {
         match self.files.make_dir().and_then(|()| self.salt()) {
             Ok(_) => self.succeeded(),
