@@ -38,6 +38,7 @@ fn request(prefix: Prefix) -> RoutingRequest {
         prompt_tokens_estimated: false,
         block_size: 16,
         prefix,
+        skips_cache: false,
         n: 1,
         max_tokens: Some(128),
         context_tokens: None,

@@ -214,6 +214,11 @@ impl Hints {
             let warning = nvext::warning(headers, body, &[], false);
             return Ok(Self { cache_salt, probe, warning, ..Self::default() });
         }
+        Self::given(headers, body).map(|given| Self { cache_salt, probe, ..given })
+    }
+
+    /// Reads the hints in the headers and in `nvext`.
+    fn given(headers: &HeaderMap, body: &JsonBody) -> Result<Self, RequestError> {
         nvext::check_objects(body)?;
         check_lists(body)?;
         let ext: NvExt = read(body, "nvext")?.unwrap_or_default();
@@ -257,17 +262,14 @@ impl Hints {
             config,
             token_ids: ext.token_data,
             routing_token_ids,
-            cache_salt,
             block_objects: objects.into_iter().map(Option::unwrap_or_default).map(hashes).collect(),
             session_control: control,
             query_only: ext.annotations.iter().any(|annotation| annotation.starts_with(QUERY_ONLY)),
-            probe,
-            continues: false,
             agent: ext.agent_context,
             lineage,
             request_timestamp_ms: ext.request_timestamp_ms,
             mdc_sum: ext.mdc_sum,
-            warning: None,
+            ..Self::default()
         };
         Ok(Self { warning: nvext::warning(headers, body, &ext.annotations, hints.has_lone_rank()), ..hints })
     }

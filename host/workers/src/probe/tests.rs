@@ -334,7 +334,7 @@ async fn b5_many_engines_that_never_answered_are_asked_less_often() {
 #[tokio::test]
 async fn i18_1_probes_connect_to_the_last_addresses_of_a_name() {
     let (_healthy, receiver) = watch::channel(true);
-    let url = engine("tiny", receiver, Arc::default(), &TaskTracker::new()).await;
+    let url = engine("tiny", receiver, Default::default(), &TaskTracker::new()).await;
     let port = url.rsplit_once(':').unwrap().1;
     let asked = Arc::new(AtomicUsize::new(0));
     let count = asked.clone();
