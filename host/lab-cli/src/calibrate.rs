@@ -11,7 +11,7 @@ use pointsman_cli::print;
 use pointsman_lab::calibrate::{
     Calibration, DesignLimits, LogArgs, Measurements, calibrate, calibrate_log, design, fleet_text,
 };
-use pointsman_lab::cli::output_file;
+use pointsman_lab::output_file;
 use pointsman_workers::Role;
 use serde::Deserialize;
 use tokio::time::Duration;

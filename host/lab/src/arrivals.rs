@@ -9,3 +9,9 @@ pub(crate) fn interval(rng: &mut SmallRng, rate: f64, burstiness: f64) -> f64 {
     // Shape and scale are above 0, so that the distribution exists.
     Gamma::new(1.0 / burstiness, mean * burstiness).map_or(mean, |gamma| gamma.sample(rng))
 }
+
+/// Returns the mean rate of `requests` that arrive within `seconds`.
+#[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
+pub(crate) fn rate(requests: usize, seconds: f64) -> f64 {
+    if seconds > 0.0 { requests as f64 / seconds } else { 0.0 }
+}

@@ -15,6 +15,7 @@ use tokio::time::Duration;
 use crate::{
     decision_log::ExportArgs,
     generate::{Shape, Workload, generate},
+    output_file::output_file,
     trace::{Trace, TraceFormat},
 };
 
@@ -122,17 +123,6 @@ pub enum ShapeName {
     SystemPrompts,
     /// Questions about some of many documents.
     Documents,
-}
-
-/// Reads the name of a file to write to.
-///
-/// # Errors
-/// It is `-`, with which other programs mean standard output.
-pub fn output_file(text: &str) -> Result<PathBuf, String> {
-    match text {
-        "-" => Err("name a file: standard output gets a summary of it".to_owned()),
-        _ => Ok(text.into()),
-    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {

@@ -14,6 +14,7 @@ pub use max_load::{ArmMaxLoad, MaxLoad, max_load};
 pub use monitor::Monitor;
 pub use observed::{Window, WindowFit, fit_windows, run_observed};
 pub use outcome::{Ended, Outcome};
+pub use output_file::output_file;
 pub use report::{
     ArmReport, Clairvoyant, Comparison, DecisionCost, Events, Figure, Figures, PairDifference, Plan,
     Possible, Quantiles, RankBy, Ranked, RoleShares, Slo, compare,
@@ -41,6 +42,7 @@ mod max_load;
 mod monitor;
 mod observed;
 mod outcome;
+mod output_file;
 mod prepared;
 mod report;
 mod run;

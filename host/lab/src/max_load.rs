@@ -3,10 +3,11 @@
 use serde::Serialize;
 
 use crate::{
+    arrivals::rate,
     jobs::run_jobs,
     monitor::Monitor,
     prepared::prepare,
-    report::{Figure, Plan, Slo, rate, slo_share, worse_percent},
+    report::{Figure, Plan, Slo, slo_share, worse_percent},
     run::{RunError, RunOptions, run_prepared},
 };
 

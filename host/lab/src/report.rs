@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::{
     arm::Arm,
+    arrivals::rate,
     fleet::Fleet,
     jobs::run_jobs,
     monitor::Monitor,
@@ -223,12 +224,6 @@ pub fn compare(plan: &Plan<'_>, monitor: &Monitor) -> Result<Comparison, RunErro
     comparison.warnings = warnings::of(&comparison, plan, plan.trace.expected_end_s(speed, fixed_schedule));
     add_clairvoyant(&mut comparison, plan, &prepared, &bounds, monitor)?;
     Ok(comparison)
-}
-
-/// Returns the mean rate of `requests` that arrive within `seconds`.
-#[expect(clippy::cast_precision_loss, reason = "numbers of requests stay far below 2^53")]
-pub(crate) fn rate(requests: usize, seconds: f64) -> f64 {
-    if seconds > 0.0 { requests as f64 / seconds } else { 0.0 }
 }
 
 /// Returns the results by seed. Jobs run seed by seed. The outcomes of a seed are dropped when all its arms

@@ -273,8 +273,8 @@ impl Names {
         Some((name, true))
     }
 
-    /// Notes the answer of a look-up, and gives it to all who wait for it. Returns whether the addresses of an
-    /// earlier one are used.
+    /// Notes the answer of a look-up, and gives it to all that wait for it. Returns whether the addresses of
+    /// an earlier one are used.
     fn ended(&mut self, name: &str, took: Duration, answer: Answer) -> bool {
         // A name with a look-up is not forgotten.
         let Some(name) = self.known.get_mut(name) else { return false };

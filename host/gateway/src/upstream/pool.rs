@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use http::{HeaderName, header};
 use http1_client::{Pool, PoolLimits};
-use pointsman_workers::{EngineTls, Resolver};
 use tokio::time::Instant;
 
-use super::{back_pressure::RETRY_AFTER_MS, body::ObservedCall, stream::EngineStream, via::Via};
+use super::{
+    back_pressure::RETRY_AFTER_MS, body::ObservedCall, call_context::CallContext, stream::EngineStream,
+};
 use crate::config::Upstream;
 
 /// Where each vector of a binary answer of vLLM begins, as JSON.
@@ -22,15 +23,6 @@ static KEPT: [HeaderName; 5] =
 pub(crate) struct ConnectionPool {
     pub(super) idle: Pool<EngineStream, ObservedCall>,
     pub(super) shared: Arc<CallContext>,
-}
-
-/// What all calls to engines use.
-#[derive(Debug)]
-pub(crate) struct CallContext {
-    pub(crate) tls: Arc<EngineTls>,
-    pub(crate) resolver: Resolver,
-    /// Header of requests that passed no gateway before this one.
-    pub(crate) via: Via,
 }
 
 impl From<&Upstream> for PoolLimits {
@@ -64,10 +56,13 @@ impl ConnectionPool {
 }
 
 #[cfg(test)]
-impl From<Arc<EngineTls>> for ConnectionPool {
-    fn from(tls: Arc<EngineTls>) -> Self {
+impl From<Arc<pointsman_workers::EngineTls>> for ConnectionPool {
+    fn from(tls: Arc<pointsman_workers::EngineTls>) -> Self {
         use super::via::own_via;
         let limits = PoolLimits { idle_timeout: std::time::Duration::from_secs(30), idle_connections: 8 };
-        Self::new(limits, CallContext { tls, resolver: Resolver::default(), via: own_via() })
+        Self::new(
+            limits,
+            CallContext { tls, resolver: pointsman_workers::Resolver::default(), via: own_via() },
+        )
     }
 }

@@ -21,8 +21,8 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use tokio_util::either::Either;
 
 use super::{
+    call_context::CallContext,
     destination::{Destination, Parts},
-    pool::CallContext,
 };
 
 /// Silence of an address after which the next one of the host is tried, too.

@@ -12,7 +12,8 @@ use clap::Args;
 use pointsman_workers::Role;
 use tokio::time::Duration;
 
-use super::{Format, output_file, positive, print, progress};
+use super::{Format, positive, print, progress};
+use crate::output_file::output_file;
 use crate::{
     arm::Arm,
     fleet::{EngineGroup, Fleet, StepTimeSpec},

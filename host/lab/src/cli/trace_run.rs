@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::Args;
 use serde_json::json;
 
-use super::output_file;
+use crate::output_file::output_file;
 use crate::{
     arm::Arm,
     fleet::Fleet,

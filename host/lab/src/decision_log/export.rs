@@ -18,7 +18,7 @@ use super::{
     reader::{ReadStats, files, read},
     time::moment,
 };
-use crate::{cli::output_file, trace::Trace};
+use crate::{output_file::output_file, trace::Trace};
 
 /// Arguments of `trace export`.
 #[derive(Debug, Args)]

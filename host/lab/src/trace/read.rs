@@ -5,7 +5,7 @@ use std::{
     path::Path,
 };
 
-use crate::report::rate;
+use crate::arrivals::rate;
 
 use super::{MAX_LINE, MAX_S, ReadLines, Trace, TraceError, TraceFormat, open::open};
 

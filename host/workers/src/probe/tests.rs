@@ -352,6 +352,7 @@ async fn i18_1_probes_connect_to_the_last_addresses_of_a_name() {
     };
     assert!(matches!(get("engine").await, Response::Ok(_)));
     tokio::time::sleep(Duration::from_millis(2_100)).await;
+    // I18.1
     assert!(matches!(get("engine").await, Response::Ok(_)));
     assert_eq!(asked.load(Relaxed), 2);
     // I18.4

@@ -3,7 +3,7 @@ use std::sync::{
     mpsc,
 };
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt as _, future::join_all};
 
 use super::*;
 
@@ -40,15 +40,16 @@ async fn i18_1_the_last_addresses_serve_while_no_name_server_answers() {
     assert_eq!(resolver.addresses("a:80").await.unwrap(), [SocketAddr::from(([127, 0, 0, 1], 80))]);
     expire(&resolver, "a");
     answers.send(no_server()).unwrap();
+    // I18.1
     assert_eq!(*resolver.resolve("a").await.unwrap(), [address(1)], "it fails");
     expire(&resolver, "a");
     let began = Instant::now();
+    // I18.1
     assert_eq!(*resolver.resolve("a").await.unwrap(), [address(1)], "it takes long");
     let took = began.elapsed();
-    assert!(took >= PATIENCE && took < Duration::from_secs(2), "{took:?}");
-    let began = Instant::now();
-    assert_eq!(*resolver.resolve("a").await.unwrap(), [address(1)]);
-    assert!(began.elapsed() < PATIENCE, "the look-up was waited for already");
+    assert!(took >= PATIENCE && took < Duration::from_secs(10), "{took:?}");
+    let at_once = resolver.resolve("a").now_or_never().expect("the look-up was waited for already");
+    assert_eq!(*at_once.unwrap(), [address(1)]);
     // The look-up went on: what it finds is used.
     answers.send(Ok(2)).unwrap();
     let begin = Instant::now();
@@ -71,6 +72,7 @@ async fn i18_2_a_name_is_looked_up_once_at_a_time_and_again_when_its_addresses_a
         assert_eq!(*found.unwrap(), [address(1)]);
     }
     resolver.resolve("a").await.unwrap();
+    // I18.2
     assert_eq!(asked.load(Relaxed), 1, "fresh addresses need none");
     // The record changes.
     answers.send(Ok(2)).unwrap();
@@ -113,6 +115,7 @@ async fn i18_3_names_of_a_server_that_is_down_leave_room_for_others() {
         join_all(asked.iter().map(|name| resolver.resolve(name))).await.iter().all(Result::is_err)
     };
     let first = async {
+        // I18.3
         until_running(&running, MAX_AT_ONCE).await;
         // They are slow from now on.
         tokio::time::sleep(SLOW).await;
@@ -125,6 +128,7 @@ async fn i18_3_names_of_a_server_that_is_down_leave_room_for_others() {
         name.is_slow = true;
     }
     let second = async {
+        // I18.3
         until_running(&running, MAX_SLOW_AT_ONCE).await;
         assert_eq!(*resolver.resolve("up").await.unwrap(), [address(1)]);
         *is_down.lock() = false;
