@@ -286,12 +286,20 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     outcome
 }
 
-/// A worker flag without its API key, for messages.
+/// A worker flag without its secrets, for messages. A part without `=` is the rest of a value with a comma,
+/// which may be a secret.
 fn without_key(flag: &str) -> String {
-    let parts = flag.split(',').map(|part| match part.split_once('=') {
-        Some(("api_key", _)) => "api_key=[secret]".to_owned(),
-        Some(("url", url)) => format!("url={}", url_without_secrets(url)),
-        _ => part.to_owned(),
+    let mut parts = flag.split(',').peekable();
+    let parts = std::iter::from_fn(|| {
+        let part = parts.next()?;
+        let goes_on = parts.peek().is_some_and(|next| !next.contains('='));
+        Some(match part.split_once('=') {
+            Some(("api_key", _)) => "api_key=[secret]".to_owned(),
+            Some(("url", _)) if goes_on => "url=[secret]".to_owned(),
+            Some(("url", url)) => format!("url={}", url_without_secrets(url)),
+            None => "[secret]".to_owned(),
+            _ => part.to_owned(),
+        })
     });
     parts.collect::<Vec<_>>().join(",")
 }

@@ -74,12 +74,12 @@ impl DataThread {
     #[must_use]
     pub(crate) fn new(state: SharedState) -> Self {
         let now = state.get();
-        let shared = CallContext {
+        let context = CallContext {
             tls: now.tls.engines().clone(),
             resolver: now.resolver.clone(),
             via: now.via.clone(),
         };
-        let connections = ConnectionPool::new((&now.settings.upstream).into(), shared);
+        let connections = ConnectionPool::new((&now.settings.upstream).into(), context);
         Self { state, connections }
     }
 

@@ -118,7 +118,7 @@ impl Tokens {
         // A preview returns the tokens for the engine, even if routing uses others.
         let is_known = match request.hints.query_only {
             true => request.token_ids.is_some(),
-            false => request.routing_token_ids().is_some(),
+            false => request.given_token_ids().is_some(),
         };
         let takes_text = request.is_chat() || request.endpoint == Endpoint::Generate;
         if is_known || !takes_text || request.prompts > 1 {

@@ -207,7 +207,7 @@ impl Upstream {
         head: &[u8],
         body: &[u8],
     ) -> Result<Response<Body>, CallError> {
-        let is_current = |stream: &EngineStream| stream.is_current(to, &self.pool.shared.tls);
+        let is_current = |stream: &EngineStream| stream.is_current(to, &self.pool.context.tls);
         let connect = || self.connect(to, *parts);
         let called =
             self.pool.idle.call(parts.origin, (head, body), self.delivery, is_current, connect).await;
@@ -227,7 +227,7 @@ impl Upstream {
         to: &Destination,
         parts: Parts<'_>,
     ) -> Result<Box<Connection<EngineStream, ObservedCall>>, CallError> {
-        let open = EngineStream::open(to, parts, &self.pool.shared);
+        let open = EngineStream::open(to, parts, &self.pool.context);
         match tokio::time::timeout(self.connect_timeout, open).await {
             Ok(Ok(stream)) => Ok(Connection::new(stream, parts.origin)),
             Ok(Err(error)) if is_local_shortage(&error) => Err(shortage(&error)),

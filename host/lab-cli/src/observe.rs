@@ -62,8 +62,8 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// Number of requests below which nothing is forecast.
 const LEAST_REQUESTS: usize = 20;
 const MIB: usize = 1024 * 1024;
-/// Time after which a missing first copy is told.
-const FIRST_COPY: Duration = Duration::from_secs(30);
+/// Time without a copy after which the observer warns.
+const FIRST_COPY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Exit code after a signal during the simulation.
 const INTERRUPTED: i32 = 130;
 
@@ -376,9 +376,9 @@ async fn in_order(following: Following) -> anyhow::Result<Vec<EngineLog>> {
 
 /// Says after a while that no copy came.
 async fn tell_of_no_copy(counts: Arc<Counts>, address: SocketAddr) {
-    tokio::time::sleep(FIRST_COPY).await;
+    tokio::time::sleep(FIRST_COPY_TIMEOUT).await;
     if counts.arrived() == 0 {
-        let seconds = FIRST_COPY.as_secs();
+        let seconds = FIRST_COPY_TIMEOUT.as_secs();
         let _ = print(&format!(
             "warning: no copy of a request came in {seconds} s: does the router send them to http://{address}?\n"
         ));

@@ -135,7 +135,7 @@ fn unequal_shares(comparison: &Comparison, rank_by: RankBy) -> String {
     }
     let arm = |ranked: &Ranked| {
         let none = if ranked.value.is_none() {
-            format!(", too few for a {}", rank_by.name())
+            format!(", too few with some seed for a {}", rank_by.name())
         } else {
             String::new()
         };

@@ -122,7 +122,7 @@ fn shares(text: &mut String, report: &Comparison, width: usize) {
 
 fn changes(pair: &PairDifference) -> String {
     if !pair.ttft_ms.has_value() {
-        return "none of them were answered in both arms".to_owned();
+        return "in a run, no such request was answered by both arms".to_owned();
     }
     let (ttft, e2e) = (change(&pair.ttft_ms), change(&pair.e2e_ms));
     format!("their TTFT changed by {ttft} ms on average, their E2E by {e2e} ms")

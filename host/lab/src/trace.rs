@@ -138,7 +138,7 @@ pub enum TraceError {
         problem: String,
     },
     /// A line is malformed.
-    #[error("{file}, line {line}: {problem}; --skip-bad leaves such lines out")]
+    #[error("{file}, line {line}: {problem}{}", if problem.contains("--") { "" } else { "; --skip-bad leaves such lines out" })]
     Line {
         /// The file.
         file: String,

@@ -92,7 +92,7 @@ impl Report {
             "kept" => format!("{slot}: the {lane} lane continues with {now}"),
             "promoted" => format!("{slot}: {now} is active now; it was the {}", change.reason),
             "rolled_back" => {
-                format!("{slot}: {now} is active again; what ran before {}", self.way_back(change))
+                format!("{slot}: {now} is active again; what ran before {}", self.undo_hint(change))
             }
             "withdrawn" => format!("{slot}: the {lane} has ended"),
             "removed" => format!("{slot}: the {lane} lane has no file any more and runs {now}"),
@@ -109,7 +109,7 @@ impl Report {
     }
 
     /// Says how what was rolled back can run again.
-    fn way_back(&self, change: &Change) -> String {
+    fn undo_hint(&self, change: &Change) -> String {
         let model = change.model.as_ref().map(|model| format!(" --model {model}")).unwrap_or_default();
         let undo = format!("`pointsman policy rollback {}{model} --undo` lets it run again", change.slot);
         match self.slot(change).is_some_and(|slot| slot.undo.is_some()) {

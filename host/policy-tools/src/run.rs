@@ -81,7 +81,11 @@ impl RunArgs {
             report.skipped.iter().map(|(why, count)| format!("{count} {why}")).collect();
         let skipped =
             if skipped.is_empty() { String::new() } else { format!(": skipped {}", skipped.join(", ")) };
-        ensure!(report.decisions > 0, "{}: no decision to replay{skipped}", self.receipts.display());
+        ensure!(
+            report.decisions > 0,
+            "{}: no decision to replay{skipped}; record some with GET /decisions/export",
+            self.receipts.display()
+        );
         let info = policy.info();
         if self.json {
             let document = json!({ "policy": info.name, "digest": info.digest, "report": report });

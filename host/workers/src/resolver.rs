@@ -19,9 +19,11 @@ use tokio::{
 use crate::log_limit::LogLimit;
 
 /// How long addresses are used without another look-up.
-const FRESH: Duration = Duration::from_secs(2);
+const FRESH_FOR: Duration = Duration::from_secs(2);
+/// Time after which the addresses of a name that no longer exists are forgotten: another host may get them.
+const MAX_AGE: Duration = Duration::from_mins(10);
 /// How long a connection waits for a look-up when it has the addresses of an earlier one.
-const PATIENCE: Duration = Duration::from_millis(250);
+const MAX_WAIT: Duration = Duration::from_millis(250);
 /// Maximum number of look-ups at a time, each on a thread. The rest wait in the order in which they came.
 const MAX_AT_ONCE: usize = 32;
 /// Maximum number of look-ups at a time of names whose last look-up was slow: their name server may be down,
@@ -33,6 +35,8 @@ const SLOW: Duration = Duration::from_secs(1);
 const MAX_NAMES: usize = 8_192;
 /// Maximum number of addresses of a name that are tried.
 const MAX_ADDRESSES: usize = 8;
+/// Problem of a name whose look-up found nothing.
+const NO_ADDRESS: &str = "it has no address";
 /// Shortest time between two log lines about names that cannot be resolved.
 const LOG_INTERVAL: Duration = Duration::from_mins(1);
 
@@ -78,6 +82,8 @@ struct Name {
     addresses: Addresses,
     /// When the last look-up ended.
     looked_up: Option<Instant>,
+    /// When the last look-up succeeded.
+    resolved: Option<Instant>,
     used: Instant,
     is_slow: bool,
     pending: Option<Pending>,
@@ -145,7 +151,7 @@ impl Resolver {
         let answer = if last.is_empty() {
             answered.await
         } else {
-            timeout_at(since + PATIENCE, answered).await.ok().flatten()
+            timeout_at(since + MAX_WAIT, answered).await.ok().flatten()
         };
         match answer {
             Some(Ok(addresses)) => Ok(addresses),
@@ -168,7 +174,7 @@ impl Resolver {
         let found = known.entry(name.clone()).or_insert_with(|| Name::new(now));
         found.used = now;
         let last = found.addresses.clone();
-        let is_fresh = found.looked_up.is_some_and(|at| now.duration_since(at) < FRESH);
+        let is_fresh = found.looked_up.is_some_and(|at| now.duration_since(at) < FRESH_FOR);
         if is_fresh && !last.is_empty() {
             return (last, None);
         }
@@ -216,7 +222,7 @@ impl Resolver {
             drop(names);
             let started = Instant::now();
             let answer = match (self.0.look_up)(&name) {
-                Ok(addresses) if addresses.is_empty() => Err("it has no address".into()),
+                Ok(addresses) if addresses.is_empty() => Err(NO_ADDRESS.into()),
                 Ok(addresses) => Ok(addresses.into_iter().take(MAX_ADDRESSES).collect()),
                 Err(error) => Err(Arc::from(error.to_string())),
             };
@@ -236,7 +242,14 @@ impl Resolver {
 
 impl Name {
     fn new(now: Instant) -> Self {
-        Self { addresses: Arc::new([]), looked_up: None, used: now, is_slow: false, pending: None }
+        Self {
+            addresses: Arc::new([]),
+            looked_up: None,
+            resolved: None,
+            used: now,
+            is_slow: false,
+            pending: None,
+        }
     }
 }
 
@@ -278,16 +291,31 @@ impl Names {
     fn ended(&mut self, name: &str, took: Duration, answer: Answer) -> bool {
         // A name with a look-up is not forgotten.
         let Some(name) = self.known.get_mut(name) else { return false };
-        name.looked_up = Some(Instant::now());
+        let now = Instant::now();
+        name.looked_up = Some(now);
         name.is_slow = took >= SLOW;
-        if let Ok(addresses) = &answer {
-            name.addresses = addresses.clone();
+        match &answer {
+            Ok(addresses) => (name.addresses, name.resolved) = (addresses.clone(), Some(now)),
+            Err(problem) => {
+                let is_old = name.resolved.is_some_and(|at| now.duration_since(at) >= MAX_AGE);
+                if is_old && says_no_such_name(problem) {
+                    name.addresses = Arc::new([]);
+                }
+            }
         }
         if let Some(pending) = name.pending.take() {
             pending.answer.send_replace(Some(answer));
         }
         !name.addresses.is_empty()
     }
+}
+
+/// Returns whether a name server answered that a name has no address. The standard library has the text of
+/// the C library only: of glibc, and of musl.
+fn says_no_such_name(problem: &str) -> bool {
+    [NO_ADDRESS, "not known", "No address associated", "does not resolve"]
+        .iter()
+        .any(|text| problem.contains(text))
 }
 
 #[cfg(test)]

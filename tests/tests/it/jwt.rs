@@ -388,6 +388,12 @@ async fn k2_each_of_several_keys_that_fit_a_token_may_verify_it() {
         assert_eq!(ask(&cluster, &key.token_with(&nameless, &claims(json!({})))).await.0, status);
     }
     cluster.at_rest().await.unwrap();
+    let keys: Vec<Key> = (0..9).map(|_| Key::new("k")).collect();
+    let server = IdentityServer::start(&keys.iter().collect::<Vec<_>>()).await;
+    let cluster = self::cluster(server.jwt()).await;
+    until_served(&cluster, &keys[7].token(&claims(json!({})))).await;
+    // K2.9: the ninth one is not tried
+    assert_eq!(ask(&cluster, &keys[8].token(&claims(json!({})))).await.0, 401);
 }
 
 #[tokio::test]

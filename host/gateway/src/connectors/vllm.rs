@@ -92,9 +92,12 @@ pub(super) fn refused_by(
 /// Returns whether the limit of output tokens is above the context of each worker of the pool that is up.
 fn asks_for_more_than(pool: &[Candidate], request: &Request) -> bool {
     let context = |one: &Candidate| one.worker.context_length(&request.model);
-    let is_below =
-        |cap| pool.iter().filter(|one| is_up(one)).all(|one| context(one).is_some_and(|at| at < cap));
-    request.max_tokens.is_some_and(is_below)
+    let mut up = pool.iter().filter(|one| is_up(one)).peekable();
+    // A worker that just went down may come back.
+    if up.peek().is_none() {
+        return false;
+    }
+    request.max_tokens.is_some_and(|cap| up.all(|one| context(one).is_some_and(|at| at < cap)))
 }
 
 /// Returns whether a message's budget for thinking leaves no token for its text.

@@ -45,7 +45,7 @@ where
         account.traced(traces.begin(&parts.headers, state.settings.request_rules.trust, started));
     }
     let admitted = async {
-        upstream.pass_on(&parts.headers)?;
+        upstream.set_via_from(&parts.headers)?;
         let caller = identify(&state, &parts.headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         admit(&state, caller, &parts.headers, body, started).await

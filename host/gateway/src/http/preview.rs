@@ -30,7 +30,7 @@ pub(super) async fn route(thread: Extract<DataThread>, request: HttpRequest<Body
     let Arrival { sender, first_byte: started, .. } = Arrival::of(&parts.extensions);
     let id = request_id(&parts.headers);
     let answered = async {
-        upstream.pass_on(&parts.headers)?;
+        upstream.set_via_from(&parts.headers)?;
         let caller = identify(&state, &parts.headers, &sender).await?;
         let Admitted { body, caller, held: _held } =
             admit(&state, caller, &parts.headers, body, started).await?;

@@ -114,7 +114,7 @@ async fn admit(
     if state.draining.is_cancelled() {
         return Err(ApiError::Draining);
     }
-    upstream.pass_on(&request.headers)?;
+    upstream.set_via_from(&request.headers)?;
     let (headers, protocol) = without_key_protocol(&request.headers);
     let headers = &headers;
     let caller = authorize_client(state, headers, &Arrival::of(&request.extensions).sender).await?;

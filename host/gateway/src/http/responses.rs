@@ -66,7 +66,7 @@ async fn serve(thread: &DataThread, request: Parts, id: &str, path: String) -> R
         Account::new(state.metrics.clone(), request_id(headers), Endpoint::StoredResponse, started);
     let deadline = started + state.settings.request_timeout;
     let answered = async {
-        upstream.pass_on(headers)?;
+        upstream.set_via_from(headers)?;
         let caller = identify(&state, headers, &sender).await?;
         account.counts_for(state.tenant_metrics.of(caller.tenant_name()));
         check_rate(&state, &caller)?;

@@ -227,8 +227,8 @@ pub(crate) enum ApiError {
     Draining,
     /// The request passed this gateway before, or too many gateways.
     #[error(
-        "passing the request on: it has passed this gateway before, or more than {MAX_HOPS} gateways (header `via`), \
-         because a worker is a gateway that sends requests back; tell the operator to remove that worker"
+        "passing the request on: it has passed this gateway before, or more than {MAX_HOPS} gateways (header `via`); \
+         if the client sent no such header, a worker is a gateway that sends requests back: tell the operator"
     )]
     LoopDetected,
     /// The deadline passed.

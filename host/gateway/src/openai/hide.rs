@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 use memchr::memmem::Finder;
 use serde_json::value::RawValue;
 
-/// Names of fields, each with what finds it.
+/// Names of fields, each with its searcher.
 pub(crate) type Fields = LazyLock<Vec<Finder<'static>>>;
 
-/// Makes what finds each of these fields.
+/// Makes the searchers of these fields.
 pub(crate) fn finders(names: &[&'static str]) -> Vec<Finder<'static>> {
     names.iter().copied().map(Finder::new).collect()
 }

@@ -343,6 +343,7 @@ fn salt(body: &JsonBody) -> Result<Option<String>, RequestError> {
     let salt: Option<String> = read(body, "cache_salt")?;
     text_within("cache_salt", salt.as_deref().unwrap_or_default(), MAX_SALT_BYTES)?;
     let extra: Option<String> = body.read("extra_key").ok().flatten();
+    text_within("extra_key", extra.as_deref().unwrap_or_default(), MAX_SALT_BYTES)?;
     Ok(match extra {
         Some(extra) => Some(salt.unwrap_or_default() + &extra),
         None => salt,

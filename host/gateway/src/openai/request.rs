@@ -222,13 +222,18 @@ impl Request {
         Arc::new(Self { body, hints, token_ids: None, ..self.clone() })
     }
 
-    /// The token ids that routing hashes [A4]: those of a multimodal prompt, otherwise those for the engine,
-    /// without those that it cuts off; `None` if it is not known how many.
+    /// The token ids that the client gave [A4]: those of a multimodal prompt, otherwise those for the engine.
     #[must_use]
-    pub(crate) fn routing_token_ids(&self) -> Option<&[u32]> {
+    pub(crate) fn given_token_ids(&self) -> Option<&[u32]> {
         let multimodal =
             self.hints.routing_token_ids.as_deref().filter(|_| !self.prompt_key.ends_with("_embeds"));
-        multimodal.or(self.token_ids.as_deref()).and_then(|ids| prompt_use::kept_ids(&self.body, ids))
+        multimodal.or(self.token_ids.as_deref())
+    }
+
+    /// Those that routing hashes: without those that vLLM cuts off; `None` if it is not known how many.
+    #[must_use]
+    pub(crate) fn routing_token_ids(&self) -> Option<&[u32]> {
+        self.given_token_ids().and_then(|ids| prompt_use::kept_ids(&self.body, ids))
     }
 
     /// Returns whether an engine computes the whole prompt, whatever it has cached.

@@ -285,7 +285,7 @@ impl Relay {
                 // The events before this one go first, and are not held back even if this one is.
                 let before = slice(from..place.start);
                 if begins_hold {
-                    self.out.extend_from_slice(before);
+                    self.send(before);
                 } else {
                     self.push(before);
                 }
@@ -327,7 +327,7 @@ impl Relay {
             Action::Hold => self.held = Some(Vec::new()),
             Action::Release => {
                 let held = self.held.take().unwrap_or_default();
-                self.out.extend_from_slice(&held);
+                self.send(&held);
             }
             Action::Continue => self.continue_elsewhere(),
             Action::AnswerPrefill => self.take_prefill_answer(),

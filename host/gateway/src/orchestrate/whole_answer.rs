@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn i3_a_glance_finds_the_flaws_that_a_parser_finds() {
+    fn i3_one_pass_finds_the_flaws_that_a_parser_finds() {
         let flaw = |body: &str, is_whole| {
             flaw_of(Endpoint::ChatCompletions, &Response::new(Bytes::from(body.to_owned())), is_whole)
         };

@@ -60,7 +60,7 @@ fn warn_of_loop(spec: &WorkerSpec) {
     static LINES: LogLimit = LogLimit::new(Duration::from_mins(1));
     if let Some(suppressed) = LINES.due() {
         let (worker, url) = (spec.id, &spec.url);
-        tracing::warn!(%worker, %url, suppressed, "worker is a gateway that sends requests back: remove one of both");
+        tracing::warn!(%worker, %url, suppressed, "worker answered that a request passed too many gateways: see whether its workers lead back here");
     }
 }
 

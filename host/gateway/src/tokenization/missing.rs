@@ -25,15 +25,18 @@ impl MissingTokenizers {
         if ![Leg::Aggregated, Leg::Prefill, Leg::Decode].into_iter().any(has_events) {
             return false;
         }
-        if !self.0.read().contains(model) {
+        let may_warn = {
+            let warned = self.0.read();
+            warned.len() < MAX_MODELS && !warned.contains(model)
+        };
+        if may_warn {
             self.warn(model);
         }
         true
     }
 
     fn warn(&self, model: &ModelName) {
-        let mut warned = self.0.write();
-        if warned.len() < MAX_MODELS && warned.insert(model.clone()) {
+        if self.0.write().insert(model.clone()) {
             tracing::warn!(
                 %model,
                 "prompts of text do not use kv events, which name tokens: set models.NAME.tokenizer"

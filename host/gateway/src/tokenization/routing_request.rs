@@ -48,8 +48,10 @@ pub(crate) fn routing_request(
     let hints = &request.hints;
     let salt = Salt { lora: adapter, cache: hints.cache_salt.as_deref() };
     let (size, objects) = (measure.block_size.max(1), &hints.block_objects);
+    let all_ids = count(request.given_token_ids().map_or(0, <[u32]>::len));
     let (prompt_tokens, estimated, prefix) = match (request.routing_token_ids(), tokens) {
-        (Some(ids), _) => (count(ids.len()), false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
+        // Other engines than vLLM cut nothing off, so that all ids count.
+        (Some(ids), _) => (all_ids, false, Prefix::of_tokens(ids, size as usize, &salt, objects)),
         (None, Some(tokens)) => (count(tokens.count()), false, tokens.prefix(size as usize, &salt, objects)),
         (None, None) => {
             let bytes = measure.bytes_per_token.max(1);
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn h7_token_ids_that_the_engine_cuts_off_do_not_count() {
+    fn h7_token_ids_that_vllm_cuts_off_are_not_hashed() {
         let of = |fields: &str| of(&format!(r#"{{"model":"m","prompt":[1,2,3,4,5,6,7,8],{fields}}}"#));
         let hashes = |ids: &[u32]| block_hashes(ids, 4, &Salt::default());
         for (fields, ids) in [
@@ -175,7 +177,7 @@ mod tests {
         ] {
             let request = of(fields);
             // H7.11
-            assert_eq!((request.prompt_tokens as usize, request.prompt_tokens_estimated), (ids.len(), false));
+            assert_eq!((request.prompt_tokens, request.prompt_tokens_estimated), (8, false));
             assert_eq!(**request.prefix.hashes(), *hashes(ids), "{fields}");
         }
         // How many tokens an engine keeps by its own limit is not known.
@@ -211,6 +213,9 @@ mod tests {
         assert_eq!(both.hashes(), of(r#","cache_salt":"ab""#).hashes());
         assert_eq!(of(r#","extra_key":"ab","cache_salt":null"#).hashes(), both.hashes());
         assert_eq!(of(r#","extra_key":["a"]"#).hashes(), of(r#","extra_key":"""#).hashes());
+        let long = format!(r#"{{"model":"m","prompt":[1],"extra_key":"{}"}}"#, "a".repeat(1_025));
+        let trust = &HintTrust::Trusted.into();
+        Request::parse(Endpoint::Completions, &HeaderMap::new(), long.into(), trust).unwrap_err();
     }
 
     #[test]

@@ -18,11 +18,11 @@ pub(crate) const METADATA: HeaderName = HeaderName::from_static("metadata");
 static KEPT: [HeaderName; 5] =
     [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::RETRY_AFTER, RETRY_AFTER_MS, METADATA];
 
-/// Idle connections of one runtime, by their origin, and what calls use besides.
+/// Idle connections of one runtime, by their origin, and what all calls use.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionPool {
     pub(super) idle: Pool<EngineStream, ObservedCall>,
-    pub(super) shared: Arc<CallContext>,
+    pub(super) context: Arc<CallContext>,
 }
 
 impl From<&Upstream> for PoolLimits {
@@ -34,14 +34,14 @@ impl From<&Upstream> for PoolLimits {
 impl ConnectionPool {
     /// Returns an empty pool.
     #[must_use]
-    pub(crate) fn new(limits: PoolLimits, shared: CallContext) -> Self {
-        Self { idle: Pool::new(limits, &KEPT), shared: Arc::new(shared) }
+    pub(crate) fn new(limits: PoolLimits, context: CallContext) -> Self {
+        Self { idle: Pool::new(limits, &KEPT), context: Arc::new(context) }
     }
 
     /// Returns a handle to the same connections that keeps them within other limits.
     #[must_use]
     pub(crate) fn limited(&self, limits: PoolLimits) -> Self {
-        Self { idle: self.idle.limited(limits), shared: self.shared.clone() }
+        Self { idle: self.idle.limited(limits), context: self.context.clone() }
     }
 
     /// Closes the connections that were idle for too long or that their engine closed, for all workers: no

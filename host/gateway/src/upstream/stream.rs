@@ -45,13 +45,13 @@ struct Verified {
 
 impl EngineStream {
     /// Connects; no Nagle.
-    pub(super) async fn open(to: &Destination, parts: Parts<'_>, shared: &CallContext) -> io::Result<Self> {
-        let stream = connect(parts.authority, &shared.resolver).await?;
+    pub(super) async fn open(to: &Destination, parts: Parts<'_>, context: &CallContext) -> io::Result<Self> {
+        let stream = connect(parts.authority, &context.resolver).await?;
         stream.set_nodelay(true)?;
         if !parts.has_tls {
             return Ok(Self { bytes: Either::Left(stream), verified: None });
         }
-        let config = shared.tls.config().map_err(io::Error::other)?;
+        let config = context.tls.config().map_err(io::Error::other)?;
         let name = server_name(parts.host(), to.server_name.as_deref()).map_err(io::Error::other)?;
         let connected = TlsConnector::from(config.clone()).connect(name, stream).await;
         let stream = connected.map_err(|error| match tls_problem(&error) {

@@ -13,7 +13,7 @@ use crate::{
 const DEFAULT_TTL: &str = "60s";
 const DEFAULT_REQUESTS: i64 = 5_000;
 
-/// What becomes of thresholds without flow control.
+/// Report entry for thresholds when flow control is off.
 const SHEDS_ONLY: &str = "left out: without flow control, llm-d sheds only requests of negative priority by it; set \
                           routing.busy to keep requests from busy workers";
 
@@ -56,14 +56,13 @@ impl Import<'_> {
             let (kind, ours) = self.detector_thresholds(&section, &LEGS)?;
             self.report.add(kind, section.place, section.name, ours);
         } else {
-            for key in ["queueDepthThreshold", "kvCacheUtilThreshold"] {
+            for key in ["queueDepthThreshold", "kvCacheUtilThreshold", "metricsStalenessThreshold"] {
                 section.param(key);
             }
             self.report.add(Kind::Approximated, section.place, section.name, SHEDS_ONLY);
         }
         for (key, _) in node.entries() {
-            // The age of figures counts in llm-d only.
-            if key.text == "metricsStalenessThreshold" || !section.has_read(&key.text) {
+            if !section.has_read(&key.text) {
                 let theirs = format!("saturationDetector.{}", plain(&key.text));
                 let ours = "it has no counterpart: leave it out";
                 self.report.add(Kind::Missing, Place::Line(key.line), theirs, ours);

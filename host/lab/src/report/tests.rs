@@ -231,7 +231,7 @@ fn text_and_page_show_no_value_where_too_few_requests_were_answered() {
     assert!(headline.starts_with("least-loaded has a p90 TTFT of "), "{headline}");
     for part in [
         "The arms answered different shares of the requests: least-loaded answered 100.00 %",
-        "nothing answered 0.00 % of the requests, too few for a p90 TTFT",
+        "nothing answered 0.00 % of the requests, too few with some seed for a p90 TTFT",
     ] {
         assert!(headline.contains(part), "{part}: {headline}");
     }

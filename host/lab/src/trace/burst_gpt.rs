@@ -1,19 +1,21 @@
 //! BurstGPT, CSV: `Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type`. The second release
 //! also has `Session ID` and `Elapsed time`.
 
-use super::{TraceRequest, csv::Row, timestamp_ms};
+use super::{TraceRequest, csv::Row, sessions::check_id, timestamp_ms};
 
 pub(super) const COLUMNS: [&str; 3] = ["Timestamp", "Request tokens", "Response tokens"];
 
 /// Reads a request. A failed one has 0 response tokens.
 pub(super) fn request(row: &Row<'_>) -> Result<TraceRequest, String> {
     let at = row.text("Timestamp")?;
+    let session = row.get("Session ID");
+    session.map_or(Ok(()), |id| check_id("Session ID", id))?;
     let seconds = at.parse().ok().and_then(|seconds: f64| timestamp_ms("Timestamp", seconds * 1e3).ok());
     Ok(TraceRequest {
         at: seconds.ok_or_else(|| format!("`Timestamp` is \"{at}\"; expected seconds"))?,
         input_tokens: row.tokens("Request tokens", 1)?,
         output_tokens: row.tokens("Response tokens", 0)?,
-        session: row.get("Session ID").map(str::to_owned),
+        session: session.map(str::to_owned),
         model: row.get("Model").map(str::to_owned),
         ..TraceRequest::default()
     })

@@ -21,6 +21,8 @@ pub(super) struct Reader {
 struct Header {
     text: String,
     separator: char,
+    /// Number of columns, with those that have no name.
+    columns: usize,
     /// Position of each column, by its name in lower case.
     places: HashMap<String, usize>,
 }
@@ -48,8 +50,8 @@ impl ReadLines for Reader {
             return Ok(None);
         }
         let fields = fields(text, header.separator)?;
-        if fields.len() > header.places.len() {
-            return Err(format!("has {} fields; the header has {}", fields.len(), header.places.len()));
+        if fields.len() > header.columns {
+            return Err(format!("has {} fields; the header has {}", fields.len(), header.columns));
         }
         (self.read)(&Row { header, fields }).map(Some)
     }
@@ -61,13 +63,14 @@ impl Header {
         let names = fields(text, separator)?;
         let mut places = HashMap::new();
         for (place, name) in names.iter().enumerate() {
-            if places.insert(name.to_lowercase(), place).is_some() {
+            // Spreadsheets write columns without a name.
+            if !name.is_empty() && places.insert(name.to_lowercase(), place).is_some() {
                 return Err(format!("the header has the column `{name}` twice"));
             }
         }
         let missing = needed.iter().find(|name| !places.contains_key(&name.to_lowercase()));
         match missing {
-            None => Ok(Self { text: text.to_owned(), separator, places }),
+            None => Ok(Self { text: text.to_owned(), separator, columns: names.len(), places }),
             Some(name) => {
                 Err(format!("the header has no column `{name}`; its columns are `{}`", names.join("`, `")))
             }

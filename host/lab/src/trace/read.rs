@@ -174,7 +174,9 @@ fn text(bytes: &[u8], line: u64) -> Result<&str, String> {
     }
     let is_marked = line == 1 && bytes.starts_with(BYTE_ORDER_MARK);
     let bytes = if is_marked { bytes.get(BYTE_ORDER_MARK.len()..).unwrap_or_default() } else { bytes };
-    std::str::from_utf8(bytes).map(str::trim_end).map_err(|_| "is not UTF-8".to_owned())
+    std::str::from_utf8(bytes)
+        .map(str::trim_end)
+        .map_err(|_| "is not UTF-8: expected plain text, gzip or zstd".to_owned())
 }
 
 impl Unusual {

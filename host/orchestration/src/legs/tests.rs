@@ -1243,7 +1243,7 @@ fn run(shape: Shape, retry_policy: RetryPolicy, traits: PrefillTraits, choices: 
             && running != (false, false)
         {
             assert!(
-                !world.prefill && (!world.decode || world.consuming),
+                !world.prefill && (!world.decode || (world.consuming && !traits.abortable)),
                 "E3: the other leg was left running"
             );
         }

@@ -1,9 +1,9 @@
 //! A directory that only this process uses, for code on its way from the compiler process.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{self, DirBuilder, File, OpenOptions},
     io,
-    os::unix::fs::DirBuilderExt as _,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -79,9 +79,13 @@ fn remove_abandoned(parent: &Path) {
 
 /// Returns whether the process with this id, which made the directory, has ended.
 fn is_abandoned(dir: &Path, id: &str) -> bool {
-    match File::open(dir.join(LOCK_FILE)) {
-        Ok(lock) => lock.try_lock().is_ok(),
-        // Earlier versions had no lock.
+    // The directory may be another user's, and the file a pipe: opening one would wait for a process that
+    // writes to it.
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(dir.join(LOCK_FILE));
+    match opened {
+        Ok(lock) => lock.metadata().is_ok_and(|file| file.is_file()) && lock.try_lock().is_ok(),
+        // A directory without a lock: only the id of its process tells.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             id.parse::<u32>().is_ok() && !Path::new("/proc").join(id).exists()
         }
@@ -91,6 +95,8 @@ fn is_abandoned(dir: &Path, id: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
@@ -104,9 +110,14 @@ mod tests {
         lock.lock().expect("the lock");
         let earlier = parent.path().join(format!("{PREFIX}4294967295-2"));
         fs::create_dir(&earlier).expect("a directory");
+        let hostile = parent.path().join(format!("{PREFIX}4294967295-3"));
+        fs::create_dir(&hostile).expect("a directory");
+        let made_pipe = Command::new("mkfifo").arg(hostile.join(LOCK_FILE)).status();
+        assert!(made_pipe.expect("mkfifo runs").success());
         remove_abandoned(parent.path());
         // N7.12
-        assert!(made.path().exists() && other.exists() && !earlier.exists());
+        assert!(made.path().exists() && other.exists() && hostile.exists() && !earlier.exists());
+        fs::remove_dir_all(&hostile).expect("removed");
         drop(lock);
         remove_abandoned(parent.path());
         // N7.12

@@ -42,19 +42,19 @@ const MAX_IDLE: usize = 2;
 /// Idle time after which a connection is probed by TCP.
 const KEEPALIVE: Duration = Duration::from_secs(90);
 
-type Plain = Client<HttpConnector<Names>, Full<Bytes>>;
-type Secure = Client<HttpsConnector<HttpConnector<Names>>, Full<Bytes>>;
+type Plain = Client<HttpConnector<WorkerNames>, Full<Bytes>>;
+type Secure = Client<HttpsConnector<HttpConnector<WorkerNames>>, Full<Bytes>>;
 
 /// The names of workers, as connections of hyper look them up.
 #[derive(Clone)]
-pub(super) struct Names(Resolver);
+pub(super) struct WorkerNames(Resolver);
 
 /// Makes the clients of workers.
 #[derive(Clone)]
 pub(super) struct Clients {
     plain: Plain,
     tls: Arc<EngineTls>,
-    names: Names,
+    names: WorkerNames,
 }
 
 /// The client of one worker.
@@ -62,7 +62,12 @@ pub(super) enum ProbeClient {
     /// The shared client of all workers without TLS.
     Plain(Plain),
     /// Each worker with TLS has its own: the name that the certificate must have is the worker's.
-    Tls { tls: Arc<EngineTls>, names: Names, server_name: Option<Arc<str>>, current: Mutex<Option<Current>> },
+    Tls {
+        tls: Arc<EngineTls>,
+        names: WorkerNames,
+        server_name: Option<Arc<str>>,
+        current: Mutex<Option<Current>>,
+    },
 }
 
 /// A client, and the TLS that it was made for.
@@ -131,7 +136,7 @@ impl Response {
     }
 }
 
-impl Service<Name> for Names {
+impl Service<Name> for WorkerNames {
     type Response = vec::IntoIter<SocketAddr>;
     type Error = Unresolved;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Unresolved>> + Send>>;
@@ -148,7 +153,7 @@ impl Service<Name> for Names {
 
 impl Clients {
     pub(super) fn new(tls: Arc<EngineTls>, resolver: Resolver) -> Self {
-        let names = Names(resolver);
+        let names = WorkerNames(resolver);
         let mut http = HttpConnector::new_with_resolver(names.clone());
         http.set_keepalive(Some(KEEPALIVE));
         let plain = Client::builder(TokioExecutor::new()).pool_max_idle_per_host(MAX_IDLE).build(http);
@@ -266,7 +271,7 @@ impl ProbeClient {
 }
 
 impl Current {
-    fn new(config: Arc<ClientConfig>, configured: Option<Arc<str>>, names: Names) -> Self {
+    fn new(config: Arc<ClientConfig>, configured: Option<Arc<str>>, names: WorkerNames) -> Self {
         let mut http = HttpConnector::new_with_resolver(names);
         http.enforce_http(false);
         let certified: Arc<dyn ResolveServerName + Send + Sync> = Arc::new(move |uri: &http::Uri| {

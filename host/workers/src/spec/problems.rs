@@ -70,6 +70,12 @@ impl WorkerSpec {
         for pair in flag.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
             let set = match pair.split_once('=') {
                 Some((key, value)) => raw.set(key, value),
+                // It may be the rest of a secret.
+                None if flag.contains("api_key=") || flag.contains('@') => {
+                    let problem =
+                        "separates keys: write a worker whose values have commas into the configuration file";
+                    Err(error("a comma", problem.to_owned()))
+                }
                 None => Err(error(pair, "is not of the form key=value".to_owned())),
             };
             found.extend(set.err());

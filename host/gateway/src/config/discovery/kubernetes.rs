@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Keys that labels and annotations may give, and without which a description may be wrong.
-const OF_OBJECTS: &[&str] = &["engine", "role", "kv_addr", "bootstrap_port", "kv_transfer"];
+const KEYS_OF_OBJECTS: &[&str] = &["engine", "role", "kv_addr", "bootstrap_port", "kv_transfer"];
 
 /// Workers of pods, or of the endpoints of a service.
 #[section(rules)]
@@ -80,6 +80,6 @@ impl DiscoveryKubernetes {
         if let Err(problem) = pointsman_discovery::PortOfWorker::parse_list(&self.port) {
             report.add("port", problem);
         }
-        super::defaults::check(&self.defaults, OF_OBJECTS, report);
+        super::defaults::check(&self.defaults, KEYS_OF_OBJECTS, report);
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn unreadable(settings: &Settings) -> Vec<Problem> {
 fn why_unreadable(file: &Path) -> Option<String> {
     match std::fs::metadata(file) {
         Ok(found) if found.is_dir() => Some("it is a directory".to_owned()),
-        // Opening a pipe would wait for somebody who writes to it.
+        // Opening a pipe would block until a process writes to it.
         Ok(found) if !found.is_file() => None,
         Ok(_) => File::open(file).err().map(|error| error.to_string()),
         Err(error) => Some(error.to_string()),

@@ -100,7 +100,7 @@ impl ApiError {
     fn engine_error(&self) -> Option<&str> {
         match self {
             Self::EndedWithError { name, .. } => Some(name),
-            Self::Pinned(cause, ..) => cause.engine_error(),
+            Self::Pinned(cause, ..) | Self::NotContinued { cause, .. } => cause.engine_error(),
             _ => None,
         }
     }

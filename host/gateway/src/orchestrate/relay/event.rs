@@ -53,12 +53,15 @@ impl Relay {
     pub(super) fn push(&mut self, bytes: &[u8]) {
         match &mut self.held {
             Some(held) => held.extend_from_slice(bytes),
-            None => {
-                if self.format == Format::Responses {
-                    self.last_number.note(bytes);
-                }
-                self.out.extend_from_slice(bytes);
-            }
+            None => self.send(bytes),
         }
+    }
+
+    /// Sends bytes to the client.
+    pub(super) fn send(&mut self, bytes: &[u8]) {
+        if self.format == Format::Responses {
+            self.last_number.note(bytes);
+        }
+        self.out.extend_from_slice(bytes);
     }
 }

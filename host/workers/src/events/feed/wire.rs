@@ -76,7 +76,8 @@ async fn open(
     let addresses = addresses.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     for address in addresses.map_err(zmtp::Error::Connect)? {
         match Connection::open(&format!("tcp://{address}"), socket_type, limits).await {
-            Err(error @ zmtp::Error::Connect(_)) => failed = error,
+            // The second one: the address is silent.
+            Err(error @ (zmtp::Error::Connect(_) | zmtp::Error::Handshake(_))) => failed = error,
             opened => return opened,
         }
     }
