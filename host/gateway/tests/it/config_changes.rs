@@ -107,7 +107,8 @@ fn n1_a_key_that_is_revoked_while_the_gateway_starts_is_refused() {
     assert!(gateway.accepts("c"));
 }
 
-/// Holds a lease of a file for ten seconds and more: a process that opens it waits, as for a server that is away.
+/// Holds a lease of a file for ten seconds and more: a process that opens it waits, as for a server that is
+/// away.
 const HOLD: &str = "
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
