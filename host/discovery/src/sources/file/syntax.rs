@@ -64,13 +64,29 @@ impl<'de> Visitor<'de> for WorkersVisitor {
     }
 }
 
+/// Syntax of a file.
+enum Syntax {
+    Toml,
+    Json,
+    Yaml,
+}
+
+impl Syntax {
+    /// Returns the syntax that the extension of a file names.
+    fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "toml" => Some(Self::Toml),
+            "json" => Some(Self::Json),
+            "yaml" | "yml" => Some(Self::Yaml),
+            _ => None,
+        }
+    }
+}
+
 /// Returns whether the extension of a file names a syntax.
 #[must_use]
 pub fn has_known_syntax(path: &Path) -> bool {
-    matches!(
-        path.extension().and_then(|extension| extension.to_str()),
-        Some("toml" | "json" | "yaml" | "yml")
-    )
+    Syntax::of(path).is_some()
 }
 
 /// Parses a file in the syntax that its extension names.
@@ -83,14 +99,14 @@ pub(super) fn parse<T: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Result<T,
     if text.trim().is_empty() {
         return Err("it is empty: for no workers, write `workers` with an empty list".to_owned());
     }
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("toml") => toml::from_str(text).map_err(|error| {
+    match Syntax::of(path) {
+        Some(Syntax::Toml) => toml::from_str(text).map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             format!("line {}: {}", before.matches('\n').count() + 1, error.message())
         }),
-        Some("json") => serde_json::from_str(text).map_err(|error| of_json(text, &error)),
-        Some("yaml" | "yml") => of_yaml(text),
-        _ => Err("its syntax is not known: expected the extension toml, json, yaml or yml".to_owned()),
+        Some(Syntax::Json) => serde_json::from_str(text).map_err(|error| of_json(text, &error)),
+        Some(Syntax::Yaml) => of_yaml(text),
+        None => Err("its syntax is not known: expected the extension toml, json, yaml or yml".to_owned()),
     }
 }
 
