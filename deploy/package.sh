@@ -9,7 +9,8 @@
 # --output DIR         directory for the files [default: `package` in the target directory]; it is emptied
 # --verify             builds again, in another directory and with another cargo home, and compares every byte
 # --profile-data FILE  counts of an earlier run with the same sources, by which the compiler lays out the hot path
-#                      (profile-guided optimisation); the same bytes need the same file [default: counts now]
+#                      (profile-guided optimisation); FILE.bolt has those by which BOLT orders the code of the linked
+#                      gateway. The same bytes need the same files [default: counts now]
 # --no-profile         builds without counts: half of the time, for a program that needs up to a third more CPU time
 # --profile NAME       `dev` takes a third of the time, for a test of this script [default: dist]
 set -euo pipefail
@@ -27,6 +28,9 @@ while (($#)); do
   esac
   shift
 done
+# BOLT finds its runtime library beside the program itself only.
+bolt=/usr/lib/llvm-19/bin
+[ -z "$counts" ] || [ -x $bolt/llvm-bolt ] || fail "llvm-bolt is missing: apt install bolt-19"
 for needed in "cargo-deb:cargo install --locked cargo-deb" "cargo-cyclonedx:cargo install --locked cargo-cyclonedx" \
   "dpkg-shlibdeps:apt install dpkg-dev" "jq:apt install jq" "readelf:apt install binutils" "zip:apt install zip"; do
   command -v "${needed%%:*}" > /dev/null || fail "${needed%%:*} is missing: ${needed#*:}"
@@ -73,7 +77,10 @@ count() {
 }
 if [ "$counts" = now ]; then
   counts=$target/pointsman.profdata
+  rm -f "$counts.bolt"
   count "$counts"
+elif [ -n "$counts" ]; then
+  [ -e "$counts.bolt" ] || fail "--profile-data: $counts.bolt is missing"
 fi
 if [ -n "$counts" ]; then
   [ -x "$llvm/llvm-nm" ] || fail "llvm-nm is missing: rustup component add llvm-tools"
@@ -89,16 +96,51 @@ if [ "$("$venv/bin/python" -c 'from importlib.metadata import version; print(ver
 then
   python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --only-binary :all: ziglang==$zig
 fi
-# zig needs the target instead of `-m64`.
+# zig needs the target instead of `-m64`. BOLT needs relocations and symbols in the gateway, for which zig has no option:
+# the gateway is linked once more, by zig's linker. BOLT's counts are written by `_fini`, which zig's libc lacks.
+fini=$target/fini-$glibc.o
+"$venv/bin/python" -m ziglang cc -target "$(uname -m)-linux-gnu.$glibc" -c -o "$fini" -x c - <<< 'void _fini(void) {}'
 cat > "$linker" << END
-#!/bin/sh
+#!/bin/bash
+relocations=
 for argument; do
   shift
-  [ "\$argument" = -m64 ] || set -- "\$@" "\$argument"
+  case \$argument in
+    -m64) continue ;;
+    */deps/pointsman-*) relocations=${counts:+yes} ;;
+  esac
+  set -- "\$@" "\$argument"
 done
-exec '$venv/bin/python' -m ziglang cc -target $(uname -m)-linux-gnu.$glibc "\$@"
+zig() { '$venv/bin/python' -m ziglang "\$@"; }
+output=\$(ZIG_VERBOSE_LINK=1 zig cc -target $(uname -m)-linux-gnu.$glibc "\$@" 2>&1) || { echo "\$output" >&2; exit 1; }
+[ -n "\$relocations" ] || exit 0
+read -ra link <<< "\$(grep '^ld\.lld .*/deps/pointsman-' <<< "\$output" | tail -n 1)"
+for place in "\${!link[@]}"; do [ "\${link[place]}" != -s ] || unset "link[place]"; done
+zig "\${link[@]}" --emit-relocs '$fini'
 END
 chmod +x "$linker"
+
+# Orders the code of the gateway by counts of its own runs: what requests need lies together.
+lay_out() {
+  local program=$1 dir=$2 counted=$2/counted names
+  # BOLT takes `..warm` and `..cold` in the name of a type for the mark of a part of a split function.
+  names='s/^(_Z.*\.\.)((warm|cold).*)$/& \1a_\2/p'
+  rm -rf "$dir"
+  mkdir -p "$counted"
+  nm --format=just-symbols "$program" | sed -nE "$names" | sort -u > "$dir/names"
+  objcopy --redefine-syms="$dir/names" "$program" "$dir/linked"
+  if [ ! -e "$counts.bolt" ]; then
+    $bolt/llvm-bolt "$dir/linked" -instrument -instrumentation-file="$counted/counts" \
+      -instrumentation-file-append-pid -o "$counted/pointsman" > "$dir/log"
+    cp "$target/profile-build/$built/pointsman-sim" "$counted"
+    POINTSMAN_BIN=$counted "$target/debug/xtask" bench gateway --train
+    $bolt/merge-fdata "$counted"/counts* > "$dir/counts"
+    mv "$dir/counts" "$counts.bolt"
+  fi
+  $bolt/llvm-bolt "$dir/linked" -data="$counts.bolt" -reorder-blocks=ext-tsp -reorder-functions=cdsort \
+    -split-functions -split-all-cold -split-eh -remove-symtab -o "$dir/pointsman" > "$dir/log"
+  mv "$dir/pointsman" "$program"
+}
 
 # Builds the commit in a directory, whose `files` then has what to publish.
 build() {
@@ -123,6 +165,7 @@ build() {
   rm -f "$out"/deps/libpointsman_gateway-*.rlib
   cargo build --locked --profile "$profile" "${selected[@]}" "${programs[@]/#/--bin=}"
   [ -z "$counts" ] || [ "$(counted "$out")" -gt 1000 ] || fail "the counts are not of the functions that were built"
+  [ -z "$counts" ] || lay_out "$out/pointsman" "$dir/bolt"
   cp "${programs[@]/#/$out/}" "$dir/files"
   rm -rf "$generated"
   mkdir -p "$generated/completions"
@@ -184,6 +227,6 @@ if [ -n "$verify" ]; then
 fi
 rm -rf "$output"
 mkdir -p "$output"
-cp "$first"/files/* ${counts:+"$counts" "$counts.sources"} "$output"
-if [ -n "$counts" ]; then (cd "$output" && sha256sum "$(basename "$counts")"{,.sources} >> SHA256SUMS); fi
+cp "$first"/files/* ${counts:+"$counts"{,.sources,.bolt}} "$output"
+if [ -n "$counts" ]; then (cd "$output" && sha256sum "$(basename "$counts")"{,.sources,.bolt} >> SHA256SUMS); fi
 echo "$version is in $output"
