@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig};
 use pointsman_tests::{
     Act, Client, RawEngine, TestCluster, TestClusterBuilder,
@@ -120,9 +121,7 @@ async fn b8_a_sleeping_engine_gets_no_request_until_it_is_woken() {
 
 #[tokio::test]
 async fn b8_what_was_predicted_of_a_process_ends_with_it() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let listen: SocketAddr = free.local_addr().unwrap();
-    drop(free);
+    let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
     let engine = || SimConfig { listen, ..SimConfig::instant(Dialect::Vllm, Role::Aggregated) };
     let mut cluster = TestClusterBuilder::new().sim_with(engine(), "").start().await.unwrap();
     assert_eq!(status_of(&cluster).await, 200);
@@ -266,9 +265,7 @@ async fn b8_a_sleeping_engine_without_metrics_of_its_sleep_is_asked() {
 #[tokio::test]
 async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_noticed_without_a_request() {
     for dialect in [Dialect::Vllm, Dialect::Sglang, Dialect::Openai] {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let listen: SocketAddr = free.local_addr().unwrap();
-        drop(free);
+        let listen = SocketAddr::from(([127, 0, 0, 1], free_port().unwrap()));
         let engine = SimConfig { listen, ..SimConfig::instant(dialect, Role::Aggregated) };
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.probe.load_interval) =

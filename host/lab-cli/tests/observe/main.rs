@@ -20,6 +20,7 @@ use envoy_types::pb::envoy::{
     },
 };
 use futures_util::{StreamExt as _, stream};
+use pointsman_rig::fleet::free_port;
 use reqwest::Client;
 use serde_json::json;
 use tokio::{
@@ -523,7 +524,8 @@ async fn s5_engines_that_do_not_answer_are_named_at_once_and_none_is_an_error() 
     };
     let answers = metrics_server("vllm:num_requests_running 0\n".to_owned(), Duration::ZERO).await;
     let other = metrics_server("<html></html>".to_owned(), Duration::ZERO).await;
-    let (gone, twice) = (format!("http://127.0.0.1:{}", scene::free_port()), format!("{answers},{answers}/"));
+    let gone = format!("http://127.0.0.1:{}", free_port().unwrap());
+    let twice = format!("{answers},{answers}/");
     let run = |workers: String| tokio::task::spawn_blocking(move || observe(&workers));
     let (code, text) = run(format!("{gone},{answers},{other}")).await.unwrap();
     // S5.11

@@ -1,13 +1,13 @@
 //! Engines, the observer and routers of these tests.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use pointsman_http_client::{Roots, Setup};
+use pointsman_rig::fleet::free_port;
 use pointsman_sim::{Dialect, Role, Sim, SimConfig, SimHandle, core::StepTime};
 use reqwest::Client;
 use tempfile::TempDir;
@@ -76,7 +76,7 @@ impl Scene {
             let config = SimConfig { step_time, kv_events: true, ..instant };
             engines.push(Sim::start(config).await.unwrap());
         }
-        let (dir, port) = (TempDir::new().unwrap(), free_port());
+        let (dir, port) = (TempDir::new().unwrap(), free_port().unwrap());
         let urls: Vec<String> = engines.iter().map(SimHandle::url).collect();
         let events = |engine: &SimHandle| format!("tcp://127.0.0.1:{}", engine.kv_events_port().unwrap());
         let events: Vec<String> = engines.iter().map(events).collect();
@@ -139,10 +139,10 @@ impl Scene {
     fn config(&self, file: &str, before: &str, behind: &str) -> (String, u16) {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy").join(file);
         let mut text = std::fs::read_to_string(file).unwrap();
-        let clients = free_port();
+        let [clients, admin] = [(); 2].map(|()| free_port().unwrap());
         let engine = |place: usize| self.engines[place].addr().port();
         for (from, to) in
-            [(8000, engine(0)), (8001, engine(1)), (9100, self.port), (9101, free_port()), (8080, clients)]
+            [(8000, engine(0)), (8001, engine(1)), (9100, self.port), (9101, admin), (8080, clients)]
         {
             text = text.replace(&format!("{before}{from}{behind}"), &format!("{before}{to}{behind}"));
         }
@@ -183,10 +183,6 @@ pub(super) async fn metrics_server(text: String, delay: Duration) -> String {
 
 pub(super) fn client() -> Client {
     Setup { roots: Roots::None, ..Setup::default() }.build().unwrap()
-}
-
-pub(super) fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 pub(super) async fn listens(port: u16) {
