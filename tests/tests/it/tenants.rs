@@ -83,7 +83,7 @@ async fn the_shipped_tenant_limit_limits_each_tenant_by_its_name() {
     let slots = r#"
         [policies.slots.aggregated]
         grants = ["state"]
-        settings = { requests = 3, window-ms = 600000, tenants = { "tenant:team-a" = 1 } }
+        settings = { requests = 3, window-ms = 4000000000, tenants = { "tenant:team-a" = 1 } }
     "#;
     let cluster = cluster(slots, "127.0.0.1").await;
     cluster.drop_policy("aggregated.wasm", TENANT_LIMIT).unwrap();
