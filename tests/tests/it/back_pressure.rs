@@ -12,6 +12,7 @@ use pointsman_tests::{
 };
 use pointsman_workers::{WorkerId, WorkerSpec};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -173,6 +174,7 @@ async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
         .await;
         cluster.sims[0].set_faults(refuses(status, retry_after));
         let mut clients = tokio::task::JoinSet::new();
+        let begun = Instant::now();
         for _ in 0..4 {
             let client = cluster.client.clone();
             clients.spawn(async move {
@@ -187,8 +189,9 @@ async fn i13_a_worker_that_always_refuses_does_not_draw_the_traffic() {
         clients.join_all().await;
         let asked = cluster.faults_fired(&format!("status-{status}"));
         println!("{native:?} {status} {retry_after:?}: {asked} of 600 requests were refused once");
-        // I13.2: under 2 %
-        assert!((1..12).contains(&asked), "{native:?} {status} {retry_after:?}: {asked} of 600");
+        // I13.2: under 2 %, and one more after each longest pause
+        let most = 12 + begun.elapsed().as_secs() / 10;
+        assert!((1..most).contains(&asked), "{native:?} {status} {retry_after:?}: {asked} of 600");
         cluster.at_rest().await.unwrap();
     }
 }
@@ -289,7 +292,7 @@ async fn i13_a_worker_that_is_tried_in_its_pause_gets_no_more_than_its_limit() {
 #[tokio::test]
 async fn i13_a_handoff_that_a_decode_worker_refuses_is_taken_by_another() {
     let cluster = TestCluster::disaggregated(Dialect::Vllm, 1, 2).await.unwrap();
-    for turn in 0..12 {
+    for turn in 0..64 {
         cluster.sims[1 + turn % 2].set_faults(vec![]);
         cluster.sims[2 - turn % 2].set_faults(vec![Fault {
             leg: Some(FaultLeg::Decode),
@@ -398,10 +401,12 @@ async fn i13_a_prefill_engine_that_refuses_is_left_for_another_one() {
     for dialect in [Dialect::Vllm, Dialect::Sglang] {
         let cluster = TestCluster::disaggregated(dialect, 2, 1).await.unwrap();
         cluster.sims[0].set_faults(refuses(429, Some(5)));
-        for _ in 0..10 {
+        // Equal workers are chosen by chance.
+        for _ in (0..64).take_while(|turn| *turn < 10 || cluster.faults_fired("status-429") == 0) {
             // I13.1
             assert_eq!(ask(&cluster, false).await.status, 200);
         }
+        assert!(cluster.faults_fired("status-429") > 0, "{dialect:?}: the first was not asked");
         cluster.sims[1].set_faults(refuses(503, Some(5)));
         let reply = ask(&cluster, false).await;
         // I13.4

@@ -193,13 +193,13 @@ async fn b7_the_only_worker_of_a_pool_is_not_put_aside() {
 async fn b7_an_engine_without_figures_is_stuck_after_three_deadlines_in_a_row() {
     let behaviour = Arc::new(Behaviour { tokens: AtomicU64::new(u64::MAX), ..Behaviour::default() });
     let change = |config: &mut Config| {
-        config.timeouts.whole_head = 300 * MS;
+        config.timeouts.whole_head = Duration::from_secs(2);
         config.routing.retries = 0;
     };
     let (cluster, engines) = two_in_turn(&behaviour, change).await;
     behaviour.hangs.store(true, Ordering::Relaxed);
     let (mut failed, mut turn) = (0, 0);
-    let end = Instant::now() + Duration::from_secs(20);
+    let end = Instant::now() + Duration::from_secs(60);
     while worker(&cluster, 2).stuck().is_none() && Instant::now() < end {
         failed += u32::from(ask(&cluster, turn).await == 504);
         turn += 1;
