@@ -226,6 +226,23 @@ impl TestCluster {
         lines.map(|line| Ok(line.rsplit(' ').next().context("a sample has no value")?.parse()?)).collect()
     }
 
+    /// Waits up to a minute until the samples of `/metrics` whose line starts with this add up to `least` or
+    /// more, and returns their sum.
+    ///
+    /// # Errors
+    /// The sum is less, or the metrics cannot be read.
+    pub async fn until_counted(&self, start: &str, least: f64) -> anyhow::Result<f64> {
+        let mut sum = 0.0;
+        for _ in 0..3_000 {
+            sum = self.metric(start).await?.iter().sum();
+            if sum >= least {
+                return Ok(sum);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        anyhow::bail!("waited a minute in vain for {least} of {start}: {sum}")
+    }
+
     /// Waits until the gateway receives the KV events of every engine that publishes them.
     ///
     /// # Errors

@@ -252,6 +252,7 @@ async fn i3_a_whole_answer_to_a_request_for_a_stream_passes() {
         assert_eq!((reply.status.as_u16(), &*reply.body), (200, ANSWER.as_bytes()));
         assert_eq!(reply.headers["content-type"], "application/json");
     }
+    bench.cluster.at_rest().await.unwrap();
     let ok = "pointsman_legs_total{leg=\"aggregated\",engine=\"openai\",outcome=\"ok\"}";
     assert_eq!(bench.cluster.metric(ok).await.unwrap(), [3.0], "the engine works");
     for broken in ["[]", "{\"choices\":[", "\"text\""] {

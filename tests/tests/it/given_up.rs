@@ -79,10 +79,10 @@ async fn i3_a_request_that_an_engine_gave_up_before_a_token_is_tried_elsewhere()
             }
             let asked = u32::try_from(engines[0].requests().len()).unwrap();
             assert!(asked > 0, "it was asked");
+            cluster.at_rest().await.unwrap();
             // I3.16
             let counted = (legs(&cluster, "gave_up").await, legs(&cluster, "ok").await);
             assert_eq!(counted, (f64::from(asked), 3.0), "{path} {finish}");
-            cluster.at_rest().await.unwrap();
             // Without another worker, the client is told.
             let cluster = gateway(&[&engines[0]]).await;
             let (status, text) = told(&ask(&cluster, path, streams).await);
@@ -152,10 +152,10 @@ async fn i14_a_stream_that_an_engine_gave_up_is_continued() {
         );
         assert!(!events.contains("abort") && !events.contains("\"error\""), "{events}");
         assert_eq!(engines.each_ref().map(|engine| engine.requests().len()), [1, 1]);
+        cluster.at_rest().await.unwrap();
         let continued = r#"pointsman_continuations_total{reason="continued""#;
         // I14.9
         assert_eq!(cluster.metric(continued).await.unwrap().iter().sum::<f64>(), 1.0);
-        cluster.at_rest().await.unwrap();
     }
 }
 

@@ -516,12 +516,12 @@ async fn c7a_incomplete_parameters_fall_back_to_local_prefill_where_that_is_allo
         let reply = cluster.client.post(COMPLETIONS, &[], prompt(json!({}))).await.unwrap();
         // C7a.3, C7a.4
         assert_eq!(reply.status.as_u16(), expected, "fallback {fallback}, enforced {enforced}: {reply:?}");
+        cluster.at_rest().await.unwrap();
         let metrics = cluster.admin.get("/metrics").await.unwrap();
         let metrics = String::from_utf8_lossy(&metrics.body).into_owned();
         let counted = |reason: &str| metrics.contains(&format!("handoffs_total{{reason=\"{reason}\"}} 1"));
         // C7a.5
         assert_eq!((counted("incomplete"), counted("local_fallback")), (true, expected == 200), "{metrics}");
-        cluster.at_rest().await.unwrap();
     }
 }
 

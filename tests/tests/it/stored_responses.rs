@@ -118,6 +118,7 @@ async fn i12_a_response_is_read_cancelled_and_deleted_where_it_is() {
         // I12.3, I_response_not_found
         assert_eq!((reply.status.as_u16(), reply.code().as_str()), (404, "response_not_found"), "{id}");
     }
+    cluster.at_rest().await.unwrap();
     let counted = cluster.metric("pointsman_requests_total{endpoint=\"stored_responses\"").await.unwrap();
     assert!(counted.iter().sum::<f64>() >= 40.0, "{counted:?}");
 }

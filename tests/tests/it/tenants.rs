@@ -69,6 +69,7 @@ async fn the_key_names_the_tenant_and_a_trusted_header_does_for_keys_of_none() {
     ] {
         assert_eq!(ask(&cluster, headers).await, (200, String::new()), "{headers:?}");
         seen.push(facts(&cluster).await);
+        cluster.at_rest().await.unwrap();
     }
     let [a, b, still_a, named_b, c, none] = seen.try_into().unwrap();
     assert_eq!((&a, &b), (&still_a, &named_b));
