@@ -466,6 +466,8 @@ async fn r2_the_receipt_of_a_picked_request_says_how_long_it_waited() {
         answer(&mut second, EVENTS).await;
     };
     let ends = async {
+        let waits = |cluster: &TestCluster| cluster.gateway.state().queue.waiting() == 1;
+        cluster.until("the second one waits", waits).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         answer(&mut first, EVENTS).await;
     };
