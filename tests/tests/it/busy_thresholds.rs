@@ -169,7 +169,7 @@ async fn f6_kv_usage_of_each_dialect_makes_a_worker_busy() {
 async fn f6_prompt_tokens_that_wait_for_prefill_make_a_prefill_worker_busy_unless_its_model_allows_more() {
     for (allowed, status) in [(None, 529), (Some(100_000), 200)] {
         let slow = SimConfig {
-            overhead: Duration::from_millis(400),
+            overhead: Duration::from_secs(2),
             ..SimConfig::instant(Dialect::Vllm, Role::Prefill)
         };
         let cluster = TestClusterBuilder::new()

@@ -544,7 +544,7 @@ async fn r2_the_cached_tokens_that_a_decode_engine_counts_wrong_are_not_recorded
 
 #[tokio::test]
 async fn r2_a_worker_is_told_of_deadlines_and_of_handoffs_of_picked_requests() {
-    let builder = pair().config(|config| config.timeouts.request = Duration::from_millis(300));
+    let builder = pair().config(|config| config.timeouts.request = Duration::from_secs(1));
     let (cluster, picker) = started(builder).await;
     for _ in 0..3 {
         let (_, mut carried) = picker.ask(CHAT, &[], &chat()).await.unwrap();

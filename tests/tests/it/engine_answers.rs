@@ -55,9 +55,9 @@ async fn bench(change: impl FnOnce(&mut Config)) -> Bench {
             let flag = format!("id=1,role=aggregated,engine=openai,url=http://{}", engine.address);
             config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());
             config.server.threads = 1;
-            config.timeouts.head = 500 * MS;
-            config.timeouts.whole_head = 500 * MS;
-            config.timeouts.event_idle = 500 * MS;
+            config.timeouts.head = Duration::from_secs(1);
+            config.timeouts.whole_head = Duration::from_secs(1);
+            config.timeouts.event_idle = Duration::from_secs(1);
             config.routing.quarantine = Duration::ZERO;
             change(config);
         })

@@ -269,7 +269,7 @@ async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_not
         let engine = SimConfig { listen, ..SimConfig::instant(dialect, Role::Aggregated) };
         let builder = TestClusterBuilder::new().config(|config| {
             (config.probe.interval, config.probe.load_interval) =
-                (Duration::from_secs(2), Duration::from_secs(5));
+                (Duration::from_secs(2), Duration::from_secs(60));
         });
         let mut cluster = builder.sim_with(engine.clone(), "").start().await.unwrap();
         // The first checks: an engine that keeps no connection says nothing by closing it.
@@ -280,8 +280,8 @@ async fn b5_an_engine_that_restarts_with_another_model_between_two_checks_is_not
         while !String::from_utf8_lossy(&cluster.client.get("/v1/models").await.unwrap().body)
             .contains("other")
         {
-            // B5.14: an interval of 2 s and a tenth
-            assert!(began.elapsed() < Duration::from_secs(5), "{dialect:?}: another model is not noticed");
+            // B5.14: an interval of 2 s and a tenth, not that of the load
+            assert!(began.elapsed() < Duration::from_secs(30), "{dialect:?}: another model is not noticed");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(status_of(&cluster).await, 404, "the model of before is gone");

@@ -28,10 +28,10 @@ fn prompt(text: &str, stream: bool) -> String {
 }
 
 fn short(config: &mut Config) {
-    config.timeouts.head = 300 * MS;
-    config.timeouts.prefill_head = 300 * MS;
-    config.timeouts.whole_head = 300 * MS;
-    config.timeouts.event_idle = 300 * MS;
+    config.timeouts.head = 1_000 * MS;
+    config.timeouts.prefill_head = 1_000 * MS;
+    config.timeouts.whole_head = 1_000 * MS;
+    config.timeouts.event_idle = 1_000 * MS;
     config.timeouts.request = Duration::from_secs(5);
 }
 

@@ -348,7 +348,7 @@ async fn i12_a_stored_response_is_retried_elsewhere_unless_an_engine_may_go_on_w
         let engines = [start().await.unwrap(), start().await.unwrap()];
         let cluster = TestClusterBuilder::new()
             .config(|config| {
-                config.timeouts.whole_head = Duration::from_millis(500);
+                config.timeouts.whole_head = Duration::from_secs(1);
                 for engine in &engines {
                     let flag = format!("role=aggregated,engine=openai,url=http://{}", engine.address);
                     config.workers.push(WorkerSpec::parse_flag(&flag).unwrap());

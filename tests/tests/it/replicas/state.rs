@@ -11,7 +11,7 @@ use pointsman_test_guests::TENANT_LIMIT;
 use super::*;
 
 /// Time in which a change reaches the other gateway, many times over.
-const TOLD: Duration = Duration::from_millis(300);
+const TOLD: Duration = Duration::from_secs(1);
 const JETSTREAM: &str = "jetstream: enabled";
 
 fn limited(config: &mut Config) {
